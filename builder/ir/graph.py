@@ -1,0 +1,208 @@
+"""The graph: static single assignment, typed, one block. What passes rewrite and emitters read.
+
+A dimension is an int or a string: a symbol ("seq", "tokens", "seqs", "pages") or an expression over one ("seq + 1").
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorwright.errors import GraphError
+
+Dim = int | str
+Shape = tuple[Dim, ...]
+
+DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int8", "bool", "kv")
+"""Element types. "kv" is the state of one layer's KV cache: a rank-0 value that orders writes before reads."""
+
+
+@dataclass(eq=False)
+class Value:
+    """One result of one node. Identity is the object; `name` is unique in its graph and prints as %name."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    node: Node | None = field(default=None, repr=False)
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def constant(self) -> Any:
+        """The value of the constant node that makes this, else None. Python scalar or numpy array."""
+        if self.node is not None and self.node.op == "constant":
+            return self.node.attrs["value"]
+        return None
+
+    @property
+    def is_scalar_constant(self) -> bool:
+        return self.rank == 0 and self.node is not None and self.node.op == "constant"
+
+
+@dataclass(eq=False)
+class Node:
+    """One operation. `inputs` may hold None for an absent optional operand; `scope` is the module path it came from."""
+
+    op: str
+    inputs: list[Value | None]
+    attrs: dict[str, Any]
+    outputs: list[Value]
+    scope: str = ""
+
+    @property
+    def output(self) -> Value:
+        """The only result; an error if there are several."""
+        if len(self.outputs) != 1:
+            raise GraphError(f"{self.op} has {len(self.outputs)} results, not one")
+        return self.outputs[0]
+
+
+class Graph:
+    """An ordered list of nodes between named inputs and outputs, at a named stage.
+
+    Inputs are nodes of op "input"; weights are nodes of op "weight" whose attrs["expr"] is a
+    `tensorwright.models.weights.WeightExpr`; constants are nodes of op "constant" with attrs["value"].
+    """
+
+    def __init__(self, name: str, stage: str = "traced"):
+        self.name = name
+        self.stage = stage
+        self.nodes: list[Node] = []
+        self.outputs: list[Value] = []
+        self.facts: dict[str, Any] = {}
+        """Plain facts about the model that later stages need (vocab_size, max_seq_len, ...). Printed with the graph."""
+        self._names: set[str] = set()
+        self._counter = 0
+
+    # -- building -------------------------------------------------------------------------------------------------
+
+    def fresh_name(self, hint: str = "") -> str:
+        """A value name not yet in use: `hint` itself if free, else with a number."""
+        if hint and hint not in self._names:
+            self._names.add(hint)
+            return hint
+        while True:
+            self._counter += 1
+            name = f"{hint}.{self._counter}" if hint else str(self._counter)
+            if name not in self._names:
+                self._names.add(name)
+                return name
+
+    def add(
+        self,
+        op: str,
+        inputs: Sequence[Value | None] = (),
+        attrs: dict[str, Any] | None = None,
+        types: Sequence[tuple[str, Sequence[Dim]]] = (),
+        *,
+        scope: str = "",
+        names: Sequence[str] = (),
+        before: Node | None = None,
+    ) -> Node:
+        """Append a node, or insert it right before `before`. `types` gives (dtype, shape) of every result."""
+        hints = list(names) + [""] * (len(types) - len(names))
+        outputs = [
+            Value(self.fresh_name(h), d, tuple(s)) for (d, s), h in zip(types, hints, strict=True)
+        ]
+        node = Node(op, list(inputs), dict(attrs or {}), outputs, scope)
+        for value in outputs:
+            value.node = node
+        if before is None:
+            self.nodes.append(node)
+        else:
+            self.nodes.insert(self._index(before), node)
+        return node
+
+    def constant(self, value: Any, dtype: str, shape: Sequence[Dim] = (), *, before: Node | None = None) -> Value:
+        return self.add("constant", (), {"value": value}, [(dtype, shape)], before=before).output
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> list[Value]:
+        return [n.output for n in self.nodes if n.op == "input"]
+
+    def find(self, op: str) -> list[Node]:
+        return [n for n in self.nodes if n.op == op]
+
+    def value(self, name: str) -> Value:
+        for v in self.values():
+            if v.name == name:
+                return v
+        raise GraphError(f"no value %{name} in graph {self.name}")
+
+    def values(self) -> Iterator[Value]:
+        for node in self.nodes:
+            yield from node.outputs
+
+    def users(self) -> dict[Value, list[Node]]:
+        """Every value's consumers, in order, each once. Computed afresh: hold it only while nothing changes."""
+        table: dict[Value, list[Node]] = {v: [] for v in self.values()}
+        for node in self.nodes:
+            for value in dict.fromkeys(v for v in node.inputs if v is not None):
+                table[value].append(node)
+        return table
+
+    # -- changing -------------------------------------------------------------------------------------------------
+
+    def replace_uses(self, old: Value, new: Value) -> None:
+        """Every node input and graph output that was `old` becomes `new`."""
+        for node in self.nodes:
+            if old in node.inputs:
+                node.inputs = [new if v is old else v for v in node.inputs]
+        self.outputs = [new if v is old else v for v in self.outputs]
+
+    def erase(self, nodes: Iterable[Node]) -> None:
+        """Drop nodes whose results nobody uses any more; an error if somebody does."""
+        doomed = set(map(id, nodes))
+        kept = [n for n in self.nodes if id(n) not in doomed]
+        used = {v for n in kept for v in n.inputs if v is not None} | set(self.outputs)
+        for node in self.nodes:
+            if id(node) in doomed and any(v in used for v in node.outputs):
+                raise GraphError(f"cannot erase {node.op} %{node.outputs[0].name}: it is still used")
+        self.nodes = kept
+
+    def drop_dead(self) -> int:
+        """Remove nodes that no output depends on, graph inputs aside. Returns how many went."""
+        live: set[Value] = set(self.outputs)
+        kept: list[Node] = []
+        for node in reversed(self.nodes):
+            if node.op == "input" or any(v in live for v in node.outputs):
+                kept.append(node)
+                live.update(v for v in node.inputs if v is not None)
+        dropped = len(self.nodes) - len(kept)
+        self.nodes = kept[::-1]
+        return dropped
+
+    def clone(self) -> Graph:
+        """A copy that shares weight expressions and constant arrays, and nothing that a pass changes."""
+        other = Graph(self.name, self.stage)
+        other.facts = copy.deepcopy(self.facts)
+        other._names = set(self._names)
+        other._counter = self._counter
+        moved: dict[Value, Value] = {}
+        for node in self.nodes:
+            twin = Node(
+                node.op,
+                [None if v is None else moved[v] for v in node.inputs],
+                dict(node.attrs),
+                [Value(v.name, v.dtype, v.shape) for v in node.outputs],
+                node.scope,
+            )
+            for old, new in zip(node.outputs, twin.outputs, strict=True):
+                new.node = twin
+                moved[old] = new
+            other.nodes.append(twin)
+        other.outputs = [moved[v] for v in self.outputs]
+        return other
+
+    def _index(self, node: Node) -> int:
+        for i, candidate in enumerate(self.nodes):
+            if candidate is node:
+                return i
+        raise GraphError(f"{node.op} is not in graph {self.name}")

@@ -1,0 +1,80 @@
+// Which kernel runs: one table per family, best first, reference last; the first entry the processor and
+// TENSORWRIGHT_ISA admit is taken, and the refusals are kept for whoever asks.
+#ifndef TENSORWRIGHT_PLUGINS_COMMON_DISPATCH_H_
+#define TENSORWRIGHT_PLUGINS_COMMON_DISPATCH_H_
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plugins/embedding/kernel.h"
+#include "plugins/matmul/kernel.h"
+#include "plugins/paged_attention/kernel.h"
+#include "plugins/rms_norm/kernel.h"
+#include "plugins/rotary/kernel.h"
+#include "plugins/swiglu/kernel.h"
+
+namespace tensorwright {
+
+// Instruction-set levels that TENSORWRIGHT_ISA may name, worst first.
+enum class Isa { scalar, avx2, avx512 };
+
+// What the processor offers, read once by CPUID (operating-system support included).
+struct CpuFeatures {
+  bool avx2 = false, fma = false, avx512 = false, avx512_bf16 = false, avx512_vnni = false;
+};
+const CpuFeatures& cpu_features();
+
+const char* isa_name(Isa isa);
+// The best level present, or what TENSORWRIGHT_ISA names; throws Error{"IsaError"} if unknown or unsupported.
+Isa selected_isa();
+
+template <typename Fn>
+struct KernelEntry {
+  const char* name;  // "matmul_bf16_avx512bf16"
+  Isa isa;
+  bool needs_bf16;  // AVX512-BF16 dot instructions
+  Fn fn;
+};
+
+// The tables, one per family and activation dtype; a family's tests and benchmarks sweep them too.
+std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype);      // x and w dtype: TW_F32, TW_BF16
+std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype);  // table dtype
+std::span<const KernelEntry<tw_rms_norm_fn>> rms_norm_kernels();
+std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels();
+std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels();
+std::span<const KernelEntry<tw_attention_fn>> attention_kernels(int dtype);  // q and cache dtype
+std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels();
+std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels();
+
+// Why each better kernel was refused, and which was taken.
+struct DispatchChoice {
+  std::string family, taken;
+  std::vector<std::string> refused;  // "matmul_bf16_avx512bf16: needs AVX512-BF16"
+};
+
+// Empty if `entry` may run at level `isa` on this processor, else the reason.
+std::string refusal(Isa entry_isa, bool needs_bf16, Isa isa);
+
+template <typename Fn>
+Fn choose(const char* family, std::span<const KernelEntry<Fn>> table, Isa isa, DispatchChoice* why = nullptr) {
+  DispatchChoice local;
+  DispatchChoice& choice = why ? *why : local;
+  choice.family = family;
+  for (const auto& entry : table) {
+    std::string reason = refusal(entry.isa, entry.needs_bf16, isa);
+    if (reason.empty()) {
+      choice.taken = entry.name;
+      return entry.fn;
+    }
+    choice.refused.push_back(std::string(entry.name) + ": " + reason);
+  }
+  return nullptr;  // unreachable: every table ends with a scalar reference
+}
+
+// The choice of every family at the selected level, in the order of the tables above.
+std::vector<DispatchChoice> explain_dispatch();
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_PLUGINS_COMMON_DISPATCH_H_

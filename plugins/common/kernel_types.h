@@ -1,0 +1,32 @@
+// Plain types shared by every kernel. C only: instruction-set files include this and intrinsics, nothing else,
+// so that no template instantiated under -mavx512f can leak into the rest of the program.
+#ifndef TENSORWRIGHT_PLUGINS_COMMON_KERNEL_TYPES_H_
+#define TENSORWRIGHT_PLUGINS_COMMON_KERNEL_TYPES_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Numbers are stored in plans; append only.
+enum tw_dtype { TW_F32 = 0, TW_BF16 = 1, TW_I32 = 2, TW_I8 = 3 };
+
+// Output columns in one panel of the packed weight layout, and positions in one tile of a K page.
+enum { TW_LANES = 16 };
+
+static inline size_t tw_dtype_bytes(int dtype) {
+  return dtype == TW_F32 || dtype == TW_I32 ? 4 : dtype == TW_BF16 ? 2 : 1;
+}
+
+// Elements interleaved along K in one 4-byte group of a panel.
+static inline int tw_k_group(int dtype) { return (int)(4 / tw_dtype_bytes(dtype)); }
+
+static inline size_t tw_k_padded(int dtype, size_t k) {
+  size_t group = (size_t)tw_k_group(dtype);
+  return (k + group - 1) / group * group;
+}
+
+// Bytes of one panel: TW_LANES rows of K, K padded to a multiple of 4 bytes.
+static inline size_t tw_panel_bytes(int dtype, size_t k) {
+  return tw_k_padded(dtype, k) * TW_LANES * tw_dtype_bytes(dtype);
+}
+
+#endif  // TENSORWRIGHT_PLUGINS_COMMON_KERNEL_TYPES_H_

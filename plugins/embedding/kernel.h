@@ -1,0 +1,19 @@
+// embedding: y[t, :] = scale * table[ids[t], :], the table in the same packed panels as a matmul weight.
+#ifndef TENSORWRIGHT_PLUGINS_EMBEDDING_KERNEL_H_
+#define TENSORWRIGHT_PLUGINS_EMBEDDING_KERNEL_H_
+
+#include "plugins/common/kernel_types.h"
+
+typedef struct tw_embedding_args {
+  int32_t tokens;
+  int32_t width;       // columns of the table
+  const int32_t* ids;  // [tokens], already checked against the vocabulary
+  const void* table;   // [ceil(vocab / 16)] panels of the kernel's dtype
+  float scale;
+  float* y;          // [tokens, width]
+  int64_t y_stride;  // elements
+} tw_embedding_args;
+
+typedef void (*tw_embedding_fn)(const tw_embedding_args*);
+
+#endif  // TENSORWRIGHT_PLUGINS_EMBEDDING_KERNEL_H_

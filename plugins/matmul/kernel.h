@@ -1,0 +1,34 @@
+// matmul: y[rows, n] = epilogue(x[rows, k] * w[n, k]^T + bias) + residual, w in packed panels.
+#ifndef TENSORWRIGHT_PLUGINS_MATMUL_KERNEL_H_
+#define TENSORWRIGHT_PLUGINS_MATMUL_KERNEL_H_
+
+#include "plugins/common/kernel_types.h"
+
+// Numbers are stored in plans; append only.
+enum tw_matmul_epilogue {
+  TW_EPILOGUE_NONE = 0,
+  // Panels come in pairs (gate, up); column j of the output is silu(gate_j) * up_j. n counts output columns.
+  TW_EPILOGUE_SWIGLU = 1,
+};
+
+typedef struct tw_matmul_args {
+  int32_t rows;         // activation rows to compute
+  int32_t k;            // reduction length
+  int32_t n;            // output columns of the whole matrix
+  int32_t panel_begin;  // weight panels to compute, [panel_begin, panel_end); even for SWIGLU
+  int32_t panel_end;
+  int32_t epilogue;         // tw_matmul_epilogue
+  int32_t y_dtype;          // TW_F32 or TW_BF16
+  const void* x;            // [rows, k], the kernel's activation dtype
+  int64_t x_stride;         // elements between rows of x
+  const void* w;            // [panels], panel 0 of the whole matrix
+  const float* bias;        // [panels * 16] in panel order, or NULL
+  const float* residual;    // [rows, n], or NULL
+  int64_t residual_stride;  // elements
+  void* y;                  // [rows, n]
+  int64_t y_stride;         // elements
+} tw_matmul_args;
+
+typedef void (*tw_matmul_fn)(const tw_matmul_args*);
+
+#endif  // TENSORWRIGHT_PLUGINS_MATMUL_KERNEL_H_

@@ -1,0 +1,99 @@
+// The binary records of <engine>/cpu/plan.bin, little-endian. builder/emit/cpu_plan.py writes what plan.cc reads;
+// a change here is a new kPlanVersion.
+//
+//   PlanHeader | KvLayerRecord[kv_layers] | BufferRecord[buffers] | WeightRecord[weights] | Instruction[instructions]
+//   | names: string table, NUL-terminated UTF-8
+#ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
+#define TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
+
+#include <cstdint>
+
+namespace tensorwright {
+
+inline constexpr char kPlanMagic[8] = {'T', 'W', 'C', 'P', 'U', 'P', 'L', 'N'};
+inline constexpr uint32_t kPlanVersion = 1;
+
+struct PlanHeader {
+  char magic[8];
+  uint32_t version;
+  uint32_t header_bytes;  // sizeof(PlanHeader)
+  uint64_t file_bytes;    // of plan.bin
+  uint64_t weights_bytes;  // of weights.bin
+  uint32_t vocab_size;
+  uint32_t max_seq_len;
+  uint32_t block_size;
+  uint32_t act_dtype;  // tw_dtype of matmul inputs and of the KV cache: TW_F32 or TW_BF16
+  uint32_t kv_layers;
+  uint32_t cache_groups;
+  uint32_t buffers;
+  uint32_t weights;
+  uint32_t instructions;
+  uint32_t names_bytes;
+  int32_t logits_buffer;  // index of the BufferRecord that holds the logits, rows kind, TW_F32
+  uint32_t reserved;
+  uint64_t token_arena_bytes;  // per token: sum that the token-kind buffers were planned into
+  uint64_t row_arena_bytes;    // per logit row, likewise
+};
+static_assert(sizeof(PlanHeader) == 96);
+
+struct KvLayerRecord {
+  uint32_t group, kv_heads, head_dim, dtype;
+  uint32_t window;  // 0: none
+  uint32_t reserved;
+};
+static_assert(sizeof(KvLayerRecord) == 24);
+
+enum class BufferKind : uint32_t { kTokens = 0, kRows = 1 };
+
+// A buffer of capacity rows lives at arena + offset * capacity; its row stride is stride_bytes. Offsets and strides
+// are multiples of 64.
+struct BufferRecord {
+  uint32_t kind;  // BufferKind
+  uint32_t dtype;
+  uint32_t cols;
+  uint32_t stride_bytes;
+  uint64_t offset;  // bytes per row of capacity
+};
+static_assert(sizeof(BufferRecord) == 24);
+
+enum class WeightLayout : uint32_t { kRaw = 0, kPanels = 1 };
+
+struct WeightRecord {
+  uint32_t dtype;
+  uint32_t layout;  // WeightLayout
+  uint32_t n;       // rows of the matrix as stored: panels * 16 for panels; 1 for vectors
+  uint32_t k;       // columns
+  uint64_t offset;  // into weights.bin, a multiple of 64
+  uint64_t bytes;
+  uint32_t name;    // offset into the string table
+  uint32_t reserved;
+};
+static_assert(sizeof(WeightRecord) == 40);
+
+// Numbers are stored; append only. The comment gives in | weights | out | ints | floats.
+enum class Op : uint32_t {
+  kEmbedding = 1,      // - | table | y | - | scale
+  kRmsNorm = 2,        // x, residual? | w | y, sum? | - | eps, weight_offset
+  kMatmul = 3,         // x, residual? | w, bias? | y | epilogue, n | -
+  kRotaryTable = 4,    // - | inv_freq | table | - | scale
+  kRotaryKvWrite = 5,  // qkv, table | - | q | kv_layer, heads, rotary_dim | -
+  kPagedAttention = 6,  // q | - | y | kv_layer, heads | scale, softcap
+  kGatherRows = 7,     // x (tokens) | - | y (rows) | - | -
+  kSwiglu = 8,         // x | - | y | - | -
+  kAdd = 9,            // a, b | - | y | - | -
+};
+
+struct Instruction {
+  uint32_t op;
+  uint32_t name;      // offset into the string table: module path in the model
+  int32_t in[4];      // buffer indices, -1 absent
+  int32_t out[2];     // buffer indices, -1 absent
+  int32_t weight[2];  // weight indices, -1 absent
+  int32_t ints[8];
+  float floats[4];
+};
+static_assert(sizeof(Instruction) == 88);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_

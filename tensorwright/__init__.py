@@ -1,0 +1,40 @@
+"""Tensorwright: compile a Hugging Face checkpoint into an engine and serve it.
+
+The public names load on first use, so that `import tensorwright` needs neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tensorwright.builder.build import build as build
+    from tensorwright.runtime.llm import LLM as LLM
+    from tensorwright.runtime.outputs import CompletionOutput as CompletionOutput
+    from tensorwright.runtime.outputs import Logprob as Logprob
+    from tensorwright.runtime.outputs import RequestOutput as RequestOutput
+    from tensorwright.runtime.sampling_params import SamplingParams as SamplingParams
+
+_HOMES = {
+    "LLM": "tensorwright.runtime.llm",
+    "SamplingParams": "tensorwright.runtime.sampling_params",
+    "RequestOutput": "tensorwright.runtime.outputs",
+    "CompletionOutput": "tensorwright.runtime.outputs",
+    "Logprob": "tensorwright.runtime.outputs",
+    "build": "tensorwright.builder.build",
+}
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "build"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tensorwright' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

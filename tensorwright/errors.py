@@ -1,0 +1,76 @@
+"""Every error that Tensorwright raises on purpose. A leaf: any room may import it, it imports nothing.
+
+Each message says what must hold, what came instead, and what to do.
+"""
+
+
+class TensorwrightError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class InvalidOptionError(TensorwrightError, ValueError):
+    """A build or runtime option has an impossible value, or no such option exists."""
+
+
+class CheckpointError(TensorwrightError):
+    """A checkpoint is missing, truncated, mis-shaped, or contradicts its config."""
+
+
+class UnsupportedModelError(TensorwrightError):
+    """The model uses something that Tensorwright refuses by name."""
+
+
+class TraceError(UnsupportedModelError):
+    """The model could not be exported, or exported to an operation without a meaning here."""
+
+
+class GraphError(TensorwrightError):
+    """A graph breaks a rule of its stage, or its text form does not parse."""
+
+
+class PassError(GraphError):
+    """A pass failed, changed the numbers under --verify, or did not fire as often as expected."""
+
+
+class LoweringError(UnsupportedModelError):
+    """A node is left that the target has no kernel for."""
+
+
+class BuildError(TensorwrightError):
+    """A build could not finish (output not writable, disk full)."""
+
+
+class MissingDependencyError(TensorwrightError, ImportError):
+    """An optional package is needed and absent; the message says what to install."""
+
+
+class EngineError(TensorwrightError):
+    """An engine directory is missing, truncated, altered, of another version or of another target."""
+
+
+class IsaError(TensorwrightError):
+    """TENSORWRIGHT_ISA names an unknown instruction set or one this processor lacks."""
+
+
+class InvalidRequestError(TensorwrightError, ValueError):
+    """A request's prompt or sampling parameters are impossible; nothing was started."""
+
+
+class PromptTooLongError(InvalidRequestError):
+    """Prompt plus max_tokens do not fit the engine's maximum length or the KV cache."""
+
+
+class QueueFullError(TensorwrightError):
+    """The waiting queue is full; try again later."""
+
+
+class OutOfMemoryError(TensorwrightError, MemoryError):
+    """The KV-cache budget is too small for one block per sequence, or memory could not be had."""
+
+
+class RequestAbortedError(TensorwrightError):
+    """The request was aborted before it finished."""
+
+
+class EngineStoppedError(TensorwrightError):
+    """The engine was shut down, or its loop died; the message carries the cause."""
