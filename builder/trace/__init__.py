@@ -1,0 +1,5 @@
+"""Tracing: a checkpoint becomes a graph of one sequence. The only room of the builder that needs transformers."""
+
+from tensorwright.builder.trace.export import trace
+
+__all__ = ["trace"]

@@ -38,7 +38,7 @@ struct KernelEntry {
 };
 
 // The tables, one per family and activation dtype; a family's tests and benchmarks sweep them too.
-std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype);      // x and w dtype: TW_F32, TW_BF16
+std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype);        // x and w dtype: TW_F32, TW_BF16
 std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype);  // table dtype
 std::span<const KernelEntry<tw_rms_norm_fn>> rms_norm_kernels();
 std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels();
@@ -57,7 +57,8 @@ struct DispatchChoice {
 std::string refusal(Isa entry_isa, bool needs_bf16, Isa isa);
 
 template <typename Fn>
-Fn choose(const char* family, std::span<const KernelEntry<Fn>> table, Isa isa, DispatchChoice* why = nullptr) {
+Fn choose(const char* family, std::span<const KernelEntry<Fn>> table, Isa isa,
+          DispatchChoice* why = nullptr) {
   DispatchChoice local;
   DispatchChoice& choice = why ? *why : local;
   choice.family = family;

@@ -1,5 +1,5 @@
-// Plain types shared by every kernel. C only: instruction-set files include this and intrinsics, nothing else,
-// so that no template instantiated under -mavx512f can leak into the rest of the program.
+// Plain types shared by every kernel. C only: instruction-set files include this and intrinsics, nothing
+// else, so that no template instantiated under -mavx512f can leak into the rest of the program.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_KERNEL_TYPES_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_KERNEL_TYPES_H_
 

@@ -11,6 +11,14 @@ enum tw_matmul_epilogue {
   TW_EPILOGUE_SWIGLU = 1,
 };
 
+// How to cut work for threads: any cut gives the same bits, these multiples keep the register blocks full.
+enum {
+  TW_MATMUL_ROW_BLOCK = 6,
+  TW_MATMUL_PANEL_BLOCK = 4,
+  // Up to this many rows a call reads each weight once from memory: cut by panels only.
+  TW_MATMUL_FLAT_ROWS = 16,
+};
+
 typedef struct tw_matmul_args {
   int32_t rows;         // activation rows to compute
   int32_t k;            // reduction length
@@ -22,7 +30,7 @@ typedef struct tw_matmul_args {
   const void* x;            // [rows, k], the kernel's activation dtype
   int64_t x_stride;         // elements between rows of x
   const void* w;            // [panels], panel 0 of the whole matrix
-  const float* bias;        // [panels * 16] in panel order, or NULL
+  const float* bias;        // in panel order, lanes past n not read; or NULL
   const float* residual;    // [rows, n], or NULL
   int64_t residual_stride;  // elements
   void* y;                  // [rows, n]

@@ -3,6 +3,13 @@
 //
 //   PlanHeader | KvLayerRecord[kv_layers] | BufferRecord[buffers] | WeightRecord[weights] | Instruction[instructions]
 //   | names: string table, NUL-terminated UTF-8
+//
+// The reader (plan.cc, plan_check.cc) refuses what breaks these rules too:
+// * The file ends with the string table; it is not empty and its last byte is 0. Offset 0 may be the empty name.
+// * Reserved fields, and ints and floats an op does not use, are 0; operands an op does not use are -1.
+// * An instruction reads only buffers that an earlier one wrote.
+// * An output may share memory with an input only if both have the same offset, stride and dtype, and only
+//   kAdd: y with a or b; kRmsNorm: sum with x or residual; kMatmul: y with residual.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 
@@ -46,7 +53,8 @@ static_assert(sizeof(KvLayerRecord) == 24);
 enum class BufferKind : uint32_t { kTokens = 0, kRows = 1 };
 
 // A buffer of capacity rows lives at arena + offset * capacity; its row stride is stride_bytes. Offsets and strides
-// are multiples of 64.
+// are multiples of 64; offset + stride_bytes fits the arena. (Capacity is the step's own number of rows, so that
+// the buffers of a decode step lie close together.)
 struct BufferRecord {
   uint32_t kind;  // BufferKind
   uint32_t dtype;
@@ -63,6 +71,7 @@ struct WeightRecord {
   uint32_t layout;  // WeightLayout
   uint32_t n;       // rows of the matrix as stored: panels * 16 for panels; 1 for vectors
   uint32_t k;       // columns
+  // bytes below is exact: n / 16 * tw_panel_bytes(dtype, k), or n * k * size; raw weights are float32.
   uint64_t offset;  // into weights.bin, a multiple of 64
   uint64_t bytes;
   uint32_t name;    // offset into the string table
@@ -71,6 +80,9 @@ struct WeightRecord {
 static_assert(sizeof(WeightRecord) == 40);
 
 // Numbers are stored; append only. The comment gives in | weights | out | ints | floats.
+// kMatmul: w has ceil(n / 16) panels, twice that for the SWIGLU epilogue; a bias has panels * 16 floats in panel order.
+// kRmsNorm: residual and sum come together or not at all. kPagedAttention takes its window from the KvLayerRecord.
+// kRotaryTable: table has 2 * inv_freq.k columns; kRotaryKvWrite: its table has rotary_dim columns.
 enum class Op : uint32_t {
   kEmbedding = 1,      // - | table | y | - | scale
   kRmsNorm = 2,        // x, residual? | w | y, sum? | - | eps, weight_offset

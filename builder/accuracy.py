@@ -1,0 +1,97 @@
+"""Measures a finished engine on a fixed text: the accuracy record of its config.json.
+
+quick: against the traced graph in float32, weights streamed. full: against the whole model in transformers, float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.accuracy_metrics import Comparison
+from tensorwright.errors import CheckpointError, MissingDependencyError
+from tensorwright.models.checkpoint import Checkpoint
+
+_LOGIT_BYTES = 64 << 20  # of the reference's logits, which are held whole
+_CHUNK = 32  # tokens per step, and so logit rows held at a time
+_SEED = 20240229
+_TEXT = Path(__file__).with_name("accuracy_text.txt")
+
+
+def measure_accuracy(
+    kind: str, checkpoint: Checkpoint, cpu_files: Path, max_seq_len: int, vocab_size: int
+) -> dict[str, Any]:
+    """The record of the engine whose plan.bin and weights.bin are in `cpu_files`; kind "quick" or "full".
+
+    Raises MissingDependencyError if the C++ runtime is not built, CheckpointError if the tokenizer and the model
+    disagree.
+    """
+    ids, text = sample_ids(checkpoint, min(token_budget(vocab_size), max_seq_len), vocab_size)
+    reference = _reference(kind, checkpoint, ids, max_seq_len)
+    comparison = Comparison()
+    done = 0
+    for logits in engine_logits(cpu_files, ids):
+        end = done + len(logits)
+        comparison.add(reference[done:end], logits, ids[done + 1 : end + 1])
+        done = end
+    return {"kind": kind, "reference_dtype": "float32", "text": text, **comparison.record()}
+
+
+def token_budget(vocab_size: int) -> int:
+    """How many tokens are measured: 64 to 512, fewer for a large vocabulary, so that a build's memory stays small."""
+    return max(64, min(512, _LOGIT_BYTES // (4 * vocab_size)))
+
+
+def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[list[int], str]:
+    """Up to `count` token ids and where they come from: the bundled text, or random ids without a tokenizer."""
+    path = checkpoint.tokenizer_files.get("tokenizer.json")
+    if path is None:
+        return np.random.default_rng(_SEED).integers(0, vocab_size, count).tolist(), "random token ids"
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(path)).encode(_TEXT.read_text(encoding="utf-8")).ids[:count]
+    if ids and max(ids) >= vocab_size:
+        raise CheckpointError(
+            f"{path}: gives token {max(ids)}, but the model has a vocabulary of {vocab_size}; "
+            "it belongs to another model"
+        )
+    return ids, "built-in text"
+
+
+def _reference(kind: str, checkpoint: Checkpoint, ids: list[int], max_seq_len: int) -> np.ndarray:
+    from tensorwright.builder import accuracy_reference
+
+    if kind == "full":
+        return accuracy_reference.transformers_logits(checkpoint.path, ids)
+    from tensorwright.builder.trace import trace
+
+    graph = trace(checkpoint, dtype="float32", max_seq_len=max_seq_len)
+    return accuracy_reference.streamed_logits(graph, checkpoint, ids)
+
+
+def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:
+    """Yields [up to 32, vocab] float32 logits of consecutive positions, one sequence in the engine."""
+    try:
+        from tensorwright.runtime import _runtime
+    except ImportError as error:
+        raise MissingDependencyError(
+            "measuring accuracy runs the engine, and the C++ runtime is not built here; "
+            "install tensorwright with its compiled module, or build with accuracy none"
+        ) from error
+    executor = _runtime.CpuExecutor(str(cpu_files / "plan.bin"), str(cpu_files / "weights.bin"), 0, "map")
+    facts = executor.facts()
+    block = facts["block_size"]
+    blocks = -(-len(ids) // block)
+    groups = len(facts["block_bytes"])
+    executor.allocate([blocks] * groups, _CHUNK, _CHUNK, 1)
+    table = np.arange(blocks, dtype=np.int32)[None]
+    for start in range(0, len(ids), _CHUNK):
+        positions = list(range(start, min(len(ids), start + _CHUNK)))
+        count = len(positions)
+        yield executor.step(
+            [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1], list(range(count)),
+            [(table, positions)] * groups,
+        )  # fmt: skip

@@ -1,0 +1,77 @@
+"""How far an engine's logits are from the reference's: the numbers of the accuracy record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class Comparison:
+    """Gathers positions one block at a time. Logits are [positions, vocab] float32; sums are float64."""
+
+    largest_error: float = 0.0
+    largest_logit: float = 0.0
+    agreements: int = 0
+    positions: int = 0
+    divergences: list[float] = field(default_factory=list)
+    reference_losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+    def add(self, reference: np.ndarray, logits: np.ndarray, next_ids: list[int]) -> None:
+        """Some positions in order, and the token that follows each; the last position of the text has none."""
+        if reference.shape != logits.shape:
+            raise ValueError(f"logits must be {reference.shape} as the reference's, are {logits.shape}")
+        for i, (wanted, got) in enumerate(zip(reference, logits, strict=True)):
+            self._add_row(wanted.astype(np.float64), got.astype(np.float64), next_ids[i] if i < len(next_ids) else None)
+
+    def _add_row(self, wanted: np.ndarray, got: np.ndarray, next_id: int | None) -> None:
+        self.positions += 1
+        self.largest_error = _largest(self.largest_error, float(np.abs(wanted - got).max()))
+        self.largest_logit = _largest(self.largest_logit, float(np.abs(wanted).max()))
+        self.agreements += int(wanted.argmax() == got.argmax())
+        log_p, log_q = log_softmax(wanted), log_softmax(got)
+        self.divergences.append(float(np.sum(np.exp(log_p) * (log_p - log_q))))
+        if next_id is not None:
+            self.reference_losses.append(-float(log_p[next_id]))
+            self.losses.append(-float(log_q[next_id]))
+
+    def record(self) -> dict[str, Any]:
+        """The numbers, rounded to six digits. kl_divergence is KL(reference || engine) in nats, mean over positions."""
+        return {
+            "tokens": self.positions,
+            "largest_logit_error": rounded(self.largest_error),
+            "largest_reference_logit": rounded(self.largest_logit),
+            "kl_divergence": rounded(_mean(self.divergences)),
+            "top1_agreement": rounded(self.agreements / self.positions if self.positions else math.nan),
+            "perplexity_reference": rounded(_perplexity(self.reference_losses)),
+            "perplexity_engine": rounded(_perplexity(self.losses)),
+        }
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Of one row, float64."""
+    shifted = logits - logits.max()
+    return shifted - math.log(np.exp(shifted).sum())
+
+
+def rounded(value: float) -> float | None:
+    """Six significant digits; None where there is no number (JSON has no NaN)."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _largest(a: float, b: float) -> float:
+    """The larger one; NaN if either is, so that a broken engine shows."""
+    return b if math.isnan(b) or b > a else a
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _perplexity(losses: list[float]) -> float:
+    mean = _mean(losses)
+    return math.exp(mean) if mean < 700 else math.inf

@@ -1,0 +1,107 @@
+"""The logits an engine is compared with: of the traced graph, streamed, or of the model in transformers."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tensorwright.builder.ir.graph import Graph, Node, Value
+from tensorwright.builder.ir.interpret import interpret
+from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.models.dtypes import to_float32
+from tensorwright.models.weights import WeightExpr, evaluate, evaluate_rows
+
+_CHUNK_BYTES = 64 << 20
+
+
+def streamed_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.ndarray:
+    """[len(ids), vocab] float32 of a float32 graph at stage "traced"; changes the graph.
+
+    No weight is held longer than its use, and none is held whole if it is large: memory stays near `_CHUNK_BYTES`.
+    """
+    inputs = {
+        "input_ids": torch.tensor([ids], dtype=torch.int64),
+        "position_ids": torch.arange(len(ids), dtype=torch.int64)[None],
+    }
+    inputs.update(gather_embeddings(graph, checkpoint, inputs["input_ids"]))
+    split_large_linears(graph)
+    (logits,) = interpret(graph, inputs, lambda expr: _float32(expr, checkpoint))
+    return logits[0].float().numpy()
+
+
+def transformers_logits(path: Path, ids: list[int]) -> np.ndarray:
+    """[len(ids), vocab] float32 of the whole model in float32 with eager attention."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    ).eval()
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0].numpy()
+
+
+def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Turns every look-up of `ids` in a table of the checkpoint into a graph input. Gives these inputs' values."""
+    values: dict[str, torch.Tensor] = {}
+    for node in graph.find("embedding"):
+        table, index = node.inputs
+        if table is None or index is None or index.name != "input_ids" or _expr(table) is None:
+            continue
+        rows = np.stack([_row(_expr(table), checkpoint, int(i)) for i in ids[0]])[None]
+        scale = node.attrs.get("scale", 1.0)
+        gathered = graph.add("input", types=[(node.output.dtype, node.output.shape)], names=["embedded"], before=node)
+        graph.replace_uses(node.output, gathered.output)
+        values[gathered.output.name] = torch.from_numpy(rows * np.float32(scale))
+    graph.drop_dead()
+    return values
+
+
+def split_large_linears(graph: Graph, chunk_bytes: int = _CHUNK_BYTES) -> None:
+    """linear(x, w, b) of a large w becomes a concatenation of linears over ranges of its rows; the same numbers."""
+    for node in graph.find("linear"):
+        weight = node.inputs[1]
+        expr = None if weight is None else _expr(weight)
+        if weight is None or expr is None or prod(int(d) for d in weight.shape) * 4 <= chunk_bytes:
+            continue
+        rows, columns = (int(d) for d in weight.shape)
+        step = max(1, chunk_bytes // (4 * columns))
+        parts = [_part(graph, node, start, min(rows, start + step)) for start in range(0, rows, step)]
+        dim = node.output.rank - 1
+        whole = graph.add("concat", parts, {"dim": dim}, [(node.output.dtype, node.output.shape)], before=node)
+        graph.replace_uses(node.output, whole.output)
+    graph.drop_dead()
+
+
+def _part(graph: Graph, node: Node, start: int, end: int) -> Value:
+    x, weight, bias = (*node.inputs, None)[:3]
+    assert weight is not None
+    operands = [x, _slice(graph, node, weight, start, end)]
+    if bias is not None:
+        operands.append(_slice(graph, node, bias, start, end))
+    shape = (*node.output.shape[:-1], end - start)
+    return graph.add("linear", operands, {}, [(node.output.dtype, shape)], before=node).output
+
+
+def _slice(graph: Graph, node: Node, value: Value, start: int, end: int) -> Value:
+    expr = _expr(value)
+    assert expr is not None, "a bias of a checkpoint's matrix is of the checkpoint too"
+    kind = (value.dtype, (end - start, *value.shape[1:]))
+    return graph.add("weight", (), {"expr": expr.slice(0, start, end)}, [kind], before=node).output
+
+
+def _expr(value: Value) -> WeightExpr | None:
+    return value.node.attrs["expr"] if value.node is not None and value.node.op == "weight" else None
+
+
+def _row(expr: WeightExpr | None, checkpoint: Checkpoint, row: int) -> np.ndarray:
+    assert expr is not None
+    return to_float32(evaluate_rows(expr, checkpoint, row, row + 1))[0]
+
+
+def _float32(expr: WeightExpr, checkpoint: Checkpoint) -> torch.Tensor:
+    # The interpreter reads it and drops it, so a float32 file view needs a copy only because torch warns of read-only.
+    array = to_float32(evaluate(expr, checkpoint))
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,0 +1,160 @@
+"""build(): checkpoint -> engine directory. Trace, rewrite, emit, measure; then the directory appears, whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
+from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
+from tensorwright.builder.emit.engine_files import build_report, copy_text_side, engine_config, source_record
+from tensorwright.builder.options import BuildOptions, Phases, Progress
+from tensorwright.errors import MissingDependencyError
+from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
+from tensorwright.models.registry import expected_counts
+
+if TYPE_CHECKING:
+    from tensorwright.builder.ir.graph import Graph
+    from tensorwright.passes.pipeline import PassReport
+
+BLOCK_SIZE = 32
+"""Positions in one block of the KV cache."""
+
+
+@dataclass
+class BuildResult:
+    """A finished engine: where it is, its config.json and its build-report.json."""
+
+    path: Path
+    config: dict[str, Any]
+    report: dict[str, Any]
+
+
+def build(
+    model: str | Path,
+    out: str | Path,
+    *,
+    target: str = "cpu",
+    dtype: str = "auto",
+    max_seq_len: int | None = None,
+    verify: bool = False,
+    dump: str | Path | None = None,
+    accuracy: str = "quick",
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> BuildResult:
+    """Compiles a checkpoint (a directory, or a hub name like org/name) into an engine directory at `out`.
+
+    dtype: "float32", "bfloat16", or "auto": the checkpoint's, float32 for float16. max_seq_len: prompt and answer
+    together, by default the model's. verify: checks every pass against the graph before it. dump: a directory that
+    gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against
+    transformers). overwrite: replaces an engine at `out`.
+
+    Raises InvalidOptionError, CheckpointError, UnsupportedModelError, PassError, LoweringError,
+    MissingDependencyError, and BuildError if `out` exists or cannot be written. Whatever is raised, `out` is as it was.
+    """
+    options = BuildOptions(target, dtype, max_seq_len, accuracy)
+    phases = Phases(progress or (lambda phase, done, total: None))
+    with EngineWriter(out, overwrite=overwrite) as writer:
+        with phases.run("open"):
+            checkpoint = open_checkpoint(model)
+        graph = _trace(checkpoint, options, phases)
+        report = _rewrite(graph, checkpoint, phases, verify=verify, dump=dump)
+        _emit(writer, report, checkpoint, phases)
+        record = _measure(writer, report.graph.facts, checkpoint, options, phases)
+        return _finish(writer, report, checkpoint, options, record, phases)
+
+
+def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Graph:
+    dtype, max_seq_len = options.dtype_for(checkpoint), options.max_seq_len_for(checkpoint)
+    with phases.run("import"):
+        # torch and transformers take seconds to import: what can fail without them has failed by now.
+        try:
+            from tensorwright.builder.trace import trace
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"building an engine needs torch and transformers ({error}); pip install 'tensorwright[build]'"
+            ) from error
+    with phases.run("trace"):
+        graph = trace(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
+    graph.facts["block_size"] = BLOCK_SIZE
+    return graph
+
+
+def _rewrite(
+    graph: Graph, checkpoint: Checkpoint, phases: Phases, *, verify: bool, dump: str | Path | None
+) -> PassReport:
+    from tensorwright.builder.ir.interpret import checkpoint_weights
+    from tensorwright.passes.pipeline import PIPELINE, run_pipeline
+
+    steps = sum(len(phase.steps) for phase in PIPELINE)
+    with phases.run("passes") as advance:
+        done = 0
+
+        def count_pass(name: str, rewrites: int, seconds: float) -> None:
+            nonlocal done
+            done += 1
+            advance(done, steps)
+
+        return run_pipeline(
+            graph,
+            target="cpu",
+            verify=verify,
+            weights=checkpoint_weights(checkpoint) if verify else None,
+            dump=dump,
+            expectations=expected_counts(checkpoint.config),
+            progress=count_pass,
+        )
+
+
+def _emit(writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, phases: Phases) -> None:
+    from tensorwright.builder.ir.text import print_graph
+
+    with phases.run("plan"):
+        plan = emit_cpu_plan(report.graph, checkpoint)
+        writer.require_space(plan.weights.total_bytes + len(plan.data))
+        writer.write("graph.txt", print_graph(report.cached_graph).encode())
+        writer.write("cpu/plan.bin", plan.data)
+        copy_text_side(writer, checkpoint)
+    with phases.run("weights") as advance, writer.open("cpu/weights.bin") as file:
+        plan.weights.stream(file, advance)
+
+
+def _measure(
+    writer: EngineWriter, facts: dict[str, Any], checkpoint: Checkpoint, options: BuildOptions, phases: Phases
+) -> dict[str, Any] | None:
+    if options.accuracy == "none":
+        return None
+    from tensorwright.builder.accuracy import measure_accuracy
+
+    with phases.run("accuracy"):
+        return measure_accuracy(
+            options.accuracy, checkpoint, writer.directory / "cpu", facts["max_seq_len"], facts["vocab_size"]
+        )
+
+
+def _finish(
+    writer: EngineWriter,
+    report: PassReport,
+    checkpoint: Checkpoint,
+    options: BuildOptions,
+    record: dict[str, Any] | None,
+    phases: Phases,
+) -> BuildResult:
+    facts = report.graph.facts
+    with phases.run("checksums"):
+        config = engine_config(
+            target=options.target,
+            facts=facts,
+            build_options={"dtype": options.dtype, "max_seq_len": options.max_seq_len, "accuracy": options.accuracy},
+            passes=report.counts,
+            accuracy=record,
+            source=source_record(checkpoint),
+            sizes=writer.sizes,
+        )
+        writer.write_json("config.json", config)
+    notes = build_report(phases.seconds, report.seconds, {"verify_differences": report.differences})
+    writer.write_json(REPORT, notes)
+    writer.commit()
+    return BuildResult(writer.out, config, notes)

@@ -1,0 +1,141 @@
+"""build-engine: compile a Hugging Face checkpoint into an engine directory.
+
+Exit codes: 0 built; 1 the build failed, with one clear message; 2 the command line is wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import tensorwright
+from tensorwright.builder.build import BuildResult, build
+from tensorwright.builder.options import ACCURACY, DTYPES, TARGETS
+from tensorwright.errors import InvalidOptionError, TensorwrightError
+
+EPILOG = "Example:  build-engine models/pico out/pico"
+
+
+@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("model")
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--target", type=click.Choice(TARGETS), default="cpu", show_default=True, help="What the engine runs on.")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), default="auto", show_default=True,
+    help="Type of weights and activations; auto takes the checkpoint's, float32 for float16.",
+)  # fmt: skip
+@click.option("--max-seq-len", type=click.IntRange(min=2), help="Prompt and answer together. [default: the model's]")
+@click.option(
+    "--accuracy", type=click.Choice(ACCURACY), default="quick", show_default=True,
+    help="Measure the engine against the traced graph (quick) or the model in transformers (full).",
+)  # fmt: skip
+@click.option("--verify", is_flag=True, help="Check every pass against the graph before it, on real inputs.")
+@click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Write the graph after each pass here.")
+@click.option("--force", is_flag=True, help="Replace an engine that is already at OUT.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
+@click.option("--debug", is_flag=True, help="Show the full traceback of a failure.")
+@click.version_option(tensorwright.__version__, prog_name="build-engine")
+def main(
+    model: str,
+    out: Path,
+    target: str,
+    dtype: str,
+    max_seq_len: int | None,
+    accuracy: str,
+    verify: bool,
+    dump: Path | None,
+    force: bool,
+    as_json: bool,
+    debug: bool,
+) -> None:
+    """Compile MODEL, a Hugging Face checkpoint (a directory or a hub name), into an engine directory OUT."""
+    console = Console(stderr=True)
+    # A polite kill must clean up as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with progress_bar(console) as progress:
+            result = build(
+                model, out, target=target, dtype=dtype, max_seq_len=max_seq_len, verify=verify, dump=dump,
+                accuracy=accuracy, overwrite=force, progress=progress,
+            )  # fmt: skip
+    except TensorwrightError as error:
+        if debug:
+            raise
+        fail(console, error, as_json)
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing was left behind")
+        sys.exit(130)
+    if as_json:
+        click.echo(json.dumps({"engine": str(out), "config": result.config, "report": result.report}))
+    else:
+        show(Console(), result, out)
+
+
+def fail(console: Console, error: TensorwrightError, as_json: bool) -> None:
+    """Reports a failure and ends the process: 2 for an impossible option, 1 for all else."""
+    if as_json:
+        click.echo(json.dumps({"error": type(error).__name__, "message": str(error)}))
+    console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
+    console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    sys.exit(2 if isinstance(error, InvalidOptionError) else 1)
+
+
+@contextmanager
+def progress_bar(console: Console) -> Iterator[Any]:
+    """Gives the `progress` function for build(): one line per phase."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console) as bar:
+
+        def advance(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                for earlier in tasks.values():
+                    bar.update(earlier, total=1, completed=1)
+                tasks[phase] = bar.add_task(phase, total=None)
+            if total:
+                bar.update(tasks[phase], total=total, completed=done)
+
+        yield advance
+        for task in tasks.values():
+            bar.update(task, total=1, completed=1)
+
+
+def show(console: Console, result: BuildResult, out: Path) -> None:
+    """What was built, for a person."""
+    config, report = result.config, result.report
+    table = Table(title=f"engine {out}", show_header=False)
+    model = config["model"]
+    table.add_row(
+        "model", f"{model['model_type']}, {model.get('layers', '?')} layers, vocabulary {model['vocab_size']}"
+    )
+    table.add_row("target", f"{config['target']}, {config['dtype']}, up to {config['limits']['max_seq_len']} tokens")
+    table.add_row("size", f"{sum(config['sizes'].values()) / 1e6:.1f} MB")
+    table.add_row("passes", ", ".join(f"{name} {count}" for name, count in config["passes"].items() if count))
+    table.add_row("accuracy", accuracy_line(config["accuracy"]))
+    memory = report["peak_memory_bytes"] / 1e6
+    table.add_row("build", f"{report['total_seconds']:.1f} s, {memory:.0f} MB of memory at most")
+    console.print(table)
+
+
+def accuracy_line(record: dict[str, Any] | None) -> str:
+    if record is None:
+        return "not measured"
+    return (
+        f"over {record['tokens']} tokens against {record['reference_dtype']}: largest logit error "
+        f"{record['largest_logit_error']}, KL {record['kl_divergence']}, same top token {record['top1_agreement']}, "
+        f"perplexity {record['perplexity_reference']} -> {record['perplexity_engine']}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""weights.bin of target cpu: every weight once, packed, streamed out a few megabytes at a time.
+
+A weight is an expression over the checkpoint (or a constant of the graph) in a layout:
+    raw            float32, as it is
+    bias           float32, padded with zeros to whole panels
+    bias_swiglu    float32, halves (gate, up) interleaved by panel
+    panels         activation dtype, packed panels (tensorwright.plugins.packing)
+    panels_swiglu  the same, halves (gate, up) of the rows interleaved by panel, each padded to whole panels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tensorwright.errors import BuildError, CheckpointError
+from tensorwright.models.dtypes import Tensor, convert
+from tensorwright.models.weights import TensorSource, WeightExpr, evaluate_rows
+from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels_of
+
+LAYOUTS = ("raw", "bias", "bias_swiglu", "panels", "panels_swiglu")
+ALIGNMENT = 64
+_CHUNK_BYTES = 8 << 20
+_LAYOUT_NUMBERS = {"raw": 0, "panels": 1}  # WeightLayout of plan_format.h
+
+
+class Sink(Protocol):
+    """Where bytes go."""
+
+    def write(self, data: bytes | memoryview, /) -> object: ...
+
+
+@dataclass(frozen=True)
+class ConstantArray:
+    """An array that the graph itself carries; equal bytes are equal arrays."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> ConstantArray:
+        if array.dtype != np.float32:
+            raise BuildError(f"a constant that a kernel reads must be float32, not {array.dtype}")
+        return cls("float32", array.shape, array.tobytes())
+
+
+@dataclass(frozen=True)
+class WeightKey:
+    """What makes two uses share one record."""
+
+    source: WeightExpr | ConstantArray
+    layout: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class WeightPlan:
+    """One record of the plan; `rows` and `k` are the matrix's own, `n` what is stored. `offset` is into weights.bin."""
+
+    key: WeightKey
+    name: str
+    rows: int
+    n: int
+    k: int
+    offset: int
+    bytes: int
+
+    @property
+    def layout_number(self) -> int:
+        return _LAYOUT_NUMBERS["panels" if self.key.layout.startswith("panels") else "raw"]
+
+
+class WeightTable:
+    """Collects the weights that instructions use, in order of first use, and lays them out in weights.bin."""
+
+    def __init__(self, source: TensorSource):
+        self._source = source
+        self._index: dict[WeightKey, int] = {}
+        self.plans: list[WeightPlan] = []
+        self.total_bytes = 0
+
+    def add(self, source: WeightExpr | ConstantArray, layout: str, dtype: str, name: str = "") -> int:
+        """The index of the record for this weight, new or shared."""
+        if layout not in LAYOUTS:
+            raise BuildError(f"weight layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+        key = WeightKey(source, layout, dtype)
+        if key not in self._index:
+            self._index[key] = len(self.plans)
+            plan = self._place(key, name or str(source))
+            self.plans.append(plan)
+            self.total_bytes = plan.offset + plan.bytes
+        return self._index[key]
+
+    def _place(self, key: WeightKey, name: str) -> WeightPlan:
+        offset = -(-self.total_bytes // ALIGNMENT) * ALIGNMENT
+        shape = key.source.shape if isinstance(key.source, ConstantArray) else key.source.shape(self._source)
+        rank = 2 if key.layout.startswith("panels") else 1
+        if len(shape) != rank or 0 in shape:
+            raise CheckpointError(
+                f"{name} must be of rank {rank} and not empty for layout {key.layout}, is {list(shape)}"
+            )
+        rows, stored = shape[0], _stored_rows(key.layout, shape[0], name)
+        if rank == 1:
+            return WeightPlan(key, name, rows, 1, stored, offset, stored * 4)
+        size = panels_of(stored) * panel_bytes(key.dtype, shape[1])
+        return WeightPlan(key, name, rows, stored, shape[1], offset, size)
+
+    def stream(self, sink: Sink, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Writes all of weights.bin in order. `progress` gets (bytes done, bytes in all)."""
+        position = 0
+        for plan in self.plans:
+            sink.write(bytes(plan.offset - position))
+            position = plan.offset
+            for chunk in _chunks(plan, self._source):
+                sink.write(chunk.data.cast("B"))
+                position += chunk.nbytes
+                progress(position, self.total_bytes)
+            if position != plan.offset + plan.bytes:
+                raise AssertionError(f"{plan.name}: wrote {position - plan.offset} bytes, planned {plan.bytes}")
+
+
+def _stored_rows(layout: str, rows: int, name: str) -> int:
+    if layout == "raw":
+        return rows
+    if not layout.endswith("_swiglu"):
+        return panels_of(rows) * LANES
+    if rows % 2:
+        raise CheckpointError(f"{name} must hold gate rows and as many up rows, has {rows}")
+    return 2 * panels_of(rows // 2) * LANES
+
+
+def _chunks(plan: WeightPlan, source: TensorSource) -> Iterator[np.ndarray]:
+    """The record's bytes in order, as contiguous arrays."""
+    if plan.key.layout == "raw":
+        yield _rows(plan, source, 0, plan.rows)
+    elif plan.key.layout == "bias":
+        yield np.pad(_rows(plan, source, 0, plan.rows), (0, plan.k - plan.rows))
+    elif plan.key.layout == "bias_swiglu":
+        halves = _rows(plan, source, 0, plan.rows).reshape(2, -1)
+        padded = np.pad(halves, ((0, 0), (0, plan.k // 2 - halves.shape[1])))
+        yield np.ascontiguousarray(padded.reshape(2, -1, LANES).transpose(1, 0, 2))
+    elif plan.key.layout == "panels":
+        for start, end in _row_steps(plan, plan.rows):
+            yield pack_panels(_rows(plan, source, start, end), plan.key.dtype)
+    else:
+        half = plan.rows // 2
+        for start, end in _row_steps(plan, half):
+            gate = pack_panels(_rows(plan, source, start, end), plan.key.dtype)
+            up = pack_panels(_rows(plan, source, half + start, half + end), plan.key.dtype)
+            yield np.stack([gate, up], axis=1)
+
+
+def _row_steps(plan: WeightPlan, rows: int) -> Iterator[tuple[int, int]]:
+    """[start, end) ranges of whole panels, about a chunk of bytes each."""
+    step = max(1, _CHUNK_BYTES // panel_bytes(plan.key.dtype, plan.k)) * LANES
+    for start in range(0, rows, step):
+        yield start, min(rows, start + step)
+
+
+def _rows(plan: WeightPlan, source: TensorSource, start: int, end: int) -> np.ndarray:
+    """Rows [start, end) of the matrix or vector, in the record's dtype."""
+    key = plan.key
+    if isinstance(key.source, ConstantArray):
+        tensor = Tensor(
+            key.source.dtype, np.frombuffer(key.source.data, np.float32).reshape(key.source.shape)[start:end]
+        )
+    else:
+        tensor = evaluate_rows(key.source, source, start, end)
+    return np.ascontiguousarray(convert(tensor, key.dtype).data)

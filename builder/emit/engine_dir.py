@@ -1,0 +1,168 @@
+"""Writes an engine directory: beside its place, checksummed as it goes, renamed when whole. Never half an engine.
+
+checksums.txt has a line "<xxh3_128 hex>  <bytes>  <relative path>" for every file but itself and build-report.json,
+sorted by path, and a last line "<hex>  <bytes>  ." over the text of the lines above.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import xxhash
+
+from tensorwright.errors import BuildError
+
+FORMAT = "tensorwright-engine"
+FORMAT_VERSION = 1
+CHECKSUMS = "checksums.txt"
+REPORT = "build-report.json"
+
+
+class HashingFile:
+    """A file being written: counts its bytes and hashes them on the way."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self.bytes = 0
+        self._hash = xxhash.xxh3_128()
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
+        return len(data)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+class EngineWriter:
+    """A context in which an engine's files are written; `commit` puts the directory in place.
+
+    Left without a commit, or by any exception, it removes all it wrote. OSErrors become BuildErrors.
+    """
+
+    def __init__(self, out: str | Path, *, overwrite: bool = False):
+        self.out = Path(os.path.abspath(Path(out).expanduser()))
+        self.overwrite = overwrite
+        self._sums: dict[str, tuple[str, int]] = {}
+        self._made: list[Path] = []
+        self.directory = Path()
+        """Where the files are until the commit."""
+
+    def __enter__(self) -> EngineWriter:
+        check_output(self.out, self.overwrite)
+        with self._os_errors("cannot be written to"):
+            for parent in reversed([p for p in self.out.parents if not p.exists()]):
+                parent.mkdir()
+                self._made.append(parent)
+            self.directory = self.out.parent / f".{self.out.name}.building-{os.getpid()}"
+            if self.directory.exists():  # only a killed process with our number can have left it
+                shutil.rmtree(self.directory)
+            self.directory.mkdir()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.directory.name and self.directory.exists():
+            shutil.rmtree(self.directory, ignore_errors=True)
+            for parent in reversed(self._made):
+                with suppress(OSError):  # somebody else may have put something there since
+                    parent.rmdir()
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[HashingFile]:
+        """A new file of the engine, by its relative path; its checksum is taken while it is written."""
+        path = self.directory / name
+        with self._os_errors(f"{name} cannot be written"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("xb") as file:
+                stream = HashingFile(file)
+                yield stream
+        if name not in (CHECKSUMS, REPORT):
+            self._sums[name] = (stream.digest, stream.bytes)
+
+    def write(self, name: str, data: bytes) -> None:
+        with self.open(name) as file:
+            file.write(data)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every checksummed file so far, by path."""
+        return {name: size for name, (_, size) in sorted(self._sums.items())}
+
+    def require_space(self, need: int) -> None:
+        """Raises BuildError if the file system plainly has not `need` bytes left."""
+        free = shutil.disk_usage(self.directory).free
+        if free < need:
+            raise BuildError(
+                f"{self.out}: the engine needs {need / 1e6:.0f} MB of disk, {free / 1e6:.0f} MB are free; "
+                "free some or choose another place"
+            )
+
+    def commit(self) -> None:
+        """Writes checksums.txt and puts the directory in its place."""
+        self.write(CHECKSUMS, checksum_text(self._sums).encode())
+        with self._os_errors("the finished engine could not be put in place"):
+            if not self.out.exists():
+                self.directory.rename(self.out)
+                return
+            check_output(self.out, self.overwrite)
+            aside = self.out.parent / f".{self.out.name}.replaced-{os.getpid()}"
+            self.out.rename(aside)
+            try:
+                self.directory.rename(self.out)
+            except BaseException:
+                aside.rename(self.out)
+                raise
+            shutil.rmtree(aside)
+
+    @contextmanager
+    def _os_errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise BuildError(
+                f"{self.out}: {what} ({error.strerror or error}); nothing was left behind, "
+                "free the disk or choose another place"
+            ) from error
+
+
+def check_output(out: Path, overwrite: bool) -> None:
+    """Raises BuildError unless an engine may be put at `out`: nothing there, or an engine and `overwrite`."""
+    if not os.path.lexists(out):
+        return
+    if not overwrite:
+        raise BuildError(
+            f"{out}: already exists; choose another place, or say overwrite (--force) to replace an engine"
+        )
+    if out.is_symlink() or not out.is_dir():
+        raise BuildError(f"{out}: is not a directory, so it is not replaced; remove it or choose another place")
+    if any(out.iterdir()) and not _is_engine(out):
+        raise BuildError(f"{out}: holds something that is no engine, so it is not replaced; choose another place")
+
+
+def checksum_text(sums: dict[str, tuple[str, int]]) -> str:
+    """checksums.txt, from {relative path: (xxh3_128 hex, bytes)}."""
+    body = "".join(f"{digest}  {size}  {name}\n" for name, (digest, size) in sorted(sums.items()))
+    return body + f"{xxhash.xxh3_128_hexdigest(body.encode())}  {len(body.encode())}  .\n"
+
+
+def _is_engine(path: Path) -> bool:
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and config.get("format") == FORMAT

@@ -1,0 +1,107 @@
+"""The engine's small files: config.json, tokenizer and template copies, build-report.json."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+import tensorwright
+from tensorwright.builder.emit.engine_dir import FORMAT, FORMAT_VERSION, EngineWriter
+from tensorwright.models.checkpoint import Checkpoint
+
+_COPIED = ("tokenizer.json", "tokenizer_config.json")
+_FACTS = (
+    "model_type", "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "max_position_embeddings",
+    "max_seq_len", "bos_token_id", "eos_token_ids",
+)  # fmt: skip
+_READ_BYTES = 8 << 20
+
+
+def copy_text_side(writer: EngineWriter, checkpoint: Checkpoint) -> None:
+    """Tokenizer and generation config as they are; the chat template as a file of its own."""
+    for name in _COPIED:
+        if name in checkpoint.tokenizer_files:
+            writer.write(name, checkpoint.tokenizer_files[name].read_bytes())
+    if checkpoint.chat_template is not None:
+        writer.write("chat_template.jinja", checkpoint.chat_template.encode())
+    generation = checkpoint.path / "generation_config.json"
+    if generation.is_file():
+        writer.write(generation.name, generation.read_bytes())
+
+
+def source_record(checkpoint: Checkpoint) -> dict[str, Any]:
+    """{"hash", "files"}: the files that the engine is made from, and one hash over them all."""
+    files = {}
+    for path in checkpoint.source_files:
+        digest, size = _hash_file(path)
+        files[path.name] = {"bytes": size, "xxh3_128": digest}
+    lines = "".join(f"{entry['xxh3_128']}  {name}\n" for name, entry in files.items())
+    return {"hash": xxhash.xxh3_128_hexdigest(lines.encode()), "files": files}
+
+
+def engine_config(
+    *,
+    target: str,
+    facts: dict[str, Any],
+    build_options: dict[str, Any],
+    passes: dict[str, int],
+    accuracy: dict[str, Any] | None,
+    source: dict[str, Any],
+    sizes: dict[str, int],
+) -> dict[str, Any]:
+    """config.json: no time, host or path in it, so that two builds of the same input are byte-identical."""
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "tensorwright_version": tensorwright.__version__,
+        "target": target,
+        "model": {name: facts[name] for name in _FACTS if name in facts},
+        "dtype": facts["dtype"],
+        "limits": {"max_seq_len": facts["max_seq_len"], "block_size": facts["block_size"]},
+        "build_options": build_options,
+        "passes": passes,
+        "accuracy": accuracy,
+        "source": source,
+        "sizes": sizes,
+    }
+
+
+def build_report(seconds: dict[str, float], pass_seconds: dict[str, float], notes: dict[str, Any]) -> dict[str, Any]:
+    """build-report.json: what differs from build to build. Times in seconds, memory in bytes."""
+    return {
+        "phase_seconds": seconds,
+        "pass_seconds": {name: round(value, 4) for name, value in pass_seconds.items()},
+        "total_seconds": round(sum(seconds.values()), 3),
+        "peak_memory_bytes": _peak_memory(),
+        **notes,
+        "python": sys.version.split()[0],
+        "machine": platform.machine(),
+        "packages": {name: _version(name) for name in ("torch", "transformers", "numpy", "tokenizers", "safetensors")},
+    }
+
+
+def _peak_memory() -> int:
+    """Largest resident size of this process so far; Linux counts it in KiB. Mapped checkpoint pages are in it."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _hash_file(path: Path) -> tuple[str, int]:
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return digest.hexdigest(), size

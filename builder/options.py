@@ -1,0 +1,69 @@
+"""What a build can be asked for, and how it tells what it is doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tensorwright.errors import InvalidOptionError
+from tensorwright.models.checkpoint import Checkpoint
+
+TARGETS = ("cpu",)
+DTYPES = ("auto", "float32", "bfloat16")
+ACCURACY = ("none", "quick", "full")
+
+Progress = Callable[[str, int, int], None]
+"""(phase, done, total): called with done 0 when a phase starts, then as it goes; total 0 where it is unknown."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What decides the engine, the checkpoint aside. Raises InvalidOptionError for a value that does not exist."""
+
+    target: str = "cpu"
+    dtype: str = "auto"
+    max_seq_len: int | None = None
+    accuracy: str = "quick"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("target", TARGETS), ("dtype", DTYPES), ("accuracy", ACCURACY)):
+            if getattr(self, name) not in allowed:
+                raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        length = self.max_seq_len
+        if length is not None and (not isinstance(length, int) or length < 2):
+            raise InvalidOptionError(f"max_seq_len must be a whole number of at least 2, not {length!r}")
+
+    def dtype_for(self, checkpoint: Checkpoint) -> str:
+        """The activation type: "auto" keeps bfloat16 checkpoints and runs all others in float32."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if checkpoint.native_dtype == "bfloat16" else "float32"
+
+    def max_seq_len_for(self, checkpoint: Checkpoint) -> int:
+        """The engine's context: the model's own, unless a shorter one is asked for."""
+        own = checkpoint.config.get("max_position_embeddings", checkpoint.config.get("n_positions"))
+        if self.max_seq_len is None:
+            if not isinstance(own, int):
+                raise InvalidOptionError("config.json gives no max_position_embeddings, so max_seq_len must be said")
+            return own
+        if isinstance(own, int) and self.max_seq_len > own:
+            raise InvalidOptionError(f"max_seq_len must be at most the model's {own} positions, not {self.max_seq_len}")
+        return self.max_seq_len
+
+
+@dataclass
+class Phases:
+    """Times every phase of a build and tells `progress` of it."""
+
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def run(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        """Around one phase; gives a function of (done, total) for use inside it."""
+        self.progress(name, 0, 0)
+        begin = time.perf_counter()
+        yield lambda done, total: self.progress(name, done, total)
+        self.seconds[name] = round(time.perf_counter() - begin, 3)

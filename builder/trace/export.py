@@ -1,0 +1,93 @@
+"""trace(): checkpoint -> graph at stage "traced", of one sequence of length "seq".
+
+input_ids int64 [1, seq], position_ids int64 [1, seq] -> logits [1, seq, vocab], in the model's own arithmetic.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tensorwright.builder.ir.graph import Graph
+from tensorwright.builder.trace.load_model import load_model
+from tensorwright.builder.trace.lower_fx import lower
+from tensorwright.builder.trace.weight_names import weight_expressions
+from tensorwright.errors import InvalidOptionError, TraceError
+from tensorwright.models.checkpoint import Checkpoint
+
+DTYPES = ("float32", "bfloat16")
+_EXAMPLE_LENGTH = 7
+_LEAST_BOUND = 64  # a bound near the example's length would make the exporter specialise on it
+
+
+def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
+    """The graph of `checkpoint` as transformers computes it in `dtype` ("float32" or "bfloat16") with eager attention.
+
+    Weights are expressions over checkpoint names; none is read. Raises UnsupportedModelError, CheckpointError,
+    TraceError (which names the operation and its module path), InvalidOptionError.
+    """
+    if dtype not in DTYPES:
+        raise InvalidOptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if max_seq_len < 2:
+        raise InvalidOptionError(f"max_seq_len must be at least 2, not {max_seq_len}")
+    model = load_model(checkpoint, dtype)
+    weights = weight_expressions(model, checkpoint)
+    program = _export(model, max_seq_len)
+    graph = Graph(checkpoint.config["model_type"], "traced")
+    graph.facts = model_facts(model, checkpoint, dtype, max_seq_len)
+    lower(program, weights, graph)
+    return graph
+
+
+class _LogitsOnly(nn.Module):
+    """The model as a function of token ids and positions; no cache, logits of every position."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        more: dict[str, Any] = {"position_ids": position_ids} if self.takes_positions else {}
+        return self.model(input_ids=input_ids, use_cache=False, return_dict=True, **more).logits
+
+
+def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedProgram:
+    ids = torch.zeros(1, _EXAMPLE_LENGTH, dtype=torch.int64, device="meta")
+    seq = torch.export.Dim("seq", min=2, max=max(max_seq_len, _LEAST_BOUND))
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(
+                _LogitsOnly(model), (ids, ids.clone()), dynamic_shapes=({1: seq}, {1: seq}), strict=False
+            )
+    except Exception as error:  # the exporter has no common error type; all of it means the same to the user
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        raise TraceError(
+            f"{model.config.model_type} could not be exported with a dynamic length: {lines[0]} "
+            "(the exporter's full account is the cause of this error)"
+        ) from error
+
+
+def model_facts(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str, max_seq_len: int) -> dict[str, Any]:
+    """Plain facts that later stages and the engine's config need; a fact the config lacks is left out."""
+    config = model.config.get_text_config()
+    facts: dict[str, Any] = {"model_type": model.config.model_type, "dtype": dtype, "max_seq_len": max_seq_len}
+    names = {
+        "vocab_size": "vocab_size",
+        "hidden_size": "hidden_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "max_position_embeddings": "max_position_embeddings",
+    }
+    facts |= {fact: getattr(config, key) for fact, key in names.items() if getattr(config, key, None) is not None}
+    facts["bos_token_id"] = checkpoint.bos_token_id
+    facts["eos_token_ids"] = checkpoint.eos_token_ids
+    return facts

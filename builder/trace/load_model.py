@@ -1,0 +1,115 @@
+"""The model's own class, built from config.json: parameters without storage (meta), buffers real on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from tensorwright.errors import CheckpointError, UnsupportedModelError
+from tensorwright.models.checkpoint import Checkpoint
+
+FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+"""Rotary embeddings whose frequencies do not depend on the request."""
+
+_ROPE_REFUSALS = {
+    "dynamic": "dynamic NTK rope rescales its frequencies with the longest sequence so far, so one request would "
+    "change the tokens of another",
+    "longrope": "longrope switches between two frequency sets by length, which is not supported yet",
+}
+
+
+def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
+    """The causal language model of `checkpoint` in `dtype`, eval mode, eager attention, weights not read.
+
+    Raises UnsupportedModelError for what is refused by name, CheckpointError for a config.json that is wrong.
+    """
+    config = _load_config(checkpoint)
+    _refuse(checkpoint, config)
+    model_class = _model_class(checkpoint, config)
+    with no_init_weights(), _parameters_on_meta():
+        model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
+    kept = model._get_dtype_plan(getattr(torch, dtype))
+    if kept:
+        raise UnsupportedModelError(
+            f"{config.model_type} keeps {', '.join(sorted(kept))} in float32 when run in {dtype}, which is not "
+            'supported yet; build with dtype="float32"'
+        )
+    return model.eval()
+
+
+def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+    name = checkpoint.config.get("model_type")
+    if not isinstance(name, str):
+        raise CheckpointError(f"{checkpoint.path}/config.json: model_type must name the model's family, not {name!r}")
+    if "auto_map" in checkpoint.config and name not in _known_model_types():
+        raise UnsupportedModelError(f"model_type {name!r} needs the checkpoint's own Python code, which is never run")
+    if name not in _known_model_types():
+        raise UnsupportedModelError(f"the installed transformers knows no model_type {name!r}")
+    try:
+        return AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # config classes validate with exceptions of many types
+        raise CheckpointError(f"{checkpoint.path}/config.json: is no valid {name} config: {error}") from error
+
+
+def _known_model_types() -> Any:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING
+
+
+def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
+    quantized = checkpoint.config.get("quantization_config")
+    if quantized is not None:
+        method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else quantized
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: weights quantized with {method} are not read; give the unquantized checkpoint"
+        )
+    for rope_type in sorted(_rope_types(config)):
+        if rope_type not in FIXED_ROPE_TYPES:
+            why = _ROPE_REFUSALS.get(rope_type, "its frequencies are not known to be fixed")
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: rope type {rope_type!r} is refused: {why}; supported: {', '.join(FIXED_ROPE_TYPES)}"
+            )
+
+
+def _rope_types(config: PreTrainedConfig) -> set[str]:
+    """Every rotary variant in use: one, or one per layer type."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    tables = [parameters, *(v for v in parameters.values() if isinstance(v, dict))]
+    return {table["rope_type"] for table in tables if isinstance(table.get("rope_type"), str)}
+
+
+def _model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTrainedModel]:
+    mapping = AutoModelForCausalLM._model_mapping
+    if type(config) not in mapping:
+        raise UnsupportedModelError(f"{config.model_type} is no causal language model in transformers")
+    model_class = mapping[type(config)]
+    named = checkpoint.config.get("architectures") or [model_class.__name__]
+    if model_class.__name__ not in named:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: holds a {', '.join(map(str, named))}; must be a {model_class.__name__}"
+        )
+    return model_class
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Within it every parameter loses its storage as soon as its module registers it; buffers keep theirs."""
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+        original(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]

@@ -1,0 +1,222 @@
+"""The tables: ATen overload -> IR. A handler gets the walk and the arguments by schema name, and returns Values.
+
+Names are looked up with overload first ("aten.view.default"), then without ("aten.add").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensorwright.builder.ir import dims
+from tensorwright.builder.ir.graph import Value
+from tensorwright.builder.trace import lower_shapes as shapes
+from tensorwright.builder.trace.lower_fx import Lowering
+
+Args = dict[str, Any]
+Handler = Callable[[Lowering, Args], Any]
+
+DROPPED = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_assert_tensor_metadata.default", "_assert_scalar.default", "_assert_async.msg", "_assert_async.default",
+        "sym_constrain_range.default", "sym_constrain_range_for_size.default", "_functional_assert_async.msg",
+    )
+)  # fmt: skip
+"""Checks without a result."""
+
+
+def find_handler(target: Any) -> Handler | None:
+    name = str(target)
+    return TABLE.get(name) or TABLE.get(name.rpartition(".")[0])
+
+
+def _unary(op: str) -> Handler:
+    return lambda low, a: low.emit(op, a["self"])
+
+
+def _binary(op: str) -> Handler:
+    def handler(low: Lowering, a: Args) -> Value:
+        if a.get("alpha", 1) != 1:
+            raise low.error(f"has alpha {a['alpha']}; only 1 has a meaning")
+        return low.emit(op, a["self"], a["exponent"] if "exponent" in a else a["other"])
+
+    return handler
+
+
+def _same(low: Lowering, a: Args) -> Value:
+    return a["self"]
+
+
+def _dropout(low: Lowering, a: Args) -> Value:
+    if a["train"] and a["p"] != 0:
+        raise low.error("drops at random: the model is in training mode")
+    return a["input"]
+
+
+def _cast(low: Lowering, a: Args) -> Value:
+    return cast_to(low, a["self"], low.result_type()[0])
+
+
+def cast_to(low: Lowering, x: Value, dtype: str | None) -> Value:
+    return x if dtype is None or x.dtype == dtype else low.emit("cast", x, dtype=dtype)
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
+def _reduction(op: str) -> Handler:
+    def handler(low: Lowering, a: Args) -> Value:
+        x = cast_to(low, a["self"], _dtype_name(a.get("dtype")))
+        given = a.get("dim")
+        given = [given] if isinstance(given, int) else list(given or range(x.rank))
+        axes = tuple(sorted(d % x.rank for d in given))
+        return low.emit(op, x, dims=axes, keepdim=bool(a.get("keepdim", False)))
+
+    return handler
+
+
+def _softmax(low: Lowering, a: Args) -> Value:
+    x = cast_to(low, a["self"], "float32" if a.get("half_to_float") else _dtype_name(a.get("dtype")))
+    return low.emit("softmax", x, dim=a["dim"] % x.rank)
+
+
+def _cumsum(low: Lowering, a: Args) -> Value:
+    x = cast_to(low, a["self"], _dtype_name(a["dtype"]))
+    return low.emit("cumsum", x, dim=a["dim"] % x.rank)
+
+
+def _linear(low: Lowering, a: Args) -> Value:
+    return low.emit("linear", *([a["input"], a["weight"]] + ([a["bias"]] if a["bias"] is not None else [])))
+
+
+def _addmm(low: Lowering, a: Args) -> Value:
+    if a["beta"] != 1 or a["alpha"] != 1:
+        raise low.error(f"has beta {a['beta']} and alpha {a['alpha']}; only 1 has a meaning")
+    transposed = low.emit("transpose", a["mat2"], dim0=0, dim1=1)
+    if a["self"].rank == 1:
+        return low.emit("linear", a["mat1"], transposed, a["self"])
+    return low.emit("add", low.emit("linear", a["mat1"], transposed), a["self"])
+
+
+def _matmul(low: Lowering, a: Args) -> Value:
+    return low.emit("matmul", a["self"], a["other"] if "other" in a else a["mat2"])
+
+
+def _embedding(low: Lowering, a: Args) -> Value:
+    return low.emit("embedding", a["weight"], a["indices"])
+
+
+def _gelu(low: Lowering, a: Args) -> Value:
+    return low.emit("gelu", a["self"], approximate=a["approximate"])
+
+
+def _clamp(low: Lowering, a: Args) -> Value:
+    least, most = a.get("min"), a.get("max")
+    if isinstance(least, Value) or isinstance(most, Value):
+        x = a["self"] if least is None else low.emit("maximum", a["self"], least)
+        return x if most is None else low.emit("minimum", x, most)
+    return low.emit("clamp", a["self"], min=least, max=most)
+
+
+def _div(low: Lowering, a: Args) -> Value:
+    mode = a.get("rounding_mode")
+    if mode not in (None, "floor"):
+        raise low.error(f"has rounding mode {mode!r}; only none and 'floor' have a meaning")
+    return low.emit("div" if mode is None else "floor_div", a["self"], a["other"])
+
+
+def _rsub(low: Lowering, a: Args) -> Value:
+    return _binary("sub")(low, {**a, "self": a["other"], "other": a["self"]})
+
+
+def _reciprocal(low: Lowering, a: Args) -> Value:
+    return low.emit("div", 1.0, a["self"])
+
+
+def _where(low: Lowering, a: Args) -> Value:
+    return low.emit("where", a["condition"], a["self"], a["other"])
+
+
+def _masked_fill(low: Lowering, a: Args) -> Value:
+    return low.emit("where", a["mask"], a["value"], a["self"])
+
+
+def _logical(op: str) -> Handler:
+    """torch spells the logic of masks as bitwise operations; on integers they would mean something else."""
+
+    def handler(low: Lowering, a: Args) -> Value:
+        operands = [a["self"]] + ([a["other"]] if "other" in a else [])
+        if any(isinstance(v, Value) and v.dtype != "bool" for v in operands):
+            raise low.error("works on integer bits; only bool operands have a meaning")
+        return low.emit(op, *operands)
+
+    return handler
+
+
+def _arange(low: Lowering, a: Args) -> Value:
+    start, step = a.get("start", 0), a.get("step", 1)
+    if not all(isinstance(x, int | str) for x in (start, a["end"], step)):
+        raise low.error("counts with floats; only integers have a meaning")
+    return low.emit("arange", start=dims.canonical(start), end=a["end"], step=step, dtype=low.result_type()[0])
+
+
+def _full(value: Any = None) -> Handler:
+    def handler(low: Lowering, a: Args) -> Value:
+        dtype, shape = low.result_type()
+        number = next((a[k] for k in ("fill_value", "s") if k in a), value)
+        if isinstance(number, Value):
+            raise low.error("fills with a tensor")
+        return low.emit("full", shape=shape, value=bool(number) if dtype == "bool" else number, dtype=dtype)
+
+    return handler
+
+
+def _triangle(keep_lower: bool) -> Handler:
+    """tril / triu: where(column - row <= or >= diagonal, x, 0)."""
+
+    def handler(low: Lowering, a: Args) -> Value:
+        x = a["self"]
+        rows = low.emit("arange", start=0, end=x.shape[-2], step=1, dtype="int64")
+        columns = low.emit("arange", start=0, end=x.shape[-1], step=1, dtype="int64")
+        offset = low.emit("sub", columns, low.emit("unsqueeze", rows, dim=1))
+        keep = low.emit("le" if keep_lower else "ge", offset, a["diagonal"])
+        return low.emit("where", keep, x, False if x.dtype == "bool" else 0)
+
+    return handler
+
+
+def _aten(handler: Handler, *names: str) -> dict[str, Handler]:
+    return {f"aten.{name}": handler for name in names}
+
+
+def _table() -> dict[str, Handler]:
+    table: dict[str, Handler] = {}
+    for op in ("neg", "rsqrt", "sqrt", "exp", "log", "cos", "sin", "tanh", "sigmoid", "silu", "relu", "erf", "abs",
+               "square", "logical_not"):  # fmt: skip
+        table |= _aten(_unary(op), op)
+    for op in ("add", "sub", "mul", "pow", "maximum", "minimum", "remainder", "eq", "ne", "lt", "le", "gt", "ge",
+               "logical_and", "logical_or"):  # fmt: skip
+        table |= _aten(_binary(op), op)
+    for op in ("mean", "sum", "amax", "any", "all"):
+        table |= _aten(_reduction(op), op)
+    table |= _aten(_reduction("amax"), "max.default")
+    table |= _aten(_logical("logical_and"), "bitwise_and", "__and__")
+    table |= _aten(_logical("logical_or"), "bitwise_or", "__or__") | _aten(_logical("logical_not"), "bitwise_not")
+    table |= _aten(_same, "clone", "contiguous", "detach", "alias", "lift_fresh", "lift_fresh_copy", "detach_")
+    table |= _aten(_dropout, "dropout") | _aten(_cast, "to", "_to_copy", "type_as")
+    table |= _aten(_softmax, "softmax", "_softmax") | _aten(_cumsum, "cumsum")
+    table |= _aten(_linear, "linear") | _aten(_addmm, "addmm") | _aten(_matmul, "matmul", "mm", "bmm")
+    table |= _aten(_embedding, "embedding") | _aten(_gelu, "gelu") | _aten(_clamp, "clamp", "clamp_min", "clamp_max")
+    table |= _aten(_div, "div") | _aten(_rsub, "rsub") | _aten(_reciprocal, "reciprocal")
+    table |= _aten(_binary("floor_div"), "floor_divide")
+    table |= _aten(_where, "where.self", "where.Scalar", "where.ScalarSelf", "where.ScalarOther")
+    table |= _aten(_masked_fill, "masked_fill") | _aten(_arange, "arange")
+    table |= _aten(_full(), "full", "full_like", "new_full", "scalar_tensor")
+    table |= _aten(_full(0), "zeros", "zeros_like", "new_zeros") | _aten(_full(1), "ones", "ones_like", "new_ones")
+    table |= _aten(_triangle(True), "tril") | _aten(_triangle(False), "triu")
+    return table | shapes.TABLE
+
+
+TABLE: dict[str, Handler] = _table()

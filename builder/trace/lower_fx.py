@@ -1,0 +1,227 @@
+"""The walk over an exported FX graph: every node becomes IR nodes by the table in lower_aten.py, or a TraceError."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch.export.graph_signature import InputKind
+
+from tensorwright.builder.ir import dims
+from tensorwright.builder.ir.graph import DTYPES, Dim, Graph, Shape, Value
+from tensorwright.builder.ir.ops import emit
+from tensorwright.errors import GraphError, TraceError
+from tensorwright.models.weights import WeightExpr
+
+SEQ = "seq"
+_WRAPPER = "model"  # the attribute of the module that export.py wraps the model in
+_INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+
+
+def lower(program: torch.export.ExportedProgram, weights: dict[str, WeightExpr], graph: Graph) -> None:
+    """Fills `graph` from `program`. `weights` maps parameter names of the model to expressions."""
+    lowering = Lowering(graph, _length_symbol(program))
+    for spec, node in zip(program.graph_signature.input_specs, _placeholders(program.graph), strict=True):
+        lowering.bind_placeholder(spec, node, program, weights)
+    outputs = lowering.run(program.graph_module)
+    if len(outputs) != 1 or not isinstance(outputs[0], Value):
+        raise TraceError(f"the model must return logits alone, not {len(outputs)} results")
+    graph.outputs = [outputs[0]]
+    graph.drop_dead()
+
+
+def _placeholders(graph: torch.fx.Graph) -> list[torch.fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def _length_symbol(program: torch.export.ExportedProgram) -> sympy.Symbol:
+    names = set(program.graph_signature.user_inputs)
+    size = next(n for n in _placeholders(program.graph) if n.name in names).meta["val"].shape[1]
+    if isinstance(size, int):
+        raise TraceError(f"the model fixes the sequence length to {size}; it must work for every length")
+    return size.node.expr
+
+
+class Lowering:
+    """One walk: `env` maps FX nodes to a Value, a Dim, a list of them, or a thunk that makes a Value on first use."""
+
+    def __init__(self, graph: Graph, length: sympy.Symbol):
+        self.graph = graph
+        self.length = length
+        self.env: dict[torch.fx.Node, Any] = {}
+        self.node: torch.fx.Node | None = None
+        self.prefix = ""
+
+    # -- inputs ---------------------------------------------------------------------------------------------------
+
+    def bind_placeholder(
+        self, spec: Any, node: torch.fx.Node, program: torch.export.ExportedProgram, weights: dict[str, WeightExpr]
+    ) -> None:
+        target = str(spec.target).removeprefix(_WRAPPER + ".")
+        if spec.kind == InputKind.USER_INPUT:
+            dtype, shape = self.type_of(node.meta["val"])
+            self.env[node] = self.graph.add("input", (), {}, [(dtype, shape)], names=[node.name]).output
+        elif target in weights and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            self.env[node] = self._lazily("weight", {"expr": weights[target]}, node, target)
+        elif spec.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            tensor = program.constants.get(spec.target)
+            tensor = program.state_dict.get(spec.target) if tensor is None else tensor
+            self.env[node] = self._constant(tensor, node, target)
+        else:
+            raise TraceError(f"the exported model takes an input of kind {spec.kind} ({target}), which has no meaning")
+
+    def _lazily(self, op: str, attrs: dict[str, Any], node: torch.fx.Node, name: str) -> Any:
+        """Weights and constants appear right before their first use, so that a walk loads them late."""
+        kind = self.type_of(node.meta["val"])
+        return lambda: self.graph.add(op, (), attrs, [kind], names=[name], scope=name.rpartition(".")[0]).output
+
+    def _constant(self, tensor: Any, node: torch.fx.Node, name: str) -> Any:
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+            raise TraceError(f"constant {name} has no value: it was computed from a tensor without storage")
+        tensor = tensor.detach().cpu()
+        # numpy has no bfloat16; float32 holds its values exactly.
+        array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy().copy()
+        return self._lazily("constant", {"value": array}, node, name)
+
+    # -- the walk -------------------------------------------------------------------------------------------------
+
+    def run(self, module: torch.fx.GraphModule) -> list[Any]:
+        """Lowers every node of `module` in order; returns its outputs."""
+        for node in module.graph.nodes:
+            if node.op == "placeholder" or node.op == "get_attr":
+                continue
+            if node.op == "output":
+                return [self.read(x) for x in node.args[0]]
+            self.node = node
+            self.env[node] = self._lower(node, module)
+        raise TraceError("the exported graph has no output")
+
+    def _lower(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> Any:
+        from tensorwright.builder.trace.lower_aten import DROPPED, find_handler
+
+        val = node.meta.get("val")
+        if isinstance(val, int | torch.SymInt) and not isinstance(val, bool):
+            return self.dim(val)
+        if node.target is operator.getitem:
+            return self.read(node.args[0])[node.args[1]]
+        if getattr(node.target, "__name__", "") in _INLINED:
+            return self._inline(node, module)
+        if str(node.target) in DROPPED or isinstance(val, torch.SymBool | torch.SymFloat | bool | float):
+            return None
+        handler = find_handler(node.target)
+        if handler is None:
+            raise self.error("has no meaning here")
+        try:
+            result = handler(self, self._arguments(node))
+        except GraphError as error:
+            raise self.error(f"does not fit: {error}") from error
+        self._check(result, val)
+        self._name(result, node.name)
+        return result
+
+    def _name(self, result: Any, name: str) -> None:
+        """The value that stands for an FX node gets its name, unless it stood for another one before."""
+        made = self.graph.nodes[-1].outputs if self.graph.nodes else []
+        if any(v is result for v in made) and result.name.isdigit():
+            result.name = self.graph.fresh_name(name)
+
+    def _inline(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> Any:
+        """Torch's grad-mode and autocast wrappers carry no arithmetic, unless autocast is on."""
+        position = next(i for i, a in enumerate(node.args) if isinstance(a, torch.fx.Node) and a.op == "get_attr")
+        if node.target.__name__ == "wrap_with_autocast" and node.args[2] is not False:  # type: ignore[union-attr]
+            raise self.error("runs under autocast, whose casts are not traced")
+        body = getattr(module, str(node.args[position].target))  # type: ignore[union-attr]
+        for inner, outer in zip(_placeholders(body.graph), node.args[position + 1 :], strict=True):
+            self.env[inner] = self.read(outer)
+        results = self.run(body)
+        self.node = node
+        return results
+
+    def _arguments(self, node: torch.fx.Node) -> dict[str, Any]:
+        """Arguments by the schema's names, defaults filled in, FX nodes read; Dims for symbolic sizes."""
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        given = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
+        return {a.name: self.read(given.get(a.name, a.default_value)) for a in schema}
+
+    def read(self, argument: Any) -> Any:
+        """An FX argument as IR: nodes looked up (and made, if waiting), lists element by element."""
+        if isinstance(argument, torch.fx.Node):
+            found = self.env[argument]
+            if callable(found):
+                found = self.env[argument] = found()
+            if found is None:
+                raise self.error(f"uses {argument.name}, which is no tensor and no size")
+            return found
+        if isinstance(argument, list | tuple):
+            return [self.read(x) for x in argument]
+        return argument
+
+    def _check(self, result: Any, val: Any) -> None:
+        """What the table says must be what torch said; a difference is a bug in the table."""
+        pairs = zip(result, val, strict=True) if isinstance(result, list) else [(result, val)]
+        for value, fake in pairs:
+            if isinstance(value, Value) and isinstance(fake, torch.Tensor):
+                dtype, shape = self.type_of(fake)
+                if value.dtype != dtype or list(map(dims.canonical, value.shape)) != list(shape):
+                    raise self.error(f"gives {dtype}{list(shape)} in torch but {value.dtype}{list(value.shape)} here")
+
+    # -- for the handlers -----------------------------------------------------------------------------------------
+
+    @property
+    def scope(self) -> str:
+        """Path of the module that the current FX node was traced in."""
+        stack = (self.node.meta.get("nn_module_stack") or {}) if self.node is not None else {}
+        path = [entry[0] for entry in stack.values()][-1] if stack else ""
+        return "" if path == _WRAPPER else path.removeprefix(_WRAPPER + ".")
+
+    def error(self, message: str) -> TraceError:
+        target = self.node.target if self.node is not None else "the graph"
+        return TraceError(f"{target} in module {self.scope or '(top)'} ({self.node}) {message}")
+
+    def emit(self, op: str, *inputs: Any, **attrs: Any) -> Value:
+        """One IR node whose operands may be numbers or Dims."""
+        operands = [None if x is None else self.value(x) for x in inputs]
+        return emit(self.graph, op, operands, scope=self.scope, **attrs).output
+
+    def value(self, x: Any) -> Value:
+        """An operand: numbers become constants, symbolic sizes rank-0 integers."""
+        if isinstance(x, Value):
+            return x
+        if isinstance(x, str):
+            return emit(self.graph, "full", (), scope=self.scope, shape=(), value=x, dtype="int64").output
+        if isinstance(x, bool | int | float):
+            dtype = "bool" if isinstance(x, bool) else "int64" if isinstance(x, int) else "float64"
+            return self.graph.add("constant", (), {"value": x}, [(dtype, ())], scope=self.scope).output
+        raise self.error(f"has an operand of type {type(x).__name__}")
+
+    def result_type(self) -> tuple[str, Shape]:
+        """What torch says the current node gives."""
+        assert self.node is not None
+        return self.type_of(self.node.meta["val"])
+
+    def type_of(self, tensor: torch.Tensor) -> tuple[str, Shape]:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise self.error(f"has element type {dtype}")
+        return dtype, tuple(self.dim(n) for n in tensor.shape)
+
+    def dim(self, size: Any) -> Dim:
+        return size if isinstance(size, int) else self._spell(size.node.expr)
+
+    def _spell(self, expr: Any) -> Dim:
+        if expr == self.length:
+            return SEQ
+        if expr.is_Integer:
+            return int(expr)
+        parts = [self._spell(a) for a in expr.args]
+        if expr.is_Add:
+            return dims.add(*parts)
+        if expr.is_Mul and all(a.is_Rational is not False or not a.is_number for a in expr.args):
+            return dims.mul(*parts)
+        if expr.is_Pow and isinstance(parts[1], int) and parts[1] > 0:
+            return dims.mul(*[parts[0]] * parts[1])
+        if type(expr).__name__ in ("FloorDiv", "CleanDiv"):
+            return dims.floor_div(*parts)
+        raise self.error(f"has a size {expr}, which is no expression of the sequence length")

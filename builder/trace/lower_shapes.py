@@ -1,0 +1,158 @@
+"""The part of the ATen table that moves elements and computes none: views, slices, joins, indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensorwright.builder.ir import dims
+from tensorwright.builder.ir.graph import Dim, Value
+from tensorwright.builder.trace.lower_fx import Lowering
+
+Args = dict[str, Any]
+Handler = Callable[[Lowering, Args], Any]
+
+
+def _view(low: Lowering, a: Args) -> Value:
+    """Every spelling of reshape: the target shape is what torch computed, so -1 is gone."""
+    shape = low.result_type()[1]
+    return a["self"] if a["self"].shape == shape else low.emit("view", a["self"], shape=shape)
+
+
+def _expand(low: Lowering, a: Args) -> Value:
+    shape = low.result_type()[1]
+    return a["self"] if a["self"].shape == shape else low.emit("expand", a["self"], shape=shape)
+
+
+def _transpose(low: Lowering, a: Args) -> Value:
+    x = a["self"]
+    if "dim0" not in a:  # aten.t, which leaves vectors alone
+        return x if x.rank < 2 else low.emit("transpose", x, dim0=0, dim1=1)
+    first, second = sorted((a["dim0"] % x.rank, a["dim1"] % x.rank))
+    return x if first == second else low.emit("transpose", x, dim0=first, dim1=second)
+
+
+def _permute(low: Lowering, a: Args) -> Value:
+    return low.emit("permute", a["self"], dims=tuple(d % a["self"].rank for d in a["dims"]))
+
+
+def _unsqueeze(low: Lowering, a: Args) -> Value:
+    return low.emit("unsqueeze", a["self"], dim=a["dim"] % (a["self"].rank + 1))
+
+
+def _squeeze(low: Lowering, a: Args) -> Value:
+    x = a["self"]
+    dim = a["dim"] % x.rank
+    return low.emit("squeeze", x, dim=dim) if x.shape[dim] == 1 else x
+
+
+def _cat(low: Lowering, a: Args) -> Value:
+    tensors = a["tensors"]
+    return tensors[0] if len(tensors) == 1 else low.emit("concat", *tensors, dim=a["dim"] % tensors[0].rank)
+
+
+def _stack(low: Lowering, a: Args) -> Value:
+    dim = a["dim"] % (a["tensors"][0].rank + 1)
+    return low.emit("concat", *(low.emit("unsqueeze", t, dim=dim) for t in a["tensors"]), dim=dim)
+
+
+def take(low: Lowering, x: Value, dim: int, start: Dim, end: Dim, step: int = 1) -> Value:
+    """x[start:end:step] along dim; x itself where that is everything."""
+    if start == 0 and step == 1 and dims.same(end, x.shape[dim]):
+        return x
+    return low.emit("slice", x, dim=dim, start=start, end=end, step=step)
+
+
+def _slice(low: Lowering, a: Args) -> Value:
+    x = a["self"]
+    dim, step = a["dim"] % x.rank, a["step"]
+    size, length = x.shape[dim], low.result_type()[1][dim]
+    start = 0 if a["start"] is None else a["start"]
+    if isinstance(start, int) and start < 0:
+        # torch clamps at 0; the difference of sizes says where it landed.
+        start = dims.sub(size, length) if step == 1 and a["end"] in (None, 2**63 - 1) else dims.add(size, start)
+    if isinstance(start, int) and isinstance(size, int):
+        start = min(start, size)
+    # The result's length is torch's own; it settles ends that are negative, absent or past the size.
+    end = dims.add(start, length) if step == 1 else size if a["end"] in (None, 2**63 - 1) else a["end"]
+    return take(low, x, dim, dims.canonical(start), dims.canonical(end), step)
+
+
+def _select(low: Lowering, a: Args) -> Value:
+    x = a["self"]
+    dim, index = a["dim"] % x.rank, a["index"]
+    if isinstance(index, int) and index < 0:
+        index = dims.add(x.shape[dim], index)
+    return low.emit("select", x, dim=dim, index=index)
+
+
+def _pieces(low: Lowering, a: Args) -> list[Value]:
+    """split, split_with_sizes and chunk: as long as torch made each piece."""
+    assert low.node is not None
+    x = a["self"]
+    dim = a["dim"] % x.rank
+    ends: list[Dim] = [0]
+    for piece in low.node.meta["val"]:
+        ends.append(dims.add(ends[-1], low.type_of(piece)[1][dim]))
+    return [take(low, x, dim, start, end) for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def _unbind(low: Lowering, a: Args) -> list[Value]:
+    x, dim = a["self"], a["dim"] % a["self"].rank
+    if not isinstance(x.shape[dim], int):
+        raise low.error("takes apart a dimension of dynamic size")
+    return [low.emit("select", x, dim=dim, index=i) for i in range(x.shape[dim])]
+
+
+def _index(low: Lowering, a: Args) -> Value:
+    indices = a["indices"]
+    while indices and indices[-1] is None:
+        indices = indices[:-1]
+    if any(v is not None and v.dtype == "bool" for v in indices):
+        raise low.error("indexes by a mask, whose result has no fixed size")
+    return low.emit("index", a["self"], *indices)
+
+
+def _repeat_interleave(low: Lowering, a: Args) -> Value:
+    """[.., n, ..] -> [.., n, r, ..] -> [.., n*r, ..]"""
+    x, repeats = a["self"], a["repeats"]
+    if a["dim"] is None or not isinstance(repeats, int):
+        raise low.error("repeats without a dimension, or by a dynamic count")
+    dim = a["dim"] % x.rank
+    wide = low.emit("unsqueeze", x, dim=dim + 1)
+    wide = low.emit("expand", wide, shape=(*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :]))
+    return low.emit("view", wide, shape=low.result_type()[1])
+
+
+def _diff(low: Lowering, a: Args) -> Value:
+    x = a["self"]
+    dim = a["dim"] % x.rank
+    if a["n"] != 1 or x.dtype == "bool":
+        raise low.error("takes higher differences, or those of bools")
+    ends = [v for v in (a["prepend"], x, a["append"]) if v is not None]
+    x = low.emit("concat", *ends, dim=dim) if len(ends) > 1 else x
+    size = x.shape[dim]
+    return low.emit("sub", take(low, x, dim, 1, size), take(low, x, dim, 0, dims.sub(size, 1)))
+
+
+TABLE: dict[str, Handler] = {
+    f"aten.{name}": handler
+    for handler, names in (
+        (_view, ("view.default", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze.dims", "squeeze.default")),
+        (_expand, ("expand", "expand_as", "broadcast_to")),
+        (_transpose, ("transpose.int", "t")),
+        (_permute, ("permute",)),
+        (_unsqueeze, ("unsqueeze",)),
+        (_squeeze, ("squeeze.dim",)),
+        (_cat, ("cat",)),
+        (_stack, ("stack",)),
+        (_slice, ("slice.Tensor",)),
+        (_select, ("select.int",)),
+        (_pieces, ("split.Tensor", "split.sizes", "split_with_sizes", "chunk")),
+        (_unbind, ("unbind.int",)),
+        (_index, ("index.Tensor",)),
+        (_repeat_interleave, ("repeat_interleave.self_int",)),
+        (_diff, ("diff",)),
+    )
+    for name in names
+}

@@ -1,0 +1,88 @@
+"""Which checkpoint tensor each parameter of the model is: renames that transformers applies, and tied weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, rename_source_key
+
+from tensorwright.errors import CheckpointError, UnsupportedModelError
+from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.models.weights import Ref, WeightExpr
+
+_COMPARED_ROWS = 4096
+
+
+def weight_expressions(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, WeightExpr]:
+    """Parameter or persistent buffer name -> where its values are in the checkpoint.
+
+    Parameters tied to each other get the same expression. Raises CheckpointError that names every parameter that is
+    missing or mis-shaped, at once; UnsupportedModelError where loading would convert values, not just rename.
+    """
+    stored = _stored_names(model, checkpoint)
+    homes = {name: stored.get(name, name) for name, _ in model.named_parameters()}
+    homes |= {name: stored[name] for name, _ in model.named_buffers() if name in stored}
+    for target, source in model.all_tied_weights_keys.items():
+        _tie(homes, target, source, checkpoint)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if name in homes:
+            _require_one_shape(shapes, homes[name], tuple(tensor.shape), checkpoint)
+    checkpoint.require(shapes)
+    return {name: Ref(home) for name, home in homes.items()}
+
+
+def _stored_names(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, str]:
+    """Model state name -> checkpoint name, for every checkpoint tensor that the model takes."""
+    state: dict[str, torch.Tensor] = model.state_dict()
+    transforms = get_model_conversion_mapping(model)
+    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
+    found: dict[str, str] = {}
+    for name in checkpoint.names:
+        target, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        if target not in state and name in state:
+            target, converter = name, None
+        if converter is not None:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: transformers converts {name!r} to {target!r} while loading {model.config.model_type}"
+                ", which is not supported yet"
+            )
+        if target in state:
+            if target in found:
+                raise CheckpointError(f"{checkpoint.path}: {found[target]!r} and {name!r} both become {target!r}")
+            found[target] = name
+    return found
+
+
+def _tie(homes: dict[str, str], target: str, source: str, checkpoint: Checkpoint) -> None:
+    """As transformers: what is stored wins; two stored tensors with different values stay apart."""
+    if target not in homes or source not in homes:
+        return
+    has_target, has_source = homes[target] in checkpoint, homes[source] in checkpoint
+    if has_target and has_source and not _equal(homes[target], homes[source], checkpoint):
+        return
+    if has_target and not has_source:
+        homes[source] = homes[target]
+    else:
+        homes[target] = homes[source]
+
+
+def _equal(a: str, b: str, checkpoint: Checkpoint) -> bool:
+    """Whether two stored tensors hold the same bits; a few rows at a time, since they are as large as they come."""
+    if checkpoint.shape(a) != checkpoint.shape(b) or checkpoint.dtype(a) != checkpoint.dtype(b):
+        return False
+    left, right = checkpoint.read(a).data, checkpoint.read(b).data
+    if left.ndim == 0:
+        return left.tobytes() == right.tobytes()
+    starts = range(0, len(left), _COMPARED_ROWS)
+    return all(np.array_equal(left[i : i + _COMPARED_ROWS], right[i : i + _COMPARED_ROWS]) for i in starts)
+
+
+def _require_one_shape(
+    shapes: dict[str, tuple[int, ...]], home: str, shape: tuple[int, ...], checkpoint: Checkpoint
+) -> None:
+    if shapes.setdefault(home, shape) != shape:
+        raise CheckpointError(f"{checkpoint.path}: {home} is tied to parameters of shapes {shapes[home]} and {shape}")

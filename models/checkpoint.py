@@ -1,0 +1,250 @@
+"""A Hugging Face checkpoint directory: config, weights in safetensors (one file or shards), tokenizer, chat template.
+
+Opening checks every header; weight bytes are mapped only when read. Everything wrong is a CheckpointError.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tensorwright.errors import CheckpointError, MissingDependencyError
+from tensorwright.models.dtypes import FLOATS, Tensor, itemsize
+from tensorwright.models.safetensors_file import SafetensorsFile
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
+
+
+class Checkpoint:
+    """An opened checkpoint. Also the TensorSource that weight expressions are evaluated against.
+
+    path: the directory; config: config.json; generation_config: its file or {}; names: every stored tensor, sorted.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config: dict[str, Any] = _read_json(path / "config.json", "every checkpoint has one")
+        generation = path / "generation_config.json"
+        self.generation_config: dict[str, Any] = _read_json(generation, "") if generation.exists() else {}
+        self.weight_files = _weight_files(path)
+        self._home: dict[str, SafetensorsFile] = {}
+        for file in self.weight_files:
+            for name in file.tensors:
+                if name in self._home:
+                    raise CheckpointError(
+                        f"{path}: tensor {name!r} is in both {self._home[name].path.name} and {file.path.name}; "
+                        "remove the stale shard"
+                    )
+                self._home[name] = file
+        _check_index(path, self._home)
+        self.names: tuple[str, ...] = tuple(sorted(self._home))
+
+    # -- tensors --------------------------------------------------------------------------------------------------
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._home
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file(name).tensors[name].shape
+
+    def dtype(self, name: str) -> str:
+        return self._file(name).tensors[name].dtype
+
+    def read(self, name: str) -> Tensor:
+        """The stored tensor as a read-only view of its file."""
+        return self._file(name).read(name)
+
+    def require(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Checks that all these tensors are stored with these shapes; one CheckpointError lists every miss."""
+        wrong = [f"  {name}: missing" for name in shapes if name not in self]
+        wrong += [
+            f"  {name}: stored as {list(self.shape(name))}, config.json implies {list(shape)}"
+            for name, shape in shapes.items()
+            if name in self and self.shape(name) != tuple(shape)
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"{self.path}: {len(wrong)} of {len(shapes)} weights do not fit the model:\n" + "\n".join(wrong)
+            )
+
+    @property
+    def largest_tensor_bytes(self) -> int:
+        infos = (info for file in self.weight_files for info in file.tensors.values())
+        return max((info.end - info.begin for info in infos), default=0)
+
+    @property
+    def native_dtype(self) -> str:
+        """The element type that the model runs in: config.json's, else the one most weight bytes are stored in."""
+        named = self.config.get("dtype", self.config.get("torch_dtype"))
+        if named is not None:
+            if named not in FLOATS:
+                allowed = ", ".join(FLOATS)
+                raise CheckpointError(f"{self.path}/config.json: dtype must be one of {allowed}, not {named!r}")
+            return named
+        sizes = dict.fromkeys(FLOATS, 0)
+        for file in self.weight_files:
+            for info in file.tensors.values():
+                if info.dtype in sizes:
+                    sizes[info.dtype] += info.end - info.begin
+        return max(FLOATS, key=lambda dtype: (sizes[dtype], -itemsize(dtype)))
+
+    # -- text side ------------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer_files(self) -> dict[str, Path]:
+        """The tokenizer's files that exist, by file name."""
+        paths = {name: self.path / name for name in _TOKENIZER_FILES}
+        return {name: path for name, path in paths.items() if path.is_file()}
+
+    @cached_property
+    def tokenizer_config(self) -> dict[str, Any]:
+        path = self.path / "tokenizer_config.json"
+        return _read_json(path, "") if path.exists() else {}
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The Jinja text: chat_template.jinja if present, else tokenizer_config.json's (the one named "default")."""
+        file = self.path / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        template = self.tokenizer_config.get("chat_template")
+        if isinstance(template, list):
+            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+            template = named.get("default")
+        if template is not None and not isinstance(template, str):
+            raise CheckpointError(f"{self.path}/tokenizer_config.json: chat_template is neither text nor a named list")
+        return template
+
+    @property
+    def bos_token_id(self) -> int | None:
+        bos = _token_ids(self._generation_value("bos_token_id"), "bos_token_id", self.path)
+        return bos[0] if bos else None
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Token ids that end a text: generation_config.json's, else config.json's; sorted, maybe none."""
+        return sorted(set(_token_ids(self._generation_value("eos_token_id"), "eos_token_id", self.path)))
+
+    def _generation_value(self, key: str) -> Any:
+        value = self.generation_config.get(key)
+        return self.config.get(key) if value is None else value
+
+    # -- identity -------------------------------------------------------------------------------------------------
+
+    @property
+    def source_files(self) -> list[Path]:
+        """Every file that an engine is made from, by name: config, weights, tokenizer, template."""
+        names = ["config.json", "generation_config.json", "chat_template.jinja", _INDEX, *_TOKENIZER_FILES]
+        paths = [self.path / name for name in names]
+        return sorted({p for p in paths if p.is_file()} | {f.path for f in self.weight_files})
+
+    def _file(self, name: str) -> SafetensorsFile:
+        if name not in self._home:
+            raise CheckpointError(f"{self.path}: no tensor {name!r} among the {len(self._home)} stored")
+        return self._home[name]
+
+
+def open_checkpoint(model: str | Path) -> Checkpoint:
+    """Opens a checkpoint directory, or a hub name "org/name" by downloading it.
+
+    Raises CheckpointError that names the file at fault and the remedy; MissingDependencyError if a download is
+    needed and huggingface_hub is not installed.
+    """
+    path = Path(model).expanduser()
+    if path.is_file():
+        raise CheckpointError(f"{path}: must be a checkpoint directory (with config.json), not a file")
+    if not path.exists():
+        if not _HUB_NAME.fullmatch(str(model)):
+            raise CheckpointError(f"{path}: no such directory; give a checkpoint directory or a hub name like org/name")
+        path = _download(str(model))
+    return Checkpoint(path)
+
+
+def _download(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{name!r} is no local directory, and downloading it needs huggingface_hub: pip install huggingface_hub"
+        ) from error
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_HUB_PATTERNS)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{name!r} is no local directory and could not be downloaded ({reason}); check the name and the network "
+            "(for gated models log in with `hf auth login`), or give the path of a downloaded checkpoint"
+        ) from error
+
+
+def _weight_files(path: Path) -> list[SafetensorsFile]:
+    if (path / _SINGLE).is_file():
+        return [SafetensorsFile(path / _SINGLE)]
+    if (path / _INDEX).is_file():
+        shards = sorted(set(_weight_map(path).values()))
+        absent = [shard for shard in shards if not (path / shard).is_file()]
+        if absent:
+            raise CheckpointError(
+                f"{path}: {_INDEX} names {len(shards)} shards, of which these are missing: {', '.join(absent)}; "
+                "download them again"
+            )
+        return [SafetensorsFile(path / shard) for shard in shards]
+    others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in path.glob(pattern))
+    hint = f"; only safetensors is read, not {', '.join(others)}: convert with save_pretrained" if others else ""
+    raise CheckpointError(f"{path}: must hold {_SINGLE} or {_INDEX}{hint}")
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    table = _read_json(path / _INDEX, "").get("weight_map")
+    if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
+        raise CheckpointError(f"{path / _INDEX}: weight_map must map tensor names to file names")
+    # A shard is a plain file beside the index: anything else would read outside the checkpoint.
+    outside = [v for v in table.values() if Path(v).name != v]
+    if outside:
+        raise CheckpointError(f"{path / _INDEX}: shard {outside[0]!r} must be a file name without a folder")
+    return table
+
+
+def _check_index(path: Path, home: dict[str, SafetensorsFile]) -> None:
+    if (path / _SINGLE).is_file():
+        return
+    lost = [
+        f"  {name} (in {shard})"
+        for name, shard in sorted(_weight_map(path).items())
+        if name not in home or home[name].path.name != shard
+    ]
+    if lost:
+        raise CheckpointError(
+            f"{path}: {_INDEX} lists {len(lost)} tensors that their shards do not hold:\n" + "\n".join(lost)
+        )
+
+
+def _read_json(path: Path, why: str) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing; {why}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _token_ids(value: Any, key: str, path: Path) -> list[int]:
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise CheckpointError(f"{path}: {key} must be a token id or a list of them, not {value!r}")
+    return ids

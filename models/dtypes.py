@@ -1,0 +1,118 @@
+"""Element types of stored tensors, and exact conversions between them.
+
+numpy has no bfloat16: its elements travel as uint16 bit patterns, and `Tensor` says what the bits mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensorwright.errors import CheckpointError
+
+STORAGE: dict[str, np.dtype] = {
+    "float64": np.dtype("<f8"),
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "bfloat16": np.dtype("<u2"),
+    "int64": np.dtype("<i8"),
+    "int32": np.dtype("<i4"),
+    "int16": np.dtype("<i2"),
+    "int8": np.dtype("i1"),
+    "uint8": np.dtype("u1"),
+    "bool": np.dtype("?"),
+}
+"""The numpy dtype that holds each element type."""
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An array and the element type its bits mean. `data` has dtype STORAGE[dtype]; it may be a read-only file view."""
+
+    dtype: str
+    data: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.data.dtype != STORAGE[self.dtype]:
+            raise TypeError(f"a {self.dtype} tensor is stored as {STORAGE[self.dtype]}, not {self.data.dtype}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element."""
+    return STORAGE[dtype].itemsize
+
+
+def bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    """float32 values as bfloat16 bit patterns (uint16), rounded to nearest, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    # In place on one temporary: this runs over whole weight matrices.
+    rounded = bits >> 16
+    rounded &= 1
+    rounded += 0x7FFF
+    rounded += bits
+    rounded >>= 16
+    result = rounded.astype(np.uint16)
+    nan = np.isnan(values)
+    if nan.any():  # the rounding carry could turn a NaN into an infinity
+        result[nan] = (bits[nan] >> 16 | 0x40).astype(np.uint16)
+    return result
+
+
+def float32_from_bits(bits: np.ndarray) -> np.ndarray:
+    """bfloat16 bit patterns (uint16) as the float32 values they are; exact."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_float32(tensor: Tensor) -> np.ndarray:
+    """The values of a floating-point tensor as float32; exact but for float64, which is rounded to nearest even."""
+    if tensor.dtype == "bfloat16":
+        return float32_from_bits(tensor.data)
+    _require_float(tensor.dtype)
+    return tensor.data.astype(np.float32, copy=False)
+
+
+def to_bfloat16(tensor: Tensor) -> np.ndarray:
+    """The values of a floating-point tensor as bfloat16 bits (uint16), rounded to nearest even."""
+    if tensor.dtype == "bfloat16":
+        return tensor.data
+    return bfloat16_bits(to_float32(tensor))
+
+
+def convert(tensor: Tensor, dtype: str) -> Tensor:
+    """The same values as "float32" or "bfloat16"; the same tensor where nothing changes."""
+    if dtype == tensor.dtype:
+        return tensor
+    if dtype == "float32":
+        return Tensor(dtype, to_float32(tensor))
+    if dtype == "bfloat16":
+        return Tensor(dtype, to_bfloat16(tensor))
+    raise CheckpointError(f"a weight must become float32 or bfloat16, not {dtype}")
+
+
+def widest(dtypes: list[str]) -> str:
+    """The element type that holds all of `dtypes` exactly: their common one, else float32 or float64."""
+    distinct = set(dtypes)
+    if len(distinct) == 1:
+        return distinct.pop()
+    for dtype in dtypes:
+        _require_float(dtype)
+    return "float64" if "float64" in distinct else "float32"
+
+
+def _require_float(dtype: str) -> None:
+    if dtype not in FLOATS:
+        raise CheckpointError(
+            f"a weight must be one of {', '.join(FLOATS)}; this one is {dtype}. "
+            "Quantized checkpoints are not read yet: use the original floating-point one"
+        )

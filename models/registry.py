@@ -1,0 +1,65 @@
+"""What is expected of each model family: how often every rewrite must fire, per layer and once per model.
+
+A family without an entry gets what its config implies for any decoder. A pass that is not named has no expectation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tensorwright.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A pass fires `per_layer` times in every layer and `constant` times besides."""
+
+    per_layer: int = 0
+    constant: int = 0
+
+    def count(self, layers: int) -> int:
+        return self.per_layer * layers + self.constant
+
+
+def _llama(config: dict[str, Any]) -> dict[str, Expected]:
+    """Pre-norm decoder: two RMS norms and one attention a layer, gated MLP, one final norm."""
+    grouped = config.get("num_key_value_heads", config.get("num_attention_heads")) != config.get("num_attention_heads")
+    return {
+        "recognise_rms_norm": Expected(2, 1),
+        "recognise_rotary": Expected(2),
+        "recognise_attention": Expected(1),
+        "rewrite_gqa": Expected(1 if grouped else 0),
+        "fuse_qkv": Expected(1),
+        "fuse_gate_up": Expected(1),
+        "fuse_swiglu": Expected(1),
+        "fuse_add_rms_norm": Expected(2),
+        "insert_kv_cache": Expected(1),
+    }
+
+
+def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
+    """What holds of every decoder: each layer attends once and writes its cache once."""
+    return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
+
+
+_FAMILIES = {"llama": _llama, "qwen2": _llama}
+
+
+def expectations(config: dict[str, Any]) -> dict[str, Expected]:
+    """Pass name -> how often it must fire, from a config.json.
+
+    Raises CheckpointError if the config does not name its family.
+    """
+    family = config.get("model_type")
+    if not isinstance(family, str):
+        raise CheckpointError(f"config.json: model_type must name the model's family, not {family!r}")
+    return _FAMILIES.get(family, _any_decoder)(config)
+
+
+def expected_counts(config: dict[str, Any]) -> dict[str, int]:
+    """The same as whole numbers for this model's layers."""
+    layers = config.get("num_hidden_layers")
+    if not isinstance(layers, int) or layers < 1:
+        raise CheckpointError(f"config.json: num_hidden_layers must be a positive number, not {layers!r}")
+    return {name: expected.count(layers) for name, expected in expectations(config).items()}

@@ -1,0 +1,139 @@
+"""One .safetensors file: its header checked in full, its tensors mapped into memory when somebody reads them.
+
+Layout: 8 bytes of little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data,
+which the tensors must cover without gap or overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorwright.errors import CheckpointError
+from tensorwright.models.dtypes import STORAGE, Tensor, itemsize
+
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What the header says of one tensor; `begin` and `end` are byte offsets into the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class SafetensorsFile:
+    """A checked file. `tensors` maps each name to its TensorInfo; `read` maps the bytes, it does not load them.
+
+    Raises CheckpointError that names the file, and the offset or tensor at fault.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._bytes: np.memmap | None = None
+        try:
+            self.size = path.stat().st_size
+            header, self._data_start = self._read_header()
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+        self.tensors = {name: self._parse_entry(name, entry) for name, entry in header.items()}
+        self._check_coverage()
+
+    def read(self, name: str) -> Tensor:
+        """The named tensor as a read-only view of the file."""
+        info = self.tensors[name]
+        if info.begin == info.end:  # an empty file region cannot be mapped
+            return Tensor(info.dtype, np.empty(info.shape, STORAGE[info.dtype]))
+        if self._bytes is None:
+            self._bytes = np.memmap(self.path, np.uint8, "r")
+        view = np.asarray(self._bytes[info.begin : info.end]).view(STORAGE[info.dtype])
+        return Tensor(info.dtype, view.reshape(info.shape))
+
+    # -- the header -----------------------------------------------------------------------------------------------
+
+    def _read_header(self) -> tuple[dict[str, Any], int]:
+        with self.path.open("rb") as file:
+            prefix = file.read(8)
+            if len(prefix) < 8:
+                raise self._error(f"must begin with 8 bytes of header length, but holds {self.size}; download it again")
+            (length,) = struct.unpack("<Q", prefix)
+            if length > min(_MAX_HEADER_BYTES, self.size - 8):
+                raise self._error(
+                    f"announces a header of {length} bytes at offset 8, but is {self.size} bytes long; "
+                    "it is truncated or not a safetensors file, download it again"
+                )
+            text = file.read(length)
+        try:
+            header = json.loads(text.decode("utf-8"), object_pairs_hook=self._no_duplicates)
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise CheckpointError(f"{self.path}: the header at offset 8 is not JSON ({error})") from error
+        if not isinstance(header, dict):
+            raise self._error(f"the header must be a JSON object, not {type(header).__name__}")
+        header.pop("__metadata__", None)
+        return header, 8 + length
+
+    def _no_duplicates(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) != len(pairs):
+            names = [name for name, _ in pairs]
+            raise self._error(f"the header names {next(n for n in names if names.count(n) > 1)!r} twice")
+        return table
+
+    def _parse_entry(self, name: str, entry: Any) -> TensorInfo:
+        if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+            raise self._error(f"tensor {name!r} must have dtype, shape and data_offsets only; it has {entry!r}")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if dtype not in _DTYPES:
+            raise self._error(f"tensor {name!r} has dtype {dtype!r}; readable are {', '.join(_DTYPES)}")
+        if not _all_counts(shape):
+            raise self._error(f"tensor {name!r} has shape {shape!r}, not a list of sizes")
+        if not _all_counts(offsets) or len(offsets) != 2:
+            raise self._error(f"tensor {name!r} has data_offsets {offsets!r}, not two offsets")
+        begin, end = (self._data_start + offset for offset in offsets)
+        need = prod(shape) * itemsize(_DTYPES[dtype])
+        if end - begin != need:
+            raise self._error(f"tensor {name!r} of {dtype} {shape} takes {need} bytes, not {end - begin}")
+        if end > self.size:
+            raise self._error(
+                f"tensor {name!r} ends at offset {end}, but the file is {self.size} bytes long; "
+                "it is truncated, download it again"
+            )
+        return TensorInfo(_DTYPES[dtype], tuple(shape), begin, end)
+
+    def _check_coverage(self) -> None:
+        position = self._data_start
+        for name, info in sorted(self.tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+            if info.begin != position:
+                what = "overlaps the one before" if info.begin < position else "leaves a gap before it"
+                raise self._error(f"tensor {name!r} at offset {info.begin} {what}, which ends at {position}")
+            position = info.end
+        if position != self.size:
+            raise self._error(f"the tensors end at offset {position}, but the file is {self.size} bytes long")
+
+    def _error(self, message: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {message}")
+
+
+def _all_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)

@@ -1,0 +1,67 @@
+"""canonicalise_shapes:  one spelling of moving elements around.
+
+    unsqueeze, squeeze -> view           permute of two dims -> transpose       view(view(x)) -> view(x)
+    transpose(transpose(x)) -> x
+    view, expand, slice, concat that change nothing -> x
+
+A transpose of a dimension of size 1 stays a transpose: patterns see the same layout whatever the number of heads.
+"""
+
+from __future__ import annotations
+
+from tensorwright.builder.ir import Graph, Shape
+from tensorwright.builder.ir import dims as dim_math
+from tensorwright.passes.matcher import Match, apply, pattern
+
+UNSQUEEZE = pattern("out = unsqueeze(x)")
+SQUEEZE = pattern("out = squeeze(x)")
+PERMUTE = pattern("out = permute(x, dims=order)")
+VIEWS = pattern("""
+    inner = view(x)
+    out   = view(inner)
+""", shared=["inner"])  # fmt: skip
+TRANSPOSES = pattern("""
+    inner = transpose(x, dim0=a, dim1=b)
+    out   = transpose(inner, dim0=c, dim1=d)
+""", shared=["inner"])  # fmt: skip
+SAME_VIEW = pattern("out = view(x)")
+SAME_EXPAND = pattern("out = expand(x)")
+SAME_SLICE = pattern("out = slice(x, step=1)")
+SINGLE_CONCAT = pattern("out = concat(x)")
+
+
+def same_shape(a: Shape, b: Shape) -> bool:
+    return len(a) == len(b) and all(dim_math.same(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check_swap(m: Match) -> None:
+    m.notes["moved"] = [i for i, d in enumerate(m.order) if i != d]
+    m.require(len(m.notes["moved"]) == 2, "not a swap of two dimensions", m.out)
+
+
+def check_undone(m: Match) -> None:
+    m.require({m.a, m.b} == {m.c, m.d}, "the second transpose does not undo the first", m.out)
+
+
+def check_same(m: Match) -> None:
+    m.require(same_shape(m.x.shape, m.out.shape), "the shape changes", m.x)
+
+
+def canonicalise_shapes(graph: Graph) -> int:
+    def as_view(m: Match, g):  # type: ignore[no-untyped-def]
+        return g.view(m.x, shape=m.out.shape)
+
+    def drop(m: Match, g):  # type: ignore[no-untyped-def]
+        return m.x
+
+    return (
+        apply(graph, UNSQUEEZE, None, as_view)
+        + apply(graph, SQUEEZE, None, as_view)
+        + apply(graph, PERMUTE, check_swap, lambda m, g: g.transpose(m.x, dim0=m.notes["moved"][0], dim1=m.notes["moved"][1]))
+        + apply(graph, TRANSPOSES, check_undone, drop)
+        + apply(graph, VIEWS, None, as_view)
+        + apply(graph, SAME_VIEW, check_same, drop)
+        + apply(graph, SAME_EXPAND, check_same, drop)
+        + apply(graph, SAME_SLICE, check_same, drop)
+        + apply(graph, SINGLE_CONCAT, None, drop)
+    )

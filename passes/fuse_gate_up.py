@@ -1,0 +1,42 @@
+"""fuse_gate_up:  silu(x Wg^T + bg) * (x Wu^T + bu)  ->  one linear with both weights, gate first; silu(gate) * up of its slices
+
+S tokens, C channels, I inner.  x: [1, S, C], Wg, Wu: [I, C]; the fused weight is [2 I, C].
+"""
+
+from __future__ import annotations
+
+from tensorwright.builder.ir import Graph, Value
+from tensorwright.passes.join_weights import join_weights, slice_columns
+from tensorwright.passes.matcher import Match, apply, pattern
+from tensorwright.passes.rewriter import Rewriter
+
+PATTERN = pattern(
+    """
+    gate = linear(x, gate_weight, gate_bias?)
+    up   = linear(x, up_weight, up_bias?)
+    out  = mul(silu(gate), up)
+    """,
+    commute=True,
+)
+
+
+def check(m: Match) -> None:
+    m.bind_shape(m.x, "1 S C")
+    m.bind_shape(m.gate_weight, "I C")
+    m.bind_shape(m.up_weight, "I C")
+    m.require((m.gate_bias is None) == (m.up_bias is None), "only one of gate and up has a bias", m.gate)
+    for value in (m.gate_weight, m.up_weight, m.gate_bias, m.up_bias):
+        m.require(value is None or value.node.op == "weight", "not a weight of the checkpoint", value)
+
+
+def replace(m: Match, g: Rewriter) -> Value:
+    weight = join_weights(g, [m.gate_weight, m.up_weight])
+    bias = join_weights(g, [m.gate_bias, m.up_bias]) if m.gate_bias is not None else None
+    both = g.linear(m.x, weight, bias, scope=m.gate.node.scope)
+    gate, up = slice_columns(g, both, [m.dims["I"], m.dims["I"]])
+    out: Value = g.mul(g.silu(gate), up)
+    return out
+
+
+def fuse_gate_up(graph: Graph) -> int:
+    return apply(graph, PATTERN, check, replace)

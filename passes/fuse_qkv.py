@@ -1,0 +1,44 @@
+"""fuse_qkv:  q, k, v = x Wq^T + bq, x Wk^T + bk, x Wv^T + bv of one attention  ->  slices of one linear
+
+S tokens, C channels, H query heads, Hkv key-value heads, D head dim.  x: [1, S, C]; the fused weight is [(H + 2 Hkv) D, C], in
+the order q, k, v.
+"""
+
+from __future__ import annotations
+
+from tensorwright.builder.ir import Graph, Value
+from tensorwright.passes.join_weights import join_weights, slice_columns
+from tensorwright.passes.matcher import Match, apply, pattern
+from tensorwright.passes.rewriter import Rewriter
+
+PATTERN = pattern(
+    """
+    q = linear(x, q_weight, q_bias?)
+    k = linear(x, k_weight, k_bias?)
+    v = linear(x, v_weight, v_bias?)
+    q_heads = rotary?(rms_norm?(view(q), q_norm), table)
+    k_heads = rotary?(rms_norm?(view(k), k_norm), table)
+    out = attention(q_heads, k_heads, view(v))
+    """,
+    outputs=["q", "k", "v"],
+)
+
+
+def check(m: Match) -> None:
+    m.bind_shape(m.x, "1 S C")
+    biases = [m.q_bias, m.k_bias, m.v_bias]
+    m.require(len({b is None for b in biases}) == 1, "only some of q, k and v have a bias", m.q)
+    for value in (m.q_weight, m.k_weight, m.v_weight, *biases):
+        m.require(value is None or value.node.op == "weight", "not a weight of the checkpoint", value)
+
+
+def replace(m: Match, g: Rewriter) -> tuple[Value, ...]:
+    weights = [m.q_weight, m.k_weight, m.v_weight]
+    weight = join_weights(g, weights)
+    bias = join_weights(g, [m.q_bias, m.k_bias, m.v_bias]) if m.q_bias is not None else None
+    qkv = g.linear(m.x, weight, bias, scope=m.q.node.scope)
+    return tuple(slice_columns(g, qkv, [w.shape[0] for w in weights]))
+
+
+def fuse_qkv(graph: Graph) -> int:
+    return apply(graph, PATTERN, check, replace)

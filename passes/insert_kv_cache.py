@@ -1,0 +1,204 @@
+"""insert_kv_cache:  one sequence [1, S, ...]  ->  many sequences, token-major [tokens, ...], with a paged KV cache
+
+H query heads, Hkv key-value heads, D head dim, R rotated dims.  Everything in a decoder but attention is per token, so an axis
+of one sequence becomes an axis of tokens of many, and heads are flattened into columns. Attention of layer l becomes
+
+    q, cache' = rotary_kv_write(qkv, table, slots, kv_cache.l)        qkv: [tokens, (H + 2 Hkv) D], q: [tokens, H D]
+    out       = paged_attention(q, cache', seq_starts, context_lens, block_tables)     [tokens, H D]
+
+and from the final norm on, only the rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorwright.builder.ir import Graph, Node, Shape, Value
+from tensorwright.builder.ir import dims as dim_math
+from tensorwright.builder.ir.ops import ELEMENTWISE, infer
+from tensorwright.errors import PassError
+from tensorwright.passes.matcher import Match, closest, describe, match_value, pattern
+from tensorwright.passes.rewriter import make_node
+
+ATTENTION = pattern("""
+    q   = view(slice(qkv, dim=-1, start=0, end=q_end, step=1))
+    k   = view(slice(qkv, dim=-1, start=q_end, end=k_end, step=1))
+    v   = view(slice(qkv, dim=-1, start=k_end, end=v_end, step=1))
+    out = attention(rotary(q, table, rotary_dim=rotary_dim), rotary(k, table, rotary_dim=rotary_dim), v)
+""")
+PATTERN = ATTENTION
+
+METADATA: dict[str, tuple[str, Shape]] = {
+    "token_ids": ("int32", ("tokens",)),
+    "positions": ("int32", ("tokens",)),
+    "seq_starts": ("int32", ("seqs + 1",)),
+    "context_lens": ("int32", ("seqs",)),
+    "block_tables": ("int32", ("seqs", "max_blocks")),
+    "slots": ("int32", ("tokens",)),
+    "logit_rows": ("int32", ("rows",)),
+}
+RENAMED = {"input_ids": "token_ids", "position_ids": "positions"}
+
+NORMS = ("rms_norm", "add_rms_norm")
+PER_TOKEN = frozenset({*ELEMENTWISE, *NORMS, "linear", "swiglu"})
+
+
+def check(m: Match) -> None:
+    m.bind_shape(m.q, "1 S H D")
+    m.bind_shape(m.k, "1 S Hkv D")
+    m.bind_shape(m.v, "1 S Hkv D")
+    m.require(m.v_end == m.qkv.shape[-1], "q, k and v are not all of the fused linear", m.qkv)
+
+
+def insert_kv_cache(graph: Graph) -> int:
+    """Returns how many layers got a cache. Raises PassError for what has no per-token form."""
+    conversion = _TokenMajor(graph)
+    conversion.run()
+    graph.facts["kv_layers"] = conversion.layers
+    graph.stage = "cached"
+    graph.drop_dead()
+    return len(conversion.layers)
+
+
+class _TokenMajor:
+    """Rebuilds the graph in order; `moved` says what each old value has become."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.nodes: list[Node] = []
+        self.scope = ""
+        self.moved: dict[Value, Value] = {}
+        self.layers: list[dict[str, int]] = []
+        self.metadata = {name: self.emit("input", (), {}, kind, name) for name, kind in METADATA.items()}
+        self.attentions = {id(n): self.read_attention(n) for n in graph.find("attention")}
+        self.inside = {id(n) for m in self.attentions.values() for n in m.nodes} - set(self.attentions)
+        self.tail = find_tail(graph)
+
+    def emit(
+        self, op: str, inputs: Any, attrs: dict[str, Any], kind: tuple[str, Shape] | None = None, name: str = ""
+    ) -> Value:
+        """Add a node with one result of type `kind`, inferred if not given."""
+        return self.emit_all(op, inputs, attrs, [kind] if kind else None, name)[0]
+
+    def emit_all(self, op: str, inputs: Any, attrs: dict[str, Any], kinds: Any = None, name: str = "") -> list[Value]:
+        types = kinds if kinds is not None else infer(op, inputs, attrs)
+        node = make_node(self.graph, op, inputs, attrs, types, self.scope, name or op)
+        self.nodes.append(node)
+        return node.outputs
+
+    def run(self) -> None:
+        for node in self.graph.nodes:
+            self.scope = node.scope
+            if id(node) not in self.inside:
+                self.convert(node)
+        self.graph.nodes = self.nodes
+        self.graph.outputs = [self.moved[v] for v in self.graph.outputs]
+
+    def read_attention(self, node: Node) -> Match:
+        match = match_value(node.output, ATTENTION, check)
+        if match is None:
+            part = _only(self.graph, node)
+            raise PassError(
+                "insert_kv_cache: attention must read rotated q and k and plain v from one fused linear, in this order; "
+                f"{describe(node.output)} does not; closest: {closest(part, ATTENTION, check)}"
+            )
+        return match
+
+    def convert(self, node: Node) -> None:
+        if node.op == "input":
+            self.moved[node.output] = self.metadata[RENAMED.get(node.output.name, node.output.name)]
+        elif node.op in ("weight", "constant"):
+            self.nodes.append(node)
+            self.moved[node.output] = node.output
+        elif node.op == "view":
+            self.moved[node.output] = self.flatten(node)
+        elif node.op == "attention":
+            self.moved[node.output] = self.convert_attention(self.attentions[id(node)])
+        elif node.op == "embedding":
+            table, ids = self.operands(node)
+            self.moved[node.output] = self.emit("embedding", [table, ids], {"scale": 1.0})
+        elif node.op == "rotary_table":
+            self.moved[node.output] = self.emit("rotary_table", self.operands(node), dict(node.attrs))
+        elif node.op == "slice" or node.op in PER_TOKEN:
+            self.convert_rows(node)
+        else:
+            raise PassError(f"insert_kv_cache: {describe(node.outputs[0])} has no form that is per token")
+
+    def operands(self, node: Node) -> list[Value | None]:
+        return [None if v is None else self.moved[v] for v in node.inputs]
+
+    def flatten(self, node: Node) -> Value:
+        """A view that keeps the sequence axis moves nothing once heads are columns."""
+        (source,) = node.inputs
+        assert source is not None
+        if source.shape[:2] != node.output.shape[:2] or source.shape[0] != 1:
+            raise PassError(f"insert_kv_cache: {describe(node.output)} mixes positions, which is not per token")
+        return self.moved[source]
+
+    def convert_rows(self, node: Node) -> None:
+        """An op on [1, S, C] is the same op on [tokens, C]."""
+        attrs = dict(node.attrs)
+        for value in (*node.inputs, *node.outputs):
+            if value is not None and value.rank > 2 and value.rank != 3:
+                raise PassError(f"insert_kv_cache: {describe(node.outputs[0])} works on heads, not on whole rows")
+        if node.op == "slice":
+            if attrs["dim"] != 2:
+                raise PassError(f"insert_kv_cache: {describe(node.outputs[0])} slices positions, which is not per token")
+            attrs["dim"] = 1
+        operands = self.operands(node)
+        if node is self.tail[0]:
+            rows = self.metadata["logit_rows"]
+            operands = [
+                self.emit("gather_rows", [v, rows], {}) if v is not None and v.shape[:1] == ("tokens",) else v
+                for v in operands
+            ]
+        self.moved.update(zip(node.outputs, self.emit_all(node.op, operands, attrs), strict=True))
+
+    def convert_attention(self, m: Match) -> Value:
+        layer = len(self.layers)
+        heads, kv_heads, head_dim = int(m.dims["H"]), int(m.dims["Hkv"]), int(m.dims["D"])
+        shape = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+        window = int(m.root.attrs["window"])
+        self.layers.append({"group": 0, "kv_heads": kv_heads, "head_dim": head_dim, "window": window})
+        meta = self.metadata
+        cache = self.emit("input", (), {}, ("kv", ()), f"kv_cache.{layer}")
+        written = [self.moved[m.qkv], self.moved[m.table], meta["slots"], cache]
+        kind = (self.moved[m.qkv].dtype, ("tokens", dim_math.mul(heads, head_dim)))
+        q, cache = self.emit_all(
+            "rotary_kv_write", written, {**shape, "rotary_dim": m.rotary_dim}, [kind, ("kv", ())]
+        )
+        extra = {k: m.root.attrs[k] for k in ("scale", "window", "softcap")}
+        read = [q, cache, meta["seq_starts"], meta["context_lens"], meta["block_tables"]]
+        return self.emit("paged_attention", read, {**shape, **extra}, kind)
+
+
+def find_tail(graph: Graph) -> list[Node]:
+    """The nodes from the final norm to the logits: what is computed only for the rows whose logits are wanted."""
+    if len(graph.outputs) != 1:
+        raise PassError(f"insert_kv_cache: a decoder must have one output, its logits, not {len(graph.outputs)}")
+    users = graph.users()
+    node, tail = graph.outputs[0].node, []
+    while node is not None:
+        tail.insert(0, node)
+        if node.op in NORMS:
+            inside = {id(n) for n in tail}
+            leaks = [u for n in tail for v in n.outputs for u in users[v] if id(u) not in inside]
+            if leaks:
+                raise PassError(f"insert_kv_cache: {describe(leaks[0].outputs[0])} also reads the final norm's rows")
+            return tail
+        streams = [v for v in node.inputs if v is not None and v.node and v.node.op not in ("weight", "constant")]
+        if len(streams) != 1 or node.op not in PER_TOKEN:
+            break
+        node = streams[0].node
+    where = describe(tail[0].outputs[0]) if tail else "the output"
+    raise PassError(f"insert_kv_cache: no norm between the last layer and the logits; the search ended at {where}")
+
+
+def _only(graph: Graph, node: Node) -> Graph:
+    """A view of `graph` that ends at `node`, for an explanation."""
+    part = graph.clone()
+    part.outputs = [part.value(node.outputs[0].name)]
+    part.drop_dead()
+    part.nodes = [n for n in part.nodes if n.op != node.op or n.outputs[0].name == node.outputs[0].name]
+    return part
+

@@ -1,0 +1,32 @@
+"""What the fusions of several linears into one share; not a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensorwright.builder.ir import Dim, Value
+from tensorwright.builder.ir import dims as dim_math
+from tensorwright.passes.rewriter import Rewriter
+
+
+def join_weights(g: Rewriter, parts: Sequence[Value]) -> Value:
+    """One weight node with the rows (elements) of all `parts`, which are weight nodes, in order."""
+    exprs = []
+    for part in parts:
+        assert part.node is not None
+        exprs.append(part.node.attrs["expr"])
+    rows = dim_math.add(*(p.shape[0] for p in parts))
+    shape = (rows, *parts[0].shape[1:])
+    weight: Value = g.weight(expr=exprs[0].concat(exprs[1:], 0), type=(parts[0].dtype, shape))
+    return weight
+
+
+def slice_columns(g: Rewriter, x: Value, widths: Sequence[Dim]) -> list[Value]:
+    """Consecutive slices of the last dimension of `x`, of these widths."""
+    start: Dim = 0
+    slices = []
+    for width in widths:
+        end = dim_math.add(start, width)
+        slices.append(g.slice(x, dim=x.rank - 1, start=start, end=end, step=1))
+        start = end
+    return slices

@@ -1,0 +1,117 @@
+"""plan_memory:  every result of the lowered graph gets a place in an arena, shared by results that never live together
+
+Two arenas, one measured in bytes per token and one in bytes per logit row. A buffer of C columns takes its stride (C elements,
+rounded up to 64 bytes) per token or row, from `offset` on; two buffers may overlap only if no instruction has both alive.
+The sum of a norm with a residual is written over the residual, or over x, where nobody reads that afterwards.
+Runs last: the plan holds for this order of nodes only.
+
+    node.attrs["buffers"]       index of the buffer of every result; -1 for a cache, which lives elsewhere
+    graph.facts["buffers"]      [kind, dtype, cols, stride_bytes, offset]
+    graph.facts["token_arena_bytes"], ["row_arena_bytes"], ["logits_buffer"]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.errors import PassError
+from tensorwright.passes.matcher import describe
+
+ALIGNMENT = 64
+BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "int8": 1}
+KINDS = ("tokens", "rows")
+SOURCES = ("input", "weight", "constant")
+
+
+@dataclass
+class Buffer:
+    """One place and the span of node indices, both ends included, over which it is taken."""
+
+    kind: str
+    dtype: str
+    cols: int
+    first: int
+    last: int
+    offset: int = -1
+
+    @property
+    def stride(self) -> int:
+        """Bytes per token or row."""
+        return align(self.cols * BYTES[self.dtype])
+
+    def meets(self, other: Buffer) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+def align(size: int) -> int:
+    return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+
+
+def plan_memory(graph: Graph) -> int:
+    """Returns how many buffers there are."""
+    last_use = find_last_uses(graph)
+    buffers: list[Buffer] = []
+    index: dict[Value, int] = {}
+    for position, node in enumerate(graph.nodes):
+        if node.op in SOURCES:
+            continue
+        reused = reusable_operand(node, position, last_use)
+        for i, value in enumerate(node.outputs):
+            last = max(last_use.get(value, position), position)
+            if value.dtype == "kv":
+                index[value] = -1
+            elif i == 1 and reused is not None:
+                index[value] = index[reused]
+                buffers[index[reused]].last = last
+            else:
+                index[value] = len(buffers)
+                buffers.append(describe_buffer(value, position, last))
+        node.attrs["buffers"] = [index[v] for v in node.outputs]
+    arenas = {kind: place([b for b in buffers if b.kind == kind]) for kind in KINDS}
+    graph.facts["buffers"] = [[b.kind, b.dtype, b.cols, b.stride, b.offset] for b in buffers]
+    graph.facts["token_arena_bytes"], graph.facts["row_arena_bytes"] = arenas["tokens"], arenas["rows"]
+    graph.facts["logits_buffer"] = index[graph.outputs[0]]
+    return len(buffers)
+
+
+def find_last_uses(graph: Graph) -> dict[Value, int]:
+    """The index of the last node that reads each value; past the end for the graph's outputs."""
+    last = {v: i for i, node in enumerate(graph.nodes) for v in node.inputs if v is not None}
+    last.update((v, len(graph.nodes)) for v in graph.outputs)
+    return last
+
+
+def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> Value | None:
+    """The operand of a norm with a residual over which its sum can be written."""
+    if node.op != "rms_norm" or len(node.outputs) != 2:
+        return None
+    x, _, residual = node.inputs
+    total = node.outputs[1]
+    for value in (residual, x):
+        if value is None or value.node is None or value.node.op in SOURCES:
+            continue
+        if last_use[value] == position and (value.dtype, value.shape) == (total.dtype, total.shape):
+            return value
+    return None
+
+
+def describe_buffer(value: Value, first: int, last: int) -> Buffer:
+    fits = value.rank == 2 and value.shape[0] in KINDS and isinstance(value.shape[1], int) and value.dtype in BYTES
+    if not fits:
+        raise PassError(f"plan_memory: a result must be [tokens or rows, columns] of a known type, not {describe(value)}")
+    return Buffer(str(value.shape[0]), value.dtype, int(value.shape[1]), first, last)
+
+
+def place(buffers: list[Buffer]) -> int:
+    """Give every buffer the lowest offset that is free for as long as it lives, widest first. Returns the arena's size."""
+    placed: list[Buffer] = []
+    for buffer in sorted(buffers, key=lambda b: (-b.stride, b.first)):
+        offset = 0
+        for other in sorted((b for b in placed if b.meets(buffer)), key=lambda b: b.offset):
+            if other.offset - offset >= buffer.stride:
+                break
+            offset = max(offset, other.offset + other.stride)
+        buffer.offset = offset
+        placed.append(buffer)
+    return max((b.offset + b.stride for b in placed), default=0)

@@ -1,0 +1,179 @@
+"""recognise_masks:  whatever computes an attention mask  ->  where(k <= q [and k > q - window], 0, -inf)
+
+S positions.  The mask is recognised by what it is, not by how it is computed: its subgraph is evaluated at lengths past every
+number in it, and must equal a causal or a sliding-window mask exactly, everywhere. Anything else is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.errors import UnsupportedModelError
+from tensorwright.passes.matcher import Match, describe, match_value, pattern
+from tensorwright.passes.rewriter import Rewriter, splice
+
+CAUSAL = pattern("out = where(le(view(arange()), view(arange())), 0, hidden)")
+WINDOW = pattern("""
+    key     = view(arange())
+    query   = view(arange())
+    visible = logical_and(le(key, query), gt(key, add(query, minus_window)))
+    out     = where(visible, 0, hidden)
+""")
+
+HIDDEN = -1e30
+"""Scores below this become probabilities of exactly zero beside any visible one."""
+
+LONGEST = 12288
+"""Positions beyond which evaluating a mask of S x S elements takes more memory than a build should."""
+
+
+def recognise_masks(graph: Graph) -> int:
+    """Returns how many different masks there were. Raises UnsupportedModelError for one that does not fit."""
+    forward: dict[Value, Value] = {}
+    inserted: dict[int, list[Node]] = {}
+    for mask in find_masks(graph):
+        window = fit(graph, mask)
+        assert mask.node is not None
+        builder = Rewriter(graph, mask.node)
+        forward[mask] = spell(builder, mask, window)
+        inserted[id(mask.node)] = builder.nodes
+    if inserted:
+        splice(graph, inserted, forward)
+    return len(inserted)
+
+
+def find_masks(graph: Graph) -> list[Value]:
+    """What is added to scores before a softmax and depends on positions alone, and is not spelled canonically yet."""
+    found: dict[Value, None] = {}
+    for node in graph.find("softmax"):
+        scores = node.inputs[0]
+        if scores is None or scores.node is None or scores.node.op != "add":
+            continue
+        for value in scores.node.inputs:
+            if value is not None and depends_on_positions_only(value) and read_mask(value) is None:
+                found[value] = None
+    return list(found)
+
+
+def read_mask(mask: Value) -> int | None:
+    """The window of a canonical mask, 0 for a causal one; None for any other value."""
+    if match_value(mask, CAUSAL, check_hidden) is not None:
+        return 0
+    match = match_value(mask, WINDOW, check_hidden)
+    return None if match is None else -int(match.minus_window.constant)
+
+
+def check_hidden(m: Match) -> None:
+    m.require(m.scalar(m.hidden) == -np.inf, "hidden positions are not minus infinity", m.hidden)
+
+
+def cone(value: Value) -> list[Node]:
+    """Every node that `value` depends on, in no particular order."""
+    seen: dict[int, Node] = {}
+    stack = [value.node]
+    while stack:
+        node = stack.pop()
+        if node is not None and id(node) not in seen:
+            seen[id(node)] = node
+            stack.extend(v.node for v in node.inputs if v is not None)
+    return list(seen.values())
+
+
+def depends_on_positions_only(value: Value) -> bool:
+    """Integer inputs of one sequence and constants; a mask of weights or embeddings is no mask."""
+    if value.rank < 2 or value.is_scalar_constant:
+        return False
+    nodes = cone(value)
+    return not any(n.op in ("weight", "embedding") for n in nodes)
+
+
+def fit(graph: Graph, mask: Value) -> int:
+    """The sliding window that `mask` has at every length tried, 0 if it is causal."""
+    windows = {length: fit_at(graph, mask, length) for length in lengths(graph, mask)}
+    longest = max(windows)
+    # A window shows only at lengths past it; below, the mask must be causal.
+    window = windows[longest]
+    for length, found in windows.items():
+        if found != (window if window < length else 0):
+            raise refusal(mask, f"its window is {window} at {longest} positions and {found} at {length}")
+    return window
+
+
+def lengths(graph: Graph, mask: Value) -> list[int]:
+    """Short ones, and one past every number that the mask's subgraph contains."""
+    limit = int(graph.facts.get("max_seq_len", LONGEST))
+    numbers = [n for n in numbers_in(cone(mask)) if 1 < n < limit]
+    longest = min(limit, max(numbers, default=2) + 67)
+    if longest > LONGEST:
+        raise refusal(mask, f"it would have to be evaluated at {longest} positions, past the {LONGEST} possible")
+    return sorted({min(n, longest) for n in (2, 3, 17, 64, longest)})
+
+
+def numbers_in(nodes: list[Node]) -> Iterator[int]:
+    """Absolute values of all integers in constants and attributes."""
+    for node in nodes:
+        for attr in node.attrs.values():
+            for item in np.ravel(np.asarray(attr)) if not isinstance(attr, str) else ():
+                if isinstance(item, int | float | np.number) and np.isfinite(item) and abs(item) < 2**31:
+                    yield abs(int(item))
+
+
+def fit_at(graph: Graph, mask: Value, length: int) -> int:
+    values = evaluate(graph, mask, length)
+    if values.shape[-2:] != (length, length) or values.size != length * length:
+        raise refusal(mask, f"it has shape {list(values.shape)} at {length} positions, not one row for each")
+    values = values.reshape(length, length)
+    visible = values == 0
+    if not np.all(visible | (values < HIDDEN)):
+        raise refusal(mask, "it adds something else than zero or minus infinity")
+    query, key = np.arange(length)[:, None], np.arange(length)[None, :]
+    window = int(visible[-1].sum())
+    if np.array_equal(visible, (key <= query) & (key > query - window)):
+        return window if window < length else 0
+    q, k = np.argwhere(visible != (key <= query))[0]
+    seen = "visible" if visible[q, k] else "hidden"
+    raise refusal(mask, f"at {length} positions, key {k} is {seen} to query {q}")
+
+
+def evaluate(graph: Graph, mask: Value, length: int) -> np.ndarray:
+    """The mask of one sequence at positions 0 .. length - 1."""
+    import torch
+
+    from tensorwright.builder.ir.interpret import interpret
+
+    part = graph.clone()
+    part.outputs = [part.value(mask.name)]
+    part.drop_dead()
+    sequence = torch.arange(length, dtype=torch.int64)[None]
+    inputs = {v.name: sequence for v in part.inputs}
+    (result,) = interpret(part, inputs, _no_weights)
+    array: np.ndarray = result.to(torch.float32).numpy()
+    return array
+
+
+def _no_weights(expr: object) -> object:
+    raise AssertionError("a mask depends on no weight")
+
+
+def refusal(mask: Value, why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"recognise_masks: an attention mask must be causal or a sliding window, but {describe(mask)} is neither: {why}"
+    )
+
+
+def spell(g: Rewriter, mask: Value, window: int) -> Value:
+    """The canonical mask of the type and rank of `mask`."""
+    length = mask.shape[-1]
+    ones = [1] * (mask.rank - 2)
+    positions = g.arange(start=0, end=length, step=1, dtype="int64")
+    key = g.view(positions, shape=(*ones, 1, length))
+    query = g.view(positions, shape=(*ones, length, 1))
+    visible = g.le(key, query)
+    if window:
+        recent = g.gt(key, g.add("add", query, g.constant(-window, "int64")))
+        visible = g.logical_and(visible, recent)
+    out: Value = g.where(visible, g.constant(0.0, "float32"), g.constant(float("-inf"), "float32"))
+    return out

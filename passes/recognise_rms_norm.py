@@ -1,0 +1,39 @@
+"""recognise_rms_norm:  w' * (x * rsqrt(mean(x*x, -1) + eps))  ->  rms_norm(x, w, eps, weight_offset)
+
+C channels.  x: [..., C], w: [C], eps a constant.  w' is w, or w + offset where the checkpoint stores w as a difference from
+one.  The mean is over C.
+"""
+
+from __future__ import annotations
+
+from tensorwright.builder.ir import Graph, Value
+from tensorwright.passes.matcher import Match, apply, pattern
+from tensorwright.passes.rewriter import Rewriter
+
+PATTERN = pattern(
+    """
+    variance = mean(mul(x, x), dims=[-1], keepdim=True)
+    inverse  = rsqrt(add(variance, eps))
+    out      = mul(add?(w, offset), mul(x, inverse))
+    """,
+    commute=True,
+)
+
+
+def check(m: Match) -> None:
+    m.bind_shape(m.w, "C")
+    m.bind_shape(m.x, "... C")
+    m.require(m.w.node.op == "weight", "the scale is not a weight", m.w)
+    m.require(m.x.dtype == m.out.dtype == "float32", "the norm is not computed in float32", m.out)
+    m.require(m.scalar(m.eps) > 0, "epsilon is not positive", m.eps)
+    m.require(m.offset is None or m.scalar(m.offset) == 1.0, "the weight's offset is not one", m.offset)
+
+
+def replace(m: Match, g: Rewriter) -> Value:
+    offset = 0.0 if m.offset is None else m.scalar(m.offset)
+    norm: Value = g.rms_norm(m.x, m.w, eps=m.scalar(m.eps), weight_offset=offset)
+    return norm
+
+
+def recognise_rms_norm(graph: Graph) -> int:
+    return apply(graph, PATTERN, check, replace)

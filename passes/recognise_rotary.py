@@ -1,0 +1,84 @@
+"""recognise_rotary:  x * cos + rotate_half(x) * sin  ->  rotary(x, rotary_table(positions, inv_freq, scale))
+
+S tokens, H heads, D head dim, R rotated dims (even, the first ones of D; often all).  In the trace x is [1, H, S, D] and
+cos, sin are [1, 1, S, R] of angles positions[S] * inv_freq[R/2], repeated for both halves; rotary takes [1, S, H, D] and
+pairs element i with i + R/2.
+
+    rotate_half(x) = concat(-x[R/2:], x[:R/2])
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensorwright.builder.ir import Graph, Value
+from tensorwright.passes.matcher import Match, apply, match_value, pattern
+from tensorwright.passes.rewriter import Rewriter
+
+FULL = pattern(
+    """
+    first   = slice(x, dim=-1, start=0, end=half, step=1)
+    second  = slice(x, dim=-1, start=half, end=rotary_dim, step=1)
+    rotated = concat(neg(second), first, dim=-1)
+    out     = add(mul(x, cos), mul(rotated, sin))
+    """,
+    commute=True,
+)
+
+PARTIAL = pattern(
+    """
+    turning = slice(x, dim=-1, start=0, end=rotary_dim, step=1)
+    passing = slice(x, dim=-1, start=rotary_dim, end=head_dim, step=1)
+    first   = slice(turning, dim=-1, start=0, end=half, step=1)
+    second  = slice(turning, dim=-1, start=half, end=rotary_dim, step=1)
+    rotated = concat(neg(second), first, dim=-1)
+    out     = concat(add(mul(turning, cos), mul(rotated, sin)), passing, dim=-1)
+    """,
+    commute=True,
+)
+
+_ANGLES = """
+    frequencies = mul(view?(cast(view?(positions), dtype="float32")), view?(inv_freq))
+    angles      = concat(frequencies, frequencies, dim=-1)
+"""
+COS = pattern(_ANGLES + "    out = view?(mul?(cos(angles), scale))\n", commute=True)
+SIN = pattern(_ANGLES + "    out = view?(mul?(sin(angles), scale))\n", commute=True)
+
+
+def check(m: Match) -> None:
+    m.bind_shape(m.x, "1 H S D")
+    m.bind_shape(m.cos, "1 1 S R")
+    m.bind_shape(m.sin, "1 1 S R")
+    m.require(m.rotary_dim == m.dims["R"] == 2 * m.half, "the halves of x do not pair up", m.x)
+    cosine, sine = match_angles(m, m.cos, COS), match_angles(m, m.sin, SIN)
+    m.require(cosine.positions is sine.positions, "cosine and sine of different positions", m.sin)
+    m.require(cosine.inv_freq is sine.inv_freq, "cosine and sine of different frequencies", m.sin)
+    scales = [1.0 if t.scale is None else t.scalar(t.scale) for t in (cosine, sine)]
+    m.require(scales[0] == scales[1], "cosine and sine have different scales", m.sin)
+    m.notes.update(positions=cosine.positions, inv_freq=cosine.inv_freq, scale=scales[0])
+
+
+def match_angles(m: Match, table: Value, spelling) -> Match:  # type: ignore[no-untyped-def]
+    """The parts of a cosine or sine table; refuses m where it is none, or its frequencies depend on the input."""
+    found = match_value(table, spelling)
+    m.require(found is not None, "not a cosine or sine of positions times constant frequencies", table)
+    assert found is not None
+    frequencies = found.inv_freq.constant
+    m.require(isinstance(frequencies, np.ndarray), "the inverse frequencies are not constant", found.inv_freq)
+    m.require(frequencies.size == m.half, "the frequencies are not one per pair", found.inv_freq)
+    m.bind_shape(found.positions, "1 S")
+    m.require(found.positions.node.op == "input", "the positions are not an input of the graph", found.positions)
+    return found
+
+
+def replace(m: Match, g: Rewriter) -> Value:
+    frequencies = g.constant(np.ascontiguousarray(m.notes["inv_freq"].constant).reshape(-1), "float32", [m.half])
+    table = g.rotary_table(m.notes["positions"], frequencies, scale=m.notes["scale"])
+    token_major = g.transpose(m.x, dim0=1, dim1=2)
+    turned: Value = g.transpose(g.rotary(token_major, table, rotary_dim=m.rotary_dim), dim0=1, dim1=2)
+    return turned
+
+
+def recognise_rotary(graph: Graph) -> int:
+    """The tables come out one per use; merge_common_subexpressions makes them one per model."""
+    return apply(graph, PARTIAL, check, replace) + apply(graph, FULL, check, replace)

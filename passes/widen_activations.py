@@ -1,0 +1,38 @@
+"""widen_activations:  round16(f(x))  ->  f(x), all in float32
+
+A checkpoint traced in bfloat16 rounds after every operation. The engine computes activations in float32 and rounds only
+matmul inputs and the KV cache (the numeric contract), so the rounding points of the trace are dropped here, once, and
+every later pass sees one spelling. More exact than the trace, and so not equal to it: --verify reports, it does not compare.
+Weights are widened exactly; lowering stores those of matmuls in the engine's type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorwright.builder.ir import Graph, Node
+
+NARROW = ("bfloat16", "float16")
+
+
+def widen_activations(graph: Graph) -> int:
+    """Returns how many values became float32; 0 for a graph traced in float32."""
+    count = 0
+    for node in graph.nodes:
+        for value in node.outputs:
+            if value.dtype in NARROW:
+                value.dtype = "float32"
+                count += 1
+        if node.attrs.get("dtype") in NARROW:
+            node.attrs["dtype"] = "float32"
+        if node.op == "constant":
+            node.attrs["value"] = _widen(node)
+    return count
+
+
+def _widen(node: Node) -> Any:
+    """Array constants hold what their value's dtype says; a float32 array holds every narrow float exactly."""
+    data = node.attrs["value"]
+    if hasattr(data, "dtype") and str(data.dtype).removeprefix("torch.") in NARROW:
+        return data.astype("float32")
+    return data

@@ -1,0 +1,28 @@
+"""add(a, b):  y = a + b
+
+a, b, y: the same shape, float32.  The instruction of the lowered stage; broadcasting adds never reach it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.errors import GraphError
+
+NAME = "add"
+ATTRS: dict[str, type] = {}
+
+
+def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    a, b = inputs
+    if a.shape != b.shape:
+        raise GraphError(f"add: both operands must have one shape, got {list(a.shape)} and {list(b.shape)}")
+    return [("float32", a.shape)]
+
+
+def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    a, b = inputs
+    return [a.astype(np.float32) + b.astype(np.float32)]

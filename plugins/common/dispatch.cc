@@ -1,0 +1,136 @@
+// Processor features by CPUID, the level TENSORWRIGHT_ISA asks for, and the explanation of every choice.
+#include "plugins/common/dispatch.h"
+
+#include <cpuid.h>
+
+#include <cstdlib>
+
+#include "runtime/core/error.h"
+
+namespace tensorwright {
+namespace {
+
+constexpr Isa kLevels[] = {Isa::scalar, Isa::avx2, Isa::avx512};
+
+// The register states that the operating system saves: XCR0, or 0 without XSAVE.
+uint64_t saved_states(uint32_t leaf1_ecx) {
+  if (!(leaf1_ecx & bit_OSXSAVE)) return 0;
+  uint32_t low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+CpuFeatures read_features() {
+  CpuFeatures f;
+  uint32_t a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) return f;
+  const uint64_t states = saved_states(c);
+  const bool ymm = (states & 0x6) == 0x6, zmm = (states & 0xe6) == 0xe6;
+  f.fma = ymm && (c & bit_FMA);
+  const bool f16c = c & bit_F16C;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
+  const uint32_t levels = a;
+  constexpr uint32_t kAvx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
+  f.avx2 = ymm && (b & bit_AVX2) && f16c;
+  f.avx512 = zmm && f.avx2 && f.fma && (b & kAvx512) == kAvx512;
+  f.avx512_vnni = f.avx512 && (c & bit_AVX512VNNI);
+  if (levels >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
+    f.avx512_bf16 = f.avx512 && (a & bit_AVX512BF16);
+  }
+  return f;
+}
+
+bool has(Isa isa) {
+  const CpuFeatures& f = cpu_features();
+  switch (isa) {
+    case Isa::scalar:
+      return true;
+    case Isa::avx2:
+      return f.avx2 && f.fma;
+    case Isa::avx512:
+      return f.avx512;
+  }
+  return false;
+}
+
+Isa best_isa() {
+  Isa best = Isa::scalar;
+  for (Isa isa : kLevels) {
+    if (has(isa)) best = isa;
+  }
+  return best;
+}
+
+const char* needs(Isa isa) {
+  switch (isa) {
+    case Isa::scalar:
+      return "nothing";
+    case Isa::avx2:
+      return "AVX2 and FMA";
+    case Isa::avx512:
+      return "AVX-512 (F, BW, VL, DQ)";
+  }
+  return "";
+}
+
+}  // namespace
+
+const CpuFeatures& cpu_features() {
+  static const CpuFeatures features = read_features();
+  return features;
+}
+
+const char* isa_name(Isa isa) {
+  switch (isa) {
+    case Isa::scalar:
+      return "scalar";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
+  }
+  return "";
+}
+
+Isa selected_isa() {
+  const char* text = std::getenv("TENSORWRIGHT_ISA");
+  if (!text || !*text) return best_isa();
+  const std::string name = text;
+  for (Isa isa : kLevels) {
+    if (name != isa_name(isa)) continue;
+    if (has(isa)) return isa;
+    throw Error("IsaError", "TENSORWRIGHT_ISA=" + name +
+                                " must name an instruction set this processor has; it lacks " + needs(isa) +
+                                ". Unset it, or use " + isa_name(best_isa()) + " or below.");
+  }
+  throw Error("IsaError", "TENSORWRIGHT_ISA must be scalar, avx2 or avx512, not '" + name +
+                              "'. Unset it to take the best.");
+}
+
+std::string refusal(Isa entry_isa, bool needs_bf16, Isa isa) {
+  if (!has(entry_isa)) return std::string("needs ") + needs(entry_isa) + ", which this processor lacks";
+  if (entry_isa > isa)
+    return std::string("needs ") + needs(entry_isa) + ", above the selected level " + isa_name(isa);
+  if (needs_bf16 && !cpu_features().avx512_bf16) return "needs AVX512-BF16, which this processor lacks";
+  return "";
+}
+
+std::vector<DispatchChoice> explain_dispatch() {
+  const Isa isa = selected_isa();
+  std::vector<DispatchChoice> choices;
+  auto add = [&](const char* family, auto table) { choose(family, table, isa, &choices.emplace_back()); };
+  add("matmul float32", matmul_kernels(TW_F32));
+  add("matmul bfloat16", matmul_kernels(TW_BF16));
+  add("embedding float32", embedding_kernels(TW_F32));
+  add("embedding bfloat16", embedding_kernels(TW_BF16));
+  add("rms_norm", rms_norm_kernels());
+  add("rotary_table", rotary_table_kernels());
+  add("rotary_kv_write", rotary_kv_write_kernels());
+  add("attention float32", attention_kernels(TW_F32));
+  add("attention bfloat16", attention_kernels(TW_BF16));
+  add("attention_combine", attention_combine_kernels());
+  add("swiglu", swiglu_kernels());
+  return choices;
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,74 @@
+// AVX-512 twins of bf16.h and exp.h, lane for lane the same bits, and masked loads and stores. Included only
+// by x86_avx512*.cc files.
+#ifndef TENSORWRIGHT_PLUGINS_COMMON_X86_AVX512_H_
+#define TENSORWRIGHT_PLUGINS_COMMON_X86_AVX512_H_
+
+// GCC 12 takes the deliberately undefined lanes inside its own intrinsics for mistakes (its bug 105593).
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#include <math.h>
+
+#include "plugins/common/exp.h"
+#include "plugins/common/kernel_types.h"
+
+// The first `count` of 16 lanes; all of them from 16 up, none from 0 down.
+static inline __mmask16 tw_lanes_avx512(int64_t count) {
+  return count >= 16 ? (__mmask16)0xffff : count <= 0 ? (__mmask16)0 : (__mmask16)((1u << count) - 1u);
+}
+
+static inline __m512 tw_bf16_to_f32_avx512(__m256i h) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+static inline __m256i tw_f32_to_bf16_avx512(__m512 value) {
+  __m512i bits = _mm512_castps_si512(value);
+  __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+  rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+
+static inline __m512 tw_exp2_integer_avx512(__m512i n) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
+}
+
+static inline __m512 tw_exp_avx512(__m512 x) {
+  const __m512 low = _mm512_set1_ps(TW_EXP_LOW), high = _mm512_set1_ps(TW_EXP_HIGH);
+  const __m512 one = _mm512_set1_ps(1.0f), round = _mm512_set1_ps(TW_EXP_ROUND);
+  __m512 c = _mm512_min_ps(_mm512_max_ps(x, low), high);
+  __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, _mm512_set1_ps(TW_EXP_LOG2E), round), round);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(TW_EXP_LN2_HIGH), c);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(TW_EXP_LN2_LOW), r);
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(TW_EXP_C6), r, _mm512_set1_ps(TW_EXP_C5));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C4));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C3));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C2));
+  p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), one);
+  __m512i whole = _mm512_cvttps_epi32(n), half = _mm512_srai_epi32(whole, 1);
+  __m512 y = _mm512_mul_ps(p, tw_exp2_integer_avx512(half));
+  y = _mm512_mul_ps(y, tw_exp2_integer_avx512(_mm512_sub_epi32(whole, half)));
+  y = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), y);
+  y = _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, high, _CMP_GT_OQ), _mm512_set1_ps(INFINITY));
+  return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+}
+
+static inline __m512 tw_silu_avx512(__m512 x) {
+  __m512 minus_x =
+      _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x), _mm512_set1_epi32(INT32_MIN)));
+  return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), tw_exp_avx512(minus_x)));
+}
+
+// Stores lanes of `value` at element `at` of y, as float or rounded to bfloat16.
+static inline void tw_store_avx512(void* y, int y_dtype, int64_t at, __mmask16 lanes, __m512 value) {
+  if (y_dtype == TW_BF16) {
+    _mm256_mask_storeu_epi16((uint16_t*)y + at, lanes, tw_f32_to_bf16_avx512(value));
+  } else {
+    _mm512_mask_storeu_ps((float*)y + at, lanes, value);
+  }
+}
+
+#endif  // TENSORWRIGHT_PLUGINS_COMMON_X86_AVX512_H_

@@ -1,0 +1,26 @@
+// The embedding kernels, best first.
+#include "plugins/common/dispatch.h"
+
+extern "C" {
+void tw_embedding_f32_scalar(const tw_embedding_args*);
+void tw_embedding_f32_avx512(const tw_embedding_args*);
+void tw_embedding_bf16_scalar(const tw_embedding_args*);
+void tw_embedding_bf16_avx512(const tw_embedding_args*);
+}
+
+namespace tensorwright {
+
+std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype) {
+  static constexpr KernelEntry<tw_embedding_fn> kF32[] = {
+      {"embedding_f32_avx512", Isa::avx512, false, tw_embedding_f32_avx512},
+      {"embedding_f32_scalar", Isa::scalar, false, tw_embedding_f32_scalar},
+  };
+  static constexpr KernelEntry<tw_embedding_fn> kBf16[] = {
+      {"embedding_bf16_avx512", Isa::avx512, false, tw_embedding_bf16_avx512},
+      {"embedding_bf16_scalar", Isa::scalar, false, tw_embedding_bf16_scalar},
+  };
+  if (dtype == TW_BF16) return kBf16;
+  return kF32;
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,31 @@
+"""embedding(table, ids):  y[t] = scale * table[ids[t]]
+
+table: [V, C] of the activation type, ids: [T] integers in [0, V).  y: [T, C] float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.errors import GraphError
+from tensorwright.plugins.rounding import round_to
+
+NAME = "embedding"
+ATTRS: dict[str, type] = {"scale": float}
+
+
+def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    """float32, ids' shape and the table's columns."""
+    table, ids = inputs
+    if table.rank != 2:
+        raise GraphError(f"embedding: the table must be [vocabulary, width], got {list(table.shape)}")
+    return [("float32", (*ids.shape, table.shape[1]))]
+
+
+def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    table, ids = inputs
+    rows = round_to(table, act_dtype)[ids.astype(np.int64)]
+    return [rows * np.float32(attrs["scale"])]

@@ -1,0 +1,29 @@
+"""gather_rows(x, logit_rows):  y[r] = x[logit_rows[r]]
+
+x: [tokens, C], logit_rows: int32 [rows].  y: [rows, C].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.errors import GraphError
+
+NAME = "gather_rows"
+ATTRS: dict[str, type] = {}
+
+
+def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    """x's type and shape, rows for tokens."""
+    x, rows = inputs
+    if rows.rank != 1:
+        raise GraphError(f"gather_rows: logit_rows must be a vector, got {list(rows.shape)}")
+    return [(x.dtype, (*rows.shape, *x.shape[1:]))]
+
+
+def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    x, rows = inputs
+    return [x[rows.astype(np.int64)]]

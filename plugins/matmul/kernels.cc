@@ -1,0 +1,28 @@
+// The matmul kernels, best first.
+#include "plugins/common/dispatch.h"
+
+extern "C" {
+void tw_matmul_f32_scalar(const tw_matmul_args*);
+void tw_matmul_f32_avx512(const tw_matmul_args*);
+void tw_matmul_bf16_scalar(const tw_matmul_args*);
+void tw_matmul_bf16_avx512(const tw_matmul_args*);
+void tw_matmul_bf16_avx512bf16(const tw_matmul_args*);
+}
+
+namespace tensorwright {
+
+std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype) {
+  static constexpr KernelEntry<tw_matmul_fn> kF32[] = {
+      {"matmul_f32_avx512", Isa::avx512, false, tw_matmul_f32_avx512},
+      {"matmul_f32_scalar", Isa::scalar, false, tw_matmul_f32_scalar},
+  };
+  static constexpr KernelEntry<tw_matmul_fn> kBf16[] = {
+      {"matmul_bf16_avx512bf16", Isa::avx512, true, tw_matmul_bf16_avx512bf16},
+      {"matmul_bf16_avx512", Isa::avx512, false, tw_matmul_bf16_avx512},
+      {"matmul_bf16_scalar", Isa::scalar, false, tw_matmul_bf16_scalar},
+  };
+  if (dtype == TW_BF16) return kBf16;
+  return kF32;
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,63 @@
+"""matmul(x, w, bias?, residual?):  y = act(x w^T + bias) + residual
+
+x: [T, K], w: [N, K], bias: [N], residual and y: [T, n].  epilogue 0: act is the identity, n = N.
+epilogue 1 (swiglu): w and bias hold n gate rows and then n up rows; act is silu(gate) * up, n = N / 2.
+
+x and w are of the activation type; sums, bias and residual are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.errors import GraphError
+from tensorwright.plugins.rounding import round_to
+from tensorwright.plugins.swiglu.op import silu_gate
+
+NAME = "matmul"
+ATTRS: dict[str, type] = {"epilogue": int, "n": int}
+EPILOGUE_NONE, EPILOGUE_SWIGLU = 0, 1
+"""Numbers of kernel.h."""
+
+
+def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    """[T, n]: of x's type after swiglu, since another matmul reads it; else float32."""
+    x, w, bias, residual = (*inputs, None, None)[:4]
+    if x is None or w is None:
+        raise GraphError("matmul: x and w must be present")
+    epilogue, n = attrs["epilogue"], attrs["n"]
+    if epilogue not in (EPILOGUE_NONE, EPILOGUE_SWIGLU):
+        raise GraphError(f"matmul: epilogue must be 0 (none) or 1 (swiglu), got {epilogue}")
+    rows = n * (1 + epilogue)
+    if w.shape != (rows, x.shape[-1]):
+        raise GraphError(f"matmul: w must be [{rows}, {x.shape[-1]}] for x {list(x.shape)}, got {list(w.shape)}")
+    if bias is not None and bias.shape != (rows,):
+        raise GraphError(f"matmul: bias must be [{rows}], got {list(bias.shape)}")
+    shape = (*x.shape[:-1], n)
+    if residual is not None and residual.shape != shape:
+        raise GraphError(f"matmul: residual must be {list(shape)}, got {list(residual.shape)}")
+    return [("float32" if epilogue == EPILOGUE_NONE else x.dtype, shape)]
+
+
+def product(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """x w^T + bias in float64."""
+    y = x.astype(np.float64) @ w.astype(np.float64).T
+    return y if bias is None else y + bias.astype(np.float64)
+
+
+def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    """float64 sums, rounded once at the end: to the activation type after swiglu, else to float32."""
+    x, w, bias, residual = (*inputs, None, None)[:4]
+    assert x is not None
+    assert w is not None
+    y = product(round_to(x, act_dtype), round_to(w, act_dtype), bias)
+    swiglu = attrs["epilogue"] == EPILOGUE_SWIGLU
+    if swiglu:
+        y = silu_gate(y)
+    if residual is not None:
+        y = y + residual.astype(np.float64)
+    return [round_to(y.astype(np.float32), act_dtype if swiglu else "float32")]

@@ -1,0 +1,241 @@
+// The matmul of the AVX-512 kernels, for any way (`Dot`) to multiply a 4-byte group of K into 16 lanes.
+//
+//   for each unit of 4 panels, for each chunk of rows, for each block of K:
+//     for each R <= 6 rows of the chunk:  micro kernel, R x 4 accumulators in registers
+//   then bias, activation, residual and rounding for the chunk
+//
+// A weight vector is loaded once per R rows; a block of weights comes from memory once and is found in the L2
+// cache by the other rows of the chunk. Partial sums are stored and reloaded between blocks of K, so blocking
+// never shows. Everything is in an unnamed namespace: this header is compiled under instruction-set flags and
+// must not leak.
+#ifndef TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_H_
+#define TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_H_
+
+#include <string.h>
+
+#include "plugins/common/x86_avx512.h"
+#include "plugins/matmul/kernel.h"
+
+namespace {
+
+constexpr int64_t kLanes = TW_LANES;
+constexpr int64_t kUnit = 4;          // panels
+constexpr int64_t kRows = 6;          // rows of a micro kernel at most: with 4 panels 29 of 32 registers
+constexpr int64_t kChunk = 96;        // rows
+constexpr int64_t kDeepBlock = 2048;  // groups of K: a unit's block takes half the L2 cache
+constexpr int64_t kFlatBlock = 512;   // shorter for few rows, so that the next block is fetched ahead in time
+
+// One call of a micro kernel.
+struct Tile {
+  const char* x;     // first row, at the block's first K
+  int64_t x_stride;  // bytes
+  const char* w;     // first panel, at the block's first K
+  int64_t w_stride;  // bytes between panels
+  int64_t groups;    // whole 4-byte groups of K
+  bool tail;         // one more group, of which x has only the first half
+  bool first;        // sums start at zero
+  float* sum;        // [rows, kUnit, 16] partial sums
+  const char*
+      ahead[2];  // lines of a later block to fetch meanwhile: one per group of K, ahead_step bytes apart
+  int64_t ahead_step[2];
+};
+
+// Row r is at x[r / 3] + r % 3 * stride, panel p at w[p / 3] + p % 3 * stride: forms that x86 addresses
+// directly.
+struct Cursor {
+  const char *x[2], *w[2];
+};
+
+template <class Dot, int R, int P>
+inline __attribute__((always_inline)) void step(__m512 (&acc)[R][P], const Cursor& c, int64_t x_stride,
+                                                int64_t w_stride, size_t bytes) {
+  __m512i w[P];
+#pragma GCC unroll 16
+  for (int p = 0; p < P; ++p) w[p] = _mm512_loadu_si512(c.w[p / 3] + p % 3 * w_stride);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+    int32_t bits = 0;
+    memcpy(&bits, c.x[r / 3] + r % 3 * x_stride, bytes);
+    const __m512i x = _mm512_set1_epi32(bits);
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p) acc[r][p] = Dot::step(acc[r][p], x, w[p]);
+  }
+}
+
+template <class Dot, int R, int P>
+void micro(const Tile* t) {
+  __m512 acc[R][P];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p) {
+      acc[r][p] = t->first ? _mm512_setzero_ps() : _mm512_loadu_ps(t->sum + (r * kUnit + p) * kLanes);
+    }
+  }
+  const int64_t x_stride = t->x_stride, w_stride = t->w_stride;
+  Cursor c = {{t->x, t->x + 3 * x_stride}, {t->w, t->w + 3 * w_stride}};
+  const char *ahead0 = t->ahead[0], *ahead1 = t->ahead[1];
+  const int64_t ahead_step0 = t->ahead_step[0], ahead_step1 = t->ahead_step[1];
+  for (int64_t g = t->groups; g > 0; --g) {
+    _mm_prefetch(ahead0, _MM_HINT_T1);
+    _mm_prefetch(ahead1, _MM_HINT_T1);
+    step<Dot, R, P>(acc, c, x_stride, w_stride, 4);
+    ahead0 += ahead_step0;
+    ahead1 += ahead_step1;
+    for (int i = 0; i < 2; ++i) c.x[i] += 4, c.w[i] += 64;
+    // Keeps the compiler from turning every row into a pointer of its own; there are not enough registers.
+    __asm__("" : "+r"(c.x[0]), "+r"(c.x[1]), "+r"(c.w[0]), "+r"(c.w[1]));
+  }
+  if (t->tail) step<Dot, R, P>(acc, c, x_stride, w_stride, 2);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p) _mm512_storeu_ps(t->sum + (r * kUnit + p) * kLanes, acc[r][p]);
+  }
+}
+
+typedef void (*Micro)(const Tile*);
+
+// Bias, activation, residual, rounding: once the whole of K is summed. For P panels from `panel` of one row.
+template <int P, bool Swiglu>
+inline __attribute__((always_inline)) void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel,
+                                                      const float* sum) {
+  constexpr int kPair = Swiglu ? 2 : 1;
+#pragma GCC unroll 4
+  for (int p = 0; p < P; p += kPair) {
+    const int64_t column = (panel + p) / kPair * kLanes;
+    const __mmask16 lanes = tw_lanes_avx512(a.n - column);
+    __m512 value[kPair];
+    for (int i = 0; i < kPair; ++i) {
+      value[i] = _mm512_loadu_ps(sum + (p + i) * kLanes);
+      if (!a.bias) continue;
+      value[i] = _mm512_add_ps(value[i], _mm512_maskz_loadu_ps(lanes, a.bias + (panel + p + i) * kLanes));
+    }
+    __m512 y = Swiglu ? _mm512_mul_ps(tw_silu_avx512(value[0]), value[kPair - 1]) : value[0];
+    if (a.residual) {
+      y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(lanes, a.residual + row * a.residual_stride + column));
+    }
+    tw_store_avx512(a.y, a.y_dtype, row * a.y_stride + column, lanes, y);
+  }
+}
+
+template <int P, bool Swiglu>
+__attribute__((noinline)) void finish(const tw_matmul_args* args, int64_t row, int64_t rows, int64_t panel,
+                                      const float* sum) {
+  const tw_matmul_args a = *args;  // a copy: y cannot alias it
+  for (int64_t r = 0; r < rows; ++r) finish_row<P, Swiglu>(a, row + r, panel, sum + r * kUnit * kLanes);
+}
+
+typedef void (*Finish)(const tw_matmul_args*, int64_t, int64_t, int64_t, const float*);
+
+Finish finish_for(const tw_matmul_args* a, int64_t panels) {
+  static const Finish plain[kUnit] = {finish<1, false>, finish<2, false>, finish<3, false>, finish<4, false>};
+  if (a->epilogue == TW_EPILOGUE_SWIGLU) return panels == 4 ? finish<4, true> : finish<2, true>;
+  return plain[panels - 1];
+}
+
+#define TW_MICROS(P) \
+  {micro<Dot, 1, P>, micro<Dot, 2, P>, micro<Dot, 3, P>, micro<Dot, 4, P>, micro<Dot, 5, P>, micro<Dot, 6, P>}
+template <class Dot>
+Micro micro_for(int64_t rows, int64_t panels) {
+  static const Micro table[kUnit][kRows] = {TW_MICROS(1), TW_MICROS(2), TW_MICROS(3), TW_MICROS(4)};
+  return table[panels - 1][rows - 1];
+}
+#undef TW_MICROS
+
+int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// How a call is cut up; the same for every unit of panels.
+struct Cut {
+  int64_t groups, block;       // whole groups of K, and per block
+  int64_t chunk;               // rows
+  int64_t x_stride, w_stride;  // bytes
+  bool tail;
+};
+
+Cut cut_of(const tw_matmul_args* a, int dtype) {
+  Cut c;
+  const int64_t bytes = (int64_t)tw_dtype_bytes(dtype);
+  c.groups = a->k * bytes / 4;
+  c.tail = a->k * bytes % 4 != 0;
+  c.x_stride = a->x_stride * bytes;
+  c.w_stride = (int64_t)tw_panel_bytes(dtype, (size_t)a->k);
+  const int64_t limit = a->rows > kRows && a->rows <= kChunk ? kFlatBlock : kDeepBlock;
+  const int64_t blocks = c.groups > limit ? ceil_div(c.groups, limit) : 1;
+  c.block = ceil_div(c.groups, blocks);
+  // With one block the sums need not wait for the next: keep them few, in the L1 cache.
+  c.chunk = blocks == 1 && a->rows > kChunk ? kRows : kChunk;
+  return c;
+}
+
+// The weights of the next block, a panel at a time.
+struct Ahead {
+  const char* w;
+  int64_t panels, stride;
+};
+
+Ahead ahead_of(const tw_matmul_args* a, const Cut& c, int64_t panel, int64_t panels, int64_t begin) {
+  const char* w = (const char*)a->w + panel * c.w_stride;
+  if (begin + c.block < c.groups) return {w + (begin + c.block) * 64, panels, c.w_stride};
+  return {w + panels * c.w_stride, at_most(kUnit, a->panel_end - panel - panels), c.w_stride};
+}
+
+void take(Ahead* from, Tile* tile, int slot) {
+  if (from->panels == 0) return;
+  tile->ahead[slot] = from->w;
+  tile->ahead_step[slot] = 64;
+  from->w += from->stride;
+  --from->panels;
+}
+
+// Sums one block of K (from group `begin`) for `rows` rows from `row` and one unit of panels.
+template <class Dot>
+void sum_block(const tw_matmul_args* a, const Cut& c, int64_t row, int64_t rows, int64_t panel,
+               int64_t panels, int64_t begin, float* sum) {
+  const int64_t passes = ceil_div(rows, Dot::kRowsAtOnce);
+  const bool last = begin + c.block >= c.groups;
+  const char* w = (const char*)a->w + panel * c.w_stride + begin * 64;
+  Ahead next = ahead_of(a, c, panel, panels, begin);
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const int64_t first = rows * pass / passes, end = rows * (pass + 1) / passes;
+    Tile t = {(const char*)a->x + (row + first) * c.x_stride + begin * 4,
+              c.x_stride,
+              w,
+              c.w_stride,
+              last ? c.groups - begin : c.block,
+              last && c.tail,
+              begin == 0,
+              sum + first * kUnit * kLanes,
+              {w, w},
+              {0, 0}};
+    // One pass leaves no time to fetch ahead; of several, the last ones share it.
+    if (passes > 1 && pass >= passes - kUnit) {
+      take(&next, &t, 0);
+      if (passes < kUnit) take(&next, &t, 1);
+    }
+    micro_for<Dot>(end - first, panels)(&t);
+  }
+}
+
+template <class Dot>
+void matmul(const tw_matmul_args* a, int dtype) {
+  const Cut c = cut_of(a, dtype);
+  float sum[kChunk * kUnit * kLanes];
+  for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += kUnit) {
+    const int64_t panels = at_most(kUnit, a->panel_end - panel);
+    for (int64_t row = 0; row < a->rows; row += c.chunk) {
+      const int64_t rows = at_most(c.chunk, a->rows - row);
+      int64_t begin = 0;
+      do {
+        sum_block<Dot>(a, c, row, rows, panel, panels, begin, sum);
+        begin += c.block;
+      } while (begin < c.groups);
+      finish_for(a, panels)(a, row, rows, panel, sum);
+    }
+  }
+}
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_H_

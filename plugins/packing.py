@@ -1,0 +1,49 @@
+"""The packed weight layout, in numpy: its definition, and what tests compare the C++ packer with.
+
+Rows come in panels of 16, the last one padded with zeros. Inside a panel the reduction dimension K is cut into groups
+of 4 bytes (1 float32 or 2 bfloat16; K padded with zeros) and group 0 of all 16 rows comes first, then group 1:
+[panels, groups of K, 16 rows, 4 bytes]. bfloat16 elements are uint16 bit patterns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+LANES = 16
+GROUP_BYTES = 4
+_STORAGE = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
+
+
+def panels_of(rows: int) -> int:
+    """Panels that hold `rows` rows."""
+    return -(-rows // LANES)
+
+
+def panel_bytes(dtype: str, k: int) -> int:
+    """Bytes of one panel of K columns."""
+    per_group = GROUP_BYTES // _STORAGE[dtype].itemsize
+    return -(-k // per_group) * GROUP_BYTES * LANES
+
+
+def pack_panels(matrix: np.ndarray, dtype: str) -> np.ndarray:
+    """[n, k] in the element type's storage -> uint8 [panels of n, panel_bytes(dtype, k)]."""
+    if matrix.ndim != 2 or matrix.dtype != _STORAGE[dtype]:
+        raise TypeError(f"pack_panels needs [n, k] {_STORAGE[dtype]} for {dtype}, got {matrix.shape} {matrix.dtype}")
+    n, k = matrix.shape
+    panels, groups = panels_of(n), panel_bytes(dtype, k) // (GROUP_BYTES * LANES)
+    columns = groups * GROUP_BYTES // _STORAGE[dtype].itemsize
+    if (panels * LANES, columns) != (n, k) or not matrix.flags.c_contiguous:
+        padded = np.zeros((panels * LANES, columns), _STORAGE[dtype])
+        padded[:n, :k] = matrix
+        matrix = padded
+    # A 4-byte group moves as one unit, whatever is in it.
+    units = matrix.view(np.uint32).reshape(panels, LANES, groups)
+    return np.ascontiguousarray(units.transpose(0, 2, 1)).view(np.uint8).reshape(panels, -1)
+
+
+def unpack_panels(packed: np.ndarray, dtype: str, n: int, k: int) -> np.ndarray:
+    """The inverse: uint8 panels, in any shape -> [n, k]."""
+    panels = panels_of(n)
+    units = np.ascontiguousarray(packed).reshape(panels, -1).view(np.uint32).reshape(panels, -1, LANES)
+    rows = np.ascontiguousarray(units.transpose(0, 2, 1)).view(_STORAGE[dtype])
+    return rows.reshape(panels * LANES, -1)[:n, :k]

@@ -1,0 +1,62 @@
+"""attention(q, k, v):  softmax(softcap(scale * q k^T), what each query may see) v,  one sequence, causal
+
+q: [1, S, H, D], k and v: [1, S, Hkv, D]; query head h reads KV head h // (H / Hkv).  mask "causal" sees every earlier
+position and its own; "window" only the last `window` of those.  softcap c > 0: c * tanh(score / c).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.errors import GraphError
+from tensorwright.plugins.rounding import round_to
+
+NAME = "attention"
+ATTRS: dict[str, type] = {"scale": float, "mask": str, "window": int, "softcap": float}
+
+
+def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    """The result has q's type and shape."""
+    q, k, v = inputs
+    if q.rank != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+        raise GraphError(
+            f"attention: q must be [1, S, H, D], k and v [1, S, Hkv, D], "
+            f"got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
+        )
+    heads, kv_heads = q.shape[2], k.shape[2]
+    if not isinstance(heads, int) or not isinstance(kv_heads, int) or heads % kv_heads:
+        raise GraphError(f"attention: {heads} query heads must be a multiple of {kv_heads} KV heads")
+    if attrs["mask"] not in ("causal", "window") or (attrs["mask"] == "window") != (attrs["window"] > 0):
+        raise GraphError(
+            f"attention: mask must be causal without or window with a window, "
+            f"got {attrs['mask']!r} and window {attrs['window']}"
+        )
+    return [(q.dtype, q.shape)]
+
+
+def attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, first_position: int, scale: float, window: int, softcap: float
+) -> np.ndarray:
+    """q [Q, H, D] at positions first_position + i over k, v [L, Hkv, D] -> [Q, H, D], all in float64."""
+    group = q.shape[1] // k.shape[1]
+    # [Hkv, group, Q, D] times [Hkv, 1, D, L]
+    q64 = q.astype(np.float64).reshape(len(q), k.shape[1], group, -1).transpose(1, 2, 0, 3)
+    score = scale * (q64 @ k.astype(np.float64).transpose(1, 2, 0)[:, None])
+    if softcap:
+        score = softcap * np.tanh(score / softcap)
+    query, key = first_position + np.arange(len(q))[:, None], np.arange(len(k))
+    seen = (key <= query) & ((key > query - window) if window else True)
+    score = np.where(seen, score, -np.inf)
+    weight = np.exp(score - score.max(axis=-1, keepdims=True))
+    weight /= weight.sum(axis=-1, keepdims=True)
+    y = weight @ v.astype(np.float64).transpose(1, 0, 2)[:, None]
+    return y.transpose(2, 0, 1, 3).reshape(q.shape)
+
+
+def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    q, k, v = inputs
+    y = [attend(q[i], k[i], v[i], 0, attrs["scale"], attrs["window"], attrs["softcap"]) for i in range(len(q))]
+    return [round_to(np.stack(y).astype(np.float32), act_dtype)]

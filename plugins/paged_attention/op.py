@@ -1,0 +1,53 @@
+"""paged_attention(q, cache, seq_starts, context_lens, block_tables):  attention of a ragged batch over paged K and V
+
+q: [T, H * D]; sequence s owns tokens seq_starts[s] .. seq_starts[s + 1], which are the last ones of its
+context_lens[s] positions; block_tables: [seqs, max_blocks].  Result: [T, H * D].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.errors import GraphError
+from tensorwright.plugins.paged_attention.attention import attend
+from tensorwright.plugins.rounding import round_to
+
+NAME = "paged_attention"
+ATTRS: dict[str, type] = {
+    "layer": int, "heads": int, "kv_heads": int, "head_dim": int, "scale": float, "window": int, "softcap": float,
+}  # fmt: skip
+
+
+def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    """The result has q's type and shape."""
+    q, cache, _, context_lens, block_tables = inputs
+    heads, kv_heads, width = attrs["heads"], attrs["kv_heads"], attrs["heads"] * attrs["head_dim"]
+    if q.rank != 2 or q.shape[1] != width or heads % kv_heads:
+        raise GraphError(
+            f"paged_attention: q must be [tokens, {width}] with {heads} heads a multiple of {kv_heads} KV heads, "
+            f"got {list(q.shape)}"
+        )
+    if cache.dtype != "kv":
+        raise GraphError(f"paged_attention: the cache must be a kv state, got {cache.dtype}")
+    if block_tables.rank != 2 or block_tables.shape[:1] != context_lens.shape:
+        raise GraphError(
+            f"paged_attention: context_lens must be [seqs] and block_tables [seqs, max_blocks], "
+            f"got {list(context_lens.shape)} and {list(block_tables.shape)}"
+        )
+    return [(q.dtype, q.shape)]
+
+
+def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    """The cache operand is a tensorwright.plugins.paged_attention.cache.PagedCache."""
+    q, cache, seq_starts, context_lens, block_tables = inputs
+    rows = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
+    y = np.zeros(rows.shape, np.float64)
+    for seq, length in enumerate(context_lens):
+        begin, end = int(seq_starts[seq]), int(seq_starts[seq + 1])
+        k, v = cache.read(block_tables[seq], int(length))
+        first = int(length) - (end - begin)
+        y[begin:end] = attend(rows[begin:end], k, v, first, attrs["scale"], attrs["window"], attrs["softcap"])
+    return [round_to(y.reshape(q.shape).astype(np.float32), act_dtype)]

@@ -1,0 +1,62 @@
+// Which positions of a split a query sees, and the soft cap: what the attention kernels of every instruction
+// set share.
+#ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_VISIBLE_H_
+#define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_VISIBLE_H_
+
+#include "plugins/common/exp.h"
+#include "plugins/paged_attention/kernel.h"
+
+enum { TW_SPLIT_TILES = (int)TW_ATTENTION_SPLIT / (int)TW_LANES };
+
+// Positions [begin, end), counted from the start of the split; empty if end <= begin.
+typedef struct tw_visible {
+  int32_t begin, end;
+} tw_visible;
+
+static inline tw_visible tw_visible_positions(const tw_attention_args* a, int32_t query) {
+  const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT, position = (int64_t)a->first_position + query;
+  int64_t begin = (a->window > 0 ? position - a->window + 1 : 0) - start, end = position + 1 - start;
+  if (begin < 0) begin = 0;
+  if (end > TW_ATTENTION_SPLIT) end = TW_ATTENTION_SPLIT;
+  tw_visible visible = {0, 0};
+  if (begin < end) visible = (tw_visible){(int32_t)begin, (int32_t)end};
+  return visible;
+}
+
+// Bit j: position 16 * tile + j of the split is seen.
+static inline uint16_t tw_visible_in_tile(tw_visible visible, int32_t tile) {
+  const int32_t begin = visible.begin - tile * TW_LANES, end = visible.end - tile * TW_LANES;
+  if (end <= 0 || begin >= TW_LANES) return 0;
+  const uint32_t below_end = end >= TW_LANES ? 0xffffu : (1u << end) - 1u;
+  const uint32_t below_begin = begin <= 0 ? 0u : (1u << begin) - 1u;
+  return (uint16_t)(below_end & ~below_begin);
+}
+
+static inline const char* tw_split_block(const tw_attention_args* a, int32_t tile,
+                                         int32_t* position_in_block) {
+  const int64_t position = (int64_t)a->split * TW_ATTENTION_SPLIT + tile * TW_LANES;
+  *position_in_block = (int32_t)(position % a->block_size);
+  return a->pages + a->block_table[position / a->block_size] * a->page_bytes;
+}
+
+// tanh: an odd polynomial near zero, where 1 - 2 / (exp(2x) + 1) would cancel. Relative error below 3e-7.
+#define TW_TANH_NEAR 0.625f
+#define TW_TANH_C3 -3.33332819422e-1f
+#define TW_TANH_C5 1.33314422036e-1f
+#define TW_TANH_C7 -5.37397155531e-2f
+#define TW_TANH_C9 2.06390887954e-2f
+#define TW_TANH_C11 -5.70498872745e-3f
+
+static inline float tw_tanh(float x) {
+  if (fabsf(x) < TW_TANH_NEAR) {
+    const float z = x * x;
+    float p = fmaf(TW_TANH_C11, z, TW_TANH_C9);
+    p = fmaf(p, z, TW_TANH_C7);
+    p = fmaf(p, z, TW_TANH_C5);
+    p = fmaf(p, z, TW_TANH_C3);
+    return fmaf(p * z, x, x);
+  }
+  return 1.0f - 2.0f / (tw_exp(x + x) + 1.0f);
+}
+
+#endif  // TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_VISIBLE_H_

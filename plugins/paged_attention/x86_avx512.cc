@@ -1,0 +1,150 @@
+// Attention on AVX-512: fp32 scores, bf16 scores by exact widening (the bits of scalar.cc), and the combine
+// kernel.
+#include "plugins/paged_attention/x86_avx512.h"
+
+#include <stdint.h>
+
+namespace tensorwright {
+namespace {
+
+// q of a row block, packed [head_dim][R] so that one base register reaches every broadcast.
+template <int kRowDtype>
+inline void pack_q(const tw_attention_args* a, int64_t row, int rows, float* to) {
+  for (int r = 0; r < rows; ++r) {
+    const int64_t query = (row + r) / a->group, head = (row + r) % a->group;
+    const int64_t at = query * a->q_stride + head * a->head_dim;
+    for (int d = 0; d < a->head_dim; ++d) {
+      to[d * rows + r] = kRowDtype == TW_BF16 ? tw_bf16_to_f32(((const uint16_t*)a->q)[at + d])
+                                              : ((const float*)a->q)[at + d];
+    }
+  }
+}
+
+template <int R, int N>
+inline void clear(__m512 (&acc)[R][N]) {
+  for (int r = 0; r < R; ++r) {
+    for (int n = 0; n < N; ++n) acc[r][n] = _mm512_setzero_ps();
+  }
+}
+
+template <int R, int N>
+inline void store(const __m512 (&acc)[R][N], float* to) {
+  for (int r = 0; r < R; ++r) {
+    for (int n = 0; n < N; ++n) _mm512_store_ps(to + r * TW_ATTENTION_SPLIT + n * TW_LANES, acc[r][n]);
+  }
+}
+
+struct ScoresF32 {
+  using Q = float;
+  static constexpr int kDtype = TW_F32;
+  static size_t packed_bytes(int head_dim) { return (size_t)head_dim * kMaxRows * sizeof(Q); }
+  static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) {
+    pack_q<TW_F32>(a, row, rows, to);
+  }
+
+  template <int R, int N>
+  static inline void tiles(const char* const* tile, const Q* q, int head_dim, float* out) {
+    __m512 acc[R][N];
+    clear(acc);
+    for (int d = 0; d < head_dim; ++d, q += R) {
+      __m512 k[N];
+      for (int n = 0; n < N; ++n) k[n] = _mm512_loadu_ps((const float*)tile[n] + d * TW_LANES);
+      for (int r = 0; r < R; ++r) {
+        const __m512 x = _mm512_set1_ps(q[r]);
+        for (int n = 0; n < N; ++n) acc[r][n] = _mm512_fmadd_ps(x, k[n], acc[r][n]);
+      }
+    }
+    store(acc, out);
+  }
+};
+
+struct ScoresWidened {
+  using Q = float;
+  static constexpr int kDtype = TW_BF16;
+  static size_t packed_bytes(int head_dim) { return (size_t)head_dim * kMaxRows * sizeof(Q); }
+  static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) {
+    pack_q<TW_BF16>(a, row, rows, to);
+  }
+
+  template <int R, int N>
+  static inline void tiles(const char* const* tile, const Q* q, int head_dim, float* out) {
+    const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
+    __m512 acc[R][N];
+    clear(acc);
+    for (int pair = 0; pair < head_dim / 2; ++pair, q += 2 * R) {
+      __m512 even[N], odd[N];
+      for (int n = 0; n < N; ++n) {
+        const __m512i k = _mm512_loadu_si512((const uint32_t*)tile[n] + pair * TW_LANES);
+        even[n] = _mm512_castsi512_ps(_mm512_slli_epi32(k, 16));
+        odd[n] = _mm512_castsi512_ps(_mm512_and_si512(k, high));
+      }
+      for (int r = 0; r < R; ++r) {
+        const __m512 x = _mm512_set1_ps(q[r]), y = _mm512_set1_ps(q[R + r]);
+        for (int n = 0; n < N; ++n) {
+          acc[r][n] = _mm512_fmadd_ps(y, odd[n], _mm512_fmadd_ps(x, even[n], acc[r][n]));
+        }
+      }
+    }
+    store(acc, out);
+  }
+};
+
+// How a row's splits add up: the factor of each side when the next split joins the ones before it.
+struct Fold {
+  float max = -INFINITY, sum = 0;
+  // False for the first split that the row sees something of: it is taken as it is.
+  bool join(float split_max, float split_sum, float* mine, float* other) {
+    if (max == -INFINITY) {
+      max = split_max, sum = split_sum;
+      return false;
+    }
+    const float higher = max > split_max ? max : split_max;
+    *mine = tw_exp(max - higher), *other = tw_exp(split_max - higher);
+    sum = fmaf(split_sum, *other, sum * *mine);
+    max = higher;
+    return true;
+  }
+};
+
+constexpr int kFoldVectors = 4;
+
+inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
+  __m512 acc[kFoldVectors];
+  __mmask16 lanes[kFoldVectors];
+  for (int w = 0; w < kFoldVectors; ++w) {
+    lanes[w] = tw_lanes_avx512(a->head_dim - column - w * TW_LANES);
+    acc[w] = _mm512_setzero_ps();
+  }
+  Fold fold;
+  for (int64_t split = 0; split < a->splits; ++split) {
+    const int64_t at = split * a->rows + row;
+    if (a->max[at] == -INFINITY) continue;
+    const float* from = a->acc + at * a->head_dim + column;
+    float mine, other;
+    const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);
+    for (int w = 0; w < kFoldVectors; ++w) {
+      const __m512 value = _mm512_maskz_loadu_ps(lanes[w], from + w * TW_LANES);
+      acc[w] =
+          joined ? _mm512_fmadd_ps(value, _mm512_set1_ps(other), _mm512_mul_ps(acc[w], _mm512_set1_ps(mine)))
+                 : value;
+    }
+  }
+  for (int w = 0; w < kFoldVectors; ++w) {
+    tw_store_avx512(a->y, a->y_dtype, a->y_offsets[row] + column + w * TW_LANES, lanes[w],
+                    _mm512_div_ps(acc[w], _mm512_set1_ps(fold.sum)));
+  }
+}
+
+}  // namespace
+
+void attention_f32_avx512(const tw_attention_args* a) { attend<ScoresF32>(a); }
+void attention_bf16_avx512(const tw_attention_args* a) { attend<ScoresWidened>(a); }
+
+void attention_combine_avx512(const tw_attention_combine_args* a) {
+  for (int64_t row = 0; row < a->rows; ++row) {
+    for (int column = 0; column < a->head_dim; column += kFoldVectors * TW_LANES)
+      fold_columns(a, row, column);
+  }
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,35 @@
+"""Every plugin by the name of its op: NAME, ATTRS, infer(inputs, attrs), reference(inputs, attrs, act_dtype)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from tensorwright.plugins.add import op as add
+from tensorwright.plugins.embedding import op as embedding
+from tensorwright.plugins.gather_rows import op as gather_rows
+from tensorwright.plugins.matmul import op as matmul
+from tensorwright.plugins.paged_attention import attention
+from tensorwright.plugins.paged_attention import op as paged_attention
+from tensorwright.plugins.rms_norm import add_rms_norm
+from tensorwright.plugins.rms_norm import op as rms_norm
+from tensorwright.plugins.rotary import op as rotary
+from tensorwright.plugins.rotary import rotary_kv_write, rotary_table
+from tensorwright.plugins.swiglu import op as swiglu
+
+PLUGINS: dict[str, ModuleType] = {
+    plugin.NAME: plugin
+    for plugin in (
+        add,
+        add_rms_norm,
+        attention,
+        embedding,
+        gather_rows,
+        matmul,
+        paged_attention,
+        rms_norm,
+        rotary,
+        rotary_kv_write,
+        rotary_table,
+        swiglu,
+    )
+}

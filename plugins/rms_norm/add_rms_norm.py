@@ -1,0 +1,34 @@
+"""add_rms_norm(x, residual, w) -> (y, sum):  sum = x + residual,  y = rms_norm(sum, w)
+
+x, residual, sum: [..., C], w: [C].  The norm reads the sum as it is stored, in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.errors import GraphError
+from tensorwright.plugins.rms_norm.op import ATTRS, check_weight, normalise
+from tensorwright.plugins.rounding import round_to
+
+NAME = "add_rms_norm"
+__all__ = ["ATTRS", "NAME", "infer", "reference"]
+
+
+def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    """y and sum have x's type and shape."""
+    x, residual, w = inputs
+    if residual.shape != x.shape:
+        raise GraphError(f"add_rms_norm: residual {list(residual.shape)} must have the shape of x {list(x.shape)}")
+    check_weight(x, w)
+    return [(x.dtype, x.shape), (x.dtype, x.shape)]
+
+
+def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    x, residual, w = inputs
+    total = x.astype(np.float32) + residual.astype(np.float32)
+    y = normalise(total, w, attrs["eps"], attrs["weight_offset"]).astype(np.float32)
+    return [round_to(y, act_dtype), total]

@@ -1,0 +1,19 @@
+// The swiglu kernels, best first.
+#include "plugins/common/dispatch.h"
+
+extern "C" {
+void tw_swiglu_scalar(const tw_swiglu_args*);
+void tw_swiglu_avx512(const tw_swiglu_args*);
+}
+
+namespace tensorwright {
+
+std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels() {
+  static constexpr KernelEntry<tw_swiglu_fn> kTable[] = {
+      {"swiglu_avx512", Isa::avx512, false, tw_swiglu_avx512},
+      {"swiglu_scalar", Isa::scalar, false, tw_swiglu_scalar},
+  };
+  return kTable;
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,170 @@
+"""One request in flight: what its events add up to, and the handle through which callers wait for it.
+
+The consumer thread writes (`on_event`, `fail`); any number of threads and event loops read. Readers take a snapshot
+when they want one, so a slow reader costs nothing and misses nothing: every snapshot holds the whole output so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any
+
+from tensorwright import errors
+from tensorwright.errors import EngineStoppedError, RequestAbortedError, TensorwrightError
+from tensorwright.runtime.outputs import RequestOutput
+from tensorwright.runtime.request_state import RequestState
+
+
+class RequestHandle:
+    """What `LLM.generate_async` returns. Awaitable (the finished RequestOutput), iterable in both worlds
+    (`async for`, `for`: partial RequestOutputs, the finished one last), and abortable.
+
+    A request ended by `abort()` finishes with finish_reason "abort"; one that failed raises its error wherever it is
+    waited for. Cancelling a task that waits, or leaving a loop early, aborts the request.
+    """
+
+    def __init__(self, state: RequestState, abort: Callable[[int], bool]):
+        self._state = state
+        self._abort = abort
+        self._asked_to_abort = False
+        self._changed = threading.Condition()
+        self._version = 0  # grows with every change
+        self._error: BaseException | None = None
+        self._done = False
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    @property
+    def request_id(self) -> int:
+        return self._state.request_id
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def abort(self) -> bool:
+        """Ends the request soon; what was generated stays readable. False if it had already ended."""
+        with self._changed:
+            if self._done:
+                return False
+            self._asked_to_abort = True
+        return self._abort(self.request_id)
+
+    def result(self, timeout: float | None = None) -> RequestOutput:
+        """Waits in this thread for the end. TimeoutError after `timeout` seconds; the request then goes on."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._done, timeout):
+                raise TimeoutError(f"request {self.request_id} is unfinished after {timeout} s")
+            return self._snapshot()
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        seen = 0
+        try:
+            while True:
+                with self._changed:
+                    while self._version == seen:
+                        self._changed.wait()
+                    seen, output = self._version, self._snapshot()
+                yield output
+                if output.finished:
+                    return
+        except GeneratorExit:
+            self.abort()
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        seen = 0
+        try:
+            while True:
+                await self._wait_for_change(seen)
+                with self._changed:
+                    seen, output = self._version, self._snapshot()
+                yield output
+                if output.finished:
+                    return
+        except (asyncio.CancelledError, GeneratorExit):
+            self.abort()
+            raise
+
+    def __await__(self) -> Generator[Any, None, RequestOutput]:
+        return self._finished().__await__()
+
+    async def _finished(self) -> RequestOutput:
+        try:
+            while (seen := self._version, self._done)[1] is False:  # the version first, lest the end slip between
+                await self._wait_for_change(seen)
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        return self.result()
+
+    async def _wait_for_change(self, seen: int) -> None:
+        loop = asyncio.get_running_loop()
+        with self._changed:
+            if self._version > seen:
+                return
+            waiter = (loop, loop.create_future())
+            self._waiters.append(waiter)
+        try:
+            await waiter[1]
+        finally:
+            with self._changed:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+
+    # The consumer thread's side.
+
+    def on_event(self, event: Any) -> bool:
+        """Takes one event of the engine; True if it was the request's last."""
+        with self._changed:
+            self._state.apply(event, time.monotonic())
+            if event.finish == "abort" and not self._asked_to_abort:
+                error: BaseException = RequestAbortedError(
+                    f"request {self.request_id} was aborted before it finished, because the LLM was shut down"
+                )
+                return self._end(error)
+            if event.finish == "error":
+                return self._end(_engine_error(event.error_type, event.error))
+            return self._end(None) if event.finish else self._changed_now()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the request with an error, unless it has ended."""
+        with self._changed:
+            if not self._done:
+                self._end(error)
+
+    def _end(self, error: BaseException | None) -> bool:
+        self._error = error
+        self._done = True
+        self._changed_now()
+        return True
+
+    def _changed_now(self) -> bool:
+        self._version += 1
+        self._changed.notify_all()
+        waiters, self._waiters = self._waiters, []
+        for loop, future in waiters:
+            try:
+                loop.call_soon_threadsafe(_wake, future)
+            except RuntimeError:
+                self._asked_to_abort = True  # that loop was closed under its waiter; nobody is left to tell
+        return False
+
+    def _snapshot(self) -> RequestOutput:
+        if self._error is not None:
+            raise self._error
+        return self._state.output()
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _engine_error(name: str, message: str) -> TensorwrightError:
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, TensorwrightError):
+        return kind(message)
+    return EngineStoppedError(f"{name}: {message}")

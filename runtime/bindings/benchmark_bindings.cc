@@ -1,0 +1,160 @@
+// Timed loops for benchmarks/: one matmul split over pinned threads, and the ceilings of the machine. Threads
+// here are the benchmark's own, so that kernels are timed without the executor.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "plugins/common/ceilings.h"
+#include "plugins/common/dispatch.h"
+#include "plugins/matmul/pack.h"
+#include "runtime/bindings/bindings.h"
+#include "runtime/core/error.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tensorwright {
+
+void bind_benchmarks(nb::module_& m);
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Seconds of each of `repeats` rounds of body(thread, round) on `threads` threads, from first start to last
+// end.
+std::vector<double> timed(int threads, int repeats, const std::function<void(int, int)>& body) {
+  std::vector<std::vector<Clock::time_point>> marks(static_cast<size_t>(threads));
+  std::barrier gate(threads);
+  auto run = [&](int thread) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<size_t>(thread), &set);
+    pthread_setaffinity_np(pthread_self(), sizeof set,
+                           &set);  // best effort: an unpinned thread still measures
+    auto& mine = marks[static_cast<size_t>(thread)];
+    for (int i = 0; i < repeats; ++i) {
+      gate.arrive_and_wait();
+      mine.push_back(Clock::now());
+      body(thread, i);
+      mine.push_back(Clock::now());
+    }
+  };
+  std::vector<std::thread> team;
+  for (int t = 0; t < threads; ++t) team.emplace_back(run, t);
+  for (auto& t : team) t.join();
+  std::vector<double> seconds;
+  for (size_t i = 0; i < static_cast<size_t>(repeats); ++i) {
+    auto begin = marks[0][2 * i], end = marks[0][2 * i + 1];
+    for (const auto& mine : marks) {
+      begin = std::min(begin, mine[2 * i]);
+      end = std::max(end, mine[2 * i + 1]);
+    }
+    seconds.push_back(std::chrono::duration<double>(end - begin).count());
+  }
+  return seconds;
+}
+
+struct Free {
+  void operator()(char* p) const { std::free(p); }
+};
+using Buffer = std::unique_ptr<char, Free>;
+
+Buffer buffer(size_t bytes) {
+  const size_t rounded = (bytes + (2u << 20) - 1) >> 21 << 21;
+  Buffer out(static_cast<char*>(std::aligned_alloc(2u << 20, rounded ? rounded : 2u << 20)));
+  if (!out) throw Error("OutOfMemoryError", "benchmark: no memory for " + std::to_string(bytes) + " bytes");
+  std::memset(out.get(), 0x3c, rounded);  // 0x3c3c is a small bf16, 0x3c3c3c3c a small float
+  return out;
+}
+
+// One matmul as a plan would run it. by_rows: threads split rows, else panels. Weight copies rotate so that
+// caches do not hold them.
+std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k, int epilogue, int threads,
+                                int repeats, int copies, bool by_rows) {
+  const auto table = matmul_kernels(dtype);
+  if (index >= table.size()) throw Error("InvalidOptionError", "kernel index out of range");
+  const std::string reason = refusal(table[index].isa, table[index].needs_bf16, Isa::avx512);
+  if (!reason.empty()) throw Error("IsaError", std::string(table[index].name) + ": " + reason);
+  const int pair = epilogue == TW_EPILOGUE_SWIGLU ? 2 : 1;
+  const int panels = static_cast<int>(panels_of(n)) * pair;
+  const size_t bytes = static_cast<size_t>(panels) * tw_panel_bytes(dtype, static_cast<size_t>(k));
+  const Buffer w = buffer(bytes * static_cast<size_t>(copies));
+  const Buffer x = buffer(static_cast<size_t>(rows) * static_cast<size_t>(k) * tw_dtype_bytes(dtype));
+  const int y_dtype = pair == 2 ? dtype : TW_F32;
+  const Buffer y = buffer(static_cast<size_t>(rows) * static_cast<size_t>(n) * sizeof(float));
+  return timed(threads, repeats, [&](int thread, int round) {
+    tw_matmul_args a = {};
+    const int parts = by_rows ? rows : panels / pair;
+    const int grain = by_rows ? TW_MATMUL_ROW_BLOCK : TW_MATMUL_PANEL_BLOCK / pair;
+    auto cut = [&](int t) { return t == threads ? parts : parts * t / threads / grain * grain; };
+    const int begin = cut(thread), end = cut(thread + 1);
+    const int64_t first = by_rows ? begin : 0;
+    a.rows = by_rows ? end - begin : rows;
+    a.k = k;
+    a.n = n;
+    a.panel_begin = by_rows ? 0 : begin * pair;
+    a.panel_end = by_rows ? panels : end * pair;
+    a.epilogue = epilogue;
+    a.y_dtype = y_dtype;
+    a.x = x.get() + first * k * static_cast<int64_t>(tw_dtype_bytes(dtype));
+    a.x_stride = k;
+    a.w = w.get() + bytes * static_cast<size_t>(round % copies);
+    a.y = y.get() + first * n * static_cast<int64_t>(tw_dtype_bytes(y_dtype));
+    a.y_stride = n;
+    table[index].fn(&a);
+  });
+}
+
+// Best of `repeats`: bytes per second of reads, or operations per second.
+double ceiling(const std::string& what, int threads, int repeats) {
+  if (!cpu_features().avx512) throw Error("IsaError", "ceilings: needs AVX-512, which this processor lacks");
+  static std::atomic<float> sink;
+  double amount = 0;
+  std::vector<double> seconds;
+  if (what == "read") {
+    const size_t bytes = size_t{512} << 20, part = bytes / static_cast<size_t>(threads) / 256 * 256;
+    const Buffer data = buffer(bytes);
+    amount = static_cast<double>(part) * threads;
+    seconds = timed(threads, repeats, [&](int t, int) {
+      sink = tw_ceiling_read_avx512(data.get() + part * static_cast<size_t>(t), part);
+    });
+  } else if (what == "float32") {
+    amount = 4e6 * 16 * 32 * threads;
+    seconds = timed(threads, repeats, [&](int, int) { sink = tw_ceiling_fma_avx512(4000000); });
+  } else if (what == "bfloat16" && cpu_features().avx512_bf16) {
+    amount = 4e6 * 16 * 64 * threads;
+    seconds = timed(threads, repeats, [&](int, int) { sink = tw_ceiling_bf16_avx512bf16(4000000); });
+  } else {
+    throw Error("InvalidOptionError",
+                "ceiling must be read, float32 or (with AVX512-BF16) bfloat16, not " + what);
+  }
+  double best = seconds[0];
+  for (double s : seconds) best = std::min(best, s);
+  return amount / best;
+}
+
+}  // namespace
+
+void bind_benchmarks(nb::module_& m) {
+  m.def("time_matmul", &time_matmul, "dtype"_a, "index"_a, "rows"_a, "n"_a, "k"_a, "epilogue"_a = 0,
+        "threads"_a = 1, "repeats"_a = 10, "copies"_a = 1, "by_rows"_a = false,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Seconds of each repeat of one matmul kernel, split over threads by panels or by rows.");
+  m.def("ceiling", &ceiling, "what"_a, "threads"_a = 1, "repeats"_a = 3,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Best measured rate per second: \"read\" (bytes), \"float32\" or \"bfloat16\" (operations).");
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,278 @@
+// Engine, its options and its events in Python, and the sampler alone for its tests. The GIL is free wherever
+// a call may wait; the engine's own thread never touches Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <mutex>
+#include <tuple>
+#include <unordered_set>
+
+#include "runtime/bindings/bindings.h"
+#include "runtime/core/cpu_executor.h"
+#include "runtime/core/engine.h"
+#include "runtime/core/sampler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tensorwright {
+
+namespace {
+
+using Ints = std::vector<int32_t>;
+using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using LogprobTuples = std::vector<std::tuple<int32_t, double, int32_t>>;
+
+struct PyEngineOptions : EngineOptions {
+  int threads = 0;
+  std::string load = "map";
+};
+
+LoadMode load_mode(const std::string& name) {
+  if (name == "map") return LoadMode::map;
+  if (name == "copy") return LoadMode::copy;
+  throw Error("InvalidOptionError",
+              "[engine] load must be 'map' or 'copy', got '" + name + "'; use one of these");
+}
+
+// Engines that were not destroyed are stopped before the interpreter and the C++ statics go.
+class LiveEngines {
+ public:
+  void add(Engine* engine) {
+    std::lock_guard lock(mutex_);
+    engines_.insert(engine);
+  }
+  void remove(Engine* engine) {
+    std::lock_guard lock(mutex_);
+    engines_.erase(engine);
+  }
+  void stop() {
+    std::lock_guard lock(mutex_);
+    for (Engine* engine : engines_) engine->shutdown(false, 0);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<Engine*> engines_;
+};
+
+LiveEngines& live_engines() {
+  static LiveEngines* engines = new LiveEngines;  // never destroyed: outlives whoever asks
+  return *engines;
+}
+
+class PyEngine {
+ public:
+  PyEngine(const std::string& plan, const std::string& weights, const PyEngineOptions& options) {
+    CpuExecutorOptions executor{options.threads, load_mode(options.load)};
+    nb::gil_scoped_release release;
+    engine_ = std::make_unique<Engine>(make_cpu_executor(plan, weights, executor), options);
+    live_engines().add(engine_.get());
+  }
+  ~PyEngine() {
+    nb::gil_scoped_release release;
+    live_engines().remove(engine_.get());
+    engine_.reset();
+  }
+
+  void submit(int64_t id, nb::handle prompt, const Sampling& sampling) {
+    Request request{id, to_tokens(prompt), sampling};
+    nb::gil_scoped_release release;
+    engine_->submit(std::move(request));
+  }
+  bool abort(int64_t id) {
+    nb::gil_scoped_release release;
+    return engine_->abort(id);
+  }
+  std::vector<Event> wait_events(double timeout_s) {
+    nb::gil_scoped_release release;
+    return engine_->wait_events(timeout_s);
+  }
+  void shutdown(bool drain, double timeout_s) {
+    nb::gil_scoped_release release;
+    engine_->shutdown(drain, timeout_s);
+  }
+  bool stopped() const { return engine_->stopped(); }
+  nb::dict stats() const;
+  nb::dict facts() const;
+
+ private:
+  static Ints to_tokens(nb::handle prompt) {
+    nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> array;
+    if (nb::try_cast(prompt, array, false)) return Ints(array.data(), array.data() + array.size());
+    Ints tokens;
+    if (nb::try_cast(prompt, tokens)) return tokens;
+    throw Error("InvalidRequestError",
+                "[request] a prompt must be a list of int32 or a one-dimensional int32 array, got " +
+                    std::string(nb::repr(prompt.type()).c_str()) + "; convert it");
+  }
+
+  std::unique_ptr<Engine> engine_;
+};
+
+nb::dict PyEngine::stats() const {
+  EngineStats s = engine_->stats();
+  nb::dict d;
+  d["total_blocks"] = s.total_blocks;
+  d["free_blocks"] = s.free_blocks;
+  d["cached_blocks"] = s.cached_blocks;
+  d["used_blocks"] = s.used_blocks;
+  d["block_size"] = engine_->facts().block_size;
+  d["waste_slots"] = s.waste_slots;
+  d["max_waste_slots_per_sequence"] = s.steps.max_waste_slots;
+  d["running"] = s.running;
+  d["waiting"] = s.waiting;
+  d["evictions"] = s.evictions;
+  d["requests_finished"] = s.finished;
+  d["requests_aborted"] = s.aborted;
+  d["requests_failed"] = s.failed;
+  d["steps"] = s.steps.steps;
+  d["steps_rolled_back"] = s.steps.rolled_back;
+  d["preemptions"] = s.steps.preemptions;
+  d["generated_tokens"] = s.generated_tokens;
+  d["prefill_tokens"] = s.steps.prefill_tokens;
+  d["decode_tokens"] = s.steps.decode_tokens;
+  d["prefix_lookup_tokens"] = s.steps.prefix_lookup_tokens;
+  d["prefix_hit_tokens"] = s.steps.prefix_hit_tokens;
+  return d;
+}
+
+nb::dict PyEngine::facts() const {
+  const ModelFacts& f = engine_->facts();
+  nb::dict d;
+  d["vocab_size"] = f.vocab_size;
+  d["max_seq_len"] = f.max_seq_len;
+  d["block_size"] = f.block_size;
+  d["block_bytes"] = f.block_bytes;
+  d["group_windows"] = f.group_windows;
+  d["blocks"] = engine_->blocks();
+  return d;
+}
+
+LogprobTuples to_tuples(const std::vector<TokenLogprob>& logprobs) {
+  LogprobTuples tuples;
+  for (const TokenLogprob& entry : logprobs) tuples.emplace_back(entry.token, entry.logprob, entry.rank);
+  return tuples;
+}
+
+// Any Python int by its low bits would be a silent change of the seed; out of range is an error by name.
+void set_seed(Sampling& sampling, nb::handle seed) {
+  if (seed.is_none()) {
+    sampling.seed.reset();
+    return;
+  }
+  uint64_t value;
+  if (!nb::try_cast(seed, value)) {
+    throw Error("InvalidRequestError", "[request] seed must be None or an int in [0, 2**64), got " +
+                                           std::string(nb::repr(seed).c_str()) + "; use one in range");
+  }
+  sampling.seed = value;
+}
+
+void bind_options(nb::module_& m) {
+  nb::class_<PyEngineOptions>(
+      m, "EngineOptions", "How an engine runs. kv_cache_bytes must be set: it is shared by all cache groups.")
+      .def(nb::init<>())
+      .def_rw("kv_cache_bytes", &PyEngineOptions::kv_cache_bytes, "bytes")
+      .def_rw("max_batch_size", &PyEngineOptions::max_batch_size, "sequences running at once")
+      .def_rw("max_num_tokens", &PyEngineOptions::max_num_tokens, "tokens in a step, at least max_batch_size")
+      .def_rw("max_queue", &PyEngineOptions::max_queue, "requests waiting to start")
+      .def_rw("threads", &PyEngineOptions::threads, "0: one per usable processor")
+      .def_rw("load", &PyEngineOptions::load, "'map' or 'copy'")
+      .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)
+      .def_rw("max_chunk", &PyEngineOptions::max_chunk, "tokens of one prefill in a step, 0: no cap")
+      .def_rw("debug_preempt_every", &PyEngineOptions::debug_preempt_every,
+              "for tests: steps between forced preemptions, 0: none")
+      .def_rw("debug_seed", &PyEngineOptions::debug_seed, "for tests: decides who is preempted");
+}
+
+void bind_sampling(nb::module_& m) {
+  nb::class_<Sampling>(m, "Sampling", "How one request is sampled, and when it ends.")
+      .def(nb::init<>())
+      .def_rw("max_tokens", &Sampling::max_tokens)
+      .def_rw("temperature", &Sampling::temperature, "0: greedy")
+      .def_rw("top_k", &Sampling::top_k, "0 or -1: off")
+      .def_rw("top_p", &Sampling::top_p, "1: off")
+      .def_prop_rw(
+          "seed", [](const Sampling& s) { return s.seed; }, set_seed, nb::for_setter(nb::arg("seed").none()),
+          "None: drawn once per request")
+      .def_rw("stop_token_ids", &Sampling::stop_token_ids, "end the request even with ignore_eos")
+      .def_rw("eos_token_ids", &Sampling::eos_token_ids)
+      .def_rw("ignore_eos", &Sampling::ignore_eos)
+      .def_rw("logprobs", &Sampling::logprobs,
+              "-1: none, 0: of the sampled token, n: of the n likeliest as well");
+}
+
+void bind_event(nb::module_& m) {
+  nb::class_<Event>(m, "Event", "News of one request.")
+      .def_ro("request_id", &Event::request_id)
+      .def_ro("tokens", &Event::tokens)
+      .def_prop_ro(
+          "logprobs",
+          [](const Event& event) {
+            std::vector<LogprobTuples> all;
+            for (const auto& token : event.logprobs) all.push_back(to_tuples(token));
+            return all;
+          },
+          "parallel to tokens, or empty: (token, logprob, rank) of the sampled token, then of the others "
+          "asked for")
+      .def_ro("finish", &Event::finish, "'', 'stop', 'length', 'abort' or 'error'; not '' in the last event")
+      .def_ro("stop_token", &Event::stop_token,
+              "what ended the request, -1: nothing did; it is in tokens too")
+      .def_ro("error_type", &Event::error_type, "a class of tensorwright.errors")
+      .def_ro("error", &Event::error)
+      .def_ro("prompt_tokens", &Event::prompt_tokens)
+      .def_ro("cached_tokens", &Event::cached_tokens, "prompt tokens the prefix cache had at the start")
+      .def_ro("queue_s", &Event::queue_s, "arrival to the first step, -1: not started")
+      .def_ro("first_token_s", &Event::first_token_s, "arrival to the first token, -1: none yet");
+}
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+  bind_options(m);
+  bind_sampling(m);
+  bind_event(m);
+  nb::class_<PyEngine>(m, "Engine",
+                       "The served engine: in-flight batching on a thread of its own. Thread-safe.")
+      .def(nb::init<const std::string&, const std::string&, const PyEngineOptions&>(), "plan_path"_a,
+           "weights_path"_a, "options"_a, "Raises EngineError, InvalidOptionError, OutOfMemoryError.")
+      .def("submit", &PyEngine::submit, "request_id"_a, "prompt"_a, "sampling"_a,
+           "prompt: list of ints or int32 [tokens]. Raises InvalidRequestError, PromptTooLongError, "
+           "QueueFullError, "
+           "EngineStoppedError, before anything starts.")
+      .def("abort", &PyEngine::abort, "request_id"_a,
+           "False if it is not alive; else its last event follows.")
+      .def("wait_events", &PyEngine::wait_events, "timeout_s"_a,
+           "All news, waiting for some if there is none; empty at once after the end.")
+      .def("stats", &PyEngine::stats, "Counts as of the last step; blocks are per cache group.")
+      .def("facts", &PyEngine::facts, "vocab_size, max_seq_len, block_size, blocks and more.")
+      .def("shutdown", &PyEngine::shutdown, "drain"_a = true, "timeout_s"_a = -1.0,
+           "Refuses new requests; lets the others finish (drain, at most timeout_s, negative: no limit) or "
+           "aborts.")
+      .def_prop_ro("stopped", &PyEngine::stopped);
+  m.def(
+      "sample",
+      [](Row logits, const Sampling& sampling, uint64_t seed, int64_t position) {
+        Sample sample = Sampler().sample({logits.data(), logits.size()}, sampling, seed, position);
+        return std::make_tuple(sample.token, to_tuples(sample.logprobs));
+      },
+      "logits"_a, "sampling"_a, "seed"_a, "position"_a, "One draw from float32 [vocab]: (token, logprobs).");
+  m.def(
+      "token_set",
+      [](Row logits, const Sampling& sampling) {
+        return Sampler().token_set({logits.data(), logits.size()}, sampling);
+      },
+      "logits"_a, "sampling"_a,
+      "The ids of float32 [vocab] that temperature, top_k and top_p leave, ascending.");
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
+    nb::gil_scoped_release release;
+    live_engines().stop();
+  }));
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,139 @@
+#include "runtime/core/cpu_executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "runtime/core/concat.h"
+#include "runtime/core/error.h"
+
+namespace tensorwright {
+namespace {
+
+constexpr size_t kLargestPlan = size_t{1} << 30;
+
+Plan read_plan(const std::string& path) {
+  const std::vector<std::byte> bytes = read_file(path, kLargestPlan);
+  return Plan::parse(bytes);
+}
+
+[[noreturn]] void refuse(const std::string& fault) { throw Error("InvalidRequestError", fault); }
+
+// plan.cc bounds both factors: at most 2^40 bytes per row, below 2^31 rows.
+Arena activations(uint64_t bytes_per_row, int32_t rows) {
+  size_t bytes = 0;
+  if (__builtin_mul_overflow(bytes_per_row, static_cast<size_t>(rows), &bytes)) bytes = SIZE_MAX;
+  return Arena(bytes, "activations");
+}
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void check_allocation(const ModelFacts& facts, const std::vector<int32_t>& blocks, const StepLimits& limits) {
+  if (blocks.size() != facts.block_bytes.size()) {
+    refuse(concat("allocate: blocks must have ", facts.block_bytes.size(),
+                  " entries, one per cache group, has ", blocks.size()));
+  }
+  for (int32_t count : blocks) {
+    const int32_t most = std::numeric_limits<int32_t>::max() / facts.block_size;  // slots are 32 bits
+    if (count < 0 || count > most) refuse(concat("allocate: blocks must be 0 to ", most, ", are ", count));
+  }
+  if (limits.tokens < 1 || limits.rows < 0 || limits.seqs < 1) {
+    refuse(concat("allocate: max_tokens and max_seqs must be positive and max_rows not negative, are ",
+                  limits.tokens, ", ", limits.seqs, " and ", limits.rows));
+  }
+}
+
+}  // namespace
+
+CpuExecutor::CpuExecutor(const std::string& plan_path, const std::string& weights_path,
+                         const CpuExecutorOptions& options)
+    : plan_(read_plan(plan_path)),
+      facts_(plan_.facts()),
+      team_(options.threads),
+      weights_(weights_path, plan_.header.weights_bytes, options.load, team_),
+      kv_(plan_),
+      dispatch_(explain_dispatch()),
+      profile_(plan_),
+      logits_(plan_.buffers[static_cast<size_t>(plan_.header.logits_buffer)]) {
+  const OpContext context{plan_, weights_.data(), kv_, selected_isa()};
+  operations_.reserve(plan_.instructions.size());
+  for (const Instruction& instruction : plan_.instructions) {
+    operations_.push_back(make_operation(instruction, context));
+  }
+}
+
+void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
+                           int32_t max_seqs) {
+  const StepLimits limits{max_tokens, max_rows, max_seqs};
+  if (checker_) refuse("allocate: may be called once only");
+  check_allocation(facts_, blocks, limits);
+  size_t scratch = 0;
+  for (const auto& operation : operations_)
+    scratch = std::max(scratch, operation->reserve(limits, team_.threads()));
+  scratch_ = Arena(scratch, "attention scratch");
+  token_arena_ = activations(plan_.header.token_arena_bytes, max_tokens);
+  row_arena_ = activations(plan_.header.row_arena_bytes, max_rows);
+  kv_.allocate(blocks);
+  checker_ = std::make_unique<StepChecker>(facts_, limits, blocks);
+}
+
+Ticket CpuExecutor::enqueue(const Step& step) {
+  if (!checker_) refuse("enqueue: allocate() must be called first");
+  checker_->check(step);
+  const StepView view{
+      step, {token_arena_.data(), row_arena_.data()}, {step.tokens(), step.rows()}, scratch_.data()};
+  last_ = {};
+  if (profile_.enabled()) {
+    run_profiled(view);
+  } else {
+    run(view);
+  }
+  last_ = {logits_.floats(view), logits_.stride, step.rows()};
+  return {++steps_};
+}
+
+void CpuExecutor::run(const StepView& view) {
+  for (const auto& operation : operations_) operation->run(view, team_);
+}
+
+void CpuExecutor::run_profiled(const StepView& view) {
+  int64_t begin = now_ns();
+  for (size_t i = 0; i < operations_.size(); ++i) {
+    operations_[i]->run(view, team_);
+    const int64_t end = now_ns();
+    profile_.add(i, end - begin, operations_[i]->cost(view));
+    begin = now_ns();
+  }
+}
+
+LogitRows CpuExecutor::wait(Ticket ticket) {
+  if (ticket.step != steps_ || steps_ == 0) {
+    refuse(concat("wait: only the last step, ", steps_, ", has logits, not step ", ticket.step));
+  }
+  return last_;
+}
+
+void CpuExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
+  const std::vector<int32_t>& blocks = kv_.blocks();
+  if (group < 0 || static_cast<size_t>(group) >= blocks.size()) {
+    refuse(
+        concat("copy_block: group must be 0 to ", static_cast<int64_t>(blocks.size()) - 1, ", is ", group));
+  }
+  const int32_t count = blocks[static_cast<size_t>(group)];
+  for (int32_t block : {from, to}) {
+    if (block < 0 || block >= count)
+      refuse(concat("copy_block: block must be 0 to ", count - 1, ", is ", block));
+  }
+  kv_.copy_block(group, from, to);
+}
+
+std::unique_ptr<Executor> make_cpu_executor(const std::string& plan_path, const std::string& weights_path,
+                                            const CpuExecutorOptions& options) {
+  return std::make_unique<CpuExecutor>(plan_path, weights_path, options);
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,191 @@
+#include "runtime/core/engine.h"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+
+#include "runtime/core/error.h"
+
+namespace tensorwright {
+
+namespace {
+
+// Longer than anybody waits, and far from overflowing a clock.
+constexpr double kForever = 1e7;
+
+// A later event of the same request joins the one that nobody fetched yet.
+void merge(Event&& later, Event* event) {
+  later.tokens.insert(later.tokens.begin(), event->tokens.begin(), event->tokens.end());
+  later.logprobs.insert(later.logprobs.begin(), std::make_move_iterator(event->logprobs.begin()),
+                        std::make_move_iterator(event->logprobs.end()));
+  *event = std::move(later);
+}
+
+auto duration(double seconds) {
+  double bounded = seconds > 0 ? std::min(seconds, kForever) : 0.0;  // 0 for NaN too
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
+}
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
+    : core_(std::move(executor), options),
+      facts_(core_.facts()),
+      blocks_(core_.blocks()),
+      max_queue_(options.max_queue),
+      stats_(core_.stats()) {
+  thread_ = std::thread([this] { loop(); });
+}
+
+Engine::~Engine() { shutdown(false, 0); }
+
+void Engine::submit(Request request) {
+  validate_request(request, facts_, blocks_);
+  auto arrived = Clock::now();
+  std::lock_guard lock(mutex_);
+  if (state_ != State::kServing) {
+    throw Error("EngineStoppedError", "[engine] a request needs a running engine, got one that " +
+                                          (cause_.empty() ? "is shutting down" : cause_) +
+                                          "; create a new engine");
+  }
+  if (alive_.contains(request.id)) {
+    throw Error("InvalidRequestError", "[engine] a request id must be unique among those alive, got " +
+                                           std::to_string(request.id) + " twice; use a counter");
+  }
+  int64_t waiting = stats_.waiting + static_cast<int64_t>(inbox_.size());
+  if (waiting >= max_queue_) {
+    throw Error("QueueFullError", "[engine] at most " + std::to_string(max_queue_) +
+                                      " requests (max_queue) may wait, got one more; try again later");
+  }
+  alive_.insert(request.id);
+  inbox_.emplace_back(std::move(request), arrived);
+  wake_.notify_one();
+}
+
+bool Engine::abort(int64_t id) {
+  std::lock_guard lock(mutex_);
+  if (!alive_.contains(id)) return false;
+  aborts_.push_back(id);
+  wake_.notify_one();
+  return true;
+}
+
+std::vector<Event> Engine::wait_events(double timeout_s) {
+  std::unique_lock lock(mutex_);
+  news_.wait_for(lock, duration(timeout_s), [&] { return !events_.empty() || state_ == State::kStopped; });
+  unfetched_.clear();
+  return std::exchange(events_, {});
+}
+
+EngineStats Engine::stats() const {
+  std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  stats.waiting += static_cast<int32_t>(inbox_.size());
+  return stats;
+}
+
+bool Engine::stopped() const {
+  std::lock_guard lock(mutex_);
+  return state_ == State::kStopped;
+}
+
+void Engine::shutdown(bool drain, double timeout_s) {
+  {
+    std::unique_lock lock(mutex_);
+    state_ = std::max(state_, drain ? State::kDraining : State::kAborting);
+    wake_.notify_one();
+    auto ended = [&] { return state_ == State::kStopped; };
+    if (drain && !news_.wait_for(lock, duration(timeout_s < 0 ? kForever : timeout_s), ended)) {
+      state_ = State::kAborting;
+      wake_.notify_one();
+    }
+  }
+  std::lock_guard lock(join_mutex_);
+  if (thread_.joinable()) thread_.join();
+}
+
+void Engine::loop() {
+  try {
+    std::vector<Event> events;
+    while (take_inbox(&events)) {
+      core_.step(&events);
+      publish(&events);
+    }
+    publish(&events);
+    stop("was shut down");
+  } catch (const std::exception& error) {
+    stop(std::string("died of: ") + error.what());
+  } catch (...) {
+    stop("died of an unknown exception");
+  }
+}
+
+// Waits for something to do and hands it to the core; false when the loop is to end.
+bool Engine::take_inbox(std::vector<Event>* events) {
+  std::vector<std::pair<Request, Clock::time_point>> inbox;
+  std::vector<int64_t> aborts;
+  State state;
+  {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [&] {
+      return state_ != State::kServing || !inbox_.empty() || !aborts_.empty() || !core_.idle();
+    });
+    inbox.swap(inbox_);
+    aborts.swap(aborts_);
+    state = state_;
+    stats_.waiting +=
+        static_cast<int32_t>(inbox.size());  // until the next publish: the queue's bound holds meanwhile
+  }
+  for (auto& [request, arrived] : inbox) core_.add(std::move(request), arrived);
+  for (int64_t id : aborts) core_.end(id, nullptr, events);
+  if (state == State::kAborting) core_.end_all(events);
+  return state == State::kServing || (state == State::kDraining && !core_.idle());
+}
+
+void Engine::publish(std::vector<Event>* events) {
+  std::lock_guard lock(mutex_);
+  stats_ = core_.stats();
+  for (Event& event : *events) {
+    int64_t id = event.request_id;
+    if (!event.finish.empty()) {
+      alive_.erase(id);
+      std::erase(aborts_, id);  // too late for this one, and the id may be used again
+    }
+    auto [known, is_new] = unfetched_.try_emplace(id, events_.size());
+    if (is_new) {
+      events_.push_back(std::move(event));
+    } else {
+      merge(std::move(event), &events_[known->second]);
+    }
+    if (!events_[unfetched_.at(id)].finish.empty()) unfetched_.erase(id);
+  }
+  if (!events->empty()) news_.notify_all();
+  events->clear();
+}
+
+// The loop's last act. Whoever is alive still, hears of it.
+void Engine::stop(const std::string& cause) {
+  std::lock_guard lock(mutex_);
+  state_ = State::kStopped;
+  cause_ = cause;
+  for (int64_t id : alive_) {
+    Event event;
+    event.request_id = id;
+    event.finish = "error";
+    event.error_type = "EngineStoppedError";
+    event.error =
+        "[engine] a request needs a running engine, got one that " + cause + "; create a new engine";
+    auto known = unfetched_.find(id);
+    if (known == unfetched_.end()) {
+      events_.push_back(std::move(event));
+    } else {
+      merge(std::move(event), &events_[known->second]);
+    }
+  }
+  alive_.clear();
+  stats_.running = stats_.waiting = 0;
+  inbox_.clear();
+  news_.notify_all();
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,76 @@
+// The served engine: one thread that steps an EngineCore, and the doors to it. Every member may be called
+// from any thread, and the destructor at any moment (no other call may then be under way).
+#ifndef TENSORWRIGHT_RUNTIME_CORE_ENGINE_H_
+#define TENSORWRIGHT_RUNTIME_CORE_ENGINE_H_
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "runtime/core/engine_core.h"
+
+namespace tensorwright {
+
+class Engine {
+ public:
+  // Throws Error: InvalidOptionError, OutOfMemoryError, and what the executor throws.
+  Engine(std::unique_ptr<Executor> executor, const EngineOptions& options);
+  ~Engine();  // aborts what is alive and waits for the current step
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Throws Error before anything starts: InvalidRequestError (also for an id that is alive),
+  // PromptTooLongError, QueueFullError, EngineStoppedError.
+  void submit(Request request);
+  // False if no such request is alive. Its blocks are free before the next step; its last event says "abort",
+  // unless it finished in the step under way.
+  bool abort(int64_t id);
+  // All news so far, in order per request; waits up to `timeout_s` for some. Empty at once if the engine has
+  // stopped and everything was fetched.
+  std::vector<Event> wait_events(double timeout_s);
+  EngineStats stats() const;  // as of the last step
+  const ModelFacts& facts() const { return facts_; }
+  int32_t blocks() const { return blocks_; }
+  bool stopped() const;
+
+  // Refuses new requests and ends the loop: with `drain` once all requests are done or `timeout_s` is over
+  // (negative: no limit), else at once. What is then alive is aborted. Returns when the loop has ended.
+  void shutdown(bool drain, double timeout_s);
+
+ private:
+  enum class State { kServing, kDraining, kAborting, kStopped };
+
+  void loop();
+  bool take_inbox(std::vector<Event>* events);
+  void publish(std::vector<Event>* events);
+  void stop(const std::string& cause);
+
+  EngineCore core_;  // the loop's alone once the thread runs
+  const ModelFacts facts_;
+  const int32_t blocks_;
+  const int32_t max_queue_;
+
+  mutable std::mutex mutex_;      // guards what follows
+  std::condition_variable wake_;  // the loop: something to do
+  std::condition_variable news_;  // consumers: events_ or state_ changed
+  State state_ = State::kServing;
+  std::string cause_;  // why the loop ended, for submit
+  std::vector<std::pair<Request, Clock::time_point>> inbox_;
+  std::vector<int64_t> aborts_;
+  std::unordered_set<int64_t> alive_;  // submitted, last event not yet published
+  std::vector<Event> events_;
+  std::unordered_map<int64_t, size_t> unfetched_;  // request -> its entry in events_
+  EngineStats stats_;
+
+  std::mutex join_mutex_;
+  std::thread thread_;
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_ENGINE_H_

@@ -1,0 +1,34 @@
+// Questions about one row of logits, each answered in a fixed order so that the answer is a function of the
+// row alone.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_LOGIT_ROW_H_
+#define TENSORWRIGHT_RUNTIME_CORE_LOGIT_ROW_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace tensorwright {
+
+struct RowMax {
+  float value;
+  int32_t id;  // the lowest that has it
+};
+
+// Throws Error{"TensorwrightError"} if the row has a NaN, has +inf, or is -inf throughout.
+RowMax row_max(std::span<const float> row);
+
+// out[i] = exp(x[i] - max), all x <= max; exactly 0 from 700 below on. In double, the same bits on every
+// machine.
+void exp_below(std::span<const float> x, float max, double* out);
+// The sum of those: eight lanes by index, then a fixed tree.
+double sum_exp_below(std::span<const float> x, float max);
+
+int32_t count_greater(std::span<const float> row, float value);
+
+// The ids of the k largest values and of all that tie with the k-th, ascending; 1 <= k <= row size. No sort
+// of the row.
+void top_ids(std::span<const float> row, int32_t k, std::vector<int32_t>* ids);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_LOGIT_ROW_H_

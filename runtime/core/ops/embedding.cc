@@ -1,0 +1,49 @@
+// embedding: y[t, :] = scale * table[token_ids[t], :].
+#include "runtime/core/ops/op.h"
+
+namespace tensorwright {
+namespace {
+
+class Embedding : public Operation {
+ public:
+  Embedding(const Instruction& instruction, const OpContext& context)
+      : y_(context.buffer(instruction.out[0])),
+        table_(context.weight_data(instruction.weight[0])),
+        table_dtype_(static_cast<int>(context.weight(instruction.weight[0]).dtype)),
+        scale_(instruction.floats[0]),
+        kernel_(choose("embedding", embedding_kernels(table_dtype_), context.isa)) {}
+
+  void run(const StepView& view, ThreadTeam& team) override {
+    split_rows(team, y_.rows(view), y_.cols, [&](int32_t begin, int32_t end) {
+      tw_embedding_args args{};
+      args.tokens = end - begin;
+      args.width = y_.cols;
+      args.ids = view.step.token_ids.data() + begin;
+      args.table = table_;
+      args.scale = scale_;
+      args.y = y_.floats(view, begin);
+      args.y_stride = y_.stride;
+      kernel_(&args);
+    });
+  }
+
+  Cost cost(const StepView& view) const override {
+    const int64_t elements = int64_t{y_.rows(view)} * y_.cols;
+    return {elements * static_cast<int64_t>(4 + tw_dtype_bytes(table_dtype_)), elements};
+  }
+
+ private:
+  BufferRef y_;
+  const void* table_;
+  int table_dtype_;
+  float scale_;
+  tw_embedding_fn kernel_;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_embedding(const Instruction& instruction, const OpContext& context) {
+  return std::make_unique<Embedding>(instruction, context);
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,106 @@
+// One prepared instruction: made once at load, run once per step. One file of this folder per op.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_OPS_OP_H_
+#define TENSORWRIGHT_RUNTIME_CORE_OPS_OP_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+
+#include "plugins/common/dispatch.h"
+#include "runtime/core/executor.h"
+#include "runtime/core/kv_storage.h"
+#include "runtime/core/plan.h"
+#include "runtime/core/step_check.h"
+#include "runtime/core/thread_team.h"
+
+namespace tensorwright {
+
+// What the ops of a step see of it.
+struct StepView {
+  const Step& step;
+  char* arenas[2];    // by BufferKind
+  int32_t counts[2];  // by BufferKind: tokens and logit rows of the step
+  char* scratch;      // at least scratch_bytes() of every op; holds nothing between ops
+};
+
+// A buffer of the plan: rows [count of its kind] of `cols` elements.
+struct BufferRef {
+  int kind = 0;  // index into StepView::arenas
+  int dtype = TW_F32;
+  int32_t cols = 0;
+  int64_t stride = 0;  // elements
+  size_t stride_bytes = 0;
+  size_t offset = 0;  // bytes per row of the step
+
+  BufferRef() = default;
+  explicit BufferRef(const BufferRecord& record);
+
+  int32_t rows(const StepView& view) const { return view.counts[kind]; }
+  char* at(const StepView& view, int32_t row = 0) const {
+    return view.arenas[kind] + offset * static_cast<size_t>(view.counts[kind]) +
+           stride_bytes * static_cast<size_t>(row);
+  }
+  float* floats(const StepView& view, int32_t row = 0) const {
+    return reinterpret_cast<float*>(at(view, row));
+  }
+  int64_t row_bytes() const { return int64_t{cols} * static_cast<int64_t>(tw_dtype_bytes(dtype)); }
+};
+
+// What a step costs an op: bytes it must move and arithmetic operations (a multiply-add counts two).
+struct Cost {
+  int64_t bytes = 0, operations = 0;
+};
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  virtual void run(const StepView& view, ThreadTeam& team) = 0;
+  virtual Cost cost(const StepView& view) const = 0;
+  // Sizes tables for the largest step; returns the bytes of scratch that run() may use.
+  virtual size_t reserve(const StepLimits& limits, int threads) {
+    (void)limits, (void)threads;
+    return 0;
+  }
+};
+
+// What an instruction needs to become an operation. The plan is checked: indices and shapes are sound.
+struct OpContext {
+  const Plan& plan;
+  const char* weights;  // weights.bin
+  KvStorage& kv;
+  Isa isa;
+
+  BufferRef buffer(int32_t index) const { return BufferRef(plan.buffers[static_cast<size_t>(index)]); }
+  const WeightRecord& weight(int32_t index) const { return plan.weights[static_cast<size_t>(index)]; }
+  const char* weight_data(int32_t index) const {
+    return index < 0 ? nullptr : weights + weight(index).offset;
+  }
+  const float* weight_floats(int32_t index) const {
+    return reinterpret_cast<const float*>(weight_data(index));
+  }
+};
+
+std::unique_ptr<Operation> make_operation(const Instruction& instruction, const OpContext& context);
+
+// The makers behind make_operation, one per file.
+using OperationMaker = std::unique_ptr<Operation>(const Instruction& instruction, const OpContext& context);
+OperationMaker make_embedding, make_rms_norm, make_matmul, make_rotary_table, make_rotary_kv_write,
+    make_paged_attention, make_gather_rows, make_swiglu, make_add;
+
+// Calls body(begin, end) over ranges of [0, rows), in parallel where that pays: a task has about 16 thousand
+// elements.
+template <typename Body>
+void split_rows(ThreadTeam& team, int32_t rows, int64_t elements_per_row, Body&& body) {
+  const int64_t elements = int64_t{rows} * elements_per_row;
+  const int64_t wanted = std::min<int64_t>({rows, elements / 16384, int64_t{4} * team.threads()});
+  const int tasks = rows == 0 ? 0 : static_cast<int>(std::max<int64_t>(1, wanted));
+  team.run(tasks, [&](int task, int) {
+    const auto begin = static_cast<int32_t>(int64_t{rows} * task / tasks);
+    const auto end = static_cast<int32_t>(int64_t{rows} * (task + 1) / tasks);
+    body(begin, end);
+  });
+}
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_OPS_OP_H_

@@ -1,0 +1,107 @@
+// rotary_table: cosines and sines of the step's positions.
+// rotary_kv_write: rotates q and k of a joint qkv row, keeps q, writes k and v into their pages.
+#include "runtime/core/ops/op.h"
+
+namespace tensorwright {
+namespace {
+
+class RotaryTable : public Operation {
+ public:
+  RotaryTable(const Instruction& instruction, const OpContext& context)
+      : table_(context.buffer(instruction.out[0])),
+        inv_freq_(context.weight_floats(instruction.weight[0])),
+        scale_(instruction.floats[0]),
+        kernel_(choose("rotary_table", rotary_table_kernels(), context.isa)) {}
+
+  void run(const StepView& view, ThreadTeam& team) override {
+    constexpr int64_t kElementsPerCosine = 16;  // a cosine costs about as much as so many plain elements
+    split_rows(team, table_.rows(view), table_.cols * kElementsPerCosine, [&](int32_t begin, int32_t end) {
+      tw_rotary_table_args args{};
+      args.tokens = end - begin;
+      args.half = table_.cols / 2;
+      args.positions = view.step.positions.data() + begin;
+      args.inv_freq = inv_freq_;
+      args.scale = scale_;
+      args.table = table_.floats(view, begin);
+      args.table_stride = table_.stride;
+      kernel_(&args);
+    });
+  }
+
+  Cost cost(const StepView& view) const override {
+    const int64_t rows = table_.rows(view);
+    return {rows * table_.row_bytes(), rows * table_.cols * 20};
+  }
+
+ private:
+  BufferRef table_;
+  const float* inv_freq_;
+  float scale_;
+  tw_rotary_table_fn kernel_;
+};
+
+class RotaryKvWrite : public Operation {
+ public:
+  RotaryKvWrite(const Instruction& instruction, const OpContext& context)
+      : qkv_(context.buffer(instruction.in[0])),
+        table_(context.buffer(instruction.in[1])),
+        q_(context.buffer(instruction.out[0])),
+        kv_(context.kv),
+        layer_index_(static_cast<size_t>(instruction.ints[0])),
+        layer_(context.plan.kv_layers[layer_index_]),
+        heads_(instruction.ints[1]),
+        rotary_dim_(instruction.ints[2]),
+        block_size_(static_cast<int32_t>(context.plan.header.block_size)),
+        kernel_(choose("rotary_kv_write", rotary_kv_write_kernels(), context.isa)) {}
+
+  void run(const StepView& view, ThreadTeam& team) override {
+    const std::vector<int32_t>& slots = view.step.groups[layer_.group].slots;
+    split_rows(team, q_.rows(view), qkv_.cols, [&](int32_t begin, int32_t end) {
+      tw_rotary_kv_write_args args{};
+      args.tokens = end - begin;
+      args.heads = heads_;
+      args.kv_heads = static_cast<int32_t>(layer_.kv_heads);
+      args.head_dim = static_cast<int32_t>(layer_.head_dim);
+      args.rotary_dim = rotary_dim_;
+      args.block_size = block_size_;
+      args.q_dtype = q_.dtype;
+      args.qkv = qkv_.floats(view, begin);
+      args.qkv_stride = qkv_.stride;
+      args.table = table_.floats(view, begin);
+      args.table_stride = table_.stride;
+      args.slots = slots.data() + begin;
+      args.q = q_.at(view, begin);
+      args.q_stride = q_.stride;
+      args.pages = kv_.pages(layer_index_);
+      args.page_bytes = static_cast<int64_t>(kv_.block_bytes(layer_index_));
+      kernel_(&args);
+    });
+  }
+
+  Cost cost(const StepView& view) const override {
+    const int64_t rows = q_.rows(view);
+    const int64_t kv_bytes =
+        int64_t{2} * layer_.kv_heads * layer_.head_dim * static_cast<int64_t>(tw_dtype_bytes(q_.dtype));
+    return {rows * (qkv_.row_bytes() + table_.row_bytes() + q_.row_bytes() + kv_bytes), rows * qkv_.cols * 3};
+  }
+
+ private:
+  BufferRef qkv_, table_, q_;
+  KvStorage& kv_;
+  size_t layer_index_;
+  KvLayerRecord layer_;
+  int32_t heads_, rotary_dim_, block_size_;
+  tw_rotary_kv_write_fn kernel_;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> make_rotary_table(const Instruction& instruction, const OpContext& context) {
+  return std::make_unique<RotaryTable>(instruction, context);
+}
+
+std::unique_ptr<Operation> make_rotary_kv_write(const Instruction& instruction, const OpContext& context) {
+  return std::make_unique<RotaryKvWrite>(instruction, context);
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,303 @@
+#include "runtime/core/plan_check.h"
+
+#include <cmath>
+
+#include "plugins/matmul/kernel.h"
+#include "runtime/core/concat.h"
+
+namespace tensorwright {
+namespace {
+
+// One instruction under check, with its operands looked up.
+class Check {
+ public:
+  Check(const Plan& plan, size_t index, const char* op)
+      : plan(plan), instruction(plan.instructions[index]), index_(index), op_(op) {}
+
+  template <typename... Parts>
+  void require(bool holds, const Parts&... fault) const {
+    if (!holds) refuse_plan(concat("instruction ", index_, " (", op_, "): ", fault...));
+  }
+
+  const BufferRecord* in(int i) const { return find(instruction.in[i]); }
+  const BufferRecord* out(int i) const { return find(instruction.out[i]); }
+  const WeightRecord* weight(int i) const {
+    return instruction.weight[i] < 0 ? nullptr : &plan.weights[static_cast<size_t>(instruction.weight[i])];
+  }
+
+  void require_float32(const char* what, const BufferRecord* buffer) const {
+    require(!buffer || buffer->dtype == TW_F32, what, " must be float32, has dtype ",
+            buffer ? buffer->dtype : 0);
+  }
+  void require_cols(const char* what, const BufferRecord* buffer, uint64_t cols) const {
+    require(!buffer || buffer->cols == cols, what, " must have ", cols, " cols, has ",
+            buffer ? buffer->cols : 0);
+  }
+  void require_kind(const char* what, const BufferRecord* buffer, BufferKind kind) const {
+    require(!buffer || buffer->kind == static_cast<uint32_t>(kind), what, " must be of kind ",
+            static_cast<uint32_t>(kind), ", is of kind ", buffer ? buffer->kind : 0);
+  }
+  void require_raw(const char* what, const WeightRecord* w, uint64_t length) const {
+    const bool raw = !w || w->layout == static_cast<uint32_t>(WeightLayout::kRaw);
+    require(raw && (!w || (w->n == 1 && w->k == length)), what, " must be a raw vector of ", length,
+            ", is layout ", w ? w->layout : 0, " of ", w ? w->n : 0, " x ", w ? w->k : 0);
+  }
+  void require_panels(const char* what, const WeightRecord* w, uint64_t panels, uint64_t k) const {
+    const bool is_panels = w->layout == static_cast<uint32_t>(WeightLayout::kPanels);
+    require(is_panels && w->n == panels * TW_LANES && w->k == k, what, " must be panels of ",
+            panels * TW_LANES, " x ", k, ", is layout ", w->layout, " of ", w->n, " x ", w->k);
+  }
+  // Everything the op reads and writes has one row per token, or one per logit row.
+  void require_same_kind() const {
+    const auto kind = static_cast<BufferKind>(out(0)->kind);
+    for (int i = 0; i < 4; ++i) require_kind("every input", in(i), kind);
+    require_kind("every output", out(1), kind);
+  }
+  const KvLayerRecord& kv_layer() const {
+    const int32_t layer = instruction.ints[0];
+    require(layer >= 0 && static_cast<size_t>(layer) < plan.kv_layers.size(), "kv_layer must be below ",
+            plan.kv_layers.size(), ", is ", layer);
+    return plan.kv_layers[static_cast<size_t>(layer)];
+  }
+  // The heads attribute, in uint64 so that products with it cannot overflow.
+  uint64_t heads(const KvLayerRecord& layer) const {
+    const int32_t heads = instruction.ints[1];
+    require(heads >= 1 && heads <= (1 << 20) && static_cast<uint32_t>(heads) % layer.kv_heads == 0,
+            "heads must be a positive multiple of the layer's ", layer.kv_heads, " kv_heads, is ", heads);
+    return static_cast<uint64_t>(heads);
+  }
+  void require_finite(const char* what, float value) const {
+    require(std::isfinite(value), what, " is not finite");
+  }
+
+  const Plan& plan;
+  const Instruction& instruction;
+
+ private:
+  const BufferRecord* find(int32_t i) const {
+    return i < 0 ? nullptr : &plan.buffers[static_cast<size_t>(i)];
+  }
+
+  size_t index_;
+  const char* op_;
+};
+
+void check_embedding(const Check& c) {
+  const WeightRecord* table = c.weight(0);
+  c.require_panels("table", table, (uint64_t{c.plan.header.vocab_size} + TW_LANES - 1) / TW_LANES, table->k);
+  c.require_kind("y", c.out(0), BufferKind::kTokens);
+  c.require_float32("y", c.out(0));
+  c.require_cols("y", c.out(0), table->k);
+  c.require_finite("scale", c.instruction.floats[0]);
+}
+
+void check_rms_norm(const Check& c) {
+  const BufferRecord *x = c.in(0), *residual = c.in(1), *sum = c.out(1);
+  c.require_same_kind();
+  c.require((residual == nullptr) == (sum == nullptr), "residual and sum must come together");
+  c.require_float32("x", x);
+  c.require_float32("residual", residual);
+  c.require_float32("sum", sum);
+  c.require_cols("residual", residual, x->cols);
+  c.require_cols("y", c.out(0), x->cols);
+  c.require_cols("sum", sum, x->cols);
+  c.require_raw("w", c.weight(0), x->cols);
+  c.require_finite("eps", c.instruction.floats[0]);
+  c.require(c.instruction.floats[0] >= 0, "eps must not be negative, is ", c.instruction.floats[0]);
+  c.require_finite("weight_offset", c.instruction.floats[1]);
+}
+
+void check_matmul(const Check& c) {
+  const BufferRecord* x = c.in(0);
+  const WeightRecord* w = c.weight(0);
+  const int32_t epilogue = c.instruction.ints[0], n = c.instruction.ints[1];
+  c.require_same_kind();
+  c.require(epilogue == TW_EPILOGUE_NONE || epilogue == TW_EPILOGUE_SWIGLU, "epilogue must be 0 or 1, is ",
+            epilogue);
+  c.require(n >= 1, "n must be positive, is ", n);
+  const uint64_t columns = (static_cast<uint64_t>(n) + TW_LANES - 1) / TW_LANES;
+  const uint64_t panels = epilogue == TW_EPILOGUE_SWIGLU ? 2 * columns : columns;
+  c.require_panels("w", w, panels, x->cols);
+  c.require(w->dtype == x->dtype, "w must have x's dtype ", x->dtype, ", has ", w->dtype);
+  c.require_raw("bias", c.weight(1), panels * TW_LANES);
+  c.require_float32("residual", c.in(1));
+  c.require_cols("residual", c.in(1), static_cast<uint64_t>(n));
+  c.require_cols("y", c.out(0), static_cast<uint64_t>(n));
+}
+
+void check_rotary_table(const Check& c) {
+  const WeightRecord* inv_freq = c.weight(0);
+  c.require_raw("inv_freq", inv_freq, inv_freq->k);
+  c.require_kind("table", c.out(0), BufferKind::kTokens);
+  c.require_float32("table", c.out(0));
+  c.require_cols("table", c.out(0), uint64_t{2} * inv_freq->k);
+  c.require_finite("scale", c.instruction.floats[0]);
+}
+
+void check_rotary_kv_write(const Check& c) {
+  const KvLayerRecord& layer = c.kv_layer();
+  const uint64_t heads = c.heads(layer);
+  const int32_t rotary_dim = c.instruction.ints[2];
+  c.require(rotary_dim >= 2 && rotary_dim % 2 == 0 && static_cast<uint32_t>(rotary_dim) <= layer.head_dim,
+            "rotary_dim must be even and 2 to ", layer.head_dim, ", is ", rotary_dim);
+  c.require_kind("q", c.out(0), BufferKind::kTokens);
+  c.require_same_kind();
+  c.require_float32("qkv", c.in(0));
+  c.require_cols("qkv", c.in(0), (heads + 2 * uint64_t{layer.kv_heads}) * layer.head_dim);
+  c.require_float32("table", c.in(1));
+  c.require_cols("table", c.in(1), static_cast<uint64_t>(rotary_dim));
+  c.require(c.out(0)->dtype == layer.dtype, "q must have the kv layer's dtype ", layer.dtype, ", has ",
+            c.out(0)->dtype);
+  c.require_cols("q", c.out(0), heads * layer.head_dim);
+}
+
+void check_paged_attention(const Check& c) {
+  const KvLayerRecord& layer = c.kv_layer();
+  const uint64_t heads = c.heads(layer);
+  c.require_kind("y", c.out(0), BufferKind::kTokens);
+  c.require_same_kind();
+  c.require(c.in(0)->dtype == layer.dtype, "q must have the kv layer's dtype ", layer.dtype, ", has ",
+            c.in(0)->dtype);
+  c.require_cols("q", c.in(0), heads * layer.head_dim);
+  c.require_cols("y", c.out(0), heads * layer.head_dim);
+  c.require_finite("scale", c.instruction.floats[0]);
+  c.require_finite("softcap", c.instruction.floats[1]);
+  c.require(c.instruction.floats[1] >= 0, "softcap must not be negative, is ", c.instruction.floats[1]);
+}
+
+void check_gather_rows(const Check& c) {
+  c.require_kind("x", c.in(0), BufferKind::kTokens);
+  c.require_kind("y", c.out(0), BufferKind::kRows);
+  c.require(c.in(0)->dtype == c.out(0)->dtype, "y must have x's dtype ", c.in(0)->dtype, ", has ",
+            c.out(0)->dtype);
+  c.require_cols("y", c.out(0), c.in(0)->cols);
+}
+
+void check_swiglu(const Check& c) {
+  c.require_same_kind();
+  c.require_float32("x", c.in(0));
+  c.require_cols("x", c.in(0), uint64_t{2} * c.out(0)->cols);
+}
+
+void check_add(const Check& c) {
+  c.require_same_kind();
+  c.require_float32("a", c.in(0));
+  c.require_float32("b", c.in(1));
+  c.require_float32("y", c.out(0));
+  c.require_cols("a", c.in(0), c.out(0)->cols);
+  c.require_cols("b", c.in(1), c.out(0)->cols);
+}
+
+// How many operands an op takes ("required" come first) and how many attributes it reads.
+struct Rule {
+  Op op;
+  const char* name;
+  int ins_required, ins, weights_required, weights, outs_required, outs, ints, floats;
+  void (*check)(const Check&);
+};
+
+constexpr Rule kRules[] = {
+    {Op::kEmbedding, "embedding", 0, 0, 1, 1, 1, 1, 0, 1, check_embedding},
+    {Op::kRmsNorm, "rms_norm", 1, 2, 1, 1, 1, 2, 0, 2, check_rms_norm},
+    {Op::kMatmul, "matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_matmul},
+    {Op::kRotaryTable, "rotary_table", 0, 0, 1, 1, 1, 1, 0, 1, check_rotary_table},
+    {Op::kRotaryKvWrite, "rotary_kv_write", 2, 2, 0, 0, 1, 1, 3, 0, check_rotary_kv_write},
+    {Op::kPagedAttention, "paged_attention", 1, 1, 0, 0, 1, 1, 2, 2, check_paged_attention},
+    {Op::kGatherRows, "gather_rows", 1, 1, 0, 0, 1, 1, 0, 0, check_gather_rows},
+    {Op::kSwiglu, "swiglu", 1, 1, 0, 0, 1, 1, 0, 0, check_swiglu},
+    {Op::kAdd, "add", 2, 2, 0, 0, 1, 1, 0, 0, check_add},
+};
+
+const Rule* find_rule(uint32_t op) {
+  for (const Rule& rule : kRules) {
+    if (static_cast<uint32_t>(rule.op) == op) return &rule;
+  }
+  return nullptr;
+}
+
+// A row of operand indices: the required ones present, the optional ones present or -1, the rest -1; all
+// below `count`.
+template <size_t N>
+void check_operands(const Check& c, const char* what, const int32_t (&operands)[N], int required, int taken,
+                    size_t count) {
+  for (int i = 0; i < static_cast<int>(N); ++i) {
+    const int32_t operand = operands[i];
+    c.require(operand >= -1 && operand < static_cast<int64_t>(count), what, "[", i, "] must be -1 to ",
+              static_cast<int64_t>(count) - 1, ", is ", operand);
+    c.require(i >= required || operand >= 0, what, "[", i, "] is missing");
+    c.require(i < taken || operand == -1, what, "[", i, "] must be absent (-1), is ", operand);
+  }
+}
+
+void check_arity(const Check& c, const Rule& rule) {
+  const Instruction& instruction = c.instruction;
+  c.require(instruction.name < c.plan.names.size(), "name ", instruction.name,
+            " lies outside the string table of ", c.plan.names.size(), " bytes");
+  check_operands(c, "in", instruction.in, rule.ins_required, rule.ins, c.plan.buffers.size());
+  check_operands(c, "out", instruction.out, rule.outs_required, rule.outs, c.plan.buffers.size());
+  check_operands(c, "weight", instruction.weight, rule.weights_required, rule.weights, c.plan.weights.size());
+  for (int i = rule.ints; i < 8; ++i) c.require(instruction.ints[i] == 0, "ints[", i, "] must be 0");
+  for (int i = rule.floats; i < 4; ++i) c.require(instruction.floats[i] == 0, "floats[", i, "] must be 0");
+}
+
+bool overlap(const BufferRecord& a, const BufferRecord& b) {
+  return a.kind == b.kind && a.offset < b.offset + b.stride_bytes && b.offset < a.offset + a.stride_bytes;
+}
+
+bool same_place(const BufferRecord& a, const BufferRecord& b) {
+  return a.kind == b.kind && a.offset == b.offset && a.stride_bytes == b.stride_bytes && a.dtype == b.dtype;
+}
+
+// The kernels read and write these element by element in one order, so they may work in place.
+bool may_share(uint32_t op, int in, int out) {
+  return op == static_cast<uint32_t>(Op::kAdd) || (op == static_cast<uint32_t>(Op::kRmsNorm) && out == 1) ||
+         (op == static_cast<uint32_t>(Op::kMatmul) && in == 1);
+}
+
+void check_overlaps(const Check& c) {
+  for (int o = 0; o < 2; ++o) {
+    if (!c.out(o)) continue;
+    for (int i = 0; i < 4; ++i) {
+      if (!c.in(i) || !overlap(*c.in(i), *c.out(o))) continue;
+      c.require(may_share(c.instruction.op, i, o) && same_place(*c.in(i), *c.out(o)), "out[", o,
+                "] may not share memory with in[", i, "]");
+    }
+  }
+  c.require(!c.out(1) || !overlap(*c.out(0), *c.out(1)), "out[0] and out[1] share memory");
+}
+
+}  // namespace
+
+const char* op_name(uint32_t op) {
+  const Rule* rule = find_rule(op);
+  return rule ? rule->name : nullptr;
+}
+
+void check_instructions(const Plan& plan) {
+  std::vector<bool> written(plan.buffers.size(), false);
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    const Instruction& instruction = plan.instructions[i];
+    const Rule* rule = find_rule(instruction.op);
+    if (!rule) refuse_plan(concat("instruction ", i, ": op ", instruction.op, " is unknown"));
+    const Check check(plan, i, rule->name);
+    check_arity(check, *rule);
+    for (int32_t in : instruction.in) {
+      check.require(in < 0 || written[static_cast<size_t>(in)], "reads buffer ", in,
+                    " before anything writes it");
+    }
+    rule->check(check);
+    check_overlaps(check);
+    for (int32_t out : instruction.out) {
+      if (out >= 0) written[static_cast<size_t>(out)] = true;
+    }
+  }
+  const auto logits = static_cast<size_t>(plan.header.logits_buffer);
+  const BufferRecord& buffer = plan.buffers[logits];
+  const bool is_rows = buffer.kind == static_cast<uint32_t>(BufferKind::kRows);
+  if (!is_rows || buffer.dtype != TW_F32 || buffer.cols != plan.header.vocab_size || !written[logits]) {
+    refuse_plan(concat("logits_buffer ", logits, " must be written, of kind rows, float32, with ",
+                       plan.header.vocab_size, " cols"));
+  }
+}
+
+}  // namespace tensorwright

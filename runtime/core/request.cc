@@ -1,0 +1,74 @@
+#include "runtime/core/request.h"
+
+#include <cmath>
+
+#include "runtime/core/error.h"
+
+namespace tensorwright {
+
+namespace {
+
+// Below this, logits divided by the temperature leave the range of fp32.
+constexpr double kMinTemperature = 1e-6;
+
+[[noreturn]] void refuse(const char* type, const std::string& must, const std::string& came,
+                         const std::string& remedy) {
+  throw Error(type, "[request] " + must + ", got " + came + "; " + remedy);
+}
+
+void validate_tokens(const char* what, const std::vector<int32_t>& tokens, int32_t vocab_size) {
+  for (int32_t token : tokens) {
+    if (token >= 0 && token < vocab_size) continue;
+    refuse("InvalidRequestError", std::string(what) + " must be in [0, " + std::to_string(vocab_size) + ")",
+           std::to_string(token), "use the engine's own tokenizer");
+  }
+}
+
+void validate_sampling(const Sampling& s, const ModelFacts& facts) {
+  const char* type = "InvalidRequestError";
+  if (s.max_tokens < 1) {
+    refuse(type, "max_tokens must be at least 1", std::to_string(s.max_tokens), "ask for a token");
+  }
+  if (!(s.temperature == 0 || (s.temperature >= kMinTemperature && s.temperature <= 1e6))) {
+    refuse(type, "temperature must be 0 or in [1e-6, 1e6]", std::to_string(s.temperature),
+           "use 0 for greedy");
+  }
+  if (s.top_k < -1)
+    refuse(type, "top_k must be positive, or 0 or -1 for off", std::to_string(s.top_k), "raise it");
+  if (!(s.top_p > 0 && s.top_p <= 1)) {
+    refuse(type, "top_p must be in (0, 1]", std::to_string(s.top_p), "use 1 for off");
+  }
+  if (s.logprobs < -1 || s.logprobs > facts.vocab_size) {
+    refuse(type, "logprobs must be -1 (none) or in [0, vocab_size]", std::to_string(s.logprobs), "lower it");
+  }
+  validate_tokens("stop token ids", s.stop_token_ids, facts.vocab_size);
+  validate_tokens("end-of-sequence token ids", s.eos_token_ids, facts.vocab_size);
+}
+
+}  // namespace
+
+void validate_request(const Request& request, const ModelFacts& facts, int32_t blocks) {
+  validate_sampling(request.sampling, facts);
+  if (request.prompt.empty()) {
+    refuse("InvalidRequestError", "a prompt must have at least one token", "none", "add a start token");
+  }
+  validate_tokens("prompt tokens", request.prompt, facts.vocab_size);
+  int64_t prompt = static_cast<int64_t>(request.prompt.size());
+  int64_t total = prompt + request.sampling.max_tokens;
+  std::string came = std::to_string(prompt) + " + " + std::to_string(request.sampling.max_tokens);
+  if (total > facts.max_seq_len) {
+    refuse(
+        "PromptTooLongError",
+        "prompt + max_tokens must be at most the engine's max_seq_len " + std::to_string(facts.max_seq_len),
+        came, "shorten one, or build the engine with a larger max_seq_len");
+  }
+  // The last sampled token is never fed back, so its position needs no room.
+  int64_t room = static_cast<int64_t>(blocks) * facts.block_size;
+  if (total - 1 > room) {
+    refuse("PromptTooLongError",
+           "prompt + max_tokens - 1 must fit the KV cache's " + std::to_string(room) + " positions", came,
+           "shorten one, or raise kv_cache_bytes");
+  }
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,59 @@
+// What a caller asks of the engine, what the engine tells back, and what makes a request impossible.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_REQUEST_H_
+#define TENSORWRIGHT_RUNTIME_CORE_REQUEST_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/core/executor.h"
+
+namespace tensorwright {
+
+struct Sampling {
+  int32_t max_tokens = 16;
+  double temperature = 1.0;             // 0: greedy
+  int32_t top_k = 0;                    // 0 or -1: off
+  double top_p = 1.0;                   // 1: off
+  std::optional<uint64_t> seed;         // drawn once per request if absent
+  std::vector<int32_t> stop_token_ids;  // end the request even with ignore_eos
+  std::vector<int32_t> eos_token_ids;
+  bool ignore_eos = false;
+  int32_t logprobs = -1;  // -1: none; 0: of the sampled token; n: of the n likeliest as well
+};
+
+struct Request {
+  int64_t id = 0;
+  std::vector<int32_t> prompt;
+  Sampling sampling;
+};
+
+struct TokenLogprob {
+  int32_t token;
+  double logprob;  // natural logarithm, of the raw logits' softmax
+  int32_t rank;    // 1 + number of tokens with a strictly greater logit
+};
+
+// News of one request. Tokens of several steps may come in one event if nobody fetched the earlier ones.
+struct Event {
+  int64_t request_id = 0;
+  std::vector<int32_t> tokens;
+  std::vector<std::vector<TokenLogprob>>
+      logprobs;                   // [tokens] if asked for: the sampled token, then the others
+  std::string finish;             // "", "stop", "length", "abort" or "error"
+  int32_t stop_token = -1;        // the end-of-sequence or stop token; it is in `tokens` too
+  std::string error_type, error;  // a class of tensorwright.errors, and its message
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;  // prompt tokens that the prefix cache had when the request started
+  double queue_s = -1;        // arrival to the first step it took part in; -1: never
+  double first_token_s = -1;  // arrival to the first token; -1: none yet
+};
+
+// Throws Error: InvalidRequestError, or PromptTooLongError if the request could never be finished with
+// `blocks` KV blocks or within the model's maximum length.
+void validate_request(const Request& request, const ModelFacts& facts, int32_t blocks);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_REQUEST_H_

@@ -1,0 +1,121 @@
+#include "runtime/core/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "runtime/core/logit_row.h"
+#include "runtime/core/philox.h"
+
+namespace tensorwright {
+
+Sample Sampler::sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed,
+                       int64_t position) {
+  RowMax max = row_max(logits);
+  Sample sample;
+  sample.token = max.id;
+  if (sampling.temperature > 0) {
+    select(logits, sampling);
+    sample.token = draw(philox_uniform(seed, static_cast<uint64_t>(position)));
+  }
+  if (sampling.logprobs >= 0) sample.logprobs = logprobs(logits, max.value, sample.token, sampling.logprobs);
+  return sample;
+}
+
+std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sampling& sampling) {
+  RowMax max = row_max(logits);
+  if (sampling.temperature == 0) return {max.id};
+  select(logits, sampling);
+  std::vector<int32_t> ids = ids_;
+  std::ranges::sort(ids);
+  return ids;
+}
+
+// Leaves the candidates in ids_, with their weights, in an order that the row alone decides.
+void Sampler::select(std::span<const float> logits, const Sampling& sampling) {
+  int32_t vocab = static_cast<int32_t>(logits.size());
+  scaled_.resize(logits.size());
+  // fp32 as transformers divides: ties that the division makes are ties for top_k.
+  float temperature = static_cast<float>(sampling.temperature);
+  for (size_t i = 0; i < logits.size(); ++i) scaled_[i] = logits[i] / temperature;
+  RowMax max = row_max(scaled_);  // the division may overflow
+  if (sampling.top_k > 0 && sampling.top_k < vocab) {
+    top_ids(scaled_, sampling.top_k, &ids_);
+    scores_.resize(ids_.size());
+    for (size_t i = 0; i < ids_.size(); ++i) scores_[i] = scaled_[ids_[i]];
+  } else {
+    ids_.resize(logits.size());
+    std::iota(ids_.begin(), ids_.end(), 0);
+    scores_ = scaled_;
+  }
+  weights_.resize(ids_.size());
+  exp_below(scores_, max.value, weights_.data());
+  if (sampling.top_p < 1) keep_top_p(sampling.top_p);
+}
+
+// transformers sorts ascending and removes while the cumulative probability is <= 1 - top_p, but for the
+// last. From the other end: a token stays while (total - weight of those after it) / total > 1 - top_p.
+// Compared in fp32 as there; of equal scores the higher id stays, as a stable ascending sort has it.
+void Sampler::keep_top_p(double top_p) {
+  double total = std::accumulate(weights_.begin(), weights_.end(), 0.0);
+  float bound = static_cast<float>(1.0 - top_p);
+  // What stays has cumulative weight > bound * total made of at most n weights no larger than its own; so
+  // only weights above that n-th part need sorting. The slack covers the fp32 comparison.
+  double floor = bound * total / static_cast<double>(weights_.size()) * (1 - 1e-6);
+  std::vector<int32_t> order;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (weights_[i] >= floor) order.push_back(static_cast<int32_t>(i));
+  }
+  std::ranges::sort(order, [&](int32_t a, int32_t b) {
+    return scores_[a] != scores_[b] ? scores_[a] > scores_[b] : ids_[a] > ids_[b];
+  });
+  double after = 0;
+  size_t kept = 0;
+  for (; kept < order.size(); ++kept) {
+    if (kept > 0 && static_cast<float>((total - after) / total) <= bound) break;
+    after += weights_[order[kept]];
+  }
+  std::vector<int32_t> ids(kept);
+  std::vector<double> weights(kept);
+  for (size_t i = 0; i < kept; ++i) {
+    ids[i] = ids_[order[i]];
+    weights[i] = weights_[order[i]];
+  }
+  ids_.swap(ids);
+  weights_.swap(weights);
+}
+
+int32_t Sampler::draw(double uniform) const {
+  double target = uniform * std::accumulate(weights_.begin(), weights_.end(), 0.0);
+  double sum = 0;
+  size_t last = 0;  // rounding never picks a token of weight zero
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    sum += weights_[i];
+    if (sum > target) return ids_[i];
+    if (weights_[i] > 0) last = i;
+  }
+  return ids_[last];
+}
+
+std::vector<TokenLogprob> Sampler::logprobs(std::span<const float> logits, float max, int32_t token,
+                                            int32_t top) {
+  double log_total = static_cast<double>(max) + std::log(sum_exp_below(logits, max));
+  auto entry = [&](int32_t id) {
+    return TokenLogprob{id, static_cast<double>(logits[id]) - log_total,
+                        1 + count_greater(logits, logits[id])};
+  };
+  std::vector<TokenLogprob> result = {entry(token)};
+  if (top == 0) return result;
+  std::vector<int32_t> ids;
+  top_ids(logits, top, &ids);
+  std::ranges::stable_sort(ids, [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+  int32_t greater = 0;
+  for (int32_t i = 0; i < top; ++i) {
+    if (i > 0 && logits[ids[i]] < logits[ids[i - 1]]) greater = i;
+    if (ids[i] == token) continue;
+    result.push_back({ids[i], static_cast<double>(logits[ids[i]]) - log_total, 1 + greater});
+  }
+  return result;
+}
+
+}  // namespace tensorwright

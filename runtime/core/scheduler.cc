@@ -1,0 +1,229 @@
+#include "runtime/core/scheduler.h"
+
+#include <algorithm>
+#include <span>
+#include <stdexcept>
+
+#include "runtime/core/philox.h"
+
+namespace tensorwright {
+
+namespace {
+
+using Queue = std::deque<std::unique_ptr<Sequence>>;
+
+void insert_by_arrival(Queue& queue, std::unique_ptr<Sequence> sequence) {
+  auto after =
+      std::ranges::find_if(queue, [&](const auto& other) { return other->arrival > sequence->arrival; });
+  queue.insert(after, std::move(sequence));
+}
+
+Queue::iterator find_id(Queue& queue, int64_t id) {
+  return std::ranges::find_if(queue, [&](const auto& sequence) { return sequence->id == id; });
+}
+
+std::unique_ptr<Sequence> take(Queue& queue, Queue::iterator at) {
+  std::unique_ptr<Sequence> sequence = std::move(*at);
+  queue.erase(at);
+  return sequence;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(KvBlocks& kv, const SchedulerLimits& limits) : kv_(kv), limits_(limits) {
+  if (limits.max_seqs < 1 || limits.max_tokens < limits.max_seqs || limits.max_chunk < 0) {
+    throw std::logic_error("[scheduler] limits must hold 1 <= max_seqs <= max_tokens and max_chunk >= 0");
+  }
+}
+
+void Scheduler::add(std::unique_ptr<Sequence> sequence) {
+  sequence->arrival = ++arrivals_;
+  waiting_.push_back(std::move(sequence));
+}
+
+std::unique_ptr<Sequence> Scheduler::remove(int64_t id) {
+  for (Queue* queue : {&running_, &waiting_}) {
+    auto at = find_id(*queue, id);
+    if (at == queue->end()) continue;
+    kv_.release((*at)->blocks);
+    return take(*queue, at);
+  }
+  return nullptr;
+}
+
+StepPlan Scheduler::plan() {
+  StepPlan plan;
+  debug_preempt();
+  // Preemption takes from the back, so an index stays good.
+  for (size_t i = 0; i < running_.size(); ++i) {
+    if (running_[i]->pending() == 1) plan_running(*running_[i], plan, true);
+  }
+  for (size_t i = 0; i < running_.size(); ++i) {
+    if (running_[i]->pending() > 1) plan_running(*running_[i], plan, true);
+  }
+  // Who was just sent back would only push others out again.
+  while (!plan.preempted && !waiting_.empty() && admit(0, plan)) {
+  }
+  return plan;
+}
+
+StepPlan Scheduler::plan_only(int64_t id) {
+  StepPlan plan;
+  if (auto at = find_id(running_, id); at != running_.end()) {
+    plan_running(**at, plan, false);
+  } else if (at = find_id(waiting_, id); at != waiting_.end()) {
+    admit(at - waiting_.begin(), plan);
+  }
+  return plan;
+}
+
+int32_t Scheduler::budget(const StepPlan& plan, int32_t pending) const {
+  int32_t chunk = std::min(pending, limits_.max_tokens - plan.tokens);
+  return limits_.max_chunk > 0 ? std::min(chunk, limits_.max_chunk) : chunk;
+}
+
+// False if the sequence gets nothing: no budget left, or no blocks and nobody younger to take them from.
+bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt) {
+  int32_t before = sequence.blocks.size();
+  int32_t chunk;
+  while (true) {
+    chunk = budget(plan, sequence.pending());
+    if (chunk <= 0) return false;
+    if (kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk))) break;
+    if (may_preempt && running_.back().get() != &sequence) {
+      preempt_latest(plan);
+      continue;
+    }
+    // The youngest takes what is left; with nothing left a decode goes back to the queue, a prefill waits
+    // where it is.
+    chunk = std::min(chunk, (before + kv_.available()) * kv_.block_size() - sequence.computed);
+    if (chunk <= 0) {
+      if (may_preempt && sequence.pending() == 1) preempt_latest(plan);
+      return false;
+    }
+    kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk));
+    break;
+  }
+  append(plan, sequence, chunk, before, false);
+  return true;
+}
+
+bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
+  Sequence& sequence = *waiting_[waiting_index];
+  if (running() >= limits_.max_seqs || budget(plan, 1) <= 0 || kv_.available() <= 0) return false;
+  KvBlocks::Match match = kv_.match(sequence.tokens);
+  int32_t missing = kv_.blocks_for(sequence.size()) - static_cast<int32_t>(match.path.size());
+  if (missing > kv_.available() - match.idle - outstanding_blocks()) return false;
+  kv_.attach(match, sequence.blocks);
+  sequence.computed = sequence.blocks.size() * kv_.block_size();
+  sequence.tokens_when_admitted = sequence.size();
+  int32_t chunk = budget(plan, sequence.pending());
+  if (!kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk))) {
+    throw std::logic_error("[scheduler] an admitted sequence must have its blocks");
+  }
+  insert_by_arrival(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
+  append(plan, sequence, chunk, 0, true);
+  return true;
+}
+
+// Blocks that running sequences still need for the tokens they have.
+int32_t Scheduler::outstanding_blocks() const {
+  int32_t blocks = 0;
+  for (const auto& sequence : running_) blocks += kv_.blocks_for(sequence->size()) - sequence->blocks.size();
+  return blocks;
+}
+
+void Scheduler::append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before,
+                       bool admitted) {
+  bool decode = sequence.pending() == 1 && sequence.generated() > 0;
+  plan.chunks.push_back({&sequence, tokens, blocks_before, admitted, decode});
+  plan.tokens += tokens;
+}
+
+void Scheduler::preempt_latest(StepPlan& plan) {
+  auto latest = running_.end() - 1;
+  std::erase_if(plan.chunks, [&](const PlannedChunk& chunk) {
+    if (chunk.sequence != latest->get()) return false;
+    plan.tokens -= chunk.tokens;
+    return true;
+  });
+  plan.preempted = true;
+  move_to_waiting(latest);
+}
+
+void Scheduler::move_to_waiting(Queue::iterator running) {
+  kv_.release((*running)->blocks);
+  (*running)->computed = 0;
+  ++stats_.preemptions;
+  insert_by_arrival(waiting_, take(running_, running));
+}
+
+bool Scheduler::preempt(int64_t id) {
+  auto at = find_id(running_, id);
+  if (at == running_.end()) return false;
+  move_to_waiting(at);
+  return true;
+}
+
+void Scheduler::debug_preempt() {
+  ++plans_;
+  if (limits_.debug_preempt_every == 0 || plans_ % limits_.debug_preempt_every != 0) return;
+  // Only those that got a token since their last start: else forced preemption could keep one from ever
+  // finishing.
+  std::vector<int64_t> grown;
+  for (const auto& sequence : running_) {
+    if (sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence->id);
+  }
+  if (grown.empty()) return;
+  double draw = philox_uniform(limits_.debug_seed, plans_);
+  preempt(grown[static_cast<size_t>(draw * static_cast<double>(grown.size()))]);
+}
+
+void Scheduler::commit(const StepPlan& plan) {
+  ++stats_.steps;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    if (chunk.admitted) {
+      stats_.prefix_lookup_tokens += sequence.size();
+      stats_.prefix_hit_tokens += sequence.computed;
+      if (sequence.cached_tokens < 0) sequence.cached_tokens = sequence.computed;
+    }
+    (chunk.decode ? stats_.decode_tokens : stats_.prefill_tokens) += chunk.tokens;
+    sequence.computed += chunk.tokens;
+    kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed));
+    stats_.max_waste_slots = std::max(stats_.max_waste_slots, waste(sequence));
+  }
+}
+
+void Scheduler::rollback(StepPlan& plan) {
+  ++stats_.rolled_back;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    if (!chunk.admitted) {
+      kv_.shrink(sequence.blocks, chunk.blocks_before);
+      continue;
+    }
+    kv_.release(sequence.blocks);
+    sequence.computed = 0;
+    insert_by_arrival(waiting_, take(running_, find_id(running_, sequence.id)));
+  }
+  plan = StepPlan();
+}
+
+int64_t Scheduler::waste_slots() const {
+  int64_t slots = 0;
+  for (const auto& sequence : running_) slots += waste(*sequence);
+  return slots;
+}
+
+int64_t Scheduler::waste(const Sequence& sequence) const {
+  return static_cast<int64_t>(sequence.blocks.size()) * kv_.block_size() - sequence.computed;
+}
+
+void Scheduler::for_each(const std::function<void(const Sequence&)>& visit) const {
+  for (const Queue* queue : {&running_, &waiting_}) {
+    for (const auto& sequence : *queue) visit(*sequence);
+  }
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,110 @@
+// Which tokens of which sequences the next step computes. Holds no tensors and knows no clock.
+//
+// A step: every running sequence that decodes gets one token, then prefill chunks in order of arrival fill
+// the token budget, then waiting sequences are admitted first come first served, each when blocks for all it
+// has are in sight. Running sequences are always older than waiting ones. When blocks run out the latest
+// arrival among the running goes back to the front of the queue; its tokens are kept and computed again.
+//
+// Fairness bound. The oldest sequence alive is never preempted and gets on in every step: by one token when
+// it decodes, by c = min(max_chunk, max_tokens - max_seqs + 1) tokens at least when it prefills (sooner if
+// less is left). So it is done S = ceil((prompt + max_tokens) / c) + max_tokens steps after it became the
+// oldest, however often it was preempted before; and a sequence starts at the latest one step after the sum
+// of S over the sequences that were ahead of it when it came. Nothing that comes later delays it.
+// (debug_preempt_every breaks this on purpose.)
+//
+// plan() is a proposal: commit() makes it fact, rollback() takes it back: no token counted, no block held,
+// admitted sequences wait again. Preemptions and cache evictions that made room stay: each is harmless by
+// itself.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_SCHEDULER_H_
+#define TENSORWRIGHT_RUNTIME_CORE_SCHEDULER_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "runtime/core/kv_blocks.h"
+#include "runtime/core/sequence.h"
+
+namespace tensorwright {
+
+struct SchedulerLimits {
+  int32_t max_seqs = 1;    // running at once
+  int32_t max_tokens = 1;  // in a step; at least max_seqs
+  int32_t max_chunk = 0;   // of one sequence's prefill in a step; 0: no cap
+  // For tests: every n-th step preempts a running sequence drawn by seed, if one has grown since its last
+  // start.
+  int32_t debug_preempt_every = 0;
+  uint64_t debug_seed = 0;
+};
+
+struct PlannedChunk {
+  Sequence* sequence;
+  int32_t tokens;         // computed in this step, from sequence->computed on
+  int32_t blocks_before;  // per group, for rollback
+  bool admitted;          // came from the waiting queue in this plan
+  bool decode;
+  bool last() const { return tokens == sequence->pending(); }  // before commit: its logits are wanted
+};
+
+struct StepPlan {
+  std::vector<PlannedChunk> chunks;
+  int32_t tokens = 0;
+  bool preempted = false;  // blocks ran out
+};
+
+struct SchedulerStats {
+  int64_t steps = 0, rolled_back = 0, preemptions = 0;
+  int64_t prefill_tokens = 0, decode_tokens = 0;
+  int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;  // at (re)starts
+  int64_t max_waste_slots = 0;  // largest waste of any sequence after any step; below block_size
+};
+
+class Scheduler {
+ public:
+  Scheduler(KvBlocks& kv, const SchedulerLimits& limits);
+
+  void add(std::unique_ptr<Sequence> sequence);
+  // Frees its blocks at once; null if no such sequence is alive. Not between plan() and commit() or
+  // rollback().
+  std::unique_ptr<Sequence> remove(int64_t id);
+  bool preempt(int64_t id);  // false unless it is running
+
+  StepPlan plan();
+  // Only this sequence's share of a step; empty if it has to wait.
+  StepPlan plan_only(int64_t id);
+  void commit(const StepPlan& plan);
+  void rollback(StepPlan& plan);
+
+  bool idle() const { return running_.empty() && waiting_.empty(); }
+  int32_t running() const { return static_cast<int32_t>(running_.size()); }
+  int32_t waiting() const { return static_cast<int32_t>(waiting_.size()); }
+  int64_t waste_slots() const;  // slots of held blocks without a token, all running sequences
+  const SchedulerStats& stats() const { return stats_; }
+  void for_each(const std::function<void(const Sequence&)>& visit) const;
+
+ private:
+  using Queue = std::deque<std::unique_ptr<Sequence>>;  // in order of arrival
+
+  bool plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt);
+  bool admit(size_t waiting_index, StepPlan& plan);
+  int32_t budget(const StepPlan& plan, int32_t pending) const;
+  int32_t outstanding_blocks() const;
+  int64_t waste(const Sequence& sequence) const;
+  void append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before, bool admitted);
+  void preempt_latest(StepPlan& plan);
+  void move_to_waiting(Queue::iterator running);
+  void debug_preempt();
+
+  KvBlocks& kv_;
+  SchedulerLimits limits_;
+  Queue running_, waiting_;
+  uint64_t arrivals_ = 0;
+  uint64_t plans_ = 0;
+  SchedulerStats stats_;
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_SCHEDULER_H_

@@ -1,0 +1,125 @@
+"""Between callers and the C++ engine: request ids, and the one thread that hands out the engine's events."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tensorwright.errors import EngineStoppedError, QueueFullError, RequestAbortedError
+from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.request_state import RequestState
+
+POLL = 0.5  # seconds that one wait lasts at most
+
+
+class EngineClient:
+    """Thread-safe. `engine` is a `_runtime.Engine`: submit, abort, wait_events, stats, shutdown, stopped."""
+
+    def __init__(self, engine: Any):
+        self._engine = engine
+        self._ids = itertools.count(1)
+        self._requests: dict[int, RequestHandle] = {}
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)  # notified when a request ends
+        self._closing = False  # no new requests
+        self._cause: BaseException | None = None
+        self._thread = threading.Thread(target=self._consume, name="tensorwright-events", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, make_state: Callable[[int], RequestState], sampling: Any, wait_for_room: bool = False
+    ) -> RequestHandle:
+        """make_state: builds the request's state from its id. With wait_for_room a full queue is waited for,
+        else it raises QueueFullError."""
+        while True:
+            state = make_state(next(self._ids))
+            handle = RequestHandle(state, self.abort)
+            with self._lock:
+                self._check_open()
+                self._requests[state.request_id] = handle
+            try:
+                self._engine.submit(state.request_id, state.prompt_token_ids, sampling)
+                return handle
+            except QueueFullError:
+                self._forget(state.request_id)
+                if not wait_for_room:
+                    raise
+                with self._room:
+                    self._room.wait(POLL)
+            except BaseException:
+                self._forget(state.request_id)
+                raise
+
+    def abort(self, request_id: int) -> bool:
+        """False if the request has ended."""
+        return self._engine.abort(request_id)
+
+    def stats(self) -> dict[str, Any]:
+        with self._lock:
+            self._check_open()
+        return dict(self._engine.stats())
+
+    def close(self, drain: bool = False, timeout: float = 30.0) -> None:
+        """Ends all requests (with drain: lets them finish, for at most `timeout` seconds) and stops the engine."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        try:
+            self._engine.shutdown(drain, timeout)
+        finally:
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+    def _check_open(self) -> None:
+        if self._cause is not None:
+            raise EngineStoppedError(f"the engine stopped: {self._cause}; make a new LLM") from self._cause
+        if self._closing:
+            raise EngineStoppedError("the LLM was shut down; make a new one")
+
+    def _consume(self) -> None:
+        try:
+            while True:
+                stopped = self._engine.stopped  # before the events: what came until then is among them
+                events = self._engine.wait_events(POLL)
+                for event in events:
+                    self._dispatch(event)
+                if stopped and not events:
+                    break
+        except Exception as error:  # told to everybody who waits, and to whoever comes later
+            self._cause = error
+        finally:
+            self._fail_rest()
+
+    def _dispatch(self, event: Any) -> None:
+        handle = self._requests.get(event.request_id)
+        if handle is None:
+            return  # it failed here, and the engine had not yet heard of it
+        try:
+            ended = handle.on_event(event)
+        except Exception as error:  # whatever one request's text or reader does must not end the others
+            self._engine.abort(event.request_id)
+            handle.fail(error)
+            ended = True
+        if ended:
+            self._forget(event.request_id)
+
+    def _forget(self, request_id: int) -> None:
+        with self._room:
+            self._requests.pop(request_id, None)
+            self._room.notify_all()
+
+    def _fail_rest(self) -> None:
+        with self._room:
+            rest = list(self._requests.values())
+            self._requests.clear()
+            self._room.notify_all()
+        for handle in rest:
+            if self._cause is not None:
+                handle.fail(EngineStoppedError(f"the engine stopped: {self._cause}"))
+            else:
+                handle.fail(
+                    RequestAbortedError(f"request {handle.request_id}: the LLM was shut down before it finished")
+                )

@@ -1,0 +1,169 @@
+"""Opening an engine directory: everything is validated before anything runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tensorwright.errors import EngineError
+from tensorwright.runtime.checksums import REMEDY, FileSum, read_checksums, verify_files
+from tensorwright.runtime.tokenizer import Tokenizer
+
+FORMAT = "tensorwright-engine"
+FORMAT_VERSION = 1
+TARGETS = ("cpu",)
+DTYPES = ("float32", "bfloat16")
+
+_KEYS: dict[str, type | tuple[type, ...]] = {
+    "format": str,
+    "format_version": int,
+    "tensorwright_version": str,
+    "target": str,
+    "model": dict,
+    "dtype": str,
+    "limits": dict,
+    "build_options": dict,
+    "passes": dict,
+    "accuracy": (dict, type(None)),
+    "source": dict,
+    "sizes": dict,
+}
+
+
+@dataclass(frozen=True)
+class EngineDir:
+    """A validated engine. `config` is config.json; the rest is read from it or from the files beside it."""
+
+    path: Path
+    config: dict[str, Any]
+    files: dict[str, FileSum] = field(repr=False)
+
+    def file(self, name: str) -> Path:
+        """A file that the engine must have and that was checked."""
+        if name not in self.files:
+            raise EngineError(f"{self.path / name}: an engine of target {self.target!r} must have it; {REMEDY}")
+        return self.path / name
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A checked JSON file, {} if the engine has none of that name."""
+        return _read_object(self.file(name)) if name in self.files else {}
+
+    @property
+    def target(self) -> str:
+        return self.config["target"]
+
+    @property
+    def dtype(self) -> str:
+        return self.config["dtype"]
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return self.config["model"]
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model["vocab_size"]
+
+    @property
+    def max_seq_len(self) -> int:
+        return self.config["limits"]["max_seq_len"]
+
+    @property
+    def block_size(self) -> int:
+        return self.config["limits"]["block_size"]
+
+    @property
+    def plan(self) -> Path:
+        return self.file("cpu/plan.bin")
+
+    @property
+    def weights(self) -> Path:
+        return self.file("cpu/weights.bin")
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Of the generation config if it names any, for chat models end a turn with a token that config.json lacks."""
+        listed = self.read_json("generation_config.json").get("eos_token_id")
+        if listed is None:
+            return list(self.model.get("eos_token_ids") or [])
+        return list(listed) if isinstance(listed, list) else [listed]
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """None for an engine that was built from a checkpoint without one."""
+        return Tokenizer.from_file(self.file("tokenizer.json")) if "tokenizer.json" in self.files else None
+
+
+def is_engine(path: Path) -> bool:
+    """Whether the directory claims to be an engine, whole or not; a Hugging Face model does not."""
+    try:
+        return json.loads((path / "config.json").read_text(encoding="utf-8")).get("format") == FORMAT
+    except (OSError, ValueError, AttributeError):
+        return (path / "checksums.txt").exists()
+
+
+def open_engine(path: str | Path) -> EngineDir:
+    """Validates format, version, target, sizes and checksums; EngineError names the file and the remedy."""
+    root = Path(path)
+    if not root.exists():
+        raise EngineError(f"{root}: no such engine directory; build one with: build-engine MODEL {root}")
+    if not root.is_dir():
+        raise EngineError(f"{root}: an engine is a directory, this is a file")
+    if not (root / "config.json").exists():
+        raise EngineError(f"{root}: not an engine, it has no config.json; build one with: build-engine MODEL OUT")
+    # The version comes before the checksums: another version may check itself in another way.
+    config = _read_object(root / "config.json")
+    _check_format(root / "config.json", config)
+    files = read_checksums(root)
+    if "config.json" not in files:
+        raise EngineError(f"{root / 'checksums.txt'}: does not list config.json; {REMEDY}")
+    verify_files(root, files)
+    _check_config(root / "config.json", config)
+    engine = EngineDir(root, config, files)
+    for name in ("cpu/plan.bin", "cpu/weights.bin"):
+        engine.file(name)
+    return engine
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path}: truncated or altered, not readable as JSON ({error}); {REMEDY}") from error
+    if not isinstance(value, dict):
+        raise EngineError(f"{path}: must hold a JSON object; {REMEDY}")
+    return value
+
+
+def _check_format(path: Path, config: dict[str, Any]) -> None:
+    if config.get("format") != FORMAT:
+        what = "a Hugging Face model" if "model_type" in config or "architectures" in config else "something else"
+        raise EngineError(f"{path.parent}: not an engine but {what}; build one with: build-engine {path.parent} OUT")
+    if config.get("format_version") != FORMAT_VERSION:
+        raise EngineError(
+            f"{path}: format version {config.get('format_version')!r}, this tensorwright reads {FORMAT_VERSION}; "
+            f"build the engine again, or run it with tensorwright {config.get('tensorwright_version', 'of its time')}"
+        )
+    if config.get("target") not in TARGETS:
+        raise EngineError(
+            f"{path}: built for target {config.get('target')!r}, this runtime runs {', '.join(TARGETS)}; "
+            "build the engine again with --target cpu"
+        )
+
+
+def _check_config(path: Path, config: dict[str, Any]) -> None:
+    for key, kind in _KEYS.items():
+        if not isinstance(config.get(key, ...), kind):
+            raise EngineError(f"{path}: {key!r} is missing or of the wrong type; {REMEDY}")
+    unknown = sorted(config.keys() - _KEYS.keys())
+    if unknown:
+        raise EngineError(f"{path}: unknown keys {', '.join(unknown)} in format version {FORMAT_VERSION}; {REMEDY}")
+    if config["dtype"] not in DTYPES:
+        raise EngineError(f"{path}: dtype {config['dtype']!r} is none of {', '.join(DTYPES)}; {REMEDY}")
+    for section, key in (("model", "vocab_size"), ("limits", "max_seq_len"), ("limits", "block_size")):
+        value = config[section].get(key)
+        if not isinstance(value, int) or value <= 0:
+            raise EngineError(f"{path}: {section}.{key} must be a positive integer, got {value!r}; {REMEDY}")

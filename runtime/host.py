@@ -1,0 +1,101 @@
+"""What this machine offers, as the containers around the process limit it: memory and processors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+CPUS = Path("/sys/devices/system/cpu")
+
+
+def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Bytes that may still be taken: the kernel's estimate, or less if a control group above us leaves less."""
+    room = _meminfo(proc)["MemAvailable"]
+    for folder, limit, used, reclaimable in _memory_groups(proc, cgroup):
+        most = _number(folder / limit)
+        if most is not None:
+            # Clean file pages count as used, but are given up when memory is asked for.
+            taken = (_number(folder / used) or 0) - _stat(folder / "memory.stat", reclaimable)
+            room = min(room, max(0, most - taken))
+    return room
+
+
+def default_threads(proc: Path = PROC, cgroup: Path = CGROUP, cpus: Path = CPUS) -> int:
+    """One per physical core that this process may run on, but no more than the control groups' quota."""
+    allowed = os.sched_getaffinity(0)
+    cores = {_core(cpus, cpu) for cpu in allowed}
+    quotas = [quota for folder in _groups(proc, cgroup, "cpu") if (quota := _cpu_quota(folder)) is not None]
+    return max(1, min([len(cores), *(int(quota) for quota in quotas)]))
+
+
+def _core(cpus: Path, cpu: int) -> tuple[int, int]:
+    topology = cpus / f"cpu{cpu}" / "topology"
+    core = _number(topology / "core_id")
+    # Without topology (some virtual machines), every processor counts as a core.
+    return (-1, cpu) if core is None else (_number(topology / "physical_package_id") or 0, core)
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """Processors' worth of time that a group may use, None without a limit. Version 2 first, then 1."""
+    both = _words(folder / "cpu.max")
+    quota, period = both if len(both) == 2 else (_word(folder / f"cpu.cfs_{part}_us") for part in ("quota", "period"))
+    if quota.isdigit() and period.isdigit() and int(period) > 0:
+        return int(quota) / int(period)
+    return None
+
+
+def _memory_groups(proc: Path, cgroup: Path) -> list[tuple[Path, str, str, str]]:
+    """(folder, limit file, usage file, reclaimable key) of every control group around this process."""
+    version_2 = ("memory.max", "memory.current", "inactive_file")
+    version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    return [(folder, *names) for folder in _groups(proc, cgroup, "memory") for names in (version_2, version_1)]
+
+
+def _groups(proc: Path, cgroup: Path, controller: str) -> list[Path]:
+    """The folders of this process's group and of all above it, in either version's layout."""
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders: list[Path] = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        # Version 1 mounts each controller in a folder of its own. In a container, the group's own folder is the root.
+        root = cgroup / controllers if controllers else cgroup
+        inside = Path(path.lstrip("/"))
+        folders += [root / part for part in (inside, *inside.parents)]
+        if controllers:
+            folders += [cgroup / controller / part for part in (inside, *inside.parents)]
+    return list(dict.fromkeys(folders))
+
+
+def _meminfo(proc: Path) -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    lines = (proc / "meminfo").read_text().splitlines()
+    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
+
+
+def _word(path: Path) -> str:
+    return next(iter(_words(path)), "")
+
+
+def _number(path: Path) -> int | None:
+    """The file's number; None if there is no such file or it says "max"."""
+    word = _word(path)
+    return int(word) if word.isdigit() else None
+
+
+def _stat(path: Path, key: str) -> int:
+    words = _words(path)
+    return next((int(value) for name, value in zip(words[::2], words[1::2], strict=False) if name == key), 0)

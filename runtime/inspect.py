@@ -1,0 +1,74 @@
+"""What `tensorwright inspect` shows: the engine's facts, its passes, its sizes, its record, this machine's kernels."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tensorwright.runtime import native
+from tensorwright.runtime.engine_dir import EngineDir
+from tensorwright.runtime.memory import format_size
+
+
+def describe(engine: EngineDir) -> dict[str, Any]:
+    """config.json and what the checks and this machine add to it; plain data for --json."""
+    return {
+        "path": str(engine.path),
+        **engine.config,
+        "files": {name: entry.size for name, entry in engine.files.items()},
+        "total_bytes": sum(entry.size for entry in engine.files.values()),
+        "kernels": native.dispatch_choices(),
+        "build_report": _build_report(engine),
+    }
+
+
+def _build_report(engine: EngineDir) -> dict[str, Any] | None:
+    """build-report.json: not part of the engine's identity, so it may be missing and is not checksummed."""
+    path = engine.path / "build-report.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def show(facts: dict[str, Any], console: Console) -> None:
+    """Prints `describe`'s facts for people."""
+    head = {"engine": facts["path"], "target": facts["target"], "dtype": facts["dtype"]}
+    built = {"built by": f"tensorwright {facts['tensorwright_version']}", "size": format_size(facts["total_bytes"])}
+    _show_pairs(console, "Engine", head | built | facts["limits"])
+    _show_pairs(console, "Model", facts["model"])
+    _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
+    _show_pairs(console, "Files", {name: format_size(size) for name, size in facts["files"].items()})
+    _show_pairs(console, "Accuracy", facts["accuracy"] or {"not measured": "build with --accuracy quick or full"})
+    kernels = {}
+    for choice in facts["kernels"]:
+        refused = "; ".join(choice["refused"])
+        kernels[choice["family"]] = choice["taken"] + (f"   (refused: {refused})" if refused else "")
+    _show_pairs(console, "Kernels on this machine", kernels)
+
+
+def _show_pairs(console: Console, title: str, pairs: dict[str, Any]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _flat(pairs):
+        table.add_row(f"  {name}", value)
+    console.print(table)
+    console.print()
+
+
+def _flat(pairs: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested tables as dotted names."""
+    rows: list[tuple[str, str]] = []
+    for name, value in pairs.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", _text(value)))
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)

@@ -1,0 +1,31 @@
+"""Refusing keywords that do not exist, with the nearest name that does."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from tensorwright.errors import InvalidOptionError
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """A clause that names what `name` probably meant, or everything there is."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+
+
+class StrictKeywords:
+    """Base of classes whose constructor refuses an unknown keyword with InvalidOptionError.
+
+    The check sits in __new__, so the typed signature of __init__ stays what callers and checkers see.
+    """
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Any:
+        known = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+        for name in keywords:
+            if name not in known:
+                raise InvalidOptionError(f"{cls.__name__} has no option {name!r}; {closest(name, known)}")
+        return super().__new__(cls)

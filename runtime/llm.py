@@ -1,0 +1,164 @@
+"""LLM: an engine that answers prompts. The Python door to the runtime."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from tensorwright.errors import InvalidOptionError, InvalidRequestError
+from tensorwright.runtime import native
+from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.engine_client import EngineClient
+from tensorwright.runtime.engine_dir import EngineDir, is_engine, open_engine
+from tensorwright.runtime.host import default_threads
+from tensorwright.runtime.keywords import StrictKeywords
+from tensorwright.runtime.memory import default_kv_bytes, parse_size
+from tensorwright.runtime.model_cache import engine_for_model
+from tensorwright.runtime.outputs import RequestOutput
+from tensorwright.runtime.progress import progress_bar
+from tensorwright.runtime.prompts import CheckedRequest, Prompt, PromptDict, check_request
+from tensorwright.runtime.request_state import RequestState
+from tensorwright.runtime.sampling_params import SamplingParams
+
+
+class LLM(StrictKeywords):
+    """A running engine. Thread-safe; use it as a context manager, or call `shutdown`.
+
+    engine_or_model_dir: an engine, or a Hugging Face model directory, which is built once and kept in the user's
+        cache (this needs the build extra).
+    kv_cache_memory: bytes or text such as "512MiB"; None: half of the memory that the weights leave free (as the
+        control group limits it), at most what a full batch of the longest sequences can use.
+    max_batch_size: most requests that run at once. max_num_tokens: most tokens of one step, prompt chunks included.
+    max_prefill_chunk: most tokens of one prompt in one step, so that long prompts delay the others less; None: no cap.
+    threads: None: one per physical core that this process may use.
+    load: "map" the weights (shared with other processes, read as needed) or "copy" them into private memory.
+    enable_prefix_caching: keep keys and values of finished prompts for later ones with the same beginning.
+    max_queue_size: requests that may wait; one more raises QueueFullError (`generate` waits instead).
+    dtype: of a build from a model directory: "auto", "float32" or "bfloat16".
+    Raises EngineError, InvalidOptionError, OutOfMemoryError, MissingDependencyError.
+    """
+
+    def __init__(
+        self,
+        engine_or_model_dir: str | Path,
+        *,
+        kv_cache_memory: str | int | None = None,
+        max_batch_size: int = 64,
+        max_num_tokens: int = 512,
+        max_prefill_chunk: int | None = None,
+        threads: int | None = None,
+        load: str = "map",
+        enable_prefix_caching: bool = True,
+        max_queue_size: int = 1024,
+        dtype: str = "auto",
+    ):
+        self.engine = _engine_of(Path(engine_or_model_dir), dtype)
+        self.options = native.RuntimeOptions(
+            kv_cache_bytes=_kv_bytes(self.engine, kv_cache_memory, max_batch_size),
+            max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens,
+            max_prefill_chunk=max_num_tokens if max_prefill_chunk is None else max_prefill_chunk,
+            threads=default_threads() if threads is None else threads,
+            load=load,
+            enable_prefix_caching=enable_prefix_caching,
+            max_queue_size=max_queue_size,
+        )
+        self._client = EngineClient(native.create_engine(self.engine, self.options))
+        # Also runs at interpreter exit: the engine's threads must be gone before Python is.
+        self._finalizer = weakref.finalize(self, self._client.close)
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too; this one comes first
+        self,
+        prompts: str | PromptDict,
+        sampling_params: SamplingParams | None = None,
+        *,
+        progress: bool = False,
+    ) -> RequestOutput: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]: ...
+
+    def generate(self, prompts: Any, sampling_params: Any = None, *, progress: bool = False) -> Any:
+        """Generates for one prompt or many, and waits for all.
+
+        One prompt (a string or a dict) gives one RequestOutput, a list gives a list in the same order. Parameters:
+        one for all prompts, or a list with one per prompt. Every prompt is checked before any work starts; if a
+        request fails later, the others are aborted and its error is raised. progress: a bar on standard error.
+        """
+        single = isinstance(prompts, (str, dict))
+        requests = self._check_all([prompts] if single else list(prompts), sampling_params)
+        handles: list[RequestHandle] = []
+        try:
+            with progress_bar("generating", len(requests), progress) as advance:
+                for request in requests:
+                    handles.append(self._submit(request, wait_for_room=True))
+                outputs = []
+                for handle in handles:
+                    outputs.append(handle.result())
+                    advance(1)
+        except BaseException:  # an interrupt too: nothing may go on unseen
+            for handle in handles:
+                handle.abort()
+            raise
+        return outputs[0] if single else outputs
+
+    def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
+        """Starts one request and returns at once; see RequestHandle. Raises typed errors before work starts."""
+        return self._submit(check_request(prompt, sampling_params or SamplingParams(), self.engine))
+
+    def get_stats(self) -> dict[str, Any]:
+        """Counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
+        return self._client.stats()
+
+    def shutdown(self, drain: bool = False, timeout: float = 30.0) -> None:
+        """Stops the engine; a second call does nothing. drain: let requests finish first, for `timeout` seconds;
+        those that are left raise RequestAbortedError where they are waited for."""
+        self._client.close(drain, timeout)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.shutdown()
+
+    def _check_all(self, prompts: list[Prompt], params: Any) -> list[CheckedRequest]:
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        elif not isinstance(params, (list, tuple)) or len(params) != len(prompts):
+            count = len(params) if isinstance(params, (list, tuple)) else repr(params)
+            raise InvalidRequestError(
+                f"sampling_params must be one SamplingParams or a list of one per prompt ({len(prompts)}), got {count}"
+            )
+        return [check_request(prompt, param, self.engine) for prompt, param in zip(prompts, params, strict=True)]
+
+    def _submit(self, request: CheckedRequest, wait_for_room: bool = False) -> RequestHandle:
+        sampling = native.make_sampling(request.params, request.max_tokens, self.engine.eos_token_ids)
+        tokenizer = self.engine.tokenizer
+
+        def make_state(request_id: int) -> RequestState:
+            return RequestState(request_id, request.text, request.ids, request.params, tokenizer)
+
+        return self._client.submit(make_state, sampling, wait_for_room)
+
+
+def _engine_of(path: Path, dtype: str) -> EngineDir:
+    """Opens the engine, or the cached engine of a model directory."""
+    if path.is_dir() and not is_engine(path) and (path / "config.json").exists():
+        return open_engine(engine_for_model(path, dtype))
+    engine = open_engine(path)
+    if dtype not in ("auto", engine.dtype):
+        raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
+    return engine
+
+
+def _kv_bytes(engine: EngineDir, asked: str | int | None, max_batch_size: int) -> int:
+    return default_kv_bytes(engine, max_batch_size) if asked is None else parse_size(asked)

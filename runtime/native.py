@@ -1,0 +1,88 @@
+"""The one place that touches the C++ module's types. Imported first by whoever starts an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.runtime.engine_dir import EngineDir
+from tensorwright.runtime.sampling_params import SamplingParams, is_int
+
+LOADS = ("map", "copy")
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """Options of a running engine, already resolved: nothing is None."""
+
+    kv_cache_bytes: int
+    max_batch_size: int
+    max_num_tokens: int
+    max_prefill_chunk: int
+    threads: int
+    load: str
+    enable_prefix_caching: bool
+    max_queue_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_num_tokens", "max_prefill_chunk", "threads", "max_queue_size"):
+            value = getattr(self, name)
+            if not is_int(value) or value < 1:
+                raise InvalidOptionError(f"LLM: {name} must be a positive integer, got {value!r}")
+        if self.max_num_tokens < self.max_batch_size:
+            raise InvalidOptionError(
+                f"LLM: max_num_tokens must be at least max_batch_size ({self.max_batch_size}), for every running "
+                f"request takes a token of each step, got {self.max_num_tokens}"
+            )
+        if self.load not in LOADS:
+            raise InvalidOptionError(f"LLM: load must be one of {', '.join(LOADS)}, got {self.load!r}")
+
+
+def load_module() -> Any:
+    try:
+        from tensorwright.runtime import _runtime
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the compiled runtime does not load ({error}); install tensorwright with pip, "
+            "which compiles it, rather than running from the source folder"
+        ) from error
+    return _runtime
+
+
+def create_engine(engine: EngineDir, options: RuntimeOptions) -> Any:
+    """Starts the C++ engine: `_runtime.Engine`."""
+    runtime = load_module()
+    native = runtime.EngineOptions()
+    native.kv_cache_bytes = options.kv_cache_bytes
+    native.max_batch_size = options.max_batch_size
+    native.max_num_tokens = options.max_num_tokens
+    native.max_chunk = options.max_prefill_chunk
+    native.threads = options.threads
+    native.load = options.load
+    native.prefix_cache = options.enable_prefix_caching
+    native.max_queue = options.max_queue_size
+    return runtime.Engine(str(engine.plan), str(engine.weights), native)
+
+
+def make_sampling(params: SamplingParams, max_tokens: int, eos_token_ids: list[int]) -> Any:
+    """SamplingParams as the C++ engine takes them: `_runtime.Sampling`."""
+    sampling = load_module().Sampling()
+    sampling.max_tokens = max_tokens
+    sampling.temperature = float(params.temperature)
+    sampling.top_k = max(0, int(params.top_k))
+    sampling.top_p = float(params.top_p)
+    sampling.seed = None if params.seed is None else int(params.seed)
+    sampling.stop_token_ids = list(params.stop_token_ids)
+    sampling.ignore_eos = params.ignore_eos
+    sampling.eos_token_ids = eos_token_ids
+    sampling.logprobs = -1 if params.logprobs is None else int(params.logprobs)
+    return sampling
+
+
+def dispatch_choices() -> list[dict[str, Any]]:
+    """Which kernel of each family this machine runs, and why the better ones were refused."""
+    return [
+        {"family": family, "taken": taken, "refused": list(refused)}
+        for family, taken, refused in load_module().explain_dispatch()
+    ]

@@ -1,0 +1,103 @@
+"""What a prompt may be, and the checks that run before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from tensorwright.errors import InvalidRequestError, PromptTooLongError
+from tensorwright.runtime.engine_dir import EngineDir
+from tensorwright.runtime.keywords import closest
+from tensorwright.runtime.sampling_params import SamplingParams, is_int
+
+
+class PromptDict(TypedDict, total=False):
+    """prompt_token_ids, or prompt, or both: then the ids are used and the text is only carried along."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | PromptDict
+
+
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A request that the engine can run. max_tokens: how many tokens it may generate, always a number."""
+
+    text: str | None
+    ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+
+
+def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir) -> CheckedRequest:
+    """Tokenizes and checks one request; InvalidRequestError or PromptTooLongError says what is wrong with it."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+    text, ids = _text_and_ids(prompt, engine)
+    if not ids:
+        raise InvalidRequestError("the prompt must hold at least one token, got an empty one")
+    for position, token in enumerate(ids):
+        if not is_int(token) or not 0 <= token < engine.vocab_size:
+            raise InvalidRequestError(
+                f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {token!r} at {position}"
+            )
+    _check_params(params, engine)
+    room = engine.max_seq_len - len(ids)
+    max_tokens = room if params.max_tokens is None else params.max_tokens
+    if max_tokens > room or room < 1:
+        raise PromptTooLongError(
+            f"the engine holds {engine.max_seq_len} tokens of prompt and output together, the prompt has {len(ids)} "
+            f"and max_tokens is {params.max_tokens}: shorten one, or build the engine with a larger --max-seq-len"
+        )
+    return CheckedRequest(text, [int(token) for token in ids], params, int(max_tokens))
+
+
+def _text_and_ids(prompt: Prompt, engine: EngineDir) -> tuple[str | None, Sequence[int]]:
+    if isinstance(prompt, str):
+        return prompt, _encode(prompt, engine)
+    if not isinstance(prompt, dict):
+        raise InvalidRequestError(
+            f'a prompt must be a string or {{"prompt_token_ids": [...]}}, got {type(prompt).__name__}'
+        )
+    known = PromptDict.__annotations__
+    for key in prompt:
+        if key not in known:
+            raise InvalidRequestError(f"a prompt has no key {key!r}; {closest(str(key), known)}")
+    text = prompt.get("prompt")
+    if text is not None and not isinstance(text, str):
+        raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}")
+    if "prompt_token_ids" in prompt:
+        return text, _id_list(prompt["prompt_token_ids"])
+    if text is None:
+        raise InvalidRequestError('a prompt must have the key "prompt" or "prompt_token_ids"')
+    return text, _encode(text, engine)
+
+
+def _id_list(ids: Any) -> list[int]:
+    if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
+        raise InvalidRequestError(f"prompt_token_ids must be a list of integers, got {type(ids).__name__}")
+    return list(ids)
+
+
+def _encode(text: str, engine: EngineDir) -> list[int]:
+    if engine.tokenizer is None:
+        raise InvalidRequestError(
+            f"{engine.path} has no tokenizer, so a prompt must be token ids: {{'prompt_token_ids': [...]}}"
+        )
+    try:
+        return engine.tokenizer.encode(text)
+    except (TypeError, ValueError) as error:  # a lone surrogate is not text
+        raise InvalidRequestError(f"the prompt is not valid Unicode text: {error}") from error
+
+
+def _check_params(params: SamplingParams, engine: EngineDir) -> None:
+    for token in params.stop_token_ids:
+        if token >= engine.vocab_size:
+            raise InvalidRequestError(f"stop_token_ids must be below {engine.vocab_size}, got {token}")
+    if params.logprobs is not None and params.logprobs > engine.vocab_size:
+        raise InvalidRequestError(f"logprobs must be at most {engine.vocab_size}, got {params.logprobs}")
+    if params.detokenize and engine.tokenizer is None:
+        raise InvalidRequestError(f"{engine.path} has no tokenizer: set detokenize=False and read token_ids")

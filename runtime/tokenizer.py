@@ -1,0 +1,62 @@
+"""The engine's tokenizer: tokenizer.json through the `tokenizers` library, nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import tokenizers
+
+from tensorwright.errors import EngineError
+
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Tokenizer:
+    """Text to ids and back. Encoding adds the special tokens that the model's own tokenizer adds."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer):
+        # A file may carry training-time truncation and padding; neither belongs to a prompt.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+        self._byte_fallback = _has_byte_fallback(tokenizer)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Tokenizer:
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises plain Exception for every malformed file
+            raise EngineError(
+                f"{path}: not a tokenizer that tokenizers {tokenizers.__version__} reads ({error}); "
+                "rebuild the engine, or install the tokenizers version it was built with"
+            ) from error
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids the tokenizer knows; the model's vocabulary may be padded beyond it."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def has_text(self, token: int, skip_special_tokens: bool) -> bool:
+        """Whether decoding sees the token at all: not a skipped special one, nor one beyond the tokenizer's ids."""
+        if skip_special_tokens and token in self._special:
+            return False
+        return self._tokenizer.id_to_token(token) is not None
+
+    def is_byte_token(self, token: int) -> bool:
+        """Whether the token is one byte that the decoder joins with its neighbours (<0xE2>)."""
+        return self._byte_fallback and BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
+
+
+def _has_byte_fallback(tokenizer: tokenizers.Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    parts = decoder.get("decoders", [decoder])
+    return any(part.get("type") == "ByteFallback" for part in parts)

@@ -1,0 +1,96 @@
+"""The accuracy record's numbers, and the streamed reference against the model it stands for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from support.made_checkpoints import write_checkpoint
+from support.tiny_models import load_eager, make_variant
+from tensorwright.builder.accuracy import sample_ids, token_budget
+from tensorwright.builder.accuracy_metrics import Comparison
+from tensorwright.builder.accuracy_reference import split_large_linears, streamed_logits, transformers_logits
+from tensorwright.builder.trace import trace
+from tensorwright.errors import CheckpointError
+from tensorwright.models.checkpoint import open_checkpoint
+
+
+def compare(reference, logits, next_ids):
+    comparison = Comparison()
+    comparison.add(np.array(reference, np.float32), np.array(logits, np.float32), next_ids)
+    return comparison.record()
+
+
+def test_equal_logits():
+    record = compare([[1, 2, 3], [3, 2, 1]], [[1, 2, 3], [3, 2, 1]], [2])
+    assert record["largest_logit_error"] == 0
+    assert record["kl_divergence"] == 0
+    assert record["top1_agreement"] == 1
+    assert record["tokens"] == 2
+    assert record["largest_reference_logit"] == 3
+    assert record["perplexity_reference"] == record["perplexity_engine"]
+
+
+def test_known_numbers():
+    # Reference: probabilities 1/2, 1/2; engine: 3/4, 1/4. The text goes on with token 1.
+    record = compare([[0, 0]], [[math.log(3), 0]], [1])
+    assert record["kl_divergence"] == pytest.approx(0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25), abs=1e-6)
+    assert record["perplexity_reference"] == pytest.approx(2, abs=1e-5)
+    assert record["perplexity_engine"] == pytest.approx(4, abs=1e-5)
+    assert record["largest_logit_error"] == pytest.approx(math.log(3), abs=1e-5)
+    assert compare([[0, 1]], [[1, 0]], [])["top1_agreement"] == 0
+
+
+def test_a_broken_engine_shows():
+    record = compare([[0, 1], [1, 0]], [[math.nan, 1], [1, 0]], [1])
+    assert record["largest_logit_error"] is None
+    assert record["kl_divergence"] is None
+    with pytest.raises(ValueError, match="must be"):
+        compare([[0, 1]], [[0, 1, 2]], [])
+
+
+def test_token_budget():
+    assert token_budget(8192) == 512
+    assert token_budget(152_000) == 110
+    assert token_budget(10**7) == 64
+
+
+def test_sample_ids(tmp_path):
+    bare = open_checkpoint(write_checkpoint(tmp_path / "bare", {"a": np.ones(1, np.float32)}))
+    ids, text = sample_ids(bare, 40, 7)
+    assert (len(ids), text) == (40, "random token ids")
+    assert len(set(ids)) > 1
+    assert set(ids) <= set(range(7))
+    assert ids == sample_ids(bare, 40, 7)[0]
+    tiny = open_checkpoint(make_variant(tmp_path / "tiny", "llama"))
+    ids, text = sample_ids(tiny, 10, 101)
+    assert (len(ids), text) == (10, "built-in text")
+    with pytest.raises(CheckpointError, match="gives token 100, but the model has a vocabulary of 50"):
+        sample_ids(tiny, 10, 50)
+
+
+@pytest.mark.parametrize("variant", ["llama_tied", "llama_biases"])
+def test_streamed_reference_is_the_model(tmp_path, variant):
+    path = make_variant(tmp_path / "m", variant)
+    checkpoint = open_checkpoint(path)
+    ids = [5, 9, 1, 33, 33, 7]
+    logits = streamed_logits(trace(checkpoint, dtype="float32", max_seq_len=128), checkpoint, ids)
+    with torch.inference_mode():
+        exact = load_eager(path).double()(torch.tensor([ids])).logits[0].numpy()
+    theirs = transformers_logits(path, ids)
+    # Both sum the same float32 products in some order: no further from float64 than a few times the other.
+    allowed = 4 * np.abs(theirs - exact).max() + np.finfo(np.float32).eps * np.abs(exact).max()
+    assert np.abs(logits - exact).max() <= allowed
+
+
+def test_large_linears_are_split(tmp_path):
+    checkpoint = open_checkpoint(make_variant(tmp_path / "m", "llama_biases"))
+    graph = trace(checkpoint, dtype="float32", max_seq_len=128)
+    before = len(graph.find("linear"))
+    split_large_linears(graph, chunk_bytes=32 * 4 * 20)
+    largest = max(node.inputs[1].shape[0] for node in graph.find("linear") if node.inputs[1].shape[1] == 32)
+    assert largest == 20
+    assert len(graph.find("linear")) > before

@@ -1,0 +1,161 @@
+"""build(): whole engines, twice the same bytes, and nothing left behind by whatever goes wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+from support.made_checkpoints import write_checkpoint
+from support.tiny_models import make_tiny, make_variant
+from tensorwright import build
+from tensorwright.builder.emit import cpu_weights
+from tensorwright.errors import BuildError, CheckpointError, InvalidOptionError, UnsupportedModelError
+from tensorwright.models.checkpoint import open_checkpoint
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return make_variant(tmp_path_factory.mktemp("build") / "model", "llama_tied")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny) -> Path:
+    return build(tiny, tiny.parent / "engine", accuracy="none").path
+
+
+def files_of(engine: Path) -> dict[str, bytes]:
+    paths = (p for p in engine.rglob("*") if p.is_file() and p.name != "build-report.json")
+    return {str(p.relative_to(engine)): p.read_bytes() for p in paths}
+
+
+def test_what_is_in_an_engine(engine, tiny):
+    assert sorted(files_of(engine)) == [
+        "checksums.txt", "config.json", "cpu/plan.bin", "cpu/weights.bin", "generation_config.json", "graph.txt",
+        "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    config = json.loads((engine / "config.json").read_text())
+    assert config["format"] == "tensorwright-engine"
+    assert config["format_version"] == 1
+    assert config["model"]["model_type"] == "llama"
+    assert config["model"]["eos_token_ids"] == [2]
+    assert config["dtype"] == "float32"
+    assert config["limits"] == {"max_seq_len": 128, "block_size": 32}
+    assert config["passes"]["recognise_rms_norm"] == 5
+    assert config["accuracy"] is None
+    assert config["sizes"]["cpu/weights.bin"] == (engine / "cpu" / "weights.bin").stat().st_size
+    source = config["source"]["files"]["model.safetensors"]
+    assert source["xxh3_128"] == xxhash.xxh3_128_hexdigest((tiny / "model.safetensors").read_bytes())
+    report = json.loads((engine / "build-report.json").read_text())
+    assert set(report["phase_seconds"]) >= {"trace", "passes", "weights"}
+    assert report["peak_memory_bytes"] > 1e6
+
+
+def test_graph_text_parses_back(engine):
+    from tensorwright.builder.ir.parse import parse_graph
+    from tensorwright.builder.ir.text import print_graph
+
+    text = (engine / "graph.txt").read_text()
+    graph = parse_graph(text)
+    assert graph.stage == "cached"
+    assert print_graph(graph) == text
+
+
+def test_two_builds_are_the_same_bytes(engine, tiny, tmp_path):
+    moved = tmp_path / "elsewhere" / "model"
+    moved.mkdir(parents=True)
+    for path in tiny.iterdir():
+        (moved / path.name).write_bytes(path.read_bytes())
+    again = build(moved, tmp_path / "deep" / "engine", accuracy="none")
+    assert files_of(again.path) == files_of(engine)
+    everything = b"".join(files_of(again.path).values())
+    assert str(tmp_path).encode() not in everything
+
+
+def test_tied_embeddings_are_stored_once(engine, tiny):
+    stored = (engine / "cpu" / "weights.bin").stat().st_size
+    checkpoint = open_checkpoint(tiny)
+    table = np.prod(checkpoint.shape("model.embed_tokens.weight")) * 4
+    total = sum(np.prod(checkpoint.shape(n)) * 4 for n in checkpoint.names)
+    # Padding to panels and to 64 bytes is all that comes on top; a second table would be more.
+    assert total <= stored < total + table
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "built"),
+    [
+        ("bfloat16", "auto", "bfloat16"), ("float16", "auto", "float32"), ("float32", "auto", "float32"),
+        ("float32", "bfloat16", "bfloat16"),
+    ],
+)  # fmt: skip
+def test_dtypes(tmp_path, stored, asked, built):
+    model = make_tiny(tmp_path / "model", "llama", dtype=stored)
+    assert build(model, tmp_path / "engine", dtype=asked, accuracy="none").config["dtype"] == built
+
+
+def test_chat_template_and_shorter_context(tmp_path):
+    model = make_tiny(tmp_path / "model", "qwen2")
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": "{{ messages }}"}))
+    result = build(model, tmp_path / "engine", max_seq_len=64, accuracy="none")
+    assert (result.path / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert result.config["limits"]["max_seq_len"] == 64
+    assert result.config["build_options"]["max_seq_len"] == 64
+
+
+def test_progress(tiny, tmp_path):
+    seen = []
+    build(tiny, tmp_path / "engine", accuracy="none", progress=lambda *args: seen.append(args))
+    assert list(dict.fromkeys(phase for phase, _, _ in seen)) == [
+        "open", "import", "trace", "passes", "plan", "weights", "checksums",
+    ]  # fmt: skip
+    for phase in ("passes", "weights"):
+        done = [(d, t) for p, d, t in seen if p == phase and t]
+        assert done[-1][0] == done[-1][1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bang"), KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_nothing_is_left_by_a_failure_midway(tiny, tmp_path, monkeypatch, error):
+    def explode(*args):
+        raise error
+
+    monkeypatch.setattr(cpu_weights, "pack_panels", explode)
+    with pytest.raises(BuildError if isinstance(error, OSError) else type(error)):
+        build(tiny, tmp_path / "out" / "engine", accuracy="none")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_output(tiny, engine, tmp_path):
+    before = files_of(engine)
+    with pytest.raises(BuildError, match="already exists"):
+        build(tiny, engine, accuracy="none")
+    assert files_of(engine) == before
+
+
+def test_wrong_options(tiny, tmp_path):
+    for options, message in (
+        ({"target": "tensorrt"}, "target must be one of cpu"),
+        ({"dtype": "float16"}, "dtype must be one of auto, float32, bfloat16, not 'float16'"),
+        ({"accuracy": "high"}, "accuracy must be one of none, quick, full"),
+        ({"max_seq_len": 1}, "at least 2"),
+        ({"max_seq_len": 129}, "at most the model's 128 positions, not 129"),
+    ):
+        with pytest.raises(InvalidOptionError, match=message):
+            build(tiny, tmp_path / "engine", **{"accuracy": "none", **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_checkpoints(tmp_path):
+    out = tmp_path / "engine"
+    with pytest.raises(CheckpointError, match="no such directory"):
+        build(tmp_path / "absent", out)
+    empty = write_checkpoint(tmp_path / "m", {"a": np.ones(2, np.float32)}, hidden_size=8, num_attention_heads=2)
+    with pytest.raises(CheckpointError, match="weights do not fit the model"):
+        build(empty, out)
+    unknown = write_checkpoint(tmp_path / "u", {"a": np.ones(2, np.float32)}, model_type="never-seen")
+    with pytest.raises(UnsupportedModelError, match="never-seen"):
+        build(unknown, out)
+    assert not out.exists()

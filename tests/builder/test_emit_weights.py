@@ -1,0 +1,110 @@
+"""weights.bin holds every weight once, in its layout, at its offset, whatever the chunks."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from support.lowered import MemorySource, lowered_graph, small_source
+from tensorwright.builder.emit import cpu_weights
+from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
+from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable
+from tensorwright.errors import BuildError, CheckpointError
+from tensorwright.models.dtypes import bfloat16_bits
+from tensorwright.models.weights import Ref
+from tensorwright.plugins.packing import unpack_panels
+
+RNG = np.random.default_rng(2)
+SOURCE = MemorySource(
+    {
+        "w": RNG.standard_normal((70, 9)).astype(np.float32),
+        "half": RNG.standard_normal((20, 4)).astype(np.float16),
+        "v": RNG.standard_normal(70).astype(np.float32),
+    }
+)
+
+
+def stream(table: WeightTable) -> bytes:
+    sink = io.BytesIO()
+    table.stream(sink)
+    return sink.getvalue()
+
+
+def stored(table: WeightTable, index: int, data: bytes) -> bytes:
+    plan = table.plans[index]
+    return data[plan.offset : plan.offset + plan.bytes]
+
+
+@pytest.fixture(params=[64, 2000, 8 << 20], autouse=True)
+def chunk_bytes(request, monkeypatch):
+    monkeypatch.setattr(cpu_weights, "_CHUNK_BYTES", request.param)
+
+
+def test_every_layout():
+    table = WeightTable(SOURCE)
+    w, v = Ref("w"), Ref("v")
+    indices = [
+        table.add(w, "panels", "float32"), table.add(w, "panels", "bfloat16"), table.add(w, "panels_swiglu", "float32"),
+        table.add(v, "raw", "float32"), table.add(v, "bias", "float32"), table.add(v, "bias_swiglu", "float32"),
+        table.add(w.transpose(), "panels", "float32"), table.add(Ref("half"), "panels", "bfloat16"),
+    ]  # fmt: skip
+    data = stream(table)
+    assert len(data) == table.total_bytes
+    matrix, vector = SOURCE.arrays["w"], SOURCE.arrays["v"]
+
+    def panels(i, dtype, n, k):
+        return unpack_panels(np.frombuffer(stored(table, indices[i], data), np.uint8), dtype, n, k)
+
+    def floats(i):
+        return np.frombuffer(stored(table, indices[i], data), np.float32)
+
+    np.testing.assert_array_equal(panels(0, "float32", 70, 9), matrix)
+    np.testing.assert_array_equal(panels(1, "bfloat16", 70, 9), bfloat16_bits(matrix))
+    pairs = panels(2, "float32", 96, 9).reshape(3, 2, 16, 9)
+    np.testing.assert_array_equal(pairs[:, 0].reshape(48, 9)[:35], matrix[:35])
+    np.testing.assert_array_equal(pairs[:, 1].reshape(48, 9)[:35], matrix[35:])
+    assert not pairs[2, :, 3:].any()
+    np.testing.assert_array_equal(floats(3), vector)
+    np.testing.assert_array_equal(floats(4), [*vector, *[0] * 10])
+    halves = floats(5).reshape(3, 2, 16)
+    np.testing.assert_array_equal(halves[:, 0].reshape(48)[:35], vector[:35])
+    np.testing.assert_array_equal(halves[:, 1].reshape(48)[:35], vector[35:])
+    np.testing.assert_array_equal(panels(6, "float32", 9, 70), matrix.T)
+    np.testing.assert_array_equal(panels(7, "bfloat16", 20, 4), bfloat16_bits(SOURCE.arrays["half"].astype(np.float32)))
+
+
+def test_shared_by_expression_layout_and_type():
+    table = WeightTable(SOURCE)
+    first = table.add(Ref("w"), "panels", "float32")
+    assert table.add(Ref("w"), "panels", "float32") == first
+    assert table.add(Ref("w"), "panels", "bfloat16") != first
+    assert table.add(Ref("w").transpose().transpose(), "panels", "float32") == first
+    constant = ConstantArray.of(np.ones(3, np.float32))
+    assert table.add(constant, "raw", "float32") == table.add(
+        ConstantArray.of(np.ones(3, np.float32)), "raw", "float32"
+    )
+    assert len(table.plans) == 3
+
+
+def test_a_whole_graph():
+    plan = emit_cpu_plan(lowered_graph(), small_source())
+    done = []
+    sink = io.BytesIO()
+    plan.weights.stream(sink, lambda *pair: done.append(pair))
+    assert len(sink.getvalue()) == plan.weights.total_bytes
+    assert done[-1] == (plan.weights.total_bytes, plan.weights.total_bytes)
+    assert done == sorted(done)
+
+
+def test_refusals():
+    table = WeightTable(SOURCE)
+    with pytest.raises(BuildError, match="layout must be one of raw, bias"):
+        table.add(Ref("w"), "tiles", "float32")
+    with pytest.raises(CheckpointError, match=r'"v" must be of rank 2 .* is \[70\]'):
+        table.add(Ref("v"), "panels", "float32")
+    with pytest.raises(CheckpointError, match="as many up rows, has 9"):
+        table.add(Ref("w").transpose(), "panels_swiglu", "float32")
+    with pytest.raises(BuildError, match="must be float32, not int64"):
+        ConstantArray.of(np.arange(3))

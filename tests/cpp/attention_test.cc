@@ -1,0 +1,200 @@
+// The attention, rotary and rms_norm kernels on exactly sized heap buffers, for the sanitizers; every
+// instruction set must agree bit for bit with the scalar one, whatever lies in unused slots.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "plugins/common/bf16.h"
+#include "plugins/common/dispatch.h"
+#include "plugins/paged_attention/layout.h"
+#include "tests/cpp/check.h"
+
+namespace tensorwright {
+namespace {
+
+std::vector<float> normal(size_t count, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> distribution;
+  std::vector<float> values(count);
+  for (float& value : values) value = distribution(generator);
+  return values;
+}
+
+template <typename T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+template <typename Fn>
+bool runnable(const KernelEntry<Fn>& entry) {
+  return refusal(entry.isa, entry.needs_bf16, Isa::avx512).empty();
+}
+
+struct Shape {
+  int heads, kv_heads, head_dim, rotary_dim, block_size, length, dtype;
+  int blocks() const { return (length + block_size - 1) / block_size; }
+  size_t block_bytes() const { return tw_kv_block_bytes(dtype, kv_heads, head_dim, block_size); }
+};
+
+const Shape kShapes[] = {
+    {7, 1, 64, 64, 32, 70, TW_F32},  {7, 1, 64, 64, 32, 70, TW_BF16}, {3, 3, 40, 20, 16, 33, TW_F32},
+    {3, 3, 40, 20, 16, 33, TW_BF16}, {8, 2, 18, 10, 64, 520, TW_F32}, {8, 2, 18, 10, 64, 520, TW_BF16},
+    {2, 1, 2, 2, 32, 1, TW_F32},     {2, 1, 2, 2, 32, 1, TW_BF16},
+};
+
+struct Written {
+  std::vector<char> q, pages;
+};
+
+// Blocks in reverse order; all bytes start as 0xff, which is NaN in both types.
+Written write(const Shape& s, const KernelEntry<tw_rotary_kv_write_fn>& entry) {
+  const int width = (s.heads + 2 * s.kv_heads) * s.head_dim;
+  const std::vector<float> qkv = normal(static_cast<size_t>(s.length) * width, 1);
+  const std::vector<float> table = normal(static_cast<size_t>(s.length) * s.rotary_dim, 2);
+  std::vector<int32_t> slots;
+  for (int p = 0; p < s.length; ++p) {
+    slots.push_back((s.blocks() - 1 - p / s.block_size) * s.block_size + p % s.block_size);
+  }
+  Written out;
+  out.q.resize(static_cast<size_t>(s.length) * s.heads * s.head_dim * tw_dtype_bytes(s.dtype));
+  out.pages.assign(s.blocks() * s.block_bytes(), static_cast<char>(0xff));
+  const tw_rotary_kv_write_args args = {
+      s.length,
+      s.heads,
+      s.kv_heads,
+      s.head_dim,
+      s.rotary_dim,
+      s.block_size,
+      s.dtype,
+      qkv.data(),
+      width,
+      table.data(),
+      s.rotary_dim,
+      slots.data(),
+      out.q.data(),
+      s.heads * s.head_dim,
+      out.pages.data(),
+      static_cast<int64_t>(s.block_bytes()),
+  };
+  entry.fn(&args);
+  return out;
+}
+
+// acc, max and sum of every KV head and split, for the last `queries` positions.
+std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, int queries, int window) {
+  std::vector<int32_t> block_table;
+  for (int b = s.blocks() - 1; b >= 0; --b) block_table.push_back(b);
+  const int group = s.heads / s.kv_heads, bytes = static_cast<int>(tw_dtype_bytes(s.dtype));
+  const size_t rows = static_cast<size_t>(queries) * group;
+  std::vector<float> all;
+  for (int kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
+    for (int split = 0; split * TW_ATTENTION_SPLIT < s.length; ++split) {
+      std::vector<float> acc(rows * s.head_dim), max(rows), sum(rows);
+      tw_attention_args a = {};
+      a.queries = queries;
+      a.group = group;
+      a.head_dim = s.head_dim;
+      a.block_size = s.block_size;
+      a.first_position = s.length - queries;
+      a.window = window;
+      a.split = split;
+      a.scale = 0.25f;
+      a.softcap = window ? 4.0f : 0.0f;
+      const int64_t first = static_cast<int64_t>(a.first_position) * s.heads + kv_head * group;
+      a.q = w.q.data() + first * s.head_dim * bytes;
+      a.q_stride = s.heads * s.head_dim;
+      a.pages = w.pages.data() + kv_head * tw_kv_head_bytes(s.dtype, s.head_dim, s.block_size);
+      a.page_bytes = static_cast<int64_t>(s.block_bytes());
+      a.block_table = block_table.data();
+      a.acc = acc.data();
+      a.max = max.data();
+      a.sum = sum.data();
+      fn(&a);
+      for (const auto* part : {&acc, &max, &sum}) all.insert(all.end(), part->begin(), part->end());
+    }
+  }
+  return all;
+}
+
+TW_TEST(rotary_kv_write_gives_the_same_bits) {
+  const auto table = rotary_kv_write_kernels();
+  for (const Shape& shape : kShapes) {
+    const Written expected = write(shape, table.back());
+    for (const auto& entry : table) {
+      if (!runnable(entry)) continue;
+      const Written got = write(shape, entry);
+      TW_CHECK(same_bits(got.q, expected.q));
+      TW_CHECK(same_bits(got.pages, expected.pages));
+    }
+  }
+}
+
+TW_TEST(attention_reads_no_unused_slot) {
+  for (const Shape& shape : kShapes) {
+    const Written written = write(shape, rotary_kv_write_kernels().back());
+    for (int window : {0, 1, 20}) {
+      for (int queries : {1, 2, 9, 33}) {
+        if (queries > shape.length) continue;
+        const auto table = attention_kernels(shape.dtype);
+        const std::vector<float> expected = attend(shape, written, table.back().fn, queries, window);
+        for (const auto& entry : table) {
+          if (!runnable(entry)) continue;
+          const std::vector<float> got = attend(shape, written, entry.fn, queries, window);
+          for (float value : got) TW_CHECK(!std::isnan(value));
+          if (!entry.needs_bf16) TW_CHECK(same_bits(got, expected));
+        }
+      }
+    }
+  }
+}
+
+TW_TEST(combine_gives_the_same_bits) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  for (int head_dim : {2, 18, 64, 130}) {
+    const int rows = 3, splits = 3;
+    const std::vector<float> acc = normal(static_cast<size_t>(splits) * rows * head_dim, 3);
+    const std::vector<float> max = {kNothing, 1, 2, 3, kNothing, 1, -2, 4, kNothing},
+                             sum = {0, 1, 2, 3, 0, 1, 4, 2, 0};
+    const std::vector<int64_t> offsets = {2 * head_dim, 0, head_dim};
+    for (int dtype : {TW_F32, TW_BF16}) {
+      std::vector<char> expected;
+      const auto table = attention_combine_kernels();
+      for (size_t i = table.size(); i-- > 0;) {
+        if (!runnable(table[i])) continue;
+        std::vector<char> y(static_cast<size_t>(rows) * head_dim * tw_dtype_bytes(dtype));
+        const tw_attention_combine_args args = {rows,       splits,     head_dim, dtype,         acc.data(),
+                                                max.data(), sum.data(), y.data(), offsets.data()};
+        table[i].fn(&args);
+        if (expected.empty()) expected = y;
+        TW_CHECK(same_bits(y, expected));
+      }
+    }
+  }
+}
+
+TW_TEST(rms_norm_gives_the_same_bits) {
+  for (int width : {1, 15, 16, 17, 33, 896}) {
+    const std::vector<float> x = normal(2 * width, 4), residual = normal(2 * width, 5), w = normal(width, 6);
+    for (int dtype : {TW_F32, TW_BF16}) {
+      std::vector<char> expected;
+      const auto table = rms_norm_kernels();
+      for (size_t i = table.size(); i-- > 0;) {
+        if (!runnable(table[i])) continue;
+        std::vector<char> y(2 * width * tw_dtype_bytes(dtype));
+        std::vector<float> sum = residual;  // in place
+        const tw_rms_norm_args args = {2,        width,      1e-6f,    1.0f,  dtype, x.data(), sum.data(),
+                                       w.data(), sum.data(), y.data(), width, width, width,    width};
+        table[i].fn(&args);
+        if (expected.empty()) expected = y;
+        TW_CHECK(same_bits(y, expected));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tensorwright
+
+TW_TEST_MAIN()

@@ -1,0 +1,107 @@
+// The C++ tests' harness: TW_CHECK and friends count failures and go on; TW_TEST names a test and registers
+// it. A test file holds TW_TEST blocks and one TW_TEST_MAIN() at its end.
+#ifndef TENSORWRIGHT_TESTS_CPP_CHECK_H_
+#define TENSORWRIGHT_TESTS_CPP_CHECK_H_
+
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace tw_test {
+
+struct Test {
+  const char* name;
+  void (*body)();
+};
+
+inline std::vector<Test>& tests() {
+  static std::vector<Test> all;
+  return all;
+}
+
+inline int& failures() {
+  static int count = 0;
+  return count;
+}
+
+struct Register {
+  Register(const char* name, void (*body)()) { tests().push_back({name, body}); }
+};
+
+inline void fail(const char* file, int line, const std::string& text) {
+  ++failures();
+  std::fprintf(stderr, "%s:%d: %s\n", file, line, text.c_str());
+}
+
+template <typename A, typename B>
+void check_eq(const A& a, const B& b, const char* what, const char* file, int line) {
+  if (a == b) return;
+  std::ostringstream text;
+  text << what << ": " << a << " is not " << b;
+  fail(file, line, text.str());
+}
+
+// Runs every test, or those whose name contains argv[1]. The exit status says whether all passed.
+inline int run(int argc, char** argv) {
+  int ran = 0;
+  for (const Test& test : tests()) {
+    if (argc > 1 && !std::strstr(test.name, argv[1])) continue;
+    int before = failures();
+    ++ran;
+    try {
+      test.body();
+    } catch (const std::exception& error) {
+      fail(test.name, 0, std::string("threw: ") + error.what());
+    }
+    std::printf("%s %s\n", failures() == before ? "ok  " : "FAIL", test.name);
+  }
+  if (ran == 0) std::fprintf(stderr, "no test ran\n");
+  return failures() != 0 || ran == 0;
+}
+
+}  // namespace tw_test
+
+#define TW_TEST(name)                                            \
+  static void name();                                            \
+  static const ::tw_test::Register register_##name(#name, name); \
+  static void name()
+
+#define TW_CHECK(condition)                                                         \
+  do {                                                                              \
+    if (!(condition)) ::tw_test::fail(__FILE__, __LINE__, "not true: " #condition); \
+  } while (0)
+
+#define TW_CHECK_EQ(a, b) ::tw_test::check_eq((a), (b), #a " == " #b, __FILE__, __LINE__)
+
+// The expression must throw `Type`; with Error the type() name can be checked through TW_CHECK_ERROR.
+#define TW_CHECK_THROWS(expression, Type)                                                      \
+  do {                                                                                         \
+    bool thrown = false;                                                                       \
+    try {                                                                                      \
+      (void)(expression);                                                                      \
+    } catch (const Type&) {                                                                    \
+      thrown = true;                                                                           \
+    }                                                                                          \
+    if (!thrown) ::tw_test::fail(__FILE__, __LINE__, "did not throw " #Type ": " #expression); \
+  } while (0)
+
+// The expression must throw a tensorwright::Error whose type() is `name` (include runtime/core/error.h).
+#define TW_CHECK_ERROR(expression, name)                                                       \
+  do {                                                                                         \
+    std::string thrown = "nothing";                                                            \
+    try {                                                                                      \
+      (void)(expression);                                                                      \
+    } catch (const ::tensorwright::Error& error) {                                             \
+      thrown = error.type();                                                                   \
+    }                                                                                          \
+    if (thrown != (name))                                                                      \
+      ::tw_test::fail(__FILE__, __LINE__, "threw " + thrown + ", not " name ": " #expression); \
+  } while (0)
+
+#define TW_TEST_MAIN() \
+  int main(int argc, char** argv) { return ::tw_test::run(argc, argv); }
+
+#endif  // TENSORWRIGHT_TESTS_CPP_CHECK_H_

@@ -1,0 +1,210 @@
+// The executor below the bindings: no allocation in a step, damaged plans, the same bits in any company.
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <new>
+
+#include "runtime/core/cpu_executor.h"
+#include "runtime/core/error.h"
+#include "tests/cpp/check.h"
+#include "tests/cpp/toy_plan.h"
+
+using namespace tensorwright;
+using tw_test::Random;
+using tw_test::ToyPlan;
+
+namespace {
+std::atomic<int64_t> allocations{0};
+}
+
+// Out of line, or the compiler sees malloc where it expects new.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++allocations;
+  void* memory = malloc(bytes);
+  if (!memory) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { free(memory); }
+
+namespace {
+
+// plan.bin and weights.bin in a folder that goes away with the object.
+class Files {
+ public:
+  Files() {
+    char pattern[] = "/tmp/tensorwright-test-XXXXXX";
+    if (!mkdtemp(pattern)) throw std::runtime_error("no temporary folder");
+    folder_ = pattern;
+  }
+  ~Files() {
+    unlink(plan().c_str());
+    unlink(weights().c_str());
+    rmdir(folder_.c_str());
+  }
+  std::string plan() const { return folder_ + "/plan.bin"; }
+  std::string weights() const { return folder_ + "/weights.bin"; }
+
+  void write(const std::string& path, const void* data, size_t bytes) const {
+    unlink(path.c_str());  // a new file: one that is cut short and written again is flushed to disk by some
+                           // systems
+    std::FILE* file = std::fopen(path.c_str(), "wb");
+    if (!file || std::fwrite(data, 1, bytes, file) != bytes) throw std::runtime_error("cannot write " + path);
+    std::fclose(file);
+  }
+  void write(const std::vector<std::byte>& plan_bytes, const std::vector<char>& data) const {
+    write(plan(), plan_bytes.data(), plan_bytes.size());
+    write(weights(), data.data(), data.size());
+  }
+
+ private:
+  std::string folder_;
+};
+
+constexpr int32_t kBlocks = 200, kMaxTokens = 64, kMaxSeqs = 4;
+
+// A step that feeds tokens [from, to) of one made-up sequence; block i of its table is `first_block` - i.
+Step step_of(int32_t from, int32_t to, int32_t first_block) {
+  Step step;
+  GroupTables tables;
+  constexpr int32_t block = ToyPlan::kBlock;
+  tables.max_blocks = (to + block - 1) / block;
+  for (int32_t i = 0; i < tables.max_blocks; ++i) tables.block_tables.push_back(first_block - i);
+  for (int32_t p = from; p < to; ++p) {
+    step.token_ids.push_back((p * 7 + p / 5) % static_cast<int32_t>(ToyPlan::kVocab));
+    step.positions.push_back(p);
+    tables.slots.push_back((first_block - p / block) * block + p % block);
+  }
+  step.seq_starts = {0, to - from};
+  step.context_lens = {to};
+  step.logit_rows = {to - from - 1};
+  step.groups.push_back(tables);
+  return step;
+}
+
+std::vector<float> run(Executor& executor, const Step& step) {
+  const LogitRows rows = executor.wait(executor.enqueue(step));
+  std::vector<float> logits;
+  for (int32_t r = 0; r < rows.rows; ++r) {
+    logits.insert(logits.end(), rows.data + r * rows.stride, rows.data + r * rows.stride + ToyPlan::kVocab);
+  }
+  return logits;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+}  // namespace
+
+TW_TEST(a_step_allocates_nothing) {
+  const Files files;
+  ToyPlan toy;
+  files.write(toy.bytes(), toy.data);
+  for (int threads : {1, 2}) {
+    CpuExecutor executor(files.plan(), files.weights(), {threads, LoadMode::map});
+    executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs);
+    const Step prefill = step_of(0, 50, 100), decode = step_of(50, 51, 100);
+    const int64_t before = allocations;
+    executor.wait(executor.enqueue(prefill));
+    executor.wait(executor.enqueue(decode));
+    TW_CHECK_EQ(allocations - before, int64_t{0});
+  }
+}
+
+TW_TEST(chunks_threads_and_loading_do_not_change_a_bit) {
+  const Files files;
+  ToyPlan toy;
+  files.write(toy.bytes(), toy.data);
+  constexpr int32_t kLength = 1100;  // three splits of attention
+  std::vector<float> expected;
+  for (const auto& [threads, chunk, load] :
+       {std::tuple(1, 64, LoadMode::map), std::tuple(2, 64, LoadMode::map), std::tuple(3, 17, LoadMode::copy),
+        std::tuple(2, 1, LoadMode::copy)}) {
+    const auto executor = make_cpu_executor(files.plan(), files.weights(), {threads, load});
+    executor->allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs);
+    std::vector<float> logits;
+    for (int32_t at = 0; at < kLength; at += chunk) {
+      logits = run(*executor, step_of(at, std::min(at + chunk, kLength), 150));
+    }
+    if (expected.empty()) expected = logits;
+    TW_CHECK(same_bits(logits, expected));
+  }
+  TW_CHECK_EQ(expected.size(), size_t{ToyPlan::kVocab});
+}
+
+TW_TEST(copied_blocks_carry_on) {
+  const Files files;
+  ToyPlan toy;
+  files.write(toy.bytes(), toy.data);
+  CpuExecutor executor(files.plan(), files.weights(), {2, LoadMode::map});
+  executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs);
+  run(executor, step_of(0, 40, 20));
+  for (int32_t i = 0; i < 3; ++i) executor.copy_block(0, 20 - i, 120 - i);
+  TW_CHECK(same_bits(run(executor, step_of(40, 41, 20)), run(executor, step_of(40, 41, 120))));
+  TW_CHECK_ERROR(executor.copy_block(1, 0, 0), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.copy_block(0, 0, kBlocks), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.copy_block(0, -1, 0), "InvalidRequestError");
+}
+
+TW_TEST(wrong_files_are_refused) {
+  const Files files;
+  ToyPlan toy;
+  const auto load = [&] { CpuExecutor(files.plan(), files.weights(), {1, LoadMode::map}); };
+  TW_CHECK_ERROR(load(), "EngineError");  // not there
+  files.write(toy.bytes(), std::vector<char>(toy.data.begin(), toy.data.end() - 1));
+  TW_CHECK_ERROR(load(), "EngineError");  // weights one byte short
+  files.write({}, toy.data);
+  TW_CHECK_ERROR(load(), "EngineError");  // empty plan
+  const auto load_folder = [&] { CpuExecutor("/tmp", files.weights(), {1, LoadMode::map}); };
+  TW_CHECK_ERROR(load_folder(), "EngineError");
+}
+
+TW_TEST(order_of_calls_is_checked) {
+  const Files files;
+  ToyPlan toy;
+  files.write(toy.bytes(), toy.data);
+  CpuExecutor executor(files.plan(), files.weights(), {1, LoadMode::map});
+  TW_CHECK_ERROR(executor.enqueue(step_of(0, 1, 0)), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.wait({0}), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.allocate({1, 1}, 1, 1, 1), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.allocate({-1}, 1, 1, 1), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.allocate({1}, 0, 1, 1), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.allocate({0x7fffffff}, 1, 1, 1), "InvalidRequestError");
+  executor.allocate({1}, 1, 1, 1);
+  TW_CHECK_ERROR(executor.allocate({1}, 1, 1, 1), "InvalidRequestError");
+  const Ticket ticket = executor.enqueue(step_of(0, 1, 0));
+  TW_CHECK_EQ(executor.wait(ticket).rows, 1);
+  TW_CHECK_ERROR(executor.wait({ticket.step + 1}), "InvalidRequestError");
+}
+
+// A damaged plan that the reader takes must also run without leaving its memory (run this under a sanitizer).
+TW_TEST(damaged_plans_run_or_are_refused) {
+  const Files files;
+  ToyPlan toy;
+  const std::vector<std::byte> sound = toy.bytes();
+  Random random{11};
+  files.write(sound, toy.data);
+  int ran = 0;
+  for (int round = 0; round < 3000; ++round) {
+    std::vector<std::byte> bytes = sound;
+    const size_t at = random.below(static_cast<uint32_t>(bytes.size()));
+    bytes[at] ^= static_cast<std::byte>(1u << random.below(8));
+    files.write(files.plan(), bytes.data(), bytes.size());
+    try {
+      CpuExecutor executor(files.plan(), files.weights(), {1, LoadMode::map});
+      executor.allocate({8}, 20, 20, 2);
+      run(executor, step_of(0, 20, 5));
+      run(executor, step_of(20, 21, 5));
+      ++ran;
+    } catch (const Error& error) {
+      const std::string& type = error.type();
+      TW_CHECK(type == "EngineError" || type == "InvalidRequestError" || type == "OutOfMemoryError");
+    }
+  }
+  TW_CHECK(ran > 0);
+}
+
+TW_TEST_MAIN()

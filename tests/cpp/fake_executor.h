@@ -1,0 +1,152 @@
+// An Executor whose 'model' is a hash: the logits of a row depend on every token that the cache holds for its
+// sequence, read back through the block tables. A wrong slot, table, position or eviction changes the tokens.
+#ifndef TENSORWRIGHT_TESTS_CPP_FAKE_EXECUTOR_H_
+#define TENSORWRIGHT_TESTS_CPP_FAKE_EXECUTOR_H_
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "runtime/core/error.h"
+#include "runtime/core/executor.h"
+
+namespace tw_test {
+
+// What a test may change; -1: off.
+struct FakeBehaviour {
+  int32_t nan_token = -1;    // a sequence with this token has NaN logits
+  int32_t throw_token = -1;  // a step that computes this token throws
+  int32_t late_token = -1;   // ... throws from wait(), after the cache was written
+  int32_t fail_every = 0;    // every n-th step of more than one sequence throws
+  int32_t die_token = -1;    // a step that computes this token throws what is no std::exception
+  int32_t sleep_us = 0;      // per step
+  int64_t groups = 1;
+};
+
+class FakeExecutor : public tensorwright::Executor {
+ public:
+  FakeExecutor(int32_t vocab, int32_t max_seq_len, int32_t block_size, FakeBehaviour behaviour = {})
+      : behaviour_(behaviour) {
+    facts_.vocab_size = vocab;
+    facts_.max_seq_len = max_seq_len;
+    facts_.block_size = block_size;
+    facts_.block_bytes.assign(behaviour.groups, 100);
+    facts_.group_windows.assign(behaviour.groups, 0);
+  }
+
+  const tensorwright::ModelFacts& facts() const override { return facts_; }
+
+  void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
+                int32_t max_seqs) override {
+    for (int32_t n : blocks) cache_.emplace_back(static_cast<size_t>(n) * facts_.block_size, Entry{});
+    max_tokens_ = max_tokens, max_rows_ = max_rows, max_seqs_ = max_seqs;
+  }
+
+  tensorwright::Ticket enqueue(const tensorwright::Step& step) override {
+    check(step);
+    ++steps_;
+    if (behaviour_.fail_every && step.seqs() > 1 && steps_ % behaviour_.fail_every == 0)
+      throw std::runtime_error("company");
+    if (has(step, behaviour_.throw_token)) throw tensorwright::Error("TensorwrightError", "poison");
+    if (has(step, behaviour_.die_token)) throw 42;
+    if (behaviour_.sleep_us) std::this_thread::sleep_for(std::chrono::microseconds(behaviour_.sleep_us));
+    late_ = has(step, behaviour_.late_token);
+    for (size_t g = 0; g < cache_.size(); ++g) {
+      for (int32_t t = 0; t < step.tokens(); ++t) {
+        cache_[g].at(step.groups[g].slots[t]) = Entry{late_ ? -7 : step.token_ids[t], step.positions[t]};
+      }
+    }
+    logits_.assign(static_cast<size_t>(step.rows()) * stride(), 0.f);
+    for (int32_t r = 0; r < step.rows(); ++r) fill_row(step, r);
+    rows_ = step.rows();
+    return {steps_};
+  }
+
+  tensorwright::LogitRows wait(tensorwright::Ticket) override {
+    if (late_) throw std::runtime_error("late poison");
+    return {logits_.data(), stride(), rows_};
+  }
+
+  void copy_block(int32_t group, int32_t from, int32_t to) override {
+    size_t n = facts_.block_size;
+    std::copy_n(cache_[group].begin() + from * n, n, cache_[group].begin() + to * n);
+  }
+
+ private:
+  struct Entry {
+    int32_t token = -1, position = -1;
+  };
+
+  static void require(bool holds, const char* what) {
+    if (!holds) throw std::logic_error(std::string("malformed step: ") + what);
+  }
+  static bool has(const tensorwright::Step& step, int32_t token) {
+    return token >= 0 &&
+           std::find(step.token_ids.begin(), step.token_ids.end(), token) != step.token_ids.end();
+  }
+  int64_t stride() const { return facts_.vocab_size + 3; }  // as a padded buffer has it
+
+  void check(const tensorwright::Step& step) const {
+    require(step.tokens() > 0 && step.tokens() <= max_tokens_, "tokens");
+    require(step.seqs() > 0 && step.seqs() <= max_seqs_ && step.rows() <= max_rows_, "seqs or rows");
+    require(step.positions.size() == step.token_ids.size(), "positions");
+    require(step.seq_starts.size() == step.context_lens.size() + 1, "seq_starts");
+    require(step.seq_starts.front() == 0 && step.seq_starts.back() == step.tokens(), "seq_starts ends");
+    require(step.groups.size() == cache_.size(), "groups");
+    for (size_t g = 0; g < cache_.size(); ++g) {
+      std::vector<int32_t> slots = step.groups[g].slots;
+      require(slots.size() == step.token_ids.size(), "slots");
+      std::sort(slots.begin(), slots.end());
+      require(std::adjacent_find(slots.begin(), slots.end()) == slots.end(), "a slot written twice");
+    }
+    for (int32_t s = 0; s < step.seqs(); ++s) {
+      for (int32_t t = step.seq_starts[s]; t < step.seq_starts[s + 1]; ++t) {
+        int32_t back = step.seq_starts[s + 1] - t;
+        require(step.positions[t] == step.context_lens[s] - back, "positions end at the context length");
+      }
+    }
+  }
+
+  void fill_row(const tensorwright::Step& step, int32_t r) {
+    int32_t t = step.logit_rows[r];
+    int32_t s = static_cast<int32_t>(std::upper_bound(step.seq_starts.begin(), step.seq_starts.end(), t) -
+                                     step.seq_starts.begin()) -
+                1;
+    uint64_t hash = 1;
+    bool nan = false;
+    for (size_t g = 0; g < cache_.size(); ++g) {
+      const tensorwright::GroupTables& group = step.groups[g];
+      for (int32_t p = 0; p <= step.positions[t]; ++p) {
+        int32_t block = group.block_tables[s * group.max_blocks + p / facts_.block_size];
+        const Entry& entry = cache_[g].at(block * facts_.block_size + p % facts_.block_size);
+        require(entry.position == p, "the cache must hold this position");
+        hash = (hash ^ static_cast<uint32_t>(entry.token)) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 29;
+        nan |= behaviour_.nan_token >= 0 && entry.token == behaviour_.nan_token;
+      }
+    }
+    float* row = &logits_[r * stride()];
+    for (int32_t v = 0; v < facts_.vocab_size; ++v) {
+      uint64_t x = (hash + v) * 0xff51afd7ed558ccdu;
+      row[v] = static_cast<float>((x ^ x >> 33) & 0xffff) / 8192.f;
+    }
+    if (nan) row[facts_.vocab_size / 2] = std::numeric_limits<float>::quiet_NaN();
+    row[facts_.vocab_size] = 1e30f;  // padding that must not be read
+  }
+
+  FakeBehaviour behaviour_;
+  tensorwright::ModelFacts facts_;
+  std::vector<std::vector<Entry>> cache_;  // [groups][slots]
+  std::vector<float> logits_;
+  int32_t max_tokens_ = 0, max_rows_ = 0, max_seqs_ = 0, rows_ = 0;
+  int64_t steps_ = 0;
+  bool late_ = false;
+};
+
+}  // namespace tw_test
+
+#endif  // TENSORWRIGHT_TESTS_CPP_FAKE_EXECUTOR_H_

@@ -1,0 +1,168 @@
+// The plan reader: takes a sound plan, refuses each broken field by name, and survives arbitrary damage.
+#include "runtime/core/plan.h"
+
+#include "runtime/core/error.h"
+#include "tests/cpp/check.h"
+#include "tests/cpp/toy_plan.h"
+
+using namespace tensorwright;
+using tw_test::Random;
+using tw_test::ToyPlan;
+
+namespace {
+
+// What parse() says against a plan that `damage` has changed; empty if it takes it.
+template <typename Damage>
+std::string fault_of(Damage&& damage) {
+  ToyPlan toy;
+  toy.bytes();  // fills in the counts and sizes
+  damage(toy);
+  try {
+    Plan::parse(toy.bytes());
+  } catch (const Error& error) {
+    return error.type() == "EngineError" ? error.what() : error.type();
+  }
+  return "";
+}
+
+// The fault of a plan whose finished bytes `damage` has changed.
+template <typename Damage>
+std::string fault_of_bytes(Damage&& damage) {
+  ToyPlan toy;
+  std::vector<std::byte> bytes = toy.bytes();
+  damage(bytes);
+  try {
+    Plan::parse(bytes);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void check_says(const std::string& fault, const char* part) {
+  const bool good = fault.find(part) != std::string::npos && fault.find("plan.bin: ") == 0 &&
+                    fault.find("; rebuild the engine with build-engine") != std::string::npos;
+  if (!good) tw_test::fail(__FILE__, __LINE__, "expected \"" + std::string(part) + "\" in \"" + fault + "\"");
+}
+
+}  // namespace
+
+TW_TEST(sound_plan_is_taken) {
+  ToyPlan toy;
+  const Plan plan = Plan::parse(toy.bytes());
+  TW_CHECK_EQ(plan.instructions.size(), toy.instructions.size());
+  TW_CHECK_EQ(plan.facts().vocab_size, static_cast<int32_t>(ToyPlan::kVocab));
+  TW_CHECK_EQ(plan.facts().block_bytes.at(0), int64_t{2} * 16 * 16 * 4);
+  TW_CHECK_EQ(std::string(op_name(3)), std::string("matmul"));
+  TW_CHECK(op_name(0) == nullptr);
+}
+
+TW_TEST(header_faults_are_named) {
+  check_says(fault_of_bytes([](auto& b) { b[0] = std::byte{'X'}; }), "magic");
+  check_says(fault_of_bytes([](auto& b) { b[8] = std::byte{9}; }), "version must be 1, is 9");
+  check_says(fault_of_bytes([](auto& b) { b.pop_back(); }), "header says");
+  check_says(fault_of_bytes([](auto& b) { b.clear(); }), "0 bytes");
+  check_says(fault_of([](ToyPlan& t) { t.header.block_size = 24; }), "block_size");
+  check_says(fault_of([](ToyPlan& t) { t.header.block_size = 0; }), "block_size");
+  check_says(fault_of([](ToyPlan& t) { t.header.vocab_size = 0; }), "vocab_size");
+  check_says(fault_of([](ToyPlan& t) { t.header.max_seq_len = 0x80000000u; }), "max_seq_len");
+  check_says(fault_of([](ToyPlan& t) { t.header.act_dtype = 2; }), "act_dtype");
+  check_says(fault_of([](ToyPlan& t) { t.header.logits_buffer = -1; }), "logits_buffer");
+  check_says(fault_of([](ToyPlan& t) { t.header.logits_buffer = 0; }), "logits_buffer");
+  check_says(fault_of([](ToyPlan& t) { t.header.row_arena_bytes += 1; }), "row_arena_bytes");
+  check_says(fault_of([](ToyPlan& t) { t.header.cache_groups = 2; }), "cache_groups");
+  check_says(fault_of([](ToyPlan& t) { t.names = "x"; }), "string table");
+}
+
+TW_TEST(record_faults_are_named) {
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].dtype = TW_BF16; }), "kv layer 0: dtype");
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].head_dim = 0; }), "kv layer 0: head_dim");
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].group = 1; }), "kv layer 0: group");
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers.push_back({0, 2, 8, TW_F32, 5, 0}); }),
+             "kv layer 1: window");
+  check_says(fault_of([](ToyPlan& t) { t.buffers[2].stride_bytes = 0; }), "buffer 2: stride_bytes");
+  check_says(fault_of([](ToyPlan& t) { t.buffers[2].offset = 32; }), "buffer 2: offset");
+  check_says(fault_of([](ToyPlan& t) { t.buffers[2].offset = ~uint64_t{63}; }), "buffer 2: offset");
+  check_says(fault_of([](ToyPlan& t) { t.buffers[2].kind = 2; }), "buffer 2: kind");
+  check_says(fault_of([](ToyPlan& t) { t.weights[1].bytes += 4; }), "weight 1: bytes");
+  check_says(fault_of([](ToyPlan& t) { t.weights[1].offset = ~uint64_t{63}; }), "weight 1: offset");
+  check_says(fault_of([](ToyPlan& t) { t.weights[1].name = 1; }), "weight 1: name");
+  check_says(fault_of([](ToyPlan& t) { t.weights[0].n = 17; }), "weight 0: n");
+  check_says(fault_of([](ToyPlan& t) { t.weights[0].layout = 7; }), "weight 0: layout");
+  check_says(fault_of([](ToyPlan& t) { t.weights[0].dtype = TW_I8; }), "weight 0: dtype");
+}
+
+TW_TEST(instruction_faults_are_named) {
+  check_says(fault_of([](ToyPlan& t) { t.instructions[0].op = 77; }), "instruction 0: op 77 is unknown");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[0].name = 5; }), "instruction 0 (embedding): name");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[3].in[0] = 99; }),
+             "instruction 3 (matmul): in[0] must be -1 to");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[3].in[0] = -1; }), "in[0] is missing");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[3].in[3] = 0; }), "in[3] must be absent");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[3].ints[1] = 47; }), "y must have 47 cols");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[3].ints[1] = 100; }), "w must be panels of");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[3].ints[0] = 2; }), "epilogue");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[3].ints[7] = 1; }), "ints[7] must be 0");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[3].weight[1] = 1; }),
+             "bias must be a raw vector of 48");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[3].in[0] = 7; }), "reads buffer 7 before");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[2].floats[0] = -1; }), "eps");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[2].out[0] = t.instructions[2].in[0]; }),
+             "may not share memory");
+  check_says(fault_of([](ToyPlan& t) { t.buffers[1].offset = 0; }), "may not share memory");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[7].out[1] = -1; }),
+             "residual and sum must come together");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[4].ints[0] = 1; }), "kv_layer");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[4].ints[1] = 3; }), "heads");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[4].ints[2] = 7; }), "rotary_dim");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[5].ints[1] = 4; }), "q must have 32 cols");
+  check_says(fault_of([](ToyPlan& t) { t.instructions.pop_back(); }), "logits_buffer");
+}
+
+TW_TEST(truncation_is_refused_at_every_length) {
+  ToyPlan toy;
+  const std::vector<std::byte> bytes = toy.bytes();
+  for (size_t length = 0; length < bytes.size(); ++length) {
+    TW_CHECK_ERROR(Plan::parse(std::span(bytes.data(), length)), "EngineError");
+    // Even if the header owns up to the truncation.
+    std::vector<std::byte> shorter(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(length));
+    const uint64_t size = length;
+    if (length >= sizeof(PlanHeader))
+      std::memcpy(shorter.data() + offsetof(PlanHeader, file_bytes), &size, 8);
+    TW_CHECK_ERROR(Plan::parse(shorter), "EngineError");
+  }
+}
+
+// Damage is refused or harmless: it never crashes, and what is taken still points inside the files.
+TW_TEST(random_damage_never_crashes) {
+  ToyPlan toy;
+  const std::vector<std::byte> sound = toy.bytes();
+  Random random{7};
+  int taken = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::vector<std::byte> bytes = sound;
+    for (uint32_t hits = 1 + random.below(3); hits > 0; --hits) {
+      const size_t at = random.below(static_cast<uint32_t>(bytes.size() / 4)) * 4;
+      const uint32_t values[] = {random.next(), 0u, ~0u, 0x7fffffffu, 0x80000000u, 1u << random.below(32)};
+      uint32_t word;
+      std::memcpy(&word, &bytes[at], 4);
+      word = random.below(2) ? values[random.below(6)] : word ^ (1u << random.below(32));
+      std::memcpy(&bytes[at], &word, 4);
+    }
+    try {
+      const Plan plan = Plan::parse(bytes);
+      ++taken;
+      for (const WeightRecord& weight : plan.weights) {
+        TW_CHECK(weight.offset + weight.bytes <= plan.header.weights_bytes);
+      }
+      for (const Instruction& instruction : plan.instructions)
+        TW_CHECK(plan.name(instruction.name)[0] == '\0');
+    } catch (const Error& error) {
+      TW_CHECK_EQ(error.type(), std::string("EngineError"));
+    }
+  }
+  // Bits of scales and epsilons may change unseen; most of the rest may not.
+  TW_CHECK(taken > 0 && taken < 5000);
+}
+
+TW_TEST_MAIN()

@@ -1,0 +1,178 @@
+// PrefixTree and KvBlocks: exact hits, least recently used goes first, collisions, nothing pinned for ever.
+#include "runtime/core/prefix_tree.h"
+
+#include <map>
+#include <random>
+#include <stdexcept>
+
+#include "runtime/core/kv_blocks.h"
+#include "tests/cpp/check.h"
+
+using namespace tensorwright;
+
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+uint64_t constant_hash(uint64_t, std::span<const int32_t>) { return 7; }
+
+int32_t hit(const KvBlocks& kv, const Tokens& tokens) {
+  return static_cast<int32_t>(kv.match(tokens).path.size());
+}
+
+// Computes `tokens` as a sequence would, from the prefix hit on, and keeps holding them.
+SequenceBlocks compute(KvBlocks& kv, const Tokens& tokens) {
+  SequenceBlocks held;
+  kv.attach(kv.match(tokens), held);
+  TW_CHECK(kv.grow(held, kv.blocks_for(static_cast<int64_t>(tokens.size()))));
+  kv.publish(held, tokens);
+  return held;
+}
+
+void compute_and_release(KvBlocks& kv, const Tokens& tokens) {
+  SequenceBlocks held = compute(kv, tokens);
+  kv.release(held);
+}
+
+}  // namespace
+
+TW_TEST(hits_are_full_blocks_and_leave_a_token_to_compute) {
+  KvBlocks kv(1, 8, 2, true);
+  compute_and_release(kv, {1, 2, 3, 4, 5});
+  TW_CHECK_EQ(kv.group(0).idle(), 2);  // the half-filled third block is free
+  TW_CHECK_EQ(hit(kv, {1, 2, 3, 4, 5}), 2);
+  TW_CHECK_EQ(hit(kv, {1, 2, 3, 4}), 1);  // the last token must be computed for its logits
+  TW_CHECK_EQ(hit(kv, {1, 2, 3}), 1);
+  TW_CHECK_EQ(hit(kv, {1, 2}), 0);
+  TW_CHECK_EQ(hit(kv, {}), 0);
+  TW_CHECK_EQ(hit(kv, {1, 2, 4, 3, 5}), 1);
+  TW_CHECK_EQ(hit(kv, {3, 4, 5}), 0);  // a block counts only after the same beginning
+}
+
+TW_TEST(without_the_cache_nothing_is_kept) {
+  KvBlocks kv(1, 4, 2, false);
+  compute_and_release(kv, {1, 2, 3, 4, 5});
+  TW_CHECK_EQ(hit(kv, {1, 2, 3, 4, 5}), 0);
+  TW_CHECK_EQ(kv.group(0).free(), 4);
+}
+
+TW_TEST(a_hit_gives_the_same_blocks_in_every_group) {
+  KvBlocks kv(3, 8, 2, true);
+  SequenceBlocks first = compute(kv, {1, 2, 3, 4, 5});
+  SequenceBlocks second = compute(kv, {1, 2, 3, 4, 6});
+  for (int group = 0; group < 3; ++group) {
+    TW_CHECK_EQ(first.tables[group][1], second.tables[group][1]);
+    TW_CHECK(first.tables[group][2] != second.tables[group][2]);
+    TW_CHECK_EQ(kv.group(group).used(), 4);
+  }
+}
+
+TW_TEST(two_that_compute_the_same_end_up_with_one_copy) {
+  KvBlocks kv(2, 8, 2, true);
+  SequenceBlocks a, b;
+  kv.grow(a, 3);
+  kv.grow(b, 3);
+  Tokens tokens = {1, 2, 3, 4, 5};
+  kv.publish(a, tokens);
+  kv.publish(b, tokens);
+  TW_CHECK_EQ(a.tables[1][1], b.tables[1][1]);
+  TW_CHECK_EQ(kv.group(0).used(), 4);
+  kv.release(a);
+  kv.release(b);
+  TW_CHECK_EQ(kv.group(0).free(), 6);
+  TW_CHECK_EQ(kv.group(1).idle(), 2);
+}
+
+TW_TEST(the_least_recently_used_goes_first_and_leaves_before_their_parents) {
+  KvBlocks kv(1, 4, 2, true);
+  compute_and_release(kv, {1, 1, 2, 2});
+  compute_and_release(kv, {3, 3, 4, 4});
+  TW_CHECK_EQ(kv.group(0).idle(), 4);
+  compute_and_release(kv, {1, 1, 9});  // uses {1, 1}, and evicts one block: {2, 2}, the oldest leaf
+  TW_CHECK_EQ(hit(kv, {1, 1, 2, 2, 0}), 1);
+  TW_CHECK_EQ(hit(kv, {3, 3, 4, 4, 0}), 2);
+  compute_and_release(kv, {5, 5, 6, 6});  // one block is free; {4, 4} is now older than {1, 1}
+  TW_CHECK_EQ(hit(kv, {3, 3, 4, 4, 0}), 1);
+  TW_CHECK_EQ(hit(kv, {1, 1, 0}), 1);
+  TW_CHECK_EQ(hit(kv, {5, 5, 6, 6, 0}), 2);
+}
+
+TW_TEST(what_is_held_is_never_evicted) {
+  KvBlocks kv(1, 4, 2, true);
+  SequenceBlocks held = compute(kv, {1, 1, 2, 2, 3});
+  compute_and_release(kv, {4, 4});
+  TW_CHECK_EQ(kv.available(), 1);
+  SequenceBlocks other;
+  TW_CHECK(!kv.grow(other, 2));
+  TW_CHECK_EQ(hit(kv, {4, 4, 0}), 1);  // what could not be done evicted nothing
+  TW_CHECK(kv.grow(other, 1));
+  TW_CHECK_EQ(hit(kv, {4, 4, 0}), 0);
+  TW_CHECK_EQ(hit(kv, {1, 1, 2, 2, 0}), 2);
+  TW_CHECK_EQ(kv.evictions(), 1);
+}
+
+TW_TEST(misuse_is_refused) {
+  std::deque<BlockAllocator> groups;
+  groups.emplace_back(2);
+  PrefixTree tree(groups, 2);
+  Tokens three = {1, 2, 3}, block = {0};
+  TW_CHECK_THROWS(tree.insert(nullptr, three, block), std::logic_error);
+  KvBlocks kv(1, 4, 2, true);
+  SequenceBlocks held = compute(kv, {1, 2, 3});
+  TW_CHECK_THROWS(kv.shrink(held, 0), std::logic_error);
+  TW_CHECK_THROWS(kv.attach({}, held), std::logic_error);
+}
+
+// Against the definition: a set of prefixes. Every hash collides, so the comparison of tokens alone decides.
+TW_TEST(random_use_with_all_hashes_colliding) {
+  std::mt19937 random(3);
+  for (PrefixTree::Hash hash :
+       {PrefixTree::Hash(constant_hash), PrefixTree::Hash(PrefixTree::default_hash)}) {
+    KvBlocks kv(2, 24, 2, true, hash);
+    std::map<int32_t, Tokens> content;  // block of group 0 -> all tokens up to its end
+    std::vector<std::pair<Tokens, SequenceBlocks>> alive;
+    for (int round = 0; round < 3000; ++round) {
+      if (random() % 2 || alive.empty()) {
+        Tokens tokens(1 + random() % 9);
+        for (int32_t& token : tokens) token = static_cast<int32_t>(random() % 2);
+        KvBlocks::Match match = kv.match(tokens);
+        for (size_t i = 0; i < match.path.size(); ++i) {
+          Tokens prefix(tokens.begin(), tokens.begin() + 2 * (static_cast<int>(i) + 1));
+          TW_CHECK(content[match.path[i]->blocks[0]] == prefix);
+        }
+        int32_t missing =
+            kv.blocks_for(static_cast<int64_t>(tokens.size())) - static_cast<int32_t>(match.path.size());
+        if (missing > kv.available() - match.idle) continue;
+        SequenceBlocks held;
+        kv.attach(match, held);
+        int32_t before = held.size();
+        TW_CHECK(kv.grow(held, before + missing));
+        for (int32_t i = before; i < held.size(); ++i) {
+          size_t end = std::min(tokens.size(), static_cast<size_t>(2 * (i + 1)));
+          content[held.tables[0][i]] =
+              Tokens(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(end));
+        }
+        kv.publish(held, tokens);
+        for (int32_t i = 0; i < held.published; ++i) {
+          Tokens prefix(tokens.begin(), tokens.begin() + 2 * (i + 1));
+          TW_CHECK(content[held.tables[0][i]] == prefix);
+          TW_CHECK(kv.group(1).references(held.tables[1][i]) > 0);
+        }
+        alive.emplace_back(tokens, std::move(held));
+      } else {
+        size_t pick = random() % alive.size();
+        kv.release(alive[pick].second);
+        alive.erase(alive.begin() + static_cast<std::ptrdiff_t>(pick));
+      }
+      TW_CHECK_EQ(kv.group(0).used(), kv.group(1).used());
+      TW_CHECK_EQ(kv.group(0).idle(), kv.group(1).idle());
+    }
+    for (auto& [tokens, held] : alive) kv.release(held);
+    TW_CHECK_EQ(kv.group(0).used(), 0);
+    SequenceBlocks all;
+    TW_CHECK(kv.grow(all, 24));  // whatever was remembered can be had back
+    TW_CHECK_EQ(kv.group(1).free(), 0);
+  }
+}
+
+TW_TEST_MAIN()

@@ -1,0 +1,176 @@
+"""A request's tokens and logprobs are the same bits alone, in any company, however its prompt is cut up.
+
+Also here, because every such run must end so: no block leaks, and waste stays below one block per sequence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tensorwright import LLM, SamplingParams
+from tensorwright.errors import RequestAbortedError
+
+BLOCK_BYTES_FOR = {"few": "3MiB", "many": "64MiB"}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of a made-up load."""
+
+    prompt: tuple[int, ...]
+    tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+    abort_after: int | None = None
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.tokens, temperature=self.temperature, seed=self.seed, logprobs=2, ignore_eos=True,
+            top_k=40 if self.temperature else 0, top_p=0.9 if self.temperature else 1.0,
+        )  # fmt: skip
+
+
+@dataclass
+class Solo:
+    """Answers of requests run alone, one thread, whole prompts, no prefix cache: what all others must equal."""
+
+    llm: LLM
+    answers: dict[Ask, list] = field(default_factory=dict)
+
+    def answer(self, ask: Ask) -> list:
+        if ask not in self.answers:
+            self.answers[ask] = bits(self.llm.generate({"prompt_token_ids": list(ask.prompt)}, ask.params()))
+        return self.answers[ask]
+
+
+def bits(output) -> list:
+    """Tokens and logprobs as exact values."""
+    completion = output.outputs[0]
+    return [
+        (token, {t: (lp.logprob.hex(), lp.rank) for t, lp in table.items()})
+        for token, table in zip(completion.token_ids, completion.logprobs, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def solo(pico_engine):
+    with LLM(
+        str(pico_engine), threads=1, enable_prefix_caching=False, kv_cache_memory="64MiB", max_batch_size=1
+    ) as llm:
+        yield Solo(llm)
+
+
+def asks(count: int, seed: int, longest: int = 120) -> list[Ask]:
+    """Prompts over a shared stem, so that prefixes are found; half greedy, half sampled; a few aborted."""
+    rng = random.Random(seed)
+    stem = [rng.randrange(8192) for _ in range(96)]
+    table = []
+    for i in range(count):
+        shared = rng.choice([0, 0, 32, 64, 80])
+        tail = [rng.randrange(8192) for _ in range(rng.randrange(1, longest - shared + 1))]
+        table.append(
+            Ask(
+                prompt=tuple(stem[:shared] + tail),
+                tokens=rng.randrange(1, 24),
+                temperature=rng.choice([0.0, 0.8]),
+                seed=i,
+                abort_after=rng.randrange(1, 6) if rng.random() < 0.1 else None,
+            )
+        )
+    return table
+
+
+def run_together(llm: LLM, load: list[Ask]) -> list[list | None]:
+    """All at once; None for a request that was aborted before its end."""
+    handles = [llm.generate_async({"prompt_token_ids": list(a.prompt)}, a.params()) for a in load]
+    for ask, handle in zip(load, handles, strict=True):
+        if ask.abort_after is not None:
+            handle.abort()
+    answers: list[list | None] = []
+    for handle in handles:
+        answer = None
+        with contextlib.suppress(RequestAbortedError):
+            output = handle.result()
+            answer = bits(output) if output.outputs[0].finish_reason != "abort" else None
+        answers.append(answer)
+    return answers
+
+
+def check(llm: LLM, solo: Solo, load: list[Ask]) -> None:
+    for ask, answer in zip(load, run_together(llm, load), strict=True):
+        if answer is not None:
+            assert answer == solo.answer(ask)
+        else:
+            assert ask.abort_after is not None
+    stats = llm.get_stats()
+    assert stats["used_blocks"] == 0
+    assert stats["free_blocks"] + stats["cached_blocks"] == stats["total_blocks"]
+    assert stats["max_waste_slots_per_sequence"] < stats["block_size"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 7, 16, 512])
+def test_company_chunks_and_threads(pico_engine, solo, threads, chunk):
+    load = asks(12 if chunk == 1 else 24, seed=chunk)
+    with LLM(
+        str(pico_engine), threads=threads, kv_cache_memory="64MiB", max_batch_size=8, max_num_tokens=520,
+        max_prefill_chunk=chunk, enable_prefix_caching=False,
+    ) as llm:  # fmt: skip
+        check(llm, solo, load)
+
+
+def test_prefix_hits(pico_engine, solo):
+    load = asks(40, seed=5)
+    with LLM(str(pico_engine), threads=2, kv_cache_memory="64MiB", max_batch_size=4) as llm:
+        check(llm, solo, load)
+        check(llm, solo, load)
+        assert llm.get_stats()["prefix_hit_tokens"] > 0
+
+
+def test_forced_preemption(pico_engine, solo):
+    load = asks(24, seed=6)
+    with LLM(
+        str(pico_engine), threads=2, kv_cache_memory=BLOCK_BYTES_FOR["few"], max_batch_size=16,
+        enable_prefix_caching=False,
+    ) as llm:  # fmt: skip
+        check(llm, solo, load)
+        assert llm.get_stats()["preemptions"] > 0
+
+
+@pytest.fixture(scope="module")
+def crowd(pico_engine):
+    """One engine for all of hypothesis's examples, short of blocks so that preemption happens."""
+    with LLM(str(pico_engine), threads=2, kv_cache_memory="4MiB", max_batch_size=8, max_num_tokens=64) as llm:
+        yield llm
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.builds(
+            Ask,
+            prompt=st.lists(st.integers(0, 8191), min_size=1, max_size=100).map(tuple),
+            tokens=st.integers(1, 20),
+            temperature=st.sampled_from([0.0, 1.0]),
+            seed=st.integers(0, 3),
+            abort_after=st.one_of(st.none(), st.none(), st.just(1)),
+        ),
+        min_size=1,
+        max_size=10,
+    )
+)
+def test_any_load(crowd, solo, load):
+    check(crowd, solo, load)
+
+
+@pytest.mark.slow
+def test_a_thousand_requests(pico_engine, solo):
+    load = asks(1000, seed=7, longest=100)
+    with LLM(str(pico_engine), threads=2, kv_cache_memory="8MiB", max_batch_size=16, max_queue_size=1000) as llm:
+        check(llm, solo, load)

@@ -1,0 +1,125 @@
+"""fp32 engines give transformers' tokens and logits, on random models that can fail and on pico.
+
+The tolerance is derived from the reference itself: transformers runs the same weights in float64 and in float32, and
+ours may be no further from float64 than 4 times transformers' own float32 is (both sum the same products, in
+different orders), plus one float32 rounding of the largest logit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from support.harness import EngineSteps, load_reference, reference_greedy, reference_logits, worst
+from support.tiny_models import make_tiny
+from tensorwright import LLM, SamplingParams, build
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+MODELS = {
+    "llama": ("llama", {}),
+    "llama-mha": ("llama", {"num_attention_heads": 4, "num_key_value_heads": 4}),
+    "llama-gqa3-head40": (
+        "llama",
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 40, "vocab_size": 257},
+    ),
+    "llama-gqa7-head128": ("llama", {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 128}),
+    "llama-mqa-bias": (
+        "llama",
+        {
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "vocab_size": 99,
+        },
+    ),
+    "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "max_position_embeddings": 256}),
+    "llama-untied": ("llama", {"tie_word_embeddings": False}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-gqa7-head64": (
+        "qwen2",
+        {"num_attention_heads": 14, "num_key_value_heads": 2, "hidden_size": 896, "vocab_size": 1009},
+    ),
+}
+
+
+def allowed(exact: np.ndarray, theirs: np.ndarray) -> float:
+    return 4 * worst(theirs, exact) + float(np.abs(exact).max()) * float(np.finfo(np.float32).eps)
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def pair(request, tmp_path_factory):
+    """A random checkpoint and its engine."""
+    family, overrides = MODELS[request.param]
+    root = tmp_path_factory.mktemp(request.param)
+    model = make_tiny(root / "model", family, seed=3, **overrides)
+    build(model, root / "engine", dtype="float32", accuracy="none")
+    return model, root / "engine"
+
+
+def ids_of(vocab: int, length: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab, length).tolist()
+
+
+def test_logits_equal_transformers(pair):
+    model, engine = pair
+    steps = EngineSteps(engine)
+    vocab = steps.executor.facts()["vocab_size"]
+    for length in (1, 2, 33, 150):
+        ids = ids_of(vocab, length, length)
+        exact = reference_logits(model, ids, torch.float64)
+        theirs = reference_logits(model, ids, torch.float32)
+        assert worst(steps.logits(ids), exact) <= allowed(exact, theirs)
+
+
+def test_greedy_tokens_equal_transformers(pair):
+    model, engine = pair
+    reference = load_reference(model, torch.float32)
+    with LLM(str(engine), kv_cache_memory="64MiB", threads=1) as llm:
+        prompts = [ids_of(reference.config.vocab_size, n, 50 + n) for n in (1, 5, 40)]
+        params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.outputs[0].token_ids == reference_greedy(reference, prompt, 12)
+
+
+PICO_PROMPTS = 100
+
+
+def test_pico_over_100_prompts(pico_checkpoint, pico_engine_float32, held_out_lines):
+    """Greedy tokens of 100 real prompts, and the logits of all their positions."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(pico_checkpoint / "tokenizer.json"))
+    prompts = [tokenizer.encode(text).ids[:48] for text in held_out_lines[:PICO_PROMPTS]]
+    assert len(prompts) == PICO_PROMPTS
+    exact_model = load_reference(pico_checkpoint, torch.float64)
+    their_model = load_reference(pico_checkpoint, torch.float32)
+    steps = EngineSteps(pico_engine_float32)
+    with torch.inference_mode():
+        for ids in prompts:
+            exact = exact_model(torch.tensor([ids])).logits[0].numpy()
+            theirs = their_model(torch.tensor([ids])).logits[0].double().numpy()
+            assert worst(steps.logits(ids), exact) <= allowed(exact, theirs)
+    with LLM(str(pico_engine_float32), kv_cache_memory="64MiB", threads=2) as llm:
+        params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert output.outputs[0].token_ids == their_greedy(their_model, prompt, 16)
+
+
+def their_greedy(model: torch.nn.Module, prompt: list[int], steps: int) -> list[int]:
+    out = model.generate(
+        torch.tensor([prompt]), max_new_tokens=steps, min_new_tokens=steps, do_sample=False, pad_token_id=0
+    )
+    return out[0, len(prompt) :].tolist()

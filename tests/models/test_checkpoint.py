@@ -1,0 +1,165 @@
+"""Checkpoints open whole or fail with one error that names the file and the remedy."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from support.made_checkpoints import write_checkpoint, write_sharded
+from tensorwright.errors import CheckpointError
+from tensorwright.models.checkpoint import open_checkpoint
+
+A, B = np.ones((2, 3), np.float32), np.zeros(4, np.float16)
+
+
+def test_single_file(tmp_path):
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path / "m", {"a": A, "b": B}))
+    assert checkpoint.names == ("a", "b")
+    assert checkpoint.shape("a") == (2, 3)
+    assert checkpoint.dtype("b") == "float16"
+    assert checkpoint.config["model_type"] == "llama"
+    assert checkpoint.largest_tensor_bytes == A.nbytes
+    assert [p.name for p in checkpoint.source_files] == ["config.json", "model.safetensors"]
+    np.testing.assert_array_equal(checkpoint.read("a").data, A)
+
+
+def test_sharded(tmp_path):
+    checkpoint = open_checkpoint(
+        write_sharded(tmp_path / "m", {"x-1.safetensors": {"a": A}, "x-2.safetensors": {"b": B}})
+    )
+    assert checkpoint.names == ("a", "b")
+    np.testing.assert_array_equal(checkpoint.read("b").data, B)
+    assert len(checkpoint.source_files) == 4
+
+
+def test_all_missing_weights_at_once(tmp_path):
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path / "m", {"a": A}))
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.require({"a": (3, 2), "norm.weight": (4,), "head.weight": (5, 4)})
+    text = str(caught.value)
+    assert "3 of 3 weights" in text
+    assert "norm.weight: missing" in text
+    assert "head.weight: missing" in text
+    assert "a: stored as [2, 3], config.json implies [3, 2]" in text
+    checkpoint.require({"a": (2, 3)})
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({"a": "x-1.safetensors", "c": "x-1.safetensors"}, r"lists 1 tensors that their shards do not hold:\n  c "),
+        ({"a": "x-1.safetensors", "b": "x-9.safetensors", "c": "x-8.safetensors"}, r"x-8.safetensors, x-9.safetensors"),
+        ({"a": "../x-1.safetensors"}, "without a folder"),
+        ({"a": 1}, "must map tensor names to file names"),
+    ],
+)
+def test_wrong_index(tmp_path, weight_map, message):
+    path = write_sharded(tmp_path / "m", {"x-1.safetensors": {"a": A}}, weight_map)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(path)
+
+
+def test_tensor_in_two_shards(tmp_path):
+    path = write_sharded(
+        tmp_path / "m",
+        {"x-1.safetensors": {"a": A, "b": B}, "x-2.safetensors": {"a": A, "c": B}},
+        {"a": "x-1.safetensors", "b": "x-1.safetensors", "c": "x-2.safetensors"},
+    )
+    with pytest.raises(CheckpointError, match=r"'a' is in both x-1.safetensors and x-2.safetensors"):
+        open_checkpoint(path)
+
+
+def test_truncated_shard_is_named(tmp_path):
+    path = write_sharded(tmp_path / "m", {"x-1.safetensors": {"a": A}, "x-2.safetensors": {"b": B}})
+    shard = path / "x-2.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"x-2\.safetensors.*truncated"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda p: (p / "config.json").unlink(), "config.json is missing"),
+        (lambda p: (p / "config.json").write_text("{"), "is not JSON"),
+        (lambda p: (p / "config.json").write_text("[]"), "must be a JSON object"),
+        (lambda p: (p / "config.json").write_bytes(b"\xff"), "cannot be read"),
+        (lambda p: (p / "generation_config.json").write_text("?"), "generation_config.json: is not JSON"),
+        (lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"), "not pytorch_model.bin"),
+        (lambda p: (p / "model.safetensors").unlink(), "must hold model.safetensors"),
+    ],
+)
+def test_wrong_files(tmp_path, spoil, message):
+    path = write_checkpoint(tmp_path / "m", {"a": A})
+    spoil(path)
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(path)
+
+
+def test_wrong_paths(tmp_path):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="not a file"):
+        open_checkpoint(file)
+    with pytest.raises(CheckpointError, match="no such directory"):
+        open_checkpoint(tmp_path / "absent" / "deep" / "dir")
+
+
+def test_hub_name_without_network(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"'org/absent' is no local directory and could not be downloaded"):
+        open_checkpoint("org/absent")
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "eos"),
+    [
+        (None, {"eos_token_id": 3}, [3]),
+        ({"eos_token_id": 5}, {"eos_token_id": 3}, [5]),
+        ({"eos_token_id": [9, 5, 9]}, {"eos_token_id": 3}, [5, 9]),
+        ({"eos_token_id": None}, {"eos_token_id": [1]}, [1]),
+        (None, {}, []),
+    ],
+)
+def test_eos(tmp_path, generation, config, eos):
+    path = write_checkpoint(tmp_path / "m", {"a": A}, **config)
+    if generation is not None:
+        (path / "generation_config.json").write_text(json.dumps(generation))
+    assert open_checkpoint(path).eos_token_ids == eos
+
+
+def test_wrong_eos(tmp_path):
+    with pytest.raises(CheckpointError, match="eos_token_id must be a token id"):
+        _ = open_checkpoint(write_checkpoint(tmp_path / "m", {"a": A}, eos_token_id="</s>")).eos_token_ids
+
+
+def test_native_dtype(tmp_path):
+    def native(tensors, **config):
+        return open_checkpoint(write_checkpoint(tmp_path / "m", tensors, **config)).native_dtype
+
+    assert native({"a": A, "b": B}) == "float32"
+    assert native({"a": A.astype(np.uint16), "b": B}) == "bfloat16"
+    assert native({"a": A}, dtype="bfloat16") == "bfloat16"
+    assert native({"a": A}, torch_dtype="float16") == "float16"
+    with pytest.raises(CheckpointError, match="dtype must be one of"):
+        native({"a": A}, dtype="int8")
+
+
+def test_chat_template(tmp_path):
+    def template(config, file=None):
+        path = write_checkpoint(tmp_path / "m", {"a": A})
+        (path / "tokenizer_config.json").write_text(json.dumps(config))
+        if file is not None:
+            (path / "chat_template.jinja").write_text(file)
+        return open_checkpoint(path).chat_template
+
+    assert template({}) is None
+    assert template({"chat_template": "{{ x }}"}) == "{{ x }}"
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    assert template({"chat_template": named}) == "d"
+    with pytest.raises(CheckpointError, match="chat_template"):
+        template({"chat_template": 4})
+    assert template({"chat_template": "old"}, file="new") == "new"

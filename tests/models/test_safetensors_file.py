@@ -1,0 +1,109 @@
+"""A safetensors file is read as the library wrote it, and refused by name when anything in it is wrong."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from support.made_checkpoints import safetensors_bytes
+from tensorwright.errors import CheckpointError
+from tensorwright.models.safetensors_file import SafetensorsFile
+
+TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4, dtype=np.float16)}
+
+
+def write(tmp_path, data: bytes):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    return path
+
+
+def test_reads_what_the_library_writes(tmp_path):
+    path = tmp_path / "model.safetensors"
+    tensors = {**TENSORS, "empty": np.zeros((0, 3), np.float32), "scalar": np.array(7, np.int64)}
+    save_file(tensors, path)
+    file = SafetensorsFile(path)
+    assert set(file.tensors) == set(tensors)
+    for name, array in tensors.items():
+        read = file.read(name)
+        assert read.dtype == array.dtype.name
+        np.testing.assert_array_equal(read.data, array)
+
+
+def test_reading_maps_and_does_not_write(tmp_path):
+    file = SafetensorsFile(write(tmp_path, safetensors_bytes(TENSORS)))
+    view = file.read("a").data
+    assert not view.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        view[0, 0] = 1
+
+
+def test_unaligned_data(tmp_path):
+    # An odd header length puts float32 data on an odd address.
+    data = safetensors_bytes({"abc": TENSORS["a"]}, lambda h: h["__metadata__"].update(pad=""))
+    (length,) = struct.unpack("<Q", data[:8])
+    data = (
+        struct.pack("<Q", length + 1 + length % 2) + data[8 : 8 + length] + b" " * (1 + length % 2) + data[8 + length :]
+    )
+    np.testing.assert_array_equal(SafetensorsFile(write(tmp_path, data)).read("abc").data, TENSORS["a"])
+
+
+def set_entry(**entry):
+    return lambda header: header["b"].update(entry)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (set_entry(dtype="F4"), "tensor 'b' has dtype 'F4'; readable are"),
+        (set_entry(shape=[-4]), r"tensor 'b' has shape \[-4\]"),
+        (set_entry(shape=[True, 4]), "tensor 'b' has shape"),
+        (set_entry(shape="4"), "tensor 'b' has shape"),
+        (set_entry(shape=[5]), r"tensor 'b' of F16 \[5\] takes 10 bytes, not 8"),
+        (set_entry(data_offsets=[24]), "not two offsets"),
+        (set_entry(data_offsets=[32, 24]), "takes 8 bytes, not -8"),
+        (set_entry(data_offsets=[16, 24]), "overlaps the one before"),
+        (set_entry(data_offsets=[32, 40]), "truncated"),
+        (set_entry(more=1), "must have dtype, shape and data_offsets only"),
+        (lambda header: header.pop("b"), "the tensors end at offset"),
+        (lambda header: header.pop("a"), "leaves a gap"),
+    ],
+)
+def test_wrong_header(tmp_path, change, message):
+    path = write(tmp_path, safetensors_bytes(TENSORS, change))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        SafetensorsFile(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "must begin with 8 bytes"),
+        (b"\x01\x02", "must begin with 8 bytes"),
+        (struct.pack("<Q", 1 << 60) + b"{}", "announces a header of"),
+        (struct.pack("<Q", 100) + b"{}", "truncated or not a safetensors file"),
+        (struct.pack("<Q", 2) + b"[]", "must be a JSON object, not list"),
+        (struct.pack("<Q", 3) + b"{a}", "is not JSON"),
+        (struct.pack("<Q", 2) + b"\xff\xfe", "is not JSON"),
+        (struct.pack("<Q", 15) + b'{"a":{},"a":{}}', "names 'a' twice"),
+    ],
+)
+def test_wrong_bytes(tmp_path, data, message):
+    with pytest.raises(CheckpointError, match=message):
+        SafetensorsFile(write(tmp_path, data))
+
+
+def test_every_truncation_is_refused(tmp_path):
+    data = safetensors_bytes(TENSORS)
+    for length in range(0, len(data), 3):
+        with pytest.raises(CheckpointError):
+            SafetensorsFile(write(tmp_path, data[:length]))
+
+
+def test_unreadable_file(tmp_path):
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        SafetensorsFile(tmp_path / "absent.safetensors")

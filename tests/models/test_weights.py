@@ -1,0 +1,171 @@
+"""Weight expressions: their arithmetic equals numpy's, row ranges equal slices, text round-trips."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorwright.errors import CheckpointError, GraphError
+from tensorwright.models.dtypes import Tensor, float32_from_bits
+from tensorwright.models.weights import (
+    Concat,
+    Ref,
+    Reshape,
+    Slice,
+    Stack,
+    Transpose,
+    evaluate,
+    evaluate_rows,
+    parse_expr,
+)
+
+
+class Source:
+    """Tensors in memory; remembers what was read."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def read(self, name):
+        if name not in self.tensors:
+            raise CheckpointError(f"no tensor {name!r}")
+        array = self.tensors[name]
+        return Tensor({"uint16": "bfloat16"}.get(array.dtype.name, array.dtype.name), array)
+
+    def shape(self, name):
+        return self.read(name).shape
+
+    def dtype(self, name):
+        return self.read(name).dtype
+
+
+A = np.arange(12, dtype=np.float32).reshape(4, 3)
+B = np.arange(100, 115, dtype=np.float32).reshape(5, 3)
+C = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+SOURCE = Source({"a": A, "b": B, "c": C, "bf": np.array([0x3F80, 0x4000, 0xC040], np.uint16), "f": A[0]})
+a, b, c = Ref("a"), Ref("b"), Ref("c")
+
+CASES = [
+    (a, A),
+    (a.transpose(), A.T),
+    (c.transpose(0, 2), C.swapaxes(0, 2)),
+    (a.concat([b]), np.concatenate([A, B])),
+    (a.concat([b.slice(0, 1, 5)], dim=1), np.concatenate([A, B[1:]], 1)),
+    (b.slice(0, 1, 4), B[1:4]),
+    (b.slice(1, 1, 2), B[:, 1:2]),
+    (a.concat([b]).slice(0, 3, 6), np.concatenate([A, B])[3:6]),
+    (a.transpose().concat([b.transpose()], dim=1), np.concatenate([A.T, B.T], 1)),
+    (a.stack([b.slice(0, 0, 4)]), np.stack([A, B[:4]])),
+    (a.stack(), A[None]),
+    (a.reshape([2, 6]), A.reshape(2, 6)),
+    (a.reshape([6, 2]).transpose(), A.reshape(6, 2).T),
+    (c.reshape([3, 8]), C.reshape(3, 8)),
+    (c.transpose(1, 2).reshape([8, 3]), C.swapaxes(1, 2).reshape(8, 3)),
+    (a.reshape([12]), A.reshape(12)),
+]
+
+
+@pytest.mark.parametrize(("expr", "array"), CASES, ids=[str(e) for e, _ in CASES])
+def test_evaluates_as_numpy(expr, array):
+    assert expr.shape(SOURCE) == array.shape
+    assert expr.dtype(SOURCE) == "float32"
+    np.testing.assert_array_equal(evaluate(expr, SOURCE).data, array)
+
+
+@pytest.mark.parametrize(("expr", "array"), CASES, ids=[str(e) for e, _ in CASES])
+def test_every_row_range(expr, array):
+    for start in range(len(array) + 1):
+        for end in range(start, len(array) + 1):
+            np.testing.assert_array_equal(evaluate_rows(expr, SOURCE, start, end).data, array[start:end])
+
+
+@pytest.mark.parametrize("expr", [e for e, _ in CASES], ids=str)
+def test_text_round_trip(expr):
+    assert parse_expr(str(expr)) == expr
+    assert hash(parse_expr(str(expr))) == hash(expr)
+
+
+def test_text_form():
+    assert str(a.concat([b])) == 'concat(0, "a", "b")'
+    assert str(a.transpose()) == 'transpose("a")'
+    assert str(c.transpose(0, 2)) == 'transpose(0, 2, "c")'
+    assert str(a.slice(0, 1, 2)) == 'slice(0, 1, 2, "a")'
+    assert str(a.reshape([2, 6])) == 'reshape([2, 6], "a")'
+    assert str(a.stack([b])) == 'stack("a", "b")'
+
+
+exprs = st.recursive(
+    st.builds(Ref, st.text(min_size=1)),
+    lambda inner: st.one_of(
+        st.builds(Transpose, inner),
+        st.builds(Transpose, inner, st.just(1), st.integers(2, 5)),
+        st.builds(Slice, inner, st.integers(0, 3), st.integers(0, 9), st.integers(9, 20)),
+        st.builds(Reshape, inner, st.lists(st.integers(0, 9)).map(tuple)),
+        st.builds(Concat, st.lists(inner, min_size=1, max_size=3).map(tuple), st.integers(0, 3)),
+        st.builds(Stack, st.lists(inner, min_size=1, max_size=3).map(tuple)),
+    ),
+    max_leaves=8,
+)
+
+
+@given(exprs)
+def test_any_expression_round_trips(expr):
+    assert parse_expr(str(expr)) == expr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", '"a', "concat(0)", 'concat("a")', 'transpose("a", "b")', 'transpose(2, 1, "a")', '"a" "b"', "3",
+     'slice(0, 1, "a")', 'stack()', 'reshape([2, "a")', 'rot90("a")', 'concat(0, "a"', 'concat(0, "a" "b")', "\x00",
+     'reshape([2, "a"], "b")'],
+)  # fmt: skip
+def test_wrong_text(text):
+    with pytest.raises(GraphError, match="weight expression"):
+        parse_expr(text)
+
+
+def test_spelling_is_one():
+    assert a.transpose().transpose() == a
+    assert a.concat([b]).concat([a]) == a.concat([b, a])
+    assert a.concat([]) == a
+    assert b.slice(0, 1, 5).slice(0, 1, 2) == b.slice(0, 2, 3)
+    with pytest.raises(CheckpointError, match="outside"):
+        b.slice(0, 1, 3).slice(0, 0, 3)
+
+
+def test_references_in_order():
+    assert list(a.concat([b.transpose(), a]).refs()) == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        a.concat([c]), a.concat([b], dim=1), a.concat([b], dim=7), a.stack([b]), a.transpose(0, 2), a.slice(0, 2, 9),
+        a.slice(0, 3, 2), a.reshape([5, 3]),
+    ],
+)  # fmt: skip
+def test_misfits(expr):
+    with pytest.raises(CheckpointError, match="does not fit the checkpoint"):
+        expr.shape(SOURCE)
+
+
+def test_missing_name_and_rows_outside():
+    with pytest.raises(CheckpointError, match="'zz'"):
+        evaluate(a.concat([Ref("zz")]), SOURCE)
+    with pytest.raises(CheckpointError, match="rows"):
+        evaluate_rows(a, SOURCE, 2, 5)
+
+
+def test_mixed_types_widen():
+    mixed = Ref("bf").concat([Ref("f")])
+    assert mixed.dtype(SOURCE) == "float32"
+    np.testing.assert_array_equal(evaluate(mixed, SOURCE).data, [1, 2, -3, *A[0]])
+    assert Ref("bf").concat([Ref("bf")]).dtype(SOURCE) == "bfloat16"
+    np.testing.assert_array_equal(float32_from_bits(evaluate(Ref("bf"), SOURCE).data), [1, 2, -3])
+
+
+def test_a_reference_is_not_copied():
+    assert np.shares_memory(evaluate(a, SOURCE).data, A)
+    assert np.shares_memory(evaluate_rows(a.concat([b]), SOURCE, 1, 3).data, A)

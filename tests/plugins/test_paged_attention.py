@@ -1,0 +1,243 @@
+"""The attention kernels against their numpy definition, and the bits that must not depend on company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.paged import DTYPES, Sequence
+from tensorwright.errors import GraphError, InvalidOptionError
+from tensorwright.plugins.paged_attention import attention, op
+from tensorwright.plugins.paged_attention.cache import PagedCache
+from tensorwright.runtime import _runtime
+
+LENGTHS = (1, 15, 16, 17, 31, 32, 33, 511, 512, 513, 1030)
+KERNELS = [
+    pytest.param(dtype, index, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
+    for code, dtype in enumerate(DTYPES)
+    for index, (name, isa, runnable) in enumerate(_runtime.attention_table(code))
+]
+FAST = 0
+
+
+def exact_kernels(dtype: str) -> list[int]:
+    """The kernels of `dtype` that must agree bit for bit: all but those with bf16 dot instructions."""
+    table = _runtime.attention_table(DTYPES.index(dtype))
+    return [i for i, (name, _, runnable) in enumerate(table) if runnable and not name.endswith("avx512bf16")]
+
+
+def close(sequence: Sequence, kernel: int, begin: int, chunk: int = 0) -> None:
+    got = sequence.run(kernel, begin, sequence.length, chunk)
+    worst = np.abs(got - sequence.expected(begin, sequence.length)).max()
+    assert worst <= sequence.tolerance(), f"off by {worst}, allowed {sequence.tolerance()}"
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
+class TestDefinition:
+    @pytest.mark.parametrize("length", LENGTHS)
+    def test_lengths_around_tiles_blocks_and_splits(self, dtype: str, kernel: int, length: int) -> None:
+        close(Sequence(length, dtype=dtype), kernel, max(0, length - 3))
+
+    @pytest.mark.parametrize("head_dim", [2, 14, 16, 18, 30, 40, 64, 80, 96, 128, 256])
+    def test_head_dims(self, dtype: str, kernel: int, head_dim: int) -> None:
+        close(Sequence(45, head_dim=head_dim, dtype=dtype, kv_heads=2, group=3), kernel, 30)
+
+    @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16])
+    def test_groups(self, dtype: str, kernel: int, group: int) -> None:
+        close(Sequence(50, group=group, kv_heads=2, head_dim=32, dtype=dtype), kernel, 46)
+
+    @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 600])
+    @pytest.mark.parametrize("length", [50, 700])
+    def test_windows(self, dtype: str, kernel: int, window: int, length: int) -> None:
+        close(Sequence(length, group=3, head_dim=16, dtype=dtype, window=window), kernel, length - 20)
+
+    @pytest.mark.parametrize("window", [0, 24])
+    def test_softcap(self, dtype: str, kernel: int, window: int) -> None:
+        close(Sequence(70, group=2, dtype=dtype, softcap=3.0, window=window), kernel, 40)
+
+    @pytest.mark.parametrize("block_size", [16, 32, 64, 512])
+    def test_block_sizes(self, dtype: str, kernel: int, block_size: int) -> None:
+        close(Sequence(530, group=2, head_dim=16, dtype=dtype, block_size=block_size), kernel, 500)
+
+    def test_whole_prompt(self, dtype: str, kernel: int) -> None:
+        close(Sequence(90, group=3, kv_heads=2, head_dim=32, dtype=dtype), kernel, 0)
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
+@pytest.mark.parametrize("group", [1, 3, 7])
+@pytest.mark.parametrize("window", [0, 37])
+def test_company_changes_no_bit(dtype: str, kernel: int, group: int, window: int) -> None:
+    """A query alone gives the bits it gives in any chunk, across tile, block and split borders."""
+    sequence = Sequence(530, group=group, head_dim=24, dtype=dtype, window=window)
+    alone = sequence.run(kernel, 490, 530, chunk=1)
+    for chunk in (2, 3, 5, 8, 16, 40):
+        np.testing.assert_array_equal(sequence.run(kernel, 490, 530, chunk), alone, f"chunk {chunk}")
+
+
+def test_company_changes_no_bit_over_a_long_prompt() -> None:
+    sequence = Sequence(1100, group=7, kv_heads=2, window=0)
+    whole = sequence.run(FAST, 0, 1100)
+    assert np.abs(whole - sequence.expected(0, 1100)).max() <= sequence.tolerance()
+    for first in (0, 1, 511, 512, 1023, 1024, 1099):
+        np.testing.assert_array_equal(sequence.run(FAST, first, first + 1)[0], whole[first], f"position {first}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_every_exact_kernel_gives_the_same_bits(dtype: str, data: st.DataObject) -> None:
+    length = data.draw(st.integers(1, 560), "length")
+    queries = data.draw(st.integers(1, min(length, 12)), "queries")
+    sequence = Sequence(
+        length,
+        group=data.draw(st.integers(1, 9), "group"),
+        head_dim=2 * data.draw(st.integers(1, 50), "half head_dim"),
+        block_size=data.draw(st.sampled_from([16, 32, 64]), "block_size"),
+        dtype=dtype,
+        window=data.draw(st.sampled_from([0, 1, 5, 16, 100, 540]), "window"),
+        softcap=data.draw(st.sampled_from([0.0, 5.0]), "softcap"),
+        seed=data.draw(st.integers(0, 9), "seed"),
+    )
+    begin = length - queries
+    for split in range(-(-length // 512)):
+        results = [sequence.partial(i, begin, length, 0, split) for i in exact_kernels(dtype)]
+        for other in results[1:]:
+            for a, b in zip(results[0], other, strict=True):
+                np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
+def test_a_split_that_nobody_sees_counts_for_nothing(dtype: str, kernel: int) -> None:
+    sequence = Sequence(600, group=2, head_dim=16, dtype=dtype, window=20)
+    acc, top, total = sequence.partial(kernel, 590, 600, 0, 0)
+    assert (acc == 0).all()
+    assert (total == 0).all()
+    assert (top == -np.inf).all()
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
+def test_infinite_values_reach_no_earlier_query(dtype: str, kernel: int) -> None:
+    """0 * inf is NaN: what a later token wrote must not be multiplied at all."""
+    sequence = Sequence(40, group=2, head_dim=16, dtype=dtype)
+    clean = sequence.run(kernel, 30, 39)
+    cache = PagedCache.from_pages(sequence.pages, 1, 32, 16, dtype)
+    bad = np.full((1, 1, 16), np.inf, np.float32)
+    sequence.pages = cache.write(sequence.slots[39:], bad, bad).to_pages()
+    np.testing.assert_array_equal(sequence.run(kernel, 30, 40)[:9], clean)
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
+def test_huge_and_equal_scores(dtype: str, kernel: int) -> None:
+    """Weights underflow to zero, or are all the same: the mean of v."""
+    sequence = Sequence(48, group=1, head_dim=16, dtype=dtype)
+    sequence.scale = 0.0
+    close(sequence, kernel, 47)
+    sequence.scale = 50.0
+    close(sequence, kernel, 30)
+
+
+COMBINES = [i for i, (_, _, runnable) in enumerate(_runtime.attention_combine_table()) if runnable]
+
+
+class TestCombine:
+    @staticmethod
+    def parts(splits: int, rows: int, head_dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        random = np.random.default_rng(splits * 1000 + head_dim)
+        acc = random.standard_normal((splits, rows, head_dim), np.float32)
+        top = 3 * random.standard_normal((splits, rows), np.float32)
+        return acc, top, random.uniform(1, 9, (splits, rows)).astype(np.float32)
+
+    @staticmethod
+    def run(index: int, parts: tuple[np.ndarray, ...], y_dtype: type = np.float32) -> np.ndarray:
+        _, rows, head_dim = parts[0].shape
+        y = np.zeros(rows * head_dim, y_dtype)
+        _runtime.run_attention_combine(index, *parts, y, [r * head_dim for r in range(rows)])
+        return y.reshape(rows, head_dim)
+
+    @pytest.mark.parametrize("index", COMBINES)
+    @pytest.mark.parametrize("splits", [1, 2, 5])
+    @pytest.mark.parametrize("head_dim", [2, 18, 64, 66, 256])
+    def test_definition(self, index: int, splits: int, head_dim: int) -> None:
+        acc, top, total = parts = self.parts(splits, 3, head_dim)
+        weight = np.exp(top.astype(np.float64) - top.max(axis=0))
+        expected = (acc * weight[..., None]).sum(axis=0) / (total * weight).sum(axis=0)[..., None]
+        # Per split: one exp on each side and two roundings, relative to the largest term.
+        bound = 8 * splits * 2.0**-24 * np.abs(acc).max()
+        assert np.abs(self.run(index, parts) - expected).max() <= bound
+
+    @pytest.mark.parametrize("y_dtype", [np.float32, np.uint16])
+    def test_every_kernel_gives_the_same_bits(self, y_dtype: type) -> None:
+        parts = self.parts(4, 5, 70)
+        parts[1][1:3, 2] = -np.inf
+        results = [self.run(i, parts, y_dtype) for i in COMBINES]
+        for other in results[1:]:
+            np.testing.assert_array_equal(results[0], other)
+
+    @pytest.mark.parametrize("index", COMBINES)
+    def test_empty_splits_change_no_bit(self, index: int) -> None:
+        parts = self.parts(1, 4, 40)
+        with_empty = tuple(np.concatenate([np.zeros_like(p), p, np.zeros_like(p)]) for p in parts)
+        with_empty[1][[0, 2]] = -np.inf
+        np.testing.assert_array_equal(self.run(index, parts), self.run(index, with_empty))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bfloat16_results_are_rounded_ones(dtype: str) -> None:
+    sequence = Sequence(40, dtype=dtype)
+    got = sequence.run(FAST, 30, 40, y_dtype="bfloat16")
+    assert np.abs(got - sequence.expected(30, 40)).max() <= sequence.tolerance("bfloat16")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pages_round_trip(dtype: str) -> None:
+    sequence = Sequence(70, kv_heads=2, head_dim=6, dtype=dtype)
+    code = DTYPES.index(dtype)
+    assert sequence.pages.shape[1] == _runtime.kv_block_bytes(code, 2, 6, 32)
+    k, v = PagedCache.from_pages(sequence.pages, 2, 32, 6, dtype).read(sequence.block_table, 70)
+    np.testing.assert_array_equal(k, sequence.k)
+    np.testing.assert_array_equal(v, sequence.v)
+
+
+def test_paged_definition_equals_attention_of_each_sequence() -> None:
+    """A ragged batch: a prompt, the middle of one, a decode step."""
+    lengths, queries = (20, 50, 30), (20, 7, 1)
+    random = np.random.default_rng(5)
+    cache = PagedCache.empty(8, 2, 16, 8, "float32")
+    blocks = random.permutation(8)
+    tables = np.stack([np.roll(blocks, -first) for first in (0, 2, 6)])  # blocks 0-1, 2-5, 6-7 of the permutation
+    rows, expected = [], []
+    for length, count, table in zip(lengths, queries, tables, strict=True):
+        q, (k, v) = random.standard_normal((length, 6, 8)), random.standard_normal((2, length, 2, 8))
+        position = np.arange(length)
+        cache = cache.write(table[position // 16] * 16 + position % 16, k, v)
+        k, v = k.astype(np.float32), v.astype(np.float32)
+        attrs = {"scale": 0.3, "mask": "causal", "window": 0, "softcap": 0.0}
+        whole = attention.reference([q[None].astype(np.float32), k[None], v[None]], attrs, "float32")[0][0]
+        rows.append(q[length - count :].reshape(count, -1).astype(np.float32))
+        expected.append(whole[length - count :].reshape(count, -1))
+    starts = np.concatenate([[0], np.cumsum(queries)])
+    attrs = {"layer": 0, "heads": 6, "kv_heads": 2, "head_dim": 8, "scale": 0.3, "window": 0, "softcap": 0.0}
+    inputs = [np.concatenate(rows), cache, starts, np.array(lengths), tables]
+    np.testing.assert_allclose(op.reference(inputs, attrs, "float32")[0], np.concatenate(expected), rtol=1e-6)
+
+
+def test_a_block_table_out_of_bounds_is_refused() -> None:
+    sequence = Sequence(40)
+    sequence.block_table[1] = 99
+    with pytest.raises(InvalidOptionError, match="block_table"):
+        sequence.run(FAST, 39, 40)
+
+
+def test_infer_refuses_what_does_not_fit() -> None:
+    from tensorwright.builder.ir.graph import Value
+
+    q, k = Value("q", "float32", (1, "seq", 6, 8)), Value("k", "float32", (1, "seq", 4, 8))
+    attrs = {"scale": 1.0, "mask": "causal", "window": 0, "softcap": 0.0}
+    with pytest.raises(GraphError, match="multiple of 4 KV heads"):
+        attention.infer([q, k, k], attrs)
+    k = Value("k", "float32", (1, "seq", 2, 8))
+    assert attention.infer([q, k, k], attrs) == [("float32", (1, "seq", 6, 8))]
+    with pytest.raises(GraphError, match="mask must be"):
+        attention.infer([q, k, k], {**attrs, "mask": "window"})

@@ -1,0 +1,129 @@
+"""The `tensorwright` command over a fake engine: output, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensorwright
+from support.fake_runtime import FakeEngine, fake_module, write_engine
+from tensorwright.runtime import native
+from tensorwright.runtime.cli import main
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    monkeypatch.setattr(native, "create_engine", lambda *args: FakeEngine())
+    monkeypatch.setattr(native, "load_module", fake_module)
+    return str(write_engine(tmp_path / "engine"))
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(exit_info.value.code or 0), out, err
+
+
+def test_run_prints_the_continuation(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "run", engine, "--prompt", "héy!", "--max-tokens", "5") == (0, "héy!\n", "")
+    assert call(capsys, "run", engine, "--prompt", "ab", "--max-tokens", "3", "--no-stream")[1] == "aba\n"
+    assert call(capsys, "run", engine, "--prompt", "ab", "--max-tokens", "2", "--echo")[1] == "abab\n"
+
+
+def test_several_prompts_keep_their_order(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "run", engine, "--prompt", "ab", "--prompt", "xyz", "--max-tokens", "2")
+    assert (code, out) == (0, "==> 'ab' <==\nab\n==> 'xyz' <==\nxy\n")
+
+
+def test_prompt_from_stdin(engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
+    assert call(capsys, "run", engine, "--prompt", "-", "--max-tokens", "4")[1] == "from\n"
+
+
+def test_json_and_stats(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, err = call(capsys, "run", engine, "--prompt", "ab", "--max-tokens", "2", "--json", "--stats")
+    result = json.loads(out)
+    assert (result["text"], result["finish_reason"], result["prompt_tokens"]) == ("ab", "length", 2)
+    assert result["metrics"]["time_to_first_token"] == 0.5
+    assert "2 prompt tokens, 2 generated" in err
+    assert "tokens/s" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "{engine}", "--prompt", "x", "--temperature", "-1"], "temperature must be finite and >= 0, got -1.0"),
+        (["run", "{engine}", "--prompt", "x", "--kv-cache-memory", "lots"], "kv_cache_memory must be"),
+        (["run", "{engine}", "--prompt", ""], "at least one token"),
+        (["run", "{engine}", "--prompt", "x", "--max-tokens", "500"], "the engine holds 128 tokens"),
+        (["run", "nowhere", "--prompt", "x"], "nowhere: no such engine directory"),
+        (["run", "{engine}"], "Missing option '--prompt'"),
+        (["run", "{engine}", "--promt", "x"], "No such option"),
+        (["inspect", "nowhere"], "no such engine directory"),
+        (["unknown"], "No such command"),
+    ],
+)
+def test_errors_are_one_line(engine: str, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    code, out, err = call(capsys, *(argument.format(engine=engine) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "--debug", "inspect", "nowhere")
+    assert code == 2
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("error: ")
+
+
+def test_inspect_for_people(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "inspect", engine)
+    assert code == 0
+    for words in ("float32", "vocab_size", "257", "fuse_qkv", "cpu/weights.bin", "not measured", "matmul_scalar"):
+        assert words in out
+
+
+def test_inspect_for_programs(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = json.loads(call(capsys, "inspect", engine, "--json")[1])
+    assert facts["passes"] == {"fuse_qkv": 2}
+    assert facts["kernels"][0]["taken"] == "matmul_scalar"
+    assert facts["files"]["cpu/weights.bin"] == 64
+    assert call(capsys, "inspect", engine, "--graph")[1] == "graph fake {\n}\n"
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "--version")[1] == f"tensorwright, version {tensorwright.__version__}\n"
+    code, out, _ = call(capsys, "--help")
+    assert code == 0
+    for command in ("run", "inspect", "build"):
+        assert f"  {command} " in out
+    assert call(capsys)[0] == 2
+
+
+def test_build_without_the_extra(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, _, err = call(capsys, "build", "model", "out")
+    assert code == 2
+    assert "pip install 'tensorwright[build]'" in err
+
+
+def test_neither_torch_nor_transformers_is_imported() -> None:
+    script = (
+        "import sys, tensorwright\n"
+        "from tensorwright import LLM, SamplingParams\n"
+        "import tensorwright.runtime.cli, tensorwright.runtime.run_command, tensorwright.runtime.inspect\n"
+        "heavy = {'torch', 'transformers', 'tensorwright.builder', 'tensorwright.passes', 'tensorwright.models'}\n"
+        "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

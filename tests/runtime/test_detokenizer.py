@@ -1,0 +1,130 @@
+"""Incremental detokenisation: the pieces joined are the whole, and no piece holds half a character."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tensorwright.runtime.detokenizer import REPLACEMENT, IncrementalDetokenizer
+from tensorwright.runtime.tokenizer import Tokenizer as EngineTokenizer
+
+TEXTS = [
+    "plain words",
+    "naïve café",
+    "日本語のテキスト",
+    "👩\u200d👩\u200d👧\u200d👦 family 🏳\ufe0f\u200d🌈",
+    "tabs\tand\n\nlines",
+    " lead",
+    "  two",
+    "a€b𝄞c",
+]
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def byte_level() -> EngineTokenizer:
+    """Every byte is a token, so every character outside ASCII is split; two merges and two special tokens beside."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: index for index, letter in enumerate(letters)}
+    vocab |= {"th": 256, "Ġt": 257}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("Ġ", "t")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>", "<pad>"])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False)])
+    return EngineTokenizer(tokenizer)
+
+
+def sentencepiece(decoder: decoders.Decoder) -> EngineTokenizer:
+    """Like Llama 2: words carry a leading mark for the space, unknown characters fall back to byte tokens."""
+    words = ["<unk>", "▁", "▁▁▁", "▁the", "▁cat", "s", "a", "t", "▁a", "e", ",", *BYTES]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={word: index for index, word in enumerate(words)}, merges=[], unk_token="<unk>", byte_fallback=True
+        )
+    )
+    tokenizer.decoder = decoder
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    return EngineTokenizer(tokenizer)
+
+
+def fallback_decoder() -> decoders.Decoder:
+    return decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+
+
+TOKENIZERS = {
+    "byte_level": byte_level(),
+    "sentencepiece": sentencepiece(fallback_decoder()),
+    "metaspace": sentencepiece(decoders.Metaspace()),
+}
+
+
+def stream(tokenizer: EngineTokenizer, ids: list[int], skip: bool = True, chunk: int = 1) -> list[str]:
+    detokenizer = IncrementalDetokenizer(tokenizer, skip)
+    pieces = [detokenizer.push(ids[start : start + chunk]) for start in range(0, len(ids), chunk)]
+    return [*pieces, detokenizer.flush()]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_valid_text_streams_without_a_broken_character(text: str) -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    pieces = stream(tokenizer, tokenizer.encode(text))
+    assert "".join(pieces) == text
+    assert not any(REPLACEMENT in piece for piece in pieces)
+    assert pieces[-1] == ""  # nothing is held back once the last character is whole
+
+
+def test_a_character_is_held_until_its_last_byte() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    assert stream(tokenizer, tokenizer.encode("x🙂y")) == ["x", "", "", "", "🙂", "y", ""]
+
+
+def test_flush_replaces_an_unfinished_character() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    ids = tokenizer.encode("ok 🙂")[:-1]
+    assert stream(tokenizer, ids)[-1] == REPLACEMENT
+    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids) == "ok " + REPLACEMENT
+
+
+@pytest.mark.parametrize("name", ["sentencepiece", "metaspace"])
+def test_only_the_first_leading_space_is_stripped(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    the, cat, end = (tokenizer._tokenizer.token_to_id(word) for word in ("▁the", "▁cat", "</s>"))
+    assert stream(tokenizer, [the, cat, end, cat]) == ["the", " cat", "", " cat", ""]
+    assert stream(tokenizer, [end, the, cat]) == ["", "the", " cat", ""]
+
+
+def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
+    """The decoder replaces a whole run if any of it is invalid, so a piece given out early would be wrong."""
+    tokenizer = TOKENIZERS["sentencepiece"]
+    euro = [tokenizer._tokenizer.token_to_id(BYTES[byte]) for byte in "€".encode()]
+    letter = tokenizer._tokenizer.token_to_id("a")
+    assert stream(tokenizer, [*euro, letter]) == ["", "", "", "€a", ""]
+    assert "".join(stream(tokenizer, [*euro, euro[0], letter])) == REPLACEMENT * 4 + "a"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_pieces_join_to_the_whole(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    # Ids beyond the tokenizer's stand for a model whose vocabulary is padded.
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 1), max_size=60))
+    skip = data.draw(st.booleans())
+    chunk = data.draw(st.integers(1, 5))
+    pieces = stream(tokenizer, ids, skip, chunk)
+    assert "".join(pieces) == tokenizer.decode(ids, skip)
+
+
+def test_endless_garbage_costs_linear_time() -> None:
+    tokenizer = TOKENIZERS["byte_level"]
+    lone = next(id for id in range(256) if tokenizer.decode([id]) == REPLACEMENT)
+    start = time.perf_counter()
+    pieces = stream(tokenizer, [lone] * 20_000)
+    assert "".join(pieces) == REPLACEMENT * 20_000
+    assert time.perf_counter() - start < 5  # quadratic would be minutes

@@ -1,0 +1,149 @@
+"""Opening an engine: whole ones open, and whatever is wrong with others is named, with the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fake_runtime import engine_config, write_checksums, write_engine
+from tensorwright.errors import EngineError
+from tensorwright.runtime.engine_dir import is_engine, open_engine
+
+
+def test_whole_engine_opens(tmp_path: Path) -> None:
+    engine = open_engine(write_engine(tmp_path / "engine"))
+    assert (engine.vocab_size, engine.max_seq_len, engine.block_size, engine.dtype) == (257, 128, 32, "float32")
+    assert engine.plan.read_bytes() == b"plan"
+    assert engine.eos_token_ids == [256]
+    assert engine.tokenizer is not None
+    assert engine.tokenizer.decode(engine.tokenizer.encode("né")) == "né"
+
+
+def test_it_opens_wherever_it_is_moved(tmp_path: Path) -> None:
+    write_engine(tmp_path / "engine").rename(tmp_path / "moved")
+    assert open_engine(tmp_path / "moved").vocab_size == 257
+
+
+def test_unlisted_files_and_the_report_are_ignored(tmp_path: Path) -> None:
+    root = write_engine(tmp_path / "engine")
+    (root / "build-report.json").write_text("{}")
+    (root / "notes.txt").write_text("mine")
+    assert open_engine(root).read_json("notes.json") == {}
+
+
+def test_generation_config_says_what_ends_a_text(tmp_path: Path) -> None:
+    root = write_engine(tmp_path / "engine")
+    (root / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    write_checksums(root, ["config.json", "cpu/plan.bin", "cpu/weights.bin", "generation_config.json"])
+    engine = open_engine(root)
+    assert engine.eos_token_ids == [7, 9]
+    assert engine.tokenizer is None  # not listed, so not there
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda root: (root / name).unlink()
+
+
+def truncate(name: str) -> Callable[[Path], None]:
+    return lambda root: (root / name).write_bytes((root / name).read_bytes()[:-1])
+
+
+def flip(name: str) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        data = bytearray((root / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (root / name).write_bytes(bytes(data))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (remove("config.json"), ["no config.json", "build-engine"]),
+        (remove("checksums.txt"), ["checksums.txt", "missing"]),
+        (remove("cpu/weights.bin"), ["weights.bin", "missing", "again"]),
+        (remove("tokenizer.json"), ["tokenizer.json", "missing"]),
+        (truncate("cpu/weights.bin"), ["weights.bin", "truncated", "63 bytes", "64", "again"]),
+        (truncate("cpu/plan.bin"), ["plan.bin", "truncated"]),
+        (truncate("config.json"), ["config.json", "truncated or altered"]),
+        (truncate("checksums.txt"), []),  # only the last newline: nothing is lost
+        (flip("cpu/weights.bin"), ["weights.bin", "altered", "again"]),
+        (flip("cpu/plan.bin"), ["plan.bin", "altered"]),
+        (flip("tokenizer.json"), ["tokenizer.json", "altered"]),
+        (flip("graph.txt"), ["graph.txt", "altered"]),
+        (flip("checksums.txt"), ["checksums.txt", "altered"]),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], words: list[str]) -> None:
+    root = write_engine(tmp_path / "engine")
+    damage(root)
+    if not words:
+        open_engine(root)
+        return
+    with pytest.raises(EngineError) as caught:
+        open_engine(root)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_shortened_checksum_list_is_noticed(tmp_path: Path) -> None:
+    root = write_engine(tmp_path / "engine")
+    lines = (root / "checksums.txt").read_text().splitlines(keepends=True)
+    (root / "checksums.txt").write_text("".join(lines[1:]))
+    with pytest.raises(EngineError, match="truncated or altered"):
+        open_engine(root)
+
+
+def test_checksums_may_not_lead_outside(tmp_path: Path) -> None:
+    root = write_engine(tmp_path / "engine")
+    (tmp_path / "secret").write_text("x")
+    write_checksums(root, ["config.json", "cpu/plan.bin", "cpu/weights.bin", "../secret"])
+    with pytest.raises(EngineError, match="leads out of the engine"):
+        open_engine(root)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format_version": 2, "tensorwright_version": "9.9"}, ["version 2", "reads 1", "9.9"]),
+        ({"target": "tensorrt"}, ["'tensorrt'", "runs cpu"]),
+        ({"format": "other"}, ["not an engine"]),
+        ({"dtype": "float16"}, ["float16", "bfloat16"]),
+        ({"surprise": 1}, ["unknown keys surprise"]),
+        ({"limits": {"block_size": 32}}, ["limits.max_seq_len"]),
+        ({"model": None}, ["'model'"]),
+    ],
+)
+def test_config_is_checked(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
+    root = write_engine(tmp_path / "engine", engine_config(**changes))
+    with pytest.raises(EngineError) as caught:
+        open_engine(root)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_every_key_of_config_is_needed(tmp_path: Path) -> None:
+    for key in engine_config():
+        config = engine_config()
+        del config[key]
+        with pytest.raises(EngineError):
+            open_engine(write_engine(tmp_path / key, config))
+
+
+def test_what_is_no_engine(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="no such engine directory; build one with: build-engine"):
+        open_engine(tmp_path / "nothing")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(EngineError, match="this is a file"):
+        open_engine(tmp_path / "file")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert not is_engine(model)
+    with pytest.raises(EngineError, match="a Hugging Face model"):
+        open_engine(model)

@@ -1,0 +1,156 @@
+"""The default size of the KV cache and the number of threads, on made-up machines and control groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.fake_runtime import engine_config, write_engine
+from tensorwright.errors import InvalidOptionError, OutOfMemoryError
+from tensorwright.runtime import host
+from tensorwright.runtime.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.memory import default_kv_bytes, format_size, kv_block_bytes, parse_size
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (1, 1),
+        (GIB, GIB),
+        ("512MiB", 512 << 20),
+        ("512 mib", 512 << 20),
+        ("1.5GiB", 3 * GIB // 2),
+        ("2GB", 2_000_000_000),
+        ("2g", 2_000_000_000),
+        ("7", 7),
+        ("4KiB", 4096),
+    ],
+)
+def test_sizes_are_read(text: Any, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, 1.5, "0", "MiB", "1 XB", "-1MiB", "1e9", "", None, [], "0.1"])
+def test_impossible_sizes_are_refused(bad: Any) -> None:
+    with pytest.raises(InvalidOptionError, match="kv_cache_memory must be a positive number of bytes"):
+        parse_size(bad)
+
+
+def test_sizes_are_shown() -> None:
+    assert [format_size(size) for size in (5, 1536, 3 << 30, 5 << 40)] == ["5 B", "1.5 KiB", "3.0 GiB", "5.0 TiB"]
+
+
+def engine(tmp_path: Path, **limits: int) -> EngineDir:
+    config = engine_config(limits={"max_seq_len": 128, "block_size": 32, **limits})
+    return open_engine(write_engine(tmp_path / "engine", config))
+
+
+def test_default_is_what_a_full_batch_can_use(tmp_path: Path) -> None:
+    small = engine(tmp_path)
+    assert kv_block_bytes(small) == 2 * 2 * 1 * 4 * 32 * 4  # K and V, layers, heads, head_dim, positions, float32
+    assert default_kv_bytes(small, 8, available=GIB) == kv_block_bytes(small) * 4 * 8
+
+
+def test_default_is_at_most_half_of_what_is_left(tmp_path: Path) -> None:
+    large = engine(tmp_path, max_seq_len=1 << 20)
+    weights = large.weights.stat().st_size
+    assert default_kv_bytes(large, 64, available=weights + 10 * (1 << 20)) == 5 * (1 << 20)
+
+
+def test_no_room_is_an_error_with_numbers(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryError, match=r"at least 2.0 KiB, but 1.0 KiB .* set kv_cache_memory"):
+        default_kv_bytes(engine(tmp_path), 8, available=1024)
+
+
+def machine(root: Path, files: dict[str, str]) -> dict[str, Path]:
+    """Writes a /proc and a /sys/fs/cgroup; 8 GiB are available to the kernel."""
+    files = {"proc/meminfo": f"MemTotal: 16777216 kB\nMemAvailable: {8 << 20} kB\n", **files}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return {"proc": root / "proc", "cgroup": root / "cgroup"}
+
+
+def test_without_control_groups_the_kernel_is_believed(tmp_path: Path) -> None:
+    assert host.available_memory(**machine(tmp_path, {})) == 8 * GIB
+    unlimited = {"proc/self/cgroup": "0::/a\n", "cgroup/a/memory.max": "max\n", "cgroup/a/memory.current": "5\n"}
+    assert host.available_memory(**machine(tmp_path, unlimited)) == 8 * GIB
+
+
+def test_version_2_limit_of_a_parent_group_counts(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/pod/container\n",
+        "cgroup/pod/memory.max": f"{4 * GIB}\n",
+        "cgroup/pod/memory.current": f"{3 * GIB}\n",
+        "cgroup/pod/memory.stat": f"anon 5\ninactive_file {GIB // 2}\n",
+        "cgroup/pod/container/memory.max": "max\n",
+    }
+    assert host.available_memory(**machine(tmp_path, files)) == GIB + GIB // 2
+
+
+def test_version_1_limit_counts(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "9:name=systemd:/\n4:memory:/box\n0::/\n",
+        "cgroup/memory/box/memory.limit_in_bytes": f"{2 * GIB}\n",
+        "cgroup/memory/box/memory.usage_in_bytes": f"{GIB}\n",
+        "cgroup/memory/box/memory.stat": f"total_inactive_file {GIB // 4}\n",
+    }
+    assert host.available_memory(**machine(tmp_path, files)) == GIB + GIB // 4
+
+
+def test_inside_a_container_the_root_holds_the_limit(tmp_path: Path) -> None:
+    """There /proc/self/cgroup names a path of the host that does not exist inside."""
+    files = {
+        "proc/self/cgroup": "0::/docker/abc\n",
+        "cgroup/memory.max": f"{GIB}\n",
+        "cgroup/memory.current": f"{2 * GIB}\n",
+    }
+    assert host.available_memory(**machine(tmp_path, files)) == 0
+
+
+def test_this_machine_has_some_memory() -> None:
+    assert 0 < host.available_memory() < 1 << 50
+
+
+def cpus(root: Path, cores: list[int]) -> Path:
+    for cpu, core in enumerate(cores):
+        topology = root / "cpus" / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "core_id").write_text(f"{core}\n")
+        (topology / "physical_package_id").write_text("0\n")
+    return root / "cpus"
+
+
+@pytest.mark.parametrize(
+    ("files", "threads"),
+    [
+        ({}, 2),
+        ({"proc/self/cgroup": "0::/a\n", "cgroup/a/cpu.max": "150000 100000\n"}, 1),
+        ({"proc/self/cgroup": "0::/a\n", "cgroup/a/cpu.max": "50000 100000\n"}, 1),
+        ({"proc/self/cgroup": "0::/a\n", "cgroup/a/cpu.max": "max 100000\n"}, 2),
+        (
+            {
+                "proc/self/cgroup": "3:cpu,cpuacct:/\n",
+                "cgroup/cpu,cpuacct/cpu.cfs_quota_us": "100000\n",
+                "cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+            },
+            1,
+        ),
+        ({"proc/self/cgroup": "3:cpu:/\n", "cgroup/cpu/cpu.cfs_quota_us": "-1\n"}, 2),
+    ],
+)
+def test_threads_are_cores_within_the_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], threads: int
+) -> None:
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    two_threads_per_core = cpus(tmp_path, [0, 1, 0, 1])
+    assert host.default_threads(**machine(tmp_path, files), cpus=two_threads_per_core) == threads
+
+
+def test_without_topology_every_processor_is_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 5, 6})
+    assert host.default_threads(**machine(tmp_path, {}), cpus=tmp_path / "none") == 3

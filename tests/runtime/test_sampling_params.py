@@ -1,0 +1,73 @@
+"""SamplingParams: what is refused, and that the refusal names field, value and range."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorwright.errors import InvalidOptionError, InvalidRequestError
+from tensorwright.runtime.sampling_params import SamplingParams
+
+
+def test_defaults_are_those_users_know() -> None:
+    params = SamplingParams()
+    assert (params.n, params.max_tokens, params.temperature, params.top_k, params.top_p) == (1, 16, 1.0, 0, 1.0)
+    assert params.seed is None
+    assert params.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "range_text"),
+    [
+        ("n", 2, "1"),
+        ("max_tokens", 0, "positive"),
+        ("max_tokens", 1.5, "positive"),
+        ("max_tokens", True, "positive"),
+        ("temperature", -0.1, ">= 0"),
+        ("temperature", float("nan"), "finite"),
+        ("temperature", float("inf"), "finite"),
+        ("temperature", "hot", "finite"),
+        ("top_k", -2, "0 or -1"),
+        ("top_p", 0.0, "above 0"),
+        ("top_p", 1.01, "at most 1"),
+        ("seed", -1, "2**64"),
+        ("seed", 2**64, "2**64"),
+        ("stop_token_ids", [-1], ">= 0"),
+        ("stop_token_ids", 7, "list"),
+        ("stop_token_ids", ["a"], "list"),
+        ("ignore_eos", 1, "True or False"),
+        ("logprobs", -1, ">= 0"),
+        ("detokenize", None, "True or False"),
+    ],
+)
+def test_impossible_value_is_refused_by_name(field: str, value: Any, range_text: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{field: value})
+    message = str(caught.value)
+    assert field in message
+    assert repr(value if field != "stop_token_ids" or not isinstance(value, list) else value[0]) in message
+    assert range_text in message
+
+
+def test_unknown_keyword_names_the_closest() -> None:
+    with pytest.raises(InvalidOptionError, match=r"no option 'temprature'; did you mean temperature\?"):
+        SamplingParams(temprature=1.0)  # type: ignore[call-arg]
+    with pytest.raises(InvalidOptionError, match="there are detokenize, ignore_eos"):
+        SamplingParams(zzz=1)  # type: ignore[call-arg]
+
+
+def test_numpy_numbers_count() -> None:
+    params = SamplingParams(max_tokens=np.int64(4), temperature=np.float32(0.5), stop_token_ids=[np.int32(3)])
+    assert params.stop_token_ids == (3,)
+
+
+def test_frozen_hashable_copyable() -> None:
+    params = SamplingParams(stop_token_ids=[1, 2], seed=3)
+    with pytest.raises(AttributeError):
+        params.seed = 4  # type: ignore[misc]
+    assert hash(params) == hash(SamplingParams(stop_token_ids=(1, 2), seed=3))
+    assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == params

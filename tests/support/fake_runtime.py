@@ -1,0 +1,178 @@
+"""Stand-ins for the C++ engine and for an engine directory, so that the Python side is tested alone.
+
+The fake engine keeps the contract of `_runtime.Engine`: typed errors from submit, events from wait_events. Its
+"model" says what the prompt said: token i of the output is token i of the prompt, starting over at its end.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import xxhash
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tensorwright.errors import EngineStoppedError, QueueFullError
+
+EOS = 256
+
+
+@dataclass
+class FakeEvent:
+    request_id: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[list[tuple[int, float, int]]] = field(default_factory=list)
+    finish: str = ""
+    stop_token: int = -1
+    error_type: str = ""
+    error: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    queue_s: float = 0.25
+    first_token_s: float = 0.5
+
+
+class FakeEngine:
+    """One token per running request and step; a step per wait_events. `gate` cleared: no steps are made.
+    `budget`: steps left to make, None for no limit.
+    """
+
+    def __init__(self, max_queue: int = 1000):
+        self.gate = threading.Event()
+        self.gate.set()
+        self.submitted: dict[int, Any] = {}
+        self.budget: int | None = None
+        self.death: Exception | None = None
+        self._max_queue = max_queue
+        self._alive: dict[int, tuple[list[int], Any, int]] = {}
+        self._events: list[FakeEvent] = []
+        self._lock = threading.Lock()
+        self.stopped = False
+
+    def submit(self, request_id: int, prompt: list[int], sampling: Any) -> None:
+        with self._lock:
+            if self.stopped:
+                raise EngineStoppedError("stopped")
+            if len(self._alive) >= self._max_queue:
+                raise QueueFullError(f"{self._max_queue} requests wait already")
+            self.submitted[request_id] = sampling
+            self._alive[request_id] = (list(prompt), sampling, 0)
+
+    def abort(self, request_id: int) -> bool:
+        with self._lock:
+            if self._alive.pop(request_id, None) is None:
+                return False
+            self._events.append(FakeEvent(request_id, finish="abort"))
+            return True
+
+    def wait_events(self, timeout_s: float) -> list[FakeEvent]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                if self.death is not None:
+                    raise self.death
+                if self.gate.is_set() and self._alive and self.budget != 0:
+                    self.budget = None if self.budget is None else self.budget - 1
+                    for request_id in list(self._alive):
+                        self._step(request_id)
+                events, self._events = self._events, []
+            if events or time.monotonic() >= deadline or self.stopped:
+                return events
+            time.sleep(0.002)
+
+    def stats(self) -> dict[str, int]:
+        return {"running": len(self._alive)}
+
+    def shutdown(self, drain: bool, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while drain and self._alive and time.monotonic() < deadline:
+            time.sleep(0.002)
+        for request_id in list(self._alive):
+            self.abort(request_id)
+        self.stopped = True
+
+    def fail_request(self, request_id: int, error_type: str, message: str) -> None:
+        with self._lock:
+            del self._alive[request_id]
+            self._events.append(FakeEvent(request_id, finish="error", error_type=error_type, error=message))
+
+    def _step(self, request_id: int) -> None:
+        prompt, sampling, made = self._alive[request_id]
+        token = prompt[made % len(prompt)]
+        stops = list(sampling.stop_token_ids) + ([] if sampling.ignore_eos else sampling.eos_token_ids)
+        finish = "stop" if token in stops else "length" if made + 1 == sampling.max_tokens else ""
+        event = FakeEvent(request_id, [token], finish=finish, stop_token=token if finish == "stop" else -1)
+        if sampling.logprobs >= 0:
+            others = [(other, -2.0 - other, other + 2) for other in range(sampling.logprobs)]
+            event.logprobs = [[(token, -1.5, 1), *others]]
+        self._events.append(event)
+        self._alive[request_id] = (prompt, sampling, made + 1)
+        if finish:
+            del self._alive[request_id]
+
+
+def fake_module() -> Any:
+    """What native.load_module gives, with everything but Engine."""
+    choices = [("matmul", "matmul_scalar", ["matmul_avx512: needs AVX-512"])]
+    return SimpleNamespace(EngineOptions=SimpleNamespace, Sampling=SimpleNamespace, explain_dispatch=lambda: choices)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """Ids 0..255 are the bytes in the order of the byte-level alphabet, 256 is <end>."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+def engine_config(**changes: Any) -> dict[str, Any]:
+    config = {
+        "format": "tensorwright-engine",
+        "format_version": 1,
+        "tensorwright_version": "0.1.0",
+        "target": "cpu",
+        "model": {
+            "model_type": "llama", "vocab_size": 257, "hidden_size": 8, "layers": 2, "heads": 2, "kv_heads": 1,
+            "head_dim": 4, "bos_token_id": EOS, "eos_token_ids": [EOS],
+        },
+        "dtype": "float32",
+        "limits": {"max_seq_len": 128, "block_size": 32},
+        "build_options": {},
+        "passes": {"fuse_qkv": 2},
+        "accuracy": None,
+        "source": {"hash": "0", "files": []},
+        "sizes": {"cpu/weights.bin": 64},
+    }  # fmt: skip
+    return {**config, **changes}
+
+
+def write_engine(path: Path, config: dict[str, Any] | None = None, tokenizer: bool = True) -> Path:
+    """An engine directory that the reader accepts; its plan and weights are only bytes."""
+    files = {
+        "config.json": json.dumps(config or engine_config()).encode(),
+        "graph.txt": b"graph fake {\n}\n",
+        "cpu/plan.bin": b"plan",
+        "cpu/weights.bin": bytes(64),
+        "generation_config.json": b"{}",
+    }
+    if tokenizer:
+        files["tokenizer.json"] = byte_tokenizer().to_str().encode()
+    for name, data in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    write_checksums(path, list(files))
+    return path
+
+
+def write_checksums(path: Path, names: list[str]) -> None:
+    datas = {name: (path / name).read_bytes() for name in names}
+    body = "".join(f"{xxhash.xxh3_128_hexdigest(datas[n])}  {len(datas[n])}  {n}\n" for n in sorted(names))
+    last = f"{xxhash.xxh3_128_hexdigest(body.encode())}  {len(body.encode())}  .\n"
+    (path / "checksums.txt").write_text(body + last)

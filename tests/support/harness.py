@@ -1,0 +1,76 @@
+"""What the end-to-end tests share: a checkpoint's logits in transformers, and an engine's through the executor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from tensorwright.runtime import _runtime
+
+BLOCK = 32
+
+
+def reference_logits(model_dir: Path, ids: list[int], dtype: torch.dtype) -> np.ndarray:
+    """[len(ids), vocab] float64, computed by transformers in `dtype` with eager attention."""
+    model = load_reference(model_dir, dtype)
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0].double().numpy()
+
+
+def load_reference(model_dir: Path, dtype: torch.dtype) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="eager").eval()
+
+
+def reference_greedy(model: torch.nn.Module, ids: list[int], steps: int) -> list[int]:
+    """The next `steps` tokens of largest logit, one full forward each: no cache, nothing to share with ours."""
+    out = list(ids)
+    with torch.inference_mode():
+        for _ in range(steps):
+            out.append(int(model(torch.tensor([out])).logits[0, -1].argmax()))
+    return out[len(ids) :]
+
+
+class EngineSteps:
+    """One sequence at a time through the executor of a finished engine, with its own block table."""
+
+    def __init__(self, engine_dir: Path, threads: int = 1, max_tokens: int = 2048, blocks: int = 80):
+        cpu = Path(engine_dir) / "cpu"
+        self.executor = _runtime.CpuExecutor(str(cpu / "plan.bin"), str(cpu / "weights.bin"), threads, "map")
+        self.block = self.executor.facts()["block_size"]
+        self.blocks = blocks
+        self.executor.allocate([blocks], max_tokens, max_tokens, 64)
+
+    def logits(self, ids: list[int], chunks: list[int] | None = None, first_block: int = 0) -> np.ndarray:
+        """[len(ids), vocab] float32: `ids` fed in chunks of the given sizes (default: all at once)."""
+        rows, done = [], 0
+        needed = -(-len(ids) // self.block)
+        table = [(first_block + 3 * i) % self.blocks for i in range(needed)]
+        if len(set(table)) != needed:
+            table = list(range(needed))
+        for size in chunks or [len(ids)]:
+            size = min(size, len(ids) - done)
+            if size == 0:
+                break
+            positions = np.arange(done, done + size, dtype=np.int32)
+            slots = np.array([table[p // self.block] * self.block + p % self.block for p in positions], np.int32)
+            rows.append(
+                self.executor.step(
+                    np.array(ids[done : done + size], np.int32),
+                    positions,
+                    np.array([0, size], np.int32),
+                    np.array([done + size], np.int32),
+                    np.arange(size, dtype=np.int32),
+                    [(np.array([table], np.int32), slots)],
+                )
+            )
+            done += size
+        assert done == len(ids), "the chunks must cover the prompt"
+        return np.concatenate(rows)
+
+
+def worst(ours: np.ndarray, exact: np.ndarray) -> float:
+    """Largest difference of two [tokens, vocab] logit tables."""
+    return float(np.abs(ours.astype(np.float64) - exact).max())

@@ -1,0 +1,106 @@
+"""A made-up paged sequence for the attention tests: scattered blocks, NaN wherever no position was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tensorwright.plugins.paged_attention.attention import attend
+from tensorwright.plugins.paged_attention.cache import PagedCache
+from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
+from tensorwright.runtime import _runtime
+
+SPLIT = 512
+UNIT = 2.0**-24  # half the distance from 1 to the next float32
+DTYPES = ("float32", "bfloat16")
+
+
+def stored(x: np.ndarray, dtype: str) -> np.ndarray:
+    """The array that a kernel of `dtype` reads: float32, or uint16 bit patterns."""
+    return np.ascontiguousarray(x, np.float32) if dtype == "float32" else to_bfloat16_bits(x)
+
+
+def restored(x: np.ndarray) -> np.ndarray:
+    return x if x.dtype == np.float32 else from_bfloat16_bits(x)
+
+
+@dataclass
+class Sequence:
+    """`length` positions of q [L, H, D], k and v [L, Hkv, D], with K and V in pages under a random block table."""
+
+    length: int
+    kv_heads: int = 1
+    group: int = 7
+    head_dim: int = 64
+    block_size: int = 32
+    dtype: str = "float32"
+    window: int = 0
+    softcap: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        random = np.random.default_rng(self.seed)
+        needed = -(-self.length // self.block_size)
+        self.heads = self.kv_heads * self.group
+        self.scale = float(np.float32(self.head_dim**-0.5))
+        shape = (self.length, self.kv_heads, self.head_dim)
+        self.q = self._normal(random, (self.length, self.heads, self.head_dim))
+        self.k, self.v = self._normal(random, shape), self._normal(random, shape)
+        self.block_table = random.permutation(needed + 3)[:needed].astype(np.int32)
+        cache = PagedCache.empty(needed + 3, self.kv_heads, self.block_size, self.head_dim, self.dtype)
+        position = np.arange(self.length)
+        self.slots = self.block_table[position // self.block_size] * self.block_size + position % self.block_size
+        self.pages = cache.write(self.slots, self.k, self.v).to_pages()
+
+    def _normal(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        return round_to(2 * random.standard_normal(shape, np.float32), self.dtype)
+
+    def expected(self, begin: int, end: int) -> np.ndarray:
+        """Queries [begin, end) by definition: [queries, H, D] float64."""
+        k, v = self.k[:end], self.v[:end]
+        return attend(self.q[begin:end], k, v, begin, self.scale, self.window, self.softcap)
+
+    def tolerance(self, y_dtype: str = "float32") -> float:
+        """Bound of |y - exact|: a score is off by dot-product rounding, a weight by twice that relatively, the weighted
+        mean of v by that and one rounding per position (and rescaling of each tile)."""
+        magnitude = float((np.abs(self.q).max((0, 1)) * np.abs(self.k).max((0, 1))).sum()) * self.scale
+        score = (self.head_dim + 8) * UNIT * magnitude + 8 * UNIT * self.softcap
+        largest = float(np.abs(self.v).max())
+        return largest * (2 * score + 2 * (self.length + self.length / 16 + 32) * UNIT) + (
+            largest * 2.0**-8 if y_dtype == "bfloat16" else 0.0
+        )
+
+    def partial(self, kernel: int, begin: int, end: int, kv_head: int, split: int) -> tuple[np.ndarray, ...]:
+        """acc [queries, group, D], max and sum [queries, group] of one task."""
+        queries, first = end - begin, kv_head * self.group
+        # The heads of a KV head are a column range of a wider matrix, as in the engine.
+        q = stored(self.q[begin:end], self.dtype).reshape(queries, -1)
+        part = q[:, first * self.head_dim : (first + self.group) * self.head_dim]
+        acc = np.full((queries, self.group, self.head_dim), np.nan, np.float32)
+        top, total = np.full((2, queries, self.group), np.nan, np.float32)
+        _runtime.run_attention(
+            kernel, part, self.pages, self.block_table, acc, top, total, kv_head, self.block_size, begin, split,
+            self.scale, self.window, self.softcap,
+        )  # fmt: skip
+        return acc, top, total
+
+    def run(
+        self, kernel: int, begin: int, end: int, chunk: int = 0, y_dtype: str = "float32", combine: int = 0
+    ) -> np.ndarray:
+        """Queries [begin, end), `chunk` at a time (0: all at once): [queries, H, D] float32."""
+        y = stored(np.full((end - begin, self.heads, self.head_dim), np.nan, np.float32), y_dtype)
+        for at in range(begin, end, chunk or end - begin):
+            to = min(at + (chunk or end - begin), end)
+            for kv_head in range(self.kv_heads):
+                parts = [self.partial(kernel, at, to, kv_head, s) for s in range(-(-to // SPLIT))]
+                acc, top, total = (np.stack(p) for p in zip(*parts, strict=True))
+                rows = (to - at) * self.group
+                row = np.arange(rows)
+                head = kv_head * self.group + row % self.group
+                offsets = ((at - begin + row // self.group) * self.heads + head) * self.head_dim
+                _runtime.run_attention_combine(
+                    combine, acc.reshape(len(parts), rows, -1), top.reshape(len(parts), rows),
+                    total.reshape(len(parts), rows), y.reshape(-1), offsets.tolist(),
+                )  # fmt: skip
+        return restored(y)

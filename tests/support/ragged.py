@@ -1,0 +1,79 @@
+"""Sequences on scattered KV blocks, and the steps that run several of them together through a CpuExecutor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class Ragged:
+    """Keeps every sequence's tokens and block tables. Blocks are handed out in a shuffled order, so that none lie in a row."""
+
+    def __init__(self, executor: Any, blocks: int, max_tokens: int = 4096, max_seqs: int = 16, seed: int = 0):
+        self.executor = executor
+        facts = executor.facts()
+        self.block_size: int = facts["block_size"]
+        self.groups = len(facts["block_bytes"])
+        executor.allocate([blocks] * self.groups, max_tokens, max_tokens, max_seqs)
+        rng = np.random.default_rng(seed)
+        self.free = [list(rng.permutation(blocks)) for _ in range(self.groups)]
+        self.tables: dict[str, list[list[int]]] = {}
+        self.lengths: dict[str, int] = {}
+
+    def arguments(self, feeds: list[tuple[str, list[int]]], rows: str = "all") -> dict[str, Any]:
+        """One step's arguments: feeds are (sequence, its next tokens); rows is "all", "last" or "none"."""
+        ids, positions, starts, contexts, wanted = [], [], [0], [], []
+        slots: list[list[int]] = [[] for _ in range(self.groups)]
+        for name, tokens in feeds:
+            begin = self.lengths.get(name, 0)
+            end = begin + len(tokens)
+            tables = self.tables.setdefault(name, [[] for _ in range(self.groups)])
+            for group, table in enumerate(tables):
+                while len(table) * self.block_size < end:
+                    table.append(int(self.free[group].pop()))
+                slots[group] += [
+                    table[p // self.block_size] * self.block_size + p % self.block_size for p in range(begin, end)
+                ]
+            ids += tokens
+            positions += range(begin, end)
+            starts.append(len(ids))
+            contexts.append(end)
+            if rows == "last":
+                wanted.append(len(ids) - 1)
+        if rows == "all":
+            wanted = list(range(len(ids)))
+        return {
+            "token_ids": ids,
+            "positions": positions,
+            "seq_starts": starts,
+            "context_lens": contexts,
+            "logit_rows": wanted,
+            "groups": [(self._table(feeds, group), slots[group]) for group in range(self.groups)],
+        }
+
+    def _table(self, feeds: list[tuple[str, list[int]]], group: int) -> np.ndarray:
+        tables = [self.tables[name][group] for name, _ in feeds]
+        result = np.full((len(feeds), max((len(t) for t in tables), default=0)), -1, np.int32)
+        for row, table in enumerate(tables):
+            result[row, : len(table)] = table
+        return result
+
+    def step(self, feeds: list[tuple[str, list[int]]], rows: str = "all") -> np.ndarray:
+        """Runs a step; logits [rows, vocab] float32."""
+        arguments = self.arguments(feeds, rows)
+        logits = self.executor.step(**arguments)
+        for name, tokens in feeds:
+            self.lengths[name] = self.lengths.get(name, 0) + len(tokens)
+        return logits
+
+    def release(self, name: str) -> None:
+        """Gives the blocks back; the next sequence gets them first."""
+        for group, table in enumerate(self.tables.pop(name)):
+            self.free[group] += table
+        del self.lengths[name]
+
+    def alone(self, name: str, ids: list[int], chunk: int = 0) -> np.ndarray:
+        """All logits [len(ids), vocab] of one sequence fed by itself, in chunks of `chunk` tokens (0: all at once)."""
+        size = chunk or len(ids)
+        return np.concatenate([self.step([(name, ids[i : i + size])]) for i in range(0, len(ids), size)])

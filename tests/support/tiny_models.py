@@ -1,0 +1,116 @@
+"""Random tiny checkpoints on disk, one per family, for everybody's tests.
+
+Every parameter is randomised far from its init, so that a dropped bias, norm weight or scale shows in the logits.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-5,
+}
+
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+_FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {"head_dim": 8}),
+    "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
+}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True}),
+    "llama3_rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
+    "llama_linear_rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama_wide_heads": ("llama", {"head_dim": 24}),
+    "llama_mqa": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 10, "hidden_size": 48}),
+    "llama_mha": ("llama", {"num_key_value_heads": 4, "vocab_size": 97}),
+    "qwen2": ("qwen2", {}),
+    "qwen2_untied": ("qwen2", {"tie_word_embeddings": False, "num_attention_heads": 8, "hidden_size": 64}),
+}
+"""Named (family, overrides) pairs that between them exercise every option of the families."""
+
+
+def make_tiny(path: str | Path, family: str, *, seed: int = 0, **config_overrides: Any) -> Path:
+    """Writes a float32 checkpoint of `family` ("llama", "qwen2") with a word-level tokenizer to `path`.
+
+    Overrides go to the config class; `dtype="bfloat16"` stores the weights rounded to that type. Returns the path.
+    """
+    path = Path(path)
+    config_class, defaults = _FAMILIES[family]
+    dtype = getattr(torch, config_overrides.pop("dtype", "float32"))
+    config = config_class(**{**COMMON, **defaults, **config_overrides})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        randomise(model)
+    model.to(dtype).save_pretrained(path, safe_serialization=True)
+    _write_tokenizer(path, config.vocab_size)
+    return path
+
+
+def make_variant(path: str | Path, variant: str, *, seed: int = 0, **config_overrides: Any) -> Path:
+    """make_tiny for one of VARIANTS."""
+    family, overrides = VARIANTS[variant]
+    return make_tiny(path, family, seed=seed, **{**overrides, **config_overrides})
+
+
+def randomise(model: torch.nn.Module) -> None:
+    """Matrices become 8 times their init's spread; vectors (norm weights, biases) get 0.3 of normal noise added."""
+    with torch.no_grad():
+        for parameter in model.parameters():  # tied ones appear once
+            if parameter.dim() >= 2:
+                parameter.mul_(8.0)
+            else:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def load_eager(path: str | Path, dtype: str = "float32") -> torch.nn.Module:
+    """The checkpoint in transformers as the oracle runs it: eager attention, eval mode, on the CPU."""
+    return AutoModelForCausalLM.from_pretrained(
+        path, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
+    ).eval()
+
+
+def _write_tokenizer(path: Path, vocab_size: int) -> None:
+    """Words t0 t1 ... are the ids 0 1 ...; the last id is <unk>. Plain JSON: nothing of it depends on a library."""
+    words = {f"t{i}": i for i in range(vocab_size - 1)} | {"<unk>": vocab_size - 1}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "t2", "bos_token": "t1"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

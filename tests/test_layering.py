@@ -1,0 +1,251 @@
+"""Who may import whom, in Python and in C++; and that every pass and every plugin has its test.
+
+The tables are those of ARCHITECTURE.md. A new C++ file of runtime/core must be put into LAYERS below.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("models", "builder", "passes", "plugins", "runtime")
+BUILD_PACKAGES = {"torch", "transformers", "onnx"}
+
+# What a room may import beside itself, `tensorwright` (the version) and tensorwright.errors.
+MAY_IMPORT = {
+    "models": (),
+    "plugins": ("builder.ir",),
+    "passes": ("builder.ir", "plugins"),
+    "builder": ("models", "plugins", "passes"),
+    "runtime": (),
+}
+# Files that may import more, and why.
+EXCEPTIONS = {
+    "builder/accuracy.py": ("runtime",),  # measures the finished engine
+    "runtime/model_cache.py": ("builder",),  # LLM(model_dir) builds on first use
+    "runtime/cli.py": ("builder",),  # `tensorwright build`
+}
+# The only places outside builder/ that see torch or transformers.
+MAY_IMPORT_TORCH = {"models/train_pico.py"}
+
+
+def python_files(room: str) -> list[Path]:
+    return sorted(path for path in (ROOT / room).rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """(module, at import time) of every import in a file. "from a import b" counts as a.b and, for "a.b" may be an
+    attribute, is judged as such."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    lazy = {id(inner) for node in ast.walk(tree) for inner in _lazy_part(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) not in lazy
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write it as tensorwright...."
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", id(node) not in lazy
+
+
+def _lazy_part(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs only when a function is called, or never (TYPE_CHECKING)."""
+    is_typing = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    if is_typing or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield from ast.walk(node)
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    faults = []
+    for path in python_files(room):
+        name = path.relative_to(ROOT).as_posix()
+        allowed = ("errors", room, *MAY_IMPORT[room], *EXCEPTIONS.get(name, ()))
+        for module, _ in imports(path):
+            inner = module.removeprefix("tensorwright.")
+            if inner != module and inner.split(".")[0] in (*ROOMS, "errors"):
+                if not any(within(inner, package) for package in allowed):
+                    faults.append(f"{name} imports {module}")
+            elif module.split(".")[0] in ROOMS:
+                faults.append(f"{name} imports {module}; write tensorwright.{module}")
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("room", ["models", "plugins", "runtime"])
+def test_only_the_builder_sees_torch(room: str) -> None:
+    faults = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in python_files(room)
+        for module, _ in imports(path)
+        if module.split(".")[0] in BUILD_PACKAGES and path.relative_to(ROOT).as_posix() not in MAY_IMPORT_TORCH
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_the_runtime_imports_the_builder_only_when_called() -> None:
+    eager = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in python_files("runtime")
+        for module, at_once in imports(path)
+        if at_once and within(module, "tensorwright.builder")
+    ]
+    assert not eager, "\n".join(eager)
+
+
+def test_the_public_package_holds_only_names_and_errors() -> None:
+    assert sorted(path.name for path in (ROOT / "tensorwright").glob("*.py")) == ["__init__.py", "errors.py"]
+    modules = {module for module, _ in imports(ROOT / "tensorwright/errors.py")}
+    assert modules <= {"__future__.annotations"}
+
+
+def test_the_check_itself_sees_every_form(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(
+        "import torch.nn\nfrom tensorwright import runtime\n"
+        "if TYPE_CHECKING:\n    import numpy\n"
+        "def f():\n    from tensorwright.builder.build import build\n"
+    )
+    assert dict(imports(path)) == {
+        "torch.nn": True,
+        "tensorwright.runtime": True,
+        "numpy": False,
+        "tensorwright.builder.build.build": False,
+    }
+
+
+def passes() -> list[str]:
+    """Modules that the pipeline takes a function of their own name from: a pass is one file, one function."""
+    found = {module.split(".")[-1] for module, _ in imports(ROOT / "passes/pipeline.py") if is_pass(module)}
+    return sorted(found)
+
+
+def is_pass(module: str) -> bool:
+    return re.fullmatch(r"tensorwright\.passes\.(\w+)\.\1", module) is not None
+
+
+def test_every_pass_has_its_test() -> None:
+    assert passes(), "no passes found: the check is broken"
+    missing = [name for name in passes() if not (ROOT / f"tests/passes/test_{name}.py").exists()]
+    assert not missing, f"passes without tests/passes/test_<pass>.py: {', '.join(missing)}"
+
+
+def test_every_plugin_has_its_test() -> None:
+    plugins = [path.parent.name for path in sorted((ROOT / "plugins").glob("*/op.py"))]
+    assert plugins, "no plugins found: the check is broken"
+    missing = [name for name in plugins if not (ROOT / f"tests/plugins/test_{name}.py").exists()]
+    assert not missing, f"plugins without tests/plugins/test_<plugin>.py: {', '.join(missing)}"
+
+
+# C++. Each layer may include the layers listed for it, and itself.
+LAYERS = {
+    "base": {"error.h", "concat.h"},
+    "interface": {"executor.h"},
+    "storage": {
+        "arena", "mapped_file", "thread_team", "kv_storage", "plan", "plan_format", "plan_check", "step_check",
+    },
+    "executor": {"cpu_executor", "profile"},
+    "scheduler": {
+        "block_allocator", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder", "request", "sampler",
+        "logit_row", "philox",
+    },
+    "engine": {"engine", "engine_core"},
+}  # fmt: skip
+MAY_INCLUDE = {
+    "base": set(),
+    "kernels": {"base"},
+    "interface": {"base"},
+    "storage": {"base", "kernels", "interface"},
+    "ops": {"base", "kernels", "interface", "storage"},
+    "executor": {"base", "kernels", "interface", "storage", "ops"},
+    # These two know of tensors only what executor.h says.
+    "scheduler": {"base", "interface"},
+    "engine": {"base", "interface", "scheduler"},
+    "bindings": {"base", "kernels", "interface", "storage", "ops", "executor", "scheduler", "engine"},
+}
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+C_HEADERS = {"float.h", "immintrin.h", "math.h", "stddef.h", "stdint.h", "string.h"}
+ISA_FILES = sorted(path for path in (ROOT / "plugins").glob("*/*.cc") if re.match(r"scalar|x86_", path.stem))
+
+
+def cpp_files() -> list[Path]:
+    return sorted(
+        path for room in ("runtime", "plugins") for path in (ROOT / room).rglob("*") if path.suffix in (".h", ".cc")
+    )
+
+
+def includes(path: Path) -> list[tuple[str, str]]:
+    """("<" or '"', header) of every #include."""
+    return INCLUDE.findall(path.read_text(encoding="utf-8"))
+
+
+def layer(path: str) -> str | None:
+    """The layer of a file given by its path from the root; None if LAYERS does not list it."""
+    if path.startswith("plugins/"):
+        return "kernels"
+    if path.startswith("runtime/bindings/"):
+        return "bindings"
+    if path.startswith("runtime/core/ops/"):
+        return "ops"
+    name = Path(path)
+    return next((layer for layer, names in LAYERS.items() if names & {name.name, name.stem}), None)
+
+
+def test_cpp_layers_include_downwards_only() -> None:
+    faults = []
+    for path in cpp_files():
+        name = path.relative_to(ROOT).as_posix()
+        own = layer(name)
+        if own is None:
+            faults.append(f"{name} is in no layer of tests/test_layering.py")
+            continue
+        for mark, header in includes(path):
+            other = layer(header) if mark == '"' else None
+            if mark == '"' and other != own and other not in MAY_INCLUDE[own]:
+                faults.append(f"{name} ({own}) includes {header} ({other})")
+    assert not faults, "\n".join(faults)
+
+
+def test_quoted_includes_start_at_the_root() -> None:
+    faults = [
+        f"{path.relative_to(ROOT)} includes {header}"
+        for path in cpp_files()
+        for mark, header in includes(path)
+        if mark == '"' and not (ROOT / header).is_file()
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_only_the_bindings_know_python() -> None:
+    python = re.compile(r"nanobind/|Python\.h|pybind11/|torch/|ATen/|c10/")
+    faults = [
+        f"{path.relative_to(ROOT)} includes {header}"
+        for path in cpp_files()
+        if "runtime/bindings" not in path.as_posix()
+        for _, header in includes(path)
+        if python.match(header)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("path", ISA_FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_instruction_set_files_see_only_c_headers(path: Path) -> None:
+    """Directly or through headers of ours: a C++ header could leak weak symbols compiled for the wrong processor."""
+    seen: set[str] = set()
+    todo = [path.relative_to(ROOT).as_posix()]
+    while todo:
+        name = todo.pop()
+        for mark, header in includes(ROOT / name):
+            if mark == "<":
+                assert header in C_HEADERS, f"{name} includes <{header}>"
+            elif header not in seen:
+                seen.add(header)
+                todo.append(header)
