@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorwright.builder.accuracy_metrics import Comparison
+from tensorwright.builder.ir.graph import Graph
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.models.checkpoint import Checkpoint
 
@@ -21,16 +22,15 @@ _SEED = 20240229
 _TEXT = Path(__file__).with_name("accuracy_text.txt")
 
 
-def measure_accuracy(
-    kind: str, checkpoint: Checkpoint, cpu_files: Path, max_seq_len: int, vocab_size: int
-) -> dict[str, Any]:
+def measure_accuracy(kind: str, checkpoint: Checkpoint, cpu_files: Path, traced: Graph) -> dict[str, Any]:
     """The record of the engine whose plan.bin and weights.bin are in `cpu_files`; kind "quick" or "full".
 
-    Raises MissingDependencyError if the C++ runtime is not built, CheckpointError if the tokenizer and the model
-    disagree.
+    `traced` is the graph that the engine was made from, at stage "traced". Raises MissingDependencyError if the C++
+    runtime is not built, CheckpointError if the tokenizer and the model disagree.
     """
+    vocab_size, max_seq_len = traced.facts["vocab_size"], traced.facts["max_seq_len"]
     ids, text = sample_ids(checkpoint, min(token_budget(vocab_size), max_seq_len), vocab_size)
-    reference = _reference(kind, checkpoint, ids, max_seq_len)
+    reference = _reference(kind, checkpoint, ids, traced)
     comparison = Comparison()
     done = 0
     for logits in engine_logits(cpu_files, ids):
@@ -61,15 +61,16 @@ def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[lis
     return ids, "built-in text"
 
 
-def _reference(kind: str, checkpoint: Checkpoint, ids: list[int], max_seq_len: int) -> np.ndarray:
+def _reference(kind: str, checkpoint: Checkpoint, ids: list[int], traced: Graph) -> np.ndarray:
     from tensorwright.builder import accuracy_reference
 
     if kind == "full":
         return accuracy_reference.transformers_logits(checkpoint.path, ids)
     from tensorwright.builder.trace import trace
 
-    graph = trace(checkpoint, dtype="float32", max_seq_len=max_seq_len)
-    return accuracy_reference.streamed_logits(graph, checkpoint, ids)
+    if traced.facts["dtype"] != "float32":
+        traced = trace(checkpoint, dtype="float32", max_seq_len=traced.facts["max_seq_len"])
+    return accuracy_reference.streamed_logits(traced, checkpoint, ids)
 
 
 def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:

@@ -18,10 +18,11 @@ _CHUNK_BYTES = 64 << 20
 
 
 def streamed_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.ndarray:
-    """[len(ids), vocab] float32 of a float32 graph at stage "traced"; changes the graph.
+    """[len(ids), vocab] float32 of a float32 graph at stage "traced", which stays as it is.
 
     No weight is held longer than its use, and none is held whole if it is large: memory stays near `_CHUNK_BYTES`.
     """
+    graph = graph.clone()
     inputs = {
         "input_ids": torch.tensor([ids], dtype=torch.int64),
         "position_ids": torch.arange(len(ids), dtype=torch.int64)[None],
@@ -35,10 +36,17 @@ def streamed_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.
 def transformers_logits(path: Path, ids: list[int]) -> np.ndarray:
     """[len(ids), vocab] float32 of the whole model in float32 with eager attention."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
-    ).eval()
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # the build has its own
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        ).eval()
+    finally:
+        if shows_progress:
+            logging.enable_progress_bar()
     with torch.inference_mode():
         return model(torch.tensor([ids])).logits[0].numpy()
 

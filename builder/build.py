@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, copy_text_side, engine_config, source_record
+from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.errors import MissingDependencyError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tensorwright.builder.ir.graph import Graph
     from tensorwright.passes.pipeline import PassReport
 
+BUILD_PACKAGES = ("torch", "transformers")
 BLOCK_SIZE = 32
 """Positions in one block of the KV cache."""
 
@@ -56,14 +58,14 @@ def build(
     """
     options = BuildOptions(target, dtype, max_seq_len, accuracy)
     phases = Phases(progress or (lambda phase, done, total: None))
-    with EngineWriter(out, overwrite=overwrite) as writer:
+    with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
         with phases.run("open"):
             checkpoint = open_checkpoint(model)
         graph = _trace(checkpoint, options, phases)
         report = _rewrite(graph, checkpoint, phases, verify=verify, dump=dump)
         _emit(writer, report, checkpoint, phases)
-        record = _measure(writer, report.graph.facts, checkpoint, options, phases)
-        return _finish(writer, report, checkpoint, options, record, phases)
+        record = _measure(writer, graph, checkpoint, options, phases)
+        return _finish(writer, report, checkpoint, options, record, phases, memory.peaks)
 
 
 def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Graph:
@@ -72,9 +74,11 @@ def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Gra
         # torch and transformers take seconds to import: what can fail without them has failed by now.
         try:
             from tensorwright.builder.trace import trace
-        except ImportError as error:
+        except ModuleNotFoundError as error:
+            if error.name not in BUILD_PACKAGES:
+                raise
             raise MissingDependencyError(
-                f"building an engine needs torch and transformers ({error}); pip install 'tensorwright[build]'"
+                f"building an engine needs {error.name}, which is not installed; pip install 'tensorwright[build]'"
             ) from error
     with phases.run("trace"):
         graph = trace(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
@@ -122,16 +126,14 @@ def _emit(writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, phas
 
 
 def _measure(
-    writer: EngineWriter, facts: dict[str, Any], checkpoint: Checkpoint, options: BuildOptions, phases: Phases
+    writer: EngineWriter, traced: Graph, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> dict[str, Any] | None:
     if options.accuracy == "none":
         return None
     from tensorwright.builder.accuracy import measure_accuracy
 
     with phases.run("accuracy"):
-        return measure_accuracy(
-            options.accuracy, checkpoint, writer.directory / "cpu", facts["max_seq_len"], facts["vocab_size"]
-        )
+        return measure_accuracy(options.accuracy, checkpoint, writer.directory / "cpu", traced)
 
 
 def _finish(
@@ -141,6 +143,7 @@ def _finish(
     options: BuildOptions,
     record: dict[str, Any] | None,
     phases: Phases,
+    memory: dict[str, int],
 ) -> BuildResult:
     facts = report.graph.facts
     with phases.run("checksums"):
@@ -154,7 +157,8 @@ def _finish(
             sizes=writer.sizes,
         )
         writer.write_json("config.json", config)
-    notes = build_report(phases.seconds, report.seconds, {"verify_differences": report.differences})
+    more = {"peak_memory_bytes": memory, "verify_differences": report.differences}
+    notes = build_report(phases.seconds, report.seconds, more)
     writer.write_json(REPORT, notes)
     writer.commit()
     return BuildResult(writer.out, config, notes)

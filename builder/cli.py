@@ -60,10 +60,8 @@ def main(
 ) -> None:
     """Compile MODEL, a Hugging Face checkpoint (a directory or a hub name), into an engine directory OUT."""
     console = Console(stderr=True)
-    # A polite kill must clean up as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with progress_bar(console) as progress:
+        with terminate_as_interrupt(), progress_bar(console) as progress:
             result = build(
                 model, out, target=target, dtype=dtype, max_seq_len=max_seq_len, verify=verify, dump=dump,
                 accuracy=accuracy, overwrite=force, progress=progress,
@@ -79,6 +77,16 @@ def main(
         click.echo(json.dumps({"engine": str(out), "config": result.config, "report": result.report}))
     else:
         show(Console(), result, out)
+
+
+@contextmanager
+def terminate_as_interrupt() -> Iterator[None]:
+    """A polite kill cleans up as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def fail(console: Console, error: TensorwrightError, as_json: bool) -> None:
@@ -119,12 +127,18 @@ def show(console: Console, result: BuildResult, out: Path) -> None:
         "model", f"{model['model_type']}, {model.get('layers', '?')} layers, vocabulary {model['vocab_size']}"
     )
     table.add_row("target", f"{config['target']}, {config['dtype']}, up to {config['limits']['max_seq_len']} tokens")
+    if "tokenizer.json" not in config["sizes"]:
+        table.add_row("tokenizer", "none: MODEL has no tokenizer.json, so the engine takes and gives token ids only")
     table.add_row("size", f"{sum(config['sizes'].values()) / 1e6:.1f} MB")
     table.add_row("passes", ", ".join(f"{name} {count}" for name, count in config["passes"].items() if count))
     table.add_row("accuracy", accuracy_line(config["accuracy"]))
-    memory = report["peak_memory_bytes"] / 1e6
-    table.add_row("build", f"{report['total_seconds']:.1f} s, {memory:.0f} MB of memory at most")
+    table.add_row("build", f"{report['total_seconds']:.1f} s{memory_note(report)}")
     console.print(table)
+
+
+def memory_note(report: dict[str, Any]) -> str:
+    peak = report["peak_memory_bytes"].get("anonymous")
+    return "" if peak is None else f", at most {peak / 1e6:.0f} MB of memory beside mapped files"
 
 
 def accuracy_line(record: dict[str, Any] | None) -> str:

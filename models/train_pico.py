@@ -98,9 +98,16 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
+def end_token(tokenizer: Tokenizer) -> int:
+    end = tokenizer.token_to_id(END)
+    if end is None:
+        raise click.UsageError(f"the tokenizer must have a token {END}")
+    return end
+
+
 def encode(tokenizer: Tokenizer, texts: list[str]) -> torch.Tensor:
     """[tokens] int64: the texts one after the other, each followed by the end token."""
-    end = tokenizer.token_to_id(END)
+    end = end_token(tokenizer)
     pieces = []
     for encoding in tokenizer.encode_batch(texts):
         pieces.append(np.array([*encoding.ids, end], np.int64))
@@ -236,7 +243,7 @@ def main(
     tokens, held_out_tokens = encode(tokenizer, training), encode(tokenizer, held_out)
     click.echo(f"{len(training)} files, {len(tokens)} tokens; held out: {len(held_out)} files, {len(held_out_tokens)}")
 
-    model = make_model(which, tokenizer.get_vocab_size(), tokenizer.token_to_id(END), seed)
+    model = make_model(which, tokenizer.get_vocab_size(), end_token(tokenizer), seed)
     run = Run(model, make_optimizer(model, recipe), recipe, out / "training-state.pt")
     if resume:
         run.restore()
@@ -244,7 +251,8 @@ def main(
     run.save()
 
     # What is shipped is bfloat16, so that is what is measured.
-    model.to(torch.bfloat16).save_pretrained(out)
+    model.bfloat16()
+    model.save_pretrained(out)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END).save_pretrained(out)
     held = perplexity(model, held_out_tokens, recipe.sequence)
     click.echo(f"{run.steps} steps; held-out perplexity per token {held:.2f}")

@@ -192,15 +192,22 @@ class Reshape(_Unary):
 
 
 @dataclass(frozen=True)
-class Concat(WeightExpr):
-    """Parts one after the other along `dim`; their other dimensions agree."""
-
+class _Joined(WeightExpr):
     parts: tuple[WeightExpr, ...]
-    dim: int = 0
 
     def refs(self) -> Iterator[str]:
         for part in self.parts:
             yield from part.refs()
+
+    def dtype(self, source: TensorSource) -> str:
+        return widest([part.dtype(source) for part in self.parts])
+
+
+@dataclass(frozen=True)
+class Concat(_Joined):
+    """Parts one after the other along `dim`; their other dimensions agree."""
+
+    dim: int = 0
 
     def shape(self, source: TensorSource) -> tuple[int, ...]:
         shapes = [part.shape(source) for part in self.parts]
@@ -208,9 +215,6 @@ class Concat(WeightExpr):
         _require(len(rests) == 1 and None not in rests, self, f"its parts have shapes {list(map(list, shapes))}")
         first = shapes[0]
         return (*first[: self.dim], sum(s[self.dim] for s in shapes), *first[self.dim + 1 :])
-
-    def dtype(self, source: TensorSource) -> str:
-        return widest([part.dtype(source) for part in self.parts])
 
     def region(self, source: TensorSource, ranges: Ranges) -> Tensor:
         start, end = ranges[self.dim]
@@ -230,22 +234,13 @@ class Concat(WeightExpr):
 
 
 @dataclass(frozen=True)
-class Stack(WeightExpr):
+class Stack(_Joined):
     """Parts of one shape along a new dimension 0."""
-
-    parts: tuple[WeightExpr, ...]
-
-    def refs(self) -> Iterator[str]:
-        for part in self.parts:
-            yield from part.refs()
 
     def shape(self, source: TensorSource) -> tuple[int, ...]:
         shapes = [part.shape(source) for part in self.parts]
         _require(len(set(shapes)) == 1, self, f"its parts have shapes {list(map(list, shapes))}")
         return (len(shapes), *shapes[0])
-
-    def dtype(self, source: TensorSource) -> str:
-        return widest([part.dtype(source) for part in self.parts])
 
     def region(self, source: TensorSource, ranges: Ranges) -> Tensor:
         start, end = ranges[0]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TypeAlias
 
 from tensorwright.errors import GraphError
 from tensorwright.models.weights import Concat, Ref, Reshape, Slice, Stack, Transpose, WeightExpr
 
 _TOKEN = re.compile(r'\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<int>-?\d+)|(?P<word>[a-z_]+)|(?P<mark>[(),\[\]]))')
 
-Item = WeightExpr | int | tuple[int, ...]
+Item: TypeAlias = WeightExpr | int | tuple[int, ...]
 
 
 def parse(text: str) -> WeightExpr:

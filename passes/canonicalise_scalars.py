@@ -23,10 +23,6 @@ ADD_FIRST = pattern("out = add(c, x)")
 TIMES_ONE = pattern("out = mul(x, 1)")
 
 
-def is_python_float(value: Value) -> bool:
-    return value.is_scalar_constant and isinstance(value.constant, float)
-
-
 def check_subtraction(m: Match) -> None:
     m.require(m.c.is_scalar_constant, "not a scalar constant", m.c)
     m.require(m.x.dtype == m.out.dtype, "the subtraction changes the type", m.x)
@@ -50,16 +46,22 @@ def check_times_one(m: Match) -> None:
     m.require(same, "the multiplication changes the type", m.x)
 
 
-def scalar_like(g: Rewriter, number: float, old: Value) -> Value:
-    return g.constant(number, old.dtype)
+def add_opposite(m: Match, g: Rewriter) -> Value:
+    out: Value = g.add("add", m.x, g.constant(-m.c.constant, m.c.dtype))
+    return out
+
+
+def multiply_by_inverse(m: Match, g: Rewriter) -> Value:
+    out: Value = g.mul(m.x, g.constant(1.0 / m.scalar(m.c), m.c.dtype))
+    return out
 
 
 def canonicalise_scalars(graph: Graph) -> int:
     return (
         apply(graph, POWER, None, lambda m, g: g.mul(m.x, m.x))
         + apply(graph, SQUARE, None, lambda m, g: g.mul(m.x, m.x))
-        + apply(graph, SUBTRACTION, check_subtraction, lambda m, g: g.add("add", m.x, scalar_like(g, -m.c.constant, m.c)))
-        + apply(graph, DIVISION, check_division, lambda m, g: g.mul(m.x, scalar_like(g, 1.0 / m.scalar(m.c), m.c)))
+        + apply(graph, SUBTRACTION, check_subtraction, add_opposite)
+        + apply(graph, DIVISION, check_division, multiply_by_inverse)
         + apply(graph, MULTIPLY_FIRST, check_constant_first, lambda m, g: g.mul(m.x, m.c))
         + apply(graph, ADD_FIRST, check_constant_first, lambda m, g: g.add("add", m.x, m.c))
         + apply(graph, TIMES_ONE, check_times_one, lambda m, g: m.x)

@@ -9,9 +9,10 @@ A transpose of a dimension of size 1 stays a transpose: patterns see the same la
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Shape
+from tensorwright.builder.ir import Graph, Shape, Value
 from tensorwright.builder.ir import dims as dim_math
 from tensorwright.passes.matcher import Match, apply, pattern
+from tensorwright.passes.rewriter import Rewriter
 
 UNSQUEEZE = pattern("out = unsqueeze(x)")
 SQUEEZE = pattern("out = squeeze(x)")
@@ -47,17 +48,27 @@ def check_same(m: Match) -> None:
     m.require(same_shape(m.x.shape, m.out.shape), "the shape changes", m.x)
 
 
+def as_view(m: Match, g: Rewriter) -> Value:
+    out: Value = g.view(m.x, shape=m.out.shape)
+    return out
+
+
+def as_transpose(m: Match, g: Rewriter) -> Value:
+    dim0, dim1 = m.notes["moved"]
+    out: Value = g.transpose(m.x, dim0=dim0, dim1=dim1)
+    return out
+
+
+def drop(m: Match, g: Rewriter) -> Value:
+    x: Value = m.x
+    return x
+
+
 def canonicalise_shapes(graph: Graph) -> int:
-    def as_view(m: Match, g):  # type: ignore[no-untyped-def]
-        return g.view(m.x, shape=m.out.shape)
-
-    def drop(m: Match, g):  # type: ignore[no-untyped-def]
-        return m.x
-
     return (
         apply(graph, UNSQUEEZE, None, as_view)
         + apply(graph, SQUEEZE, None, as_view)
-        + apply(graph, PERMUTE, check_swap, lambda m, g: g.transpose(m.x, dim0=m.notes["moved"][0], dim1=m.notes["moved"][1]))
+        + apply(graph, PERMUTE, check_swap, as_transpose)
         + apply(graph, TRANSPOSES, check_undone, drop)
         + apply(graph, VIEWS, None, as_view)
         + apply(graph, SAME_VIEW, check_same, drop)

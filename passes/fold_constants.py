@@ -1,7 +1,7 @@
 """fold_constants:  op(constants)  ->  constant
 
-Only small results of fixed shape: what the interpreter computes for them is what the op means, in the op's own type. Weights
-are not constants here: they stay in the checkpoint until the engine is written.
+Only small results of fixed shape: what the interpreter computes for them is what the op means, in the op's own type.
+Weights are not constants here: they stay in the checkpoint until the engine is written.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def evaluate(node: Node, folded: Mapping[Value, Value]) -> Any:
     twin = graph.add(node.op, operands, node.attrs, [(node.output.dtype, node.output.shape)])
     graph.outputs = [twin.output]
     (result,) = interpret(graph, {}, _no_weights)
-    return result.numpy()
+    return (result.float() if node.output.dtype == "bfloat16" else result).numpy()  # as the graph keeps them
 
 
 def _no_weights(expr: object) -> Any:

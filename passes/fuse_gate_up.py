@@ -1,12 +1,12 @@
-"""fuse_gate_up:  silu(x Wg^T + bg) * (x Wu^T + bu)  ->  one linear with both weights, gate first; silu(gate) * up of its slices
+"""fuse_gate_up:  silu(x Wg^T + bg) * (x Wu^T + bu)  ->  silu(gate) * up,  slices of one linear with both weights
 
-S tokens, C channels, I inner.  x: [1, S, C], Wg, Wu: [I, C]; the fused weight is [2 I, C].
+S tokens, C channels, I inner.  x: [1, S, C], Wg, Wu: [I, C]; the fused weight is [2 I, C], gate first.
 """
 
 from __future__ import annotations
 
 from tensorwright.builder.ir import Graph, Value
-from tensorwright.passes.join_weights import join_weights, slice_columns
+from tensorwright.passes.join_weights import join_weights, shared_scope, slice_columns
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter
 
@@ -30,9 +30,10 @@ def check(m: Match) -> None:
 
 
 def replace(m: Match, g: Rewriter) -> Value:
-    weight = join_weights(g, [m.gate_weight, m.up_weight])
-    bias = join_weights(g, [m.gate_bias, m.up_bias]) if m.gate_bias is not None else None
-    both = g.linear(m.x, weight, bias, scope=m.gate.node.scope)
+    scope = shared_scope([m.gate, m.up])
+    weight = join_weights(g, [m.gate_weight, m.up_weight], scope)
+    bias = join_weights(g, [m.gate_bias, m.up_bias], scope) if m.gate_bias is not None else None
+    both = g.linear(m.x, weight, bias, scope=scope)
     gate, up = slice_columns(g, both, [m.dims["I"], m.dims["I"]])
     out: Value = g.mul(g.silu(gate), up)
     return out

@@ -1,13 +1,13 @@
 """fuse_qkv:  q, k, v = x Wq^T + bq, x Wk^T + bk, x Wv^T + bv of one attention  ->  slices of one linear
 
-S tokens, C channels, H query heads, Hkv key-value heads, D head dim.  x: [1, S, C]; the fused weight is [(H + 2 Hkv) D, C], in
-the order q, k, v.
+S tokens, C channels, H query heads, Hkv key-value heads, D head dim.  x: [1, S, C]; the fused weight is
+[(H + 2 Hkv) D, C], in the order q, k, v.
 """
 
 from __future__ import annotations
 
 from tensorwright.builder.ir import Graph, Value
-from tensorwright.passes.join_weights import join_weights, slice_columns
+from tensorwright.passes.join_weights import join_weights, shared_scope, slice_columns
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter
 
@@ -34,9 +34,10 @@ def check(m: Match) -> None:
 
 def replace(m: Match, g: Rewriter) -> tuple[Value, ...]:
     weights = [m.q_weight, m.k_weight, m.v_weight]
-    weight = join_weights(g, weights)
-    bias = join_weights(g, [m.q_bias, m.k_bias, m.v_bias]) if m.q_bias is not None else None
-    qkv = g.linear(m.x, weight, bias, scope=m.q.node.scope)
+    scope = shared_scope([m.q, m.k, m.v])
+    weight = join_weights(g, weights, scope)
+    bias = join_weights(g, [m.q_bias, m.k_bias, m.v_bias], scope) if m.q_bias is not None else None
+    qkv = g.linear(m.x, weight, bias, scope=scope)
     return tuple(slice_columns(g, qkv, [w.shape[0] for w in weights]))
 
 

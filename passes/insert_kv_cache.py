@@ -1,7 +1,7 @@
 """insert_kv_cache:  one sequence [1, S, ...]  ->  many sequences, token-major [tokens, ...], with a paged KV cache
 
-H query heads, Hkv key-value heads, D head dim, R rotated dims.  Everything in a decoder but attention is per token, so an axis
-of one sequence becomes an axis of tokens of many, and heads are flattened into columns. Attention of layer l becomes
+H query heads, Hkv key-value heads, D head dim, R rotated dims.  Everything in a decoder but attention is per token, so
+an axis of one sequence becomes an axis of tokens of many, and heads are flattened into columns. Attention of layer l is
 
     q, cache' = rotary_kv_write(qkv, table, slots, kv_cache.l)        qkv: [tokens, (H + 2 Hkv) D], q: [tokens, H D]
     out       = paged_attention(q, cache', seq_starts, context_lens, block_tables)     [tokens, H D]
@@ -16,17 +16,17 @@ from typing import Any
 from tensorwright.builder.ir import Graph, Node, Shape, Value
 from tensorwright.builder.ir import dims as dim_math
 from tensorwright.builder.ir.ops import ELEMENTWISE, infer
-from tensorwright.errors import PassError
-from tensorwright.passes.matcher import Match, closest, describe, match_value, pattern
+from tensorwright.errors import UnsupportedModelError
+from tensorwright.passes.explain import located
+from tensorwright.passes.matcher import Match, describe, find_miss, match_value, pattern
 from tensorwright.passes.rewriter import make_node
 
-ATTENTION = pattern("""
+PATTERN = pattern("""
     q   = view(slice(qkv, dim=-1, start=0, end=q_end, step=1))
     k   = view(slice(qkv, dim=-1, start=q_end, end=k_end, step=1))
     v   = view(slice(qkv, dim=-1, start=k_end, end=v_end, step=1))
     out = attention(rotary(q, table, rotary_dim=rotary_dim), rotary(k, table, rotary_dim=rotary_dim), v)
 """)
-PATTERN = ATTENTION
 
 METADATA: dict[str, tuple[str, Shape]] = {
     "token_ids": ("int32", ("tokens",)),
@@ -51,7 +51,7 @@ def check(m: Match) -> None:
 
 
 def insert_kv_cache(graph: Graph) -> int:
-    """Returns how many layers got a cache. Raises PassError for what has no per-token form."""
+    """Returns how many layers got a cache. Raises UnsupportedModelError for what has no per-token form."""
     conversion = _TokenMajor(graph)
     conversion.run()
     graph.facts["kv_layers"] = conversion.layers
@@ -95,14 +95,16 @@ class _TokenMajor:
         self.graph.outputs = [self.moved[v] for v in self.graph.outputs]
 
     def read_attention(self, node: Node) -> Match:
-        match = match_value(node.output, ATTENTION, check)
+        match = match_value(node.output, PATTERN, check)
         if match is None:
-            part = _only(self.graph, node)
-            raise PassError(
-                "insert_kv_cache: attention must read rotated q and k and plain v from one fused linear, in this order; "
-                f"{describe(node.output)} does not; closest: {closest(part, ATTENTION, check)}"
+            miss = find_miss(self.graph, PATTERN, check, about=node)
+            raise self.refusal(
+                node, f"must read rotated q and k and plain v of one fused linear, in this order: {miss}"
             )
         return match
+
+    def refusal(self, node: Node, why: str) -> UnsupportedModelError:
+        return refusal(self.graph, node, why)
 
     def convert(self, node: Node) -> None:
         if node.op == "input":
@@ -122,7 +124,7 @@ class _TokenMajor:
         elif node.op == "slice" or node.op in PER_TOKEN:
             self.convert_rows(node)
         else:
-            raise PassError(f"insert_kv_cache: {describe(node.outputs[0])} has no form that is per token")
+            raise self.refusal(node, "has no form that is per token")
 
     def operands(self, node: Node) -> list[Value | None]:
         return [None if v is None else self.moved[v] for v in node.inputs]
@@ -132,7 +134,7 @@ class _TokenMajor:
         (source,) = node.inputs
         assert source is not None
         if source.shape[:2] != node.output.shape[:2] or source.shape[0] != 1:
-            raise PassError(f"insert_kv_cache: {describe(node.output)} mixes positions, which is not per token")
+            raise self.refusal(node, "mixes positions, which is not per token")
         return self.moved[source]
 
     def convert_rows(self, node: Node) -> None:
@@ -140,10 +142,10 @@ class _TokenMajor:
         attrs = dict(node.attrs)
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.rank > 2 and value.rank != 3:
-                raise PassError(f"insert_kv_cache: {describe(node.outputs[0])} works on heads, not on whole rows")
+                raise self.refusal(node, "works on heads, not on whole rows")
         if node.op == "slice":
             if attrs["dim"] != 2:
-                raise PassError(f"insert_kv_cache: {describe(node.outputs[0])} slices positions, which is not per token")
+                raise self.refusal(node, "slices positions, which is not per token")
             attrs["dim"] = 1
         operands = self.operands(node)
         if node is self.tail[0]:
@@ -164,9 +166,7 @@ class _TokenMajor:
         cache = self.emit("input", (), {}, ("kv", ()), f"kv_cache.{layer}")
         written = [self.moved[m.qkv], self.moved[m.table], meta["slots"], cache]
         kind = (self.moved[m.qkv].dtype, ("tokens", dim_math.mul(heads, head_dim)))
-        q, cache = self.emit_all(
-            "rotary_kv_write", written, {**shape, "rotary_dim": m.rotary_dim}, [kind, ("kv", ())]
-        )
+        q, cache = self.emit_all("rotary_kv_write", written, {**shape, "rotary_dim": m.rotary_dim}, [kind, ("kv", ())])
         extra = {k: m.root.attrs[k] for k in ("scale", "window", "softcap")}
         read = [q, cache, meta["seq_starts"], meta["context_lens"], meta["block_tables"]]
         return self.emit("paged_attention", read, {**shape, **extra}, kind)
@@ -175,30 +175,22 @@ class _TokenMajor:
 def find_tail(graph: Graph) -> list[Node]:
     """The nodes from the final norm to the logits: what is computed only for the rows whose logits are wanted."""
     if len(graph.outputs) != 1:
-        raise PassError(f"insert_kv_cache: a decoder must have one output, its logits, not {len(graph.outputs)}")
+        raise UnsupportedModelError(f"a decoder must have one output, its logits, not {len(graph.outputs)}")
     users = graph.users()
-    node, tail = graph.outputs[0].node, []
+    node = graph.outputs[0].node
+    tail: list[Node] = []
     while node is not None:
         tail.insert(0, node)
         if node.op in NORMS:
             inside = {id(n) for n in tail}
             leaks = [u for n in tail for v in n.outputs for u in users[v] if id(u) not in inside]
             if leaks:
-                raise PassError(f"insert_kv_cache: {describe(leaks[0].outputs[0])} also reads the final norm's rows")
+                raise refusal(graph, leaks[0], "reads what is computed only for rows whose logits are wanted")
             return tail
         streams = [v for v in node.inputs if v is not None and v.node and v.node.op not in ("weight", "constant")]
-        if len(streams) != 1 or node.op not in PER_TOKEN:
-            break
-        node = streams[0].node
-    where = describe(tail[0].outputs[0]) if tail else "the output"
-    raise PassError(f"insert_kv_cache: no norm between the last layer and the logits; the search ended at {where}")
+        node = streams[0].node if len(streams) == 1 and node.op in PER_TOKEN else None
+    raise refusal(graph, tail[0], "is where the search for the final norm ended, upwards from the logits")
 
 
-def _only(graph: Graph, node: Node) -> Graph:
-    """A view of `graph` that ends at `node`, for an explanation."""
-    part = graph.clone()
-    part.outputs = [part.value(node.outputs[0].name)]
-    part.drop_dead()
-    part.nodes = [n for n in part.nodes if n.op != node.op or n.outputs[0].name == node.outputs[0].name]
-    return part
-
+def refusal(graph: Graph, node: Node, why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(located(graph, node, f"insert_kv_cache: {describe(node.outputs[0])} {why}"))

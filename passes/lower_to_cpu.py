@@ -1,7 +1,7 @@
 """lower_to_cpu:  the cached graph  ->  one node per instruction of the CPU plan, with final types
 
-A is the engine's type (float32 or bfloat16): matmul inputs, q, the KV cache, matmul weights and the embedding table are A,
-everything else is float32.  Folded on the way, where the inner value has no other user:
+A is the engine's type (float32 or bfloat16): matmul inputs, q, the KV cache, matmul weights and the embedding table are
+A, everything else is float32.  Folded on the way, where the inner value has no other user:
 
     swiglu(x W^T + b)       ->  matmul with the swiglu epilogue (weight layout panels_swiglu)
     (x W^T + b) + residual  ->  matmul with a residual
@@ -11,13 +11,14 @@ Operands are in the order [x, w, bias?, residual?] for matmul and [x, w, residua
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorwright.builder.ir import Graph, Node, Shape, Value
+from tensorwright.builder.ir import Graph, Node, Value
 from tensorwright.errors import LoweringError
+from tensorwright.passes.explain import located
 from tensorwright.passes.matcher import describe
-from tensorwright.passes.rewriter import make_node
+from tensorwright.passes.rewriter import Types, make_node
 
 EPILOGUE_NONE, EPILOGUE_SWIGLU = 0, 1
 """Numbers of plugins/matmul/kernel.h."""
@@ -56,13 +57,11 @@ class _Lowering:
             return
         rule = RULES.get(node.op)
         if rule is None:
-            raise LoweringError(
-                f"lower_to_cpu: no kernel for {describe(node.outputs[0])}; the CPU target has {', '.join(sorted(RULES))}"
-            )
+            raise self.refusal(node.outputs[0], f"has no kernel on target cpu; those are {', '.join(sorted(RULES))}")
         for old, new in zip(node.outputs, rule(self, node), strict=True):
             self.moved[old] = new
 
-    def emit(self, op: str, inputs: list[Value | None], kinds: list[tuple[str, Shape]], **attrs: Any) -> list[Value]:
+    def emit(self, op: str, inputs: Sequence[Value | None], kinds: Types, **attrs: Any) -> list[Value]:
         node = make_node(self.graph, op, inputs, attrs, kinds, self.scope)
         self.nodes.append(node)
         return node.outputs
@@ -71,14 +70,15 @@ class _Lowering:
         """What an activation or input has become."""
         assert value is not None
         if value not in self.moved:
-            raise LoweringError(f"lower_to_cpu: {describe(value)} is used as an activation, but it is a weight or constant")
+            raise self.refusal(value, "is used as an activation, but it is a weight or constant")
         return self.moved[value]
 
     def weight(self, value: Value | None, layout: str) -> Value:
         """A weight or constant array in one layout; each layout of it is stored once."""
-        assert value is not None and value.node is not None
+        assert value is not None
+        assert value.node is not None
         if value.node.op not in ("weight", "constant"):
-            raise LoweringError(f"lower_to_cpu: {describe(value)} must be a weight of the checkpoint or a constant")
+            raise self.refusal(value, "must be a weight of the checkpoint or a constant")
         if (value, layout) not in self.weights:
             dtype = "float32" if layout == RAW else self.act
             attrs = {**value.node.attrs, **({"layout": layout} if value.node.op == "weight" else {})}
@@ -91,7 +91,7 @@ class _Lowering:
         """A if `value` feeds matmuls, float32 if it feeds the rest; refuses one that feeds both where these differ."""
         needs = {self.act if self.feeds_matmul(user, value) else "float32" for user in self.users[value]}
         if len(needs) > 1:
-            raise LoweringError(f"lower_to_cpu: {describe(value)} is needed in {' and '.join(sorted(needs))}, and no kernel writes both")
+            raise self.refusal(value, f"is needed in {' and '.join(sorted(needs))}, and no kernel writes both")
         return needs.pop() if needs else "float32"
 
     def feeds_matmul(self, user: Node, value: Value) -> bool:
@@ -99,10 +99,15 @@ class _Lowering:
 
     def matmul_operand(self, value: Value | None) -> Value:
         """The input of a matmul, which must be A already: there is no instruction that converts."""
+        assert value is not None
         x = self.value(value)
         if x.dtype != self.act:
-            raise LoweringError(f"lower_to_cpu: {describe(x)} feeds a matmul and must be {self.act}, but nothing makes it so")
+            raise self.refusal(value, f"feeds a matmul and must be {self.act}, which its kernel cannot write")
         return x
+
+    def refusal(self, value: Value, why: str) -> LoweringError:
+        assert value.node is not None
+        return LoweringError(located(self.graph, value.node, f"lower_to_cpu: {describe(value)} {why}"))
 
 
 def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
@@ -119,93 +124,94 @@ def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
     return folded
 
 
-def lower_input(l: _Lowering, node: Node) -> list[Value]:
-    l.nodes.append(node)
+def lower_input(low: _Lowering, node: Node) -> list[Value]:
+    low.nodes.append(node)
     return node.outputs
 
 
-def lower_embedding(l: _Lowering, node: Node) -> list[Value]:
+def lower_embedding(low: _Lowering, node: Node) -> list[Value]:
     table, ids = node.inputs
     kind = ("float32", node.output.shape)
-    return l.emit("embedding", [l.weight(table, PANELS), l.value(ids)], [kind], scale=float(node.attrs["scale"]))
+    return low.emit("embedding", [low.weight(table, PANELS), low.value(ids)], [kind], scale=float(node.attrs["scale"]))
 
 
-def lower_rms_norm(l: _Lowering, node: Node) -> list[Value]:
+def lower_rms_norm(low: _Lowering, node: Node) -> list[Value]:
     x, w = node.inputs
-    kind = (l.input_type(node.output), node.output.shape)
-    return l.emit("rms_norm", [l.value(x), l.weight(w, RAW), None], [kind], **norm_attrs(node))
+    kind = (low.input_type(node.output), node.output.shape)
+    return low.emit("rms_norm", [low.value(x), low.weight(w, RAW), None], [kind], **norm_attrs(node))
 
 
-def lower_add_rms_norm(l: _Lowering, node: Node) -> list[Value]:
+def lower_add_rms_norm(low: _Lowering, node: Node) -> list[Value]:
     x, residual, w = node.inputs
     y, total = node.outputs
-    kinds = [(l.input_type(y), y.shape), ("float32", total.shape)]
-    return l.emit("rms_norm", [l.value(x), l.weight(w, RAW), l.value(residual)], kinds, **norm_attrs(node))
+    kinds = [(low.input_type(y), y.shape), ("float32", total.shape)]
+    return low.emit("rms_norm", [low.value(x), low.weight(w, RAW), low.value(residual)], kinds, **norm_attrs(node))
 
 
 def norm_attrs(node: Node) -> dict[str, float]:
     return {"eps": float(node.attrs["eps"]), "weight_offset": float(node.attrs["weight_offset"])}
 
 
-def lower_linear(l: _Lowering, node: Node) -> list[Value]:
-    return lower_matmul(l, node, node, PANELS, EPILOGUE_NONE, None)
+def lower_linear(low: _Lowering, node: Node) -> list[Value]:
+    return lower_matmul(low, node, node, PANELS, EPILOGUE_NONE, None)
 
 
 def lower_matmul(
-    l: _Lowering, linear: Node, last: Node, layout: str, epilogue: int, residual: Value | None
+    low: _Lowering, linear: Node, last: Node, layout: str, epilogue: int, residual: Value | None
 ) -> list[Value]:
     """The instruction for `linear` and what is folded into it; `last` is the node whose result it gives."""
     x, w, bias = (*linear.inputs, None)[:3]
-    bias = l.weight(bias, RAW) if bias is not None else None
+    bias = low.weight(bias, RAW) if bias is not None else None
     out = last.output
-    kind = (l.input_type(out), out.shape)
-    operands = [l.matmul_operand(x), l.weight(w, layout), bias, None if residual is None else l.value(residual)]
-    return l.emit("matmul", operands, [kind], epilogue=epilogue, n=out.shape[-1])
+    kind = (low.input_type(out), out.shape)
+    operands = [low.matmul_operand(x), low.weight(w, layout), bias, None if residual is None else low.value(residual)]
+    return low.emit("matmul", operands, [kind], epilogue=epilogue, n=out.shape[-1])
 
 
-def lower_swiglu(l: _Lowering, node: Node) -> list[Value]:
+def lower_swiglu(low: _Lowering, node: Node) -> list[Value]:
     (x,) = node.inputs
     assert x is not None
-    if x.node is not None and id(x.node) in l.folded:
-        return lower_matmul(l, x.node, node, PANELS_SWIGLU, EPILOGUE_SWIGLU, None)
-    return l.emit("swiglu", [l.value(x)], [(l.input_type(node.output), node.output.shape)])
+    if x.node is not None and id(x.node) in low.folded:
+        return lower_matmul(low, x.node, node, PANELS_SWIGLU, EPILOGUE_SWIGLU, None)
+    return low.emit("swiglu", [low.value(x)], [(low.input_type(node.output), node.output.shape)])
 
 
-def lower_add(l: _Lowering, node: Node) -> list[Value]:
+def lower_add(low: _Lowering, node: Node) -> list[Value]:
     a, b = node.inputs
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     if a.shape != b.shape:
-        raise LoweringError(f"lower_to_cpu: {describe(node.output)} adds shapes that differ, and no kernel does")
+        raise low.refusal(node.output, "adds shapes that differ, and no kernel does")
     for linear, residual in ((b, a), (a, b)):
-        if linear.node is not None and id(linear.node) in l.folded:
-            return lower_matmul(l, linear.node, node, PANELS, EPILOGUE_NONE, residual)
-    return l.emit("add", [l.value(a), l.value(b)], [("float32", node.output.shape)])
+        if linear.node is not None and id(linear.node) in low.folded:
+            return lower_matmul(low, linear.node, node, PANELS, EPILOGUE_NONE, residual)
+    return low.emit("add", [low.value(a), low.value(b)], [("float32", node.output.shape)])
 
 
-def lower_rotary_table(l: _Lowering, node: Node) -> list[Value]:
+def lower_rotary_table(low: _Lowering, node: Node) -> list[Value]:
     positions, frequencies = node.inputs
-    operands = [l.value(positions), l.weight(frequencies, RAW)]
-    return l.emit("rotary_table", operands, [("float32", node.output.shape)], scale=float(node.attrs["scale"]))
+    operands = [low.value(positions), low.weight(frequencies, RAW)]
+    return low.emit("rotary_table", operands, [("float32", node.output.shape)], scale=float(node.attrs["scale"]))
 
 
-def lower_rotary_kv_write(l: _Lowering, node: Node) -> list[Value]:
+def lower_rotary_kv_write(low: _Lowering, node: Node) -> list[Value]:
     q, cache = node.outputs
-    kinds = [(l.act, q.shape), (cache.dtype, cache.shape)]
-    return l.emit("rotary_kv_write", [l.value(v) for v in node.inputs], kinds, **kv_attrs(node, "rotary_dim"))
+    kinds = [(low.act, q.shape), (cache.dtype, cache.shape)]
+    return low.emit("rotary_kv_write", [low.value(v) for v in node.inputs], kinds, **kv_attrs(node, "rotary_dim"))
 
 
-def lower_paged_attention(l: _Lowering, node: Node) -> list[Value]:
-    kind = (l.input_type(node.output), node.output.shape)
+def lower_paged_attention(low: _Lowering, node: Node) -> list[Value]:
+    kind = (low.input_type(node.output), node.output.shape)
     attrs = {**kv_attrs(node), "scale": float(node.attrs["scale"]), "softcap": float(node.attrs["softcap"])}
-    return l.emit("paged_attention", [l.value(v) for v in node.inputs], [kind], **attrs)
+    return low.emit("paged_attention", [low.value(v) for v in node.inputs], [kind], **attrs)
 
 
 def kv_attrs(node: Node, *more: str) -> dict[str, int]:
     return {"kv_layer": node.attrs["layer"], "heads": node.attrs["heads"], **{k: node.attrs[k] for k in more}}
 
 
-def lower_gather_rows(l: _Lowering, node: Node) -> list[Value]:
-    return l.emit("gather_rows", [l.value(v) for v in node.inputs], [("float32", node.output.shape)])
+def lower_gather_rows(low: _Lowering, node: Node) -> list[Value]:
+    return low.emit("gather_rows", [low.value(v) for v in node.inputs], [("float32", node.output.shape)])
 
 
 RULES: dict[str, Callable[[_Lowering, Node], list[Value]]] = {

@@ -1,115 +1,24 @@
 """Finds a pattern in a graph and rewrites it: match backwards from the root, then `check`, then `replace`.
 
 `apply(graph, PATTERN, check, replace)` is the body of most passes. A match is refused when a value inside it is used
-outside of it as well (unless the pattern lists it among its outputs or as shared), and every refusal has a reason, which
-`closest` reports for the attempt that got furthest.
+outside of it as well (unless the pattern lists it among its outputs or as shared), and every refusal has a reason,
+which `closest` reports for the attempt that got furthest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.builder.ir import Dim, Graph, Node, Value
-from tensorwright.builder.ir import dims as dim_math
+from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.passes.match import Match, Miss, Reason, Refused, State, describe
 from tensorwright.passes.pattern import COMMUTATIVE, AttrVar, Call, Expr, Literal, Pattern, Var, pattern
 from tensorwright.passes.rewriter import Rewriter, splice
 
-__all__ = ["Match", "Pattern", "apply", "closest", "match_value", "pattern"]
+__all__ = ["Match", "Pattern", "apply", "closest", "describe", "find_miss", "match_value", "pattern"]
 
-Reason = str | Callable[[], str]
 DIM_ATTRS = frozenset({"dim", "dims", "dim0", "dim1"})
-
-
-class _Refused(Exception):
-    """What `require` throws; caught by the matcher."""
-
-
-@dataclass
-class Miss:
-    """Why an attempt failed, and how many ops it had matched by then. The text is made only when read."""
-
-    depth: int
-    root: Node
-    reason: Reason
-    value: Value | None
-
-    def __str__(self) -> str:
-        reason = self.reason() if callable(self.reason) else self.reason
-        at = f" at {describe(self.value)}" if self.value is not None else ""
-        return f"{self.depth} ops matched up from {describe(self.root.outputs[0])}, then: {reason}{at}"
-
-
-def describe(value: Value) -> str:
-    """%name = op in its module, for messages."""
-    op = value.node.op if value.node is not None else "?"
-    scope = f" in {value.node.scope}" if value.node is not None and value.node.scope else ""
-    return f"%{value.name} ({op} {value.dtype}{list(value.shape)}{scope})".replace("'", "")
-
-
-@dataclass(frozen=True)
-class _State:
-    """Bindings of one attempt; extended by copying, so that another attempt can go back."""
-
-    bound: dict[str, Any]
-    nodes: tuple[Node, ...]
-
-    def bind(self, name: str, thing: Any) -> _State:
-        return _State({**self.bound, name: thing}, self.nodes)
-
-
-class Match:
-    """Names of the pattern as attributes: values for names and variables, plain data for attributes, None if absent."""
-
-    def __init__(self, pattern: Pattern, state: _State, root: Node):
-        self._pattern = pattern
-        self._bound = state.bound
-        self.nodes = state.nodes
-        self.root = root
-        self.dims: dict[str, Dim] = {}
-        self.notes: dict[str, Any] = {}
-        """What `check` learned for `replace`."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if name not in self._pattern.names:
-            raise AttributeError(f"the pattern has no name {name!r}")
-        return self._bound.get(name)
-
-    def require(self, condition: object, reason: Reason, value: Value | None = None) -> None:
-        """Refuse this match unless `condition`; `reason` may be a function, called only when somebody reads it."""
-        if not condition:
-            raise _Refused(reason, value)
-
-    def bind_shape(self, value: Value, letters: str) -> None:
-        """Unify the shape of `value` with letters such as "1 S H*D": numbers are literal, letters equal everywhere.
-
-        A leading "..." stands for any dimensions. A product of letters must already be bound.
-        """
-        tokens = letters.split()
-        shape = list(value.shape)
-        if tokens and tokens[0] == "...":
-            tokens = tokens[1:]
-            self.require(len(shape) >= len(tokens), lambda: f"rank is not at least {len(tokens)}", value)
-            shape = shape[len(shape) - len(tokens) :]
-        self.require(len(shape) == len(tokens), lambda: f"shape is not [{letters}]", value)
-        for token, dim in zip(tokens, shape, strict=True):
-            if token.isidentifier() and token not in self.dims:
-                self.dims[token] = dim
-                continue
-            factors: list[Dim] = [int(t) if t.isdigit() else self.dims[t] for t in token.split("*")]
-            wanted = dim_math.mul(*factors)
-            self.require(
-                dim_math.same(wanted, dim), lambda w=wanted, t=token: f"[{letters}] needs {t} = {w}", value
-            )
-
-    def scalar(self, value: Value) -> float:
-        """The number that a scalar constant is, as a Python float; refuses anything else."""
-        self.require(value.is_scalar_constant, "not a scalar constant", value)
-        return float(value.constant)
-
 
 Check = Callable[[Match], None]
 Replace = Callable[[Match, Rewriter], Any]
@@ -121,28 +30,36 @@ class _Matcher:
     users: dict[Value, list[Node]]
     outputs: frozenset[Value]
     check: Check | None
-    misses: list[Miss] = field(default_factory=list)
+    about: Node | None = None
+    best: Miss | None = None
     root: Node | None = None
 
     def at(self, root: Node) -> Match | None:
         """The first way to match with `root` as the last line's op that also passes `check`."""
         self.root = root
-        for state in self._call(self.pattern.root, root.outputs[self.pattern.root.result], _State({}, ())):
+        for state in self._value(self.pattern.root, root.outputs[self.pattern.root.result], State({}, ())):
             match = Match(self.pattern, state, root)
             try:
                 self._only_used_inside(match)
                 if self.check is not None:
                     self.check(match)
-            except _Refused as refused:
-                self._miss(len(state.nodes), *refused.args)
+            except Refused as refused:
+                self._miss(state, *refused.args)
             else:
                 return match
         return None
 
-    def _miss(self, depth: int, reason: Reason, value: Value | None) -> None:
+    def _miss(self, state: State, reason: Reason, value: Value | None, closer: int = 0) -> None:
+        """Remember why this attempt failed, if it got further than the others (and reached the node asked about)."""
         assert self.root is not None
-        if not self.misses or depth > self.misses[-1].depth:
-            self.misses = [Miss(depth, self.root, reason, value)]
+        depth = len(state.nodes) + closer
+        reached = self.about is None or self.about in state.nodes or (value is not None and value.node is self.about)
+        if not reached:
+            return
+        # Of attempts that got equally far the first at the last root: it is nearest to what the pattern says.
+        best = self.best
+        if best is None or depth > best.depth or (depth == best.depth and best.root is not self.root):
+            self.best = Miss(depth, self.root, reason, value)
 
     def _only_used_inside(self, match: Match) -> None:
         exposed = {match._bound.get(n) for n in (*self.pattern.outputs, *self.pattern.shared)}
@@ -154,70 +71,71 @@ class _Matcher:
                     continue
                 outside = [n for n in self.users.get(value, ()) if id(n) not in inside]
                 match.require(value not in self.outputs, "it is also an output of the graph", value)
-                match.require(
-                    not outside, lambda u=outside: f"it is also used by {describe(u[0].outputs[0])}", value
-                )
+                reason = f"it is also used by {describe(outside[0].outputs[0])}" if outside else ""
+                match.require(not outside, reason, value)
 
-    def _value(self, expr: Expr, value: Value | None, state: _State) -> Iterator[_State]:
+    def _value(self, expr: Expr, value: Value | None, state: State) -> Iterator[State]:
         """Every way in which `value` is `expr`."""
         if isinstance(expr, Var):
             yield from self._var(expr, value, state)
         elif value is None:
-            self._miss(len(state.nodes), "an operand is absent", None)
+            self._miss(state, "an operand is absent", None)
         elif isinstance(expr, Literal):
             if value.is_scalar_constant and float(value.constant) == float(expr.value):
                 yield state
             else:
-                self._miss(len(state.nodes), f"it is not the constant {expr.value}", value)
+                self._miss(state, f"it is not the constant {expr.value}", value)
+        elif expr.op == "either":
+            for choice in expr.args:
+                for inner in self._value(choice, value, state):
+                    yield inner.bind(expr.names[0], value) if expr.names else inner
         else:
             yield from self._call(expr, value, state)
             if expr.optional:
                 yield from self._value(expr.args[0], value, state)
 
-    def _var(self, expr: Var, value: Value | None, state: _State) -> Iterator[_State]:
+    def _var(self, expr: Var, value: Value | None, state: State) -> Iterator[State]:
         if value is None and not expr.optional:
-            self._miss(len(state.nodes), f"{expr.name} is absent", None)
+            self._miss(state, f"{expr.name} is absent", None)
         elif expr.name not in state.bound:
             yield state.bind(expr.name, value)
         elif state.bound[expr.name] is value:
             yield state
         else:
-            self._miss(len(state.nodes), f"it is not {expr.name} again", value)
+            self._miss(state, f"it is not {expr.name} again", value)
 
-    def _call(self, expr: Call, value: Value, state: _State) -> Iterator[_State]:
+    def _call(self, expr: Call, value: Value, state: State) -> Iterator[State]:
         name = expr.names[expr.result] if expr.names else None
         if name is not None and name in state.bound:
             if state.bound[name] is value:
                 yield state
             else:
-                self._miss(len(state.nodes), f"it is not {name} again", value)
+                self._miss(state, f"it is not {name} again", value)
             return
         node = value.node
         if node is None or node.op != expr.op:
-            self._miss(len(state.nodes), f"it is not {expr.op}", value)
+            self._miss(state, f"it is not {expr.op}", value)
             return
         if expr.names and (len(node.outputs) != len(expr.names) or node.outputs[expr.result] is not value):
-            self._miss(len(state.nodes), f"it is not result {expr.result} of {expr.op}", value)
+            self._miss(state, f"it is not result {expr.result} of {expr.op}", value)
             return
         attrs = self._attrs(expr, node, state)
         if attrs is None:
             return
         bound = {**state.bound, **attrs, **dict(zip(expr.names, node.outputs, strict=False))}
-        inner = _State(bound, (*state.nodes, node) if node not in state.nodes else state.nodes)
+        inner = State(bound, (*state.nodes, node) if node not in state.nodes else state.nodes)
         for operands in self._orders(expr, node):
             yield from self._operands(expr.args, operands, inner)
 
-    def _attrs(self, expr: Call, node: Node, state: _State) -> dict[str, Any] | None:
+    def _attrs(self, expr: Call, node: Node, state: State) -> dict[str, Any] | None:
         learned: dict[str, Any] = {}
         for key, wanted in expr.attrs:
             found = node.attrs.get(key)
             if isinstance(wanted, AttrVar):
-                earlier = learned.get(wanted.name, state.bound.get(wanted.name, found))
-                learned[wanted.name] = wanted = earlier
+                name = wanted.name
+                wanted = learned.setdefault(name, state.bound.get(name, found))
             if key not in node.attrs or _plain(found) != _plain(_absolute(key, wanted, node)):
-                self._miss(
-                    len(state.nodes), lambda k=key, w=wanted: f"attribute {k} is not {w}", node.outputs[0]
-                )
+                self._miss(state, f"attribute {key} is not {wanted}", node.outputs[0], closer=1)
                 return None
         return learned
 
@@ -232,9 +150,7 @@ class _Matcher:
         if self.pattern.commute and expr.op in COMMUTATIVE and operands[0] is not operands[1]:
             yield operands[::-1]
 
-    def _operands(
-        self, exprs: tuple[Expr, ...], values: list[Value | None], state: _State
-    ) -> Iterator[_State]:
+    def _operands(self, exprs: tuple[Expr, ...], values: list[Value | None], state: State) -> Iterator[State]:
         if not exprs:
             yield state
             return
@@ -291,19 +207,23 @@ def _sweep(graph: Graph, pattern: Pattern, check: Check | None, replace: Replace
     return len(inserted)
 
 
-def closest(graph: Graph, pattern: Pattern, check: Check | None = None) -> str:
-    """Why the attempt that got furthest did not match; text for error messages."""
-    matcher = _Matcher(pattern, graph.users(), frozenset(graph.outputs), check)
+def find_miss(graph: Graph, pattern: Pattern, check: Check | None = None, about: Node | None = None) -> Miss | None:
+    """The attempt that got furthest without matching; with `about`, among those that reached this node."""
+    matcher = _Matcher(pattern, graph.users(), frozenset(graph.outputs), check, about)
     for root in graph.nodes:
         if root.op == pattern.root.op:
             matcher.at(root)
-    if not matcher.misses:
-        return f"no {pattern.root.op} that could end the pattern"
-    return str(matcher.misses[-1])
+    return matcher.best
+
+
+def closest(graph: Graph, pattern: Pattern, check: Check | None = None) -> str:
+    """find_miss as text for error messages."""
+    miss = find_miss(graph, pattern, check)
+    return f"no {pattern.root.op} that could end the pattern" if miss is None else str(miss)
 
 
 def match_value(value: Value, pattern: Pattern, check: Check | None = None) -> Match | None:
     """Match `pattern` ending in `value`, without asking who else uses what is inside; for a check's look upstream."""
-    if value.node is None or value.node.op != pattern.root.op:
+    if value.node is None:
         return None
     return _Matcher(pattern, {}, frozenset(), check).at(value.node)

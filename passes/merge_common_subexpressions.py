@@ -11,8 +11,6 @@ import numpy as np
 
 from tensorwright.builder.ir import Graph, Node, Value
 
-KEPT = ("input",)
-
 
 def merge_common_subexpressions(graph: Graph) -> int:
     """Returns how many nodes went."""
@@ -21,7 +19,7 @@ def merge_common_subexpressions(graph: Graph) -> int:
     kept: list[Node] = []
     for node in graph.nodes:
         node.inputs = [None if v is None else merged.get(v, v) for v in node.inputs]
-        twin = node if node.op in KEPT else first.setdefault(key(node), node)
+        twin = node if node.op == "input" else first.setdefault(key(node), node)
         if twin is node:
             kept.append(node)
         else:

@@ -8,6 +8,7 @@
 
 * A name that no line defines is a free variable: it stands for one value, the same one everywhere it appears.
 * `op?(a, ...)` is an optional op: it matches op(a, ...) or, where the op is absent, a alone.
+* `either(a, b)` matches a or, failing that, b.
 * `name?` as an operand may be absent.
 * A number stands for a scalar constant of that value.
 * `attr=literal` must be equal (negative dims count from the end of the first operand); `attr=name` binds the attribute.
@@ -66,7 +67,7 @@ Expr = Var | Literal | Call
 
 @dataclass(frozen=True)
 class Pattern:
-    """A parsed pattern. `outputs` are the names a replacement provides; those and `shared` ones may have other users."""
+    """A parsed pattern. `outputs` are what a replacement provides; those and `shared` results may have other users."""
 
     root: Call
     outputs: tuple[str, ...]
@@ -75,11 +76,10 @@ class Pattern:
     commute: bool
 
 
-def pattern(
-    text: str, *, commute: bool = False, outputs: Iterable[str] = (), shared: Iterable[str] = ()
-) -> Pattern:
-    """Parse `text`. `outputs`: the results that the replacement stands in for (default: the root's); others may use them.
+def pattern(text: str, *, commute: bool = False, outputs: Iterable[str] = (), shared: Iterable[str] = ()) -> Pattern:
+    """Parse `text`.
 
+    `outputs`: the results that the replacement stands in for (default: the root's); others may use them.
     `shared`: inner results that others may use too; the rewrite leaves those in place.
     Raises ValueError for text outside the language: patterns are written by us, not by users.
     """
@@ -88,8 +88,8 @@ def pattern(
     root: Call | None = None
     for statement in ast.parse(source).body:
         root = parser.line(statement)
-    if root is None:
-        raise ValueError("a pattern needs at least one line")
+    if root is None or root.op == "either":
+        raise ValueError("a pattern needs a last line that is one op, not a choice")
     results = tuple(outputs) or root.names
     unknown = (set(results) | set(shared)) - set(parser.lines)
     if unknown:

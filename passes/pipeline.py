@@ -1,7 +1,7 @@
 """The passes, in order, in phases: traced graph in, lowered graph with a memory plan out.
 
-`run_pipeline` verifies the graph around every pass, counts rewrites, holds the counts against what is expected, and, when
-asked, compares what the graph computes before and after each pass (`compare.py`) and dumps the graph after each.
+`run_pipeline` verifies the graph around every pass, counts rewrites, holds the counts against what is expected, and,
+when asked, compares what the graph computes before and after each pass (`compare.py`) and dumps the graph after each.
 """
 
 from __future__ import annotations
@@ -183,7 +183,9 @@ class _Run:
         self.dump: Path | None = None
         unknown = sorted(set(expected) - set(self.names))
         if unknown:
-            raise InvalidOptionError(f"no pass is called {', '.join(unknown)}; there are {', '.join(sorted(set(self.names)))}")
+            raise InvalidOptionError(
+                f"no pass is called {', '.join(unknown)}; there are {', '.join(sorted(set(self.names)))}"
+            )
 
     def step(self, phase: Phase, step: Step, *, first: bool) -> None:
         graph = self.report.graph

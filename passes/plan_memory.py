@@ -1,8 +1,8 @@
 """plan_memory:  every result of the lowered graph gets a place in an arena, shared by results that never live together
 
-Two arenas, one measured in bytes per token and one in bytes per logit row. A buffer of C columns takes its stride (C elements,
-rounded up to 64 bytes) per token or row, from `offset` on; two buffers may overlap only if no instruction has both alive.
-The sum of a norm with a residual is written over the residual, or over x, where nobody reads that afterwards.
+Two arenas, one measured in bytes per token and one in bytes per logit row. A buffer of C columns takes its stride (C
+elements, rounded up to 64 bytes) per token or row, from `offset` on; two may overlap only if they never live together.
+A sum is written over one of its operands where nobody reads that afterwards.
 Runs last: the plan holds for this order of nodes only.
 
     node.attrs["buffers"]       index of the buffer of every result; -1 for a cache, which lives elsewhere
@@ -61,9 +61,9 @@ def plan_memory(graph: Graph) -> int:
             last = max(last_use.get(value, position), position)
             if value.dtype == "kv":
                 index[value] = -1
-            elif i == 1 and reused is not None:
-                index[value] = index[reused]
-                buffers[index[reused]].last = last
+            elif reused is not None and reused[0] == i:
+                index[value] = index[reused[1]]
+                buffers[index[value]].last = last
             else:
                 index[value] = len(buffers)
                 buffers.append(describe_buffer(value, position, last))
@@ -82,29 +82,35 @@ def find_last_uses(graph: Graph) -> dict[Value, int]:
     return last
 
 
-def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> Value | None:
-    """The operand of a norm with a residual over which its sum can be written."""
-    if node.op != "rms_norm" or len(node.outputs) != 2:
+IN_PLACE = {"rms_norm": (1, (2, 0)), "matmul": (0, (3,)), "add": (0, (0, 1))}
+"""Op -> the result that may be written over an operand, and which operands: what runtime/core/plan_format.h allows."""
+
+
+def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> tuple[int, Value] | None:
+    """The result of `node` that takes the memory of an operand nobody reads afterwards, and that operand."""
+    result, operands = IN_PLACE.get(node.op, (0, ()))
+    if result >= len(node.outputs):
         return None
-    x, _, residual = node.inputs
-    total = node.outputs[1]
-    for value in (residual, x):
-        if value is None or value.node is None or value.node.op in SOURCES:
+    out = node.outputs[result]
+    for value in (node.inputs[i] for i in operands):
+        if value is None or value.node is None or value.node.op in SOURCES or node.inputs.count(value) > 1:
             continue
-        if last_use[value] == position and (value.dtype, value.shape) == (total.dtype, total.shape):
-            return value
+        if last_use[value] == position and (value.dtype, value.shape) == (out.dtype, out.shape):
+            return result, value
     return None
 
 
 def describe_buffer(value: Value, first: int, last: int) -> Buffer:
     fits = value.rank == 2 and value.shape[0] in KINDS and isinstance(value.shape[1], int) and value.dtype in BYTES
     if not fits:
-        raise PassError(f"plan_memory: a result must be [tokens or rows, columns] of a known type, not {describe(value)}")
+        raise PassError(
+            f"plan_memory: a result must be [tokens or rows, columns] of a known type, not {describe(value)}"
+        )
     return Buffer(str(value.shape[0]), value.dtype, int(value.shape[1]), first, last)
 
 
 def place(buffers: list[Buffer]) -> int:
-    """Give every buffer the lowest offset that is free for as long as it lives, widest first. Returns the arena's size."""
+    """Give every buffer the lowest offset that is free while it lives, widest first. Returns the arena's size."""
     placed: list[Buffer] = []
     for buffer in sorted(buffers, key=lambda b: (-b.stride, b.first)):
         offset = 0

@@ -1,7 +1,7 @@
 """recognise_attention:  softmax(scale * q k^T + mask) v  ->  attention(q, k, v, scale, mask, window, softcap)
 
-S tokens, H heads, D head dim.  In the trace q, k, v are [1, H, S, D]; attention takes and gives [1, S, H, D]. The mask must be
-one that recognise_masks has spelled. With a cap, scores are cap * tanh(scores / cap) before the mask.
+S tokens, H heads, D head dim.  In the trace q, k, v are [1, H, S, D]; attention takes and gives [1, S, H, D]. The mask
+must be one that recognise_masks has spelled. With a cap, scores are cap * tanh(scores / cap) before the mask.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tensorwright.passes.rewriter import Rewriter
 PATTERN = pattern(
     """
     scaled  = mul?(matmul(q, transpose(k, dim0=-2, dim1=-1)), scale)
-    bounded = tanh?(div?(scaled, cap))
-    capped  = mul?(bounded, cap)
-    weights = softmax(add(capped, mask), dim=-1)
+    bounded = tanh(div(scaled, cap))
+    scores  = either(mul(bounded, cap), scaled)
+    weights = softmax(add(scores, mask), dim=-1)
     out     = matmul(weights, v)
     """,
     commute=True,
@@ -28,7 +28,6 @@ def check(m: Match) -> None:
     m.bind_shape(m.k, "1 H S D")
     m.bind_shape(m.v, "1 H S D")
     m.bind_shape(m.mask, "1 1 S S")
-    m.require((m.bounded is None) == (m.cap is None), "a cap without tanh, or tanh without a cap", m.out)
     m.notes["scale"] = 1.0 if m.scale is None else m.scalar(m.scale)
     m.notes["softcap"] = 0.0 if m.cap is None else m.scalar(m.cap)
     m.notes["window"] = read_mask(m.mask)

@@ -1,12 +1,13 @@
 """recognise_masks:  whatever computes an attention mask  ->  where(k <= q [and k > q - window], 0, -inf)
 
-S positions.  The mask is recognised by what it is, not by how it is computed: its subgraph is evaluated at lengths past every
-number in it, and must equal a causal or a sliding-window mask exactly, everywhere. Anything else is refused.
+S positions.  The mask is recognised by what it is, not by how it is computed: its subgraph is evaluated at lengths past
+every number in it, and must equal a causal or a sliding-window mask exactly, everywhere. Anything else is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -25,6 +26,9 @@ WINDOW = pattern("""
 
 HIDDEN = -1e30
 """Scores below this become probabilities of exactly zero beside any visible one."""
+
+ALWAYS = 512
+"""Positions that are evaluated however small the numbers are, in case several of them multiply."""
 
 LONGEST = 12288
 """Positions beyond which evaluating a mask of S x S elements takes more memory than a build should."""
@@ -87,7 +91,8 @@ def depends_on_positions_only(value: Value) -> bool:
     if value.rank < 2 or value.is_scalar_constant:
         return False
     nodes = cone(value)
-    return not any(n.op in ("weight", "embedding") for n in nodes)
+    learned = any(n.op in ("weight", "embedding") for n in nodes)
+    return not learned and all(n.output.dtype in ("int32", "int64") for n in nodes if n.op == "input")
 
 
 def fit(graph: Graph, mask: Value) -> int:
@@ -104,9 +109,9 @@ def fit(graph: Graph, mask: Value) -> int:
 
 def lengths(graph: Graph, mask: Value) -> list[int]:
     """Short ones, and one past every number that the mask's subgraph contains."""
-    limit = int(graph.facts.get("max_seq_len", LONGEST))
+    limit = int(graph.facts.get("max_seq_len", 2**31))
     numbers = [n for n in numbers_in(cone(mask)) if 1 < n < limit]
-    longest = min(limit, max(numbers, default=2) + 67)
+    longest = min(limit, max(max(numbers, default=0) + 67, ALWAYS))
     if longest > LONGEST:
         raise refusal(mask, f"it would have to be evaluated at {longest} positions, past the {LONGEST} possible")
     return sorted({min(n, longest) for n in (2, 3, 17, 64, longest)})
@@ -116,9 +121,8 @@ def numbers_in(nodes: list[Node]) -> Iterator[int]:
     """Absolute values of all integers in constants and attributes."""
     for node in nodes:
         for attr in node.attrs.values():
-            for item in np.ravel(np.asarray(attr)) if not isinstance(attr, str) else ():
-                if isinstance(item, int | float | np.number) and np.isfinite(item) and abs(item) < 2**31:
-                    yield abs(int(item))
+            items: Any = np.ravel(np.asarray(attr)) if not isinstance(attr, str) else ()
+            yield from (abs(int(x)) for x in items if isinstance(x, np.number) and abs(x) < 2**31)
 
 
 def fit_at(graph: Graph, mask: Value, length: int) -> int:
@@ -146,7 +150,8 @@ def evaluate(graph: Graph, mask: Value, length: int) -> np.ndarray:
 
     part = graph.clone()
     part.outputs = [part.value(mask.name)]
-    part.drop_dead()
+    needed = {id(n) for n in cone(part.outputs[0])}
+    part.nodes = [n for n in part.nodes if id(n) in needed]
     sequence = torch.arange(length, dtype=torch.int64)[None]
     inputs = {v.name: sequence for v in part.inputs}
     (result,) = interpret(part, inputs, _no_weights)
@@ -154,7 +159,7 @@ def evaluate(graph: Graph, mask: Value, length: int) -> np.ndarray:
     return array
 
 
-def _no_weights(expr: object) -> object:
+def _no_weights(expr: object) -> NoReturn:
     raise AssertionError("a mask depends on no weight")
 
 

@@ -1,8 +1,8 @@
 """recognise_rotary:  x * cos + rotate_half(x) * sin  ->  rotary(x, rotary_table(positions, inv_freq, scale))
 
-S tokens, H heads, D head dim, R rotated dims (even, the first ones of D; often all).  In the trace x is [1, H, S, D] and
-cos, sin are [1, 1, S, R] of angles positions[S] * inv_freq[R/2], repeated for both halves; rotary takes [1, S, H, D] and
-pairs element i with i + R/2.
+S tokens, H heads, D head dim, R rotated dims (even, the first ones of D; often all).  In the trace x is [1, H, S, D],
+and cos and sin are [1, 1, S, R] of angles positions[S] * inv_freq[R/2], repeated for both halves; rotary takes
+[1, S, H, D] and pairs element i with i + R/2.
 
     rotate_half(x) = concat(-x[R/2:], x[:R/2])
 """
@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from tensorwright.builder.ir import Graph, Value
-from tensorwright.passes.matcher import Match, apply, match_value, pattern
+from tensorwright.passes.matcher import Match, Pattern, apply, match_value, pattern
 from tensorwright.passes.rewriter import Rewriter
 
-FULL = pattern(
+PATTERN = pattern(
     """
     first   = slice(x, dim=-1, start=0, end=half, step=1)
     second  = slice(x, dim=-1, start=half, end=rotary_dim, step=1)
@@ -58,7 +58,7 @@ def check(m: Match) -> None:
     m.notes.update(positions=cosine.positions, inv_freq=cosine.inv_freq, scale=scales[0])
 
 
-def match_angles(m: Match, table: Value, spelling) -> Match:  # type: ignore[no-untyped-def]
+def match_angles(m: Match, table: Value, spelling: Pattern) -> Match:
     """The parts of a cosine or sine table; refuses m where it is none, or its frequencies depend on the input."""
     found = match_value(table, spelling)
     m.require(found is not None, "not a cosine or sine of positions times constant frequencies", table)
@@ -81,4 +81,4 @@ def replace(m: Match, g: Rewriter) -> Value:
 
 def recognise_rotary(graph: Graph) -> int:
     """The tables come out one per use; merge_common_subexpressions makes them one per model."""
-    return apply(graph, PARTIAL, check, replace) + apply(graph, FULL, check, replace)
+    return apply(graph, PARTIAL, check, replace) + apply(graph, PATTERN, check, replace)

@@ -7,11 +7,13 @@ of 4 bytes (1 float32 or 2 bfloat16; K padded with zeros) and group 0 of all 16 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 LANES = 16
 GROUP_BYTES = 4
-_STORAGE = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
+_STORAGE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
 
 
 def panels_of(rows: int) -> int:

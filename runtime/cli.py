@@ -79,7 +79,7 @@ def build(arguments: tuple[str, ...]) -> None:
     require_build_extra("building an engine")
     from tensorwright.builder.cli import main as build_main
 
-    build_main(list(arguments))
+    build_main.main(args=list(arguments), prog_name="tensorwright build")
 
 
 def main(arguments: list[str] | None = None) -> None:

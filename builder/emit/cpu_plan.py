@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -201,7 +202,7 @@ def _check(graph: Graph) -> None:
             raise LoweringError(f"target cpu has no instruction for {node.op} %{node.outputs[0].name}{where}")
 
 
-def _attr(node: Node, name: str) -> object:
+def _attr(node: Node, name: str) -> Any:
     if name not in node.attrs:
         raise LoweringError(f"{node.op} %{node.outputs[0].name} has no attribute {name!r}")
     return node.attrs[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import resource
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -78,17 +77,11 @@ def build_report(seconds: dict[str, float], pass_seconds: dict[str, float], note
         "phase_seconds": seconds,
         "pass_seconds": {name: round(value, 4) for name, value in pass_seconds.items()},
         "total_seconds": round(sum(seconds.values()), 3),
-        "peak_memory_bytes": _peak_memory(),
         **notes,
         "python": sys.version.split()[0],
         "machine": platform.machine(),
         "packages": {name: _version(name) for name in ("torch", "transformers", "numpy", "tokenizers", "safetensors")},
     }
-
-
-def _peak_memory() -> int:
-    """Largest resident size of this process so far; Linux counts it in KiB. Mapped checkpoint pages are in it."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _version(name: str) -> str | None:

@@ -106,9 +106,7 @@ class Graph:
     ) -> Node:
         """Append a node, or insert it right before `before`. `types` gives (dtype, shape) of every result."""
         hints = list(names) + [""] * (len(types) - len(names))
-        outputs = [
-            Value(self.fresh_name(h), d, tuple(s)) for (d, s), h in zip(types, hints, strict=True)
-        ]
+        outputs = [Value(self.fresh_name(h), d, tuple(s)) for (d, s), h in zip(types, hints, strict=True)]
         node = Node(op, list(inputs), dict(attrs or {}), outputs, scope)
         for value in outputs:
             value.node = node

@@ -24,7 +24,7 @@ Weights = Callable[[WeightExpr], torch.Tensor]
 
 
 def interpret(graph: Graph, inputs: dict[str, Any], weights: Weights) -> list[Any]:
-    """The graph's outputs for `inputs` (by input name: tensors of the declared type and shape; "kv" values as they are).
+    """The graph's outputs for `inputs`, by input name: tensors of the declared type and shape, "kv" values as they are.
 
     `weights` gives the tensor of an expression; it is converted to the value's element type. Weights and constants are
     made at their first use and everything is dropped after its last, so memory stays near the widest point. Raises

@@ -126,7 +126,8 @@ class _GraphParser:
 
     def node(self, line: _Line) -> None:
         """%a: type, %b: type = op(%x, none) {attr = literal} in scope"""
-        names, types = [], []
+        names: list[str] = []
+        types: list[tuple[str, Shape]] = []
         while not names or line.accept(","):
             line.expect("%")
             name = line.take(NAME, "a value's name")

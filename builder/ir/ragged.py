@@ -1,4 +1,4 @@
-"""Ragged batches for graphs at stage "cached" or "lowered": the metadata inputs, and a loop over steps that keeps the cache.
+"""Ragged batches for graphs at stage "cached" or "lowered": metadata inputs, and a loop of steps that keeps the cache.
 
 What the runtime's scheduler does, as simply as it can be done, so that a cached graph can be compared with the traced
 graph run on each sequence alone.

@@ -1,8 +1,8 @@
 """Row purity: at stage "cached" a row (one token of one sequence) never sees another row.
 
-A value is *per row* if its dimension 0 is "tokens" or "rows". Each rule below shows that row i of an op's result depends
-on row i of its per-row operands and on values that are the same for every batch; what has no rule is refused. Only the
-sequence-aware ops see more, through the metadata that says which rows belong together.
+A value is *per row* if its dimension 0 is "tokens" or "rows". Each rule below shows that row i of an op's result
+depends on row i of its per-row operands and on values that are the same for every batch; what has no rule is refused.
+Only the sequence-aware ops see more, through the metadata that says which rows belong together.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def _view(node: Node) -> str | None:
 
 def _matmul(node: Node) -> str | None:
     a, b = node.inputs
-    assert a is not None and b is not None
+    assert a is not None
+    assert b is not None
     if is_per_row(b) and b.rank < 3:
         return f"the rows of %{b.name} {_shape(b)} would be summed over"
     return _elementwise(node)

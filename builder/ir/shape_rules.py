@@ -176,7 +176,9 @@ def linear(x: list[Any], attrs: Attrs) -> Types:
     """x [..., k], w [n, k], bias [n] or absent -> [..., n]."""
     a, w, bias = x[0], x[1], x[2] if len(x) > 2 else None
     require(w.rank == 2, f"the weight must be [n, k], not {show(w.shape)}")
-    require(a.rank >= 1 and dims.same(a.shape[-1], w.shape[1]), f"x {show(a.shape)} does not fit weight {show(w.shape)}")
+    require(
+        a.rank >= 1 and dims.same(a.shape[-1], w.shape[1]), f"x {show(a.shape)} does not fit weight {show(w.shape)}"
+    )
     if bias is not None:
         require(bias.shape == (w.shape[0],), f"bias {show(bias.shape)} does not fit weight {show(w.shape)}")
     return [(_same_dtype([v for v in x if v is not None]), (*a.shape[:-1], w.shape[0]))]

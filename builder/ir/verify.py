@@ -70,7 +70,9 @@ def _check_outputs(graph: Graph, stage: str, defined: set[Value]) -> None:
         if value not in defined:
             raise GraphError(f"graph {graph.name}: output %{value.name} is computed by no node of the graph")
         if stage == "cached" and value.shape[:1] not in (("tokens",), ("rows",)):
-            raise GraphError(f"graph {graph.name}: output %{value.name} {show(value.shape)} must have one row per logit row")
+            raise GraphError(
+                f"graph {graph.name}: output %{value.name} {show(value.shape)} must have one row per logit row"
+            )
 
 
 def _check_node(node: Node, stage: str, defined: set[Value], names: set[str]) -> None:
@@ -211,7 +213,9 @@ def _check_constant(value: Value, data: Any) -> None:
         raise _Fault(f"a constant must be a Python number or a numpy array, not {type(data).__name__}")
     held = "float32" if value.dtype == "bfloat16" else value.dtype  # numpy has no bfloat16
     if data.shape != value.shape or data.dtype.name != held:
-        raise _Fault(f"{print_type(value)} must be held as {held}{show(value.shape)}, not {data.dtype}{list(data.shape)}")
+        raise _Fault(
+            f"{print_type(value)} must be held as {held}{show(value.shape)}, not {data.dtype}{list(data.shape)}"
+        )
 
 
 def _require_pure(node: Node) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from tensorwright.builder.ir.graph import Graph
 from tensorwright.builder.trace.load_model import load_model
+from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.builder.trace.weight_names import weight_expressions
 from tensorwright.errors import InvalidOptionError, TraceError
@@ -40,7 +41,7 @@ def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
     program = _export(model, max_seq_len)
     graph = Graph(checkpoint.config["model_type"], "traced")
     graph.facts = model_facts(model, checkpoint, dtype, max_seq_len)
-    lower(program, weights, graph)
+    lower(program, weights, graph, TABLE)
     return graph
 
 

@@ -74,7 +74,8 @@ def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
         if rope_type not in FIXED_ROPE_TYPES:
             why = _ROPE_REFUSALS.get(rope_type, "its frequencies are not known to be fixed")
             raise UnsupportedModelError(
-                f"{checkpoint.path}: rope type {rope_type!r} is refused: {why}; supported: {', '.join(FIXED_ROPE_TYPES)}"
+                f"{checkpoint.path}: rope type {rope_type!r} is refused: {why}; "
+                f"supported: {', '.join(FIXED_ROPE_TYPES)}"
             )
 
 
@@ -89,7 +90,7 @@ def _model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTr
     mapping = AutoModelForCausalLM._model_mapping
     if type(config) not in mapping:
         raise UnsupportedModelError(f"{config.model_type} is no causal language model in transformers")
-    model_class = mapping[type(config)]
+    model_class: Any = mapping[type(config)]
     named = checkpoint.config.get("architectures") or [model_class.__name__]
     if model_class.__name__ not in named:
         raise UnsupportedModelError(
@@ -108,7 +109,7 @@ def _parameters_on_meta() -> Iterator[None]:
             parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
         original(module, name, parameter)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

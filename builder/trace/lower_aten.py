@@ -5,30 +5,14 @@ Names are looked up with overload first ("aten.view.default"), then without ("at
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from tensorwright.builder.ir import dims
 from tensorwright.builder.ir.graph import Value
 from tensorwright.builder.trace import lower_shapes as shapes
-from tensorwright.builder.trace.lower_fx import Lowering
+from tensorwright.builder.trace.lower_fx import Handler, Lowering
 
 Args = dict[str, Any]
-Handler = Callable[[Lowering, Args], Any]
-
-DROPPED = frozenset(
-    f"aten.{name}"
-    for name in (
-        "_assert_tensor_metadata.default", "_assert_scalar.default", "_assert_async.msg", "_assert_async.default",
-        "sym_constrain_range.default", "sym_constrain_range_for_size.default", "_functional_assert_async.msg",
-    )
-)  # fmt: skip
-"""Checks without a result."""
-
-
-def find_handler(target: Any) -> Handler | None:
-    name = str(target)
-    return TABLE.get(name) or TABLE.get(name.rpartition(".")[0])
 
 
 def _unary(op: str) -> Handler:

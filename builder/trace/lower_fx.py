@@ -1,8 +1,9 @@
-"""The walk over an exported FX graph: every node becomes IR nodes by the table in lower_aten.py, or a TraceError."""
+"""The walk over an exported FX graph: every node becomes IR nodes by a table of handlers, or a TraceError."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -20,9 +21,29 @@ _WRAPPER = "model"  # the attribute of the module that export.py wraps the model
 _INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
-def lower(program: torch.export.ExportedProgram, weights: dict[str, WeightExpr], graph: Graph) -> None:
-    """Fills `graph` from `program`. `weights` maps parameter names of the model to expressions."""
-    lowering = Lowering(graph, _length_symbol(program))
+Handler = Callable[["Lowering", dict[str, Any]], Any]
+
+CHECKS = frozenset(
+    f"aten.{name}"
+    for name in (
+        "_assert_tensor_metadata.default", "_assert_scalar.default", "_assert_async.msg", "_assert_async.default",
+        "sym_constrain_range.default", "sym_constrain_range_for_size.default", "_functional_assert_async.msg",
+    )
+)  # fmt: skip
+"""Operations without a result, dropped."""
+
+
+def lower(
+    program: torch.export.ExportedProgram,
+    weights: dict[str, WeightExpr],
+    graph: Graph,
+    table: Mapping[str, Handler],
+) -> None:
+    """Fills `graph` from `program`. `weights` maps parameter names of the model to expressions.
+
+    `table` maps ATen names to handlers, with overload ("aten.view.default") or without ("aten.add").
+    """
+    lowering = Lowering(graph, _length_symbol(program), table)
     for spec, node in zip(program.graph_signature.input_specs, _placeholders(program.graph), strict=True):
         lowering.bind_placeholder(spec, node, program, weights)
     outputs = lowering.run(program.graph_module)
@@ -47,9 +68,10 @@ def _length_symbol(program: torch.export.ExportedProgram) -> sympy.Symbol:
 class Lowering:
     """One walk: `env` maps FX nodes to a Value, a Dim, a list of them, or a thunk that makes a Value on first use."""
 
-    def __init__(self, graph: Graph, length: sympy.Symbol):
+    def __init__(self, graph: Graph, length: sympy.Symbol, table: Mapping[str, Handler]):
         self.graph = graph
         self.length = length
+        self.table = table
         self.env: dict[torch.fx.Node, Any] = {}
         self.node: torch.fx.Node | None = None
         self.prefix = ""
@@ -99,8 +121,6 @@ class Lowering:
         raise TraceError("the exported graph has no output")
 
     def _lower(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> Any:
-        from tensorwright.builder.trace.lower_aten import DROPPED, find_handler
-
         val = node.meta.get("val")
         if isinstance(val, int | torch.SymInt) and not isinstance(val, bool):
             return self.dim(val)
@@ -108,9 +128,10 @@ class Lowering:
             return self.read(node.args[0])[node.args[1]]
         if getattr(node.target, "__name__", "") in _INLINED:
             return self._inline(node, module)
-        if str(node.target) in DROPPED or isinstance(val, torch.SymBool | torch.SymFloat | bool | float):
+        name = str(node.target)
+        if name in CHECKS or isinstance(val, torch.SymBool | torch.SymFloat | bool | float):
             return None
-        handler = find_handler(node.target)
+        handler = self.table.get(name) or self.table.get(name.rpartition(".")[0])
         if handler is None:
             raise self.error("has no meaning here")
         try:

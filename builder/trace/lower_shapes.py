@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from tensorwright.builder.ir import dims
 from tensorwright.builder.ir.graph import Dim, Value
-from tensorwright.builder.trace.lower_fx import Lowering
+from tensorwright.builder.trace.lower_fx import Handler, Lowering
 
 Args = dict[str, Any]
-Handler = Callable[[Lowering, Args], Any]
 
 
 def _view(low: Lowering, a: Args) -> Value:
@@ -94,7 +93,7 @@ def _pieces(low: Lowering, a: Args) -> list[Value]:
     ends: list[Dim] = [0]
     for piece in low.node.meta["val"]:
         ends.append(dims.add(ends[-1], low.type_of(piece)[1][dim]))
-    return [take(low, x, dim, start, end) for start, end in zip(ends, ends[1:], strict=False)]
+    return [take(low, x, dim, start, end) for start, end in pairwise(ends)]
 
 
 def _unbind(low: Lowering, a: Args) -> list[Value]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from transformers import PreTrainedModel
@@ -39,7 +41,7 @@ def _stored_names(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, s
     state: dict[str, torch.Tensor] = model.state_dict()
     transforms = get_model_conversion_mapping(model)
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
-    renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
+    renamings: list[Any] = [t for t in transforms if not isinstance(t, WeightConverter)]
     found: dict[str, str] = {}
     for name in checkpoint.names:
         target, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
@@ -47,8 +49,8 @@ def _stored_names(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, s
             target, converter = name, None
         if converter is not None:
             raise UnsupportedModelError(
-                f"{checkpoint.path}: transformers converts {name!r} to {target!r} while loading {model.config.model_type}"
-                ", which is not supported yet"
+                f"{checkpoint.path}: transformers converts {name!r} to {target!r} while loading "
+                f"{model.config.model_type}, which is not supported yet"
             )
         if target in state:
             if target in found:

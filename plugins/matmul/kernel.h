@@ -11,12 +11,14 @@ enum tw_matmul_epilogue {
   TW_EPILOGUE_SWIGLU = 1,
 };
 
-// How to cut work for threads: any cut gives the same bits, these multiples keep the register blocks full.
+// How to cut work for threads. Any cut gives the same bits; these multiples keep the register blocks full.
 enum {
   TW_MATMUL_ROW_BLOCK = 6,
   TW_MATMUL_PANEL_BLOCK = 4,
-  // Up to this many rows a call reads each weight once from memory: cut by panels only.
-  TW_MATMUL_FLAT_ROWS = 16,
+  // Up to this many rows a call reads each weight from memory once: cut by panels only, several blocks of
+  // panels to a call, for a call fetches its next block while it computes. Beyond, cutting rows too costs
+  // little.
+  TW_MATMUL_FLAT_ROWS = 96,
 };
 
 typedef struct tw_matmul_args {

@@ -20,24 +20,26 @@ To convert(From value) {
   }
 }
 
-// One panel from `rows` <= 16 rows; the rest of the panel is zero.
+// One panel from `rows` <= 16 rows; the rest of the panel is zero. Goes by squares of 16 rows x 16 groups
+// through a small buffer: rows a power of two apart would evict each other from the cache if read side by
+// side.
 template <typename From, typename To>
-void pack_panel(const From* data, int64_t stride, int64_t rows, int64_t k, To* panel) {
-  constexpr int64_t kGroup = 4 / sizeof(To);
-  const int64_t padded = (k + kGroup - 1) / kGroup * kGroup;
-  if (rows < TW_LANES || padded != k)
-    std::memset(panel, 0, static_cast<size_t>(padded) * TW_LANES * sizeof(To));
-  const int64_t whole = k / kGroup * kGroup;
-  for (int64_t at = 0; at < whole; at += kGroup) {
-    To* group = panel + at * TW_LANES;
+void pack_panel(const From* data, int64_t stride, int64_t rows, int64_t k, uint32_t* panel) {
+  constexpr int64_t kGroup = 4 / sizeof(To), kSquare = TW_LANES * kGroup;
+  for (int64_t at = 0; at < k; at += kSquare) {
+    const int64_t columns = std::min(k - at, kSquare);
+    const int64_t groups = (columns + kGroup - 1) / kGroup;
+    To square[TW_LANES][kSquare] = {};
     for (int64_t row = 0; row < rows; ++row) {
       const From* from = data + row * stride + at;
-      for (int64_t i = 0; i < kGroup; ++i) group[row * kGroup + i] = convert<From, To>(from[i]);
+      for (int64_t i = 0; i < columns; ++i) square[row][i] = convert<From, To>(from[i]);
     }
-  }
-  if (whole == k) return;
-  for (int64_t row = 0; row < rows; ++row) {
-    panel[whole * TW_LANES + row * kGroup] = convert<From, To>(data[row * stride + whole]);
+    uint32_t units[TW_LANES][TW_LANES];  // [row][group]: a group moves as one, whatever is in it
+    std::memcpy(units, square, sizeof units);
+    uint32_t* out = panel + at / kGroup * TW_LANES;
+    for (int64_t group = 0; group < groups; ++group) {
+      for (int64_t row = 0; row < TW_LANES; ++row) out[group * TW_LANES + row] = units[row][group];
+    }
   }
 }
 
@@ -46,7 +48,8 @@ void pack_all(const PackSource& source, char* out, int64_t out_stride) {
   const From* data = static_cast<const From*>(source.data);
   for (int64_t row = 0; row < source.rows; row += TW_LANES, out += out_stride) {
     const int64_t rows = std::min<int64_t>(source.rows - row, TW_LANES);
-    pack_panel(data + row * source.stride, source.stride, rows, source.k, reinterpret_cast<To*>(out));
+    pack_panel<From, To>(data + row * source.stride, source.stride, rows, source.k,
+                         reinterpret_cast<uint32_t*>(out));
   }
 }
 

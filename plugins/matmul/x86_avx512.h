@@ -154,18 +154,18 @@ struct Cut {
   bool tail;
 };
 
-Cut cut_of(const tw_matmul_args* a, int dtype) {
+Cut cut_of(const tw_matmul_args* a, int dtype, int64_t rows_at_once) {
   Cut c;
   const int64_t bytes = (int64_t)tw_dtype_bytes(dtype);
   c.groups = a->k * bytes / 4;
   c.tail = a->k * bytes % 4 != 0;
   c.x_stride = a->x_stride * bytes;
   c.w_stride = (int64_t)tw_panel_bytes(dtype, (size_t)a->k);
-  const int64_t limit = a->rows > kRows && a->rows <= kChunk ? kFlatBlock : kDeepBlock;
+  const int64_t limit = a->rows > rows_at_once && a->rows <= kChunk ? kFlatBlock : kDeepBlock;
   const int64_t blocks = c.groups > limit ? ceil_div(c.groups, limit) : 1;
   c.block = ceil_div(c.groups, blocks);
   // With one block the sums need not wait for the next: keep them few, in the L1 cache.
-  c.chunk = blocks == 1 && a->rows > kChunk ? kRows : kChunk;
+  c.chunk = blocks == 1 && a->rows > kChunk ? rows_at_once : kChunk;
   return c;
 }
 
@@ -209,10 +209,15 @@ void sum_block(const tw_matmul_args* a, const Cut& c, int64_t row, int64_t rows,
               sum + first * kUnit * kLanes,
               {w, w},
               {0, 0}};
-    // One pass leaves no time to fetch ahead; of several, the last ones share it.
+    // One pass leaves no time to fetch weights ahead; of several, the last ones share it.
     if (passes > 1 && pass >= passes - kUnit) {
       take(&next, &t, 0);
       if (passes < kUnit) take(&next, &t, 1);
+    }
+    if (end == rows && row + rows < a->rows &&
+        t.groups > 0) {  // the rows that come next, spread over this pass
+      t.ahead[1] = t.x + (end - first) * c.x_stride;
+      t.ahead_step[1] = (end - first) * c.x_stride / t.groups;
     }
     micro_for<Dot>(end - first, panels)(&t);
   }
@@ -220,7 +225,7 @@ void sum_block(const tw_matmul_args* a, const Cut& c, int64_t row, int64_t rows,
 
 template <class Dot>
 void matmul(const tw_matmul_args* a, int dtype) {
-  const Cut c = cut_of(a, dtype);
+  const Cut c = cut_of(a, dtype, Dot::kRowsAtOnce);
   float sum[kChunk * kUnit * kLanes];
   for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += kUnit) {
     const int64_t panels = at_most(kUnit, a->panel_end - panel);

@@ -21,16 +21,20 @@ inline void pack_q(const tw_attention_args* a, int64_t row, int rows, float* to)
 }
 
 template <int R, int N>
-inline void clear(__m512 (&acc)[R][N]) {
+TW_INLINE void clear(__m512 (&acc)[R][N]) {
+  TW_UNROLL
   for (int r = 0; r < R; ++r) {
+    TW_UNROLL
     for (int n = 0; n < N; ++n) acc[r][n] = _mm512_setzero_ps();
   }
 }
 
 template <int R, int N>
-inline void store(const __m512 (&acc)[R][N], float* to) {
+TW_INLINE void store(const __m512 (&acc)[R][N], float* to) {
+  TW_UNROLL
   for (int r = 0; r < R; ++r) {
-    for (int n = 0; n < N; ++n) _mm512_store_ps(to + r * TW_ATTENTION_SPLIT + n * TW_LANES, acc[r][n]);
+    TW_UNROLL
+    for (int n = 0; n < N; ++n) _mm512_store_ps(to + r * kChunk * TW_LANES + n * TW_LANES, acc[r][n]);
   }
 }
 
@@ -43,14 +47,20 @@ struct ScoresF32 {
   }
 
   template <int R, int N>
-  static inline void tiles(const char* const* tile, const Q* q, int head_dim, float* out) {
+  static inline void tiles(const char* const* tile, const char* const* ahead, const Q* q, int head_dim,
+                           float* out) {
     __m512 acc[R][N];
     clear(acc);
     for (int d = 0; d < head_dim; ++d, q += R) {
       __m512 k[N];
+      TW_UNROLL
       for (int n = 0; n < N; ++n) k[n] = _mm512_loadu_ps((const float*)tile[n] + d * TW_LANES);
+      TW_UNROLL
+      for (int n = 0; n < N; ++n) _mm_prefetch(ahead[n] + d * 64, _MM_HINT_T1);
+      TW_UNROLL
       for (int r = 0; r < R; ++r) {
         const __m512 x = _mm512_set1_ps(q[r]);
+        TW_UNROLL
         for (int n = 0; n < N; ++n) acc[r][n] = _mm512_fmadd_ps(x, k[n], acc[r][n]);
       }
     }
@@ -67,19 +77,24 @@ struct ScoresWidened {
   }
 
   template <int R, int N>
-  static inline void tiles(const char* const* tile, const Q* q, int head_dim, float* out) {
+  static inline void tiles(const char* const* tile, const char* const* ahead, const Q* q, int head_dim,
+                           float* out) {
     const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
     __m512 acc[R][N];
     clear(acc);
     for (int pair = 0; pair < head_dim / 2; ++pair, q += 2 * R) {
       __m512 even[N], odd[N];
+      TW_UNROLL
       for (int n = 0; n < N; ++n) {
         const __m512i k = _mm512_loadu_si512((const uint32_t*)tile[n] + pair * TW_LANES);
+        _mm_prefetch(ahead[n] + pair * 64, _MM_HINT_T1);
         even[n] = _mm512_castsi512_ps(_mm512_slli_epi32(k, 16));
         odd[n] = _mm512_castsi512_ps(_mm512_and_si512(k, high));
       }
+      TW_UNROLL
       for (int r = 0; r < R; ++r) {
         const __m512 x = _mm512_set1_ps(q[r]), y = _mm512_set1_ps(q[R + r]);
+        TW_UNROLL
         for (int n = 0; n < N; ++n) {
           acc[r][n] = _mm512_fmadd_ps(y, odd[n], _mm512_fmadd_ps(x, even[n], acc[r][n]));
         }
@@ -111,6 +126,7 @@ constexpr int kFoldVectors = 4;
 inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
   __m512 acc[kFoldVectors];
   __mmask16 lanes[kFoldVectors];
+  TW_UNROLL
   for (int w = 0; w < kFoldVectors; ++w) {
     lanes[w] = tw_lanes_avx512(a->head_dim - column - w * TW_LANES);
     acc[w] = _mm512_setzero_ps();
@@ -122,6 +138,7 @@ inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int co
     const float* from = a->acc + at * a->head_dim + column;
     float mine, other;
     const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);
+    TW_UNROLL
     for (int w = 0; w < kFoldVectors; ++w) {
       const __m512 value = _mm512_maskz_loadu_ps(lanes[w], from + w * TW_LANES);
       acc[w] =
@@ -129,6 +146,7 @@ inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int co
                  : value;
     }
   }
+  TW_UNROLL
   for (int w = 0; w < kFoldVectors; ++w) {
     tw_store_avx512(a->y, a->y_dtype, a->y_offsets[row] + column + w * TW_LANES, lanes[w],
                     _mm512_div_ps(acc[w], _mm512_set1_ps(fold.sum)));

@@ -21,21 +21,31 @@ struct ScoresDot {
   }
 
   template <int R, int N>
-  static inline void tiles(const char* const* tile, const Q* q, int head_dim, float* out) {
+  static inline void tiles(const char* const* tile, const char* const* ahead, const Q* q, int head_dim,
+                           float* out) {
     __m512 acc[R][N];
+    TW_UNROLL
     for (int r = 0; r < R; ++r) {
+      TW_UNROLL
       for (int n = 0; n < N; ++n) acc[r][n] = _mm512_setzero_ps();
     }
     for (int pair = 0; pair < head_dim / 2; ++pair, q += R) {
       __m512i k[N];
+      TW_UNROLL
       for (int n = 0; n < N; ++n) k[n] = _mm512_loadu_si512((const uint32_t*)tile[n] + pair * TW_LANES);
+      TW_UNROLL
+      for (int n = 0; n < N; ++n) _mm_prefetch(ahead[n] + pair * 64, _MM_HINT_T1);
+      TW_UNROLL
       for (int r = 0; r < R; ++r) {
         const __m512bh x = (__m512bh)_mm512_set1_epi32((int)q[r]);
+        TW_UNROLL
         for (int n = 0; n < N; ++n) acc[r][n] = _mm512_dpbf16_ps(acc[r][n], x, (__m512bh)k[n]);
       }
     }
+    TW_UNROLL
     for (int r = 0; r < R; ++r) {
-      for (int n = 0; n < N; ++n) _mm512_store_ps(out + r * TW_ATTENTION_SPLIT + n * TW_LANES, acc[r][n]);
+      TW_UNROLL
+      for (int n = 0; n < N; ++n) _mm512_store_ps(out + r * kChunk * TW_LANES + n * TW_LANES, acc[r][n]);
     }
   }
 };

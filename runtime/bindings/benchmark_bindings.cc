@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -117,32 +118,40 @@ std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k,
   });
 }
 
-// Best of `repeats`: bytes per second of reads, or operations per second.
+constexpr size_t kReadBytes = size_t{256} << 20;  // more than the caches hold between two visits
+constexpr size_t kReadPart = size_t{32} << 20;    // per round, some milliseconds: a quiet moment is enough
+constexpr int64_t kIterations = 250000;           // likewise
+
+std::vector<double> time_reads(int threads, int repeats) {
+  static std::atomic<float> sink;
+  const size_t share = kReadPart / static_cast<size_t>(threads) / 256 * 256;
+  const Buffer data = buffer(kReadBytes);
+  return timed(threads, repeats, [&](int thread, int round) {
+    const size_t part = static_cast<size_t>(round) % (kReadBytes / kReadPart);
+    sink = tw_ceiling_read_avx512(data.get() + part * kReadPart + share * static_cast<size_t>(thread), share);
+  });
+}
+
+std::vector<double> time_operations(float (*run)(int64_t), int threads, int repeats) {
+  static std::atomic<float> sink;
+  return timed(threads, repeats, [&](int, int) { sink = run(kIterations); });
+}
+
+// Best of `repeats` rounds: bytes per second of reads, or operations per second.
 double ceiling(const std::string& what, int threads, int repeats) {
   if (!cpu_features().avx512) throw Error("IsaError", "ceilings: needs AVX-512, which this processor lacks");
-  static std::atomic<float> sink;
-  double amount = 0;
-  std::vector<double> seconds;
-  if (what == "read") {
-    const size_t bytes = size_t{512} << 20, part = bytes / static_cast<size_t>(threads) / 256 * 256;
-    const Buffer data = buffer(bytes);
-    amount = static_cast<double>(part) * threads;
-    seconds = timed(threads, repeats, [&](int t, int) {
-      sink = tw_ceiling_read_avx512(data.get() + part * static_cast<size_t>(t), part);
-    });
-  } else if (what == "float32") {
-    amount = 4e6 * 16 * 32 * threads;
-    seconds = timed(threads, repeats, [&](int, int) { sink = tw_ceiling_fma_avx512(4000000); });
-  } else if (what == "bfloat16" && cpu_features().avx512_bf16) {
-    amount = 4e6 * 16 * 64 * threads;
-    seconds = timed(threads, repeats, [&](int, int) { sink = tw_ceiling_bf16_avx512bf16(4000000); });
-  } else {
-    throw Error("InvalidOptionError",
-                "ceiling must be read, float32 or (with AVX512-BF16) bfloat16, not " + what);
+  if (threads < 1 || repeats < 1) throw Error("InvalidOptionError", "threads and repeats must be positive");
+  const auto best = [](const std::vector<double>& seconds) {
+    return *std::min_element(seconds.begin(), seconds.end());
+  };
+  const double operations = 16.0 * 32 * kIterations * threads;
+  if (what == "read") return kReadPart / best(time_reads(threads, repeats));
+  if (what == "float32") return operations / best(time_operations(tw_ceiling_fma_avx512, threads, repeats));
+  if (what == "bfloat16" && cpu_features().avx512_bf16) {
+    return 2 * operations / best(time_operations(tw_ceiling_bf16_avx512bf16, threads, repeats));
   }
-  double best = seconds[0];
-  for (double s : seconds) best = std::min(best, s);
-  return amount / best;
+  throw Error("InvalidOptionError",
+              "ceiling must be read, float32 or (with AVX512-BF16) bfloat16, not " + what);
 }
 
 }  // namespace

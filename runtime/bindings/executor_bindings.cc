@@ -27,8 +27,10 @@ using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 Ints to_ints(nb::handle object) {
   nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> array;
   if (nb::try_cast(object, array, false)) return Ints(array.data(), array.data() + array.size());
-  if (nb::hasattr(object, "tolist")) return nb::cast<Ints>(object.attr("tolist")());
-  return nb::cast<Ints>(object);
+  const nb::object list = nb::hasattr(object, "tolist") ? object.attr("tolist")() : nb::borrow(object);
+  Ints ints;
+  if (!nb::try_cast(list, ints)) throw nb::type_error("step: every array must hold 32-bit ints");
+  return ints;
 }
 
 LoadMode load_mode(const std::string& name) {

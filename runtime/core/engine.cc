@@ -133,8 +133,8 @@ bool Engine::take_inbox(std::vector<Event>* events) {
     inbox.swap(inbox_);
     aborts.swap(aborts_);
     state = state_;
-    stats_.waiting +=
-        static_cast<int32_t>(inbox.size());  // until the next publish: the queue's bound holds meanwhile
+    // Until the next publish counts them, so that the queue's bound holds meanwhile.
+    stats_.waiting += static_cast<int32_t>(inbox.size());
   }
   for (auto& [request, arrived] : inbox) core_.add(std::move(request), arrived);
   for (int64_t id : aborts) core_.end(id, nullptr, events);

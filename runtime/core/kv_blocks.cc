@@ -29,7 +29,6 @@ void KvBlocks::attach(const Match& match, SequenceBlocks& held) {
   }
   held.published = static_cast<int32_t>(match.path.size());
   held.tail = match.path.empty() ? nullptr : match.path.back();
-  if (held.tail) tree_->touch(held.tail);
 }
 
 bool KvBlocks::grow(SequenceBlocks& held, int32_t blocks) {

@@ -45,10 +45,9 @@ inline double exp_negative(double x) {
   constexpr double kLog2e = 0x1.71547652b82fep+0, kLn2High = 0x1.62e42fee00000p-1,
                    kLn2Low = 0x1.a39ef35793c76p-33;
   constexpr double kMagic = 0x1.8p52;  // adding it rounds to an integer, left in the low bits
-  double clamped = x < -700.0 ? -700.0 : x;
-  double shifted = clamped * kLog2e + kMagic;
+  double shifted = x * kLog2e + kMagic;
   double n = shifted - kMagic;
-  double r = (clamped - n * kLn2High) - n * kLn2Low;
+  double r = (x - n * kLn2High) - n * kLn2Low;
   double p = 1.0 / 6227020800.0;  // 1/13!
   p = p * r + 1.0 / 479001600.0;
   p = p * r + 1.0 / 39916800.0;
@@ -64,7 +63,11 @@ inline double exp_negative(double x) {
   p = p * r + 1.0;
   p = p * r + 1.0;
   uint64_t bits = std::bit_cast<uint64_t>(p) + (std::bit_cast<uint64_t>(shifted) << 52);
-  return x < -700.0 ? 0.0 : std::bit_cast<double>(bits);
+  // Too far below, -inf too: whatever came out is masked. In integers, since a comparison keeps the loops
+  // scalar.
+  uint64_t magnitude = std::bit_cast<uint64_t>(x) & ~(uint64_t{1} << 63);
+  uint64_t keep = ((std::bit_cast<uint64_t>(700.0) - magnitude) >> 63) - 1;
+  return std::bit_cast<double>(bits & keep);
 }
 
 }  // namespace

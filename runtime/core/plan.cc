@@ -58,7 +58,9 @@ void check_header(const PlanHeader& h, size_t file_bytes) {
           h.header_bytes);
   require(h.file_bytes == file_bytes, "header says ", h.file_bytes, " bytes, the file has ", file_bytes);
   require_size("header: vocab_size", h.vocab_size);
-  require_size("header: max_seq_len", h.max_seq_len);
+  // Rotary angles take positions as float32, exact up to 2^24.
+  require(h.max_seq_len >= 1 && h.max_seq_len <= (1u << 24), "header: max_seq_len must be 1 to 2^24, is ",
+          h.max_seq_len);
   const uint32_t block = h.block_size;
   require(block >= TW_LANES && block % TW_LANES == 0 && block <= TW_ATTENTION_SPLIT &&
               TW_ATTENTION_SPLIT % block == 0,

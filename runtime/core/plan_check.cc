@@ -8,7 +8,7 @@
 namespace tensorwright {
 namespace {
 
-// One instruction under check, with its operands looked up.
+// One instruction, its operands looked up.
 class Check {
  public:
   Check(const Plan& plan, size_t index, const char* op)
@@ -43,11 +43,10 @@ class Check {
             ", is layout ", w ? w->layout : 0, " of ", w ? w->n : 0, " x ", w ? w->k : 0);
   }
   void require_panels(const char* what, const WeightRecord* w, uint64_t panels, uint64_t k) const {
-    const bool is_panels = w->layout == static_cast<uint32_t>(WeightLayout::kPanels);
-    require(is_panels && w->n == panels * TW_LANES && w->k == k, what, " must be panels of ",
+    const bool fits = w->n == panels * TW_LANES && w->k == k;
+    require(fits && w->layout == static_cast<uint32_t>(WeightLayout::kPanels), what, " must be panels of ",
             panels * TW_LANES, " x ", k, ", is layout ", w->layout, " of ", w->n, " x ", w->k);
   }
-  // Everything the op reads and writes has one row per token, or one per logit row.
   void require_same_kind() const {
     const auto kind = static_cast<BufferKind>(out(0)->kind);
     for (int i = 0; i < 4; ++i) require_kind("every input", in(i), kind);
@@ -66,9 +65,7 @@ class Check {
             "heads must be a positive multiple of the layer's ", layer.kv_heads, " kv_heads, is ", heads);
     return static_cast<uint64_t>(heads);
   }
-  void require_finite(const char* what, float value) const {
-    require(std::isfinite(value), what, " is not finite");
-  }
+  void require_finite(const char* what, float x) const { require(std::isfinite(x), what, " is not finite"); }
 
   const Plan& plan;
   const Instruction& instruction;
@@ -293,8 +290,8 @@ void check_instructions(const Plan& plan) {
   }
   const auto logits = static_cast<size_t>(plan.header.logits_buffer);
   const BufferRecord& buffer = plan.buffers[logits];
-  const bool is_rows = buffer.kind == static_cast<uint32_t>(BufferKind::kRows);
-  if (!is_rows || buffer.dtype != TW_F32 || buffer.cols != plan.header.vocab_size || !written[logits]) {
+  if (buffer.kind != static_cast<uint32_t>(BufferKind::kRows) || buffer.dtype != TW_F32 ||
+      buffer.cols != plan.header.vocab_size || !written[logits]) {
     refuse_plan(concat("logits_buffer ", logits, " must be written, of kind rows, float32, with ",
                        plan.header.vocab_size, " cols"));
   }

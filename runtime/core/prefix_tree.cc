@@ -49,10 +49,7 @@ PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> toke
     throw std::logic_error("[prefix_tree] a node holds one full block per cache group");
   }
   uint64_t key = hash_(parent ? parent->number : 0, tokens);
-  if (Node* node = find(parent, tokens, key)) {
-    touch(node);
-    return node;
-  }
+  if (Node* node = find(parent, tokens, key)) return node;
   auto owned = std::make_unique<Node>();
   Node* node = owned.get();
   node->parent = parent;
@@ -92,8 +89,7 @@ void PrefixTree::erase(Node* node) {
   forget_blocks(*node);
   leaves_.erase(node->last_use);
   if (Node* parent = node->parent; parent && --parent->children == 0) {
-    // Whoever used the child used the parent as well; only now is it worth writing down.
-    parent->last_use = std::max(parent->last_use, node->last_use);
+    // Its own last use may be older than the child's; it is then the next to go, as it should be.
     leaves_.emplace(parent->last_use, parent);
   }
   auto [first, last] = nodes_.equal_range(node->key);

@@ -24,7 +24,7 @@ class PrefixTree {
     Node* parent = nullptr;  // null for the first block of a sequence
     uint64_t number = 0;     // unlike the address never used again
     uint64_t key = 0;        // hash of parent and tokens
-    uint64_t last_use = 0;   // tick of the last hit, insertion or release
+    uint64_t last_use = 0;   // tick of its insertion, or of the last release after it
     int32_t children = 0;
     std::vector<int32_t> tokens;  // [block_size]
     std::vector<int32_t> blocks;  // [cache groups]
@@ -43,6 +43,7 @@ class PrefixTree {
   // The node of `tokens` [block_size] under `parent`; made from `blocks` [groups] (all used) if there is
   // none.
   Node* insert(Node* parent, std::span<const int32_t> tokens, std::span<const int32_t> blocks);
+  // For a sequence that lets go of the node. What is held is never evicted, so that is soon enough.
   void touch(Node* node);
   // Forgets the least recently used leaf that nobody refers to; false if there is none.
   // Visits at most one node per sequence before it: a sequence holds at most one leaf.

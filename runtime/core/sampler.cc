@@ -66,13 +66,20 @@ void Sampler::keep_top_p(double top_p) {
   for (size_t i = 0; i < weights_.size(); ++i) {
     if (weights_[i] >= floor) order.push_back(static_cast<int32_t>(i));
   }
-  std::ranges::sort(order, [&](int32_t a, int32_t b) {
+  auto before = [&](int32_t a, int32_t b) {
     return scores_[a] != scores_[b] ? scores_[a] > scores_[b] : ids_[a] > ids_[b];
-  });
+  };
   double after = 0;
-  size_t kept = 0;
-  for (; kept < order.size(); ++kept) {
-    if (kept > 0 && static_cast<float>((total - after) / total) <= bound) break;
+  size_t kept = 0, sorted = 0;
+  auto stays = [&] { return kept == 0 || static_cast<float>((total - after) / total) > bound; };
+  for (; kept < order.size() && stays(); ++kept) {
+    if (kept == sorted) {  // few stay, mostly: sort no more than it takes
+      auto from = order.begin() + static_cast<std::ptrdiff_t>(sorted);
+      sorted = std::min(order.size(), std::max<size_t>(256, 8 * sorted));
+      auto to = order.begin() + static_cast<std::ptrdiff_t>(sorted);
+      std::nth_element(from, to - 1, order.end(), before);
+      std::sort(from, to, before);
+    }
     after += weights_[order[kept]];
   }
   std::vector<int32_t> ids(kept);

@@ -61,8 +61,8 @@ StepPlan Scheduler::plan() {
   for (size_t i = 0; i < running_.size(); ++i) {
     if (running_[i]->pending() > 1) plan_running(*running_[i], plan, true);
   }
-  // Who was just sent back would only push others out again.
-  while (!plan.preempted && !waiting_.empty() && admit(0, plan)) {
+  // Whoever was sent back just now does not fit again: it needs more blocks than it gave up.
+  while (!waiting_.empty() && admit(0, plan)) {
   }
   return plan;
 }
@@ -94,13 +94,9 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
       preempt_latest(plan);
       continue;
     }
-    // The youngest takes what is left; with nothing left a decode goes back to the queue, a prefill waits
-    // where it is.
+    // The youngest takes what is left; with nothing left it keeps what it has until an older one needs it.
     chunk = std::min(chunk, (before + kv_.available()) * kv_.block_size() - sequence.computed);
-    if (chunk <= 0) {
-      if (may_preempt && sequence.pending() == 1) preempt_latest(plan);
-      return false;
-    }
+    if (chunk <= 0) return false;
     kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk));
     break;
   }
@@ -147,7 +143,6 @@ void Scheduler::preempt_latest(StepPlan& plan) {
     plan.tokens -= chunk.tokens;
     return true;
   });
-  plan.preempted = true;
   move_to_waiting(latest);
 }
 

@@ -2,8 +2,9 @@
 //
 // A step: every running sequence that decodes gets one token, then prefill chunks in order of arrival fill
 // the token budget, then waiting sequences are admitted first come first served, each when blocks for all it
-// has are in sight. Running sequences are always older than waiting ones. When blocks run out the latest
-// arrival among the running goes back to the front of the queue; its tokens are kept and computed again.
+// has are in sight. Running sequences are always older than waiting ones. When an older sequence finds no
+// block, the latest arrival among the running goes back to the front of the queue; its tokens are kept and
+// computed again.
 //
 // Fairness bound. The oldest sequence alive is never preempted and gets on in every step: by one token when
 // it decodes, by c = min(max_chunk, max_tokens - max_seqs + 1) tokens at least when it prefills (sooner if
@@ -51,7 +52,6 @@ struct PlannedChunk {
 struct StepPlan {
   std::vector<PlannedChunk> chunks;
   int32_t tokens = 0;
-  bool preempted = false;  // blocks ran out
 };
 
 struct SchedulerStats {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "runtime/core/concat.h"
@@ -64,10 +65,18 @@ ThreadTeam::ThreadTeam(int threads)
       spin_us_(threads_ <= usable_processors() ? kSpinMicroseconds : 0),
       shares_(new Share[static_cast<size_t>(threads_)]) {
   workers_.reserve(static_cast<size_t>(threads_ - 1));
-  for (int thread = 1; thread < threads_; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  try {
+    for (int thread = 1; thread < threads_; ++thread) workers_.emplace_back([this, thread] { work(thread); });
+  } catch (const std::system_error& error) {
+    stop();
+    throw Error("OutOfMemoryError",
+                concat("cannot start ", threads_, " threads (", error.what(), "); ask for fewer"));
+  }
 }
 
-ThreadTeam::~ThreadTeam() {
+ThreadTeam::~ThreadTeam() { stop(); }
+
+void ThreadTeam::stop() {
   stop_.store(true);
   publish(0, nullptr, nullptr);
   for (std::thread& worker : workers_) worker.join();

@@ -67,6 +67,7 @@ class ThreadTeam {
   void run_region(int tasks, Call call, void* fn);
   void publish(int tasks, Call call, void* fn);
   void renew_shares();
+  void stop();
   void work(int thread);
   uint32_t await_region(uint32_t seen);
   int take_tasks(int thread);

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xxhash
+from tolerances import chain_tolerance
 
 from support.made_checkpoints import write_checkpoint
 from support.tiny_models import make_tiny, make_variant
@@ -51,7 +54,35 @@ def test_what_is_in_an_engine(engine, tiny):
     assert source["xxh3_128"] == xxhash.xxh3_128_hexdigest((tiny / "model.safetensors").read_bytes())
     report = json.loads((engine / "build-report.json").read_text())
     assert set(report["phase_seconds"]) >= {"trace", "passes", "weights"}
-    assert report["peak_memory_bytes"] > 1e6
+    assert 1e6 < report["peak_memory_bytes"]["anonymous"] < report["peak_memory_bytes"]["resident"]
+
+
+def test_the_runtime_opens_it(engine):
+    from tensorwright.runtime.engine_dir import open_engine
+
+    opened = open_engine(engine)
+    assert opened.eos_token_ids == [2]
+    assert opened.max_seq_len == 128
+
+
+@pytest.mark.parametrize("kind", ["quick", "full"])
+def test_accuracy_is_recorded(tiny, tmp_path, kind):
+    record = build(tiny, tmp_path / "engine", accuracy=kind).config["accuracy"]
+    assert record["kind"] == kind
+    assert record["reference_dtype"] == "float32"
+    assert record["tokens"] == 128
+    # Four matmuls and their norms a layer, two layers, the head; sums of at most 48 products.
+    allowed = chain_tolerance("float32", widest=48, depth=13, max_abs=record["largest_reference_logit"])
+    assert record["largest_logit_error"] <= allowed
+    assert record["kl_divergence"] <= allowed
+
+
+def test_accuracy_shows_a_broken_engine(tiny, tmp_path, monkeypatch):
+    real = cpu_weights.pack_panels
+    monkeypatch.setattr(cpu_weights, "pack_panels", lambda rows, dtype: real(np.roll(rows, 1, axis=0), dtype))
+    record = build(tiny, tmp_path / "engine").config["accuracy"]
+    assert record["kl_divergence"] > 0.1
+    assert record["largest_logit_error"] > 0.1 * record["largest_reference_logit"]
 
 
 def test_graph_text_parses_back(engine):
@@ -145,6 +176,18 @@ def test_wrong_options(tiny, tmp_path):
     ):
         with pytest.raises(InvalidOptionError, match=message):
             build(tiny, tmp_path / "engine", **{"accuracy": "none", **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_torch(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorwright.builder.trace", None)  # importing it fails
+    with pytest.raises(ModuleNotFoundError, match=r"builder\.trace"):
+        build(tiny, tmp_path / "engine")
+    code = "import sys; sys.modules['torch'] = None; from tensorwright import build; build(*sys.argv[1:])"
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(tiny), str(tmp_path / "engine")], capture_output=True, text=True
+    )
+    assert "MissingDependencyError: building an engine needs torch, which is not installed" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

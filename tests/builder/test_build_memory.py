@@ -1,4 +1,4 @@
-"""A build's memory stays near its largest tensor, however large the checkpoint: measured on 2.5 GB of it."""
+"""A build's memory stays near its largest tensor, however large the checkpoint: measured on 2.1 GB of it."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ baseline, seen, done = anonymous(), [], threading.Event()
 thread = threading.Thread(target=watch)
 thread.start()
 try:
-    tensorwright.builder.build.build(sys.argv[1], sys.argv[2], accuracy=sys.argv[3])
+    tensorwright.builder.build.build(sys.argv[1], sys.argv[2])
 finally:
     done.set()
     thread.join()
-print(json.dumps({"above_baseline": max(seen) - baseline, "samples": len(seen)}))
+print(json.dumps({"above_baseline": max(seen) - baseline, "baseline": baseline, "samples": len(seen)}))
 """
 
 
 @pytest.mark.slow  # writes and reads gigabytes
-@pytest.mark.parametrize("accuracy", ["none", "quick"])
-def test_anonymous_memory(tmp_path, accuracy):
+@pytest.mark.timeout(900)
+def test_anonymous_memory(tmp_path):
     largest = write_sparse_checkpoint(tmp_path / "model", LLAMA_1B)
     assert (tmp_path / "model" / "model.safetensors").stat().st_size > 2e9
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(tmp_path / "engine"), accuracy]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(tmp_path / "engine")]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     (tmp_path / "engine" / "cpu" / "weights.bin").unlink(missing_ok=True)  # pytest keeps temporary directories
     assert result.returncode == 0, result.stderr

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import tensorwright.runtime
 from support.lowered import HIDDEN, INNER, VOCAB, lowered_graph, small_source
 from tensorwright.builder.emit import cpu_plan
 from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, OPS, WEIGHT, emit_cpu_plan
@@ -126,7 +125,7 @@ def test_the_same_bytes_twice():
 
 
 def test_op_numbers_are_those_of_the_header_file():
-    text = (Path(tensorwright.runtime.__path__[0]) / "core" / "plan_format.h").read_text()
+    text = (Path(__file__).parents[2] / "runtime" / "core" / "plan_format.h").read_text()
     body = text[text.index("enum class Op") :]
     numbers = {name.lower(): int(number) for name, number in re.findall(r"k(\w+) = (\d+),", body[: body.index("};")])}
     assert numbers == {op.replace("_", ""): record.number for op, record in OPS.items()}

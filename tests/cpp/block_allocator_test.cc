@@ -105,6 +105,13 @@ TW_TEST(copy_on_write_copies_only_what_is_shared) {
   TW_CHECK_EQ(copies, 1);
   TW_CHECK(!fork.make_writable(0, pool, copy));  // shared, and no block left
   TW_CHECK_EQ(fork[0], table[0]);
+  fork = BlockTable();
+  int32_t kept = table[1];
+  pool.keep(kept);
+  TW_CHECK(table.make_writable(1, pool, copy));  // the prefix tree remembers what is in it
+  TW_CHECK_EQ(copies, 2);
+  TW_CHECK(table[1] != kept);
+  TW_CHECK_EQ(pool.idle(), 1);
 }
 
 TW_TEST(random_use_keeps_the_counts) {

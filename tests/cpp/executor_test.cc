@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <filesystem>
 #include <new>
 
 #include "runtime/core/cpu_executor.h"
@@ -35,15 +36,15 @@ namespace {
 class Files {
  public:
   Files() {
-    char pattern[] = "/tmp/tensorwright-test-XXXXXX";
-    if (!mkdtemp(pattern)) throw std::runtime_error("no temporary folder");
-    folder_ = pattern;
+    folder_ = std::filesystem::temp_directory_path() / "tensorwright-test-XXXXXX";
+    if (!mkdtemp(folder_.data())) throw std::runtime_error("no temporary folder");
   }
   ~Files() {
     unlink(plan().c_str());
     unlink(weights().c_str());
     rmdir(folder_.c_str());
   }
+  const std::string& folder() const { return folder_; }
   std::string plan() const { return folder_ + "/plan.bin"; }
   std::string weights() const { return folder_ + "/weights.bin"; }
 
@@ -51,7 +52,8 @@ class Files {
     unlink(path.c_str());  // a new file: one that is cut short and written again is flushed to disk by some
                            // systems
     std::FILE* file = std::fopen(path.c_str(), "wb");
-    if (!file || std::fwrite(data, 1, bytes, file) != bytes) throw std::runtime_error("cannot write " + path);
+    if (!file || (bytes > 0 && std::fwrite(data, 1, bytes, file) != bytes))
+      throw std::runtime_error("cannot write " + path);
     std::fclose(file);
   }
   void write(const std::vector<std::byte>& plan_bytes, const std::vector<char>& data) const {
@@ -158,7 +160,7 @@ TW_TEST(wrong_files_are_refused) {
   TW_CHECK_ERROR(load(), "EngineError");  // weights one byte short
   files.write({}, toy.data);
   TW_CHECK_ERROR(load(), "EngineError");  // empty plan
-  const auto load_folder = [&] { CpuExecutor("/tmp", files.weights(), {1, LoadMode::map}); };
+  const auto load_folder = [&] { CpuExecutor(files.folder(), files.weights(), {1, LoadMode::map}); };
   TW_CHECK_ERROR(load_folder(), "EngineError");
 }
 

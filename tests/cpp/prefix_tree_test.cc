@@ -97,6 +97,16 @@ TW_TEST(the_least_recently_used_goes_first_and_leaves_before_their_parents) {
   TW_CHECK_EQ(hit(kv, {5, 5, 6, 6, 0}), 2);
 }
 
+TW_TEST(a_hit_alone_is_a_use) {
+  KvBlocks kv(1, 3, 2, true);
+  compute_and_release(kv, {1, 1});
+  compute_and_release(kv, {2, 2});
+  compute_and_release(kv, {1, 1, 0});  // adds nothing to the tree
+  compute_and_release(kv, {3, 3, 0});  // needs two blocks, one is free
+  TW_CHECK_EQ(hit(kv, {1, 1, 0}), 1);
+  TW_CHECK_EQ(hit(kv, {2, 2, 0}), 0);
+}
+
 TW_TEST(what_is_held_is_never_evicted) {
   KvBlocks kv(1, 4, 2, true);
   SequenceBlocks held = compute(kv, {1, 1, 2, 2, 3});

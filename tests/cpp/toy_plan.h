@@ -130,8 +130,9 @@ inline std::vector<std::byte> ToyPlan::bytes() {
   header.weights_bytes = data.size();
   std::vector<std::byte> out(sizeof(header));
   const auto append = [&](const void* from, size_t bytes) {
-    const auto* begin = static_cast<const std::byte*>(from);
-    out.insert(out.end(), begin, begin + bytes);
+    const size_t at = out.size();
+    out.resize(at + bytes);
+    std::memcpy(out.data() + at, from, bytes);
   };
   append(kv_layers.data(), kv_layers.size() * sizeof(KvLayerRecord));
   append(buffers.data(), buffers.size() * sizeof(BufferRecord));

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import RequestAbortedError
 
-BLOCK_BYTES_FOR = {"few": "3MiB", "many": "64MiB"}
-
 
 @dataclass(frozen=True)
 class Ask:
@@ -66,7 +64,7 @@ def solo(pico_engine):
         yield Solo(llm)
 
 
-def asks(count: int, seed: int, longest: int = 120) -> list[Ask]:
+def asks(count: int, seed: int, longest: int = 120, most_tokens: int = 24) -> list[Ask]:
     """Prompts over a shared stem, so that prefixes are found; half greedy, half sampled; a few aborted."""
     rng = random.Random(seed)
     stem = [rng.randrange(8192) for _ in range(96)]
@@ -77,7 +75,7 @@ def asks(count: int, seed: int, longest: int = 120) -> list[Ask]:
         table.append(
             Ask(
                 prompt=tuple(stem[:shared] + tail),
-                tokens=rng.randrange(1, 24),
+                tokens=rng.randrange(1, most_tokens),
                 temperature=rng.choice([0.0, 0.8]),
                 seed=i,
                 abort_after=rng.randrange(1, 6) if rng.random() < 0.1 else None,
@@ -134,9 +132,9 @@ def test_prefix_hits(pico_engine, solo):
 
 
 def test_forced_preemption(pico_engine, solo):
-    load = asks(24, seed=6)
+    load = asks(24, seed=6, longest=100, most_tokens=120)
     with LLM(
-        str(pico_engine), threads=2, kv_cache_memory=BLOCK_BYTES_FOR["few"], max_batch_size=16,
+        str(pico_engine), threads=2, kv_cache_memory="2MiB", max_batch_size=16,
         enable_prefix_caching=False,
     ) as llm:  # fmt: skip
         check(llm, solo, load)

@@ -23,7 +23,10 @@ def distances(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> tuple[
     ("family", "overrides"),
     [
         ("llama", {}),
-        ("llama", {"head_dim": 40, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 257}),
+        (
+            "llama",
+            {"hidden_size": 48, "head_dim": 40, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 257},
+        ),
         ("qwen2", {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 448}),
     ],
 )
@@ -35,11 +38,11 @@ def test_random_models(tmp_path, family, overrides):
     )
 
 
-def test_pico(pico_checkpoint, pico_engine, held_out_lines):
+def test_pico(pico_model, pico_engine, held_out_lines):
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(pico_checkpoint / "tokenizer.json"))
-    check(pico_checkpoint, EngineSteps(pico_engine), [tokenizer.encode("\n".join(held_out_lines[:40])).ids[:400]])
+    tokenizer = Tokenizer.from_file(str(pico_model / "tokenizer.json"))
+    check(pico_model, EngineSteps(pico_engine), [tokenizer.encode("\n".join(held_out_lines[:40])).ids[:400]])
 
 
 def check(model, steps: EngineSteps, prompts: list[list[int]]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.harness import EngineSteps, load_reference, reference_greedy, reference_logits, worst
+from support.harness import EngineSteps, load_reference, reference_choices, reference_logits, worst
 from support.tiny_models import make_tiny
 from tensorwright import LLM, SamplingParams, build
 
@@ -29,12 +29,16 @@ MODELS = {
     "llama-mha": ("llama", {"num_attention_heads": 4, "num_key_value_heads": 4}),
     "llama-gqa3-head40": (
         "llama",
-        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 40, "vocab_size": 257},
+        {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 40, "vocab_size": 257},
     ),
-    "llama-gqa7-head128": ("llama", {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 128}),
+    "llama-gqa7-head128": (
+        "llama",
+        {"hidden_size": 56, "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 128},
+    ),
     "llama-mqa-bias": (
         "llama",
         {
+            "hidden_size": 40,
             "num_attention_heads": 5,
             "num_key_value_heads": 1,
             "attention_bias": True,
@@ -42,7 +46,7 @@ MODELS = {
             "vocab_size": 99,
         },
     ),
-    "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "max_position_embeddings": 256}),
+    "llama-rope-llama3": ("llama", {"rope_parameters": LLAMA3_ROPE, "max_position_embeddings": 160}),
     "llama-untied": ("llama", {"tie_word_embeddings": False}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "qwen2": ("qwen2", {}),
@@ -75,7 +79,7 @@ def test_logits_equal_transformers(pair):
     model, engine = pair
     steps = EngineSteps(engine)
     vocab = steps.executor.facts()["vocab_size"]
-    for length in (1, 2, 33, 150):
+    for length in (1, 2, 33, 127):
         ids = ids_of(vocab, length, length)
         exact = reference_logits(model, ids, torch.float64)
         theirs = reference_logits(model, ids, torch.float32)
@@ -90,21 +94,23 @@ def test_greedy_tokens_equal_transformers(pair):
         params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
     for prompt, output in zip(prompts, outputs, strict=True):
-        assert output.outputs[0].token_ids == reference_greedy(reference, prompt, 12)
+        answer = output.outputs[0].token_ids
+        assert len(answer) == 12
+        assert answer == reference_choices(reference, prompt, answer)
 
 
 PICO_PROMPTS = 100
 
 
-def test_pico_over_100_prompts(pico_checkpoint, pico_engine_float32, held_out_lines):
+def test_pico_over_100_prompts(pico_model, pico_engine_float32, held_out_lines):
     """Greedy tokens of 100 real prompts, and the logits of all their positions."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(pico_checkpoint / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(pico_model / "tokenizer.json"))
     prompts = [tokenizer.encode(text).ids[:48] for text in held_out_lines[:PICO_PROMPTS]]
     assert len(prompts) == PICO_PROMPTS
-    exact_model = load_reference(pico_checkpoint, torch.float64)
-    their_model = load_reference(pico_checkpoint, torch.float32)
+    exact_model = load_reference(pico_model, torch.float64)
+    their_model = load_reference(pico_model, torch.float32)
     steps = EngineSteps(pico_engine_float32)
     with torch.inference_mode():
         for ids in prompts:
@@ -115,11 +121,6 @@ def test_pico_over_100_prompts(pico_checkpoint, pico_engine_float32, held_out_li
         params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
         outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
     for prompt, output in zip(prompts, outputs, strict=True):
-        assert output.outputs[0].token_ids == their_greedy(their_model, prompt, 16)
-
-
-def their_greedy(model: torch.nn.Module, prompt: list[int], steps: int) -> list[int]:
-    out = model.generate(
-        torch.tensor([prompt]), max_new_tokens=steps, min_new_tokens=steps, do_sample=False, pad_token_id=0
-    )
-    return out[0, len(prompt) :].tolist()
+        answer = output.outputs[0].token_ids
+        assert len(answer) == 16
+        assert answer == reference_choices(their_model, prompt, answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.matmul import same_bits, stored, widened
+from support.made_matmul import same_bits, stored, widened
 from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.plugins.embedding import op

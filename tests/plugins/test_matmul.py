@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.matmul import Matmul, kernel_params, same_bits, stored, widened
+from support.made_matmul import Matmul, kernel_params, same_bits, stored, widened
 from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError, InvalidOptionError, IsaError
 from tensorwright.plugins import packing

@@ -178,7 +178,8 @@ class TestCombine:
     @pytest.mark.parametrize("index", COMBINES)
     def test_empty_splits_change_no_bit(self, index: int) -> None:
         parts = self.parts(1, 4, 40)
-        with_empty = tuple(np.concatenate([np.zeros_like(p), p, np.zeros_like(p)]) for p in parts)
+        # Of a split that a row sees nothing of only the maximum is read.
+        with_empty = tuple(np.concatenate([np.full_like(p, np.nan), p, np.full_like(p, np.nan)]) for p in parts)
         with_empty[1][[0, 2]] = -np.inf
         np.testing.assert_array_equal(self.run(index, parts), self.run(index, with_empty))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from support.matmul import BFLOAT16_UNIT, UNIT, same_bits, widened
+from support.made_matmul import BFLOAT16_UNIT, UNIT, same_bits, widened
 from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError
 from tensorwright.plugins.rounding import to_bfloat16_bits

@@ -24,13 +24,15 @@ def load_reference(model_dir: Path, dtype: torch.dtype) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="eager").eval()
 
 
-def reference_greedy(model: torch.nn.Module, ids: list[int], steps: int) -> list[int]:
-    """The next `steps` tokens of largest logit, one full forward each: no cache, nothing to share with ours."""
-    out = list(ids)
+def reference_choices(model: torch.nn.Module, prompt: list[int], answer: list[int]) -> list[int]:
+    """What transformers picks greedily at each place of `answer`, given all before it.
+
+    Equal to `answer` exactly when transformers, generating by itself, gives `answer` (by induction over its places);
+    one forward instead of one per token.
+    """
     with torch.inference_mode():
-        for _ in range(steps):
-            out.append(int(model(torch.tensor([out])).logits[0, -1].argmax()))
-    return out[len(ids) :]
+        logits = model(torch.tensor([prompt + answer[:-1]])).logits[0, len(prompt) - 1 :]
+    return logits.argmax(-1).tolist()
 
 
 class EngineSteps:

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Ragged:
-    """Keeps every sequence's tokens and block tables. Blocks are handed out in a shuffled order, so that none lie in a row."""
+    """Keeps every sequence's length and block tables. Blocks are handed out shuffled, so that none lie in a row."""
 
     def __init__(self, executor: Any, blocks: int, max_tokens: int = 4096, max_seqs: int = 16, seed: int = 0):
         self.executor = executor
@@ -23,7 +23,9 @@ class Ragged:
 
     def arguments(self, feeds: list[tuple[str, list[int]]], rows: str = "all") -> dict[str, Any]:
         """One step's arguments: feeds are (sequence, its next tokens); rows is "all", "last" or "none"."""
-        ids, positions, starts, contexts, wanted = [], [], [0], [], []
+        ids: list[int] = []
+        positions: list[int] = []
+        starts, contexts, wanted = [0], list[int](), list[int]()
         slots: list[list[int]] = [[] for _ in range(self.groups)]
         for name, tokens in feeds:
             begin = self.lengths.get(name, 0)

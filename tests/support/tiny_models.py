@@ -112,5 +112,10 @@ def _write_tokenizer(path: Path, vocab_size: int) -> None:
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
     }
     (path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "t2", "bos_token": "t1"}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": "<unk>",
+        "eos_token": "t2",
+        "bos_token": "t1",
+    }
     (path / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")

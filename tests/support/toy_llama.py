@@ -80,7 +80,7 @@ class ToyLlama:
         return p
 
     def _plan_layer(self, p: PlanWriter, i: int, x: int, angles: int) -> int:
-        """Even layers take the fused forms, odd layers the plain ones: add apart from norm, swiglu apart from matmul."""
+        """Even layers take the fused forms, odd layers the plain ones: add and swiglu as instructions of their own."""
         q_cols, fused = self.heads * self.head_dim, i % 2 == 0
         qkv_cols = q_cols + 2 * self.kv_heads * self.head_dim
         kv = p.kv_layer(self.kv_heads, self.head_dim, self.layer_window(i), group=i % 2 if self.window else 0)

@@ -1,0 +1,84 @@
+# Everything here sets up its own virtual environment first. Needs Python 3.11 with venv and headers, g++ and make.
+#   make demo      build the bundled model's engine and generate text with it
+#   make test      all tests
+#   make check     linters, types, format and the fast tests
+#   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# On a machine with the public PyPI, PIP_TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu' takes the CPU
+# build of torch; without it pip takes the one with several GB of CUDA libraries, which works as well.
+TORCH_SPEC ?= torch==2.13.0
+PIP_TORCH_ARGS ?=
+# Two workers; each test file stays on one, so that its fixtures are made once.
+PYTEST_ARGS ?= -n 2 --dist loadfile
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+NATIVE := $(shell find runtime plugins -name '*.cc' -o -name '*.h' 2>/dev/null)
+# mypy looks for packages in folders, and here they are folders only once installed: show it the same as links.
+TYPED := build/typed/tensorwright
+ROOMS := models builder passes plugins runtime
+CPP_FILES = $(shell git ls-files '*.cc' '*.h')
+
+.PHONY: help setup demo test check lint fast-tests sanitize clean
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(VENV)/.installed
+
+$(VENV)/.packages: constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	@echo "== Setting up $(VENV): torch, transformers and the tools (about 1 GB, some minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps $(PIP_TORCH_ARGS) $(TORCH_SPEC)
+	@$(PIP) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE)
+	@echo "== Compiling the runtime and installing tensorwright into $(VENV) (a minute or two)"
+	@$(PIP) --no-build-isolation -e '.[build,dev]'
+	@touch $@
+
+demo: setup
+	@test -f out/pico/config.json || $(BIN)/build-engine models/pico out/pico
+	@echo
+	@echo "== tensorwright run out/pico --prompt 'def read_file(' --max-tokens 64"
+	@$(BIN)/tensorwright run out/pico --prompt 'def read_file(' --max-tokens 64 --echo --stats
+	@echo
+	@echo "== Where to go next (first: source $(BIN)/activate)"
+	@echo "   tensorwright inspect out/pico             what was built: passes, sizes, accuracy, kernels"
+	@echo "   tensorwright run out/pico --prompt '...'  your own prompt; see --help"
+	@echo "   build-engine MODEL_DIR out/mine           your own model: any Hugging Face directory"
+	@echo "   make test                                 all tests"
+
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS)
+
+check: lint fast-tests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p $(TYPED)
+	@ln -sfn $(addprefix $(CURDIR)/,$(wildcard tensorwright/*.py) $(ROOMS)) $(TYPED)
+	cd build/typed && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p tensorwright
+	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+
+fast-tests: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) -m 'not slow'
+
+# Debug keeps the asserts that Release drops; -O1 keeps it bearable. Threads are only in these three tests.
+SANITIZED = -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
+	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF
+THREADED_TESTS = scheduler_test engine_test thread_team_test
+
+sanitize: setup
+	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/asan
+	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error
+	$(BIN)/cmake -S . -B build/tsan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=thread
+	$(BIN)/cmake --build build/tsan --target $(THREADED_TESTS)
+	$(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
+		-R '^($(shell echo $(THREADED_TESTS) | tr ' ' '|'))$$'
+
+clean:
+	rm -rf build out $(VENV)

@@ -1,0 +1,38 @@
+"""Error messages of passes: the node, where it is in the model, and which pattern nearly claimed it; not a pass."""
+
+from __future__ import annotations
+
+from tensorwright.builder.ir import Graph, Node
+from tensorwright.builder.ir.text import underline
+from tensorwright.passes import (
+    fuse_gate_up,
+    fuse_qkv,
+    fuse_swiglu,
+    recognise_attention,
+    recognise_rms_norm,
+    recognise_rotary,
+    rewrite_gqa,
+)
+from tensorwright.passes.matcher import find_miss
+
+RECOGNISERS = (
+    recognise_rms_norm,
+    recognise_rotary,
+    recognise_attention,
+    rewrite_gqa,
+    fuse_qkv,
+    fuse_gate_up,
+    fuse_swiglu,
+)
+RULES = {module.__name__.rsplit(".", 1)[-1]: (module.PATTERN, module.check) for module in RECOGNISERS}
+
+
+def located(graph: Graph, node: Node, message: str) -> str:
+    """`message`, the closest partial match that reached `node`, and the node underlined among its neighbours."""
+    misses = [(find_miss(graph, *rule, about=node), name) for name, rule in RULES.items()]
+    reached = [(miss.depth, name, miss) for miss, name in misses if miss is not None]
+    lines = [message]
+    if reached:
+        _, name, miss = max(reached, key=lambda item: item[0])
+        lines.append(f"closest partial match: {name}: {miss}")
+    return "\n".join([*lines, underline(graph, node)])

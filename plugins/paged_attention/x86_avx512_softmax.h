@@ -1,0 +1,167 @@
+// The online softmax of the AVX-512 attention kernels: step 2 of x86_avx512.h, and the state that its steps
+// share.
+#ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_SOFTMAX_H_
+#define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_SOFTMAX_H_
+
+#include "plugins/common/x86_avx512.h"
+#include "plugins/paged_attention/visible.h"
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+constexpr int kMaxRows = 8;
+// Loops over an array of registers must unroll early, or the array goes through memory.
+#define TW_UNROLL _Pragma("GCC unroll 16")
+#define TW_INLINE inline __attribute__((always_inline))
+
+constexpr int kChunk = 4;  // tiles; soften_chunk spells out four
+
+// What is known of a row block while it goes through a split.
+struct RowBlock {
+  int tile_begin, tile_end;                    // tiles that some row sees
+  uint16_t visible[kMaxRows][TW_SPLIT_TILES];  // bit j: the row sees position j of the tile
+  uint8_t whole[TW_SPLIT_TILES];               // every row sees all of the tile
+  float max[kMaxRows];                         // so far
+  alignas(64) float sum[kMaxRows][TW_LANES];   // so far
+  // Of the current chunk:
+  unsigned rescaled;                // bit i: some row's maximum grew in tile i
+  float rescale[kMaxRows][kChunk];  // what the sums of earlier tiles are multiplied with
+  alignas(64) float weight[kMaxRows][kChunk * TW_LANES];  // dot products, then exp(score - max)
+};
+
+// tw_exp for x <= 0 or NaN: the power of two goes straight into the exponent, which cannot overflow there.
+inline __m512 exp_nonpositive(__m512 x) {
+  const __m512 round = _mm512_set1_ps(TW_EXP_ROUND), one = _mm512_set1_ps(1.0f);
+  const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(TW_EXP_LOG2E), round), round);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(TW_EXP_LN2_HIGH), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(TW_EXP_LN2_LOW), r);
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(TW_EXP_C6), r, _mm512_set1_ps(TW_EXP_C5));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C4));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C3));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C2));
+  p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), one);
+  const __m512i power = _mm512_slli_epi32(_mm512_cvttps_epi32(n), 23);
+  const __mmask16 kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(TW_EXP_LOW), _CMP_NLT_UQ);
+  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, _mm512_castps_si512(p), power));
+}
+
+inline __m512 tanh_lanes(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f);
+  const __m512 z = _mm512_mul_ps(x, x);
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(TW_TANH_C11), z, _mm512_set1_ps(TW_TANH_C9));
+  p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(TW_TANH_C7));
+  p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(TW_TANH_C5));
+  p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(TW_TANH_C3));
+  const __m512 near = _mm512_fmadd_ps(_mm512_mul_ps(p, z), x, x);
+  const __m512 denominator = _mm512_add_ps(tw_exp_avx512(_mm512_add_ps(x, x)), one);
+  const __m512 far = _mm512_sub_ps(one, _mm512_div_ps(two, denominator));
+  const __mmask16 is_near = _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(TW_TANH_NEAR), _CMP_LT_OQ);
+  return _mm512_mask_mov_ps(far, is_near, near);
+}
+
+inline float tree_sum(__m512 lanes) {
+  __m256 h = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+
+template <bool kCapped>
+TW_INLINE __m512 final_score(const tw_attention_args* a, const float* dot) {
+  const __m512 score = _mm512_mul_ps(_mm512_load_ps(dot), _mm512_set1_ps(a->scale));
+  if (!kCapped) return score;
+  const __m512 softcap = _mm512_set1_ps(a->softcap);
+  return _mm512_mul_ps(softcap, tanh_lanes(_mm512_div_ps(score, softcap)));
+}
+
+// Step 2 for one row and one tile, of which it sees `visible`. A tile in which it sees nothing is left out.
+template <bool kCapped>
+inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, __mmask16 visible,
+                        int in_chunk) {
+  float* weight = block.weight[row] + in_chunk * TW_LANES;
+  block.rescale[row][in_chunk] = 1.0f;
+  if (!visible) return;
+  const __m512 dot_score = final_score<kCapped>(a, weight);
+  const __m512 score = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), visible, dot_score);
+  const float tile_max = _mm512_reduce_max_ps(score), max = block.max[row];
+  const float higher = max > tile_max ? max : tile_max;
+  __m512 sum = _mm512_load_ps(block.sum[row]);
+  if (!(higher == max)) {
+    const __m512 rescale = exp_nonpositive(_mm512_set1_ps(max - higher));
+    sum = _mm512_mul_ps(sum, rescale);
+    block.rescale[row][in_chunk] = _mm512_cvtss_f32(rescale);
+    block.rescaled |= 1u << in_chunk;
+  }
+  const __m512 p = exp_nonpositive(_mm512_sub_ps(score, _mm512_set1_ps(higher)));
+  _mm512_store_ps(weight, p);
+  _mm512_store_ps(block.sum[row], _mm512_mask_add_ps(sum, visible, sum, p));
+  block.max[row] = higher;
+}
+
+// The largest element of each of four vectors.
+inline __m128 four_maxima(const __m512 (&x)[kChunk]) {
+  __m512 pair[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m512 a = x[2 * i], b = x[2 * i + 1];
+    pair[i] = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  }
+  const __m512 low = _mm512_shuffle_ps(pair[0], pair[1], 0x44),
+               high = _mm512_shuffle_ps(pair[0], pair[1], 0xee);
+  const __m512 four = _mm512_max_ps(low, high);
+  const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
+  return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+// Step 2 for one row and a whole chunk, all of which it sees: the operations of soften_tile, tile after tile,
+// with the four maxima found together.
+template <bool kCapped>
+inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row) {
+  __m512 score[kChunk];
+  TW_UNROLL
+  for (int i = 0; i < kChunk; ++i) score[i] = final_score<kCapped>(a, block.weight[row] + i * TW_LANES);
+  const __m128 before = _mm_set1_ps(block.max[row]);
+  // Element i becomes the maximum up to and including tile i.
+  __m128 max = four_maxima(score);
+  max =
+      _mm_max_ps(max, _mm_castsi128_ps(_mm_alignr_epi8(_mm_castps_si128(max), _mm_castps_si128(before), 12)));
+  max = _mm_max_ps(max, _mm_shuffle_ps(before, max, 0x40));
+  max = _mm_max_ps(max, before);
+  const __m128 previous =
+      _mm_castsi128_ps(_mm_alignr_epi8(_mm_castps_si128(max), _mm_castps_si128(before), 12));
+  const unsigned grown = _mm_movemask_ps(_mm_cmpneq_ps(max, previous));
+  __m512 sum = _mm512_load_ps(block.sum[row]);
+  __m128 rescale = _mm_set1_ps(1.0f);
+  if (grown) {
+    block.rescaled |= grown;
+    const __m512 four = exp_nonpositive(_mm512_castps128_ps512(_mm_sub_ps(previous, max)));
+    rescale = _mm_mask_mov_ps(rescale, (__mmask8)grown, _mm512_castps512_ps128(four));
+  }
+  _mm_storeu_ps(block.rescale[row], rescale);
+  alignas(16) float max_of[kChunk];
+  _mm_store_ps(max_of, max);
+  TW_UNROLL
+  for (int i = 0; i < kChunk; ++i) {
+    const __m512 p = exp_nonpositive(_mm512_sub_ps(score[i], _mm512_set1_ps(max_of[i])));
+    if (grown) sum = _mm512_mul_ps(sum, _mm512_set1_ps(block.rescale[row][i]));
+    sum = _mm512_add_ps(sum, p);
+    _mm512_store_ps(block.weight[row] + i * TW_LANES, p);
+  }
+  _mm512_store_ps(block.sum[row], sum);
+  block.max[row] = max_of[kChunk - 1];
+}
+
+template <bool kCapped>
+inline void soften(const tw_attention_args* a, RowBlock& block, int rows, int begin, int end) {
+  block.rescaled = 0;
+  for (int r = 0; r < rows; ++r) {
+    const uint16_t* visible = block.visible[r] + begin;
+    if (end - begin == kChunk && (visible[0] & visible[1] & visible[2] & visible[3]) == 0xffff) {
+      soften_chunk<kCapped>(a, block, r);
+    } else {
+      for (int tile = begin; tile < end; ++tile) soften_tile<kCapped>(a, block, r, *visible++, tile - begin);
+    }
+  }
+}
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_SOFTMAX_H_

@@ -1,0 +1,296 @@
+"""The tracer: its graphs are transformers' own computation, bit for bit, and what it refuses it names."""
+
+from __future__ import annotations
+
+import json
+import resource
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from support.tiny_models import VARIANTS, load_eager, make_tiny, make_variant
+from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
+from tensorwright.builder.ir.parse import parse_graph
+from tensorwright.builder.ir.text import print_graph
+from tensorwright.builder.ir.verify import verify
+from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.load_model import load_model
+from tensorwright.errors import CheckpointError, InvalidOptionError, TraceError, UnsupportedModelError
+from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
+from tensorwright.models.weights import Ref
+
+LENGTHS = (2, 7, 33)
+
+
+def logits(graph, checkpoint, ids):
+    inputs = {"input_ids": ids, "position_ids": torch.arange(ids.shape[1])[None]}
+    (result,) = interpret(graph, inputs, checkpoint_weights(checkpoint))
+    return result
+
+
+def assert_same_logits(graph, path, dtype):
+    checkpoint, model = open_checkpoint(path), load_eager(path, dtype)
+    for length in LENGTHS:
+        ids = torch.randint(0, 97, (1, length), generator=torch.Generator().manual_seed(length))
+        with torch.no_grad():
+            expected = model(input_ids=ids, use_cache=False).logits
+        result = logits(graph, checkpoint, ids)
+        assert result.dtype == expected.dtype == getattr(torch, dtype)
+        # The same torch kernels on the same shapes: nothing may differ.
+        assert torch.equal(result, expected)
+
+
+IN_BFLOAT16 = ["llama3_rope", "llama_biases", "llama_mqa", "qwen2"]
+CASES = [(v, "float32") for v in VARIANTS] + [(v, "bfloat16") for v in IN_BFLOAT16]
+
+
+@pytest.mark.parametrize(("variant", "dtype"), CASES)
+def test_the_graph_is_transformers_bit_for_bit(tmp_path, variant, dtype):
+    path = make_variant(tmp_path / "m", variant)
+    graph = trace(open_checkpoint(path), dtype=dtype, max_seq_len=128)
+    verify(graph, "traced")
+    assert_same_logits(graph, path, dtype)
+
+
+def test_the_graph_survives_its_text(tmp_path):
+    path = make_tiny(tmp_path / "m", "qwen2")
+    text = print_graph(trace(open_checkpoint(path), dtype="bfloat16", max_seq_len=128))
+    graph = parse_graph(text)
+    assert print_graph(graph) == text
+    assert_same_logits(graph, path, "bfloat16")
+
+
+def test_stored_type_and_traced_type_are_independent(tmp_path):
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1, dtype="bfloat16")
+    assert_same_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=128), path, "float32")
+
+
+def test_two_traces_print_the_same_text(tmp_path):
+    checkpoint = open_checkpoint(make_tiny(tmp_path / "m", "llama", num_hidden_layers=1))
+    texts = {print_graph(trace(checkpoint, dtype="bfloat16", max_seq_len=64)) for _ in range(2)}
+    assert len(texts) == 1
+
+
+def test_shape_of_the_graph(tmp_path):
+    checkpoint = open_checkpoint(make_tiny(tmp_path / "m", "llama", attention_bias=True))
+    graph = trace(checkpoint, dtype="bfloat16", max_seq_len=64)
+    assert [(v.name, v.dtype, v.shape) for v in graph.inputs] == [
+        ("input_ids", "int64", (1, "seq")),
+        ("position_ids", "int64", (1, "seq")),
+    ]
+    (output,) = graph.outputs
+    assert (output.dtype, output.shape) == ("bfloat16", (1, "seq", 101))
+    assert graph.facts == {
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "max_seq_len": 64,
+        "vocab_size": 101,
+        "hidden_size": 32,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "bos_token_id": 1,
+        "eos_token_ids": [2],
+    }
+    q_proj = next(n for n in graph.find("linear") if n.scope == "model.layers.1.self_attn.q_proj")
+    names = [str(v.node.attrs["expr"]) for v in q_proj.inputs[1:]]
+    assert names == ['"model.layers.1.self_attn.q_proj.weight"', '"model.layers.1.self_attn.q_proj.bias"']
+    # Rotary frequencies are computed in float32 even when the model runs in bfloat16.
+    (frequencies,) = [n for n in graph.find("constant") if n.output.rank == 1]
+    assert frequencies.output.dtype == "float32"
+    assert frequencies.scope == "model.rotary_emb"
+
+
+def test_no_weight_is_read_or_made(tmp_path, monkeypatch):
+    checkpoint = open_checkpoint(make_tiny(tmp_path / "m", "llama", num_hidden_layers=1, tie_word_embeddings=True))
+
+    def refuse(self, name):
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(Checkpoint, "read", refuse)
+    trace(checkpoint, dtype="float32", max_seq_len=64)
+    model = load_model(checkpoint, "bfloat16")
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {b.device.type for b in model.buffers()} == {"cpu"}
+    # The patch that keeps storage away is gone again.
+    assert torch.nn.Linear(2, 2).weight.device.type == "cpu"
+
+
+def test_a_model_larger_than_memory_is_built(tmp_path):
+    """19 billion parameters, whose storage would take 77 GB: only buffers may cost memory."""
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1)
+    edit_config(
+        path, hidden_size=8192, intermediate_size=28672, num_hidden_layers=20, num_attention_heads=64, head_dim=128
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = load_model(open_checkpoint(path), "float32")
+    assert sum(p.numel() for p in model.parameters()) > 15e9
+    # ru_maxrss is in KiB. One layer's smallest matrix would already be 256 MiB.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def edit_weights(path, edit):
+    tensors = load_file(path / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_config(path, **changes):
+    config = json.loads((path / "config.json").read_text())
+    config.update(changes)
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def exprs(graph):
+    return [n.attrs["expr"] for n in graph.find("weight")]
+
+
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def test_tied_weights_are_one_expression(tmp_path):
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1, tie_word_embeddings=True)
+    assert HEAD not in open_checkpoint(path).names
+    found = exprs(trace(open_checkpoint(path), dtype="float32", max_seq_len=64))
+    assert found[0] == found[-1] == Ref(EMBED)
+
+
+def test_tied_but_only_the_head_is_stored(tmp_path):
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1, tie_word_embeddings=True)
+    edit_weights(path, lambda t: t.update({HEAD: t.pop(EMBED)}))
+    graph = trace(open_checkpoint(path), dtype="float32", max_seq_len=64)
+    assert exprs(graph)[0] == exprs(graph)[-1] == Ref(HEAD)
+    assert_same_logits(graph, path, "float32")
+
+
+def test_tied_and_both_stored_equal(tmp_path):
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1, tie_word_embeddings=True)
+    edit_weights(path, lambda t: t.update({HEAD: t[EMBED].clone()}))
+    graph = trace(open_checkpoint(path), dtype="float32", max_seq_len=64)
+    assert exprs(graph)[0] == exprs(graph)[-1] == Ref(EMBED)
+
+
+def test_tied_by_config_but_stored_with_different_values(tmp_path):
+    """transformers then keeps them apart, and so must we."""
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1, tie_word_embeddings=True)
+    edit_weights(path, lambda t: t.update({HEAD: t[EMBED] * 0.5}))
+    graph = trace(open_checkpoint(path), dtype="float32", max_seq_len=64)
+    assert (exprs(graph)[0], exprs(graph)[-1]) == (Ref(EMBED), Ref(HEAD))
+    assert_same_logits(graph, path, "float32")
+
+
+def test_tensors_the_model_does_not_take_are_ignored_as_in_transformers(tmp_path):
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1)
+    edit_weights(path, lambda t: t.update({"model.rotary_emb.inv_freq": torch.full((4,), 9.0)}))
+    assert_same_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=64), path, "float32")
+
+
+def test_a_checkpoint_of_the_bare_decoder(tmp_path):
+    """Names without the "model." prefix, as the base class saves them, find their parameters."""
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1, tie_word_embeddings=True)
+
+    def strip(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    edit_weights(path, strip)
+    graph = trace(open_checkpoint(path), dtype="float32", max_seq_len=64)
+    assert exprs(graph)[0] == exprs(graph)[-1] == Ref("embed_tokens.weight")
+    assert_same_logits(graph, path, "float32")
+
+
+def test_missing_and_misshapen_weights_are_all_named(tmp_path):
+    path = make_tiny(tmp_path / "m", "llama")
+    names = ["model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.weight", "model.norm.weight"]
+
+    def edit(tensors):
+        del tensors[names[0]], tensors[names[1]]
+        tensors[names[2]] = torch.zeros(5)
+
+    edit_weights(path, edit)
+    with pytest.raises(CheckpointError) as caught:
+        trace(open_checkpoint(path), dtype="float32", max_seq_len=64)
+    for name in names:
+        assert name in str(caught.value)
+    assert "[5]" in str(caught.value)
+
+
+def test_a_config_that_contradicts_the_weights(tmp_path):
+    path = make_tiny(tmp_path / "m", "llama")
+    edit_config(path, attention_bias=True)
+    with pytest.raises(CheckpointError, match=r"model.layers.1.self_attn.o_proj.bias"):
+        trace(open_checkpoint(path), dtype="float32", max_seq_len=64)
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def rope(rope_type, **more):
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 1e4, "factor": 2.0, **more}}
+
+
+LONGROPE = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32}
+
+REFUSED = [
+    (rope("dynamic"), UnsupportedModelError, "'dynamic' is refused: dynamic NTK"),
+    (rope("longrope", **LONGROPE), UnsupportedModelError, "'longrope' is refused"),
+    (
+        {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        UnsupportedModelError,
+        "'dynamic' is refused",
+    ),
+    ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModelError, "quantized with gptq"),
+    ({"model_type": "unheard_of"}, UnsupportedModelError, "knows no model_type 'unheard_of'"),
+    ({"model_type": "unheard_of", "auto_map": {"AutoModel": "x.Y"}}, UnsupportedModelError, "own Python code"),
+    ({"model_type": None}, CheckpointError, "model_type must name the model's family, not None"),
+    ({"model_type": "vit"}, UnsupportedModelError, "vit is no causal language model"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, UnsupportedModelError, "must be a LlamaForCausalLM"),
+    ({"hidden_size": 33}, CheckpointError, "is no valid llama config"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), REFUSED)
+def test_refusals_by_name(tmp_path, changes, error, message):
+    path = make_tiny(tmp_path / "m", "llama")
+    edit_config(path, **changes)
+    with pytest.raises(error) as caught:
+        trace(open_checkpoint(path), dtype="float32", max_seq_len=64)
+    assert message in str(caught.value)
+
+
+def test_yarn_is_fixed_and_works(tmp_path):
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1, rope_parameters=rope)
+    assert_same_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=128), path, "float32")
+
+
+def test_what_has_no_meaning_names_operation_and_module(tmp_path):
+    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(TraceError) as caught:
+        trace(open_checkpoint(tmp_path), dtype="float32", max_seq_len=32)
+    assert "aten.layer_norm.default in module transformer.h.0.ln_1" in str(caught.value)
+    assert "has no meaning here" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"dtype": "float16"}, "dtype must be one of"), ({"max_seq_len": 1}, "at least 2")]
+)
+def test_impossible_options(tmp_path, options, message):
+    checkpoint = open_checkpoint(make_tiny(tmp_path / "m", "llama"))
+    with pytest.raises(InvalidOptionError, match=message):
+        trace(checkpoint, **{"dtype": "float32", "max_seq_len": 64, **options})
+
+
+@pytest.mark.parametrize("max_seq_len", [2, 7, 8, 131072])
+def test_any_maximum_length(tmp_path, max_seq_len):
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1)
+    assert_same_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=max_seq_len), path, "float32")

@@ -1,0 +1,54 @@
+"""What all tests share: engines of the bundled model, built once, and a note of what this machine cannot run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def pico_model() -> Path:
+    """The bundled checkpoint: a trained Llama of 16 M parameters, bfloat16."""
+    return ROOT / "models" / "pico"
+
+
+@pytest.fixture(scope="session")
+def pico_engine(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of pico as it is stored, in bfloat16."""
+    return _engine_once(tmp_path_factory, pico_model, "bfloat16")
+
+
+@pytest.fixture(scope="session")
+def pico_engine_float32(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _engine_once(tmp_path_factory, pico_model, "float32")
+
+
+def _engine_once(factory: pytest.TempPathFactory, model: Path, dtype: str) -> Path:
+    """Built once per run, whichever of xdist's workers comes first."""
+    from tensorwright import build
+
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    engine = shared / f"{model.name}-{dtype}"
+    with (shared / f"{engine.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not engine.exists():
+            build(model, engine, dtype=dtype, accuracy="none")
+    return engine
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Kernels that this processor lacks are skipped by their tests; say so where everybody looks."""
+    try:
+        from tensorwright.runtime import _runtime
+    except ImportError:
+        return
+    missing = [name for name, present in _runtime.cpu_features().items() if not present]
+    if missing:
+        terminalreporter.write_line(f"not covered here, the processor lacks: {', '.join(missing)}")

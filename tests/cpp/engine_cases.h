@@ -1,0 +1,111 @@
+// What the engine's tests share: requests made up at random, what they were told, and what they say alone.
+#ifndef TENSORWRIGHT_TESTS_CPP_ENGINE_CASES_H_
+#define TENSORWRIGHT_TESTS_CPP_ENGINE_CASES_H_
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "runtime/core/engine_core.h"
+#include "tests/cpp/check.h"
+#include "tests/cpp/fake_executor.h"
+
+namespace tw_test {
+
+using namespace tensorwright;
+
+inline constexpr int32_t kVocab = 50, kMaxSeqLen = 120, kBlockSize = 4;
+
+inline std::unique_ptr<Executor> fake(FakeBehaviour behaviour = {}) {
+  return std::make_unique<FakeExecutor>(kVocab, kMaxSeqLen, kBlockSize, behaviour);
+}
+
+inline EngineOptions options(int32_t blocks, int32_t batch, int32_t tokens, int64_t groups = 1) {
+  EngineOptions o;
+  o.kv_cache_bytes = blocks * 100 * groups;
+  o.max_batch_size = batch;
+  o.max_num_tokens = tokens;
+  return o;
+}
+
+inline Request request(int64_t id, std::vector<int32_t> prompt, int32_t max_tokens) {
+  Request r;
+  r.id = id;
+  r.prompt = std::move(prompt);
+  r.sampling.max_tokens = max_tokens;
+  r.sampling.temperature = 0;
+  return r;
+}
+
+// Everything a request was told, put together.
+struct Outcome {
+  std::vector<int32_t> tokens;
+  std::vector<std::vector<TokenLogprob>> logprobs;
+  Event last;
+};
+using Outcomes = std::map<int64_t, Outcome>;
+
+inline void collect(std::vector<Event> events, Outcomes* outcomes) {
+  for (Event& event : events) {
+    Outcome& outcome = (*outcomes)[event.request_id];
+    TW_CHECK(outcome.last.finish.empty());  // nothing comes after the end
+    outcome.tokens.insert(outcome.tokens.end(), event.tokens.begin(), event.tokens.end());
+    outcome.logprobs.insert(outcome.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+    outcome.last = std::move(event);
+  }
+}
+
+inline Outcomes run_core(EngineCore& core, const std::vector<Request>& requests) {
+  Outcomes outcomes;
+  for (const Request& r : requests) core.add(r, Clock::now());
+  while (!core.idle()) {
+    std::vector<Event> events;
+    core.step(&events);
+    collect(std::move(events), &outcomes);
+  }
+  TW_CHECK_EQ(core.stats().used_blocks, 0);
+  return outcomes;
+}
+
+inline Outcome solo(const Request& r, int64_t groups = 1) {
+  EngineOptions o = options(100, 1, kMaxSeqLen, groups);
+  o.prefix_cache = false;
+  FakeBehaviour behaviour;
+  behaviour.groups = groups;
+  EngineCore core(fake(behaviour), o);
+  return run_core(core, {r})[r.id];
+}
+
+inline bool same(const Outcome& a, const Outcome& b) {
+  auto equal = [](const TokenLogprob& x, const TokenLogprob& y) {
+    return x.token == y.token && x.logprob == y.logprob && x.rank == y.rank;
+  };
+  bool result = a.tokens == b.tokens && a.logprobs.size() == b.logprobs.size() &&
+                a.last.finish == b.last.finish && a.last.stop_token == b.last.stop_token;
+  for (size_t i = 0; result && i < a.logprobs.size(); ++i)
+    result = std::ranges::equal(a.logprobs[i], b.logprobs[i], equal);
+  return result;
+}
+
+inline Request random_request(std::mt19937& random, int64_t id) {
+  // Few beginnings, so that prefixes are shared.
+  std::vector<int32_t> prompt(1 + random() % 60, static_cast<int32_t>(random() % 3));
+  for (size_t i = random() % prompt.size(); i < prompt.size(); ++i)
+    prompt[i] = static_cast<int32_t>(random() % 40);
+  Request r = request(id, std::move(prompt), 1 + static_cast<int32_t>(random() % 40));
+  if (random() % 2) {
+    r.sampling.temperature = 0.5 + static_cast<double>(random() % 20) / 10;
+    r.sampling.seed = random() % 5;
+    r.sampling.top_k = static_cast<int32_t>(random() % 20);
+    r.sampling.top_p = random() % 2 ? 1 : 0.8;
+  }
+  if (random() % 2) r.sampling.logprobs = static_cast<int32_t>(random() % 4);
+  if (random() % 2) r.sampling.eos_token_ids = {static_cast<int32_t>(random() % kVocab)};
+  return r;
+}
+
+}  // namespace tw_test
+
+#endif  // TENSORWRIGHT_TESTS_CPP_ENGINE_CASES_H_

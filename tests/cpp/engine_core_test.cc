@@ -1,0 +1,139 @@
+// EngineCore over a fake model that sees every addressing mistake: crowds equal solo runs, errors stay where
+// they arose.
+#include "runtime/core/engine_core.h"
+
+#include "tests/cpp/engine_cases.h"
+
+using namespace tensorwright;
+using namespace tw_test;
+
+TW_TEST(finish_reasons) {
+  Outcome plain = solo(request(1, {1, 2, 3}, 12));
+  TW_CHECK(plain.last.finish == "length");
+  TW_CHECK_EQ(plain.tokens.size(), 12u);
+  int32_t fifth = plain.tokens[4];
+  size_t first = std::ranges::find(plain.tokens, fifth) - plain.tokens.begin() + 1;
+  Request r = request(1, {1, 2, 3}, 12);
+  r.sampling.eos_token_ids = {fifth};
+  Outcome stopped = solo(r);
+  TW_CHECK(stopped.last.finish == "stop");
+  TW_CHECK_EQ(stopped.last.stop_token, fifth);
+  TW_CHECK_EQ(stopped.tokens.size(), first);  // the token itself is there
+  r.sampling.ignore_eos = true;
+  TW_CHECK(same(solo(r), plain));
+  r.sampling.stop_token_ids = {fifth};
+  TW_CHECK(same(solo(r), stopped));
+}
+
+// The draw depends on the position in the sequence, not on where the prompt ends.
+TW_TEST(a_prompt_that_ends_later_goes_on_the_same) {
+  Request r = request(1, {1, 2, 3}, 10);
+  r.sampling.temperature = 1;
+  r.sampling.seed = 5;
+  Outcome whole = solo(r);
+  for (size_t cut = 1; cut < 9; ++cut) {
+    Request later = r;
+    later.prompt.insert(later.prompt.end(), whole.tokens.begin(),
+                        whole.tokens.begin() + static_cast<int>(cut));
+    later.sampling.max_tokens = 10 - static_cast<int32_t>(cut);
+    Outcome rest = solo(later);
+    TW_CHECK(
+        std::equal(rest.tokens.begin(), rest.tokens.end(), whole.tokens.begin() + static_cast<int>(cut)));
+  }
+}
+
+TW_TEST(crowds_equal_solo_runs_under_every_condition) {
+  std::mt19937 random(11);
+  int64_t preemptions = 0, hits = 0, evictions = 0;
+  for (int round = 0; round < 12; ++round) {
+    std::vector<Request> requests;
+    for (int64_t id = 0; id < 25; ++id) requests.push_back(random_request(random, id));
+    int64_t groups = 1 + round % 2;
+    EngineOptions o =
+        options(25 + static_cast<int32_t>(random() % 40), 8, 8 + static_cast<int32_t>(random() % 60), groups);
+    o.prefix_cache = round % 3 != 0;
+    o.max_chunk = round % 2 * 7;
+    o.debug_preempt_every = round % 4;
+    o.debug_seed = round;
+    FakeBehaviour behaviour;
+    behaviour.fail_every = round % 5 == 4 ? 3 : 0;  // and steps that fail in company
+    behaviour.groups = groups;
+    EngineCore core(fake(behaviour), o);
+    Outcomes outcomes = run_core(core, requests);
+    for (const Request& r : requests) {
+      TW_CHECK(same(outcomes[r.id], solo(r, groups)));
+      TW_CHECK(outcomes[r.id].last.finish == "stop" || outcomes[r.id].last.finish == "length");
+      TW_CHECK_EQ(outcomes[r.id].logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcomes[r.id].tokens.size());
+    }
+    preemptions += core.stats().steps.preemptions;
+    hits += core.stats().steps.prefix_hit_tokens;
+    evictions += core.stats().evictions;
+    TW_CHECK_EQ(core.stats().finished, 25);
+    TW_CHECK_EQ(core.stats().steps.rolled_back > 0, behaviour.fail_every > 0);
+  }
+  TW_CHECK(preemptions > 20);
+  TW_CHECK(hits > 500);
+  TW_CHECK(evictions > 100);
+}
+
+TW_TEST(the_guilty_request_dies_alone) {
+  for (int kind = 0; kind < 3; ++kind) {
+    FakeBehaviour behaviour;
+    (kind == 0 ? behaviour.throw_token : kind == 1 ? behaviour.late_token : behaviour.nan_token) = 49;
+    EngineCore core(fake(behaviour), options(60, 8, 64));
+    std::vector<Request> requests;
+    for (int64_t id = 0; id < 6; ++id) requests.push_back(request(id, {7, 8, static_cast<int32_t>(id)}, 10));
+    requests[2].prompt.push_back(49);
+    {
+      EngineCore other(fake(behaviour), options(60, 8, 64));
+      for (const Request& r : requests) other.add(r, Clock::now());
+      std::vector<Event> events;
+      other.step(&events);  // found out in the very step
+      auto last = std::ranges::find_if(events, [](const Event& event) { return event.finish == "error"; });
+      TW_CHECK(last != events.end() && last->request_id == 2 && events.size() == 6);
+    }
+    Outcomes outcomes = run_core(core, requests);
+    int untouched = 0;
+    for (const Request& r : requests) {
+      Outcome alone = solo(r);
+      if (r.id == 2 || std::ranges::find(alone.tokens, 49) != alone.tokens.end()) continue;
+      TW_CHECK(same(outcomes[r.id], alone));
+      ++untouched;
+    }
+    TW_CHECK(untouched >= 3);
+    TW_CHECK(outcomes[2].last.finish == "error");
+    TW_CHECK(outcomes[2].last.error_type == "TensorwrightError");
+    TW_CHECK(outcomes[2].last.error.find(kind == 0   ? "poison"
+                                         : kind == 1 ? "late poison"
+                                                     : "NaN") != std::string::npos);
+    TW_CHECK(core.stats().failed >= 1);
+  }
+}
+
+TW_TEST(impossible_options_are_refused_by_name) {
+  TW_CHECK_ERROR(EngineCore(fake(), options(0, 1, 1)), "OutOfMemoryError");
+  TW_CHECK_ERROR(EngineCore(fake(), options(9, 4, 3)), "InvalidOptionError");
+  TW_CHECK_ERROR(EngineCore(fake(), options(9, 0, 3)), "InvalidOptionError");
+  EngineOptions o = options(9, 1, 1);
+  o.max_queue = 0;
+  TW_CHECK_ERROR(EngineCore(fake(), o), "InvalidOptionError");
+  EngineCore core(fake(), options(9, 1, 1));
+  TW_CHECK_EQ(core.blocks(), 9);
+}
+
+TW_TEST(abort_frees_blocks_before_the_next_step) {
+  EngineCore core(fake(), options(20, 1, 64));
+  std::vector<Event> events;
+  core.add(request(1, {1, 2, 3, 4, 5}, 9), Clock::now());
+  core.add(request(2, {1, 2, 3, 4, 5}, 9), Clock::now());
+  core.step(&events);
+  TW_CHECK_EQ(core.stats().used_blocks, 2);
+  core.end(2, nullptr, &events);  // waiting
+  core.end(1, nullptr, &events);  // running
+  core.end(3, nullptr, &events);  // unknown
+  TW_CHECK_EQ(core.stats().used_blocks, 0);
+  TW_CHECK_EQ(events.size(), 3u);
+  TW_CHECK(events[1].finish == "abort" && events[1].request_id == 2 && events[1].queue_s == -1);
+}
+
+TW_TEST_MAIN()

@@ -1,0 +1,90 @@
+// The scheduler under load: the fairness bound of scheduler.h, and that nothing leaks whatever happens.
+#include <random>
+
+#include "tests/cpp/scheduler_simulation.h"
+
+using namespace tensorwright;
+using namespace tw_test;
+
+namespace {
+
+// The bound that scheduler.h states.
+int64_t bound(const SchedulerLimits& limits, int64_t prompt, int64_t max_tokens) {
+  int64_t c = limits.max_tokens - limits.max_seqs + 1;
+  if (limits.max_chunk) c = std::min<int64_t>(c, limits.max_chunk);
+  return (prompt + max_tokens + c - 1) / c + max_tokens;
+}
+
+}  // namespace
+
+// The bound is not only kept but nearly reached, so it says something.
+TW_TEST(the_fairness_bound_is_tight) {
+  SchedulerLimits limits{1, 4, 0};
+  Simulation s(100, 4, limits);
+  s.scheduler.add(make(1, 40, 30));
+  s.scheduler.add(make(2, 4, 1));
+  s.run();
+  int64_t most = bound(limits, 40, 30) + 1;
+  TW_CHECK(s.started[2] <= most);
+  TW_CHECK(s.started[2] >=
+           most - 9);  // 30 generated tokens in chunks of 4 are what only a preemption would cost
+}
+
+// Arrivals without end, blocks so few that preemption is the rule: everybody starts and ends within the
+// bound.
+TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
+  std::mt19937 random(5);
+  int64_t preemptions = 0, most_chunks = 0;
+  for (int round = 0; round < 60; ++round) {
+    int32_t max_seqs = 1 + static_cast<int32_t>(random() % 6);
+    SchedulerLimits limits{max_seqs, max_seqs + static_cast<int32_t>(random() % 12),
+                           static_cast<int32_t>(random() % 3 * 3)};
+    int32_t block_size = 1 + static_cast<int32_t>(random() % 4),
+            blocks = 12 + static_cast<int32_t>(random() % 20);
+    Simulation s(blocks, block_size, limits, random() % 2);
+    std::map<int64_t, int64_t> must_start, must_finish, need;
+    for (int64_t id = 1; id <= 40; ++id) {
+      int32_t room = blocks * block_size;
+      int32_t prompt = 1 + static_cast<int32_t>(random() % (room * 2 / 3));
+      int32_t most = 1 + static_cast<int32_t>(random() % (room + 1 - prompt));
+      need[id] = bound(limits, prompt, most);
+      int64_t ahead = 0;
+      for (int64_t other = 1; other < id; ++other) ahead += s.finished.count(other) ? 0 : need[other];
+      must_start[id] = s.now + ahead + 1;
+      must_finish[id] = s.now + ahead + need[id];
+      s.scheduler.add(make(id, prompt, most, static_cast<int32_t>(random() % 2) * 1000));
+      for (uint32_t i = random() % 8; i > 0 && !s.scheduler.idle(); --i) s.step();
+    }
+    s.run();
+    for (auto [id, most] : must_start) TW_CHECK(s.started[id] <= most);
+    for (auto [id, most] : must_finish) TW_CHECK(s.finished[id] <= most);
+    preemptions += s.scheduler.stats().preemptions;
+    most_chunks = std::max(most_chunks, s.most_chunks);
+  }
+  TW_CHECK(preemptions > 100);
+  TW_CHECK(most_chunks > 4);
+}
+
+// Rollbacks, removals and forced preemptions at random: the scheduler comes to an end and every block comes
+// back.
+TW_TEST(random_trouble_leaks_nothing) {
+  std::mt19937 random(6);
+  for (int round = 0; round < 40; ++round) {
+    SchedulerLimits limits{4, 12, 0, 1 + static_cast<int32_t>(random() % 3), random()};
+    Simulation s(14, 3, limits, random() % 2);
+    for (int64_t id = 1; id <= 30; ++id) {
+      int32_t prompt = 1 + static_cast<int32_t>(random() % 25);
+      s.scheduler.add(make(id, prompt, 1 + static_cast<int32_t>(random() % (42 - prompt)), 0));
+      if (random() % 4 == 0) s.scheduler.remove(1 + static_cast<int64_t>(random() % id));
+      if (random() % 2) {
+        StepPlan plan = s.checked_plan();
+        s.scheduler.rollback(plan);
+      }
+      if (!s.scheduler.idle()) s.step();
+    }
+    s.run();
+    TW_CHECK(s.scheduler.stats().preemptions > 0);
+  }
+}
+
+TW_TEST_MAIN()

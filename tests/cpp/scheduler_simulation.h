@@ -1,0 +1,86 @@
+// Made-up sequences and a scheduler that is stepped with them, checked at every step.
+#ifndef TENSORWRIGHT_TESTS_CPP_SCHEDULER_SIMULATION_H_
+#define TENSORWRIGHT_TESTS_CPP_SCHEDULER_SIMULATION_H_
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "runtime/core/scheduler.h"
+#include "tests/cpp/check.h"
+
+namespace tw_test {
+
+using namespace tensorwright;
+
+inline std::unique_ptr<Sequence> make(int64_t id, int32_t prompt, int32_t max_tokens, int32_t salt = 0) {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = id;
+  for (int32_t i = 0; i < prompt; ++i) sequence->tokens.push_back(salt + i);
+  sequence->prompt_tokens = prompt;
+  sequence->sampling.max_tokens = max_tokens;
+  return sequence;
+}
+
+// Steps a scheduler and checks at every step what must hold at every step.
+struct Simulation {
+  SchedulerLimits limits;
+  KvBlocks kv;
+  Scheduler scheduler;
+  int64_t now = 0;
+  std::map<int64_t, int64_t> started, finished;  // id -> step
+  int64_t most_chunks = 0;
+
+  Simulation(int32_t blocks, int32_t block_size, SchedulerLimits l, bool prefix_cache = false)
+      : limits(l), kv(2, blocks, block_size, prefix_cache), scheduler(kv, l) {}
+
+  StepPlan checked_plan() {
+    StepPlan plan = scheduler.plan();
+    TW_CHECK(plan.tokens <= limits.max_tokens);
+    TW_CHECK(scheduler.running() <= limits.max_seqs);
+    std::set<const Sequence*> seen;
+    int32_t tokens = 0;
+    for (const PlannedChunk& chunk : plan.chunks) {
+      TW_CHECK(seen.insert(chunk.sequence).second);
+      TW_CHECK(chunk.tokens > 0 && chunk.tokens <= chunk.sequence->pending());
+      if (limits.max_chunk) TW_CHECK(chunk.tokens <= limits.max_chunk);
+      TW_CHECK_EQ(chunk.sequence->blocks.size(), kv.blocks_for(chunk.sequence->computed + chunk.tokens));
+      tokens += chunk.tokens;
+    }
+    TW_CHECK_EQ(tokens, plan.tokens);
+    if (!scheduler.idle()) TW_CHECK(!plan.chunks.empty());
+    return plan;
+  }
+
+  void step() {
+    StepPlan plan = checked_plan();
+    ++now;
+    most_chunks = std::max<int64_t>(most_chunks, static_cast<int64_t>(plan.chunks.size()));
+    std::vector<Sequence*> last;
+    for (const PlannedChunk& chunk : plan.chunks) {
+      started.try_emplace(chunk.sequence->id, now);
+      if (chunk.last()) last.push_back(chunk.sequence);
+    }
+    scheduler.commit(plan);
+    TW_CHECK(scheduler.waste_slots() <= static_cast<int64_t>(scheduler.running()) * (kv.block_size() - 1));
+    for (Sequence* sequence : last) {
+      sequence->tokens.push_back(static_cast<int32_t>(1000 + sequence->id * 7 + sequence->size()));
+      if (sequence->generated() < sequence->sampling.max_tokens) continue;
+      finished[sequence->id] = now;
+      scheduler.remove(sequence->id);
+    }
+  }
+
+  void run(int64_t most_steps = 100000) {
+    while (!scheduler.idle() && most_steps-- > 0) step();
+    TW_CHECK(scheduler.idle());
+    TW_CHECK_EQ(kv.group(0).used(), 0);
+    TW_CHECK_EQ(kv.group(1).used(), 0);
+    TW_CHECK(scheduler.stats().max_waste_slots < kv.block_size());
+  }
+};
+
+}  // namespace tw_test
+
+#endif  // TENSORWRIGHT_TESTS_CPP_SCHEDULER_SIMULATION_H_

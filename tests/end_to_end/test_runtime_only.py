@@ -1,0 +1,78 @@
+"""Running an engine needs neither torch nor transformers, and little disk: a wheel in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LIMIT_BYTES = 250_000_000
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # compiles a wheel, downloads the dependencies
+
+
+def call(*command: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs outside the repository, whose folders would shadow the installed package."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == status, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bin/ of a virtual environment with the wheel and its run-time dependencies only."""
+    home = tmp_path_factory.mktemp("runtime-only")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    call(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", home / "wheel", ROOT)
+    venv.create(home / "venv", with_pip=True)
+    (wheel,) = (home / "wheel").glob("tensorwright-*.whl")
+    binaries = home / "venv" / "bin"
+    call(binaries / "python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel)
+    return binaries
+
+
+def test_no_build_packages(environment: Path) -> None:
+    for package in ("torch", "transformers", "onnx"):
+        assert "ModuleNotFoundError" in call(environment / "python", "-c", f"import {package}", status=1).stderr
+
+
+def test_the_command_generates_text(environment: Path, pico_engine: Path) -> None:
+    done = call(
+        environment / "tensorwright", "run", pico_engine, "--prompt", "def read_file(", "--max-tokens", "24", "--json"
+    )
+    result = json.loads(done.stdout)
+    assert len(result["token_ids"]) == 24 or result["finish_reason"] == "stop"
+    assert result["text"].isprintable() or "\n" in result["text"]
+    assert "self" in result["text"] or ")" in result["text"]  # it is Python, after all
+
+
+def test_the_python_door_opens(environment: Path, pico_engine: Path) -> None:
+    script = (
+        "from tensorwright import LLM, SamplingParams\n"
+        f"print(LLM({str(pico_engine)!r}).generate(['import os'], SamplingParams(max_tokens=16))[0].outputs[0].text)"
+    )
+    assert call(environment / "python", "-c", script).stdout.strip()
+
+
+def test_inspect(environment: Path, pico_engine: Path) -> None:
+    facts = json.loads(call(environment / "tensorwright", "inspect", pico_engine, "--json").stdout)
+    assert facts["dtype"] == "bfloat16"
+    assert facts["kernels"]
+
+
+def test_building_says_what_is_missing(environment: Path, pico_model: Path, tmp_path: Path) -> None:
+    done = call(environment / "tensorwright", "build", pico_model, tmp_path / "out", status=2)
+    assert done.stderr.startswith("error: ")
+    assert "pip install 'tensorwright[build]'" in done.stderr
+    script = f"from tensorwright import LLM; LLM({str(pico_model)!r})"
+    assert "MissingDependencyError" in call(environment / "python", "-c", script, status=1).stderr
+
+
+def test_it_is_small(environment: Path) -> None:
+    files = {path.stat().st_ino: path.stat().st_size for path in environment.parent.rglob("*") if path.is_file()}
+    assert sum(files.values()) < LIMIT_BYTES

@@ -1,0 +1,46 @@
+"""Real models for the passes' pinned counts: tiny random checkpoints, traced and rewritten once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from support.tiny_models import make_variant
+from tensorwright.builder.ir import Graph
+from tensorwright.builder.trace import trace
+from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
+from tensorwright.passes.pipeline import PassReport, run_pipeline
+
+
+@dataclass
+class Rewritten:
+    """A traced model and what the pipeline made of it."""
+
+    checkpoint: Checkpoint
+    traced: Graph
+    report: PassReport
+
+    def count(self, name: str) -> int:
+        return self.report.counts[name]
+
+
+@pytest.fixture(scope="session")
+def rewritten(tmp_path_factory: pytest.TempPathFactory):
+    """rewritten(variant, dtype): each pair is traced once."""
+    known: dict[tuple[str, str], Rewritten] = {}
+
+    def get(variant: str, dtype: str = "float32") -> Rewritten:
+        if (variant, dtype) not in known:
+            checkpoint = open_checkpoint(make_variant(tmp_path_factory.mktemp(variant) / "m", variant))
+            traced = trace(checkpoint, dtype=dtype, max_seq_len=64)
+            known[variant, dtype] = Rewritten(checkpoint, traced, run_pipeline(traced))
+        return known[variant, dtype]
+
+    return get
+
+
+@pytest.fixture(scope="session", params=["llama", "qwen2"])
+def model(request, rewritten) -> Rewritten:
+    """Two layers each, in float32."""
+    return rewritten(request.param)

@@ -1,0 +1,124 @@
+import pytest
+import torch
+from tolerances import chain_tolerance
+
+from support.pass_graphs import graph_of, ops, source_of
+from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
+from tensorwright.builder.ir.ragged import interpret_ragged
+from tensorwright.builder.ir.verify import verify
+from tensorwright.errors import UnsupportedModelError
+from tensorwright.passes.insert_kv_cache import METADATA, insert_kv_cache
+
+# One layer: 2 query heads on 1 KV head of 4 dimensions, half of them rotated.
+BODY = """
+  %input_ids: int64[1, seq] = input()
+  %position_ids: int64[1, seq] = input()
+  %table: float32[20, 8] = weight() {expr = @"table"} in embed
+  %x: float32[1, seq, 8] = embedding(%table, %input_ids) in embed
+  %freq: float32[1] = constant() {value = dense<float32 [1] (0.7)>}
+  %angles: float32[1, seq, 2] = rotary_table(%position_ids, %freq) {scale = 1.0}
+  %wqkv: float32[16, 8] = weight() {expr = @"wqkv"} in attn
+  %qkv: float32[1, seq, 16] = linear(%x, %wqkv) in attn
+  %qs: float32[1, seq, 8] = slice(%qkv) {dim = 2, start = 0, end = 8, step = 1} in attn
+  %ks: float32[1, seq, 4] = slice(%qkv) {dim = 2, start = 8, end = 12, step = 1} in attn
+  %vs: float32[1, seq, 4] = slice(%qkv) {dim = 2, start = 12, end = 16, step = 1} in attn
+  %q: float32[1, seq, 2, 4] = view(%qs) {shape = (1, "seq", 2, 4)} in attn
+  %k: float32[1, seq, 1, 4] = view(%ks) {shape = (1, "seq", 1, 4)} in attn
+  %v: float32[1, seq, 1, 4] = view(%vs) {shape = (1, "seq", 1, 4)} in attn
+  %qr: float32[1, seq, 2, 4] = rotary(%q, %angles) {rotary_dim = 2} in attn
+  %kr: float32[1, seq, 1, 4] = rotary(%k, %angles) {rotary_dim = 2} in attn
+  %a: float32[1, seq, 2, 4] = attention(%qr, %kr, %v) {scale = 0.5, mask = "window", window = 3, softcap = 0.0} in attn
+  %flat: float32[1, seq, 8] = view(%a) {shape = (1, "seq", 8)} in attn
+  %sum: float32[1, seq, 8] = add(%x, %flat) in layer
+  %wn: float32[8] = weight() {expr = @"wn"} in norm
+  %n: float32[1, seq, 8] = rms_norm(%sum, %wn) {eps = 1e-05, weight_offset = 0.0} in norm
+  %wh: float32[20, 8] = weight() {expr = @"wh"} in head
+  %logits: float32[1, seq, 20] = linear(%n, %wh) in head
+"""
+
+
+def fused(body=BODY, tail="  return %logits"):
+    return graph_of(body + tail, "fused")
+
+
+def test_fires():
+    graph = fused()
+    assert insert_kv_cache(graph) == 1
+    verify(graph, "cached")
+    assert [v.name for v in graph.inputs] == [*METADATA, "kv_cache.0"]
+    assert ops(graph) == [
+        "embedding", "rotary_table", "linear", "rotary_kv_write", "paged_attention", "add", "gather_rows", "rms_norm",
+        "linear",
+    ]  # fmt: skip
+    assert graph.facts["kv_layers"] == [{"group": 0, "kv_heads": 1, "head_dim": 4, "window": 3}]
+    assert graph.outputs[0].shape == ("rows", 20)
+    (write,) = graph.find("rotary_kv_write")
+    assert write.attrs == {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "rotary_dim": 2}
+
+
+@pytest.mark.parametrize("steps", [None, [[1, 0, 4], [0, 7, 1], [8, 0, 0]]], ids=["at once", "in steps"])
+def test_every_sequence_gets_what_it_gets_alone(steps):
+    before = fused()
+    graph = before.clone()
+    insert_kv_cache(graph)
+    weights = checkpoint_weights(source_of(before))
+    sequences = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [3, 5, 8, 9, 7, 9, 3], [2, 3, 8, 4, 6]]
+    for ids, logits in zip(sequences, interpret_ragged(graph, sequences, weights, steps=steps), strict=True):
+        inputs = {"input_ids": torch.tensor([ids]), "position_ids": torch.arange(len(ids))[None]}
+        (alone,) = interpret(before, inputs, weights)
+        bound = chain_tolerance("float32", 16, 4, float(alone.abs().max()))
+        assert float((alone[0] - logits).abs().max()) <= bound
+
+
+def test_only_wanted_rows_are_computed_after_the_last_layer():
+    """Both operands of a norm with a residual are gathered; nothing after it has a row per token."""
+    body = BODY.replace("  %sum: float32[1, seq, 8] = add(%x, %flat) in layer\n", "").replace(
+        "%n: float32[1, seq, 8] = rms_norm(%sum, %wn)",
+        "%n: float32[1, seq, 8], %sum: float32[1, seq, 8] = add_rms_norm(%flat, %x, %wn)",
+    )
+    graph = fused(body)
+    insert_kv_cache(graph)
+    verify(graph, "cached")
+    assert len(graph.find("gather_rows")) == 2
+    assert graph.find("add_rms_norm")[0].outputs[0].shape == ("rows", 8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("rotary(%k, %angles) {rotary_dim = 2}", 'view(%k) {shape = (1, "seq", 1, 4)}', "it is not rotary"),
+        ("add(%x, %flat)", "cumsum(%flat) {dim = 1}", "has no form that is per token"),
+        ("attention(%qr, %kr, %v)", "attention(%qr, %kr, %kr)", "must read rotated q and k and plain v"),
+        ("start = 0, end = 8", "start = 8, end = 16", "attribute start is not 0"),
+        ("rms_norm(%sum, %wn) {eps = 1e-05, weight_offset = 0.0}", "mul(%sum, %wn)", "the search for the final norm"),
+    ],
+)  # fmt: skip
+def test_what_has_no_ragged_form_is_refused(old, new, reason):
+    assert old in BODY
+    with pytest.raises(UnsupportedModelError, match=reason) as error:
+        insert_kv_cache(fused(BODY.replace(old, new)))
+    assert "^^^" in str(error.value)
+    assert " in attn)" in str(error.value) or " in layer)" in str(error.value) or " in norm)" in str(error.value)
+
+
+def test_mixing_positions_is_refused():
+    twist = '  %t: float32[1, seq, 8] = view(%x) {shape = (1, "seq", 8)}\n'
+    turned = (
+        '  %t8: float32[1, 8, seq] = view(%x) {shape = (1, 8, "seq")}\n'
+        '  %t: float32[1, seq, 8] = view(%t8) {shape = (1, "seq", 8)}\n'
+    )
+    body = BODY.replace("  %sum: float32[1, seq, 8] = add(%x,", "TWIST  %sum: float32[1, seq, 8] = add(%t,")
+    assert insert_kv_cache(fused(body.replace("TWIST", twist))) == 1
+    with pytest.raises(UnsupportedModelError, match="mixes positions"):
+        insert_kv_cache(fused(body.replace("TWIST", turned)))
+
+
+def test_rows_of_the_final_norm_must_not_be_used_elsewhere():
+    body = BODY.replace("add(%x, %flat)", "add(%x, %flat)") + "  %more: float32[1, seq, 8] = add(%n, %x)\n"
+    with pytest.raises(UnsupportedModelError, match="one output"):
+        insert_kv_cache(fused(body, "  return %logits, %more"))
+
+
+def test_pinned_counts(model, rewritten):
+    assert model.count("insert_kv_cache") == 2
+    assert len(rewritten("llama_mqa").report.graph.facts["kv_layers"]) == 2

@@ -1,0 +1,123 @@
+import pytest
+from tolerances import chain_tolerance
+
+from support.pass_graphs import graph_of, ops
+from tensorwright.builder.ir.interpret import checkpoint_weights
+from tensorwright.builder.ir.ragged import interpret_ragged
+from tensorwright.builder.ir.verify import verify
+from tensorwright.errors import LoweringError
+from tensorwright.passes.lower_to_cpu import EPILOGUE_NONE, EPILOGUE_SWIGLU, lower_to_cpu
+
+HEAD = """
+  %token_ids: int32[tokens] = input()
+  %table: float32[20, 8] = weight() {expr = @"table"} in embed
+  %x: float32[tokens, 8] = embedding(%table, %token_ids) {scale = 1.0} in embed
+  %wn: float32[8] = weight() {expr = @"wn"} in norm
+  %n: float32[tokens, 8] = rms_norm(%x, %wn) {eps = 1e-05, weight_offset = 0.0} in norm
+  %wg: float32[12, 8] = weight() {expr = @"wg"} in mlp
+  %bg: float32[12] = weight() {expr = @"bg"} in mlp
+  %gu: float32[tokens, 12] = linear(%n, %wg, %bg) in mlp
+"""
+SWIGLU = "  %s: float32[tokens, 6] = swiglu(%gu) in mlp\n"
+DOWN = """
+  %wd: float32[8, 6] = weight() {expr = @"wd"} in mlp
+  %d: float32[tokens, 8] = linear(%s, %wd) in mlp
+"""
+SUM = "  %y: float32[tokens, 8] = add(%x, %d) in layer\n"
+BODY = HEAD + SWIGLU + DOWN + SUM
+
+
+def cached(body=BODY, tail="  return %y", dtype="float32"):
+    graph = graph_of(body + tail, "cached")
+    graph.facts["dtype"] = dtype
+    graph.drop_dead()
+    return graph
+
+
+def lowered(*args, **kwargs):
+    graph = cached(*args, **kwargs)
+    lower_to_cpu(graph)
+    verify(graph, "lowered")
+    return graph
+
+
+def test_epilogues_are_folded():
+    graph = cached()
+    assert lower_to_cpu(graph) == 4
+    verify(graph, "lowered")
+    assert ops(graph) == ["embedding", "rms_norm", "matmul", "matmul"]
+    gate_up, down = graph.find("matmul")
+    assert gate_up.attrs == {"epilogue": EPILOGUE_SWIGLU, "n": 6}
+    assert gate_up.inputs[1].node.attrs["layout"] == "panels_swiglu"
+    assert gate_up.inputs[2].node.attrs["layout"] == "raw"
+    assert down.attrs == {"epilogue": EPILOGUE_NONE, "n": 8}
+    assert down.inputs[3] is graph.find("embedding")[0].output
+
+
+@pytest.mark.parametrize("inner", ["gu", "d"])
+def test_an_inner_value_that_others_read_is_not_folded(inner):
+    extra = '  %w2: float32[12] = weight() {expr = @"w2"}\n  %z: float32[tokens, 12] = add(%gu, %gu)\n'
+    extra = extra if inner == "gu" else "  %z: float32[tokens, 8] = add(%d, %d)\n"
+    graph = lowered(BODY + extra, "  return %y, %z")
+    expected = {
+        "gu": ["embedding", "rms_norm", "matmul", "swiglu", "matmul", "add"],
+        "d": ["embedding", "rms_norm", "matmul", "matmul", "add", "add"],
+    }
+    assert ops(graph) == expected[inner]
+
+
+def test_types_in_bfloat16():
+    """Matmul inputs and matrices narrow, the stream and the vectors wide."""
+    graph = lowered(dtype="bfloat16")
+    types = {n.op: n.output.dtype for n in graph.nodes if len(n.outputs) == 1}
+    assert types["embedding"] == "float32"
+    assert types["rms_norm"] == "bfloat16"
+    gate_up, down = graph.find("matmul")
+    assert (gate_up.output.dtype, down.output.dtype) == ("bfloat16", "float32")
+    layouts = {n.attrs["layout"]: n.output.dtype for n in graph.find("weight")}
+    assert layouts == {"panels": "bfloat16", "panels_swiglu": "bfloat16", "raw": "float32"}
+
+
+def test_a_tied_table_is_one_weight():
+    body = HEAD + "  %logits: float32[tokens, 20] = linear(%n, %table) in head\n"
+    graph = lowered(body, "  return %logits")
+    assert graph.find("embedding")[0].inputs[0] is graph.find("matmul")[0].inputs[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "tail", "dtype", "reason"),
+    [
+        (HEAD + "  %y: float32[tokens, 12] = tanh(%gu) in mlp.act\n", "  return %y", "float32",
+         r"%y \(tanh .* in mlp.act\) has no kernel on target cpu"),
+        (BODY + "  %z: float32[tokens, 8] = add(%n, %x) in odd\n", "  return %y, %z", "bfloat16",
+         r"%n \(rms_norm .*\) is needed in bfloat16 and float32"),
+        (HEAD.replace("linear(%n, %wg, %bg)", "linear(%x, %wg, %bg)"), "  return %gu", "bfloat16",
+         r"%x \(embedding .*\) feeds a matmul and must be bfloat16"),
+        (HEAD + "  %y: float32[tokens, 8] = add(%x, %wn) in odd\n", "  return %y", "float32", "adds shapes that"),
+    ],
+)  # fmt: skip
+def test_what_no_kernel_does_is_refused(body, tail, dtype, reason):
+    with pytest.raises(LoweringError, match=reason) as error:
+        lower_to_cpu(cached(body, tail, dtype))
+    assert "^^^" in str(error.value)
+
+
+def test_float32_and_float32_fit_together():
+    """The same value as a matmul input and as a summand: no conversion is needed."""
+    lowered(BODY + "  %z: float32[tokens, 8] = add(%n, %x) in odd\n", "  return %y, %z")
+
+
+@pytest.mark.parametrize("variant", ["llama", "llama_biases", "qwen2"])
+def test_numbers_of_a_real_model(rewritten, variant):
+    model = rewritten(variant)
+    weights = checkpoint_weights(model.checkpoint)
+    sequences, steps = [[5, 4, 3, 2, 9, 8], [1, 2, 3]], [[2, 3], [4, 0]]
+    before = interpret_ragged(model.report.cached_graph, sequences, weights, steps=steps)
+    after = interpret_ragged(model.report.graph, sequences, weights, steps=steps)
+    for x, y in zip(before, after, strict=True):
+        assert float((x - y).abs().max()) <= chain_tolerance("float32", 48, 16, float(x.abs().max()))
+
+
+def test_pinned_counts(model):
+    """Embedding, table, 2 x (norm, qkv, write, attention, o, norm, gate-up, down), 2 gathers, norm, head."""
+    assert model.count("lower_to_cpu") == 22

@@ -1,0 +1,99 @@
+import pytest
+
+from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
+from tensorwright.passes.matcher import closest
+from tensorwright.passes.recognise_attention import PATTERN, check, recognise_attention
+
+HEAD = """
+  %q: float32[1, 2, seq, 4] = input()
+  %k: float32[1, 2, seq, 4] = input()
+  %v: float32[1, 2, seq, 4] = input()
+  %index: int64[seq] = arange() {start = 0, end = "seq", step = 1, dtype = "int64"}
+  %key: int64[1, 1, 1, seq] = view(%index) {shape = (1, 1, 1, "seq")}
+  %query: int64[1, 1, seq, 1] = view(%index) {shape = (1, 1, "seq", 1)}
+  %zero: float32[] = constant() {value = 0.0}
+  %low: float32[] = constant() {value = -inf}
+  %scale: float64[] = constant() {value = 0.4}
+  %cap: float64[] = constant() {value = 3.0}
+  %minus: int64[] = constant() {value = -2}
+  %past: bool[1, 1, seq, seq] = le(%key, %query)
+"""
+CAUSAL = "  %mask: float32[1, 1, seq, seq] = where(%past, %zero, %low)\n"
+WINDOW = """
+  %least: int64[1, 1, seq, 1] = add(%query, %minus)
+  %recent: bool[1, 1, seq, seq] = gt(%key, %least)
+  %seen: bool[1, 1, seq, seq] = logical_and(%past, %recent)
+  %mask: float32[1, 1, seq, seq] = where(%seen, %zero, %low)
+"""
+SCORES = """
+  %kt: float32[1, 2, 4, seq] = transpose(%k) {dim0 = 2, dim1 = 3}
+  %raw: float32[1, 2, seq, seq] = matmul(%q, %kt)
+  %scores: float32[1, 2, seq, seq] = mul(%raw, %scale)
+"""
+CAPPED = """
+  %small: float32[1, 2, seq, seq] = div(%scores, %cap)
+  %bounded: float32[1, 2, seq, seq] = tanh(%small)
+  %final: float32[1, 2, seq, seq] = mul(%bounded, %cap)
+"""
+REST = """
+  %masked: float32[1, 2, seq, seq] = add(%scores, %mask)
+  %p: float32[1, 2, seq, seq] = softmax(%masked) {dim = 3}
+  %y: float32[1, 2, seq, 4] = matmul(%p, %v)
+"""
+PLAIN = HEAD + CAUSAL + SCORES + REST
+SOFT = HEAD + CAUSAL + SCORES + CAPPED + REST.replace("add(%scores", "add(%final")
+
+
+@pytest.mark.parametrize(
+    ("body", "attrs"),
+    [
+        (PLAIN, {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 0.0}),
+        (HEAD + WINDOW + SCORES + REST, {"scale": 0.4, "mask": "window", "window": 2, "softcap": 0.0}),
+        (SOFT, {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 3.0}),
+        (PLAIN.replace("add(%scores", "add(%raw"), {"scale": 1.0, "mask": "causal", "window": 0, "softcap": 0.0}),
+        (PLAIN.replace("add(%scores, %mask)", "add(%mask, %scores)"),
+         {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 0.0}),
+    ],
+    ids=["causal", "window", "softcap", "unscaled", "commuted"],
+)  # fmt: skip
+def test_fires(body, attrs):
+    graph = graph_of(body + "  return %y", "fused")
+    graph.drop_dead()
+    after = assert_fires(recognise_attention, graph, 1)
+    assert ops(after) == ["transpose", "transpose", "transpose", "attention", "transpose"]
+    assert after.find("attention")[0].attrs == attrs
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("le(%key, %query)", "lt(%key, %query)", "not one that recognise_masks understood"),
+        ("-inf", "-3.4e38", "not one that recognise_masks understood"),
+        ("{dim = 3}\n  %y", "{dim = 2}\n  %y", "attribute dim"),
+        ("mul(%raw, %scale)", "mul(%raw, %mask)", "not a scalar constant"),
+    ],
+)
+def test_does_not_fire_and_says_why(old, new, reason):
+    graph = graph_of(PLAIN.replace(old, new) + "  return %y", "fused")
+    graph.drop_dead()
+    assert_silent(recognise_attention, graph)
+    assert reason in closest(graph, PATTERN, check)
+
+
+def test_a_cap_needs_its_tanh():
+    body = SOFT.replace("= tanh(%small)", "= silu(%small)")
+    assert_silent(recognise_attention, graph_of(body + "  return %y", "fused"))
+
+
+@pytest.mark.parametrize("inner", ["raw", "scores", "masked", "p"])
+def test_does_not_fire_where_an_inner_value_is_used_too(inner):
+    """Somebody who looks at the probabilities would lose them."""
+    graph = graph_of(PLAIN + f"  return %y, %{inner}", "fused")
+    graph.drop_dead()
+    assert_silent(recognise_attention, graph)
+    assert "also an output" in closest(graph, PATTERN, check)
+
+
+def test_pinned_counts(model):
+    assert model.count("recognise_attention") == 2
+    assert "softmax" not in ops(model.report.cached_graph)

@@ -1,0 +1,34 @@
+"""How far two right computations may be apart, from the arithmetic. A test that needs more says why on its line."""
+
+from __future__ import annotations
+
+import math
+
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Spacing of each type at 1. Rounding to nearest moves a number by at most half of it, relatively."""
+
+
+def rounding_tolerance(dtype: str, max_abs: float, roundings: int = 1) -> float:
+    """Numbers up to `max_abs`, each rounded to `dtype` that many times."""
+    return roundings * EPSILON[dtype] / 2 * max_abs
+
+
+def sum_tolerance(dtype: str, k: int, max_abs: float) -> float:
+    """Two orders of a sum of `k` terms accumulated in `dtype`, whose partial sums stay within `max_abs`.
+
+    Each order makes at most k - 1 roundings of half a spacing, so the two differ by at most eps * k * max_abs.
+    """
+    return EPSILON[dtype] * k * max_abs
+
+
+def chain_tolerance(dtype: str, widest: int, depth: int, max_abs: float) -> float:
+    """`depth` sums of at most `widest` terms after each other, as in a network, with results up to `max_abs`.
+
+    Roundings of either sign add up like a random walk: sqrt(widest * depth) of them; 4 is four standard deviations.
+    """
+    return 4 * EPSILON[dtype] * math.sqrt(widest * depth) * max(max_abs, 1.0)
+
+
+def function_tolerance(dtype: str, max_abs: float, ulps: int = 4) -> float:
+    """exp, rsqrt, cos and the like by two libraries, each right to a few units in the last place."""
+    return ulps * EPSILON[dtype] * max_abs
