@@ -82,7 +82,7 @@ class Ours:
         wall = time.perf_counter() - start
         if case["kind"] == "prefill":
             return case["batch"] * case["prompt"] / wall
-        first = max(o.metrics.ttft for o in outputs)  # the step in which the last prompt was done
+        first = max(o.metrics.time_to_first_token for o in outputs)  # the step in which the last prompt was done
         return case["batch"] * steps / (wall - first)
 
 

@@ -87,7 +87,8 @@ class RaggedAdapter:
             if value is output:
                 logits = data
             elif value.dtype == "kv" and value.node is not None and value.node.op == "rotary_kv_write":
-                self.caches[value.node.attrs.get("layer", value.node.attrs.get("kv_layer"))] = data
+                attrs = value.node.attrs  # "layer" at stage cached, "kv_layer" at stage lowered
+                self.caches[attrs["layer"] if "layer" in attrs else attrs["kv_layer"]] = data
         self.done = [d + n for d, n in zip(self.done, counts, strict=True)]
         return list(torch.split(logits, list(counts)))
 

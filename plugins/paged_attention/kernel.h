@@ -1,30 +1,32 @@
-// paged_attention: softmax(scale * q k^T, causal or windowed) v over paged K and V, in splits of absolute position.
+// paged_attention: softmax(scale * q k^T, causal or windowed) v over paged K and V, in splits of absolute
+// position.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_KERNEL_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_KERNEL_H_
 
 #include "plugins/paged_attention/layout.h"
 
-// Positions in one split. Split s covers [s * TW_ATTENTION_SPLIT, (s+1) * TW_ATTENTION_SPLIT); block sizes divide it.
+// Positions in one split. Split s covers [s * TW_ATTENTION_SPLIT, (s+1) * TW_ATTENTION_SPLIT); block sizes
+// divide it.
 enum { TW_ATTENTION_SPLIT = 512 };
 
 typedef struct tw_attention_args {
-  int32_t queries;            // consecutive tokens of one sequence
-  int32_t group;              // query heads that share this KV head
+  int32_t queries;  // consecutive tokens of one sequence
+  int32_t group;    // query heads that share this KV head
   int32_t head_dim;
-  int32_t block_size;         // positions in a page, a multiple of 16
-  int32_t first_position;     // absolute position of query 0; query i sees positions <= first_position + i
-  int32_t window;             // 0: all of them; else only the last `window` positions, its own included
-  int32_t split;              // index of the split to attend to
+  int32_t block_size;      // positions in a page, a multiple of 16
+  int32_t first_position;  // absolute position of query 0; query i sees positions <= first_position + i
+  int32_t window;          // 0: all of them; else only the last `window` positions, its own included
+  int32_t split;           // index of the split to attend to
   float scale;
-  float softcap;              // 0: none; else scores become softcap * tanh(score / softcap)
-  const void* q;              // query 0, head 0 of the group; [queries, group, head_dim], dtype of the cache
-  int64_t q_stride;           // elements between tokens
-  const char* pages;          // this layer's pages, at this KV head's part
-  int64_t page_bytes;         // bytes between blocks
-  const int32_t* block_table; // [blocks of the sequence]
-  float* acc;                 // [queries, group, head_dim]: sum of exp(score - max) * v, not divided
-  float* max;                 // [queries, group]: largest score of the split, -inf where nothing is visible
-  float* sum;                 // [queries, group]: sum of exp(score - max)
+  float softcap;               // 0: none; else scores become softcap * tanh(score / softcap)
+  const void* q;               // query 0, head 0 of the group; [queries, group, head_dim], dtype of the cache
+  int64_t q_stride;            // elements between tokens
+  const char* pages;           // this layer's pages, at this KV head's part
+  int64_t page_bytes;          // bytes between blocks
+  const int32_t* block_table;  // [blocks of the sequence]
+  float* acc;                  // [queries, group, head_dim]: sum of exp(score - max) * v, not divided
+  float* max;                  // [queries, group]: largest score of the split, -inf where nothing is visible
+  float* sum;                  // [queries, group]: sum of exp(score - max)
 } tw_attention_args;
 
 // One (query, head) per row: left fold of the splits in ascending order, then acc / sum.
@@ -32,12 +34,12 @@ typedef struct tw_attention_combine_args {
   int32_t rows;
   int32_t splits;
   int32_t head_dim;
-  int32_t y_dtype;            // TW_F32 or TW_BF16
-  const float* acc;           // [splits, rows, head_dim]
-  const float* max;           // [splits, rows]
-  const float* sum;           // [splits, rows]
-  void* y;                    // row r is written at y + y_offsets[r] elements
-  const int64_t* y_offsets;   // [rows]
+  int32_t y_dtype;           // TW_F32 or TW_BF16
+  const float* acc;          // [splits, rows, head_dim]
+  const float* max;          // [splits, rows]
+  const float* sum;          // [splits, rows]
+  void* y;                   // row r is written at y + y_offsets[r] elements
+  const int64_t* y_offsets;  // [rows]
 } tw_attention_combine_args;
 
 typedef void (*tw_attention_fn)(const tw_attention_args*);

@@ -1,5 +1,6 @@
 // The layout of one KV page. A block holds, for every KV head, a K part and then a V part:
-//   K: block_size/16 tiles of 16 positions, each a panel as a matmul weight has: [head_dim/g][16 positions][g],
+//   K: block_size/16 tiles of 16 positions, each a panel as a matmul weight has: [head_dim/g][16
+//   positions][g],
 //      g elements of head_dim in 4 bytes (1 for fp32, 2 for bf16), head_dim padded to a multiple of g;
 //   V: [block_size positions][head_dim].
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_LAYOUT_H_

@@ -13,8 +13,8 @@ typedef struct tw_rms_norm_args {
   const float* x;         // [rows, width]
   const float* residual;  // [rows, width], or NULL
   const float* w;         // [width]
-  float* sum;             // [rows, width] gets x + residual; may be the same memory as x or residual; NULL without one
-  void* y;                // [rows, width]
+  float* sum;  // [rows, width] gets x + residual; may be the same memory as x or residual; NULL without one
+  void* y;     // [rows, width]
   int64_t x_stride, residual_stride, sum_stride, y_stride;  // elements
 } tw_rms_norm_args;
 

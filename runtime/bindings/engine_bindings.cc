@@ -180,7 +180,8 @@ void bind_options(nb::module_& m) {
       .def_rw("kv_cache_bytes", &PyEngineOptions::kv_cache_bytes, "bytes")
       .def_rw("max_batch_size", &PyEngineOptions::max_batch_size, "sequences running at once")
       .def_rw("max_num_tokens", &PyEngineOptions::max_num_tokens, "tokens in a step, at least max_batch_size")
-      .def_rw("max_queue", &PyEngineOptions::max_queue, "requests waiting to start")
+      .def_rw("max_queue", &PyEngineOptions::max_queue,
+              "requests alive beyond max_batch_size, before submit raises QueueFullError")
       .def_rw("threads", &PyEngineOptions::threads, "0: one per usable processor")
       .def_rw("load", &PyEngineOptions::load, "'map' or 'copy'")
       .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)

@@ -32,7 +32,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
     : core_(std::move(executor), options),
       facts_(core_.facts()),
       blocks_(core_.blocks()),
-      max_queue_(options.max_queue),
+      max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
       stats_(core_.stats()) {
   thread_ = std::thread([this] { loop(); });
 }
@@ -52,10 +52,10 @@ void Engine::submit(Request request) {
     throw Error("InvalidRequestError", "[engine] a request id must be unique among those alive, got " +
                                            std::to_string(request.id) + " twice; use a counter");
   }
-  int64_t waiting = stats_.waiting + static_cast<int64_t>(inbox_.size());
-  if (waiting >= max_queue_) {
-    throw Error("QueueFullError", "[engine] at most " + std::to_string(max_queue_) +
-                                      " requests (max_queue) may wait, got one more; try again later");
+  if (alive_.size() >= max_alive_) {
+    throw Error("QueueFullError", "[engine] at most " + std::to_string(max_alive_) +
+                                      " requests (max_batch_size + max_queue) may be alive, got one more; "
+                                      "try again later");
   }
   alive_.insert(request.id);
   inbox_.emplace_back(std::move(request), arrived);
@@ -133,7 +133,7 @@ bool Engine::take_inbox(std::vector<Event>* events) {
     inbox.swap(inbox_);
     aborts.swap(aborts_);
     state = state_;
-    // Until the next publish counts them, so that the queue's bound holds meanwhile.
+    // For stats() until the next publish counts them.
     stats_.waiting += static_cast<int32_t>(inbox.size());
   }
   for (auto& [request, arrived] : inbox) core_.add(std::move(request), arrived);

@@ -53,7 +53,7 @@ class Engine {
   EngineCore core_;  // the loop's alone once the thread runs
   const ModelFacts facts_;
   const int32_t blocks_;
-  const int32_t max_queue_;
+  const size_t max_alive_;  // running and waiting; a count that no moment of the loop can blur
 
   mutable std::mutex mutex_;      // guards what follows
   std::condition_variable wake_;  // the loop: something to do

@@ -20,7 +20,7 @@ struct EngineOptions {
   int64_t kv_cache_bytes = 0;  // shared by the cache groups, each gets as many blocks as the others
   int32_t max_batch_size = 1;  // sequences running at once
   int32_t max_num_tokens = 1;  // tokens in a step, at least max_batch_size
-  int32_t max_queue = 1024;    // requests waiting to start
+  int32_t max_queue = 1024;    // requests alive beyond max_batch_size, before submit refuses more
   bool prefix_cache = true;
   // For tests.
   int32_t max_chunk = 0;            // tokens of one prefill in a step; 0: no cap

@@ -1,4 +1,5 @@
-// The one exception type of the C++ core. `type` names a class of tensorwright.errors; the bindings raise that class.
+// The one exception type of the C++ core. `type` names a class of tensorwright.errors; the bindings raise
+// that class.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_ERROR_H_
 #define TENSORWRIGHT_RUNTIME_CORE_ERROR_H_
 

@@ -1,4 +1,5 @@
-// What runs a step of a ragged batch. The scheduler above knows nothing of tensors; targets stand behind this.
+// What runs a step of a ragged batch. The scheduler above knows nothing of tensors; targets stand behind
+// this.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_EXECUTOR_H_
 #define TENSORWRIGHT_RUNTIME_CORE_EXECUTOR_H_
 
@@ -25,7 +26,8 @@ struct GroupTables {
 
 // A step of `tokens` tokens over `seqs` sequences: any mix of prefill chunks and decode tokens.
 struct Step {
-  std::vector<int32_t> token_ids;     // [tokens]; -1 - r means "the token that row r of the previous step sampled"
+  std::vector<int32_t>
+      token_ids;  // [tokens]; -1 - r means "the token that row r of the previous step sampled"
   std::vector<int32_t> positions;     // [tokens]
   std::vector<int32_t> seq_starts;    // [seqs + 1]: first token of each sequence, then the number of tokens
   std::vector<int32_t> context_lens;  // [seqs]: positions in the cache once this step has written its own
@@ -52,10 +54,12 @@ class Executor {
  public:
   virtual ~Executor() = default;
   virtual const ModelFacts& facts() const = 0;
-  // Makes room for `blocks` KV blocks per group and for steps of at most these sizes. Called once, before any step.
+  // Makes room for `blocks` KV blocks per group and for steps of at most these sizes. Called once, before any
+  // step.
   virtual void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
                         int32_t max_seqs) = 0;
-  // Throws before any effect if the step is malformed; an executor without device sampling refuses token_ids < 0.
+  // Throws before any effect if the step is malformed; an executor without device sampling refuses token_ids
+  // < 0.
   virtual Ticket enqueue(const Step& step) = 0;
   virtual LogitRows wait(Ticket ticket) = 0;
   // Copies one block of a group, for copy-on-write.

@@ -1,11 +1,12 @@
-// The binary records of <engine>/cpu/plan.bin, little-endian. builder/emit/cpu_plan.py writes what plan.cc reads;
-// a change here is a new kPlanVersion.
+// The binary records of <engine>/cpu/plan.bin, little-endian. builder/emit/cpu_plan.py writes what plan.cc
+// reads; a change here is a new kPlanVersion.
 //
-//   PlanHeader | KvLayerRecord[kv_layers] | BufferRecord[buffers] | WeightRecord[weights] | Instruction[instructions]
-//   | names: string table, NUL-terminated UTF-8
+//   PlanHeader | KvLayerRecord[kv_layers] | BufferRecord[buffers] | WeightRecord[weights] |
+//   Instruction[instructions] | names: string table, NUL-terminated UTF-8
 //
 // The reader (plan.cc, plan_check.cc) refuses what breaks these rules too:
-// * The file ends with the string table; it is not empty and its last byte is 0. Offset 0 may be the empty name.
+// * The file ends with the string table; it is not empty and its last byte is 0. Offset 0 may be the empty
+// name.
 // * Reserved fields, and ints and floats an op does not use, are 0; operands an op does not use are -1.
 // * An instruction reads only buffers that an earlier one wrote.
 // * An output may share memory with an input only if both have the same offset, stride and dtype, and only
@@ -23,8 +24,8 @@ inline constexpr uint32_t kPlanVersion = 1;
 struct PlanHeader {
   char magic[8];
   uint32_t version;
-  uint32_t header_bytes;  // sizeof(PlanHeader)
-  uint64_t file_bytes;    // of plan.bin
+  uint32_t header_bytes;   // sizeof(PlanHeader)
+  uint64_t file_bytes;     // of plan.bin
   uint64_t weights_bytes;  // of weights.bin
   uint32_t vocab_size;
   uint32_t max_seq_len;
@@ -52,9 +53,9 @@ static_assert(sizeof(KvLayerRecord) == 24);
 
 enum class BufferKind : uint32_t { kTokens = 0, kRows = 1 };
 
-// A buffer of capacity rows lives at arena + offset * capacity; its row stride is stride_bytes. Offsets and strides
-// are multiples of 64; offset + stride_bytes fits the arena. (Capacity is the step's own number of rows, so that
-// the buffers of a decode step lie close together.)
+// A buffer of capacity rows lives at arena + offset * capacity; its row stride is stride_bytes. Offsets and
+// strides are multiples of 64; offset + stride_bytes fits the arena. (Capacity is the step's own number of
+// rows, so that the buffers of a decode step lie close together.)
 struct BufferRecord {
   uint32_t kind;  // BufferKind
   uint32_t dtype;
@@ -74,25 +75,26 @@ struct WeightRecord {
   // bytes below is exact: n / 16 * tw_panel_bytes(dtype, k), or n * k * size; raw weights are float32.
   uint64_t offset;  // into weights.bin, a multiple of 64
   uint64_t bytes;
-  uint32_t name;    // offset into the string table
+  uint32_t name;  // offset into the string table
   uint32_t reserved;
 };
 static_assert(sizeof(WeightRecord) == 40);
 
 // Numbers are stored; append only. The comment gives in | weights | out | ints | floats.
-// kMatmul: w has ceil(n / 16) panels, twice that for the SWIGLU epilogue; a bias has panels * 16 floats in panel order.
-// kRmsNorm: residual and sum come together or not at all. kPagedAttention takes its window from the KvLayerRecord.
-// kRotaryTable: table has 2 * inv_freq.k columns; kRotaryKvWrite: its table has rotary_dim columns.
+// kMatmul: w has ceil(n / 16) panels, twice that for the SWIGLU epilogue; a bias has panels * 16 floats in
+// panel order. kRmsNorm: residual and sum come together or not at all. kPagedAttention takes its window from
+// the KvLayerRecord. kRotaryTable: table has 2 * inv_freq.k columns; kRotaryKvWrite: its table has rotary_dim
+// columns.
 enum class Op : uint32_t {
-  kEmbedding = 1,      // - | table | y | - | scale
-  kRmsNorm = 2,        // x, residual? | w | y, sum? | - | eps, weight_offset
-  kMatmul = 3,         // x, residual? | w, bias? | y | epilogue, n | -
-  kRotaryTable = 4,    // - | inv_freq | table | - | scale
-  kRotaryKvWrite = 5,  // qkv, table | - | q | kv_layer, heads, rotary_dim | -
+  kEmbedding = 1,       // - | table | y | - | scale
+  kRmsNorm = 2,         // x, residual? | w | y, sum? | - | eps, weight_offset
+  kMatmul = 3,          // x, residual? | w, bias? | y | epilogue, n | -
+  kRotaryTable = 4,     // - | inv_freq | table | - | scale
+  kRotaryKvWrite = 5,   // qkv, table | - | q | kv_layer, heads, rotary_dim | -
   kPagedAttention = 6,  // q | - | y | kv_layer, heads | scale, softcap
-  kGatherRows = 7,     // x (tokens) | - | y (rows) | - | -
-  kSwiglu = 8,         // x | - | y | - | -
-  kAdd = 9,            // a, b | - | y | - | -
+  kGatherRows = 7,      // x (tokens) | - | y (rows) | - | -
+  kSwiglu = 8,          // x | - | y | - | -
+  kAdd = 9,             // a, b | - | y | - | -
 };
 
 struct Instruction {

@@ -71,18 +71,21 @@ TW_TEST(the_queue_is_bounded_and_ids_are_unique) {
   wait_for(engine, 1);
 }
 
-TW_TEST(the_queue_is_bounded_in_the_middle_of_a_step_too) {
+TW_TEST(the_queue_takes_a_burst_exactly_whatever_the_loop_is_at) {
   FakeBehaviour slow;
-  slow.sleep_us = 50000;
-  EngineOptions o = options(60, 1, 16);
+  slow.sleep_us = 20000;
+  EngineOptions o = options(60, 3, 16);
   o.max_queue = 2;
-  Engine engine(fake(slow), o);
-  engine.submit(request(1, {1}, 50));
-  std::this_thread::sleep_for(std::chrono::milliseconds(25));
-  for (int64_t id = 2; id <= 3; ++id) engine.submit(request(id, {1}, 2));
-  for (int64_t moment = 0; moment < 10; ++moment) {
-    TW_CHECK_ERROR(engine.submit(request(4 + moment, {1}, 2)), "QueueFullError");
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  for (int delay_ms : {0, 5, 30}) {
+    Engine engine(fake(slow), o);
+    for (int64_t id = 1; id <= 5; ++id) {
+      engine.submit(request(id, {1}, 100));  // three to run, two to wait
+      if (id == 1) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+    }
+    TW_CHECK_ERROR(engine.submit(request(6, {1}, 2)), "QueueFullError");
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+    TW_CHECK_ERROR(engine.submit(request(6, {1}, 2)), "QueueFullError");
+    TW_CHECK_EQ(engine.stats().running + engine.stats().waiting, 5);
   }
 }
 

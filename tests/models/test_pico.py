@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from tensorwright.errors import CheckpointError
-from tensorwright.models.bundled import bundled_model
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.models.registry import expectations
+
+MODELS = Path(__file__).resolve().parents[2] / "models"
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("pico", 15_735_168), ("pico-draft", 2_360_256)])
 def test_checkpoint(name, parameters):
-    checkpoint = open_checkpoint(bundled_model(name))
+    checkpoint = open_checkpoint(MODELS / name)
     assert sum(prod(checkpoint.shape(n)) for n in checkpoint.names) == parameters
     assert checkpoint.native_dtype == "bfloat16"
     assert checkpoint.eos_token_ids == [0]
@@ -24,22 +25,17 @@ def test_checkpoint(name, parameters):
     assert checkpoint.config["tie_word_embeddings"] is True
 
 
-def test_unknown_bundled_model():
-    with pytest.raises(CheckpointError, match="no bundled model is called 'nano'; there are pico, pico-draft"):
-        bundled_model("nano")
-
-
 def test_one_tokenizer():
-    target, draft = ((bundled_model(name) / "tokenizer.json").read_bytes() for name in ("pico", "pico-draft"))
+    target, draft = ((MODELS / name / "tokenizer.json").read_bytes() for name in ("pico", "pico-draft"))
     assert target == draft
-    tokenizer = Tokenizer.from_file(str(bundled_model("pico") / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(MODELS / "pico" / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == 8192
     text = "def naïve(x):\n\treturn '🙂'\n"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 
 
 def test_expectations_of_families():
-    llama = expectations(open_checkpoint(bundled_model("pico")).config)
+    llama = expectations(open_checkpoint(MODELS / "pico").config)
     assert llama["recognise_rms_norm"].count(8) == 17
     assert llama["rewrite_gqa"].count(8) == 8
     ungrouped = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 4}

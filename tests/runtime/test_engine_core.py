@@ -93,7 +93,7 @@ def random_load(count: int, seed: int) -> list[tuple[list[int], Any]]:
     load = []
     for i in range(count):
         prompt = stem[: rng.choice([0, 16, 40, 64])] + [rng.randrange(101) for _ in range(rng.randrange(1, 40))]
-        changes = {"logprobs": rng.choice([-1, 0, 3])}
+        changes: dict[str, Any] = {"logprobs": rng.choice([-1, 0, 3])}
         if i % 2:
             changes |= {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": i}
         load.append((prompt, sampling(rng.randrange(1, 40), **changes)))
@@ -189,14 +189,16 @@ def test_typed_errors(make, paths):
 
 
 def test_abort_and_events(make):
-    engine = make()
-    engine.submit(1, [1, 2, 3], sampling(200))
-    first = engine.wait_events(10)[0]
-    assert (first.request_id, first.finish, first.prompt_tokens) == (1, "", 3)
+    engine = make(max_batch_size=1)
+    for i in range(40):  # thousands of steps of work before the last one's turn: the abort comes in time
+        engine.submit(i, [1, 2, 3], sampling(200))
+    assert engine.abort(39)
+    told = collect(engine, 40)
+    assert (told[39]["last"].finish, told[39]["tokens"], told[39]["last"].queue_s) == ("abort", [], -1)
+    first = told[0]["last"]
+    assert (first.finish, first.prompt_tokens, len(told[0]["tokens"])) == ("length", 3, 200)
     assert 0 <= first.queue_s <= first.first_token_s
-    assert engine.abort(1)
-    assert collect(engine, 1)[1]["last"].finish == "abort"
-    assert not engine.abort(1)
+    assert not engine.abort(39)
     assert engine.stats()["used_blocks"] == 0
     engine.submit(1, [1, 2, 3], sampling(5, eos_token_ids=list(range(101))))
     last = collect(engine, 1)[1]["last"]
