@@ -68,6 +68,10 @@ class OutOfMemoryError(TensorwrightError, MemoryError):
     """The KV-cache budget is too small for one block per sequence, or memory could not be had."""
 
 
+class NumericalError(TensorwrightError):
+    """A request's logits came out as NaN or infinite; the checkpoint or its dtype cannot hold this input."""
+
+
 class RequestAbortedError(TensorwrightError):
     """The request was aborted before it finished."""
 

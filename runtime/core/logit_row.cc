@@ -79,9 +79,9 @@ RowMax row_max(std::span<const float> row) {
                       : std::isinf(max)               ? "+inf"
                                                       : nullptr;
   if (wrong) {
-    throw Error("TensorwrightError", "[sampler] logits must be finite or -inf, and one of them finite, got " +
-                                         std::string(wrong) +
-                                         "; check the checkpoint and the build's precision");
+    throw Error("NumericalError", "[sampler] logits must be finite or -inf, and one of them finite, got " +
+                                      std::string(wrong) +
+                                      "; check the checkpoint and the build's precision");
   }
   return {max, static_cast<int32_t>(std::find(row.begin(), row.end(), max) - row.begin())};
 }

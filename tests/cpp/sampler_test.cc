@@ -108,13 +108,13 @@ TW_TEST(rows_without_a_distribution_are_errors) {
     for (size_t at : {size_t{0}, n / 2, n - 1}) {
       std::vector<float> row(n, 1.f);
       row[at] = std::numeric_limits<float>::quiet_NaN();
-      TW_CHECK_ERROR(sampler.sample(row, sampling(0), 0, 0), "TensorwrightError");
-      TW_CHECK_ERROR(sampler.sample(row, sampling(1), 0, 0), "TensorwrightError");
+      TW_CHECK_ERROR(sampler.sample(row, sampling(0), 0, 0), "NumericalError");
+      TW_CHECK_ERROR(sampler.sample(row, sampling(1), 0, 0), "NumericalError");
       row[at] = kInf;
-      TW_CHECK_ERROR(sampler.sample(row, sampling(0), 0, 0), "TensorwrightError");
+      TW_CHECK_ERROR(sampler.sample(row, sampling(0), 0, 0), "NumericalError");
     }
-    TW_CHECK_ERROR(sampler.sample(std::vector<float>(n, -kInf), sampling(0), 0, 0), "TensorwrightError");
-    TW_CHECK_ERROR(sampler.sample(std::vector<float>(n, 1e38f), sampling(1e-6), 0, 0), "TensorwrightError");
+    TW_CHECK_ERROR(sampler.sample(std::vector<float>(n, -kInf), sampling(0), 0, 0), "NumericalError");
+    TW_CHECK_ERROR(sampler.sample(std::vector<float>(n, 1e38f), sampling(1e-6), 0, 0), "NumericalError");
   }
 }
 

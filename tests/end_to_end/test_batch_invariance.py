@@ -5,7 +5,7 @@ Also here, because every such run must end so: no block leaks, and waste stays b
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import random
 from dataclasses import dataclass, field
 
@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorwright import LLM, SamplingParams
-from tensorwright.errors import RequestAbortedError
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,8 @@ class Ask:
     temperature: float = 0.0
     seed: int = 0
     abort_after: int | None = None
+    """Tokens after which the caller has had enough."""
+    arrives_ms: int = 0
 
     def params(self) -> SamplingParams:
         return SamplingParams(
@@ -64,7 +65,7 @@ def solo(pico_engine):
         yield Solo(llm)
 
 
-def asks(count: int, seed: int, longest: int = 120, most_tokens: int = 24) -> list[Ask]:
+def asks(count: int, seed: int, longest: int = 120, most_tokens: int = 24, spread_ms: int = 50) -> list[Ask]:
     """Prompts over a shared stem, so that prefixes are found; half greedy, half sampled; a few aborted."""
     rng = random.Random(seed)
     stem = [rng.randrange(8192) for _ in range(96)]
@@ -79,25 +80,30 @@ def asks(count: int, seed: int, longest: int = 120, most_tokens: int = 24) -> li
                 temperature=rng.choice([0.0, 0.8]),
                 seed=i,
                 abort_after=rng.randrange(1, 6) if rng.random() < 0.1 else None,
+                arrives_ms=rng.randrange(spread_ms + 1),
             )
         )
     return table
 
 
 def run_together(llm: LLM, load: list[Ask]) -> list[list | None]:
-    """All at once; None for a request that was aborted before its end."""
-    handles = [llm.generate_async({"prompt_token_ids": list(a.prompt)}, a.params()) for a in load]
-    for ask, handle in zip(load, handles, strict=True):
-        if ask.abort_after is not None:
-            handle.abort()
-    answers: list[list | None] = []
-    for handle in handles:
-        answer = None
-        with contextlib.suppress(RequestAbortedError):
-            output = handle.result()
-            answer = bits(output) if output.outputs[0].finish_reason != "abort" else None
-        answers.append(answer)
-    return answers
+    """Each asked when its time has come; None for a request that was aborted before its end."""
+
+    async def one(ask: Ask) -> list | None:
+        await asyncio.sleep(ask.arrives_ms / 1000)
+        handle = llm.generate_async({"prompt_token_ids": list(ask.prompt)}, ask.params())
+        output = None
+        async for output in handle:
+            if ask.abort_after is not None and len(output.outputs[0].token_ids) >= ask.abort_after:
+                handle.abort()
+        assert output is not None
+        assert output.finished
+        return bits(output) if output.outputs[0].finish_reason != "abort" else None
+
+    async def all_of_them() -> list[list | None]:
+        return await asyncio.gather(*(one(ask) for ask in load))
+
+    return asyncio.run(all_of_them())
 
 
 def check(llm: LLM, solo: Solo, load: list[Ask]) -> None:
@@ -157,7 +163,8 @@ def crowd(pico_engine):
             tokens=st.integers(1, 20),
             temperature=st.sampled_from([0.0, 1.0]),
             seed=st.integers(0, 3),
-            abort_after=st.one_of(st.none(), st.none(), st.just(1)),
+            abort_after=st.one_of(st.none(), st.none(), st.integers(1, 8)),
+            arrives_ms=st.integers(0, 60),
         ),
         min_size=1,
         max_size=10,
@@ -169,6 +176,6 @@ def test_any_load(crowd, solo, load):
 
 @pytest.mark.slow
 def test_a_thousand_requests(pico_engine, solo):
-    load = asks(1000, seed=7, longest=100)
+    load = asks(1000, seed=7, longest=100, spread_ms=2000)
     with LLM(str(pico_engine), threads=2, kv_cache_memory="8MiB", max_batch_size=16, max_queue_size=1000) as llm:
         check(llm, solo, load)

@@ -13,7 +13,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from tensorwright.errors import InvalidRequestError, TensorwrightError
+from tensorwright.errors import InvalidRequestError, NumericalError
 from tensorwright.runtime import _runtime
 
 
@@ -94,5 +94,5 @@ def test_seeds_out_of_range_are_refused_by_name():
 
 
 def test_rows_without_a_distribution_are_refused():
-    with pytest.raises(TensorwrightError, match="NaN"):
+    with pytest.raises(NumericalError, match="NaN"):
         _runtime.sample(np.array([0, np.nan], np.float32), sampling(), 0, 0)
