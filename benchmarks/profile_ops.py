@@ -46,7 +46,7 @@ def step_inputs(seqs: int, context: int, tokens: int, block: int) -> tuple[Any, 
 
 
 def profile(executor: Any, inputs: tuple[Any, ...], repeats: int) -> tuple[float, dict[str, dict[str, float]]]:
-    """(median wall seconds of a step, op -> seconds, bytes and ops of one step)."""
+    """(mean wall seconds of a step, op -> seconds, bytes and ops of one step)."""
     executor.step(*inputs)
     executor.profile(True)
     walls = []
@@ -62,7 +62,7 @@ def profile(executor: Any, inputs: tuple[Any, ...], repeats: int) -> tuple[float
         sums["seconds"] += row["ns"] * 1e-9 / repeats
         sums["bytes"] += row["bytes"] / repeats
         sums["ops"] += row["ops"] / repeats
-    return statistics.median(walls), ops
+    return statistics.fmean(walls), ops
 
 
 def show(name: str, wall: float, ops: dict[str, dict[str, float]], read: float, peak: float) -> None:

@@ -8,7 +8,9 @@
 namespace tensorwright {
 namespace {
 
-constexpr int64_t kTaskBytes = 64 << 10;      // of weights, at least, for few rows: some microseconds
+constexpr int64_t kTaskBytes = 64 << 10;  // of weights, at least, for one block of rows: some microseconds
+constexpr int64_t kFlatTaskBytes =
+    512 << 10;  // likewise, for more rows: a kernel fetches ahead inside its own task
 constexpr int64_t kRowTileBytes = 256 << 10;  // of x
 constexpr int64_t kPanelBlockBytes = 512 << 10;
 
@@ -63,8 +65,10 @@ class Matmul : public Operation {
         even == rows ? rows : static_cast<int32_t>(ceil_div(even, TW_MATMUL_ROW_BLOCK) * TW_MATMUL_ROW_BLOCK);
     t.row_tiles = static_cast<int32_t>(ceil_div(rows, t.row_tile));
     const int64_t units = ceil_div(panels_, TW_MATMUL_PANEL_BLOCK);
-    const int64_t wanted =
-        (t.row_tiles == 1 ? kTaskBytes : kPanelBlockBytes) / (TW_MATMUL_PANEL_BLOCK * panel_bytes_);
+    const int64_t task_bytes = t.row_tiles > 1              ? kPanelBlockBytes
+                               : rows > TW_MATMUL_ROW_BLOCK ? kFlatTaskBytes
+                                                            : kTaskBytes;
+    const int64_t wanted = task_bytes / (TW_MATMUL_PANEL_BLOCK * panel_bytes_);
     const int64_t fair = units * t.row_tiles / (kTasksPerThread * threads);
     const int64_t take = std::min(units, std::max<int64_t>(1, std::min(wanted, fair)));
     t.panel_block = static_cast<int32_t>(take) * TW_MATMUL_PANEL_BLOCK;
