@@ -6,6 +6,7 @@ Exit codes: 0 built; 1 the build failed, with one clear message; 2 the command l
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from rich.table import Table
 import tensorwright
 from tensorwright.builder.build import BuildResult, build
 from tensorwright.builder.options import ACCURACY, DTYPES, TARGETS
-from tensorwright.errors import InvalidOptionError, TensorwrightError
+from tensorwright.errors import BuildError, InvalidOptionError, TensorwrightError
 
 EPILOG = "Example:  build-engine models/pico out/pico"
 
@@ -62,6 +63,8 @@ def main(
     console = Console(stderr=True)
     try:
         with terminate_as_interrupt(), progress_bar(console) as progress:
+            if dump is not None:
+                make_dump_folder(dump, out)
             result = build(
                 model, out, target=target, dtype=dtype, max_seq_len=max_seq_len, verify=verify, dump=dump,
                 accuracy=accuracy, overwrite=force, progress=progress,
@@ -77,6 +80,18 @@ def main(
         click.echo(json.dumps({"engine": str(out), "config": result.config, "report": result.report}))
     else:
         show(Console(), result, out)
+
+
+def make_dump_folder(dump: Path, out: Path) -> None:
+    """Before any work starts, and outside OUT: that place stays empty until the whole engine is put there."""
+    if dump.resolve().is_relative_to(out.resolve()):
+        raise InvalidOptionError(f"--dump must lie outside OUT ({out}), not {dump}; choose another folder")
+    try:
+        dump.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"--dump {dump}: cannot be made ({error.strerror}); choose another folder") from error
+    if not os.access(dump, os.W_OK):
+        raise BuildError(f"--dump {dump}: cannot be written to; choose another folder")
 
 
 @contextmanager

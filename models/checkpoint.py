@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.models.dtypes import FLOATS, Tensor, itemsize
 from tensorwright.models.safetensors_file import SafetensorsFile
@@ -18,6 +20,7 @@ from tensorwright.models.safetensors_file import SafetensorsFile
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_SHOWN = 10  # faults of one kind that a message lists
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
 
@@ -31,6 +34,8 @@ class Checkpoint:
     def __init__(self, path: Path):
         self.path = path
         self.config: dict[str, Any] = _read_json(path / "config.json", "every checkpoint has one")
+        if self.config.get("format") == "tensorwright-engine":
+            raise CheckpointError(f"{path}: is a built engine; give the checkpoint that it was built from")
         generation = path / "generation_config.json"
         self.generation_config: dict[str, Any] = _read_json(generation, "") if generation.exists() else {}
         self.weight_files = _weight_files(path)
@@ -44,6 +49,7 @@ class Checkpoint:
                     )
                 self._home[name] = file
         _check_index(path, self._home)
+        _check_tokenizer(path / "tokenizer.json")
         self.names: tuple[str, ...] = tuple(sorted(self._home))
 
     # -- tensors --------------------------------------------------------------------------------------------------
@@ -62,7 +68,7 @@ class Checkpoint:
         return self._file(name).read(name)
 
     def require(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Checks that all these tensors are stored with these shapes; one CheckpointError lists every miss."""
+        """Checks that all these tensors are stored with these shapes; one CheckpointError lists what does not fit."""
         wrong = [f"  {name}: missing" for name in shapes if name not in self]
         wrong += [
             f"  {name}: stored as {list(self.shape(name))}, config.json implies {list(shape)}"
@@ -70,8 +76,9 @@ class Checkpoint:
             if name in self and self.shape(name) != tuple(shape)
         ]
         if wrong:
+            shown = wrong[:_SHOWN] + ([f"  and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])
             raise CheckpointError(
-                f"{self.path}: {len(wrong)} of {len(shapes)} weights do not fit the model:\n" + "\n".join(wrong)
+                f"{self.path}: {len(wrong)} of {len(shapes)} weights do not fit the model:\n" + "\n".join(shown)
             )
 
     @property
@@ -200,6 +207,18 @@ def _weight_files(path: Path) -> list[SafetensorsFile]:
     others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in path.glob(pattern))
     hint = f"; only safetensors is read, not {', '.join(others)}: convert with save_pretrained" if others else ""
     raise CheckpointError(f"{path}: must hold {_SINGLE} or {_INDEX}{hint}")
+
+
+def _check_tokenizer(path: Path) -> None:
+    """An engine gets tokenizer.json as it is, so it must be one that the runtime will read."""
+    if not path.is_file():
+        return
+    try:
+        tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for every malformed file
+        raise CheckpointError(
+            f"{path}: not a tokenizer that tokenizers {tokenizers.__version__} reads ({error}); download it again"
+        ) from error
 
 
 def _weight_map(path: Path) -> dict[str, str]:

@@ -85,11 +85,19 @@ class EngineDir:
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """Of the generation config if it names any, for chat models end a turn with a token that config.json lacks."""
+        """Of the generation config if it names any, for chat models end a turn with a token that config.json lacks.
+
+        Without ids beyond the vocabulary, which cut-down models inherit: they are never sampled, so they end nothing.
+        """
         listed = self.read_json("generation_config.json").get("eos_token_id")
         if listed is None:
-            return list(self.model.get("eos_token_ids") or [])
-        return list(listed) if isinstance(listed, list) else [listed]
+            listed = self.model.get("eos_token_ids") or []
+        ids = listed if isinstance(listed, list) else [listed]
+        if not all(isinstance(token, int) and token >= 0 for token in ids):
+            raise EngineError(
+                f"{self.path}: eos_token_id must be a token id or a list of them, got {listed!r}; {REMEDY}"
+            )
+        return [token for token in ids if token < self.vocab_size]
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

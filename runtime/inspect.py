@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tensorwright.errors import EngineError
 from tensorwright.runtime import native
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.memory import format_size
@@ -28,7 +29,10 @@ def describe(engine: EngineDir) -> dict[str, Any]:
 def _build_report(engine: EngineDir) -> dict[str, Any] | None:
     """build-report.json: not part of the engine's identity, so it may be missing and is not checksummed."""
     path = engine.path / "build-report.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path}: cannot be read ({error}); remove it, the engine does not need it") from error
 
 
 def show(facts: dict[str, Any], console: Console) -> None:

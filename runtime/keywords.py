@@ -13,7 +13,8 @@ from tensorwright.errors import InvalidOptionError
 def closest(name: str, known: Iterable[str]) -> str:
     """A clause that names what `name` probably meant, or everything there is."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    begun = [other for other in known if len(name) > 2 and other.startswith(f"{name}_")]  # stop: stop_token_ids
+    near = begun or difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -11,11 +12,11 @@ from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.engine_client import EngineClient
-from tensorwright.runtime.engine_dir import EngineDir, is_engine, open_engine
+from tensorwright.runtime.engine_dir import DTYPES, EngineDir, is_engine, open_engine
 from tensorwright.runtime.host import default_threads
 from tensorwright.runtime.keywords import StrictKeywords
-from tensorwright.runtime.memory import default_kv_bytes, parse_size
-from tensorwright.runtime.model_cache import engine_for_model
+from tensorwright.runtime.memory import check_kv_bytes, default_kv_bytes, parse_size
+from tensorwright.runtime.model_cache import engine_for_model, open_cached
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.progress import progress_bar
 from tensorwright.runtime.prompts import CheckedRequest, Prompt, PromptDict, check_request
@@ -54,9 +55,9 @@ class LLM(StrictKeywords):
         max_queue_size: int = 1024,
         dtype: str = "auto",
     ):
-        self.engine = _engine_of(Path(engine_or_model_dir), dtype)
-        self.options = native.RuntimeOptions(
-            kv_cache_bytes=_kv_bytes(self.engine, kv_cache_memory, max_batch_size),
+        asked = None if kv_cache_memory is None else parse_size(kv_cache_memory)
+        options = native.RuntimeOptions(  # checked before a model directory is built, which may take minutes
+            kv_cache_bytes=asked or 0,
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
             max_prefill_chunk=max_num_tokens if max_prefill_chunk is None else max_prefill_chunk,
@@ -65,9 +66,13 @@ class LLM(StrictKeywords):
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
         )
+        self.engine = _engine_of(Path(engine_or_model_dir).expanduser(), dtype)
+        self.options = replace(options, kv_cache_bytes=_kv_bytes(self.engine, asked, max_batch_size))
         self._client = EngineClient(native.create_engine(self.engine, self.options))
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
         self._finalizer = weakref.finalize(self, self._client.close)
+        stats = self._client.stats()
+        self._kv_positions: int = stats["total_blocks"] * stats["block_size"]
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too; this one comes first
@@ -94,7 +99,7 @@ class LLM(StrictKeywords):
         one for all prompts, or a list with one per prompt. Every prompt is checked before any work starts; if a
         request fails later, the others are aborted and its error is raised. progress: a bar on standard error.
         """
-        single = isinstance(prompts, (str, dict))
+        single = isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__")
         requests = self._check_all([prompts] if single else list(prompts), sampling_params)
         handles: list[RequestHandle] = []
         try:
@@ -113,7 +118,8 @@ class LLM(StrictKeywords):
 
     def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
         """Starts one request and returns at once; see RequestHandle. Raises typed errors before work starts."""
-        return self._submit(check_request(prompt, sampling_params or SamplingParams(), self.engine))
+        params = SamplingParams() if sampling_params is None else sampling_params
+        return self._submit(check_request(prompt, params, self.engine, self._kv_positions))
 
     def get_stats(self) -> dict[str, Any]:
         """Counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
@@ -138,7 +144,8 @@ class LLM(StrictKeywords):
             raise InvalidRequestError(
                 f"sampling_params must be one SamplingParams or a list of one per prompt ({len(prompts)}), got {count}"
             )
-        return [check_request(prompt, param, self.engine) for prompt, param in zip(prompts, params, strict=True)]
+        pairs = zip(prompts, params, strict=True)
+        return [check_request(prompt, param, self.engine, self._kv_positions) for prompt, param in pairs]
 
     def _submit(self, request: CheckedRequest, wait_for_room: bool = False) -> RequestHandle:
         sampling = native.make_sampling(request.params, request.max_tokens, self.engine.eos_token_ids)
@@ -150,15 +157,22 @@ class LLM(StrictKeywords):
         return self._client.submit(make_state, sampling, wait_for_room)
 
 
+def is_model(path: Path) -> bool:
+    """Whether it is a Hugging Face model directory, of which an engine is to be built."""
+    return path.is_dir() and not is_engine(path) and (path / "config.json").exists()
+
+
 def _engine_of(path: Path, dtype: str) -> EngineDir:
     """Opens the engine, or the cached engine of a model directory."""
-    if path.is_dir() and not is_engine(path) and (path / "config.json").exists():
-        return open_engine(engine_for_model(path, dtype))
+    if is_model(path):
+        return open_cached(engine_for_model(path, dtype))
     engine = open_engine(path)
+    if dtype not in ("auto", *DTYPES):
+        raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):
         raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
     return engine
 
 
-def _kv_bytes(engine: EngineDir, asked: str | int | None, max_batch_size: int) -> int:
-    return default_kv_bytes(engine, max_batch_size) if asked is None else parse_size(asked)
+def _kv_bytes(engine: EngineDir, asked: int | None, max_batch_size: int) -> int:
+    return default_kv_bytes(engine, max_batch_size) if asked is None else check_kv_bytes(asked, engine)

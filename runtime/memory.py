@@ -11,6 +11,7 @@ from tensorwright.runtime.host import available_memory
 from tensorwright.runtime.sampling_params import is_int
 
 SHARE = 0.5  # of the memory left beside the weights; the rest is for activations, the page cache and other programs
+KV_FACTS = {"layers", "kv_heads", "head_dim"}
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _UNITS = {"": 1, "b": 1} | {
     prefix + suffix: base**power
@@ -41,10 +42,25 @@ def format_size(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def check_kv_bytes(asked: int, engine: EngineDir, available: int | None = None) -> int:
+    """What the user asked for, if one block fits in it and it fits in memory; else OutOfMemoryError with numbers."""
+    if available is None:
+        available = available_memory()
+    block = kv_block_bytes(engine) if engine.model.keys() >= KV_FACTS else 1
+    if asked < block:
+        raise OutOfMemoryError(f"kv_cache_memory must hold at least one block of {block} bytes, got {asked}: raise it")
+    if asked > available:
+        raise OutOfMemoryError(
+            f"kv_cache_memory is {format_size(asked)}, but {format_size(available)} of memory are available: "
+            "ask for less, or leave it out"
+        )
+    return asked
+
+
 def kv_block_bytes(engine: EngineDir) -> int:
     """Bytes of one KV block over all layers: keys and values of block_size positions. Padding aside."""
     size = 2 * engine.block_size * ITEM_BYTES[engine.dtype]
-    for fact in ("layers", "kv_heads", "head_dim"):
+    for fact in sorted(KV_FACTS):
         if fact not in engine.model:
             raise InvalidOptionError(f"{engine.path}: config.json does not give model.{fact}; set kv_cache_memory")
         size *= engine.model[fact]

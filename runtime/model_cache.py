@@ -21,7 +21,9 @@ from pathlib import Path
 import xxhash
 
 import tensorwright
-from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError
+from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError
+from tensorwright.runtime.checksums import REMEDY
+from tensorwright.runtime.engine_dir import EngineDir, open_engine
 
 Builder = Callable[[Path, Path, str], object]
 """(model directory, where the engine goes, dtype): builds the engine."""
@@ -42,6 +44,10 @@ def cache_key(model: Path, dtype: str) -> str:
         stat = path.stat()
         lines.append(f"{path.relative_to(model)}\0{stat.st_size}\0{stat.st_mtime_ns}")
     return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
+
+
+def is_cached(model: Path, dtype: str) -> bool:
+    return (cache_root() / cache_key(model, dtype)).is_dir()
 
 
 def engine_for_model(model: Path, dtype: str, build: Builder | None = None) -> Path:
@@ -66,6 +72,15 @@ def engine_for_model(model: Path, dtype: str, build: Builder | None = None) -> P
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     return engine
+
+
+def open_cached(engine: Path) -> EngineDir:
+    """Opens an engine of the cache. If it is damaged, the remedy is to remove it: it is built anew on the next use."""
+    try:
+        return open_engine(engine)
+    except EngineError as error:
+        fault = str(error).removesuffix(f"; {REMEDY}")
+        raise EngineError(f"{fault}; remove {engine}, which is only a cache, and it is built again") from error
 
 
 def require_build_extra(what: str) -> None:

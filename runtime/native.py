@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.errors import InvalidOptionError, MissingDependencyError, OutOfMemoryError
 from tensorwright.runtime.engine_dir import EngineDir
-from tensorwright.runtime.sampling_params import SamplingParams, is_int
+from tensorwright.runtime.sampling_params import MAX_INT32, SamplingParams, is_int
 
 LOADS = ("map", "copy")
+MOST_THREADS = 1024  # as runtime/core says
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class RuntimeOptions:
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_num_tokens", "max_prefill_chunk", "threads", "max_queue_size"):
-            value = getattr(self, name)
-            if not is_int(value) or value < 1:
-                raise InvalidOptionError(f"LLM: {name} must be a positive integer, got {value!r}")
+            value, most = getattr(self, name), MOST_THREADS if name == "threads" else MAX_INT32
+            if not is_int(value) or not 1 <= value <= most:
+                raise InvalidOptionError(f"LLM: {name} must be a positive integer of at most {most}, got {value!r}")
         if self.max_num_tokens < self.max_batch_size:
             raise InvalidOptionError(
                 f"LLM: max_num_tokens must be at least max_batch_size ({self.max_batch_size}), for every running "
@@ -37,6 +38,10 @@ class RuntimeOptions:
             )
         if self.load not in LOADS:
             raise InvalidOptionError(f"LLM: load must be one of {', '.join(LOADS)}, got {self.load!r}")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise InvalidOptionError(
+                f"LLM: enable_prefix_caching must be True or False, got {self.enable_prefix_caching!r}"
+            )
 
 
 def load_module() -> Any:
@@ -62,7 +67,15 @@ def create_engine(engine: EngineDir, options: RuntimeOptions) -> Any:
     native.load = options.load
     native.prefix_cache = options.enable_prefix_caching
     native.max_queue = options.max_queue_size
-    return runtime.Engine(str(engine.plan), str(engine.weights), native)
+    try:
+        return runtime.Engine(str(engine.plan), str(engine.weights), native)
+    except MemoryError as error:
+        if isinstance(error, OutOfMemoryError):
+            raise
+        raise OutOfMemoryError(
+            f"{engine.path}: there is not enough memory to start with max_batch_size={options.max_batch_size} and "
+            f"max_num_tokens={options.max_num_tokens}; lower them, or kv_cache_memory"
+        ) from error
 
 
 def make_sampling(params: SamplingParams, max_tokens: int, eos_token_ids: list[int]) -> Any:

@@ -32,8 +32,11 @@ class CheckedRequest:
     max_tokens: int
 
 
-def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir) -> CheckedRequest:
-    """Tokenizes and checks one request; InvalidRequestError or PromptTooLongError says what is wrong with it."""
+def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, kv_positions: int) -> CheckedRequest:
+    """Tokenizes and checks one request; InvalidRequestError or PromptTooLongError says what is wrong with it.
+
+    kv_positions: how many positions the whole KV cache holds, which one request may fill.
+    """
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
     text, ids = _text_and_ids(prompt, engine)
@@ -45,14 +48,21 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir) -> 
                 f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {token!r} at {position}"
             )
     _check_params(params, engine)
-    room = engine.max_seq_len - len(ids)
-    max_tokens = room if params.max_tokens is None else params.max_tokens
+    return CheckedRequest(text, [int(token) for token in ids], params, _max_tokens(ids, params, engine, kv_positions))
+
+
+def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, kv_positions: int) -> int:
+    most, holder, remedy = engine.max_seq_len, "engine", "build the engine with a larger --max-seq-len"
+    if kv_positions + 1 < most:  # the last token is never written to the cache
+        most, holder, remedy = kv_positions + 1, "KV cache", "raise kv_cache_memory"
+    room = most - len(ids)
+    max_tokens = room if params.max_tokens is None else int(params.max_tokens)
     if max_tokens > room or room < 1:
         raise PromptTooLongError(
-            f"the engine holds {engine.max_seq_len} tokens of prompt and output together, the prompt has {len(ids)} "
-            f"and max_tokens is {params.max_tokens}: shorten one, or build the engine with a larger --max-seq-len"
+            f"the {holder} holds {most} tokens of prompt and output together, the prompt has {len(ids)} "
+            f"and max_tokens is {params.max_tokens}: shorten one, or {remedy}"
         )
-    return CheckedRequest(text, [int(token) for token in ids], params, int(max_tokens))
+    return max_tokens
 
 
 def _text_and_ids(prompt: Prompt, engine: EngineDir) -> tuple[str | None, Sequence[int]]:

@@ -6,12 +6,14 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tensorwright.runtime.async_requests import RequestHandle
-from tensorwright.runtime.llm import LLM
+from tensorwright.runtime.llm import LLM, is_model
+from tensorwright.runtime.model_cache import cache_root, is_cached
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -38,6 +40,7 @@ def run_prompts(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, ignore_eos=ignore_eos
     )
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    _tell_of_build(Path(engine).expanduser())
     with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory) as llm:
         begin = time.perf_counter()
         handles = [llm.generate_async(text, params) for text in texts]
@@ -54,6 +57,12 @@ def run_prompts(
             outputs.append(_print_stream(handle) if stream else _print_whole(handle))
         if stats:
             _print_stats(outputs, time.perf_counter() - begin)
+
+
+def _tell_of_build(path: Path) -> None:
+    """A first use of a model directory takes minutes; silence would look like a fault."""
+    if is_model(path) and not is_cached(path, "auto"):
+        click.echo(f"building the engine of {path} into {cache_root()}, once; this may take minutes", err=True)
 
 
 def _print_stream(handle: RequestHandle) -> RequestOutput:

@@ -12,6 +12,7 @@ from tensorwright.runtime.keywords import StrictKeywords
 
 MAX_SEED = 2**64 - 1
 MAX_INT32 = 2**31 - 1
+TEMPERATURES = (1e-6, 1e6)  # what the sampler's single precision takes, besides 0
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,12 @@ class SamplingParams(StrictKeywords):
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        low, high = TEMPERATURES
         _check_int("n", self.n, 1, 1, "1 (several completions per prompt are not supported)")
         if self.max_tokens is not None:
             _check_int("max_tokens", self.max_tokens, 1, MAX_INT32, "a positive integer or None")
-        _check("temperature", self.temperature, 0 <= _real(self.temperature) < math.inf, "finite and >= 0")
+        heat = _real(self.temperature)
+        _check("temperature", self.temperature, heat == 0 or low <= heat <= high, f"0 or from {low:g} to {high:g}")
         _check_int("top_k", self.top_k, -1, MAX_INT32, "0 or -1 (all tokens) or a positive integer")
         _check("top_p", self.top_p, 0 < _real(self.top_p) <= 1, "above 0 and at most 1")
         if self.seed is not None:

@@ -60,6 +60,19 @@ def test_wrong_command_lines(tiny, tmp_path, args, message):
     assert not (tmp_path / "engine").exists()
 
 
+@pytest.mark.parametrize(
+    ("dump", "code", "message"),
+    [("engine/dump", 2, "must lie outside OUT"), ("file/dump", 1, "cannot be made (Not a directory)")],
+)
+def test_a_dump_that_cannot_be_is_refused_first(tiny, tmp_path, monkeypatch, dump, code, message):
+    monkeypatch.setattr("tensorwright.builder.cli.build", lambda *args, **options: pytest.fail("work had begun"))
+    (tmp_path / "file").write_text("x")
+    result = run(tiny, tmp_path / "engine", "--dump", tmp_path / dump)
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert not (tmp_path / "engine").exists()
+
+
 def test_a_failure_is_one_message(tmp_path):
     result = run(tmp_path / "absent", tmp_path / "engine")
     assert result.exit_code == 1

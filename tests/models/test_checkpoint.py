@@ -46,6 +46,14 @@ def test_all_missing_weights_at_once(tmp_path):
     checkpoint.require({"a": (2, 3)})
 
 
+def test_many_missing_weights_are_counted(tmp_path):
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path / "m", {"a": A}))
+    with pytest.raises(CheckpointError, match=r"25 of 25 weights") as caught:
+        checkpoint.require({f"layer{i}": (1,) for i in range(25)})
+    assert str(caught.value).splitlines()[-1] == "  and 15 more"
+    assert len(str(caught.value).splitlines()) == 12
+
+
 @pytest.mark.parametrize(
     ("weight_map", "message"),
     [
@@ -89,6 +97,8 @@ def test_truncated_shard_is_named(tmp_path):
         (lambda p: (p / "generation_config.json").write_text("?"), "generation_config.json: is not JSON"),
         (lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"), "not pytorch_model.bin"),
         (lambda p: (p / "model.safetensors").unlink(), "must hold model.safetensors"),
+        (lambda p: (p / "tokenizer.json").write_text("{}"), r"tokenizer.json: not a tokenizer .* download it again"),
+        (lambda p: (p / "config.json").write_text('{"format": "tensorwright-engine"}'), "is a built engine"),
     ],
 )
 def test_wrong_files(tmp_path, spoil, message):

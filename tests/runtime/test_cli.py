@@ -13,7 +13,7 @@ import pytest
 
 import tensorwright
 from support.fake_runtime import FakeEngine, fake_module, write_engine
-from tensorwright.runtime import native
+from tensorwright.runtime import model_cache, native
 from tensorwright.runtime.cli import main
 
 
@@ -60,7 +60,10 @@ def test_json_and_stats(engine: str, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "{engine}", "--prompt", "x", "--temperature", "-1"], "temperature must be finite and >= 0, got -1.0"),
+        (
+            ["run", "{engine}", "--prompt", "x", "--temperature", "-1"],
+            "temperature must be 0 or from 1e-06 to 1e+06, got -1.0",
+        ),
         (["run", "{engine}", "--prompt", "x", "--kv-cache-memory", "lots"], "kv_cache_memory must be"),
         (["run", "{engine}", "--prompt", ""], "at least one token"),
         (["run", "{engine}", "--prompt", "x", "--max-tokens", "500"], "the engine holds 128 tokens"),
@@ -99,6 +102,28 @@ def test_inspect_for_programs(engine: str, capsys: pytest.CaptureFixture[str]) -
     assert facts["kernels"][0]["taken"] == "matmul_scalar"
     assert facts["files"]["cpu/weights.bin"] == 64
     assert call(capsys, "inspect", engine, "--graph")[1] == "graph fake {\n}\n"
+
+
+def test_a_broken_build_report_is_named(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (Path(engine) / "build-report.json").write_text("{")
+    code, out, err = call(capsys, "inspect", engine)
+    assert (code, out) == (2, "")
+    assert "build-report.json: cannot be read" in err
+    assert "remove it" in err
+
+
+def test_a_first_build_is_told(
+    engine: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(model_cache, "_import_builder", lambda: lambda source, out, dtype: write_engine(out) and None)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    run = ("run", str(tmp_path / "model"), "--prompt", "ab", "--max-tokens", "2")
+    code, out, err = call(capsys, *run)
+    assert (code, out) == (0, "ab\n")
+    assert "building the engine of" in err
+    assert call(capsys, *run) == (0, "ab\n", "")
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

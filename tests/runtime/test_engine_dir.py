@@ -61,6 +61,23 @@ def flip(name: str) -> Callable[[Path], None]:
     return change
 
 
+def test_end_of_sequence_ids_that_cannot_be(tmp_path: Path) -> None:
+    root = write_engine(tmp_path / "engine")
+    for ids, kept in ([[7, 257, 50256], [7]], [50256, []]):
+        (root / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+        write_checksums(root, covered(root))
+        assert open_engine(root).eos_token_ids == kept
+    (root / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    write_checksums(root, covered(root))
+    with pytest.raises(EngineError, match="eos_token_id must be a token id or a list of them, got 'x'"):
+        _ = open_engine(root).eos_token_ids
+
+
+def covered(root: Path) -> list[str]:
+    """Every file of the engine that its checksums cover."""
+    return [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.name != "checksums.txt"]
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

@@ -16,7 +16,6 @@ import pytest
 from support.fake_runtime import EOS, FakeEngine, fake_module, write_engine
 from tensorwright.errors import (
     EngineStoppedError,
-    InvalidOptionError,
     InvalidRequestError,
     OutOfMemoryError,
     PromptTooLongError,
@@ -355,24 +354,6 @@ def test_a_dropped_llm_stops_its_engine(fake: FakeEngine, tmp_path: Path) -> Non
     thread.join(5)
     assert not thread.is_alive()
     assert fake.stopped
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"kv_cache_size": 1}, "no option 'kv_cache_size'; did you mean kv_cache_memory"),
-        ({"kv_cache_memory": "much"}, "kv_cache_memory must be a positive number of bytes"),
-        ({"max_batch_size": 0}, "max_batch_size must be a positive integer, got 0"),
-        ({"max_batch_size": 600}, "at least max_batch_size"),
-        ({"max_prefill_chunk": 0}, "max_prefill_chunk must be"),
-        ({"threads": -1}, "threads must be"),
-        ({"load": "slow"}, "map, copy, got 'slow'"),
-        ({"dtype": "bfloat16"}, "built as float32"),
-    ],
-)
-def test_impossible_options(fake: FakeEngine, tmp_path: Path, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidOptionError, match=words):
-        LLM(write_engine(tmp_path / "engine"), **options)
 
 
 def wait_until(holds: Any, seconds: float = 5) -> None:

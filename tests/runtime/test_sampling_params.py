@@ -27,10 +27,11 @@ def test_defaults_are_those_users_know() -> None:
         ("max_tokens", 0, "positive"),
         ("max_tokens", 1.5, "positive"),
         ("max_tokens", True, "positive"),
-        ("temperature", -0.1, ">= 0"),
-        ("temperature", float("nan"), "finite"),
-        ("temperature", float("inf"), "finite"),
-        ("temperature", "hot", "finite"),
+        ("temperature", -0.1, "0 or from 1e-06 to 1e+06"),
+        ("temperature", float("nan"), "0 or from"),
+        ("temperature", float("inf"), "0 or from"),
+        ("temperature", "hot", "0 or from"),
+        ("temperature", 1e-7, "0 or from"),
         ("top_k", -2, "0 or -1"),
         ("top_p", 0.0, "above 0"),
         ("top_p", 1.01, "at most 1"),
@@ -56,6 +57,8 @@ def test_impossible_value_is_refused_by_name(field: str, value: Any, range_text:
 def test_unknown_keyword_names_the_closest() -> None:
     with pytest.raises(InvalidOptionError, match=r"no option 'temprature'; did you mean temperature\?"):
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
+    with pytest.raises(InvalidOptionError, match=r"no option 'stop'; did you mean stop_token_ids\?"):
+        SamplingParams(stop=["x"])  # type: ignore[call-arg]
     with pytest.raises(InvalidOptionError, match="there are detokenize, ignore_eos"):
         SamplingParams(zzz=1)  # type: ignore[call-arg]
 

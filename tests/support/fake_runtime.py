@@ -47,6 +47,7 @@ class FakeEngine:
         self.gate.set()
         self.submitted: dict[int, Any] = {}
         self.budget: int | None = None
+        self.blocks = 100
         self.death: Exception | None = None
         self._max_queue = max_queue
         self._alive: dict[int, tuple[list[int], Any, int]] = {}
@@ -86,7 +87,7 @@ class FakeEngine:
             time.sleep(0.002)
 
     def stats(self) -> dict[str, int]:
-        return {"running": len(self._alive)}
+        return {"running": len(self._alive), "total_blocks": self.blocks, "block_size": 32}
 
     def shutdown(self, drain: bool, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -8,9 +8,10 @@
 namespace tensorwright {
 namespace {
 
-constexpr int64_t kTaskBytes = 64 << 10;  // of weights, at least, for one block of rows: some microseconds
-constexpr int64_t kFlatTaskBytes =
-    512 << 10;  // likewise, for more rows: a kernel fetches ahead inside its own task
+// Bytes of weights in a task, at least. One block of rows: some microseconds. More rows: a kernel fetches
+// ahead inside its own task only, so tasks are larger.
+constexpr int64_t kTaskBytes = 64 << 10;
+constexpr int64_t kFlatTaskBytes = 512 << 10;
 constexpr int64_t kRowTileBytes = 256 << 10;  // of x
 constexpr int64_t kPanelBlockBytes = 512 << 10;
 
