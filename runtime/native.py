@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError
+from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.sampling_params import SamplingParams, is_int
 
@@ -62,7 +63,19 @@ def create_engine(engine: EngineDir, options: RuntimeOptions) -> Any:
     native.load = options.load
     native.prefix_cache = options.enable_prefix_caching
     native.max_queue = options.max_queue_size
-    return runtime.Engine(str(engine.plan), str(engine.weights), native)
+    started = runtime.Engine(str(engine.plan), str(engine.weights), native)
+    _check_facts(engine, started.facts())
+    return started
+
+
+def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
+    """config.json and the plan say the same, or they come from two builds."""
+    for key in ("vocab_size", "max_seq_len", "block_size"):
+        if getattr(engine, key) != plan[key]:
+            raise EngineError(
+                f"{engine.path / 'config.json'}: {key} is {getattr(engine, key)}, but {plan[key]} in cpu/plan.bin: "
+                f"files of two builds are mixed; {REMEDY}"
+            )
 
 
 def make_sampling(params: SamplingParams, max_tokens: int, eos_token_ids: list[int]) -> Any:
