@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -152,7 +153,8 @@ class LLM(StrictKeywords):
 
 def _engine_of(path: Path, dtype: str) -> EngineDir:
     """Opens the engine, or the cached engine of a model directory."""
-    if path.is_dir() and not is_engine(path) and (path / "config.json").exists():
+    # os.path's say False of a name that no file can have, where Path's raise.
+    if os.path.isdir(path) and not is_engine(path) and os.path.exists(path / "config.json"):
         return open_engine(engine_for_model(path, dtype))
     engine = open_engine(path)
     if dtype not in ("auto", engine.dtype):

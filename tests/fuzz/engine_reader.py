@@ -113,7 +113,7 @@ class Reader:
         self.sound = {name: (self.engine / name).read_bytes() for name in (*FILES, "checksums.txt")}
 
     def outcome(self, case: dict[str, Any]) -> str:
-        """"ran", or "ErrorType: message". Anything else is raised."""
+        """ "ran", or "ErrorType: message". Anything else is raised."""
         (self.work / "current.json").write_text(json.dumps(case))
         files = dict(self.sound)
         for edit in case["edits"]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -68,12 +68,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 @example({"prompt_token_ids": np.array([[1, 2]])}, {"max_tokens": 1})
 @example({"prompt_token_ids": {1: 2}}, {"max_tokens": 1})
 def test_any_request_is_refused_or_finishes(llm: LLM, prompt: Any, params: dict[str, Any]) -> None:
-    try:
-        output = llm.generate_async(prompt, SamplingParams(**params)).result(timeout=60)
-    except (InvalidRequestError, InvalidOptionError) as error:
-        assert len(str(error)) > 10
-    else:
-        check(output, params)
+    with suppress(InvalidRequestError, InvalidOptionError):
+        check(llm.generate_async(prompt, SamplingParams(**params)).result(timeout=60), params)
     stats = llm.get_stats()
     assert (stats["running"], stats["waiting"], stats["used_blocks"], stats["requests_failed"]) == (0, 0, 0, 0)
 
@@ -94,11 +90,9 @@ def test_most_plausible_requests_run(llm: LLM) -> None:
     @given(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60), plausible)
     def run(ids: list[int], params: dict[str, Any]) -> None:
         nonlocal finished
-        try:
+        with suppress(InvalidRequestError):
             llm.generate({"prompt_token_ids": ids}, SamplingParams(**params))
             finished += 1
-        except InvalidRequestError:
-            pass
 
     run()
     assert finished > 10
