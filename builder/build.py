@@ -11,7 +11,7 @@ from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, copy_text_side, engine_config, source_record
 from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
-from tensorwright.errors import MissingDependencyError
+from tensorwright.errors import BuildError, MissingDependencyError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import expected_counts
 
@@ -101,15 +101,20 @@ def _rewrite(
             done += 1
             advance(done, steps)
 
-        return run_pipeline(
-            graph,
-            target="cpu",
-            verify=verify,
-            weights=checkpoint_weights(checkpoint) if verify else None,
-            dump=dump,
-            expectations=expected_counts(checkpoint.config),
-            progress=count_pass,
-        )
+        try:
+            return run_pipeline(
+                graph,
+                target="cpu",
+                verify=verify,
+                weights=checkpoint_weights(checkpoint) if verify else None,
+                dump=dump,
+                expectations=expected_counts(checkpoint.config),
+                progress=count_pass,
+            )
+        except OSError as error:
+            if dump is None:
+                raise
+            raise BuildError(f"{dump}: the graphs cannot be dumped there ({error.strerror}); choose another") from error
 
 
 def _emit(writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, phases: Phases) -> None:

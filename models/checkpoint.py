@@ -120,7 +120,7 @@ class Checkpoint:
         """The Jinja text: chat_template.jinja if present, else tokenizer_config.json's (the one named "default")."""
         file = self.path / "chat_template.jinja"
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            return _read_text(file, "")
         template = self.tokenizer_config.get("chat_template")
         if isinstance(template, list):
             named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
@@ -246,16 +246,20 @@ def _check_index(path: Path, home: dict[str, SafetensorsFile]) -> None:
         )
 
 
-def _read_json(path: Path, why: str) -> dict[str, Any]:
+def _read_text(path: Path, why: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; {why}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
+
+
+def _read_json(path: Path, why: str) -> dict[str, Any]:
+    text = _read_text(path, why)
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number too long is a ValueError too
         raise CheckpointError(f"{path}: is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must be a JSON object, not {type(value).__name__}")

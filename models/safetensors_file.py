@@ -86,7 +86,7 @@ class SafetensorsFile:
             text = file.read(length)
         try:
             header = json.loads(text.decode("utf-8"), object_pairs_hook=self._no_duplicates)
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: the header at offset 8 is not JSON ({error})") from error
         if not isinstance(header, dict):
             raise self._error(f"the header must be a JSON object, not {type(header).__name__}")

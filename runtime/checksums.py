@@ -19,7 +19,7 @@ from tensorwright.errors import EngineError
 CHECKSUMS = "checksums.txt"
 REMEDY = "build the engine again, or copy it again from where it came"
 CHUNK = 16 << 20  # bytes hashed between progress reports
-_LINE = re.compile(r"([0-9a-f]{32})  (0|[1-9][0-9]*)  (\S.*)")
+_LINE = re.compile(r"([0-9a-f]{32})  (0|[1-9][0-9]{0,18})  (\S.*)")
 
 
 class FileSum(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -76,6 +77,11 @@ class EngineDir:
         return self.config["limits"]["block_size"]
 
     @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block of the KV cache, all layers."""
+        return self.config["limits"]["kv_block_bytes"]
+
+    @property
     def plan(self) -> Path:
         return self.file("cpu/plan.bin")
 
@@ -89,14 +95,12 @@ class EngineDir:
 
         Without ids beyond the vocabulary, which cut-down models inherit: they are never sampled, so they end nothing.
         """
-        listed = self.read_json("generation_config.json").get("eos_token_id")
+        listed, name = self.read_json("generation_config.json").get("eos_token_id"), "generation_config.json"
         if listed is None:
-            listed = self.model.get("eos_token_ids") or []
+            listed, name = self.model.get("eos_token_ids") or [], "config.json"
         ids = listed if isinstance(listed, list) else [listed]
-        if not all(isinstance(token, int) and token >= 0 for token in ids):
-            raise EngineError(
-                f"{self.path}: eos_token_id must be a token id or a list of them, got {listed!r}; {REMEDY}"
-            )
+        if not all(_is_count(token) for token in ids):
+            raise EngineError(f"{self.path / name}: end-of-sequence tokens must be token ids, got {listed!r}; {REMEDY}")
         return [token for token in ids if token < self.vocab_size]
 
     @cached_property
@@ -107,20 +111,22 @@ class EngineDir:
 
 def is_engine(path: Path) -> bool:
     """Whether the directory claims to be an engine, whole or not; a Hugging Face model does not."""
+    sums = os.path.exists(path / "checksums.txt")  # unlike Path.exists, False where permission is denied
     try:
-        return json.loads((path / "config.json").read_text(encoding="utf-8")).get("format") == FORMAT
-    except (OSError, ValueError, AttributeError):
-        return (path / "checksums.txt").exists()
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return config.get("format") == FORMAT or (sums and "model_type" not in config)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return sums
 
 
 def open_engine(path: str | Path) -> EngineDir:
     """Validates format, version, target, sizes and checksums; EngineError names the file and the remedy."""
     root = Path(path)
-    if not root.exists():
+    if not os.path.exists(root):  # unlike Path.exists, False for a name that no file can have
         raise EngineError(f"{root}: no such engine directory; build one with: build-engine MODEL {root}")
     if not root.is_dir():
         raise EngineError(f"{root}: an engine is a directory, this is a file")
-    if not (root / "config.json").exists():
+    if not os.path.exists(root / "config.json"):
         raise EngineError(f"{root}: not an engine, it has no config.json; build one with: build-engine MODEL OUT")
     # The version comes before the checksums: another version may check itself in another way.
     config = _read_object(root / "config.json")
@@ -133,13 +139,14 @@ def open_engine(path: str | Path) -> EngineDir:
     engine = EngineDir(root, config, files)
     for name in ("cpu/plan.bin", "cpu/weights.bin"):
         engine.file(name)
+    _ = engine.eos_token_ids  # raises where they are none
     return engine
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineError(f"{path}: truncated or altered, not readable as JSON ({error}); {REMEDY}") from error
     if not isinstance(value, dict):
         raise EngineError(f"{path}: must hold a JSON object; {REMEDY}")
@@ -171,7 +178,12 @@ def _check_config(path: Path, config: dict[str, Any]) -> None:
         raise EngineError(f"{path}: unknown keys {', '.join(unknown)} in format version {FORMAT_VERSION}; {REMEDY}")
     if config["dtype"] not in DTYPES:
         raise EngineError(f"{path}: dtype {config['dtype']!r} is none of {', '.join(DTYPES)}; {REMEDY}")
-    for section, key in (("model", "vocab_size"), ("limits", "max_seq_len"), ("limits", "block_size")):
+    counts = [("model", "vocab_size"), *(("limits", key) for key in ("max_seq_len", "block_size", "kv_block_bytes"))]
+    for section, key in counts:
         value = config[section].get(key)
-        if not isinstance(value, int) or value <= 0:
+        if not _is_count(value) or value == 0:
             raise EngineError(f"{path}: {section}.{key} must be a positive integer, got {value!r}; {REMEDY}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
@@ -159,7 +160,8 @@ class LLM(StrictKeywords):
 
 def is_model(path: Path) -> bool:
     """Whether it is a Hugging Face model directory, of which an engine is to be built."""
-    return path.is_dir() and not is_engine(path) and (path / "config.json").exists()
+    # os.path's say False of a name that no file can have, where Path's raise.
+    return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / "config.json")
 
 
 def _engine_of(path: Path, dtype: str) -> EngineDir:

@@ -11,8 +11,6 @@ from tensorwright.runtime.host import available_memory
 from tensorwright.runtime.sampling_params import is_int
 
 SHARE = 0.5  # of the memory left beside the weights; the rest is for activations, the page cache and other programs
-KV_FACTS = {"layers", "kv_heads", "head_dim"}
-ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _UNITS = {"": 1, "b": 1} | {
     prefix + suffix: base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -46,7 +44,7 @@ def check_kv_bytes(asked: int, engine: EngineDir, available: int | None = None) 
     """What the user asked for, if one block fits in it and it fits in memory; else OutOfMemoryError with numbers."""
     if available is None:
         available = available_memory()
-    block = kv_block_bytes(engine) if engine.model.keys() >= KV_FACTS else 1
+    block = engine.kv_block_bytes
     if asked < block:
         raise OutOfMemoryError(f"kv_cache_memory must hold at least one block of {block} bytes, got {asked}: raise it")
     if asked > available:
@@ -57,16 +55,6 @@ def check_kv_bytes(asked: int, engine: EngineDir, available: int | None = None) 
     return asked
 
 
-def kv_block_bytes(engine: EngineDir) -> int:
-    """Bytes of one KV block over all layers: keys and values of block_size positions. Padding aside."""
-    size = 2 * engine.block_size * ITEM_BYTES[engine.dtype]
-    for fact in sorted(KV_FACTS):
-        if fact not in engine.model:
-            raise InvalidOptionError(f"{engine.path}: config.json does not give model.{fact}; set kv_cache_memory")
-        size *= engine.model[fact]
-    return size
-
-
 def default_kv_bytes(engine: EngineDir, max_batch_size: int, available: int | None = None) -> int:
     """Half of the memory left beside the weights, but no more than a full batch of the longest sequences can use.
 
@@ -74,7 +62,7 @@ def default_kv_bytes(engine: EngineDir, max_batch_size: int, available: int | No
     """
     if available is None:
         available = available_memory()
-    block = kv_block_bytes(engine)
+    block = engine.kv_block_bytes
     weights = engine.weights.stat().st_size
     useful = block * (-(-engine.max_seq_len // engine.block_size)) * max_batch_size
     # Mapped weights are page cache, which counts as available; serving from them needs them in memory all the same.

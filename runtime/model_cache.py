@@ -58,10 +58,6 @@ def engine_for_model(model: Path, dtype: str, build: Builder | None = None) -> P
     if engine.is_dir():
         return engine
     build = build or _import_builder()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BuildError(f"{root}: the engine cache cannot be made ({error}); set XDG_CACHE_HOME elsewhere") from error
     with _locked(root / f"{key}.lock"):
         if not engine.is_dir():  # else another process built it while we waited
             partial = root / f"{key}.partial"
@@ -104,6 +100,13 @@ def _import_builder() -> Builder:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """An exclusive lock between processes and threads; the kernel releases it if we die."""
-    with path.open("w") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise BuildError(
+            f"{path.parent}: the engine cache cannot be written ({error}); set XDG_CACHE_HOME elsewhere"
+        ) from error
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.errors import InvalidOptionError, MissingDependencyError, OutOfMemoryError
+from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
+from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.sampling_params import MAX_INT32, SamplingParams, is_int
 
@@ -68,7 +69,7 @@ def create_engine(engine: EngineDir, options: RuntimeOptions) -> Any:
     native.prefix_cache = options.enable_prefix_caching
     native.max_queue = options.max_queue_size
     try:
-        return runtime.Engine(str(engine.plan), str(engine.weights), native)
+        started = runtime.Engine(str(engine.plan), str(engine.weights), native)
     except MemoryError as error:
         if isinstance(error, OutOfMemoryError):
             raise
@@ -76,6 +77,19 @@ def create_engine(engine: EngineDir, options: RuntimeOptions) -> Any:
             f"{engine.path}: there is not enough memory to start with max_batch_size={options.max_batch_size} and "
             f"max_num_tokens={options.max_num_tokens}; lower them, or kv_cache_memory"
         ) from error
+    _check_facts(engine, started.facts())
+    return started
+
+
+def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
+    """config.json and the plan say the same, or they come from two builds."""
+    plan = {**plan, "kv_block_bytes": sum(plan["block_bytes"])}
+    for key in ("vocab_size", "max_seq_len", "block_size", "kv_block_bytes"):
+        if getattr(engine, key) != plan[key]:
+            raise EngineError(
+                f"{engine.path / 'config.json'}: {key} is {getattr(engine, key)}, but {plan[key]} in cpu/plan.bin: "
+                f"files of two builds are mixed; {REMEDY}"
+            )
 
 
 def make_sampling(params: SamplingParams, max_tokens: int, eos_token_ids: list[int]) -> Any:

@@ -62,13 +62,29 @@ def engine_config(
         "target": target,
         "model": {name: facts[name] for name in _FACTS if name in facts},
         "dtype": facts["dtype"],
-        "limits": {"max_seq_len": facts["max_seq_len"], "block_size": facts["block_size"]},
+        "limits": {
+            "max_seq_len": facts["max_seq_len"],
+            "block_size": facts["block_size"],
+            "kv_block_bytes": kv_block_bytes(facts["kv_layers"], facts["dtype"], facts["block_size"]),
+        },
         "build_options": build_options,
         "passes": passes,
         "accuracy": accuracy,
         "source": source,
         "sizes": sizes,
     }
+
+
+def kv_block_bytes(layers: list[dict[str, int]], dtype: str, block_size: int) -> int:
+    """Bytes of one KV block over all layers, as plugins/paged_attention/layout.h pads keys and values."""
+    item = {"float32": 4, "bfloat16": 2}[dtype]
+    group = 4 // item
+    total = 0
+    for layer in layers:
+        keys = block_size * -(-layer["head_dim"] // group) * group * item
+        values = -(-block_size * layer["head_dim"] * item // 64) * 64
+        total += layer["kv_heads"] * (keys + values)
+    return total
 
 
 def build_report(seconds: dict[str, float], pass_seconds: dict[str, float], notes: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,28 @@ def weight_expressions(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[s
         if name in homes:
             _require_one_shape(shapes, homes[name], tuple(tensor.shape), checkpoint)
     checkpoint.require(shapes)
+    _refuse_more_layers(model, checkpoint, set(stored.values()))
     return {name: Ref(home) for name, home in homes.items()}
+
+
+def _refuse_more_layers(model: PreTrainedModel, checkpoint: Checkpoint, taken: set[str]) -> None:
+    """Stored tensors that differ from the model's in their layer number only: config.json tells of too few layers."""
+
+    def without_number(name: str) -> str:
+        return re.sub(r"\.\d+(?=\.)", ".*", name)
+
+    known = {without_number(name) for name in taken if without_number(name) != name}
+    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    more = [
+        name
+        for name in checkpoint.names
+        if name not in taken and without_number(name) in known and not any(p.search(name) for p in ignored)
+    ]
+    if more:
+        raise CheckpointError(
+            f"{checkpoint.path}: config.json leaves out {len(more)} weights of further layers that are stored; "
+            "correct its number of layers:\n" + "\n".join(f"  {name}" for name in more)
+        )
 
 
 def _stored_names(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, str]:

@@ -46,7 +46,7 @@ def test_what_is_in_an_engine(engine, tiny):
     assert config["model"]["model_type"] == "llama"
     assert config["model"]["eos_token_ids"] == [2]
     assert config["dtype"] == "float32"
-    assert config["limits"] == {"max_seq_len": 128, "block_size": 32}
+    assert config["limits"] == {"max_seq_len": 128, "block_size": 32, "kv_block_bytes": 8192}
     assert config["passes"]["recognise_rms_norm"] == 5
     assert config["accuracy"] is None
     assert config["sizes"]["cpu/weights.bin"] == (engine / "cpu" / "weights.bin").stat().st_size

@@ -69,7 +69,7 @@ def test_end_of_sequence_ids_that_cannot_be(tmp_path: Path) -> None:
         assert open_engine(root).eos_token_ids == kept
     (root / "generation_config.json").write_text('{"eos_token_id": "x"}')
     write_checksums(root, covered(root))
-    with pytest.raises(EngineError, match="eos_token_id must be a token id or a list of them, got 'x'"):
+    with pytest.raises(EngineError, match="end-of-sequence tokens must be token ids, got 'x'"):
         _ = open_engine(root).eos_token_ids
 
 

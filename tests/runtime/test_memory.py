@@ -11,7 +11,7 @@ from support.fake_runtime import engine_config, write_engine
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError
 from tensorwright.runtime import host
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.memory import default_kv_bytes, format_size, kv_block_bytes, parse_size
+from tensorwright.runtime.memory import default_kv_bytes, format_size, parse_size
 
 GIB = 1 << 30
 
@@ -45,14 +45,13 @@ def test_sizes_are_shown() -> None:
 
 
 def engine(tmp_path: Path, **limits: int) -> EngineDir:
-    config = engine_config(limits={"max_seq_len": 128, "block_size": 32, **limits})
+    config = engine_config(limits={"max_seq_len": 128, "block_size": 32, "kv_block_bytes": 2048, **limits})
     return open_engine(write_engine(tmp_path / "engine", config))
 
 
 def test_default_is_what_a_full_batch_can_use(tmp_path: Path) -> None:
     small = engine(tmp_path)
-    assert kv_block_bytes(small) == 2 * 2 * 1 * 4 * 32 * 4  # K and V, layers, heads, head_dim, positions, float32
-    assert default_kv_bytes(small, 8, available=GIB) == kv_block_bytes(small) * 4 * 8
+    assert default_kv_bytes(small, 8, available=GIB) == 2048 * 4 * 8  # bytes of a block, blocks, sequences
 
 
 def test_default_is_at_most_half_of_what_is_left(tmp_path: Path) -> None:

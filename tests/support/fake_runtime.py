@@ -144,7 +144,7 @@ def engine_config(**changes: Any) -> dict[str, Any]:
             "head_dim": 4, "bos_token_id": EOS, "eos_token_ids": [EOS],
         },
         "dtype": "float32",
-        "limits": {"max_seq_len": 128, "block_size": 32},
+        "limits": {"max_seq_len": 128, "block_size": 32, "kv_block_bytes": 2048},
         "build_options": {},
         "passes": {"fuse_qkv": 2},
         "accuracy": None,

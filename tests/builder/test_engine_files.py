@@ -1,0 +1,17 @@
+"""What config.json says of the KV cache is what the kernels' own layout takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensorwright.builder.emit.engine_files import kv_block_bytes
+from tensorwright.runtime import _runtime
+
+
+@pytest.mark.parametrize(("dtype", "number"), [("float32", 0), ("bfloat16", 1)])
+@pytest.mark.parametrize(("kv_heads", "head_dim", "block_size"), [(2, 64, 32), (1, 40, 16), (3, 10, 48), (1, 7, 16)])
+def test_kv_block_bytes(dtype: str, number: int, kv_heads: int, head_dim: int, block_size: int) -> None:
+    layers = [{"kv_heads": kv_heads, "head_dim": head_dim}] * 2
+    assert kv_block_bytes(layers, dtype, block_size) == 2 * _runtime.kv_block_bytes(
+        number, kv_heads, head_dim, block_size
+    )

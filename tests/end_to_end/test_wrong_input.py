@@ -1,0 +1,196 @@
+"""Wrong checkpoints and outputs: one typed error each, and nothing half-written. See also test_wrong_requests.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from support.tiny_models import make_variant
+from tensorwright import LLM, build
+from tensorwright.errors import BuildError, CheckpointError, UnsupportedModelError
+from tensorwright.runtime.engine_dir import open_engine
+
+Spoil = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_variant(tmp_path_factory.mktemp("wrong") / "model", "llama")
+
+
+@pytest.fixture
+def model(tiny: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(tiny, tmp_path / "model"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An empty folder for outputs that must stay as the test left it, apart from what the test expects."""
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place"
+
+
+def config(**changes: object) -> Spoil:
+    def change(model: Path) -> None:
+        path = model / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
+
+
+def weights(change: Callable[[dict[str, np.ndarray]], object]) -> Spoil:
+    def rewrite(model: Path) -> None:
+        tensors = load_file(model / "model.safetensors")
+        change(tensors)
+        save_file(tensors, model / "model.safetensors")
+
+    return rewrite
+
+
+def pop(*names: str) -> Spoil:
+    return weights(lambda tensors: [tensors.pop(name) for name in names])
+
+
+def cut(name: str, keep: float) -> Spoil:
+    return lambda model: os.truncate(model / name, int((model / name).stat().st_size * keep))
+
+
+def text(name: str, content: bytes) -> Spoil:
+    return lambda model: (model / name).write_bytes(content)
+
+
+NORM, DOWN = "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
+CHECKPOINTS: list[tuple[str, Spoil, list[str]]] = [
+    ("weights missing", lambda m: (m / "model.safetensors").unlink(), ["must hold model.safetensors"]),
+    ("weights truncated", cut("model.safetensors", 0.9), ["model.safetensors", "truncated"]),
+    ("header truncated", cut("model.safetensors", 0.001), ["model.safetensors", "truncated"]),
+    ("mis-shaped", weights(lambda t: t.update({DOWN: t[DOWN].T.copy()})), [f"{DOWN}: stored as [48, 32]", "[32, 48]"]),
+    ("all missing at once", pop(NORM, DOWN), ["2 of", f"{NORM}: missing", f"{DOWN}: missing"]),
+    ("wider config", config(hidden_size=64), ["stored as", "config.json implies", "model.embed_tokens.weight"]),
+    ("larger vocabulary", config(vocab_size=102), ["model.embed_tokens.weight: stored as [101, 32]", "[102, 32]"]),
+    ("other heads", config(num_key_value_heads=4), ["k_proj.weight: stored as [16, 32]", "v_proj"]),
+    ("more layers", config(num_hidden_layers=3), ["model.layers.2.mlp.down_proj.weight: missing"]),
+    ("fewer layers", config(num_hidden_layers=1), ["correct its number of layers", f"\n  {DOWN}"]),
+    ("biases", config(attention_bias=True), ["q_proj.bias: missing"]),
+    ("impossible heads", config(num_attention_heads="four"), ["config.json"]),
+    ("no layers", config(num_hidden_layers=-1), []),
+    ("nested config", text("config.json", b"[" * 100_000), ["config.json: is not JSON"]),
+    ("long number", text("config.json", b'{"a":' + b"9" * 5000 + b"}"), ["config.json: is not JSON"]),
+    ("generation config", text("generation_config.json", b"{"), ["generation_config.json: is not JSON"]),
+    ("chat template", text("chat_template.jinja", b"\xff\xfe"), ["chat_template.jinja: cannot be read"]),
+]
+
+
+@pytest.mark.parametrize(("spoil", "words"), [c[1:] for c in CHECKPOINTS], ids=[c[0] for c in CHECKPOINTS])
+def test_wrong_checkpoint(model: Path, place: Path, spoil: Spoil, words: list[str]) -> None:
+    spoil(model)
+    with pytest.raises((CheckpointError, UnsupportedModelError)) as caught:
+        build(model, place / "engine", accuracy="none")
+    assert caught.type is CheckpointError or not words
+    for word in words:
+        assert word in str(caught.value)
+    assert list(place.iterdir()) == []
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """What a full disk does to who writes: the write that goes over the limit is an OSError (SIGXFSZ is ignored)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 1000, 5000, 40_000])  # fails in graph.txt, plan.bin, weights.bin
+def test_disk_full(tiny: Path, place: Path, size: int) -> None:
+    with pytest.raises(BuildError, match=r"cannot be written .*nothing was left behind"), largest_file(size):
+        build(tiny, place / "deep" / "engine", accuracy="none")
+    assert list(place.iterdir()) == []
+
+
+def test_disk_full_while_replacing_keeps_the_old_engine(tiny: Path, place: Path) -> None:
+    engine = build(tiny, place / "engine", accuracy="none").path
+    before = files_of(place)
+    with pytest.raises(BuildError, match="cannot be written"), largest_file(40_000):
+        build(tiny, engine, accuracy="none", overwrite=True)
+    with pytest.raises(BuildError, match="already exists"):
+        build(tiny, engine, accuracy="none")
+    assert files_of(place) == before
+    assert open_engine(engine).vocab_size == 101
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_read_only_output(tiny: Path, place: Path) -> None:
+    (place / "file").write_text("mine")
+    (place / "closed").mkdir(mode=0o555)
+    # /proc and a file take no directories even from root, to whom nothing else is read-only.
+    places = [Path("/proc/engine"), place / "file" / "engine", *([place / "closed" / "e"] if os.getuid() else [])]
+    for out in places:
+        with pytest.raises(BuildError, match=r"cannot be written to|already exists"):
+            build(tiny, out, accuracy="none")
+    with pytest.raises(BuildError, match="dumped"):
+        build(tiny, place / "engine", accuracy="none", dump=place / "file")
+    assert sorted(path.name for path in place.iterdir()) == ["closed", "file"]
+
+
+def test_existing_output(tiny: Path, place: Path) -> None:
+    (place / "file").write_text("mine")
+    (place / "folder").mkdir()
+    (place / "folder" / "thesis.txt").write_text("mine")
+    (place / "link").symlink_to(place / "nowhere")
+    before = files_of(place)
+    for name in ("file", "folder", "link"):
+        for overwrite in (False, True):
+            with pytest.raises(BuildError):
+                build(tiny, place / name, accuracy="none", overwrite=overwrite)
+    assert files_of(place) == before
+    assert sorted(path.name for path in place.iterdir()) == ["file", "folder", "link"]
+
+
+def test_unwritable_cache_of_engines(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/cache")
+    with pytest.raises(BuildError, match="XDG_CACHE_HOME"):
+        LLM(tiny)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.7, 2.0, 4.0])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_interrupted_build_leaves_nothing(tiny: Path, place: Path, name: str, delay: float) -> None:
+    """Ctrl-C at several moments of a build: wherever it is, it goes without a trace, and without a traceback."""
+    command = [sys.executable, "-P", "-m", "tensorwright.builder.cli", str(tiny), str(place / "engine")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(place.iterdir()) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(delay)
+    process.send_signal(getattr(signal, name))
+    _, said = process.communicate(timeout=120)
+    if process.returncode == 0:  # it was done by then
+        assert open_engine(place / "engine").vocab_size == 101
+    else:
+        # Python itself may die of the signal at its end, if it hit inside exec(): the shell's 130 just the same.
+        assert process.returncode in (130, -signal.SIGINT), said
+        assert "interrupted; nothing was left behind" in said
+        assert "Traceback" not in said
+        assert list(place.iterdir()) == []

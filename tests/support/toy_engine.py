@@ -1,0 +1,36 @@
+"""A whole engine directory around the toy llama: real plan and weights, a byte tokenizer, opened in milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from support.fake_runtime import engine_config, write_checksums, write_engine
+from support.toy_llama import ToyLlama
+from tensorwright.builder.emit.engine_files import kv_block_bytes
+
+VOCAB = 257  # the byte tokenizer's
+MAX_SEQ_LEN = 128
+FILES = (
+    "config.json", "cpu/plan.bin", "cpu/weights.bin", "generation_config.json", "graph.txt", "tokenizer.json",
+)  # fmt: skip
+
+
+def make_toy(**changes: int) -> ToyLlama:
+    return ToyLlama(vocab=VOCAB, max_seq_len=MAX_SEQ_LEN, **{"block_size": 32, **changes})
+
+
+def write_toy_engine(path: Path, toy: ToyLlama | None = None) -> Path:
+    """An engine directory that runs."""
+    toy = toy or make_toy()
+    layers = [{"kv_heads": toy.kv_heads, "head_dim": toy.head_dim}] * toy.layers
+    block = kv_block_bytes(layers, "float32", toy.block_size)
+    limits = {"max_seq_len": toy.max_seq_len, "block_size": toy.block_size, "kv_block_bytes": block}
+    write_engine(path, engine_config(limits=limits))
+    toy.plan().write(path / "cpu")
+    seal(path)
+    return path
+
+
+def seal(path: Path) -> None:
+    """Makes the checksums true again, as whoever altered the engine on purpose could."""
+    write_checksums(path, [name for name in FILES if (path / name).exists()])

@@ -1,0 +1,45 @@
+"""docs/errors.md lists every error class, none that is gone, and says what each is; every class is raised somewhere."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from pathlib import Path
+
+import pytest
+
+from tensorwright import errors
+from tensorwright.errors import TensorwrightError
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("models", "builder", "passes", "plugins", "runtime")
+ROW = re.compile(r"\| `(\w+)` \| (?:`(\w+)`)? ?\| (.+) \| (.+) \|")
+CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+
+
+def listed() -> dict[str, tuple[str | None, str, str]]:
+    """name -> (also a, when, remedy), as the page has it."""
+    rows = ROW.findall((ROOT / "docs" / "errors.md").read_text(encoding="utf-8"))
+    assert len({row[0] for row in rows}) == len(rows), "a class is listed twice"
+    return {name: (also or None, when, remedy) for name, also, when, remedy in rows}
+
+
+def test_the_page_lists_every_class_and_no_other() -> None:
+    assert set(listed()) == set(CLASSES) - {"TensorwrightError"}
+    assert all(issubclass(kind, TensorwrightError) and kind.__doc__ for kind in CLASSES.values())
+
+
+def test_the_page_says_what_each_class_is() -> None:
+    for name, (also, when, remedy) in listed().items():
+        parents = [base.__name__ for base in CLASSES[name].__bases__ if base is not TensorwrightError]
+        assert parents == ([also] if also else []), name
+        assert also is None or also in CLASSES or hasattr(builtins, also)
+        assert when.endswith(".")
+        assert remedy.endswith(".")
+
+
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"TensorwrightError"}))
+def test_every_class_is_raised_somewhere(name: str) -> None:
+    sources = (p for room in ROOMS for end in ("*.py", "*.cc", "*.h") for p in (ROOT / room).rglob(end))
+    raised = re.compile(rf'{name}\(|"{name}"')
+    assert any(raised.search(path.read_text(encoding="utf-8")) for path in sources)
