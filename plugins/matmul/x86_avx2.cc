@@ -26,14 +26,20 @@ constexpr int64_t kStride = kBlock + 16;  // floats between rows of x
 
 // One call of a micro kernel.
 struct Tile {
-  const float* x;    // [R, kStride], the block's K
-  const char* w;     // first panel, at the block's first K
-  int64_t w_stride;  // bytes between panels
-  int64_t groups;    // 4-byte groups of K
-  bool first;        // sums start at zero
-  float* sum;        // [R, kUnit, 16] partial sums
-  int64_t ahead;     // bytes from w to the lines that are fetched meanwhile
+  const float* x;          // [R, kStride], the block's K
+  const char* w;           // first panel, at the block's first K
+  int64_t w_stride;        // bytes between panels
+  int64_t groups;          // 4-byte groups of K
+  bool first;              // sums start at zero
+  float* sum;              // [R, kUnit, 16] partial sums
+  int64_t ahead;           // bytes from w to the weights that are fetched meanwhile
+  const char* x_ahead[2];  // activations that are fetched meanwhile, of two rows
 };
+
+// acc += x * w, in place: of the intrinsic GCC may put the sum where x was, and run out of registers.
+TW_INLINE void add_product(__m256& acc, __m256 x, __m256 w) {
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(x), "x"(w));
+}
 
 // acc[r][i] += x[r] * weight(i). What there is more of, rows or weights, is read one at a time.
 template <int R, int N, typename Weight>
@@ -46,7 +52,9 @@ TW_INLINE void multiply(__m256 (&acc)[R][N], const float* x, Weight weight) {
     for (int i = 0; i < N; ++i) {
       const __m256 w = weight(i);
       TW_UNROLL
-      for (int r = 0; r < R; ++r) acc[r][i] = _mm256_fmadd_ps(value[r], w, acc[r][i]);
+      for (int r = 0; r < R; ++r) {
+        add_product(acc[r][i], value[r], w);
+      }
     }
   } else {
     __m256 w[N];
@@ -56,7 +64,9 @@ TW_INLINE void multiply(__m256 (&acc)[R][N], const float* x, Weight weight) {
     for (int r = 0; r < R; ++r) {
       const __m256 value = _mm256_broadcast_ss(x + r * kStride);
       TW_UNROLL
-      for (int i = 0; i < N; ++i) acc[r][i] = _mm256_fmadd_ps(value, w[i], acc[r][i]);
+      for (int i = 0; i < N; ++i) {
+        add_product(acc[r][i], value, w[i]);
+      }
     }
   }
 }
@@ -82,8 +92,14 @@ TW_INLINE void step_bf16(__m256 (&acc)[R][N], const float* x, const char* w, int
   });
 }
 
+template <int kDtype, int R, int N>
+TW_INLINE void step(__m256 (&acc)[R][N], const float* x, const char* w, int64_t w_stride) {
+  kDtype == TW_BF16 ? step_bf16(acc, x, w, w_stride) : step_f32(acc, x, w, w_stride);
+}
+
 template <int kDtype, int R, int P>
 void micro(const Tile* t) {
+  constexpr int kGroup = kDtype == TW_BF16 ? 2 : 1, kSteps = 4;
   __m256 acc[R][2 * P];
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -95,15 +111,25 @@ void micro(const Tile* t) {
   const float* x = t->x;
   const char* w = t->w;
   const int64_t w_stride = t->w_stride;
-  const char* ahead = w + t->ahead;
-  for (int64_t n = t->groups; n > 0; --n) {
+  const char *ahead = w + t->ahead, *x_ahead0 = t->x_ahead[0], *x_ahead1 = t->x_ahead[1];
+  for (int64_t n = t->groups / kSteps; n > 0; --n) {
     TW_UNROLL
-    for (int p = 0; p < P; ++p) _mm_prefetch(ahead + p * w_stride, _MM_HINT_T0);
-    kDtype == TW_BF16 ? step_bf16(acc, x, w, w_stride) : step_f32(acc, x, w, w_stride);
-    x += kDtype == TW_BF16 ? 2 : 1;
-    w += 64;
-    ahead += 64;
+    for (int u = 0; u < kSteps; ++u) {
+      TW_UNROLL
+      for (int p = 0; p < P; ++p) _mm_prefetch(ahead + p * w_stride + u * 64, _MM_HINT_T0);
+      step<kDtype>(acc, x + u * kGroup, w + u * 64, w_stride);
+    }
+    if (P == 1) {
+      _mm_prefetch(x_ahead0, _MM_HINT_T1);
+      _mm_prefetch(x_ahead1, _MM_HINT_T1);
+      x_ahead0 += 4 * kSteps;
+      x_ahead1 += 4 * kSteps;
+    }
+    x += kSteps * kGroup;
+    w += kSteps * 64;
+    ahead += kSteps * 64;
   }
+  for (int64_t n = t->groups % kSteps; n > 0; --n, x += kGroup, w += 64) step<kDtype>(acc, x, w, w_stride);
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
     TW_UNROLL
@@ -169,46 +195,76 @@ struct Work {
   int64_t panel, panels, w_stride;
 };
 
-// Sums K from `begin` on, `depth` elements, for `rows` <= kRows rows from `row` on.
+// A step through a chunk: `rows` <= kRows rows from `row` on, `depth` elements of K from `begin` on.
+struct Pass {
+  int64_t row, rows, begin, depth;
+  const char* next;  // x of the pass that follows in this chunk, or NULL
+  bool last_rows;    // of the chunk
+};
+
+// What a micro kernel for the panels from `p` on fetches meanwhile.
 template <int kDtype>
-void sum_rows(const Work& work, int64_t row, int64_t rows, int64_t begin, int64_t depth, bool last_rows,
-              float* sum) {
+void look_ahead(const Work& work, const Pass& pass, int64_t p, int64_t panels, Tile* t) {
+  const tw_matmul_args* a = work.a;
+  const int64_t bytes = (int64_t)tw_dtype_bytes(kDtype);
+  // The last rows of a block fetch the next block, of these panels or of the next unit's.
+  if (pass.last_rows && pass.begin + pass.depth < a->k) {
+    t->ahead = pass.depth * bytes * kLanes;
+  } else if (pass.last_rows && work.panel + p + kUnit + panels <= a->panel_end) {
+    t->ahead = kUnit * work.w_stride - pass.begin * bytes * kLanes;
+  }
+  // The panels of a unit share the rows of the next pass.
+  for (int64_t i = 0; i < 2; ++i) {
+    const int64_t row = p + i * kUnit;
+    if (pass.next && row < pass.rows) t->x_ahead[i] = pass.next + row * a->x_stride * bytes;
+  }
+}
+
+template <int kDtype>
+void sum_rows(const Work& work, const Pass& pass, float* sum) {
   const tw_matmul_args* a = work.a;
   const int64_t bytes = (int64_t)tw_dtype_bytes(kDtype), group = tw_k_group(kDtype);
+  const char* from = (const char*)a->x + (pass.row * a->x_stride + pass.begin) * bytes;
   float x[kRows * kStride];
-  for (int64_t r = 0; r < rows; ++r) {
-    widen<kDtype>((const char*)a->x + ((row + r) * a->x_stride + begin) * bytes, depth, x + r * kStride);
+  for (int64_t r = 0; r < pass.rows; ++r) {
+    widen<kDtype>(from + r * a->x_stride * bytes, pass.depth, x + r * kStride);
   }
-  const int64_t at_once = kPanelsAtOnce[rows];
+  const int64_t at_once = kPanelsAtOnce[pass.rows];
   for (int64_t p = 0; p < work.panels; p += at_once) {
     const int64_t panels = at_most(at_once, work.panels - p);
-    const char* w = (const char*)a->w + (work.panel + p) * work.w_stride + begin * bytes * kLanes;
-    Tile t = {x, w, work.w_stride, (depth + group - 1) / group, begin == 0, sum + p * kLanes, 0};
-    // The last rows of a block fetch the next block, of these panels or of the next unit's.
-    if (last_rows) {
-      if (begin + depth < a->k) {
-        t.ahead = depth * bytes * kLanes;
-      } else if (work.panel + p + kUnit + panels <= a->panel_end) {
-        t.ahead = kUnit * work.w_stride - begin * bytes * kLanes;
-      }
-    }
-    micro_for<kDtype>(rows, panels)(&t);
+    const char* w = (const char*)a->w + (work.panel + p) * work.w_stride + pass.begin * bytes * kLanes;
+    Tile t = {x,
+              w,
+              work.w_stride,
+              (pass.depth + group - 1) / group,
+              pass.begin == 0,
+              sum + p * kLanes,
+              0,
+              {(const char*)x, (const char*)x}};
+    look_ahead<kDtype>(work, pass, p, panels, &t);
+    micro_for<kDtype>(pass.rows, panels)(&t);
   }
 }
 
 template <int kDtype>
 void sum_chunk(const Work& work, int64_t row, int64_t rows, float* sum) {
+  const tw_matmul_args* a = work.a;
   const int64_t passes = (rows + kRows - 1) / kRows;
+  const auto x_at = [&](int64_t r, int64_t k) {
+    return (const char*)a->x + ((row + r) * a->x_stride + k) * (int64_t)tw_dtype_bytes(kDtype);
+  };
   int64_t begin = 0;
   do {
-    const int64_t depth = at_most(kBlock, work.a->k - begin);
-    for (int64_t pass = 0; pass < passes; ++pass) {
-      const int64_t first = rows * pass / passes, end = rows * (pass + 1) / passes;  // nearly equal parts
-      sum_rows<kDtype>(work, row + first, end - first, begin, depth, pass + 1 == passes,
-                       sum + first * kUnit * kLanes);
+    const int64_t depth = at_most(kBlock, a->k - begin);
+    for (int64_t i = 0; i < passes; ++i) {
+      const int64_t first = rows * i / passes, end = rows * (i + 1) / passes;  // nearly equal parts
+      const bool last = i + 1 == passes;
+      const char* next = !last ? x_at(end, begin) : begin + depth < a->k ? x_at(0, begin + depth) : nullptr;
+      const Pass pass = {row + first, end - first, begin, depth, next, last};
+      sum_rows<kDtype>(work, pass, sum + first * kUnit * kLanes);
     }
     begin += kBlock;
-  } while (begin < work.a->k);
+  } while (begin < a->k);
 }
 
 template <int kDtype>
