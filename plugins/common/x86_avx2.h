@@ -10,6 +10,11 @@
 #include "plugins/common/exp.h"
 #include "plugins/common/kernel_types.h"
 
+// Loops over an array of registers must unroll early, or the array goes through memory.
+#define TW_UNROLL _Pragma("GCC unroll 16")
+#define TW_ALWAYS __attribute__((always_inline))
+#define TW_INLINE inline TW_ALWAYS
+
 enum { TW_LANES_AVX2 = 8 };
 
 // The first `count` of 8 lanes; all of them from 8 up, none from 0 down.
@@ -111,5 +116,50 @@ static inline float tw_tree_sum_avx2(__m256 low, __m256 high) {
   q = _mm_add_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
+
+// The first and the second bf16 of 8 pairs, widened.
+static TW_INLINE __m256 tw_low_halves_avx2(const void* pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)pairs), 16));
+}
+
+static TW_INLINE __m256 tw_high_halves_avx2(const void* pairs) {
+  const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)pairs), high));
+}
+
+// acc += x * w, in place: of the intrinsic GCC may put the sum where x was, and run out of registers.
+static TW_INLINE void tw_add_product_avx2(__m256& acc, __m256 x, __m256 w) {
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(x), "x"(w));
+}
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+// acc[r][i] += x(r) * w(i). What there is more of, rows or vectors, is read one at a time.
+template <int R, int N, typename X, typename W>
+TW_INLINE void tw_multiply_avx2(__m256 (&acc)[R][N], X x, W w) {
+  if constexpr (N > R) {
+    __m256 row[R];
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) row[r] = x(r);
+    TW_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const __m256 value = w(i);
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) tw_add_product_avx2(acc[r][i], row[r], value);
+    }
+  } else {
+    __m256 value[N];
+    TW_UNROLL
+    for (int i = 0; i < N; ++i) value[i] = w(i);
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m256 row = x(r);
+      TW_UNROLL
+      for (int i = 0; i < N; ++i) tw_add_product_avx2(acc[r][i], row, value[i]);
+    }
+  }
+}
+
+}  // namespace
 
 #endif  // TENSORWRIGHT_PLUGINS_COMMON_X86_AVX2_H_

@@ -12,11 +12,6 @@
 
 namespace {
 
-// Loops over an array of registers must unroll early, or the array goes through memory.
-#define TW_UNROLL _Pragma("GCC unroll 16")
-#define TW_ALWAYS __attribute__((always_inline))
-#define TW_INLINE inline TW_ALWAYS
-
 constexpr int64_t kLanes = TW_LANES;
 constexpr int64_t kUnit = 4;     // panels
 constexpr int64_t kRows = 6;     // rows of a micro kernel at most
@@ -36,60 +31,23 @@ struct Tile {
   const char* x_ahead[2];  // activations that are fetched meanwhile, of two rows
 };
 
-// acc += x * w, in place: of the intrinsic GCC may put the sum where x was, and run out of registers.
-TW_INLINE void add_product(__m256& acc, __m256 x, __m256 w) {
-  __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(x), "x"(w));
-}
-
-// acc[r][i] += x[r] * weight(i). What there is more of, rows or weights, is read one at a time.
-template <int R, int N, typename Weight>
-TW_INLINE void multiply(__m256 (&acc)[R][N], const float* x, Weight weight) {
-  if constexpr (N > R) {
-    __m256 value[R];
-    TW_UNROLL
-    for (int r = 0; r < R; ++r) value[r] = _mm256_broadcast_ss(x + r * kStride);
-    TW_UNROLL
-    for (int i = 0; i < N; ++i) {
-      const __m256 w = weight(i);
-      TW_UNROLL
-      for (int r = 0; r < R; ++r) {
-        add_product(acc[r][i], value[r], w);
-      }
-    }
-  } else {
-    __m256 w[N];
-    TW_UNROLL
-    for (int i = 0; i < N; ++i) w[i] = weight(i);
-    TW_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const __m256 value = _mm256_broadcast_ss(x + r * kStride);
-      TW_UNROLL
-      for (int i = 0; i < N; ++i) {
-        add_product(acc[r][i], value, w[i]);
-      }
-    }
-  }
-}
-
 template <int R, int N>
 TW_INLINE void step_f32(__m256 (&acc)[R][N], const float* x, const char* w, int64_t w_stride) {
-  multiply(acc, x, [=](int i) TW_ALWAYS {
-    return _mm256_loadu_ps((const float*)(w + i / 2 * w_stride) + i % 2 * 8);
-  });
+  tw_multiply_avx2(
+      acc, [=](int r) TW_ALWAYS { return _mm256_broadcast_ss(x + r * kStride); },
+      [=](int i) TW_ALWAYS { return _mm256_loadu_ps((const float*)(w + i / 2 * w_stride) + i % 2 * 8); });
 }
 
 // A group holds k in its low half and k + 1 in its high half.
 template <int R, int N>
 TW_INLINE void step_bf16(__m256 (&acc)[R][N], const float* x, const char* w, int64_t w_stride) {
-  multiply(acc, x, [=](int i) TW_ALWAYS {
-    const __m256i pair = _mm256_loadu_si256((const __m256i*)(w + i / 2 * w_stride) + i % 2);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(pair, 16));
-  });
+  tw_multiply_avx2(
+      acc, [=](int r) TW_ALWAYS { return _mm256_broadcast_ss(x + r * kStride); },
+      [=](int i) TW_ALWAYS { return tw_low_halves_avx2(w + i / 2 * w_stride + i % 2 * 32); });
   __asm__("" : "+r"(w));  // load again: there are no registers to keep the first halves in
-  const __m256 high = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xffff0000u));
-  multiply(acc, x + 1, [=](int i) TW_ALWAYS {
-    return _mm256_and_ps(_mm256_loadu_ps((const float*)(w + i / 2 * w_stride) + i % 2 * 8), high);
-  });
+  tw_multiply_avx2(
+      acc, [=](int r) TW_ALWAYS { return _mm256_broadcast_ss(x + r * kStride + 1); },
+      [=](int i) TW_ALWAYS { return tw_high_halves_avx2(w + i / 2 * w_stride + i % 2 * 32); });
 }
 
 template <int kDtype, int R, int N>
