@@ -95,8 +95,10 @@ void micro(const Tile* t) {
   }
 }
 
-// Panels that go through a micro kernel together.
-constexpr int64_t kPanelsAtOnce[kRows + 1] = {0, 4, 2, 2, 1, 1, 1};
+// Panels that go through a micro kernel together; widened weights leave no register for 3 rows and 2 panels.
+constexpr int64_t panels_at_once(int dtype, int64_t rows) {
+  return rows == 1 ? 4 : rows == 2 || (rows == 3 && dtype == TW_F32) ? 2 : 1;
+}
 
 typedef void (*Micro)(const Tile*);
 
@@ -104,7 +106,8 @@ template <int kDtype>
 Micro micro_for(int64_t rows, int64_t panels) {
   static const Micro one[kRows] = {micro<kDtype, 1, 1>, micro<kDtype, 2, 1>, micro<kDtype, 3, 1>,
                                    micro<kDtype, 4, 1>, micro<kDtype, 5, 1>, micro<kDtype, 6, 1>};
-  static const Micro two[3] = {micro<kDtype, 1, 2>, micro<kDtype, 2, 2>, micro<kDtype, 3, 2>};
+  static const Micro two[3] = {micro<kDtype, 1, 2>, micro<kDtype, 2, 2>,
+                               kDtype == TW_F32 ? micro<TW_F32, 3, 2> : nullptr};
   if (panels == 1) return one[rows - 1];
   if (panels == 2) return two[rows - 1];
   return panels == 3 ? micro<kDtype, 1, 3> : micro<kDtype, 1, 4>;
@@ -187,7 +190,7 @@ void sum_rows(const Work& work, const Pass& pass, float* sum) {
   for (int64_t r = 0; r < pass.rows; ++r) {
     widen<kDtype>(from + r * a->x_stride * bytes, pass.depth, x + r * kStride);
   }
-  const int64_t at_once = kPanelsAtOnce[pass.rows];
+  const int64_t at_once = panels_at_once(kDtype, pass.rows);
   for (int64_t p = 0; p < work.panels; p += at_once) {
     const int64_t panels = at_most(at_once, work.panels - p);
     const char* w = (const char*)a->w + (work.panel + p) * work.w_stride + pass.begin * bytes * kLanes;

@@ -56,7 +56,19 @@ def test_includes_only_intrinsics_and_c_headers(path: Path) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_shares_no_symbol(path: Path, tmp_path: Path) -> None:
     made = tmp_path / "kernel.o"
-    command = ["g++", "-std=c++20", "-O0", "-w", "-ffp-contract=off", *FLAGS[path.stem], f"-I{ROOT.parent}", "-c", str(path), "-o", str(made)]
+    command = [
+        "g++",
+        "-std=c++20",
+        "-O0",
+        "-w",
+        "-ffp-contract=off",
+        *FLAGS[path.stem],
+        f"-I{ROOT.parent}",
+        "-c",
+        str(path),
+        "-o",
+        str(made),
+    ]
     subprocess.run(command, check=True)
     listing = subprocess.run(
         ["nm", "-C", "--defined-only", "-g", str(made)], check=True, capture_output=True, text=True
