@@ -13,6 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = Path(os.environ.get("TENSORWRIGHT_CPP_BUILD", ROOT / "build" / "cpp-tests"))
+QEMU = shutil.which("qemu-x86_64")
+EMULATED = {"Haswell-v4": "avx2", "Nehalem": "scalar"}
+"""Processors without AVX-512, and without AVX2; and the instruction set that each must select."""
 PROGRAMS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("*_test.cc"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the first to run compiles everything
@@ -25,8 +28,8 @@ def tool(name: str) -> str:
     return found
 
 
-def call(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def call(*command: str, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
     return done.stdout
 
@@ -48,6 +51,19 @@ def cpp_build() -> Path:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(cpp_build: Path, program: str) -> None:
     call(tool("ctest"), "--test-dir", str(cpp_build), "--output-on-failure", "-R", f"^{program}$", "--no-tests=error")
+
+
+@pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
+@pytest.mark.parametrize("processor", EMULATED)
+@pytest.mark.parametrize("program", ["isa_test", "matmul_test", "attention_test", "executor_test chunks"])
+def test_program_on_another_processor(cpp_build: Path, processor: str, program: str) -> None:
+    """A stray instruction of a better set dies here, as it would on the real processor."""
+    environment = {name: value for name, value in os.environ.items() if name != "TENSORWRIGHT_ISA"}
+    name, *only = program.split()
+    printed = call(str(QEMU), "-cpu", processor, str(cpp_build / name), *only, env=environment)
+    assert "ok " in printed
+    if name == "isa_test":
+        assert f"selected {EMULATED[processor]}\n" in printed
 
 
 def test_every_program_is_known_to_ctest(cpp_build: Path) -> None:

@@ -1,5 +1,5 @@
-// What this machine can do at most, measured: the yardstick of the benchmarks. AVX-512 only; call after
-// asking cpu_features().
+// What this machine can do at most, measured: the yardstick of the benchmarks. Call after asking
+// cpu_features().
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_CEILINGS_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_CEILINGS_H_
 
@@ -12,9 +12,13 @@ extern "C" {
 
 // Reads `bytes` (a multiple of 256, 64-aligned) once, in order. The result depends on all of them.
 float tw_ceiling_read_avx512(const void* data, size_t bytes);
+float tw_ceiling_read_avx2(const void* data, size_t bytes);
 
 // `iterations` times 16 independent fp32 FMA vectors: 16 * 16 * 2 operations each.
 float tw_ceiling_fma_avx512(int64_t iterations);
+
+// `iterations` times 12 independent fp32 FMA vectors: 12 * 8 * 2 operations each.
+float tw_ceiling_fma_avx2(int64_t iterations);
 
 // `iterations` times 16 independent bf16 dot vectors: 16 * 16 * 4 operations each.
 float tw_ceiling_bf16_avx512bf16(int64_t iterations);

@@ -4,8 +4,10 @@
 extern "C" {
 void tw_embedding_f32_scalar(const tw_embedding_args*);
 void tw_embedding_f32_avx512(const tw_embedding_args*);
+void tw_embedding_f32_avx2(const tw_embedding_args*);
 void tw_embedding_bf16_scalar(const tw_embedding_args*);
 void tw_embedding_bf16_avx512(const tw_embedding_args*);
+void tw_embedding_bf16_avx2(const tw_embedding_args*);
 }
 
 namespace tensorwright {
@@ -13,10 +15,12 @@ namespace tensorwright {
 std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype) {
   static constexpr KernelEntry<tw_embedding_fn> kF32[] = {
       {"embedding_f32_avx512", Isa::avx512, false, tw_embedding_f32_avx512},
+      {"embedding_f32_avx2", Isa::avx2, false, tw_embedding_f32_avx2},
       {"embedding_f32_scalar", Isa::scalar, false, tw_embedding_f32_scalar},
   };
   static constexpr KernelEntry<tw_embedding_fn> kBf16[] = {
       {"embedding_bf16_avx512", Isa::avx512, false, tw_embedding_bf16_avx512},
+      {"embedding_bf16_avx2", Isa::avx2, false, tw_embedding_bf16_avx2},
       {"embedding_bf16_scalar", Isa::scalar, false, tw_embedding_bf16_scalar},
   };
   if (dtype == TW_BF16) return kBf16;

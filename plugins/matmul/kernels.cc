@@ -4,8 +4,10 @@
 extern "C" {
 void tw_matmul_f32_scalar(const tw_matmul_args*);
 void tw_matmul_f32_avx512(const tw_matmul_args*);
+void tw_matmul_f32_avx2(const tw_matmul_args*);
 void tw_matmul_bf16_scalar(const tw_matmul_args*);
 void tw_matmul_bf16_avx512(const tw_matmul_args*);
+void tw_matmul_bf16_avx2(const tw_matmul_args*);
 void tw_matmul_bf16_avx512bf16(const tw_matmul_args*);
 }
 
@@ -14,11 +16,13 @@ namespace tensorwright {
 std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype) {
   static constexpr KernelEntry<tw_matmul_fn> kF32[] = {
       {"matmul_f32_avx512", Isa::avx512, false, tw_matmul_f32_avx512},
+      {"matmul_f32_avx2", Isa::avx2, false, tw_matmul_f32_avx2},
       {"matmul_f32_scalar", Isa::scalar, false, tw_matmul_f32_scalar},
   };
   static constexpr KernelEntry<tw_matmul_fn> kBf16[] = {
       {"matmul_bf16_avx512bf16", Isa::avx512, true, tw_matmul_bf16_avx512bf16},
       {"matmul_bf16_avx512", Isa::avx512, false, tw_matmul_bf16_avx512},
+      {"matmul_bf16_avx2", Isa::avx2, false, tw_matmul_bf16_avx2},
       {"matmul_bf16_scalar", Isa::scalar, false, tw_matmul_bf16_scalar},
   };
   if (dtype == TW_BF16) return kBf16;

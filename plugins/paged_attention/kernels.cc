@@ -1,4 +1,4 @@
-// The attention kernels, best first. The two bf16 kernels that widen give the same bits; the one with dot
+// The attention kernels, best first. The bf16 kernels that widen give the same bits; the one with dot
 // instructions need not.
 #include "plugins/common/dispatch.h"
 #include "runtime/core/error.h"
@@ -7,20 +7,25 @@ namespace tensorwright {
 
 void attention_f32_scalar(const tw_attention_args*);
 void attention_f32_avx512(const tw_attention_args*);
+void attention_f32_avx2(const tw_attention_args*);
 void attention_bf16_scalar(const tw_attention_args*);
 void attention_bf16_avx512(const tw_attention_args*);
+void attention_bf16_avx2(const tw_attention_args*);
 void attention_bf16_avx512bf16(const tw_attention_args*);
 void attention_combine_scalar(const tw_attention_combine_args*);
 void attention_combine_avx512(const tw_attention_combine_args*);
+void attention_combine_avx2(const tw_attention_combine_args*);
 
 std::span<const KernelEntry<tw_attention_fn>> attention_kernels(int dtype) {
   static const KernelEntry<tw_attention_fn> f32[] = {
       {"attention_f32_avx512", Isa::avx512, false, attention_f32_avx512},
+      {"attention_f32_avx2", Isa::avx2, false, attention_f32_avx2},
       {"attention_f32_scalar", Isa::scalar, false, attention_f32_scalar},
   };
   static const KernelEntry<tw_attention_fn> bf16[] = {
       {"attention_bf16_avx512bf16", Isa::avx512, true, attention_bf16_avx512bf16},
       {"attention_bf16_avx512", Isa::avx512, false, attention_bf16_avx512},
+      {"attention_bf16_avx2", Isa::avx2, false, attention_bf16_avx2},
       {"attention_bf16_scalar", Isa::scalar, false, attention_bf16_scalar},
   };
   if (dtype == TW_F32) return f32;
@@ -32,6 +37,7 @@ std::span<const KernelEntry<tw_attention_fn>> attention_kernels(int dtype) {
 std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels() {
   static const KernelEntry<tw_attention_combine_fn> table[] = {
       {"attention_combine_avx512", Isa::avx512, false, attention_combine_avx512},
+      {"attention_combine_avx2", Isa::avx2, false, attention_combine_avx2},
       {"attention_combine_scalar", Isa::scalar, false, attention_combine_scalar},
   };
   return table;

@@ -6,6 +6,7 @@ namespace tensorwright {
 void rotary_table_scalar(const tw_rotary_table_args*);
 void rotary_kv_write_scalar(const tw_rotary_kv_write_args*);
 void rotary_kv_write_avx512(const tw_rotary_kv_write_args*);
+void rotary_kv_write_avx2(const tw_rotary_kv_write_args*);
 
 std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels() {
   static const KernelEntry<tw_rotary_table_fn> table[] = {
@@ -17,6 +18,7 @@ std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels() {
 std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels() {
   static const KernelEntry<tw_rotary_kv_write_fn> table[] = {
       {"rotary_kv_write_avx512", Isa::avx512, false, rotary_kv_write_avx512},
+      {"rotary_kv_write_avx2", Isa::avx2, false, rotary_kv_write_avx2},
       {"rotary_kv_write_scalar", Isa::scalar, false, rotary_kv_write_scalar},
   };
   return table;

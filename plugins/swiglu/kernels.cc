@@ -4,6 +4,7 @@
 extern "C" {
 void tw_swiglu_scalar(const tw_swiglu_args*);
 void tw_swiglu_avx512(const tw_swiglu_args*);
+void tw_swiglu_avx2(const tw_swiglu_args*);
 }
 
 namespace tensorwright {
@@ -11,6 +12,7 @@ namespace tensorwright {
 std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels() {
   static constexpr KernelEntry<tw_swiglu_fn> kTable[] = {
       {"swiglu_avx512", Isa::avx512, false, tw_swiglu_avx512},
+      {"swiglu_avx2", Isa::avx2, false, tw_swiglu_avx2},
       {"swiglu_scalar", Isa::scalar, false, tw_swiglu_scalar},
   };
   return kTable;

@@ -128,7 +128,8 @@ std::vector<double> time_reads(int threads, int repeats) {
   const Buffer data = buffer(kReadBytes);
   return timed(threads, repeats, [&](int thread, int round) {
     const size_t part = static_cast<size_t>(round) % (kReadBytes / kReadPart);
-    sink = tw_ceiling_read_avx512(data.get() + part * kReadPart + share * static_cast<size_t>(thread), share);
+    const char* from = data.get() + part * kReadPart + share * static_cast<size_t>(thread);
+    sink = cpu_features().avx512 ? tw_ceiling_read_avx512(from, share) : tw_ceiling_read_avx2(from, share);
   });
 }
 
@@ -139,19 +140,24 @@ std::vector<double> time_operations(float (*run)(int64_t), int threads, int repe
 
 // Best of `repeats` rounds: bytes per second of reads, or operations per second.
 double ceiling(const std::string& what, int threads, int repeats) {
-  if (!cpu_features().avx512) throw Error("IsaError", "ceilings: needs AVX-512, which this processor lacks");
+  const CpuFeatures& has = cpu_features();
+  if (!has.avx2 || !has.fma) throw Error("IsaError", "ceilings: needs AVX2, which this processor lacks");
   if (threads < 1 || repeats < 1) throw Error("InvalidOptionError", "threads and repeats must be positive");
   const auto best = [](const std::vector<double>& seconds) {
     return *std::min_element(seconds.begin(), seconds.end());
   };
   const double operations = 16.0 * 32 * kIterations * threads;
   if (what == "read") return kReadPart / best(time_reads(threads, repeats));
+  const double avx2_operations = 12.0 * 16 * kIterations * threads;
+  if (what == "float32 avx2" || (what == "float32" && !has.avx512)) {
+    return avx2_operations / best(time_operations(tw_ceiling_fma_avx2, threads, repeats));
+  }
   if (what == "float32") return operations / best(time_operations(tw_ceiling_fma_avx512, threads, repeats));
-  if (what == "bfloat16" && cpu_features().avx512_bf16) {
+  if (what == "bfloat16" && has.avx512_bf16) {
     return 2 * operations / best(time_operations(tw_ceiling_bf16_avx512bf16, threads, repeats));
   }
   throw Error("InvalidOptionError",
-              "ceiling must be read, float32 or (with AVX512-BF16) bfloat16, not " + what);
+              "ceiling must be read, float32, float32 avx2 or (with AVX512-BF16) bfloat16, not " + what);
 }
 
 }  // namespace
@@ -163,7 +169,8 @@ void bind_benchmarks(nb::module_& m) {
         "Seconds of each repeat of one matmul kernel, split over threads by panels or by rows.");
   m.def("ceiling", &ceiling, "what"_a, "threads"_a = 1, "repeats"_a = 3,
         nb::call_guard<nb::gil_scoped_release>(),
-        "Best measured rate per second: \"read\" (bytes), \"float32\" or \"bfloat16\" (operations).");
+        "Best measured rate per second: \"read\" (bytes), \"float32\", \"float32 avx2\" or \"bfloat16\" "
+        "(operations).");
 }
 
 }  // namespace tensorwright

@@ -1,0 +1,26 @@
+// Read bandwidth and fp32 peak of AVX2.
+#include "plugins/common/x86_avx2.h"
+
+#include "plugins/common/ceilings.h"
+
+extern "C" float tw_ceiling_read_avx2(const void* data, size_t bytes) {
+  const float* p = (const float*)data;
+  __m256 sum[8];
+  for (int j = 0; j < 8; ++j) sum[j] = _mm256_setzero_ps();
+  for (size_t i = 0; i < bytes / sizeof(float); i += 64) {
+    for (int j = 0; j < 8; ++j) sum[j] = _mm256_add_ps(sum[j], _mm256_loadu_ps(p + i + 8 * j));
+  }
+  for (int j = 2; j < 8; ++j) sum[j % 2] = _mm256_add_ps(sum[j % 2], sum[j]);
+  return tw_tree_sum_avx2(sum[0], sum[1]);
+}
+
+extern "C" float tw_ceiling_fma_avx2(int64_t iterations) {
+  __m256 acc[12], a = _mm256_set1_ps(0.999f), b = _mm256_set1_ps(1e-3f);
+  for (int i = 0; i < 12; ++i) acc[i] = _mm256_set1_ps((float)i);
+  for (int64_t n = 0; n < iterations; ++n) {
+    for (int i = 0; i < 12; ++i) acc[i] = _mm256_fmadd_ps(a, b, acc[i]);
+    __asm__ volatile("" : "+x"(a), "+x"(b));  // or the compiler would hoist the product
+  }
+  for (int i = 2; i < 12; ++i) acc[i % 2] = _mm256_add_ps(acc[i % 2], acc[i]);
+  return tw_tree_sum_avx2(acc[0], acc[1]);
+}

@@ -1,0 +1,165 @@
+// AVX2 twins of bf16.h and exp.h, lane for lane the same bits, and loads and stores of the first `count` of 8
+// lanes. Included only by x86_avx2.cc files. What other sets hold in one register of 16 lanes is two here.
+#ifndef TENSORWRIGHT_PLUGINS_COMMON_X86_AVX2_H_
+#define TENSORWRIGHT_PLUGINS_COMMON_X86_AVX2_H_
+
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "plugins/common/exp.h"
+#include "plugins/common/kernel_types.h"
+
+// Loops over an array of registers must unroll early, or the array goes through memory.
+#define TW_UNROLL _Pragma("GCC unroll 16")
+#define TW_ALWAYS __attribute__((always_inline))
+#define TW_INLINE inline TW_ALWAYS
+
+enum { TW_LANES_AVX2 = 8 };
+
+// The first `count` of 8 lanes; all of them from 8 up, none from 0 down.
+static inline __m256i tw_lanes_avx2(int64_t count) {
+  const int n = count >= 8 ? 8 : count <= 0 ? 0 : (int)count;
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+// `count` lanes from x, zero in the others, of which nothing is read.
+static inline __m256 tw_load_avx2(const float* x, int64_t count) {
+  return count >= 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, tw_lanes_avx2(count));
+}
+
+static inline __m256 tw_bf16_to_f32_avx2(__m128i h) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+static inline __m256 tw_load_bf16_avx2(const uint16_t* x, int64_t count) {
+  if (count >= 8) return tw_bf16_to_f32_avx2(_mm_loadu_si128((const __m128i*)x));
+  uint16_t element[8] = {0};
+  for (int64_t i = 0; i < count; ++i) element[i] = x[i];
+  return tw_bf16_to_f32_avx2(_mm_loadu_si128((const __m128i*)element));
+}
+
+static inline __m128i tw_f32_to_bf16_avx2(__m256 value) {
+  const __m256i bits = _mm256_castps_si256(value);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256 nan = _mm256_cmp_ps(value, value, _CMP_UNORD_Q);
+  rounded = _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan));
+  rounded = _mm256_srli_epi32(rounded, 16);
+  return _mm_packus_epi32(_mm256_castsi256_si128(rounded), _mm256_extracti128_si256(rounded, 1));
+}
+
+static inline __m256 tw_exp2_integer_avx2(__m256i n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
+}
+
+// 1 + r + r^2 * P(r) of exp.h.
+static inline __m256 tw_exp_polynomial_avx2(__m256 r) {
+  __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(TW_EXP_C6), r, _mm256_set1_ps(TW_EXP_C5));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(TW_EXP_C4));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(TW_EXP_C3));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(TW_EXP_C2));
+  return _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
+}
+
+// rint(x * log2 e), and what is left of x after that many ln 2.
+static inline __m256 tw_exp_reduce_avx2(__m256 x, __m256* r) {
+  const __m256 round = _mm256_set1_ps(TW_EXP_ROUND);
+  const __m256 n = _mm256_sub_ps(_mm256_fmadd_ps(x, _mm256_set1_ps(TW_EXP_LOG2E), round), round);
+  *r = _mm256_fnmadd_ps(n, _mm256_set1_ps(TW_EXP_LN2_HIGH), x);
+  *r = _mm256_fnmadd_ps(n, _mm256_set1_ps(TW_EXP_LN2_LOW), *r);
+  return n;
+}
+
+static inline __m256 tw_exp_avx2(__m256 x) {
+  const __m256 low = _mm256_set1_ps(TW_EXP_LOW), high = _mm256_set1_ps(TW_EXP_HIGH);
+  __m256 r;
+  const __m256 n = tw_exp_reduce_avx2(_mm256_min_ps(_mm256_max_ps(x, low), high), &r);
+  const __m256 p = tw_exp_polynomial_avx2(r);
+  const __m256i whole = _mm256_cvttps_epi32(n), half = _mm256_srai_epi32(whole, 1);
+  __m256 y = _mm256_mul_ps(p, tw_exp2_integer_avx2(half));
+  y = _mm256_mul_ps(y, tw_exp2_integer_avx2(_mm256_sub_epi32(whole, half)));
+  y = _mm256_and_ps(y, _mm256_cmp_ps(x, low, _CMP_NLT_UQ));
+  y = _mm256_blendv_ps(y, _mm256_set1_ps(INFINITY), _mm256_cmp_ps(x, high, _CMP_GT_OQ));
+  return _mm256_blendv_ps(y, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+static inline __m256 tw_silu_avx2(__m256 x) {
+  const __m256 minus_x = _mm256_xor_ps(x, _mm256_set1_ps(-0.0f));
+  return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), tw_exp_avx2(minus_x)));
+}
+
+// Stores `count` lanes of `value` at element `at` of y, as float or rounded to bfloat16.
+static inline void tw_store_avx2(void* y, int y_dtype, int64_t at, int64_t count, __m256 value) {
+  if (y_dtype == TW_BF16) {
+    uint16_t* to = (uint16_t*)y + at;
+    const __m128i rounded = tw_f32_to_bf16_avx2(value);
+    if (count >= 8) {
+      _mm_storeu_si128((__m128i*)to, rounded);
+      return;
+    }
+    uint16_t element[8];
+    _mm_storeu_si128((__m128i*)element, rounded);
+    for (int64_t i = 0; i < count; ++i) to[i] = element[i];
+  } else if (count >= 8) {
+    _mm256_storeu_ps((float*)y + at, value);
+  } else {
+    _mm256_maskstore_ps((float*)y + at, tw_lanes_avx2(count), value);
+  }
+}
+
+// The sum of 16 lanes: lane i takes i + 8, then + 4, + 2, + 1.
+static inline float tw_tree_sum_avx2(__m256 low, __m256 high) {
+  const __m256 h = _mm256_add_ps(low, high);
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+
+// The first and the second bf16 of 8 pairs, widened.
+static TW_INLINE __m256 tw_low_halves_avx2(const void* pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)pairs), 16));
+}
+
+static TW_INLINE __m256 tw_high_halves_avx2(const void* pairs) {
+  const __m256i high = _mm256_set1_epi32((int)0xffff0000u);
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)pairs), high));
+}
+
+// acc += x * w, in place: of the intrinsic GCC may put the sum where x was, and run out of registers.
+static TW_INLINE void tw_add_product_avx2(__m256& acc, __m256 x, __m256 w) {
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(x), "x"(w));
+}
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+// acc[r][i] += x(r) * w(i). What there is more of, rows or vectors, is read one at a time.
+template <int R, int N, typename X, typename W>
+TW_INLINE void tw_multiply_avx2(__m256 (&acc)[R][N], X x, W w) {
+  if constexpr (N > R) {
+    __m256 row[R];
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) row[r] = x(r);
+    TW_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const __m256 value = w(i);
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) tw_add_product_avx2(acc[r][i], row[r], value);
+    }
+  } else {
+    __m256 value[N];
+    TW_UNROLL
+    for (int i = 0; i < N; ++i) value[i] = w(i);
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m256 row = x(r);
+      TW_UNROLL
+      for (int i = 0; i < N; ++i) tw_add_product_avx2(acc[r][i], row, value[i]);
+    }
+  }
+}
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_COMMON_X86_AVX2_H_

@@ -1,0 +1,251 @@
+// matmul for AVX2: fp32, and bf16 by exact widening. Same bits as scalar.cc.
+//
+//   for each unit of 4 panels, for each chunk of rows, for each block of K:
+//     for each R <= 6 rows of the chunk: widen x of these rows, then micro kernels, R x P panels in registers
+//   then bias, activation, residual and rounding for the chunk
+//
+// A panel takes two registers, so that 6 rows and 1 panel, or 1 row and 4 panels, fill the 16 that there are.
+// Partial sums are stored and reloaded between blocks of K, so blocking never shows.
+#include "plugins/common/x86_avx2.h"
+
+#include "plugins/matmul/kernel.h"
+
+namespace {
+
+constexpr int64_t kLanes = TW_LANES;
+constexpr int64_t kUnit = 4;     // panels
+constexpr int64_t kRows = 6;     // rows of a micro kernel at most
+constexpr int64_t kChunk = 96;   // rows
+constexpr int64_t kBlock = 512;  // elements of K: x of 6 rows stays in the L1 cache, a unit in the L2
+constexpr int64_t kStride = kBlock + 16;  // floats between rows of x
+
+// One call of a micro kernel.
+struct Tile {
+  const float* x;          // [R, kStride], the block's K
+  const char* w;           // first panel, at the block's first K
+  int64_t w_stride;        // bytes between panels
+  int64_t groups;          // 4-byte groups of K
+  bool first;              // sums start at zero
+  float* sum;              // [R, kUnit, 16] partial sums
+  int64_t ahead;           // bytes from w to the weights that are fetched meanwhile
+  const char* x_ahead[2];  // activations that are fetched meanwhile, of two rows
+};
+
+template <int R, int N>
+TW_INLINE void step_f32(__m256 (&acc)[R][N], const float* x, const char* w, int64_t w_stride) {
+  tw_multiply_avx2(
+      acc, [=](int r) TW_ALWAYS { return _mm256_broadcast_ss(x + r * kStride); },
+      [=](int i) TW_ALWAYS { return _mm256_loadu_ps((const float*)(w + i / 2 * w_stride) + i % 2 * 8); });
+}
+
+// A group holds k in its low half and k + 1 in its high half.
+template <int R, int N>
+TW_INLINE void step_bf16(__m256 (&acc)[R][N], const float* x, const char* w, int64_t w_stride) {
+  tw_multiply_avx2(
+      acc, [=](int r) TW_ALWAYS { return _mm256_broadcast_ss(x + r * kStride); },
+      [=](int i) TW_ALWAYS { return tw_low_halves_avx2(w + i / 2 * w_stride + i % 2 * 32); });
+  __asm__("" : "+r"(w));  // load again: there are no registers to keep the first halves in
+  tw_multiply_avx2(
+      acc, [=](int r) TW_ALWAYS { return _mm256_broadcast_ss(x + r * kStride + 1); },
+      [=](int i) TW_ALWAYS { return tw_high_halves_avx2(w + i / 2 * w_stride + i % 2 * 32); });
+}
+
+template <int kDtype, int R, int N>
+TW_INLINE void step(__m256 (&acc)[R][N], const float* x, const char* w, int64_t w_stride) {
+  kDtype == TW_BF16 ? step_bf16(acc, x, w, w_stride) : step_f32(acc, x, w, w_stride);
+}
+
+template <int kDtype, int R, int P>
+void micro(const Tile* t) {
+  constexpr int kGroup = kDtype == TW_BF16 ? 2 : 1, kSteps = 4;
+  __m256 acc[R][2 * P];
+  TW_UNROLL
+  for (int r = 0; r < R; ++r) {
+    TW_UNROLL
+    for (int i = 0; i < 2 * P; ++i) {
+      acc[r][i] = t->first ? _mm256_setzero_ps() : _mm256_loadu_ps(t->sum + r * kUnit * kLanes + i * 8);
+    }
+  }
+  const float* x = t->x;
+  const char* w = t->w;
+  const int64_t w_stride = t->w_stride;
+  const char *ahead = w + t->ahead, *x_ahead0 = t->x_ahead[0], *x_ahead1 = t->x_ahead[1];
+  for (int64_t n = t->groups / kSteps; n > 0; --n) {
+    TW_UNROLL
+    for (int u = 0; u < kSteps; ++u) {
+      TW_UNROLL
+      for (int p = 0; p < P; ++p) _mm_prefetch(ahead + p * w_stride + u * 64, _MM_HINT_T0);
+      step<kDtype>(acc, x + u * kGroup, w + u * 64, w_stride);
+    }
+    if (P == 1) {
+      _mm_prefetch(x_ahead0, _MM_HINT_T1);
+      _mm_prefetch(x_ahead1, _MM_HINT_T1);
+      x_ahead0 += 4 * kSteps;
+      x_ahead1 += 4 * kSteps;
+    }
+    x += kSteps * kGroup;
+    w += kSteps * 64;
+    ahead += kSteps * 64;
+  }
+  for (int64_t n = t->groups % kSteps; n > 0; --n, x += kGroup, w += 64) step<kDtype>(acc, x, w, w_stride);
+  TW_UNROLL
+  for (int r = 0; r < R; ++r) {
+    TW_UNROLL
+    for (int i = 0; i < 2 * P; ++i) _mm256_storeu_ps(t->sum + r * kUnit * kLanes + i * 8, acc[r][i]);
+  }
+}
+
+// Panels that go through a micro kernel together; widened weights leave no register for 3 rows and 2 panels.
+constexpr int64_t panels_at_once(int dtype, int64_t rows) {
+  return rows == 1 ? 4 : rows == 2 || (rows == 3 && dtype == TW_F32) ? 2 : 1;
+}
+
+typedef void (*Micro)(const Tile*);
+
+template <int kDtype>
+Micro micro_for(int64_t rows, int64_t panels) {
+  static const Micro one[kRows] = {micro<kDtype, 1, 1>, micro<kDtype, 2, 1>, micro<kDtype, 3, 1>,
+                                   micro<kDtype, 4, 1>, micro<kDtype, 5, 1>, micro<kDtype, 6, 1>};
+  static const Micro two[3] = {micro<kDtype, 1, 2>, micro<kDtype, 2, 2>,
+                               kDtype == TW_F32 ? micro<TW_F32, 3, 2> : nullptr};
+  if (panels == 1) return one[rows - 1];
+  if (panels == 2) return two[rows - 1];
+  return panels == 3 ? micro<kDtype, 1, 3> : micro<kDtype, 1, 4>;
+}
+
+// Bias, activation, residual, rounding: once the whole of K is summed. For the half panels of one row.
+void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel, int64_t panels, const float* sum) {
+  const int64_t pair = a.epilogue == TW_EPILOGUE_SWIGLU ? 2 : 1;
+  for (int64_t p = 0; p < panels; p += pair) {
+    const int64_t first = (panel + p) / pair * kLanes;
+    for (int64_t lane = 0; lane < kLanes && first + lane < a.n; lane += 8) {
+      const int64_t column = first + lane, count = a.n - column;
+      __m256 value[2];
+      for (int64_t i = 0; i < pair; ++i) {
+        value[i] = _mm256_loadu_ps(sum + (p + i) * kLanes + lane);
+        if (!a.bias) continue;
+        value[i] = _mm256_add_ps(value[i], tw_load_avx2(a.bias + (panel + p + i) * kLanes + lane, count));
+      }
+      __m256 y = pair == 2 ? _mm256_mul_ps(tw_silu_avx2(value[0]), value[1]) : value[0];
+      if (a.residual) {
+        y = _mm256_add_ps(y, tw_load_avx2(a.residual + row * a.residual_stride + column, count));
+      }
+      tw_store_avx2(a.y, a.y_dtype, row * a.y_stride + column, count, y);
+    }
+  }
+}
+
+int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// x of one row, `count` elements as floats. What fills the last group is -0: times the zero of the weights it
+// leaves every sum as it is, even -0.
+template <int kDtype>
+void widen(const void* x, int64_t count, float* to) {
+  const int64_t bytes = kDtype == TW_BF16 ? 2 : 4;
+  for (int64_t k = 0; k < count; k += 8) {
+    const char* from = (const char*)x + k * bytes;
+    _mm256_storeu_ps(to + k, kDtype == TW_BF16 ? tw_load_bf16_avx2((const uint16_t*)from, count - k)
+                                               : tw_load_avx2((const float*)from, count - k));
+  }
+  if (count % 2 != 0) to[count] = -0.0f;
+}
+
+// A call, and one unit of its panels.
+struct Work {
+  const tw_matmul_args* a;
+  int64_t panel, panels, w_stride;
+};
+
+// A step through a chunk: `rows` <= kRows rows from `row` on, `depth` elements of K from `begin` on.
+struct Pass {
+  int64_t row, rows, begin, depth;
+  const char* next;  // x of the pass that follows in this chunk, or NULL
+  bool last_rows;    // of the chunk
+};
+
+// What a micro kernel for the panels from `p` on fetches meanwhile.
+template <int kDtype>
+void look_ahead(const Work& work, const Pass& pass, int64_t p, int64_t panels, Tile* t) {
+  const tw_matmul_args* a = work.a;
+  const int64_t bytes = (int64_t)tw_dtype_bytes(kDtype);
+  // The last rows of a block fetch the next block, of these panels or of the next unit's.
+  if (pass.last_rows && pass.begin + pass.depth < a->k) {
+    t->ahead = pass.depth * bytes * kLanes;
+  } else if (pass.last_rows && work.panel + p + kUnit + panels <= a->panel_end) {
+    t->ahead = kUnit * work.w_stride - pass.begin * bytes * kLanes;
+  }
+  // The panels of a unit share the rows of the next pass.
+  for (int64_t i = 0; i < 2; ++i) {
+    const int64_t row = p + i * kUnit;
+    if (pass.next && row < pass.rows) t->x_ahead[i] = pass.next + row * a->x_stride * bytes;
+  }
+}
+
+template <int kDtype>
+void sum_rows(const Work& work, const Pass& pass, float* sum) {
+  const tw_matmul_args* a = work.a;
+  const int64_t bytes = (int64_t)tw_dtype_bytes(kDtype), group = tw_k_group(kDtype);
+  const char* from = (const char*)a->x + (pass.row * a->x_stride + pass.begin) * bytes;
+  float x[kRows * kStride];
+  for (int64_t r = 0; r < pass.rows; ++r) {
+    widen<kDtype>(from + r * a->x_stride * bytes, pass.depth, x + r * kStride);
+  }
+  const int64_t at_once = panels_at_once(kDtype, pass.rows);
+  for (int64_t p = 0; p < work.panels; p += at_once) {
+    const int64_t panels = at_most(at_once, work.panels - p);
+    const char* w = (const char*)a->w + (work.panel + p) * work.w_stride + pass.begin * bytes * kLanes;
+    Tile t = {x,
+              w,
+              work.w_stride,
+              (pass.depth + group - 1) / group,
+              pass.begin == 0,
+              sum + p * kLanes,
+              0,
+              {(const char*)x, (const char*)x}};
+    look_ahead<kDtype>(work, pass, p, panels, &t);
+    micro_for<kDtype>(pass.rows, panels)(&t);
+  }
+}
+
+template <int kDtype>
+void sum_chunk(const Work& work, int64_t row, int64_t rows, float* sum) {
+  const tw_matmul_args* a = work.a;
+  const int64_t passes = (rows + kRows - 1) / kRows;
+  const auto x_at = [&](int64_t r, int64_t k) {
+    return (const char*)a->x + ((row + r) * a->x_stride + k) * (int64_t)tw_dtype_bytes(kDtype);
+  };
+  int64_t begin = 0;
+  do {
+    const int64_t depth = at_most(kBlock, a->k - begin);
+    for (int64_t i = 0; i < passes; ++i) {
+      const int64_t first = rows * i / passes, end = rows * (i + 1) / passes;  // nearly equal parts
+      const bool last = i + 1 == passes;
+      const char* next = !last ? x_at(end, begin) : begin + depth < a->k ? x_at(0, begin + depth) : nullptr;
+      const Pass pass = {row + first, end - first, begin, depth, next, last};
+      sum_rows<kDtype>(work, pass, sum + first * kUnit * kLanes);
+    }
+    begin += kBlock;
+  } while (begin < a->k);
+}
+
+template <int kDtype>
+void matmul(const tw_matmul_args* args) {
+  const tw_matmul_args a = *args;  // a copy: y cannot alias it
+  float sum[kChunk * kUnit * kLanes];
+  Work work = {&a, 0, 0, (int64_t)tw_panel_bytes(kDtype, (size_t)a.k)};
+  for (work.panel = a.panel_begin; work.panel < a.panel_end; work.panel += kUnit) {
+    work.panels = at_most(kUnit, a.panel_end - work.panel);
+    for (int64_t row = 0; row < a.rows; row += kChunk) {
+      const int64_t rows = at_most(kChunk, a.rows - row);
+      sum_chunk<kDtype>(work, row, rows, sum);
+      for (int64_t r = 0; r < rows; ++r) {
+        finish_row(a, row + r, work.panel, work.panels, sum + r * kUnit * kLanes);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" void tw_matmul_f32_avx2(const tw_matmul_args* a) { matmul<TW_F32>(a); }
+extern "C" void tw_matmul_bf16_avx2(const tw_matmul_args* a) { matmul<TW_BF16>(a); }

@@ -1,0 +1,109 @@
+// The online softmax of the AVX2 attention kernels, and the state that their steps share.
+#ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX2_SOFTMAX_H_
+#define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX2_SOFTMAX_H_
+
+#include "plugins/common/x86_avx2.h"
+#include "plugins/paged_attention/visible.h"
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+constexpr int kMaxRows = 6;
+constexpr int kChunk = 4;  // tiles
+
+// What is known of a row block while it goes through a split.
+struct RowBlock {
+  int tile_begin, tile_end;                    // tiles that some row sees
+  uint16_t visible[kMaxRows][TW_SPLIT_TILES];  // bit j: the row sees position j of the tile
+  uint8_t whole[TW_SPLIT_TILES];               // every row sees all of the tile
+  float max[kMaxRows];                         // so far
+  alignas(32) float sum[kMaxRows][TW_LANES];   // so far
+  // Of the current chunk:
+  unsigned rescaled;                // bit i: some row's maximum grew in tile i
+  float rescale[kMaxRows][kChunk];  // what the sums of earlier tiles are multiplied with
+  alignas(32) float weight[kMaxRows][kChunk * TW_LANES];  // dot products, then exp(score - max)
+};
+
+// tw_exp for x <= 0 or NaN: the power of two goes straight into the exponent, which cannot overflow there.
+inline __m256 exp_nonpositive(__m256 x) {
+  __m256 r;
+  const __m256i power = _mm256_slli_epi32(_mm256_cvttps_epi32(tw_exp_reduce_avx2(x, &r)), 23);
+  const __m256 y =
+      _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(tw_exp_polynomial_avx2(r)), power));
+  return _mm256_and_ps(y, _mm256_cmp_ps(x, _mm256_set1_ps(TW_EXP_LOW), _CMP_NLT_UQ));
+}
+
+inline __m256 tanh_lanes(__m256 x) {
+  const __m256 one = _mm256_set1_ps(1.0f), two = _mm256_set1_ps(2.0f);
+  const __m256 z = _mm256_mul_ps(x, x);
+  __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(TW_TANH_C11), z, _mm256_set1_ps(TW_TANH_C9));
+  p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(TW_TANH_C7));
+  p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(TW_TANH_C5));
+  p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(TW_TANH_C3));
+  const __m256 near = _mm256_fmadd_ps(_mm256_mul_ps(p, z), x, x);
+  const __m256 far =
+      _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(tw_exp_avx2(_mm256_add_ps(x, x)), one)));
+  const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
+  return _mm256_blendv_ps(far, near, _mm256_cmp_ps(size, _mm256_set1_ps(TW_TANH_NEAR), _CMP_LT_OQ));
+}
+
+template <bool kCapped>
+TW_INLINE __m256 final_score(const tw_attention_args* a, const float* dot) {
+  const __m256 score = _mm256_mul_ps(_mm256_load_ps(dot), _mm256_set1_ps(a->scale));
+  if (!kCapped) return score;
+  const __m256 softcap = _mm256_set1_ps(a->softcap);
+  return _mm256_mul_ps(softcap, tanh_lanes(_mm256_div_ps(score, softcap)));
+}
+
+// All ones in the lanes whose bit is set.
+inline __m256 lanes_of(unsigned bits) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), bit), bit));
+}
+
+inline float largest(__m256 low, __m256 high) {
+  const __m256 h = _mm256_max_ps(low, high);
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+// For one row and one tile, of which it sees `visible`. A tile in which it sees nothing is left out.
+template <bool kCapped>
+inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, unsigned visible,
+                        int in_chunk) {
+  float* weight = block.weight[row] + in_chunk * TW_LANES;
+  block.rescale[row][in_chunk] = 1.0f;
+  if (!visible) return;
+  const __m256 seen[2] = {lanes_of(visible), lanes_of(visible >> 8)};
+  __m256 score[2];
+  for (int i = 0; i < 2; ++i) {
+    score[i] = _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), final_score<kCapped>(a, weight + 8 * i), seen[i]);
+  }
+  const float tile_max = largest(score[0], score[1]), max = block.max[row];
+  const float higher = max > tile_max ? max : tile_max;
+  __m256 sum[2] = {_mm256_load_ps(block.sum[row]), _mm256_load_ps(block.sum[row] + 8)};
+  if (!(higher == max)) {
+    const __m256 rescale = exp_nonpositive(_mm256_set1_ps(max - higher));
+    for (int i = 0; i < 2; ++i) sum[i] = _mm256_mul_ps(sum[i], rescale);
+    block.rescale[row][in_chunk] = _mm256_cvtss_f32(rescale);
+    block.rescaled |= 1u << in_chunk;
+  }
+  for (int i = 0; i < 2; ++i) {
+    const __m256 p = exp_nonpositive(_mm256_sub_ps(score[i], _mm256_set1_ps(higher)));
+    _mm256_store_ps(weight + 8 * i, p);
+    _mm256_store_ps(block.sum[row] + 8 * i, _mm256_blendv_ps(sum[i], _mm256_add_ps(sum[i], p), seen[i]));
+  }
+  block.max[row] = higher;
+}
+
+template <bool kCapped>
+inline void soften(const tw_attention_args* a, RowBlock& block, int rows, int begin, int end) {
+  block.rescaled = 0;
+  for (int tile = begin; tile < end; ++tile) {
+    for (int r = 0; r < rows; ++r) soften_tile<kCapped>(a, block, r, block.visible[r][tile], tile - begin);
+  }
+}
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX2_SOFTMAX_H_
