@@ -43,7 +43,7 @@ def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
 
 
-_FAMILIES = {"llama": _llama, "qwen2": _llama}
+_FAMILIES = {"llama": _llama, "qwen2": _llama, "mistral": _llama}
 
 
 def expectations(config: dict[str, Any]) -> dict[str, Expected]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config
 
 COMMON: dict[str, Any] = {
     "vocab_size": 101,
@@ -39,6 +39,7 @@ LLAMA3_ROPE: dict[str, Any] = {
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
+    "mistral": (MistralConfig, {"head_dim": 8, "sliding_window": 16}),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,12 +53,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("llama", {"num_key_value_heads": 4, "vocab_size": 97}),
     "qwen2": ("qwen2", {}),
     "qwen2_untied": ("qwen2", {"tie_word_embeddings": False, "num_attention_heads": 8, "hidden_size": 64}),
+    "mistral": ("mistral", {}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
 
 def make_tiny(path: str | Path, family: str, *, seed: int = 0, **config_overrides: Any) -> Path:
-    """Writes a float32 checkpoint of `family` ("llama", "qwen2") with a word-level tokenizer to `path`.
+    """Writes a float32 checkpoint of `family` (a key of _FAMILIES) with a word-level tokenizer to `path`.
 
     Overrides go to the config class; `dtype="bfloat16"` stores the weights rounded to that type. Returns the path.
     """
