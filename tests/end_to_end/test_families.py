@@ -26,6 +26,19 @@ from tensorwright.passes.pipeline import run_pipeline
 
 FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "mistral": (broken.drop_window, broken.widen_window),
+    "qwen3": (broken.flatten_query_norm, broken.flatten_key_norm),
+    "olmo2": (broken.flatten_query_norm, broken.flatten_key_norm, broken.norm_heads_apart),
+    "granite": (broken.scale_embedding, broken.change_numbers),
+    "phi3": (broken.drop_window, broken.shift_fused_rows, broken.swap_gate_and_up),
+    "gemma2": (
+        broken.drop_window,
+        broken.swap_windows,
+        broken.drop_attention_cap,
+        broken.change_numbers,
+        broken.scale_embedding,
+        broken.drop_weight_offset,
+        broken.use_exact_gelu,
+    ),
 }
 """Variant of tiny_models -> what turns its comparison red."""
 
