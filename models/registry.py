@@ -38,12 +38,47 @@ def _llama(config: dict[str, Any]) -> dict[str, Expected]:
     }
 
 
+def _qwen3(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama with a norm on every head of q and k."""
+    return {**_llama(config), "recognise_rms_norm": Expected(4, 1)}
+
+
+def _olmo2(config: dict[str, Any]) -> dict[str, Expected]:
+    """Norms of whole q and k rows, and of what attention and MLP give; the residual stream itself is not normalised."""
+    return {**_llama(config), "recognise_rms_norm": Expected(4, 1), "fuse_add_rms_norm": Expected(0, 1)}
+
+
+def _gemma2(config: dict[str, Any]) -> dict[str, Expected]:
+    """Norms before and after attention and MLP, all but the first with a sum; gate and up stay apart, under gelu."""
+    return {
+        **_llama(config),
+        "recognise_rms_norm": Expected(4, 1),
+        "recognise_masks": Expected(0, 2),
+        "fuse_gate_up": Expected(),
+        "fuse_swiglu": Expected(),
+    }
+
+
+def _phi3(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama whose checkpoint holds q, k and v, and gate and up, as one matrix each already."""
+    return {**_llama(config), "fuse_qkv": Expected(), "fuse_gate_up": Expected()}
+
+
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
     """What holds of every decoder: each layer attends once and writes its cache once."""
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
 
 
-_FAMILIES = {"llama": _llama, "qwen2": _llama}
+_FAMILIES = {
+    "gemma2": _gemma2,
+    "granite": _llama,
+    "llama": _llama,
+    "mistral": _llama,
+    "olmo2": _olmo2,
+    "phi3": _phi3,
+    "qwen2": _llama,
+    "qwen3": _qwen3,
+}
 
 
 def expectations(config: dict[str, Any]) -> dict[str, Expected]:

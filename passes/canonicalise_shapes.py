@@ -2,7 +2,7 @@
 
     unsqueeze, squeeze -> view           permute of two dims -> transpose       view(view(x)) -> view(x)
     transpose(transpose(x)) -> x
-    view, expand, slice, concat that change nothing -> x
+    view, expand, slice, concat that change nothing -> x        concat(x, empty) -> x
 
 A transpose of a dimension of size 1 stays a transpose: patterns see the same layout whatever the number of heads.
 """
@@ -29,6 +29,7 @@ SAME_VIEW = pattern("out = view(x)")
 SAME_EXPAND = pattern("out = expand(x)")
 SAME_SLICE = pattern("out = slice(x, step=1)")
 SINGLE_CONCAT = pattern("out = concat(x)")
+EMPTY_END = pattern("out = concat(x, empty, dim=dim)")
 
 
 def same_shape(a: Shape, b: Shape) -> bool:
@@ -45,6 +46,11 @@ def check_undone(m: Match) -> None:
 
 
 def check_same(m: Match) -> None:
+    m.require(same_shape(m.x.shape, m.out.shape), "the shape changes", m.x)
+
+
+def check_empty(m: Match) -> None:
+    m.require(m.empty.shape[m.dim] == 0, "nothing in it is empty", m.empty)
     m.require(same_shape(m.x.shape, m.out.shape), "the shape changes", m.x)
 
 
@@ -75,4 +81,5 @@ def canonicalise_shapes(graph: Graph) -> int:
         + apply(graph, SAME_EXPAND, check_same, drop)
         + apply(graph, SAME_SLICE, check_same, drop)
         + apply(graph, SINGLE_CONCAT, None, drop)
+        + apply(graph, EMPTY_END, check_empty, drop)
     )

@@ -6,7 +6,8 @@ an axis of one sequence becomes an axis of tokens of many, and heads are flatten
     q, cache' = rotary_kv_write(qkv, table, slots, kv_cache.l)        qkv: [tokens, (H + 2 Hkv) D], q: [tokens, H D]
     out       = paged_attention(q, cache', seq_starts, context_lens, block_tables)     [tokens, H D]
 
-and from the final norm on, only the rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
+Norms of q and k, of each head or of all of them together, come before that: qkv = rms_norm_columns(qkv, weight).
+From the final norm on, only the rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from tensorwright.passes.matcher import Match, describe, find_miss, match_value,
 from tensorwright.passes.rewriter import make_node
 
 PATTERN = pattern("""
-    q   = view(slice(qkv, dim=-1, start=0, end=q_end, step=1))
-    k   = view(slice(qkv, dim=-1, start=q_end, end=k_end, step=1))
-    v   = view(slice(qkv, dim=-1, start=k_end, end=v_end, step=1))
-    out = attention(rotary(q, table, rotary_dim=rotary_dim), rotary(k, table, rotary_dim=rotary_dim), v)
+    q_row   = slice(qkv, dim=-1, start=0, end=q_end, step=1)
+    k_row   = slice(qkv, dim=-1, start=q_end, end=k_end, step=1)
+    v_row   = slice(qkv, dim=-1, start=k_end, end=v_end, step=1)
+    q       = view(rms_norm?(q_row, q_row_norm, eps=q_row_eps, weight_offset=q_row_offset))
+    k       = view(rms_norm?(k_row, k_row_norm, eps=k_row_eps, weight_offset=k_row_offset))
+    v       = view(v_row)
+    q_heads = rotary(rms_norm?(q, q_norm, eps=q_eps, weight_offset=q_offset), table, rotary_dim=rotary_dim)
+    k_heads = rotary(rms_norm?(k, k_norm, eps=k_eps, weight_offset=k_offset), table, rotary_dim=rotary_dim)
+    out     = attention(q_heads, k_heads, v)
 """)
 
 METADATA: dict[str, tuple[str, Shape]] = {
@@ -161,15 +167,33 @@ class _TokenMajor:
         heads, kv_heads, head_dim = int(m.dims["H"]), int(m.dims["Hkv"]), int(m.dims["D"])
         shape = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         window = int(m.root.attrs["window"])
-        self.layers.append({"group": 0, "kv_heads": kv_heads, "head_dim": head_dim, "window": window})
+        windows = list(dict.fromkeys([*(about["window"] for about in self.layers), window]))
+        self.layers.append(
+            {"group": windows.index(window), "kv_heads": kv_heads, "head_dim": head_dim, "window": window}
+        )
         meta = self.metadata
         cache = self.emit("input", (), {}, ("kv", ()), f"kv_cache.{layer}")
-        written = [self.moved[m.qkv], self.moved[m.table], meta["slots"], cache]
-        kind = (self.moved[m.qkv].dtype, ("tokens", dim_math.mul(heads, head_dim)))
+        qkv = self.normalise_columns(m, self.moved[m.qkv])
+        written = [qkv, self.moved[m.table], meta["slots"], cache]
+        kind = (qkv.dtype, ("tokens", dim_math.mul(heads, head_dim)))
         q, cache = self.emit_all("rotary_kv_write", written, {**shape, "rotary_dim": m.rotary_dim}, [kind, ("kv", ())])
         extra = {k: m.root.attrs[k] for k in ("scale", "window", "softcap")}
         read = [q, cache, meta["seq_starts"], meta["context_lens"], meta["block_tables"]]
         return self.emit("paged_attention", read, {**shape, **extra}, kind)
+
+    def normalise_columns(self, m: Match, qkv: Value) -> Value:
+        """qkv with its q and k columns normalised as the model does it, if it does."""
+        for start, end, norms in (
+            (0, m.q_end, ((m.q_row_norm, m.q_row_eps, m.q_row_offset), (m.q_norm, m.q_eps, m.q_offset))),
+            (m.q_end, m.k_end, ((m.k_row_norm, m.k_row_eps, m.k_row_offset), (m.k_norm, m.k_eps, m.k_offset))),
+        ):
+            for weight, eps, offset in norms:
+                if weight is None:
+                    continue
+                heads = (end - start) // int(weight.shape[0])
+                attrs = {"start": start, "heads": heads, "eps": eps, "weight_offset": offset}
+                qkv = self.emit("rms_norm_columns", [qkv, self.moved[weight]], attrs)
+        return qkv
 
 
 def find_tail(graph: Graph) -> list[Node]:

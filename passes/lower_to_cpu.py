@@ -5,6 +5,9 @@ A, everything else is float32.  Folded on the way, where the inner value has no 
 
     swiglu(x W^T + b)       ->  matmul with the swiglu epilogue (weight layout panels_swiglu)
     (x W^T + b) + residual  ->  matmul with a residual
+    embedding * number      ->  embedding with a scale
+
+What is element by element and nothing else is lowered by elementwise_trees.py, a tree of ops to one instruction.
 
 Operands are in the order [x, w, bias?, residual?] for matmul and [x, w, residual?] for rms_norm; None where absent.
 """
@@ -16,6 +19,7 @@ from typing import Any
 
 from tensorwright.builder.ir import Graph, Node, Value
 from tensorwright.errors import LoweringError
+from tensorwright.passes.elementwise_trees import Trees, number_of
 from tensorwright.passes.explain import located
 from tensorwright.passes.matcher import describe
 from tensorwright.passes.rewriter import Types, make_node
@@ -49,13 +53,14 @@ class _Lowering:
         self.moved: dict[Value, Value] = {}
         self.weights: dict[tuple[Value, str], Value] = {}
         self.folded = find_folded(graph, self.users)
+        self.trees = Trees(graph, residual_adds(graph, self.folded))
         self.scope = ""
 
     def lower(self, node: Node) -> None:
         self.scope = node.scope
-        if node.op in ("weight", "constant") or id(node) in self.folded:
+        if node.op in ("weight", "constant") or id(node) in self.folded | self.trees.inside:
             return
-        rule = RULES.get(node.op)
+        rule = RULES.get(node.op) or (lower_tree if id(node) in self.trees.of else None)
         if rule is None:
             raise self.refusal(node.outputs[0], f"has no kernel on target cpu; those are {', '.join(sorted(RULES))}")
         for old, new in zip(node.outputs, rule(self, node), strict=True):
@@ -114,14 +119,49 @@ def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
     """Linears that become part of the node after them: of a swiglu, or of an addition on at most one side."""
     folded: set[int] = set()
     for node in graph.nodes:
-        candidates = node.inputs if node.op == "add" else node.inputs[:1] if node.op == "swiglu" else []
+        candidates = node.inputs if node.op == "add" else node.inputs[:1] if node.op in ("swiglu", "mul") else []
+        wanted = "embedding" if is_scaling(node) else "linear" if node.op != "mul" else ""
         for value in reversed(candidates):
-            if value is None or value.node is None or value.node.op != "linear" or value in graph.outputs:
+            if value is None or value.node is None or value.node.op != wanted or value in graph.outputs:
                 continue
             if len(users[value]) == 1 and node.inputs.count(value) == 1:
                 folded.add(id(value.node))
                 break
     return folded
+
+
+def is_scaling(node: Node) -> bool:
+    """A product with one number, which stands second (canonicalise_scalars)."""
+    return node.op == "mul" and node.inputs[1] is not None and number_of(node.inputs[1]) is not None
+
+
+def residual_adds(graph: Graph, folded: set[int]) -> set[int]:
+    """Nodes that a folded producer has become part of; they are no part of any tree."""
+    return {id(n) for n in graph.nodes if any(v is not None and v.node and id(v.node) in folded for v in n.inputs)}
+
+
+def lower_tree(low: _Lowering, node: Node) -> list[Value]:
+    tree = low.trees.of[id(node)]
+    x = [low.value(v) for v in tree.x]
+    w = None if tree.w is None else low.weight(tree.w, RAW)
+    kind = (low.input_type(node.output), node.output.shape)
+    operands = [*x, *[None] * (4 - len(x)), w]
+    return low.emit("elementwise", operands, [kind], program=tree.program)
+
+
+def lower_mul(low: _Lowering, node: Node) -> list[Value]:
+    """A scaled embedding, or else part of a tree."""
+    x, factor = node.inputs
+    assert x is not None
+    assert factor is not None
+    if x.node is not None and id(x.node) in low.folded:
+        table, ids = x.node.inputs
+        scale = float(x.node.attrs["scale"]) * float(number_of(factor) or 0.0)
+        operands = [low.weight(table, PANELS), low.value(ids)]
+        return low.emit("embedding", operands, [("float32", node.output.shape)], scale=scale)
+    if id(node) not in low.trees.of:
+        raise low.refusal(node.output, "multiplies what no kernel does")
+    return lower_tree(low, node)
 
 
 def lower_input(low: _Lowering, node: Node) -> list[Value]:
@@ -146,6 +186,13 @@ def lower_add_rms_norm(low: _Lowering, node: Node) -> list[Value]:
     y, total = node.outputs
     kinds = [(low.input_type(y), y.shape), ("float32", total.shape)]
     return low.emit("rms_norm", [low.value(x), low.weight(w, RAW), low.value(residual)], kinds, **norm_attrs(node))
+
+
+def lower_rms_norm_columns(low: _Lowering, node: Node) -> list[Value]:
+    x, w = node.inputs
+    runs = {"start": node.attrs["start"], "heads": node.attrs["heads"]}
+    kind = ("float32", node.output.shape)
+    return low.emit("rms_norm_columns", [low.value(x), low.weight(w, RAW)], [kind], **runs, **norm_attrs(node))
 
 
 def norm_attrs(node: Node) -> dict[str, float]:
@@ -180,11 +227,14 @@ def lower_add(low: _Lowering, node: Node) -> list[Value]:
     a, b = node.inputs
     assert a is not None
     assert b is not None
-    if a.shape != b.shape:
-        raise low.refusal(node.output, "adds shapes that differ, and no kernel does")
     for linear, residual in ((b, a), (a, b)):
         if linear.node is not None and id(linear.node) in low.folded:
             return lower_matmul(low, linear.node, node, PANELS, EPILOGUE_NONE, residual)
+    tree = low.trees.of.get(id(node))
+    if tree is not None and tree.program not in ("x0 x1 add", "x0 x0 add"):
+        return lower_tree(low, node)
+    if a.shape != b.shape:
+        raise low.refusal(node.output, "adds shapes that differ, and no kernel does")
     return low.emit("add", [low.value(a), low.value(b)], [("float32", node.output.shape)])
 
 
@@ -219,9 +269,11 @@ RULES: dict[str, Callable[[_Lowering, Node], list[Value]]] = {
     "embedding": lower_embedding,
     "rms_norm": lower_rms_norm,
     "add_rms_norm": lower_add_rms_norm,
+    "rms_norm_columns": lower_rms_norm_columns,
     "linear": lower_linear,
     "swiglu": lower_swiglu,
     "add": lower_add,
+    "mul": lower_mul,
     "rotary_table": lower_rotary_table,
     "rotary_kv_write": lower_rotary_kv_write,
     "paged_attention": lower_paged_attention,

@@ -82,7 +82,13 @@ def find_last_uses(graph: Graph) -> dict[Value, int]:
     return last
 
 
-IN_PLACE = {"rms_norm": (1, (2, 0)), "matmul": (0, (3,)), "add": (0, (0, 1))}
+IN_PLACE = {
+    "rms_norm": (1, (2, 0)),
+    "matmul": (0, (3,)),
+    "add": (0, (0, 1)),
+    "rms_norm_columns": (0, (0,)),
+    "elementwise": (0, (0, 1, 2, 3)),
+}
 """Op -> the result that may be written over an operand, and which operands: what runtime/core/plan_format.h allows."""
 
 

@@ -14,7 +14,7 @@ from tensorwright.passes.rewriter import Rewriter
 PATTERN = pattern(
     """
     scaled  = mul?(matmul(q, transpose(k, dim0=-2, dim1=-1)), scale)
-    bounded = tanh(div(scaled, cap))
+    bounded = tanh(either(div(scaled, cap), mul(scaled, inverse)))
     scores  = either(mul(bounded, cap), scaled)
     weights = softmax(add(scores, mask), dim=-1)
     out     = matmul(weights, v)
@@ -30,6 +30,9 @@ def check(m: Match) -> None:
     m.bind_shape(m.mask, "1 1 S S")
     m.notes["scale"] = 1.0 if m.scale is None else m.scalar(m.scale)
     m.notes["softcap"] = 0.0 if m.cap is None else m.scalar(m.cap)
+    # Division by a power of two is spelled as a product (canonicalise_scalars).
+    inverse_fits = m.inverse is None or m.scalar(m.inverse) * m.notes["softcap"] == 1.0
+    m.require(inverse_fits, "scores are not divided by what bounds them", m.inverse)
     m.notes["window"] = read_mask(m.mask)
     m.require(m.notes["window"] is not None, "the mask is not one that recognise_masks understood", m.mask)
 

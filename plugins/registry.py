@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import ModuleType
 
 from tensorwright.plugins.add import op as add
+from tensorwright.plugins.elementwise import op as elementwise
 from tensorwright.plugins.embedding import op as embedding
 from tensorwright.plugins.gather_rows import op as gather_rows
 from tensorwright.plugins.matmul import op as matmul
 from tensorwright.plugins.paged_attention import attention
 from tensorwright.plugins.paged_attention import op as paged_attention
-from tensorwright.plugins.rms_norm import add_rms_norm
+from tensorwright.plugins.rms_norm import add_rms_norm, rms_norm_columns
 from tensorwright.plugins.rms_norm import op as rms_norm
 from tensorwright.plugins.rotary import op as rotary
 from tensorwright.plugins.rotary import rotary_kv_write, rotary_table
@@ -22,11 +23,13 @@ PLUGINS: dict[str, ModuleType] = {
         add,
         add_rms_norm,
         attention,
+        elementwise,
         embedding,
         gather_rows,
         matmul,
         paged_attention,
         rms_norm,
+        rms_norm_columns,
         rotary,
         rotary_kv_write,
         rotary_table,

@@ -150,7 +150,8 @@ LAYERS = {
     "base": {"error.h", "concat.h"},
     "interface": {"executor.h"},
     "storage": {
-        "arena", "mapped_file", "thread_team", "kv_storage", "plan", "plan_format", "plan_check", "step_check",
+        "arena", "mapped_file", "thread_team", "kv_storage", "plan", "plan_format", "plan_check",
+        "instruction_check", "step_check",
     },
     "executor": {"cpu_executor", "profile"},
     "scheduler": {

@@ -21,6 +21,7 @@ from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable
 from tensorwright.builder.ir.graph import Graph, Node, Value
 from tensorwright.errors import BuildError, LoweringError
 from tensorwright.models.weights import TensorSource
+from tensorwright.plugins.elementwise.op import encode
 
 MAGIC = b"TWCPUPLN"
 VERSION = 1
@@ -43,6 +44,8 @@ class OpRecord:
     weights: tuple[str, ...] = ()
     ints: tuple[str, ...] = ()
     floats: tuple[str, ...] = ()
+    program: bool = False
+    """The attribute `program` fills all ints and floats instead."""
 
 
 OPS = {
@@ -55,6 +58,8 @@ OPS = {
     "gather_rows": OpRecord(7),
     "swiglu": OpRecord(8),
     "add": OpRecord(9),
+    "rms_norm_columns": OpRecord(10, ("raw",), ("start", "heads"), ("eps", "weight_offset")),
+    "elementwise": OpRecord(11, ("raw",), program=True),
 }
 
 
@@ -88,6 +93,8 @@ class _Emitter:
         weights = self._weights(node, record)
         ints = [_int_attr(node, name) for name in record.ints]
         floats = [float(_attr(node, name)) for name in record.floats]
+        if record.program:
+            ints, floats = encode(_attr(node, "program"))
         return INSTRUCTION.pack(
             record.number,
             self.name(node.scope or node.outputs[0].name),

@@ -109,6 +109,7 @@ def _compounds() -> None:
     fused, cached = ("fused",), ("cached",)
     _op("rms_norm", 2, compound=True, stages=("fused", "cached"))
     _op("add_rms_norm", 3, compound=True, results=(2,), stages=("fused", "cached"))
+    _op("rms_norm_columns", 2, compound=True, stages=("cached",))
     _op("rotary_table", 2, compound=True, stages=("fused", "cached"))
     _op("swiglu", 1, compound=True, stages=("fused", "cached", "lowered"))
     _op("rotary", 2, compound=True, stages=fused)
@@ -136,6 +137,7 @@ def _lowered() -> None:
 
     op("embedding", 2, scale="float")  # table, ids
     op("rms_norm", 3, (2,), (1, 2), eps="float", weight_offset="float")  # x, w, residual? -> y, sum if a residual
+    op("rms_norm_columns", 2, start="int", heads="int", eps="float", weight_offset="float")  # x, w
     op("matmul", 4, (2, 3), epilogue="int", n="int")  # x, w, bias?, residual?
     op("rotary_table", 2, scale="float")  # positions, inv_freq
     op("rotary_kv_write", 4, results=(2,), kv_layer="int", heads="int", rotary_dim="int")  # qkv, table, slots, cache
@@ -144,6 +146,7 @@ def _lowered() -> None:
     op("gather_rows", 2)  # x, rows
     op("swiglu", 1)
     op("add", 2)
+    op("elementwise", 5, (1, 2, 3, 4), program="str")  # x0, x1?, x2?, x3?, w?
 
 
 _primitives()

@@ -15,9 +15,11 @@ from tensorwright.builder.ir.ops import ELEMENTWISE, REDUCTIONS, SEQUENCE_AWARE
 
 ROW_SYMBOLS = ("tokens", "rows")
 
-_COMPOUND_ROWS = {"rms_norm": (0,), "add_rms_norm": (0, 1), "rotary_table": (0,), "swiglu": (0,)}
+_COMPOUND_ROWS = {
+    "rms_norm": (0,), "rms_norm_columns": (0,), "add_rms_norm": (0, 1), "rotary_table": (0,), "swiglu": (0,),
+}  # fmt: skip
 """The operands that compound ops read row by row; the others must be shared."""
-_OVER_LAST_DIM = ("rms_norm", "add_rms_norm", "swiglu", "linear")
+_OVER_LAST_DIM = ("rms_norm", "rms_norm_columns", "add_rms_norm", "swiglu", "linear")
 
 
 def is_per_row(value: Value) -> bool:

@@ -130,6 +130,7 @@ std::vector<DispatchChoice> explain_dispatch() {
   add("attention bfloat16", attention_kernels(TW_BF16));
   add("attention_combine", attention_combine_kernels());
   add("swiglu", swiglu_kernels());
+  add("elementwise", elementwise_kernels());
   return choices;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plugins/elementwise/kernel.h"
 #include "plugins/embedding/kernel.h"
 #include "plugins/matmul/kernel.h"
 #include "plugins/paged_attention/kernel.h"
@@ -46,6 +47,7 @@ std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels();
 std::span<const KernelEntry<tw_attention_fn>> attention_kernels(int dtype);  // q and cache dtype
 std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels();
 std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels();
+std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels();
 
 // Why each better kernel was refused, and which was taken.
 struct DispatchChoice {

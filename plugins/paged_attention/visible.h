@@ -4,6 +4,7 @@
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_VISIBLE_H_
 
 #include "plugins/common/exp.h"
+#include "plugins/common/tanh.h"
 #include "plugins/paged_attention/kernel.h"
 
 enum { TW_SPLIT_TILES = (int)TW_ATTENTION_SPLIT / (int)TW_LANES };
@@ -37,26 +38,6 @@ static inline const char* tw_split_block(const tw_attention_args* a, int32_t til
   const int64_t position = (int64_t)a->split * TW_ATTENTION_SPLIT + tile * TW_LANES;
   *position_in_block = (int32_t)(position % a->block_size);
   return a->pages + a->block_table[position / a->block_size] * a->page_bytes;
-}
-
-// tanh: an odd polynomial near zero, where 1 - 2 / (exp(2x) + 1) would cancel. Relative error below 3e-7.
-#define TW_TANH_NEAR 0.625f
-#define TW_TANH_C3 -3.33332819422e-1f
-#define TW_TANH_C5 1.33314422036e-1f
-#define TW_TANH_C7 -5.37397155531e-2f
-#define TW_TANH_C9 2.06390887954e-2f
-#define TW_TANH_C11 -5.70498872745e-3f
-
-static inline float tw_tanh(float x) {
-  if (fabsf(x) < TW_TANH_NEAR) {
-    const float z = x * x;
-    float p = fmaf(TW_TANH_C11, z, TW_TANH_C9);
-    p = fmaf(p, z, TW_TANH_C7);
-    p = fmaf(p, z, TW_TANH_C5);
-    p = fmaf(p, z, TW_TANH_C3);
-    return fmaf(p * z, x, x);
-  }
-  return 1.0f - 2.0f / (tw_exp(x + x) + 1.0f);
 }
 
 #endif  // TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_VISIBLE_H_

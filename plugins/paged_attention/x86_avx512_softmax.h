@@ -4,6 +4,7 @@
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_SOFTMAX_H_
 
 #include "plugins/common/x86_avx512.h"
+#include "plugins/common/x86_avx512_tanh.h"
 #include "plugins/paged_attention/visible.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags
@@ -44,20 +45,6 @@ inline __m512 exp_nonpositive(__m512 x) {
   return _mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, _mm512_castps_si512(p), power));
 }
 
-inline __m512 tanh_lanes(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.0f), two = _mm512_set1_ps(2.0f);
-  const __m512 z = _mm512_mul_ps(x, x);
-  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(TW_TANH_C11), z, _mm512_set1_ps(TW_TANH_C9));
-  p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(TW_TANH_C7));
-  p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(TW_TANH_C5));
-  p = _mm512_fmadd_ps(p, z, _mm512_set1_ps(TW_TANH_C3));
-  const __m512 near = _mm512_fmadd_ps(_mm512_mul_ps(p, z), x, x);
-  const __m512 denominator = _mm512_add_ps(tw_exp_avx512(_mm512_add_ps(x, x)), one);
-  const __m512 far = _mm512_sub_ps(one, _mm512_div_ps(two, denominator));
-  const __mmask16 is_near = _mm512_cmp_ps_mask(_mm512_abs_ps(x), _mm512_set1_ps(TW_TANH_NEAR), _CMP_LT_OQ);
-  return _mm512_mask_mov_ps(far, is_near, near);
-}
-
 inline float tree_sum(__m512 lanes) {
   __m256 h = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -70,7 +57,7 @@ TW_INLINE __m512 final_score(const tw_attention_args* a, const float* dot) {
   const __m512 score = _mm512_mul_ps(_mm512_load_ps(dot), _mm512_set1_ps(a->scale));
   if (!kCapped) return score;
   const __m512 softcap = _mm512_set1_ps(a->softcap);
-  return _mm512_mul_ps(softcap, tanh_lanes(_mm512_div_ps(score, softcap)));
+  return _mm512_mul_ps(softcap, tw_tanh_avx512(_mm512_div_ps(score, softcap)));
 }
 
 // Step 2 for one row and one tile, of which it sees `visible`. A tile in which it sees nothing is left out.

@@ -19,8 +19,9 @@ using namespace nb::literals;
 
 namespace tensorwright {
 
-void bind_attention_kernels(nb::module_& m);  // kernel_bindings_attention.cc
-void bind_benchmarks(nb::module_& m);         // benchmark_bindings.cc
+void bind_attention_kernels(nb::module_& m);    // kernel_bindings_attention.cc
+void bind_elementwise_kernels(nb::module_& m);  // kernel_bindings_elementwise.cc
+void bind_benchmarks(nb::module_& m);           // benchmark_bindings.cc
 
 namespace {
 
@@ -270,6 +271,7 @@ void bind_kernels(nb::module_& m) {
   m.def("unpack_panels", &unpack, "dtype"_a, "packed"_a, "n"_a, "k"_a, "The inverse of pack_panels: [n, k].");
   m.def("panel_bytes", [](int dtype, size_t k) { return tw_panel_bytes(dtype, k); }, "dtype"_a, "k"_a);
   bind_attention_kernels(m);
+  bind_elementwise_kernels(m);
   bind_benchmarks(m);
 }
 

@@ -1,83 +1,15 @@
 #include "runtime/core/plan_check.h"
 
-#include <cmath>
+#include <cstring>
 
+#include "plugins/elementwise/kernel.h"
 #include "plugins/matmul/kernel.h"
-#include "runtime/core/concat.h"
+#include "runtime/core/instruction_check.h"
 
 namespace tensorwright {
 namespace {
 
-// One instruction, its operands looked up.
-class Check {
- public:
-  Check(const Plan& plan, size_t index, const char* op)
-      : plan(plan), instruction(plan.instructions[index]), index_(index), op_(op) {}
-
-  template <typename... Parts>
-  void require(bool holds, const Parts&... fault) const {
-    if (!holds) refuse_plan(concat("instruction ", index_, " (", op_, "): ", fault...));
-  }
-
-  const BufferRecord* in(int i) const { return find(instruction.in[i]); }
-  const BufferRecord* out(int i) const { return find(instruction.out[i]); }
-  const WeightRecord* weight(int i) const {
-    return instruction.weight[i] < 0 ? nullptr : &plan.weights[static_cast<size_t>(instruction.weight[i])];
-  }
-
-  void require_float32(const char* what, const BufferRecord* buffer) const {
-    require(!buffer || buffer->dtype == TW_F32, what, " must be float32, has dtype ",
-            buffer ? buffer->dtype : 0);
-  }
-  void require_cols(const char* what, const BufferRecord* buffer, uint64_t cols) const {
-    require(!buffer || buffer->cols == cols, what, " must have ", cols, " cols, has ",
-            buffer ? buffer->cols : 0);
-  }
-  void require_kind(const char* what, const BufferRecord* buffer, BufferKind kind) const {
-    require(!buffer || buffer->kind == static_cast<uint32_t>(kind), what, " must be of kind ",
-            static_cast<uint32_t>(kind), ", is of kind ", buffer ? buffer->kind : 0);
-  }
-  void require_raw(const char* what, const WeightRecord* w, uint64_t length) const {
-    const bool raw = !w || w->layout == static_cast<uint32_t>(WeightLayout::kRaw);
-    require(raw && (!w || (w->n == 1 && w->k == length)), what, " must be a raw vector of ", length,
-            ", is layout ", w ? w->layout : 0, " of ", w ? w->n : 0, " x ", w ? w->k : 0);
-  }
-  void require_panels(const char* what, const WeightRecord* w, uint64_t panels, uint64_t k) const {
-    const bool fits = w->n == panels * TW_LANES && w->k == k;
-    require(fits && w->layout == static_cast<uint32_t>(WeightLayout::kPanels), what, " must be panels of ",
-            panels * TW_LANES, " x ", k, ", is layout ", w->layout, " of ", w->n, " x ", w->k);
-  }
-  void require_same_kind() const {
-    const auto kind = static_cast<BufferKind>(out(0)->kind);
-    for (int i = 0; i < 4; ++i) require_kind("every input", in(i), kind);
-    require_kind("every output", out(1), kind);
-  }
-  const KvLayerRecord& kv_layer() const {
-    const int32_t layer = instruction.ints[0];
-    require(layer >= 0 && static_cast<size_t>(layer) < plan.kv_layers.size(), "kv_layer must be below ",
-            plan.kv_layers.size(), ", is ", layer);
-    return plan.kv_layers[static_cast<size_t>(layer)];
-  }
-  // The heads attribute, in uint64 so that products with it cannot overflow.
-  uint64_t heads(const KvLayerRecord& layer) const {
-    const int32_t heads = instruction.ints[1];
-    require(heads >= 1 && heads <= (1 << 20) && static_cast<uint32_t>(heads) % layer.kv_heads == 0,
-            "heads must be a positive multiple of the layer's ", layer.kv_heads, " kv_heads, is ", heads);
-    return static_cast<uint64_t>(heads);
-  }
-  void require_finite(const char* what, float x) const { require(std::isfinite(x), what, " is not finite"); }
-
-  const Plan& plan;
-  const Instruction& instruction;
-
- private:
-  const BufferRecord* find(int32_t i) const {
-    return i < 0 ? nullptr : &plan.buffers[static_cast<size_t>(i)];
-  }
-
-  size_t index_;
-  const char* op_;
-};
+using Check = InstructionCheck;
 
 void check_embedding(const Check& c) {
   const WeightRecord* table = c.weight(0);
@@ -99,6 +31,24 @@ void check_rms_norm(const Check& c) {
   c.require_cols("y", c.out(0), x->cols);
   c.require_cols("sum", sum, x->cols);
   c.require_raw("w", c.weight(0), x->cols);
+  c.require_finite("eps", c.instruction.floats[0]);
+  c.require(c.instruction.floats[0] >= 0, "eps must not be negative, is ", c.instruction.floats[0]);
+  c.require_finite("weight_offset", c.instruction.floats[1]);
+}
+
+void check_rms_norm_columns(const Check& c) {
+  const int32_t start = c.instruction.ints[0], heads = c.instruction.ints[1];
+  const BufferRecord* x = c.in(0);
+  const uint64_t width = c.weight(0)->k;
+  c.require_same_kind();
+  c.require_float32("x", x);
+  c.require_float32("y", c.out(0));
+  c.require_cols("y", c.out(0), x->cols);
+  c.require_raw("w", c.weight(0), width);
+  c.require(start >= 0, "start must not be negative, is ", start);
+  c.require(heads >= 1, "heads must be positive, is ", heads);
+  const uint64_t end = static_cast<uint64_t>(start) + static_cast<uint64_t>(heads) * width;
+  c.require(end <= x->cols, "heads must end by column ", x->cols, ", they end at ", end);
   c.require_finite("eps", c.instruction.floats[0]);
   c.require(c.instruction.floats[0] >= 0, "eps must not be negative, is ", c.instruction.floats[0]);
   c.require_finite("weight_offset", c.instruction.floats[1]);
@@ -185,6 +135,41 @@ void check_add(const Check& c) {
   c.require_cols("b", c.in(1), c.out(0)->cols);
 }
 
+// What the stack machine needs: operands that are there, a stack that neither runs dry nor over, one result.
+void check_program(const Check& c) {
+  uint8_t code[TW_EW_BYTES];
+  std::memcpy(code, c.instruction.ints, sizeof code);
+  int depth = 0, length = 0;
+  for (; length < TW_EW_BYTES && code[length] != TW_EW_END; ++length) {
+    const int byte = code[length];
+    c.require(tw_ew_is_operand(byte) || tw_ew_is_binary(byte) || tw_ew_is_unary(byte), "program byte ",
+              length, " is ", byte, ", which is no code");
+    const bool is_input = byte >= TW_EW_X0 && byte <= TW_EW_X3;
+    c.require(!is_input || c.in(byte - TW_EW_X0), "program byte ", length, " reads an absent input");
+    c.require(byte != TW_EW_W || c.weight(0), "program byte ", length, " reads an absent w");
+    const int taken = tw_ew_is_operand(byte) ? 0 : tw_ew_is_binary(byte) ? 2 : 1;
+    c.require(depth >= taken, "program byte ", length, " takes ", taken, " of ", depth, " values");
+    depth += 1 - taken;
+    c.require(depth <= TW_EW_STACK, "the program's stack must hold at most ", TW_EW_STACK, " values");
+  }
+  c.require(depth == 1, "the program must leave one value, leaves ", depth);
+  for (; length < TW_EW_BYTES; ++length) {
+    c.require(code[length] == TW_EW_END, "program byte ", length, " must be 0 after the end");
+  }
+}
+
+void check_elementwise(const Check& c) {
+  c.require_same_kind();
+  for (int i = 0; i < TW_EW_INPUTS; ++i) {
+    c.require_float32("every input", c.in(i));
+    c.require_cols("every input", c.in(i), c.out(0)->cols);
+    c.require(i == 0 || !c.in(i) || c.in(i - 1), "in[", i, "] needs in[", i - 1, "]");
+    c.require_finite("every constant", c.instruction.floats[i]);
+  }
+  c.require_raw("w", c.weight(0), c.out(0)->cols);
+  check_program(c);
+}
+
 // How many operands an op takes ("required" come first) and how many attributes it reads.
 struct Rule {
   Op op;
@@ -203,6 +188,8 @@ constexpr Rule kRules[] = {
     {Op::kGatherRows, "gather_rows", 1, 1, 0, 0, 1, 1, 0, 0, check_gather_rows},
     {Op::kSwiglu, "swiglu", 1, 1, 0, 0, 1, 1, 0, 0, check_swiglu},
     {Op::kAdd, "add", 2, 2, 0, 0, 1, 1, 0, 0, check_add},
+    {Op::kRmsNormColumns, "rms_norm_columns", 1, 1, 1, 1, 1, 1, 2, 2, check_rms_norm_columns},
+    {Op::kElementwise, "elementwise", 1, 4, 0, 1, 1, 1, 8, 4, check_elementwise},
 };
 
 const Rule* find_rule(uint32_t op) {
@@ -247,7 +234,9 @@ bool same_place(const BufferRecord& a, const BufferRecord& b) {
 
 // The kernels read and write these element by element in one order, so they may work in place.
 bool may_share(uint32_t op, int in, int out) {
-  return op == static_cast<uint32_t>(Op::kAdd) || (op == static_cast<uint32_t>(Op::kRmsNorm) && out == 1) ||
+  return op == static_cast<uint32_t>(Op::kAdd) || op == static_cast<uint32_t>(Op::kRmsNormColumns) ||
+         op == static_cast<uint32_t>(Op::kElementwise) ||
+         (op == static_cast<uint32_t>(Op::kRmsNorm) && out == 1) ||
          (op == static_cast<uint32_t>(Op::kMatmul) && in == 1);
 }
 

@@ -10,7 +10,8 @@
 // * Reserved fields, and ints and floats an op does not use, are 0; operands an op does not use are -1.
 // * An instruction reads only buffers that an earlier one wrote.
 // * An output may share memory with an input only if both have the same offset, stride and dtype, and only
-//   kAdd: y with a or b; kRmsNorm: sum with x or residual; kMatmul: y with residual.
+//   kAdd: y with a or b; kRmsNormColumns: y with x; kElementwise: y with any x; kRmsNorm: sum with x or
+//   residual; kMatmul: y with residual.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 
@@ -95,6 +96,10 @@ enum class Op : uint32_t {
   kGatherRows = 7,      // x (tokens) | - | y (rows) | - | -
   kSwiglu = 8,          // x | - | y | - | -
   kAdd = 9,             // a, b | - | y | - | -
+  // y is x, but for `heads` runs of w.k columns from `start` on, each of which is normalised.
+  kRmsNormColumns = 10,  // x | w | y | start, heads | eps, weight_offset
+  // The program of plugins/elementwise/kernel.h: its bytes fill the ints, its constants the floats.
+  kElementwise = 11,  // x0, x1?, x2?, x3? | w? | y | 32 bytes | c0, c1, c2, c3
 };
 
 struct Instruction {

@@ -119,6 +119,44 @@ TW_TEST(instruction_faults_are_named) {
   check_says(fault_of([](ToyPlan& t) { t.instructions.pop_back(); }), "logits_buffer");
 }
 
+TW_TEST(column_norm_faults_are_named) {
+  const auto norm = [](ToyPlan& t) -> Instruction& {
+    Instruction& i = t.instructions[2];
+    i.op = static_cast<uint32_t>(Op::kRmsNormColumns);
+    i.ints[0] = 0;
+    i.ints[1] = 1;
+    return i;
+  };
+  TW_CHECK_EQ(fault_of([&](ToyPlan& t) { norm(t); }), std::string());
+  check_says(fault_of([&](ToyPlan& t) { norm(t).ints[0] = -1; }), "start must not be negative, is -1");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).ints[0] = 1; }), "heads must end by column");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).ints[1] = 0x7fffffff; }), "heads must end by column");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).ints[1] = 0; }), "heads must be positive, is 0");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).floats[0] = -1; }), "eps must not be negative");
+}
+
+TW_TEST(program_faults_are_named) {
+  // The residual norm's operands serve: two inputs and w, of one width.
+  const auto with = [](std::initializer_list<int> code) {
+    return fault_of([&](ToyPlan& t) {
+      Instruction& i = t.instructions[7];
+      i.op = static_cast<uint32_t>(Op::kElementwise);
+      i.out[1] = -1;
+      i.floats[0] = i.floats[1] = 1;
+      uint8_t bytes[32] = {};
+      std::copy(code.begin(), code.end(), bytes);
+      std::memcpy(i.ints, bytes, sizeof bytes);
+    });
+  };
+  check_says(with({}), "must leave one value, leaves 0");
+  check_says(with({1, 2}), "must leave one value, leaves 2");
+  check_says(with({1, 16}), "takes 2 of 1 values");
+  check_says(with({3}), "program byte 0 reads an absent input");
+  check_says(with({1, 77}), "program byte 1 is 77, which is no code");
+  check_says(with({1, 32, 0, 32}), "program byte 3 must be 0 after the end");
+  check_says(with({1, 1, 1, 1, 1, 1, 1, 1, 1}), "stack must hold at most 8");
+}
+
 TW_TEST(truncation_is_refused_at_every_length) {
   ToyPlan toy;
   const std::vector<std::byte> bytes = toy.bytes();

@@ -66,6 +66,31 @@ def test_an_inner_value_that_others_read_is_not_folded(inner):
     assert ops(graph) == expected[inner]
 
 
+def test_a_tree_of_elementwise_ops_is_one_instruction():
+    """Producers with one user join; a number and a vector are operands; what others read stays apart."""
+    tree = """
+  %c: float64[] = constant() {value = 30.0}
+  %t: float32[tokens, 12] = tanh(%gu) in act
+  %m: float32[tokens, 12] = mul(%t, %c) in act
+  %v: float32[12] = weight() {expr = @"bg"}
+  %z: float32[tokens, 12] = add(%m, %v) in act
+"""
+    graph = lowered(HEAD + tree, "  return %z")
+    (node,) = graph.find("elementwise")
+    assert node.attrs["program"] == "x0 tanh 30.0 mul w add"
+    assert [v is not None for v in node.inputs] == [True, False, False, False, True]
+    shared = lowered(HEAD + tree + "  %o: float32[tokens, 12] = neg(%t) in act\n", "  return %z, %o")
+    assert sorted(n.attrs["program"] for n in shared.find("elementwise")) == ["x0 30.0 mul w add", "x0 neg", "x0 tanh"]
+
+
+def test_a_scaled_embedding_is_one_instruction():
+    scaled = "  %c: float64[] = constant() {value = 3.0}\n  %s: float32[tokens, 8] = mul(%x, %c)\n"
+    body = HEAD[: HEAD.index("%x")] + HEAD[HEAD.index("%x") :].split("\n")[0] + "\n" + scaled
+    graph = lowered(body, "  return %s")
+    assert ops(graph) == ["embedding"]
+    assert graph.find("embedding")[0].attrs == {"scale": 3.0}
+
+
 def test_types_in_bfloat16():
     """Matmul inputs and matrices narrow, the stream and the vectors wide."""
     graph = lowered(dtype="bfloat16")
@@ -87,13 +112,12 @@ def test_a_tied_table_is_one_weight():
 @pytest.mark.parametrize(
     ("body", "tail", "dtype", "reason"),
     [
-        (HEAD + "  %y: float32[tokens, 12] = tanh(%gu) in mlp.act\n", "  return %y", "float32",
-         r"%y \(tanh .* in mlp.act\) has no kernel on target cpu"),
+        (HEAD + "  %y: float32[tokens, 12] = sin(%gu) in mlp.act\n", "  return %y", "float32",
+         r"%y \(sin .* in mlp.act\) has no kernel on target cpu"),
         (BODY + "  %z: float32[tokens, 8] = add(%n, %x) in odd\n", "  return %y, %z", "bfloat16",
          r"%n \(rms_norm .*\) is needed in bfloat16 and float32"),
         (HEAD.replace("linear(%n, %wg, %bg)", "linear(%x, %wg, %bg)"), "  return %gu", "bfloat16",
          r"%x \(embedding .*\) feeds a matmul and must be bfloat16"),
-        (HEAD + "  %y: float32[tokens, 8] = add(%x, %wn) in odd\n", "  return %y", "float32", "adds shapes that"),
     ],
 )  # fmt: skip
 def test_what_no_kernel_does_is_refused(body, tail, dtype, reason):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError
-from tensorwright.plugins.rms_norm import add_rms_norm, op
+from tensorwright.plugins.rms_norm import add_rms_norm, op, rms_norm_columns
 from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.runtime import _runtime
 
@@ -119,3 +120,22 @@ def test_infer_refuses_what_does_not_fit() -> None:
         op.infer([x, w], {})
     with pytest.raises(GraphError, match="residual"):
         add_rms_norm.infer([x, Value("r", "float32", ("tokens", 9)), w], {})
+
+
+def test_columns_are_normalised_run_by_run_and_the_rest_stays() -> None:
+    x, w = normal(3, 11), normal(2, seed=1)
+    attrs = {"start": 1, "heads": 3, "eps": 1e-5, "weight_offset": 1.0}
+    (y,) = rms_norm_columns.reference([x, w], attrs, "float32")
+    for first in (1, 3, 5):
+        np.testing.assert_array_equal(
+            y[:, first : first + 2], op.normalise(x[:, first : first + 2], w, 1e-5, 1.0).astype(np.float32)
+        )
+    np.testing.assert_array_equal(y[:, [0, 7, 8, 9, 10]], x[:, [0, 7, 8, 9, 10]])
+
+
+def test_runs_of_columns_must_lie_in_the_row() -> None:
+    x, w = Value("x", "float32", ("tokens", 8)), Value("w", "float32", (3,))
+    attrs = {"start": 2, "heads": 2, "eps": 1e-5, "weight_offset": 0.0}
+    assert rms_norm_columns.infer([x, w], attrs) == [("float32", ("tokens", 8))]
+    with pytest.raises(GraphError, match=r"2 runs of w \[3\] from column 3 on must lie in x"):
+        rms_norm_columns.infer([x, w], {**attrs, "start": 3})

@@ -43,7 +43,8 @@ class EngineSteps:
         self.executor = _runtime.CpuExecutor(str(cpu / "plan.bin"), str(cpu / "weights.bin"), threads, "map")
         self.block = self.executor.facts()["block_size"]
         self.blocks = blocks
-        self.executor.allocate([blocks], max_tokens, max_tokens, 64)
+        self.groups = len(self.executor.facts()["group_windows"])
+        self.executor.allocate([blocks] * self.groups, max_tokens, max_tokens, 64)
 
     def logits(self, ids: list[int], chunks: list[int] | None = None, first_block: int = 0) -> np.ndarray:
         """[len(ids), vocab] float32: `ids` fed in chunks of the given sizes (default: all at once)."""
@@ -65,7 +66,7 @@ class EngineSteps:
                     np.array([0, size], np.int32),
                     np.array([done + size], np.int32),
                     np.arange(size, dtype=np.int32),
-                    [(np.array([table], np.int32), slots)],
+                    [(np.array([table], np.int32), slots)] * self.groups,
                 )
             )
             done += size

@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 COMMON: dict[str, Any] = {
     "vocab_size": 101,
@@ -36,9 +47,32 @@ LLAMA3_ROPE: dict[str, Any] = {
     "original_max_position_embeddings": 32,
 }
 
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 3.0,
+}
+
+GEMMA2: dict[str, Any] = {
+    "head_dim": 8,
+    "sliding_window": 16,
+    "query_pre_attn_scalar": 12,
+    "attn_logit_softcapping": 4.0,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
+    "mistral": (MistralConfig, {"head_dim": 8, "sliding_window": 16}),
+    "qwen3": (Qwen3Config, {"head_dim": 12}),
+    "olmo2": (Olmo2Config, {"pad_token_id": 0}),
+    "granite": (GraniteConfig, GRANITE),
+    "phi3": (Phi3Config, {"pad_token_id": 0, "sliding_window": 16}),
+    "gemma2": (Gemma2Config, GEMMA2),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -52,12 +86,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_mha": ("llama", {"num_key_value_heads": 4, "vocab_size": 97}),
     "qwen2": ("qwen2", {}),
     "qwen2_untied": ("qwen2", {"tie_word_embeddings": False, "num_attention_heads": 8, "hidden_size": 64}),
+    "mistral": ("mistral", {}),
+    "qwen3": ("qwen3", {}),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", {}),
+    "phi3": ("phi3", {}),
+    "gemma2": ("gemma2", {}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
 
 def make_tiny(path: str | Path, family: str, *, seed: int = 0, **config_overrides: Any) -> Path:
-    """Writes a float32 checkpoint of `family` ("llama", "qwen2") with a word-level tokenizer to `path`.
+    """Writes a float32 checkpoint of `family` (a key of _FAMILIES) with a word-level tokenizer to `path`.
 
     Overrides go to the config class; `dtype="bfloat16"` stores the weights rounded to that type. Returns the path.
     """

@@ -32,6 +32,10 @@ std::unique_ptr<Operation> make_operation(const Instruction& instruction, const 
       return make_swiglu(instruction, context);
     case Op::kAdd:
       return make_add(instruction, context);
+    case Op::kRmsNormColumns:
+      return make_rms_norm_columns(instruction, context);
+    case Op::kElementwise:
+      return make_elementwise(instruction, context);
   }
   refuse_plan(concat("op ", instruction.op, " is unknown"));
 }

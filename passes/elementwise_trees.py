@@ -1,0 +1,126 @@
+"""Trees of element by element ops that become one `elementwise` instruction each; not a pass, part of lower_to_cpu.
+
+An op joins the tree of its only user while the program stays within what a kernel takes. Operands of a tree are
+activations of the result's shape [T, C], vectors [C] (one per tree), and numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.errors import GraphError
+from tensorwright.plugins.elementwise.op import BINARY, INPUTS, UNARY, encode
+
+
+@dataclass
+class Tree:
+    """One instruction: its program, its activations x0 .. x3, and w."""
+
+    program: str = ""
+    x: list[Value] = field(default_factory=list)
+    w: Value | None = None
+
+
+def word_of(node: Node) -> str | None:
+    """The operation of a program that `node` is; None if it is none."""
+    if node.op == "gelu":
+        return {"none": "gelu", "tanh": "gelu_tanh"}.get(node.attrs["approximate"])
+    return node.op if node.op in BINARY or node.op in UNARY else None
+
+
+def number_of(value: Value) -> float | None:
+    """A constant that is one number, whatever its shape."""
+    if value.constant is None or np.size(value.constant) != 1:
+        return None
+    return float(np.float32(np.asarray(value.constant).reshape(())))
+
+
+class Trees:
+    """`of`: the tree of every node that is the root of one. `inside`: the ids of nodes within the tree of another."""
+
+    def __init__(self, graph: Graph, taken: set[int]):
+        self.users = graph.users()
+        self.outputs = graph.outputs
+        self.taken = taken
+        self.of: dict[int, Tree] = {}
+        self.inside: set[int] = set()
+        for node in reversed(graph.nodes):
+            if self.may_be_part(node) and id(node) not in self.inside:
+                self.grow(node)
+
+    def may_be_part(self, node: Node) -> bool:
+        return word_of(node) is not None and id(node) not in self.taken and node.output.rank == 2
+
+    def grow(self, root: Node) -> None:
+        """Take in one producer after the other, nearest first, as long as the program can be run."""
+        members = [root]
+        tree = self.write(root, members)
+        if tree is None:
+            return
+        waiting = list(root.inputs)
+        while waiting:
+            value = waiting.pop(0)
+            if value is None or value.node is None or not self.may_join(value, members):
+                continue
+            larger = self.write(root, [*members, value.node])
+            if larger is not None:
+                tree, members = larger, [*members, value.node]
+                waiting.extend(value.node.inputs)
+        self.of[id(root)] = tree
+        self.inside |= {id(n) for n in members[1:]}
+
+    def may_join(self, value: Value, members: list[Node]) -> bool:
+        assert value.node is not None
+        inside = {id(n) for n in members}
+        only_here = len(self.users[value]) == 1 and id(self.users[value][0]) in inside
+        once = sum(n.inputs.count(value) for n in members) == 1
+        return self.may_be_part(value.node) and only_here and once and value not in self.outputs
+
+    def write(self, root: Node, members: list[Node]) -> Tree | None:
+        """The tree of these nodes; None if it has operands or a size that no kernel takes."""
+        tree = Tree()
+        inside = {id(n) for n in members}
+        words = self.words(root, inside, tree)
+        if words is None or not tree.x or len(tree.x) > INPUTS:
+            return None
+        tree.program = " ".join(words)
+        try:
+            encode(tree.program)
+        except GraphError:
+            return None
+        return tree
+
+    def words(self, node: Node, inside: set[int], tree: Tree) -> list[str] | None:
+        words: list[str] = []
+        for value in node.inputs:
+            assert value is not None
+            if value.node is not None and id(value.node) in inside:
+                part = self.words(value.node, inside, tree)
+            else:
+                part = operand(value, node.output, tree)
+            if part is None:
+                return None
+            words += part
+        word = word_of(node)
+        assert word is not None
+        return [*words, word]
+
+
+def operand(value: Value, out: Value, tree: Tree) -> list[str] | None:
+    """The word for a leaf, which the tree learns of; None if it has none."""
+    number = number_of(value)
+    if number is not None:
+        return [repr(number)] if np.isfinite(number) else None
+    if value.node is not None and value.node.op in ("weight", "constant"):
+        if value.shape != out.shape[1:] or tree.w not in (None, value):
+            return None
+        tree.w = value
+        return ["w"]
+    if value.shape != out.shape:
+        return None
+    if value not in tree.x:
+        tree.x.append(value)
+    return [f"x{tree.x.index(value)}"]

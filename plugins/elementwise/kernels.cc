@@ -1,0 +1,19 @@
+// The elementwise kernels, best first.
+#include "plugins/common/dispatch.h"
+
+extern "C" {
+void tw_elementwise_scalar(const tw_elementwise_args*);
+void tw_elementwise_avx512(const tw_elementwise_args*);
+}
+
+namespace tensorwright {
+
+std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels() {
+  static constexpr KernelEntry<tw_elementwise_fn> kTable[] = {
+      {"elementwise_avx512", Isa::avx512, false, tw_elementwise_avx512},
+      {"elementwise_scalar", Isa::scalar, false, tw_elementwise_scalar},
+  };
+  return kTable;
+}
+
+}  // namespace tensorwright

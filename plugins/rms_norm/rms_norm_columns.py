@@ -1,0 +1,39 @@
+"""rms_norm_columns(x, w):  x, with each of `heads` runs of D columns from `start` on normalised alone
+
+x: [T, N], w: [D], shared by the runs.  Norms of q and k inside a row of qkv: one run per head, or a single wide one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.errors import GraphError
+from tensorwright.plugins.rms_norm.op import normalise
+from tensorwright.plugins.rounding import round_to
+
+NAME = "rms_norm_columns"
+ATTRS: dict[str, type] = {"start": int, "heads": int, "eps": float, "weight_offset": float}
+
+
+def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    """y has x's type and shape."""
+    x, w = inputs
+    start, heads = attrs["start"], attrs["heads"]
+    fits = x.rank == 2 and w.rank == 1 and isinstance(x.shape[1], int) and isinstance(w.shape[0], int)
+    if not fits or start < 0 or heads < 1 or start + heads * int(w.shape[0]) > int(x.shape[1]):
+        raise GraphError(
+            f"rms_norm_columns: {heads} runs of w {list(w.shape)} from column {start} on must lie in x {list(x.shape)}"
+        )
+    return [(x.dtype, x.shape)]
+
+
+def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    x, w = inputs
+    y = x.astype(np.float32)
+    start, end = attrs["start"], attrs["start"] + attrs["heads"] * len(w)
+    runs = y[:, start:end].reshape(len(y), attrs["heads"], len(w))
+    y[:, start:end] = normalise(runs, w, attrs["eps"], attrs["weight_offset"]).reshape(len(y), end - start)
+    return [round_to(y, act_dtype)]

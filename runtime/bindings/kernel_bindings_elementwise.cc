@@ -1,0 +1,77 @@
+// The elementwise kernels for tests. Arrays of bfloat16 travel as uint16.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "plugins/common/dispatch.h"
+#include "runtime/bindings/bindings.h"
+#include "runtime/core/error.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tensorwright {
+namespace {
+
+using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Array = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+void require(bool holds, const std::string& message) {
+  if (!holds) throw Error("InvalidOptionError", message);
+}
+
+std::vector<std::tuple<std::string, std::string, bool>> table() {
+  std::vector<std::tuple<std::string, std::string, bool>> rows;
+  for (const auto& entry : elementwise_kernels()) {
+    rows.emplace_back(entry.name, isa_name(entry.isa), refusal(entry.isa, false, Isa::avx512).empty());
+  }
+  return rows;
+}
+
+// The program must be sound: only a plan's is checked.
+void run(size_t index, const nb::bytes& code, const std::vector<float>& constants, const std::vector<Rows>& x,
+         const std::optional<Vector>& w, const Array& y) {
+  const auto kernels = elementwise_kernels();
+  require(index < kernels.size() && refusal(kernels[index].isa, false, Isa::avx512).empty(),
+          "no such kernel on this processor");
+  require(code.size() <= TW_EW_BYTES && constants.size() <= TW_EW_CONSTANTS && x.size() <= TW_EW_INPUTS,
+          "a program has at most 32 bytes, 4 constants and 4 inputs");
+  uint8_t bytes[TW_EW_BYTES] = {};
+  float numbers[TW_EW_CONSTANTS] = {};
+  std::copy_n(static_cast<const uint8_t*>(code.data()), code.size(), bytes);
+  std::copy(constants.begin(), constants.end(), numbers);
+  tw_elementwise_args a = {};
+  a.rows = static_cast<int32_t>(y.shape(0));
+  a.width = static_cast<int32_t>(y.shape(1));
+  a.code = bytes;
+  a.constants = numbers;
+  for (size_t i = 0; i < x.size(); ++i) {
+    require(x[i].shape(0) == y.shape(0) && x[i].shape(1) == y.shape(1), "every x must have y's shape");
+    a.x[i] = x[i].data();
+    a.x_stride[i] = static_cast<int64_t>(x[i].shape(1));
+  }
+  require(!w || w->size() == y.shape(1), "w must have y's columns");
+  a.w = w ? w->data() : nullptr;
+  require(y.dtype() == nb::dtype<float>() || y.dtype() == nb::dtype<uint16_t>(), "y: float32 or uint16");
+  a.y_dtype = y.dtype() == nb::dtype<float>() ? TW_F32 : TW_BF16;
+  a.y = const_cast<void*>(static_cast<const void*>(y.data()));
+  a.y_stride = static_cast<int64_t>(y.shape(1));
+  kernels[index].fn(&a);
+}
+
+}  // namespace
+
+void bind_elementwise_kernels(nb::module_& m) {
+  m.def("elementwise_table", &table, "[(name, isa, runnable here)], best first.");
+  m.def("run_elementwise", &run, "index"_a, "code"_a, "constants"_a, "x"_a, "w"_a.none(), "y"_a,
+        "Kernel `index` of elementwise_table: x float32 [rows, width] each, y float32 or uint16 in place.");
+}
+
+}  // namespace tensorwright

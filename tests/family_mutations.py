@@ -1,0 +1,119 @@
+"""Lowered graphs with one thing wrong that only some families have. Like mutations.py: no shape changes.
+
+Each function breaks a graph in place, and fails if the graph has nothing to break.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from mutations import swap_gate_and_up
+
+from tensorwright.builder.ir import Graph, Node
+
+__all__ = ["swap_gate_and_up"]
+
+
+def drop_window(graph: Graph) -> None:
+    """Attention sees all positions where it should see the last few."""
+    assert any(layer["window"] for layer in graph.facts["kv_layers"])
+    for layer in graph.facts["kv_layers"]:
+        layer["window"] = 0
+
+
+def widen_window(graph: Graph) -> None:
+    """Windows one position too long."""
+    assert any(layer["window"] for layer in graph.facts["kv_layers"])
+    for layer in graph.facts["kv_layers"]:
+        layer["window"] += 1 if layer["window"] else 0
+
+
+def swap_windows(graph: Graph) -> None:
+    """The layers with a window and those without change places."""
+    windows = {layer["window"] for layer in graph.facts["kv_layers"]}
+    assert len(windows) == 2
+    for layer in graph.facts["kv_layers"]:
+        layer["window"] = sum(windows) - layer["window"]
+
+
+def drop_attention_cap(graph: Graph) -> None:
+    """Attention scores are not capped."""
+    for node in _matching(graph, lambda n: n.op == "paged_attention" and n.attrs["softcap"] > 0):
+        node.attrs["softcap"] = 0.0
+
+
+def scale_embedding(graph: Graph) -> None:
+    """The embedding's scale is 2 % off."""
+    for node in _matching(graph, lambda n: n.op == "embedding" and n.attrs["scale"] != 1.0):
+        node.attrs["scale"] *= 1.02
+
+
+def change_numbers(graph: Graph) -> None:
+    """The first number of the last program that has one is 2 % off."""
+    node = _matching(graph, lambda n: n.op == "elementwise" and any(map(_is_number, n.attrs["program"].split())))[-1]
+    words = node.attrs["program"].split()
+    at = next(i for i, word in enumerate(words) if _is_number(word))
+    node.attrs["program"] = " ".join([*words[:at], repr(float(words[at]) * 1.02), *words[at + 1 :]])
+
+
+def _is_number(word: str) -> bool:
+    return word[-1].isdigit() and not word.startswith("x")
+
+
+def drop_weight_offset(graph: Graph) -> None:
+    """Norm weights stored as a difference from one are taken for the weights themselves."""
+    for node in _matching(graph, lambda n: n.op == "rms_norm" and n.attrs["weight_offset"] == 1.0):
+        node.attrs["weight_offset"] = 0.0
+
+
+def use_exact_gelu(graph: Graph) -> None:
+    """gelu by erf in place of its approximation by tanh."""
+    for node in _matching(graph, lambda n: n.op == "elementwise" and "gelu_tanh" in n.attrs["program"]):
+        node.attrs["program"] = node.attrs["program"].replace("gelu_tanh", "gelu")
+
+
+def flatten_query_norm(graph: Graph) -> None:
+    """The norm of q in the last layer loses its weight."""
+    _flatten(graph, _column_norms(graph)[-2])
+
+
+def flatten_key_norm(graph: Graph) -> None:
+    """The norm of k in the last layer loses its weight."""
+    _flatten(graph, _column_norms(graph)[-1])
+
+
+def norm_heads_apart(graph: Graph) -> None:
+    """Each half of k is normalised by itself where the whole row should be."""
+    node = _column_norms(graph)[-1]
+    weight = node.inputs[1].node
+    half = node.inputs[1].shape[0] // 2
+    attrs = {**weight.attrs, "expr": weight.attrs["expr"].slice(0, 0, half)}
+    node.inputs[1] = graph.add("weight", (), attrs, [("float32", (half,))], before=node).output
+    node.attrs["heads"] *= 2
+
+
+def _column_norms(graph: Graph) -> list[Node]:
+    return _matching(graph, lambda n: n.op == "rms_norm_columns")
+
+
+def _matching(graph: Graph, wanted: Callable[[Node], bool]) -> list[Node]:
+    found = [n for n in graph.nodes if wanted(n)]
+    assert found, "the graph has nothing that this mutation could break"
+    return found
+
+
+def _flatten(graph: Graph, node: Node) -> None:
+    shape = node.inputs[1].shape
+    node.inputs[1] = graph.constant(np.ones(shape, np.float32), "float32", shape, before=node)
+
+
+def shift_fused_rows(graph: Graph) -> None:
+    """The rows of the last fused qkv matrix move by one: as if its parts began elsewhere."""
+    write = _matching(graph, lambda n: n.op == "rotary_kv_write")[-1]
+    node = write.inputs[0].node
+    weight = node.inputs[1].node
+    rows, expr = node.inputs[1].shape[0], weight.attrs["expr"]
+    attrs = {**weight.attrs, "expr": expr.slice(0, 1, rows).concat([expr.slice(0, 0, 1)], 0)}
+    types = [(weight.output.dtype, weight.output.shape)]
+    node.inputs[1] = graph.add("weight", (), attrs, types, before=node).output
