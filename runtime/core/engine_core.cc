@@ -180,7 +180,8 @@ void EngineCore::take_token(Sequence& sequence, const LogitRows& logits, int32_t
   std::span<const float> values(logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size));
   Sample sample;
   try {
-    sample = sampler_.sample(values, sequence.sampling, sequence.seed, sequence.size());
+    sample = sampler_.sample(values, sequence.sampling, sequence.seed, sequence.size(),
+                             {sequence.tokens, sequence.prompt_tokens});
   } catch (const std::exception& error) {
     Error typed = as_error(error);
     end(sequence.id, &typed, events);
