@@ -139,6 +139,11 @@ class LLM(StrictKeywords):
         """Starts one request and returns at once; see RequestHandle. Raises typed errors before work starts."""
         return self._submit(check_request(prompt, sampling_params or SamplingParams(), self.engine))
 
+    def abort(self, request_id: int) -> bool:
+        """Ends a request soon, from any thread: it finishes with finish_reason "abort" and what it has. False if it has
+        ended, or never was."""
+        return self._client.abort_for_caller(request_id)
+
     def get_stats(self) -> dict[str, Any]:
         """Counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
         return self._client.stats()

@@ -81,6 +81,8 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
     sampling.frequency_penalty = float(params.frequency_penalty)
     sampling.logit_bias = list(params.logit_bias)
     sampling.bad_words = request.bad_words
+    sampling.timeout_s = -1.0 if params.timeout is None else float(params.timeout)
+    sampling.priority = int(params.priority)
     sampling.seed = None if params.seed is None else int(params.seed)
     sampling.stop_token_ids = list(params.stop_token_ids)
     sampling.ignore_eos = params.ignore_eos

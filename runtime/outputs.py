@@ -23,7 +23,7 @@ class CompletionOutput:
     token_ids: everything sampled, the token that ended the request included.
     logprobs: one dict per token, by token id, when asked for; the sampled token is always among the keys.
     cumulative_logprob: sum over the sampled tokens; None unless logprobs were asked for.
-    finish_reason: None while unfinished, then "stop", "length" or "abort".
+    finish_reason: None while unfinished, then "stop", "length", "abort" or "timeout".
     stop_reason: the stop token or stop string that ended it, None for the model's own end-of-sequence token.
     """
 

@@ -39,6 +39,10 @@ class SamplingParams(StrictKeywords):
     include_stop_str_in_output: leave the stop string at the end of the text.
     ignore_eos: go on after the model's end-of-sequence token.
     logprobs: None: none; k: the sampled token's, and those of the k likeliest, before anything above changed them.
+    timeout: seconds from the request's arrival at the engine after which it ends, between two steps, with
+        finish_reason "timeout" and what it has; None: never. (A reason and not an error: one slow prompt of many
+        must not cost the others their answers.)
+    priority: higher ones start first, and are the last to give way when memory runs out.
     truncate_prompt_tokens: use only the last k tokens of the prompt; None: all.
     detokenize: False leaves the text empty and needs no tokenizer.
     skip_special_tokens: leave special tokens out of the text (they stay in token_ids).
@@ -64,6 +68,8 @@ class SamplingParams(StrictKeywords):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    timeout: float | None = None
+    priority: int = 0
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -76,6 +82,9 @@ class SamplingParams(StrictKeywords):
             check_int("seed", self.seed, 0, MAX_SEED, "an integer from 0 to 2**64 - 1, or None")
         if self.logprobs is not None:
             check_int("logprobs", self.logprobs, 0, MAX_INT32, "an integer >= 0, or None")
+        if self.timeout is not None:
+            check_range("timeout", self.timeout, 0, 1e7)
+        check_int("priority", self.priority, -MAX_INT32, MAX_INT32, "a 32-bit integer")
         if self.truncate_prompt_tokens is not None:
             check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_INT32, "a positive integer or None")
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):

@@ -124,6 +124,7 @@ nb::dict PyEngine::stats() const {
   d["evictions"] = s.evictions;
   d["requests_finished"] = s.finished;
   d["requests_aborted"] = s.aborted;
+  d["requests_timed_out"] = s.timed_out;
   d["requests_failed"] = s.failed;
   d["steps"] = s.steps.steps;
   d["steps_rolled_back"] = s.steps.rolled_back;
@@ -179,7 +180,8 @@ void bind_event(nb::module_& m) {
           },
           "parallel to tokens, or empty: (token, logprob, rank) of the sampled token, then of the others "
           "asked for")
-      .def_ro("finish", &Event::finish, "'', 'stop', 'length', 'abort' or 'error'; not '' in the last event")
+      .def_ro("finish", &Event::finish,
+              "'', 'stop', 'length', 'abort', 'timeout' or 'error'; not '' in the last event")
       .def_ro("stop_token", &Event::stop_token,
               "what ended the request, -1: nothing did; it is in tokens too")
       .def_ro("error_type", &Event::error_type, "a class of tensorwright.errors")

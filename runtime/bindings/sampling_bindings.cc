@@ -72,6 +72,8 @@ void bind_parameters(nb::module_& m) {
           "None: drawn once per request")
       .def_rw("stop_token_ids", &Sampling::stop_token_ids, "end the request even with ignore_eos")
       .def_rw("eos_token_ids", &Sampling::eos_token_ids)
+      .def_rw("timeout_s", &Sampling::timeout_s, "from arrival to the end, negative: none")
+      .def_rw("priority", &Sampling::priority, "higher ones start first")
       .def_rw("ignore_eos", &Sampling::ignore_eos)
       .def_rw("logprobs", &Sampling::logprobs,
               "-1: none, 0: of the sampled token, n: of the n likeliest as well");

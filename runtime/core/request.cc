@@ -11,6 +11,7 @@ namespace {
 
 // Below this, logits divided by the temperature leave the range of fp32.
 constexpr double kMinTemperature = 1e-6;
+constexpr double kMaxTimeout = 1e7;  // seconds; far from overflowing a clock
 // So far, penalties and biases keep ordinary logits finite.
 constexpr double kMaxPenalty = 100, kMaxBias = 1e6;
 
@@ -69,6 +70,10 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
     refuse(type, "top_k must be positive, or 0 or -1 for off", std::to_string(s.top_k), "raise it");
   if (!(s.top_p > 0 && s.top_p <= 1)) {
     refuse(type, "top_p must be in (0, 1]", std::to_string(s.top_p), "use 1 for off");
+  }
+  if (std::isnan(s.timeout_s) || s.timeout_s > kMaxTimeout) {
+    refuse(type, "timeout_s must be negative (none) or at most " + std::to_string(kMaxTimeout),
+           std::to_string(s.timeout_s), "use -1 for none");
   }
   validate_range("min_p", s.min_p, 0, 1);
   if (s.logprobs < -1 || s.logprobs > facts.vocab_size) {

@@ -28,6 +28,8 @@ struct Sampling {
   double frequency_penalty = 0.0;
   std::vector<std::pair<int32_t, double>> logit_bias;
   std::vector<std::vector<int32_t>> bad_words;  // token sequences, none empty
+  double timeout_s = -1;                        // from arrival to the end; negative: none
+  int32_t priority = 0;                         // higher ones start first
   int32_t logprobs = -1;  // -1: none; 0: of the sampled token; n: of the n likeliest as well
 };
 
@@ -49,7 +51,7 @@ struct Event {
   std::vector<int32_t> tokens;
   std::vector<std::vector<TokenLogprob>>
       logprobs;                   // [tokens] if asked for: the sampled token, then the others
-  std::string finish;             // "", "stop", "length", "abort" or "error"
+  std::string finish;             // "", "stop", "length", "abort", "timeout" or "error"
   int32_t stop_token = -1;        // the end-of-sequence or stop token; it is in `tokens` too
   std::string error_type, error;  // a class of tensorwright.errors, and its message
   int32_t prompt_tokens = 0;

@@ -55,12 +55,8 @@ def test_prompts_are_those_of_transformers(chatty: LLM, add: bool, tools: Any) -
 
 def test_one_conversation_or_many(chatty: LLM) -> None:
     assert chatty.chat(TALK, ONE).outputs[0].token_ids == [256]  # the fake says the prompt again
-    assert [
-        output.prompt for output in chatty.chat([TALK, TALK[:1]], ONE, chat_template="{{ messages | length }}")
-    ] == [
-        "4",
-        "1",
-    ]
+    outputs = chatty.chat([TALK, TALK[:1]], ONE, chat_template="{{ messages | length }}")
+    assert [output.prompt for output in outputs] == ["4", "1"]
 
 
 @pytest.mark.parametrize(
@@ -87,6 +83,6 @@ def test_what_cannot_be_a_prompt_is_refused(chatty: LLM, call: Callable[[LLM], A
 def test_an_engine_without_template_or_tokenizer_says_so(llm: LLM, fake: FakeEngine, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="no chat template: pass chat_template="):
         llm.chat(TALK)
-    with LLM(write_engine(tmp_path / "bare", tokenizer=False), kv_cache_memory="1MiB") as bare:
-        with pytest.raises(InvalidRequestError, match="no tokenizer"):
-            bare.chat(TALK, chat_template="a")
+    bare = write_engine(tmp_path / "bare", tokenizer=False)
+    with LLM(bare, kv_cache_memory="1MiB") as mute, pytest.raises(InvalidRequestError, match="no tokenizer"):
+        mute.chat(TALK, chat_template="a")

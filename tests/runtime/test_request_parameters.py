@@ -61,3 +61,29 @@ def test_a_truncated_prompt_keeps_its_end(llm: LLM) -> None:
     assert output.prompt_token_ids == llm.engine.tokenizer.encode("bcabc")
     assert output.outputs[0].text == "b"
     assert llm.generate(IDS, SamplingParams(max_tokens=1, truncate_prompt_tokens=5)).prompt_token_ids == [10, 20]
+
+
+def test_timeout_and_priority_reach_the_engine(llm: LLM, fake: FakeEngine) -> None:
+    sampling = fake.submitted[llm.generate(IDS, SamplingParams(timeout=5, priority=-2)).request_id]
+    assert (sampling.timeout_s, sampling.priority) == (5.0, -2)
+
+
+def test_a_timeout_is_a_finish_and_costs_no_other_request(llm: LLM, fake: FakeEngine) -> None:
+    fake.budget = 1
+    slow = llm.generate_async(IDS, SamplingParams(max_tokens=50, timeout=1))
+    partial = iter(slow)  # kept: an iterator that goes away aborts its request
+    assert not next(partial).finished
+    fake.time_out(slow.request_id)
+    completion = slow.result(10).outputs[0]
+    assert (completion.token_ids, completion.finish_reason, completion.stop_reason) == ([10], "timeout", None)
+    fake.budget = None
+    assert llm.generate(IDS).finished
+
+
+def test_abort_by_id(llm: LLM, fake: FakeEngine) -> None:
+    fake.budget = 1
+    handle = llm.generate_async(IDS, SamplingParams(max_tokens=50))
+    assert llm.abort(handle.request_id)
+    assert handle.result(10).outputs[0].finish_reason == "abort"
+    assert not llm.abort(handle.request_id)
+    assert not llm.abort(12345)

@@ -102,6 +102,11 @@ class FakeEngine:
             del self._alive[request_id]
             self._events.append(FakeEvent(request_id, finish="error", error_type=error_type, error=message))
 
+    def time_out(self, request_id: int) -> None:
+        with self._lock:
+            del self._alive[request_id]
+            self._events.append(FakeEvent(request_id, finish="timeout"))
+
     def _steps(self, request_id: int) -> None:
         """As the engine does when nobody fetches: tokens of several steps in one event."""
         first = len(self._events)
