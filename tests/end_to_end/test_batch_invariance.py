@@ -32,6 +32,7 @@ class Ask:
     abort_after: int | None = None
     """Tokens after which the caller has had enough."""
     arrives_ms: int = 0
+    priority: int = 0
     shaped: bool = False
     """With penalties, a bias, a bad word and all else that looks at the tokens so far."""
 
@@ -39,7 +40,7 @@ class Ask:
         return SamplingParams(
             max_tokens=self.tokens, temperature=self.temperature, seed=self.seed, logprobs=2, ignore_eos=True,
             top_k=40 if self.temperature else 0, top_p=0.9 if self.temperature else 1.0,
-            **(SHAPED if self.shaped else {}),
+            priority=self.priority, **(SHAPED if self.shaped else {}),
         )  # fmt: skip
 
 
@@ -89,6 +90,7 @@ def asks(count: int, seed: int, longest: int = 120, most_tokens: int = 24, sprea
                 seed=i,
                 abort_after=rng.randrange(1, 6) if rng.random() < 0.1 else None,
                 arrives_ms=rng.randrange(spread_ms + 1),
+                priority=rng.choice([0, 0, 1]),
                 shaped=rng.random() < 0.3,
             )
         )
