@@ -120,6 +120,9 @@ class RequestHandle:
         """Takes one event of the engine; True if it was the request's last."""
         with self._changed:
             self._state.apply(event, time.monotonic())
+            if self._state.stopped_early:
+                self._abort(self.request_id)  # returns at once; what the engine says of it later is not heard
+                return self._end(None)
             if event.finish == "abort" and not self._asked_to_abort:
                 error: BaseException = RequestAbortedError(
                     f"request {self.request_id} was aborted before it finished, because the LLM was shut down"

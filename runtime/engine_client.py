@@ -56,6 +56,12 @@ class EngineClient:
         """False if the request has ended."""
         return self._engine.abort(request_id)
 
+    def abort_for_caller(self, request_id: int) -> bool:
+        """The same as the request's own handle would; False also for an id that never was."""
+        with self._lock:
+            handle = self._requests.get(request_id)
+        return handle is not None and handle.abort()
+
     def stats(self) -> dict[str, Any]:
         with self._lock:
             self._check_open()

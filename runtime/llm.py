@@ -12,6 +12,7 @@ from typing import Any, overload
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.chat import chat_prompt, is_conversation
 from tensorwright.runtime.engine_client import EngineClient
 from tensorwright.runtime.engine_dir import DTYPES, EngineDir, is_engine, open_engine
 from tensorwright.runtime.host import default_threads
@@ -117,10 +118,38 @@ class LLM(StrictKeywords):
             raise
         return outputs[0] if single else outputs
 
+    def chat(
+        self,
+        messages: Any,
+        sampling_params: Any = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        template_variables: dict[str, Any] | None = None,
+        progress: bool = False,
+    ) -> Any:
+        """Answers a conversation, or a list of conversations, as `generate` answers prompts.
+
+        messages: dicts with "role" and "content", handed to the model's chat template as they are. chat_template: Jinja
+        text instead of the model's. add_generation_prompt: end with the start of the assistant's answer.
+        template_variables: what else the template looks at, such as tools or enable_thinking.
+        """
+        single = is_conversation(messages)
+        prompts = [
+            chat_prompt(self.engine, each, chat_template, add_generation_prompt, template_variables or {})
+            for each in ([messages] if single else messages)
+        ]
+        return self.generate(prompts[0] if single else prompts, sampling_params, progress=progress)
+
     def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
         """Starts one request and returns at once; see RequestHandle. Raises typed errors before work starts."""
         params = SamplingParams() if sampling_params is None else sampling_params
         return self._submit(check_request(prompt, params, self.engine, self._kv_positions))
+
+    def abort(self, request_id: int) -> bool:
+        """Ends a request soon, from any thread: it finishes with finish_reason "abort" and what it has. False if it has
+        ended, or never was."""
+        return self._client.abort_for_caller(request_id)
 
     def get_stats(self) -> dict[str, Any]:
         """Counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
@@ -149,7 +178,7 @@ class LLM(StrictKeywords):
         return [check_request(prompt, param, self.engine, self._kv_positions) for prompt, param in pairs]
 
     def _submit(self, request: CheckedRequest, wait_for_room: bool = False) -> RequestHandle:
-        sampling = native.make_sampling(request.params, request.max_tokens, self.engine.eos_token_ids)
+        sampling = native.make_sampling(request, self.engine.eos_token_ids)
         tokenizer = self.engine.tokenizer
 
         def make_state(request_id: int) -> RequestState:

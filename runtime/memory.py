@@ -8,7 +8,7 @@ from typing import Any
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.host import available_memory
-from tensorwright.runtime.sampling_params import is_int
+from tensorwright.runtime.parameter_checks import is_int
 
 SHARE = 0.5  # of the memory left beside the weights; the rest is for activations, the page cache and other programs
 _UNITS = {"": 1, "b": 1} | {

@@ -8,7 +8,8 @@ from typing import Any
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
 from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.engine_dir import EngineDir
-from tensorwright.runtime.sampling_params import MAX_INT32, SamplingParams, is_int
+from tensorwright.runtime.parameter_checks import MAX_INT32, is_int
+from tensorwright.runtime.prompts import CheckedRequest
 
 LOADS = ("map", "copy")
 MOST_THREADS = 1024  # as runtime/core says
@@ -92,13 +93,23 @@ def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
             )
 
 
-def make_sampling(params: SamplingParams, max_tokens: int, eos_token_ids: list[int]) -> Any:
+def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
     """SamplingParams as the C++ engine takes them: `_runtime.Sampling`."""
+    params = request.params
     sampling = load_module().Sampling()
-    sampling.max_tokens = max_tokens
+    sampling.max_tokens = request.max_tokens
+    sampling.min_tokens = int(params.min_tokens)
     sampling.temperature = float(params.temperature)
     sampling.top_k = max(0, int(params.top_k))
     sampling.top_p = float(params.top_p)
+    sampling.min_p = float(params.min_p)
+    sampling.repetition_penalty = float(params.repetition_penalty)
+    sampling.presence_penalty = float(params.presence_penalty)
+    sampling.frequency_penalty = float(params.frequency_penalty)
+    sampling.logit_bias = list(params.logit_bias)
+    sampling.bad_words = request.bad_words
+    sampling.timeout_s = -1.0 if params.timeout is None else float(params.timeout)
+    sampling.priority = int(params.priority)
     sampling.seed = None if params.seed is None else int(params.seed)
     sampling.stop_token_ids = list(params.stop_token_ids)
     sampling.ignore_eos = params.ignore_eos

@@ -18,12 +18,13 @@ class Logprob:
 class CompletionOutput:
     """One completion, so far or finished.
 
-    text: the decoded token_ids; never ends in part of a character while unfinished.
+    text: the decoded token_ids, up to a stop string; while unfinished it never ends in part of a character, nor in what
+        may become a stop string.
     token_ids: everything sampled, the token that ended the request included.
     logprobs: one dict per token, by token id, when asked for; the sampled token is always among the keys.
     cumulative_logprob: sum over the sampled tokens; None unless logprobs were asked for.
-    finish_reason: None while unfinished, then "stop", "length" or "abort".
-    stop_reason: the stop token that ended it, None for the model's own end-of-sequence token.
+    finish_reason: None while unfinished, then "stop", "length", "abort" or "timeout".
+    stop_reason: the stop token or stop string that ended it, None for the model's own end-of-sequence token.
     """
 
     index: int = 0
@@ -32,7 +33,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
 
 
 @dataclass

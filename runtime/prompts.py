@@ -9,7 +9,8 @@ from typing import Any, TypedDict
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.keywords import closest
-from tensorwright.runtime.sampling_params import SamplingParams, is_int
+from tensorwright.runtime.parameter_checks import is_int
+from tensorwright.runtime.sampling_params import SamplingParams
 
 
 class PromptDict(TypedDict, total=False):
@@ -24,12 +25,14 @@ Prompt = str | PromptDict
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """A request that the engine can run. max_tokens: how many tokens it may generate, always a number."""
+    """A request that the engine can run. max_tokens: how many tokens it may generate, always a number. bad_words: as
+    token ids."""
 
     text: str | None
     ids: list[int]
     params: SamplingParams
     max_tokens: int
+    bad_words: list[list[int]]
 
 
 def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, kv_positions: int) -> CheckedRequest:
@@ -40,6 +43,8 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, kv_
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
     text, ids = _text_and_ids(prompt, engine)
+    if params.truncate_prompt_tokens is not None:
+        ids = ids[-params.truncate_prompt_tokens :]
     if not ids:
         raise InvalidRequestError("the prompt must hold at least one token, got an empty one")
     for position, token in enumerate(ids):
@@ -48,7 +53,8 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, kv_
                 f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {token!r} at {position}"
             )
     _check_params(params, engine)
-    return CheckedRequest(text, [int(token) for token in ids], params, _max_tokens(ids, params, engine, kv_positions))
+    most = _max_tokens(ids, params, engine, kv_positions)
+    return CheckedRequest(text, [int(token) for token in ids], params, most, _bad_words(params, engine))
 
 
 def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, kv_positions: int) -> int:
@@ -61,6 +67,10 @@ def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, k
         raise PromptTooLongError(
             f"the {holder} holds {most} tokens of prompt and output together, the prompt has {len(ids)} "
             f"and max_tokens is {params.max_tokens}: shorten one, or {remedy}"
+        )
+    if params.min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens must be at most {max_tokens}, the room that is left, got {params.min_tokens}"
         )
     return max_tokens
 
@@ -92,22 +102,44 @@ def _id_list(ids: Any) -> list[int]:
     return list(ids)
 
 
-def _encode(text: str, engine: EngineDir) -> list[int]:
+def _encode(text: str, engine: EngineDir, add_special_tokens: bool = True) -> list[int]:
     if engine.tokenizer is None:
         raise InvalidRequestError(
             f"{engine.path} has no tokenizer, so a prompt must be token ids: {{'prompt_token_ids': [...]}}"
         )
     try:
-        return engine.tokenizer.encode(text)
+        return engine.tokenizer.encode(text, add_special_tokens)
     except (TypeError, ValueError) as error:  # a lone surrogate is not text
-        raise InvalidRequestError(f"the prompt is not valid Unicode text: {error}") from error
+        raise InvalidRequestError(f"{text!r} is not valid Unicode text: {error}") from error
 
 
 def _check_params(params: SamplingParams, engine: EngineDir) -> None:
-    for token in params.stop_token_ids:
-        if token >= engine.vocab_size:
-            raise InvalidRequestError(f"stop_token_ids must be below {engine.vocab_size}, got {token}")
+    _check_tokens("stop_token_ids", params.stop_token_ids, engine)
+    _check_tokens("logit_bias", [token for token, _ in params.logit_bias or ()], engine)
     if params.logprobs is not None and params.logprobs > engine.vocab_size:
         raise InvalidRequestError(f"logprobs must be at most {engine.vocab_size}, got {params.logprobs}")
     if params.detokenize and engine.tokenizer is None:
         raise InvalidRequestError(f"{engine.path} has no tokenizer: set detokenize=False and read token_ids")
+
+
+def _check_tokens(name: str, tokens: Sequence[int], engine: EngineDir) -> None:
+    for token in tokens:
+        if token >= engine.vocab_size:
+            raise InvalidRequestError(f"{name} must be below {engine.vocab_size}, got {token}")
+
+
+def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
+    """A text is banned as it is spelled at the start of a line and after a space: mostly two different spellings."""
+    spellings: dict[tuple[int, ...], None] = {}  # a set that keeps the order
+    for word in params.bad_words:
+        if not isinstance(word, str):
+            spellings[word] = None
+            continue
+        if engine.tokenizer is None:
+            raise InvalidRequestError(f"{engine.path} has no tokenizer, so bad_words must be lists of token ids")
+        for text in (word, " " + word.lstrip()):
+            spellings[tuple(_encode(text, engine, add_special_tokens=False))] = None
+    spellings.pop((), None)  # the tokenizer may leave nothing of a blank
+    for ids in spellings:
+        _check_tokens("bad_words", ids, engine)
+    return [list(ids) for ids in spellings]

@@ -7,6 +7,7 @@ from typing import Any
 from tensorwright.runtime.detokenizer import IncrementalDetokenizer
 from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.stop_strings import StopStrings
 from tensorwright.runtime.tokenizer import Tokenizer
 
 
@@ -29,12 +30,13 @@ class RequestState:
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)  # type: ignore[arg-type]
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative = 0.0
         self._finish: str | None = None
-        self._stop_reason: int | None = None
+        self._stop_reason: int | str | None = None
         self._metrics = RequestMetrics()
         self._first_token_at = 0.0
 
@@ -46,16 +48,28 @@ class RequestState:
             self._metrics.queue_time = event.queue_s
             self._metrics.time_to_first_token = event.first_token_s
             self._metrics.cached_tokens = event.cached_tokens
-        self._token_ids += tokens
-        if self.params.logprobs is not None:
-            for token, entries in zip(tokens, event.logprobs, strict=True):
-                self._add_logprobs(token, entries)
-        if self._detokenizer is not None:
-            self._pieces.append(self._detokenizer.push(tokens))
-            if event.finish:
-                self._pieces.append(self._detokenizer.flush())
-        if event.finish:
-            self._end(event, now)
+        asked = self.params.logprobs is not None
+        for index, token in enumerate(tokens):
+            self._token_ids.append(token)
+            if asked:
+                self._add_logprobs(token, event.logprobs[index])
+            if self._detokenizer is not None:
+                self._add_text(self._detokenizer.push([token]))
+            if self.finished:  # by a stop string; what the engine made since is nobody's
+                break
+        if event.finish and not self.finished:
+            self._end(event)
+        if self.finished and len(self._token_ids) > 1:
+            self._metrics.time_per_output_token = (now - self._first_token_at) / (len(self._token_ids) - 1)
+
+    @property
+    def finished(self) -> bool:
+        return self._finish is not None
+
+    @property
+    def stopped_early(self) -> bool:
+        """By a stop string, of which the engine knows nothing."""
+        return isinstance(self._stop_reason, str)
 
     def output(self) -> RequestOutput:
         """A snapshot that later events do not touch."""
@@ -71,9 +85,7 @@ class RequestState:
             stop_reason=self._stop_reason,
         )
         metrics = RequestMetrics(**vars(self._metrics))
-        return RequestOutput(
-            self.request_id, self.prompt, self.prompt_token_ids, [completion], self._finish is not None, metrics
-        )
+        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, [completion], self.finished, metrics)
 
     def _add_logprobs(self, token: int, entries: list[tuple[int, float, int]]) -> None:
         table = {}
@@ -83,10 +95,20 @@ class RequestState:
         self._cumulative += table[token].logprob
         self._logprobs.append(table)
 
-    def _end(self, event: Any, now: float) -> None:
+    def _add_text(self, text: str) -> None:
+        """Searched for stop strings, unless it came with the first min_tokens tokens."""
+        if len(self._token_ids) > self.params.min_tokens:
+            text, stop = self._stops.push(text)
+            if stop is not None:
+                self._finish, self._stop_reason = "stop", stop
+        self._pieces.append(text)
+
+    def _end(self, event: Any) -> None:
+        if self._detokenizer is not None:
+            self._add_text(self._detokenizer.flush())
+            if self.finished:
+                return
+            self._pieces.append(self._stops.flush())
         self._finish = event.finish
         if event.finish == "stop" and event.stop_token in self.params.stop_token_ids:
             self._stop_reason = event.stop_token
-        later = len(self._token_ids) - 1
-        if later > 0:
-            self._metrics.time_per_output_token = (now - self._first_token_at) / later

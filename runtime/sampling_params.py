@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any
 
-from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime import parameter_checks as checks
 from tensorwright.runtime.keywords import StrictKeywords
+from tensorwright.runtime.parameter_checks import MAX_INT32, check, check_int, check_range, real
 
 MAX_SEED = 2**64 - 1
-MAX_INT32 = 2**31 - 1
 TEMPERATURES = (1e-6, 1e6)  # what the sampler's single precision takes, besides 0
+
+Words = tuple[str | tuple[int, ...], ...] | list[str | list[int]]
+Biases = dict[int, float] | tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -21,70 +21,99 @@ class SamplingParams(StrictKeywords):
 
     n: completions per prompt; only 1 so far.
     max_tokens: most tokens to generate; None: as many as the engine's maximum length leaves room for.
+    min_tokens: no end-of-sequence token and none of stop_token_ids is sampled before so many tokens.
     temperature: 0 is greedy; 1 leaves the distribution as it is.
     top_k: sample among the k likeliest tokens; 0 or -1: among all.
     top_p: sample among the likeliest tokens whose probabilities reach p together.
+    min_p: sample among the tokens at least p times as likely as the likeliest; 0: among all.
+    repetition_penalty: above 1 makes tokens of prompt and output less likely (as transformers defines it); 1: off.
+    presence_penalty: subtracted from the logit of each token of the output (as OpenAI defines it).
+    frequency_penalty: the same, times how often the token occurs in the output.
+    logit_bias: {token: number} added to logits; -inf forbids the token.
+    bad_words: texts (or lists of token ids) that must not be generated. A text stands for its tokens with and without
+        a space before it; spelled with other tokens it can still occur.
     seed: the same seed, prompt and parameters give the same tokens, whoever else is served; None: a random one.
     stop_token_ids: generation ends after any of these; the token stays in token_ids.
+    stop: a text or several; generation ends where any of them is complete, across tokens too. The texts of the first
+        min_tokens tokens are not searched. token_ids holds the tokens up to that place.
+    include_stop_str_in_output: leave the stop string at the end of the text.
     ignore_eos: go on after the model's end-of-sequence token.
-    logprobs: None: none; k: the sampled token's, and those of the k likeliest.
+    logprobs: None: none; k: the sampled token's, and those of the k likeliest, before anything above changed them.
+    timeout: seconds from the request's arrival at the engine after which it ends, between two steps, with
+        finish_reason "timeout" and what it has; None: never. (A reason and not an error: one slow prompt of many
+        must not cost the others their answers.)
+    priority: higher ones start first, and are the last to give way when memory runs out.
+    truncate_prompt_tokens: use only the last k tokens of the prompt; None: all.
     detokenize: False leaves the text empty and needs no tokenizer.
     skip_special_tokens: leave special tokens out of the text (they stay in token_ids).
+
+    The order in which these shape a token is in runtime/core/logit_processors.h.
     """
 
     n: int = 1
     max_tokens: int | None = 16
+    min_tokens: int = 0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Biases | None = None
+    bad_words: Words = ()
     seed: int | None = None
     stop_token_ids: tuple[int, ...] | list[int] = ()
+    stop: str | tuple[str, ...] | list[str] | None = ()
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    timeout: float | None = None
+    priority: int = 0
+    truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        low, high = TEMPERATURES
-        _check_int("n", self.n, 1, 1, "1 (several completions per prompt are not supported)")
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, MAX_INT32, "a positive integer or None")
-        heat = _real(self.temperature)
-        _check("temperature", self.temperature, heat == 0 or low <= heat <= high, f"0 or from {low:g} to {high:g}")
-        _check_int("top_k", self.top_k, -1, MAX_INT32, "0 or -1 (all tokens) or a positive integer")
-        _check("top_p", self.top_p, 0 < _real(self.top_p) <= 1, "above 0 and at most 1")
+        check_int("n", self.n, 1, 1, "1 (several completions per prompt are not supported)")
+        self._check_lengths()
+        self._check_distribution()
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, MAX_SEED, "an integer from 0 to 2**64 - 1, or None")
+            check_int("seed", self.seed, 0, MAX_SEED, "an integer from 0 to 2**64 - 1, or None")
         if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, MAX_INT32, "an integer >= 0, or None")
-        for name in ("ignore_eos", "detokenize", "skip_special_tokens"):
+            check_int("logprobs", self.logprobs, 0, MAX_INT32, "an integer >= 0, or None")
+        if self.timeout is not None:
+            check_range("timeout", self.timeout, 0, 1e7)
+        check_int("priority", self.priority, -MAX_INT32, MAX_INT32, "a 32-bit integer")
+        if self.truncate_prompt_tokens is not None:
+            check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_INT32, "a positive integer or None")
+        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
             value = getattr(self, name)
-            _check(name, value, isinstance(value, bool), "True or False")
-        stops = self.stop_token_ids
-        _check("stop_token_ids", stops, isinstance(stops, (list, tuple)), "a list of token ids")
-        for token in stops:
-            _check_int("stop_token_ids", token, 0, MAX_INT32, "a list of token ids >= 0")
-        object.__setattr__(self, "stop_token_ids", tuple(int(token) for token in stops))  # so that it hashes
+            check(name, value, isinstance(value, bool), "True or False")
+        # As tuples, so that it hashes.
+        object.__setattr__(self, "stop_token_ids", checks.token_ids("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "stop", checks.texts("stop", self.stop))
+        check("stop", self.stop, self.detokenize or not self.stop, "left out when detokenize is False")
+        object.__setattr__(self, "bad_words", checks.words("bad_words", self.bad_words))
+        object.__setattr__(self, "logit_bias", checks.biases("logit_bias", self.logit_bias))
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            check_int("max_tokens", self.max_tokens, 1, MAX_INT32, "a positive integer or None")
+        most = MAX_INT32 if self.max_tokens is None else self.max_tokens
+        check_int("min_tokens", self.min_tokens, 0, most, "an integer from 0 to max_tokens")
+
+    def _check_distribution(self) -> None:
+        low, high = TEMPERATURES
+        heat = real(self.temperature)
+        check("temperature", self.temperature, heat == 0 or low <= heat <= high, f"0 or from {low:g} to {high:g}")
+        check_int("top_k", self.top_k, -1, MAX_INT32, "0 or -1 (all tokens) or a positive integer")
+        check("top_p", self.top_p, 0 < real(self.top_p) <= 1, "above 0 and at most 1")
+        check_range("min_p", self.min_p, 0, 1)
+        check_range("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        check_range("presence_penalty", self.presence_penalty, -100, 100)
+        check_range("frequency_penalty", self.frequency_penalty, -100, 100)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
-
-
-def _check(name: str, value: Any, holds: bool, must: str) -> None:
-    if not holds:
-        raise InvalidRequestError(f"SamplingParams: {name} must be {must}, got {value!r}")
-
-
-def is_int(value: Any) -> bool:
-    """numpy integers count; True does not."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _check_int(name: str, value: Any, low: int, high: int, must: str) -> None:
-    _check(name, value, is_int(value) and low <= int(value) <= high, must)
-
-
-def _real(value: Any) -> float:
-    """The number, or NaN (which no range admits) when it is none."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan

@@ -156,7 +156,7 @@ LAYERS = {
     "executor": {"cpu_executor", "profile"},
     "scheduler": {
         "block_allocator", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder", "request", "sampler",
-        "logit_row", "philox",
+        "logit_row", "logit_processors", "philox",
     },
     "engine": {"engine", "engine_core"},
 }  # fmt: skip

@@ -1,14 +1,24 @@
-// One function per file of this folder; module.cc calls them all.
+// One bind function per file of this folder, called by module.cc, and what they share.
 #ifndef TENSORWRIGHT_RUNTIME_BINDINGS_BINDINGS_H_
 #define TENSORWRIGHT_RUNTIME_BINDINGS_BINDINGS_H_
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "runtime/core/request.h"
+
 namespace tensorwright {
 
 void bind_kernels(nanobind::module_& m);   // single kernels, for their tests and benchmarks
 void bind_executor(nanobind::module_& m);  // one step at a time, for build-time accuracy and tests
+void bind_sampling(nanobind::module_& m);  // sampling parameters, and the sampler alone for its tests
 void bind_engine(nanobind::module_& m);    // the served engine
+
+using LogprobTuples = std::vector<std::tuple<int32_t, double, int32_t>>;
+LogprobTuples to_tuples(const std::vector<TokenLogprob>& logprobs);
 
 }  // namespace tensorwright
 

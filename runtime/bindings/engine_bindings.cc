@@ -1,20 +1,17 @@
-// Engine, its options and its events in Python, and the sampler alone for its tests. The GIL is free wherever
-// a call may wait; the engine's own thread never touches Python.
+// Engine, its options and its events in Python. The GIL is free wherever a call may wait; the engine's own
+// thread never touches Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <mutex>
-#include <tuple>
 #include <unordered_set>
 
 #include "runtime/bindings/bindings.h"
 #include "runtime/core/cpu_executor.h"
 #include "runtime/core/engine.h"
-#include "runtime/core/sampler.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -24,8 +21,6 @@ namespace tensorwright {
 namespace {
 
 using Ints = std::vector<int32_t>;
-using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using LogprobTuples = std::vector<std::tuple<int32_t, double, int32_t>>;
 
 struct PyEngineOptions : EngineOptions {
   int threads = 0;
@@ -129,6 +124,7 @@ nb::dict PyEngine::stats() const {
   d["evictions"] = s.evictions;
   d["requests_finished"] = s.finished;
   d["requests_aborted"] = s.aborted;
+  d["requests_timed_out"] = s.timed_out;
   d["requests_failed"] = s.failed;
   d["steps"] = s.steps.steps;
   d["steps_rolled_back"] = s.steps.rolled_back;
@@ -153,26 +149,6 @@ nb::dict PyEngine::facts() const {
   return d;
 }
 
-LogprobTuples to_tuples(const std::vector<TokenLogprob>& logprobs) {
-  LogprobTuples tuples;
-  for (const TokenLogprob& entry : logprobs) tuples.emplace_back(entry.token, entry.logprob, entry.rank);
-  return tuples;
-}
-
-// Any Python int by its low bits would be a silent change of the seed; out of range is an error by name.
-void set_seed(Sampling& sampling, nb::handle seed) {
-  if (seed.is_none()) {
-    sampling.seed.reset();
-    return;
-  }
-  uint64_t value;
-  if (!nb::try_cast(seed, value)) {
-    throw Error("InvalidRequestError", "[request] seed must be None or an int in [0, 2**64), got " +
-                                           std::string(nb::repr(seed).c_str()) + "; use one in range");
-  }
-  sampling.seed = value;
-}
-
 void bind_options(nb::module_& m) {
   nb::class_<PyEngineOptions>(
       m, "EngineOptions", "How an engine runs. kv_cache_bytes must be set: it is shared by all cache groups.")
@@ -191,23 +167,6 @@ void bind_options(nb::module_& m) {
       .def_rw("debug_seed", &PyEngineOptions::debug_seed, "for tests: decides who is preempted");
 }
 
-void bind_sampling(nb::module_& m) {
-  nb::class_<Sampling>(m, "Sampling", "How one request is sampled, and when it ends.")
-      .def(nb::init<>())
-      .def_rw("max_tokens", &Sampling::max_tokens)
-      .def_rw("temperature", &Sampling::temperature, "0: greedy")
-      .def_rw("top_k", &Sampling::top_k, "0 or -1: off")
-      .def_rw("top_p", &Sampling::top_p, "1: off")
-      .def_prop_rw(
-          "seed", [](const Sampling& s) { return s.seed; }, set_seed, nb::for_setter(nb::arg("seed").none()),
-          "None: drawn once per request")
-      .def_rw("stop_token_ids", &Sampling::stop_token_ids, "end the request even with ignore_eos")
-      .def_rw("eos_token_ids", &Sampling::eos_token_ids)
-      .def_rw("ignore_eos", &Sampling::ignore_eos)
-      .def_rw("logprobs", &Sampling::logprobs,
-              "-1: none, 0: of the sampled token, n: of the n likeliest as well");
-}
-
 void bind_event(nb::module_& m) {
   nb::class_<Event>(m, "Event", "News of one request.")
       .def_ro("request_id", &Event::request_id)
@@ -221,7 +180,8 @@ void bind_event(nb::module_& m) {
           },
           "parallel to tokens, or empty: (token, logprob, rank) of the sampled token, then of the others "
           "asked for")
-      .def_ro("finish", &Event::finish, "'', 'stop', 'length', 'abort' or 'error'; not '' in the last event")
+      .def_ro("finish", &Event::finish,
+              "'', 'stop', 'length', 'abort', 'timeout' or 'error'; not '' in the last event")
       .def_ro("stop_token", &Event::stop_token,
               "what ended the request, -1: nothing did; it is in tokens too")
       .def_ro("error_type", &Event::error_type, "a class of tensorwright.errors")
@@ -236,7 +196,6 @@ void bind_event(nb::module_& m) {
 
 void bind_engine(nb::module_& m) {
   bind_options(m);
-  bind_sampling(m);
   bind_event(m);
   nb::class_<PyEngine>(m, "Engine",
                        "The served engine: in-flight batching on a thread of its own. Thread-safe.")
@@ -256,20 +215,6 @@ void bind_engine(nb::module_& m) {
            "Refuses new requests; lets the others finish (drain, at most timeout_s, negative: no limit) or "
            "aborts.")
       .def_prop_ro("stopped", &PyEngine::stopped);
-  m.def(
-      "sample",
-      [](Row logits, const Sampling& sampling, uint64_t seed, int64_t position) {
-        Sample sample = Sampler().sample({logits.data(), logits.size()}, sampling, seed, position);
-        return std::make_tuple(sample.token, to_tuples(sample.logprobs));
-      },
-      "logits"_a, "sampling"_a, "seed"_a, "position"_a, "One draw from float32 [vocab]: (token, logprobs).");
-  m.def(
-      "token_set",
-      [](Row logits, const Sampling& sampling) {
-        return Sampler().token_set({logits.data(), logits.size()}, sampling);
-      },
-      "logits"_a, "sampling"_a,
-      "The ids of float32 [vocab] that temperature, top_k and top_p leave, ascending.");
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
     nb::gil_scoped_release release;
     live_engines().stop();

@@ -25,5 +25,6 @@ NB_MODULE(_runtime, m) {
   nb::register_exception_translator(translate);
   tensorwright::bind_kernels(m);
   tensorwright::bind_executor(m);
+  tensorwright::bind_sampling(m);
   tensorwright::bind_engine(m);
 }

@@ -138,6 +138,7 @@ bool Engine::take_inbox(std::vector<Event>* events) {
   }
   for (auto& [request, arrived] : inbox) core_.add(std::move(request), arrived);
   for (int64_t id : aborts) core_.end(id, nullptr, events);
+  core_.expire(Clock::now(), events);
   if (state == State::kAborting) core_.end_all(events);
   return state == State::kServing || (state == State::kDraining && !core_.idle());
 }

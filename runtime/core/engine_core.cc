@@ -67,6 +67,10 @@ Error as_error(const std::exception& error) {
   return Error("TensorwrightError", std::string("[engine] a step failed: ") + error.what());
 }
 
+Clock::time_point deadline(Clock::time_point start, double seconds) {
+  return start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -95,6 +99,7 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
   sequence->sampling = std::move(request.sampling);
   sequence->seed = sequence->sampling.seed ? *sequence->sampling.seed : random_seed();
   sequence->arrived = arrived;
+  if (sequence->sampling.timeout_s >= 0) sequence->deadline = deadline(arrived, sequence->sampling.timeout_s);
   scheduler_->add(std::move(sequence));
 }
 
@@ -109,15 +114,19 @@ Event EngineCore::event_of(const Sequence& sequence) const {
 }
 
 void EngineCore::end(int64_t id, const Error* error, std::vector<Event>* events) {
+  close(id, error ? "error" : "abort", error, events);
+}
+
+void EngineCore::close(int64_t id, const char* finish, const Error* error, std::vector<Event>* events) {
   std::unique_ptr<Sequence> sequence = scheduler_->remove(id);
   if (!sequence) return;
   Event event = event_of(*sequence);
-  event.finish = error ? "error" : "abort";
+  event.finish = finish;
   if (error) {
     event.error_type = error->type();
     event.error = error->what();
   }
-  ++(error ? failed_ : aborted_);
+  ++(error ? failed_ : event.finish == "abort" ? aborted_ : timed_out_);
   events->push_back(std::move(event));
 }
 
@@ -125,6 +134,14 @@ void EngineCore::end_all(std::vector<Event>* events) {
   std::vector<int64_t> ids;
   scheduler_->for_each([&](const Sequence& sequence) { ids.push_back(sequence.id); });
   for (int64_t id : ids) end(id, nullptr, events);
+}
+
+void EngineCore::expire(Clock::time_point now, std::vector<Event>* events) {
+  std::vector<int64_t> ids;
+  scheduler_->for_each([&](const Sequence& sequence) {
+    if (sequence.deadline <= now) ids.push_back(sequence.id);
+  });
+  for (int64_t id : ids) close(id, "timeout", nullptr, events);
 }
 
 void EngineCore::step(std::vector<Event>* events) {
@@ -180,7 +197,8 @@ void EngineCore::take_token(Sequence& sequence, const LogitRows& logits, int32_t
   std::span<const float> values(logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size));
   Sample sample;
   try {
-    sample = sampler_.sample(values, sequence.sampling, sequence.seed, sequence.size());
+    sample = sampler_.sample(values, sequence.sampling, sequence.seed, sequence.size(),
+                             {sequence.tokens, sequence.prompt_tokens});
   } catch (const std::exception& error) {
     Error typed = as_error(error);
     end(sequence.id, &typed, events);
@@ -212,6 +230,7 @@ EngineStats EngineCore::stats() const {
   stats.evictions = kv_->evictions();
   stats.finished = finished_;
   stats.aborted = aborted_;
+  stats.timed_out = timed_out_;
   stats.failed = failed_;
   stats.generated_tokens = generated_;
   stats.steps = scheduler_->stats();

@@ -34,7 +34,7 @@ struct EngineStats {
   int64_t waste_slots = 0;  // slots of used blocks that hold no token; below block_size per running sequence
   int32_t running = 0, waiting = 0;
   int64_t evictions = 0;
-  int64_t finished = 0, aborted = 0, failed = 0;  // requests
+  int64_t finished = 0, aborted = 0, timed_out = 0, failed = 0;  // requests
   int64_t generated_tokens = 0;
   SchedulerStats steps;
 };
@@ -52,6 +52,8 @@ class EngineCore {
   // Ends it with finish "abort", or "error" if error is given; nothing if it is not alive.
   void end(int64_t id, const Error* error, std::vector<Event>* events);
   void end_all(std::vector<Event>* events);
+  // Ends with finish "timeout" those whose time is up.
+  void expire(Clock::time_point now, std::vector<Event>* events);
   // One step, if anything is alive. An executor that throws costs the requests at fault their life, no other.
   void step(std::vector<Event>* events);
 
@@ -62,6 +64,7 @@ class EngineCore {
   bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
   LogitRows execute(const StepPlan& plan, int32_t rows);
   void take_token(Sequence& sequence, const LogitRows& logits, int32_t row, std::vector<Event>* events);
+  void close(int64_t id, const char* finish, const Error* error, std::vector<Event>* events);
   Event event_of(const Sequence& sequence) const;
 
   std::unique_ptr<Executor> executor_;
@@ -69,7 +72,7 @@ class EngineCore {
   std::unique_ptr<Scheduler> scheduler_;  // after kv_: sequences give their blocks back to it
   Sampler sampler_;
   Step step_;
-  int64_t finished_ = 0, aborted_ = 0, failed_ = 0, generated_ = 0;
+  int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0;
 };
 
 }  // namespace tensorwright

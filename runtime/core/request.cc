@@ -1,6 +1,7 @@
 #include "runtime/core/request.h"
 
 #include <cmath>
+#include <limits>
 
 #include "runtime/core/error.h"
 
@@ -10,6 +11,9 @@ namespace {
 
 // Below this, logits divided by the temperature leave the range of fp32.
 constexpr double kMinTemperature = 1e-6;
+constexpr double kMaxTimeout = 1e7;  // seconds; far from overflowing a clock
+// So far, penalties and biases keep ordinary logits finite.
+constexpr double kMaxPenalty = 100, kMaxBias = 1e6;
 
 [[noreturn]] void refuse(const char* type, const std::string& must, const std::string& came,
                          const std::string& remedy) {
@@ -21,6 +25,35 @@ void validate_tokens(const char* what, const std::vector<int32_t>& tokens, int32
     if (token >= 0 && token < vocab_size) continue;
     refuse("InvalidRequestError", std::string(what) + " must be in [0, " + std::to_string(vocab_size) + ")",
            std::to_string(token), "use the engine's own tokenizer");
+  }
+}
+
+void validate_range(const char* what, double value, double low, double high) {
+  if (value >= low && value <= high) return;
+  refuse("InvalidRequestError",
+         std::string(what) + " must be in [" + std::to_string(low) + ", " + std::to_string(high) + "]",
+         std::to_string(value), "choose one in range");
+}
+
+// What logit_processors.h applies.
+void validate_processors(const Sampling& s, const ModelFacts& facts) {
+  validate_range("repetition_penalty", s.repetition_penalty, 1 / kMaxPenalty, kMaxPenalty);
+  validate_range("presence_penalty", s.presence_penalty, -kMaxPenalty, kMaxPenalty);
+  validate_range("frequency_penalty", s.frequency_penalty, -kMaxPenalty, kMaxPenalty);
+  if (s.min_tokens < 0 || s.min_tokens > s.max_tokens) {
+    refuse("InvalidRequestError",
+           "min_tokens must be in [0, max_tokens], which is " + std::to_string(s.max_tokens),
+           std::to_string(s.min_tokens), "lower it");
+  }
+  for (auto [token, bias] : s.logit_bias) {
+    validate_tokens("logit_bias tokens", {token}, facts.vocab_size);
+    if (bias != -std::numeric_limits<double>::infinity())
+      validate_range("a logit_bias that is not -inf", bias, -kMaxBias, kMaxBias);
+  }
+  for (const std::vector<int32_t>& word : s.bad_words) {
+    if (word.empty())
+      refuse("InvalidRequestError", "bad_words must have at least one token each", "none", "drop it");
+    validate_tokens("bad_words tokens", word, facts.vocab_size);
   }
 }
 
@@ -38,11 +71,17 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
   if (!(s.top_p > 0 && s.top_p <= 1)) {
     refuse(type, "top_p must be in (0, 1]", std::to_string(s.top_p), "use 1 for off");
   }
+  if (std::isnan(s.timeout_s) || s.timeout_s > kMaxTimeout) {
+    refuse(type, "timeout_s must be negative (none) or at most " + std::to_string(kMaxTimeout),
+           std::to_string(s.timeout_s), "use -1 for none");
+  }
+  validate_range("min_p", s.min_p, 0, 1);
   if (s.logprobs < -1 || s.logprobs > facts.vocab_size) {
     refuse(type, "logprobs must be -1 (none) or in [0, vocab_size]", std::to_string(s.logprobs), "lower it");
   }
   validate_tokens("stop token ids", s.stop_token_ids, facts.vocab_size);
   validate_tokens("end-of-sequence token ids", s.eos_token_ids, facts.vocab_size);
+  validate_processors(s, facts);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/core/executor.h"
@@ -16,10 +17,19 @@ struct Sampling {
   double temperature = 1.0;             // 0: greedy
   int32_t top_k = 0;                    // 0 or -1: off
   double top_p = 1.0;                   // 1: off
+  double min_p = 0.0;                   // 0: off; relative to the likeliest token
   std::optional<uint64_t> seed;         // drawn once per request if absent
   std::vector<int32_t> stop_token_ids;  // end the request even with ignore_eos
   std::vector<int32_t> eos_token_ids;
   bool ignore_eos = false;
+  int32_t min_tokens = 0;           // no end-of-sequence or stop token before so many
+  double repetition_penalty = 1.0;  // 1: off; over prompt and output
+  double presence_penalty = 0.0;    // 0: off; over the output, as the next
+  double frequency_penalty = 0.0;
+  std::vector<std::pair<int32_t, double>> logit_bias;
+  std::vector<std::vector<int32_t>> bad_words;  // token sequences, none empty
+  double timeout_s = -1;                        // from arrival to the end; negative: none
+  int32_t priority = 0;                         // higher ones start first
   int32_t logprobs = -1;  // -1: none; 0: of the sampled token; n: of the n likeliest as well
 };
 
@@ -41,7 +51,7 @@ struct Event {
   std::vector<int32_t> tokens;
   std::vector<std::vector<TokenLogprob>>
       logprobs;                   // [tokens] if asked for: the sampled token, then the others
-  std::string finish;             // "", "stop", "length", "abort" or "error"
+  std::string finish;             // "", "stop", "length", "abort", "timeout" or "error"
   int32_t stop_token = -1;        // the end-of-sequence or stop token; it is in `tokens` too
   std::string error_type, error;  // a class of tensorwright.errors, and its message
   int32_t prompt_tokens = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "runtime/core/logit_row.h"
@@ -10,23 +11,28 @@
 namespace tensorwright {
 
 Sample Sampler::sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed,
-                       int64_t position) {
+                       int64_t position, const History& history) {
   RowMax max = row_max(logits);
+  std::span<const float> processed = processors_.apply(logits, sampling, history);
   Sample sample;
-  sample.token = max.id;
   if (sampling.temperature > 0) {
-    select(logits, sampling);
+    select(processed, sampling);
     sample.token = draw(philox_uniform(seed, static_cast<uint64_t>(position)));
+  } else {
+    sample.token = processed.data() == logits.data() ? max.id : row_max(processed).id;
   }
   if (sampling.logprobs >= 0) sample.logprobs = logprobs(logits, max.value, sample.token, sampling.logprobs);
   return sample;
 }
 
-std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sampling& sampling) {
-  RowMax max = row_max(logits);
-  if (sampling.temperature == 0) return {max.id};
-  select(logits, sampling);
+std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sampling& sampling,
+                                        const History& history) {
+  row_max(logits);  // refuses a row without a distribution
+  std::span<const float> processed = processors_.apply(logits, sampling, history);
+  if (sampling.temperature == 0) return {row_max(processed).id};
+  select(processed, sampling);
   std::vector<int32_t> ids = ids_;
+  std::erase_if(ids, [&](int32_t id) { return processed[id] == -std::numeric_limits<float>::infinity(); });
   std::ranges::sort(ids);
   return ids;
 }
@@ -51,6 +57,7 @@ void Sampler::select(std::span<const float> logits, const Sampling& sampling) {
   weights_.resize(ids_.size());
   exp_below(scores_, max.value, weights_.data());
   if (sampling.top_p < 1) keep_top_p(sampling.top_p);
+  if (sampling.min_p > 0) keep_min_p(sampling.min_p);
 }
 
 // transformers sorts ascending and removes while the cumulative probability is <= 1 - top_p, but for the
@@ -90,6 +97,19 @@ void Sampler::keep_top_p(double top_p) {
   }
   ids_.swap(ids);
   weights_.swap(weights);
+}
+
+// The likeliest token's weight is exactly 1, so a weight is its ratio to it. It always stays.
+void Sampler::keep_min_p(double min_p) {
+  float floor = static_cast<float>(min_p);
+  size_t kept = 0;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (static_cast<float>(weights_[i]) < floor) continue;
+    ids_[kept] = ids_[i];
+    weights_[kept++] = weights_[i];
+  }
+  ids_.resize(kept);
+  weights_.resize(kept);
 }
 
 int32_t Sampler::draw(double uniform) const {

@@ -1,5 +1,6 @@
-// One row of logits to one token. The token set is that of transformers' Temperature, TopK and TopP
-// processors, in that order; the draw is a function of the request's seed and the token's position.
+// One row of logits to one token. The token set is that of transformers' processors (logit_processors.h has
+// the order of all), then Temperature, TopK, TopP and MinP; the draw is a function of the request's seed and
+// the token's position.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_SAMPLER_H_
 #define TENSORWRIGHT_RUNTIME_CORE_SAMPLER_H_
 
@@ -7,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "runtime/core/logit_processors.h"
 #include "runtime/core/request.h"
 
 namespace tensorwright {
@@ -20,18 +22,23 @@ struct Sample {
 class Sampler {
  public:
   // `position` is the index of the new token in its sequence. Throws Error{"TensorwrightError"} for a row
-  // without a distribution (see row_max).
-  Sample sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed, int64_t position);
+  // without a distribution (see row_max), Error{"InvalidRequestError"} if the request forbids all tokens.
+  // Logprobs are those of `logits` as they came.
+  Sample sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed, int64_t position,
+                const History& history = {});
 
-  // The ids that temperature, top_k and top_p leave, ascending.
-  std::vector<int32_t> token_set(std::span<const float> logits, const Sampling& sampling);
+  // The ids that may be drawn, ascending.
+  std::vector<int32_t> token_set(std::span<const float> logits, const Sampling& sampling,
+                                 const History& history = {});
 
  private:
   void select(std::span<const float> logits, const Sampling& sampling);
   void keep_top_p(double top_p);
+  void keep_min_p(double min_p);
   int32_t draw(double uniform) const;
   std::vector<TokenLogprob> logprobs(std::span<const float> logits, float max, int32_t token, int32_t top);
 
+  LogitProcessors processors_;
   std::vector<float> scaled_;    // [vocab_size] logits / temperature
   std::vector<int32_t> ids_;     // [kept] candidates
   std::vector<float> scores_;    // [kept]

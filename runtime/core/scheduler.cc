@@ -12,9 +12,8 @@ namespace {
 
 using Queue = std::deque<std::unique_ptr<Sequence>>;
 
-void insert_by_arrival(Queue& queue, std::unique_ptr<Sequence> sequence) {
-  auto after =
-      std::ranges::find_if(queue, [&](const auto& other) { return other->arrival > sequence->arrival; });
+void insert_in_order(Queue& queue, std::unique_ptr<Sequence> sequence) {
+  auto after = std::ranges::find_if(queue, [&](const auto& other) { return sequence->before(*other); });
   queue.insert(after, std::move(sequence));
 }
 
@@ -38,7 +37,7 @@ Scheduler::Scheduler(KvBlocks& kv, const SchedulerLimits& limits) : kv_(kv), lim
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {
   sequence->arrival = ++arrivals_;
-  waiting_.push_back(std::move(sequence));
+  insert_in_order(waiting_, std::move(sequence));
 }
 
 std::unique_ptr<Sequence> Scheduler::remove(int64_t id) {
@@ -82,7 +81,7 @@ int32_t Scheduler::budget(const StepPlan& plan, int32_t pending) const {
   return limits_.max_chunk > 0 ? std::min(chunk, limits_.max_chunk) : chunk;
 }
 
-// False if the sequence gets nothing: no budget left, or no blocks and nobody younger to take them from.
+// False if the sequence gets nothing: no budget left, or no blocks and nobody behind it to take them from.
 bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt) {
   int32_t before = sequence.blocks.size();
   int32_t chunk;
@@ -91,10 +90,10 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
     if (chunk <= 0) return false;
     if (kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk))) break;
     if (may_preempt && running_.back().get() != &sequence) {
-      preempt_latest(plan);
+      preempt_last(plan);
       continue;
     }
-    // The youngest takes what is left; with nothing left it keeps what it has until an older one needs it.
+    // The last takes what is left; with nothing left it keeps what it has until one before it needs it.
     chunk = std::min(chunk, (before + kv_.available()) * kv_.block_size() - sequence.computed);
     if (chunk <= 0) return false;
     kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk));
@@ -117,7 +116,7 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   if (!kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk))) {
     throw std::logic_error("[scheduler] an admitted sequence must have its blocks");
   }
-  insert_by_arrival(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
+  insert_in_order(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
   append(plan, sequence, chunk, 0, true);
   return true;
 }
@@ -136,21 +135,21 @@ void Scheduler::append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32
   plan.tokens += tokens;
 }
 
-void Scheduler::preempt_latest(StepPlan& plan) {
-  auto latest = running_.end() - 1;
+void Scheduler::preempt_last(StepPlan& plan) {
+  auto last = running_.end() - 1;
   std::erase_if(plan.chunks, [&](const PlannedChunk& chunk) {
-    if (chunk.sequence != latest->get()) return false;
+    if (chunk.sequence != last->get()) return false;
     plan.tokens -= chunk.tokens;
     return true;
   });
-  move_to_waiting(latest);
+  move_to_waiting(last);
 }
 
 void Scheduler::move_to_waiting(Queue::iterator running) {
   kv_.release((*running)->blocks);
   (*running)->computed = 0;
   ++stats_.preemptions;
-  insert_by_arrival(waiting_, take(running_, running));
+  insert_in_order(waiting_, take(running_, running));
 }
 
 bool Scheduler::preempt(int64_t id) {
@@ -200,7 +199,7 @@ void Scheduler::rollback(StepPlan& plan) {
     }
     kv_.release(sequence.blocks);
     sequence.computed = 0;
-    insert_by_arrival(waiting_, take(running_, find_id(running_, sequence.id)));
+    insert_in_order(waiting_, take(running_, find_id(running_, sequence.id)));
   }
   plan = StepPlan();
 }

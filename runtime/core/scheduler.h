@@ -1,16 +1,19 @@
 // Which tokens of which sequences the next step computes. Holds no tensors and knows no clock.
 //
-// A step: every running sequence that decodes gets one token, then prefill chunks in order of arrival fill
-// the token budget, then waiting sequences are admitted first come first served, each when blocks for all it
-// has are in sight. Running sequences are always older than waiting ones. When an older sequence finds no
-// block, the latest arrival among the running goes back to the front of the queue; its tokens are kept and
-// computed again.
+// Sequences are in one order: higher priority first, within a priority the older first. A step: every running
+// sequence that decodes gets one token, then prefill chunks fill the token budget in that order, then the
+// first of those that wait is admitted, and the next, while blocks for all that it has are in sight. When a
+// running sequence finds no block, the last of the running goes back to its place in the queue; its tokens
+// are kept and computed again. Nobody is preempted because somebody of higher priority waits.
 //
-// Fairness bound. The oldest sequence alive is never preempted and gets on in every step: by one token when
-// it decodes, by c = min(max_chunk, max_tokens - max_seqs + 1) tokens at least when it prefills (sooner if
-// less is left). So it is done S = ceil((prompt + max_tokens) / c) + max_tokens steps after it became the
-// oldest, however often it was preempted before; and a sequence starts at the latest one step after the sum
-// of S over the sequences that were ahead of it when it came. Nothing that comes later delays it.
+// Fairness bound. The first of the running sequences is never preempted and gets on in every step: by one
+// token when it decodes, by c = min(max_chunk, max_tokens - max_seqs + 1) tokens at least when it prefills
+// (sooner if less is left). So it is done S = ceil((prompt + max_tokens) / c) + max_tokens steps after it
+// became the first, however often it was preempted before. Of those that wait, none starts before the first
+// does. So a sequence starts at the latest one step after the sum of S over the sequences that were running
+// or before it in the order when it came, and those of higher priority that came while it waited: these can
+// keep it waiting as long as they keep coming. Nothing else that comes later delays it; with equal
+// priorities, nothing at all.
 // (debug_preempt_every breaks this on purpose.)
 //
 // plan() is a proposal: commit() makes it fact, rollback() takes it back: no token counted, no block held,
@@ -85,7 +88,7 @@ class Scheduler {
   void for_each(const std::function<void(const Sequence&)>& visit) const;
 
  private:
-  using Queue = std::deque<std::unique_ptr<Sequence>>;  // in order of arrival
+  using Queue = std::deque<std::unique_ptr<Sequence>>;  // in order
 
   bool plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt);
   bool admit(size_t waiting_index, StepPlan& plan);
@@ -93,7 +96,7 @@ class Scheduler {
   int32_t outstanding_blocks() const;
   int64_t waste(const Sequence& sequence) const;
   void append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before, bool admitted);
-  void preempt_latest(StepPlan& plan);
+  void preempt_last(StepPlan& plan);
   void move_to_waiting(Queue::iterator running);
   void debug_preempt();
 

@@ -27,8 +27,14 @@ struct Sequence {
   int32_t cached_tokens = -1;        // prompt tokens the prefix cache had at the first start; -1: not started
 
   Clock::time_point arrived;
+  Clock::time_point deadline = Clock::time_point::max();
   double queue_s = -1, first_token_s = -1;
 
+  // The order in which sequences start, and the reverse of that in which they are preempted.
+  bool before(const Sequence& other) const {
+    if (sampling.priority != other.sampling.priority) return sampling.priority > other.sampling.priority;
+    return arrival < other.arrival;
+  }
   int32_t size() const { return static_cast<int32_t>(tokens.size()); }
   int32_t generated() const { return size() - prompt_tokens; }
   // Tokens to compute before the next one can be sampled: 1 while decoding.

@@ -49,9 +49,45 @@ TW_TEST(what_can_never_run_is_refused_at_the_door) {
   TW_CHECK_ERROR(engine.submit(with([](Sampling& s) { s.logprobs = kVocab + 1; })), "InvalidRequestError");
   TW_CHECK_ERROR(engine.submit(with([](Sampling& s) { s.stop_token_ids = {kVocab}; })),
                  "InvalidRequestError");
+  TW_CHECK_ERROR(engine.submit(with([](Sampling& s) { s.min_p = 1.5; })), "InvalidRequestError");
+  TW_CHECK_ERROR(engine.submit(with([](Sampling& s) { s.min_tokens = 5; })), "InvalidRequestError");
+  TW_CHECK_ERROR(engine.submit(with([](Sampling& s) { s.repetition_penalty = 0; })), "InvalidRequestError");
+  TW_CHECK_ERROR(engine.submit(with([](Sampling& s) { s.presence_penalty = std::nan(""); })),
+                 "InvalidRequestError");
+  TW_CHECK_ERROR(engine.submit(with([](Sampling& s) { s.logit_bias = {{kVocab, 1.0}}; })),
+                 "InvalidRequestError");
+  TW_CHECK_ERROR(engine.submit(with([](Sampling& s) { s.logit_bias = {{0, 1e7}}; })), "InvalidRequestError");
+  TW_CHECK_ERROR(engine.submit(with([](Sampling& s) { s.bad_words = {{}}; })), "InvalidRequestError");
+  TW_CHECK_ERROR(engine.submit(with([](Sampling& s) { s.bad_words = {{1, -1}}; })), "InvalidRequestError");
   engine.submit(request(1, {1}, 40));  // the last token needs no slot
   Outcomes outcomes = wait_for(engine, 1);
   TW_CHECK_EQ(outcomes[1].tokens.size(), 40u);
+}
+
+TW_TEST(time_is_up_for_the_running_and_the_waiting) {
+  FakeBehaviour slow;
+  slow.sleep_us = 2000;
+  Engine engine(fake(slow), options(60, 1, 16));
+  auto timed = [](int64_t id, double timeout_s) {
+    Request r = request(id, {1}, 100);
+    r.sampling.timeout_s = timeout_s;
+    return r;
+  };
+  engine.submit(timed(1, 0.05));
+  engine.submit(timed(2, 0));
+  engine.submit(timed(3, 1e7));
+  engine.submit(request(4, {1}, 2));
+  Outcomes outcomes = wait_for(engine, 4);
+  TW_CHECK_EQ(outcomes[1].last.finish, "timeout");
+  TW_CHECK(outcomes[1].tokens.size() < 100);
+  TW_CHECK_EQ(outcomes[2].last.finish, "timeout");
+  TW_CHECK(outcomes[2].tokens.empty());
+  TW_CHECK_EQ(outcomes[3].last.finish, "length");
+  TW_CHECK_EQ(outcomes[4].last.finish, "length");
+  TW_CHECK_EQ(engine.stats().timed_out, 2);
+  TW_CHECK_EQ(engine.stats().used_blocks, 0);
+  TW_CHECK_ERROR(engine.submit(timed(5, std::nan(""))), "InvalidRequestError");
+  TW_CHECK_ERROR(engine.submit(timed(5, 1e300)), "InvalidRequestError");
 }
 
 TW_TEST(the_queue_is_bounded_and_ids_are_unique) {

@@ -153,7 +153,9 @@ TW_TEST(token_sets_against_brute_force) {
     double temperature = 0.1 + static_cast<double>(random() % 30) / 10;
     int32_t k = random() % 2 ? 0 : 1 + static_cast<int32_t>(random() % (n + 5));
     double p = random() % 4 == 0 ? 1 : static_cast<double>(1 + random() % 999) / 1000;
-    TW_CHECK(sampler.token_set(row, sampling(temperature, k, p)) == brute_token_set(row, temperature, k, p));
+    std::vector<int32_t> expected = brute_token_set(row, temperature, k, p);
+    std::erase_if(expected, [&](int32_t id) { return row[id] == -kInf; });
+    TW_CHECK(sampler.token_set(row, sampling(temperature, k, p)) == expected);
   }
 }
 
@@ -170,6 +172,37 @@ TW_TEST(token_sets_at_the_edges) {
   TW_CHECK((sampler.token_set(ten, sampling(0)) == Ids{0}));
   std::vector<float> steep = {0, 100, -kInf, 50};
   TW_CHECK((sampler.token_set(steep, sampling(1, 0, 0.999)) == Ids{1}));
+}
+
+TW_TEST(min_p_keeps_the_likeliest_and_its_peers) {
+  Sampler sampler;
+  std::vector<float> row = {0.f, std::log(0.5f), std::log(0.25f), 0.f, -kInf};
+  using Ids = std::vector<int32_t>;
+  Sampling s = sampling(1);
+  for (auto [min_p, expected] : {std::pair<double, Ids>{1, {0, 3}}, {0.4, {0, 1, 3}}, {0.2, {0, 1, 2, 3}}}) {
+    s.min_p = min_p;
+    TW_CHECK(sampler.token_set(row, s) == expected);
+  }
+}
+
+TW_TEST(penalties_and_bans_see_prompt_and_output_as_documented) {
+  Sampler sampler;
+  std::vector<float> row = {4.f, 3.f, 2.f, 1.f};
+  std::vector<int32_t> tokens = {0, 1, 1};  // a prompt of one, an output of two
+  auto greedy = [&](auto change) {
+    Sampling s = sampling(0);
+    change(s);
+    return sampler.sample(row, s, 0, 3, {tokens, 1}).token;
+  };
+  TW_CHECK_EQ(greedy([](Sampling& s) { s.repetition_penalty = 10; }), 2);
+  TW_CHECK_EQ(greedy([](Sampling& s) { s.presence_penalty = 10; }), 0);  // the prompt does not count
+  TW_CHECK_EQ(greedy([](Sampling& s) { s.frequency_penalty = -0.6; }), 1);
+  TW_CHECK_EQ(greedy([](Sampling& s) { s.presence_penalty = -0.6; }), 0);  // once, however often
+  TW_CHECK_EQ(greedy([](Sampling& s) { s.logit_bias = {{3, 4.0}}; }), 3);
+  TW_CHECK_EQ(greedy([](Sampling& s) { s.bad_words = {{0, 1, 1, 0}, {2, 1}}; }), 1);
+  TW_CHECK_EQ(greedy([](Sampling& s) { s.min_tokens = 3, s.stop_token_ids = {0}; }), 1);
+  TW_CHECK_EQ(greedy([](Sampling& s) { s.min_tokens = 2, s.stop_token_ids = {0}; }), 0);
+  TW_CHECK_ERROR(greedy([](Sampling& s) { s.bad_words = {{0}, {1}, {2}, {3}}; }), "InvalidRequestError");
 }
 
 TW_TEST(draws_follow_the_probabilities) {

@@ -65,6 +65,34 @@ TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
   TW_CHECK(most_chunks > 4);
 }
 
+// The same with priorities: what comes later delays only what has a lower one.
+TW_TEST(random_priorities_keep_the_bound_and_leak_nothing) {
+  std::mt19937 random(7);
+  for (int round = 0; round < 60; ++round) {
+    SchedulerLimits limits{1 + static_cast<int32_t>(random() % 5), 8, 0};
+    int32_t blocks = 12 + static_cast<int32_t>(random() % 20);
+    Simulation s(blocks, 2, limits, random() % 2);
+    std::map<int64_t, int64_t> must_start, need;
+    std::map<int64_t, int32_t> priority;
+    for (int64_t id = 1; id <= 40; ++id) {
+      int32_t prompt = 1 + static_cast<int32_t>(random() % blocks);
+      int32_t most = 1 + static_cast<int32_t>(random() % blocks);
+      need[id] = bound(limits, prompt, most);
+      priority[id] = static_cast<int32_t>(random() % 3);
+      must_start[id] = s.now + 1;
+      for (int64_t other = 1; other < id; ++other) {
+        if (s.finished.count(other)) continue;
+        if (s.started.count(other) || priority[other] >= priority[id]) must_start[id] += need[other];
+        if (!s.started.count(other) && priority[other] < priority[id]) must_start[other] += need[id];
+      }
+      s.scheduler.add(make(id, prompt, most, static_cast<int32_t>(random() % 2) * 1000, priority[id]));
+      for (uint32_t i = random() % 8; i > 0 && !s.scheduler.idle(); --i) s.step();
+    }
+    s.run();
+    for (auto [id, most] : must_start) TW_CHECK(s.started[id] <= most);
+  }
+}
+
 // Rollbacks, removals and forced preemptions at random: the scheduler comes to an end and every block comes
 // back.
 TW_TEST(random_trouble_leaks_nothing) {
@@ -74,7 +102,8 @@ TW_TEST(random_trouble_leaks_nothing) {
     Simulation s(14, 3, limits, random() % 2);
     for (int64_t id = 1; id <= 30; ++id) {
       int32_t prompt = 1 + static_cast<int32_t>(random() % 25);
-      s.scheduler.add(make(id, prompt, 1 + static_cast<int32_t>(random() % (42 - prompt)), 0));
+      s.scheduler.add(make(id, prompt, 1 + static_cast<int32_t>(random() % (42 - prompt)), 0,
+                           static_cast<int32_t>(random() % 2)));
       if (random() % 4 == 0) s.scheduler.remove(1 + static_cast<int64_t>(random() % id));
       if (random() % 2) {
         StepPlan plan = s.checked_plan();

@@ -14,12 +14,14 @@ namespace tw_test {
 
 using namespace tensorwright;
 
-inline std::unique_ptr<Sequence> make(int64_t id, int32_t prompt, int32_t max_tokens, int32_t salt = 0) {
+inline std::unique_ptr<Sequence> make(int64_t id, int32_t prompt, int32_t max_tokens, int32_t salt = 0,
+                                      int32_t priority = 0) {
   auto sequence = std::make_unique<Sequence>();
   sequence->id = id;
   for (int32_t i = 0; i < prompt; ++i) sequence->tokens.push_back(salt + i);
   sequence->prompt_tokens = prompt;
   sequence->sampling.max_tokens = max_tokens;
+  sequence->sampling.priority = priority;
   return sequence;
 }
 

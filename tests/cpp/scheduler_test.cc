@@ -58,6 +58,28 @@ TW_TEST(nobody_overtakes_in_the_queue) {
   TW_CHECK(s.started[3] >= s.started[2]);
 }
 
+TW_TEST(higher_priority_starts_first_and_runs_on) {
+  Simulation s(100, 4, {1, 64, 0});
+  s.scheduler.add(make(1, 4, 3));
+  s.step();
+  s.scheduler.add(make(2, 4, 2));
+  s.scheduler.add(make(3, 4, 2, 0, 1));
+  s.scheduler.add(make(4, 4, 2, 0, 2));
+  s.scheduler.add(make(5, 4, 2, 0, 1));
+  s.run();
+  TW_CHECK_EQ(s.finished[1], 3);  // nobody is preempted for another's priority
+  TW_CHECK(s.started[4] < s.started[3] && s.started[3] < s.started[5] && s.started[5] < s.started[2]);
+}
+
+TW_TEST(lower_priority_gives_way_when_blocks_run_out) {
+  Simulation s(4, 2, {2, 64, 0});
+  s.scheduler.add(make(1, 2, 6));
+  s.scheduler.add(make(2, 2, 6, 0, 1));
+  s.run();
+  TW_CHECK(s.scheduler.stats().preemptions > 0);
+  TW_CHECK(s.finished[2] < s.finished[1]);
+}
+
 TW_TEST(nobody_is_let_in_on_blocks_that_a_running_prefill_needs) {
   Simulation s(6, 2, {2, 16, 4});
   s.scheduler.add(make(1, 10, 2));

@@ -15,6 +15,11 @@ from hypothesis import strategies as st
 
 from tensorwright import LLM, SamplingParams
 
+SHAPED = {
+    "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,
+    "logit_bias": {5: 4.0, 6: -4.0}, "bad_words": [[5, 5]],
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -27,11 +32,15 @@ class Ask:
     abort_after: int | None = None
     """Tokens after which the caller has had enough."""
     arrives_ms: int = 0
+    priority: int = 0
+    shaped: bool = False
+    """With penalties, a bias, a bad word and all else that looks at the tokens so far."""
 
     def params(self) -> SamplingParams:
         return SamplingParams(
             max_tokens=self.tokens, temperature=self.temperature, seed=self.seed, logprobs=2, ignore_eos=True,
             top_k=40 if self.temperature else 0, top_p=0.9 if self.temperature else 1.0,
+            priority=self.priority, **(SHAPED if self.shaped else {}),
         )  # fmt: skip
 
 
@@ -81,6 +90,8 @@ def asks(count: int, seed: int, longest: int = 120, most_tokens: int = 24, sprea
                 seed=i,
                 abort_after=rng.randrange(1, 6) if rng.random() < 0.1 else None,
                 arrives_ms=rng.randrange(spread_ms + 1),
+                priority=rng.choice([0, 0, 1]),
+                shaped=rng.random() < 0.3,
             )
         )
     return table

@@ -7,7 +7,6 @@ import gc
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,6 @@ from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.sampling_params import SamplingParams
 
 A, B, C = 10, 20, 30  # three letters of the byte-level alphabet
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    engine = FakeEngine()
-    monkeypatch.setattr(native, "create_engine", lambda *args: engine)
-    monkeypatch.setattr(native, "load_module", fake_module)
-    return engine
-
-
-@pytest.fixture
-def llm(fake: FakeEngine, tmp_path: Path) -> Iterator[LLM]:
-    with LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB") as llm:
-        yield llm
 
 
 def ids(*tokens: int) -> dict[str, Any]:
@@ -82,7 +67,9 @@ def test_params_reach_the_engine(llm: LLM, fake: FakeEngine) -> None:
     sampling = fake.submitted[llm.generate(ids(A), params).request_id]
     assert vars(sampling) == {
         "max_tokens": 2, "temperature": 0.5, "top_k": 0, "top_p": 0.9, "seed": 7, "stop_token_ids": [3],
-        "ignore_eos": False, "eos_token_ids": [EOS], "logprobs": 1,
+        "ignore_eos": False, "eos_token_ids": [EOS], "logprobs": 1, "min_tokens": 0, "min_p": 0.0,
+        "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": [], "bad_words": [],
+        "timeout_s": -1.0, "priority": 0,
     }  # fmt: skip
     assert fake.submitted[llm.generate(ids(A)).request_id].logprobs == -1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 from typing import Any
 
@@ -35,6 +36,24 @@ def test_defaults_are_those_users_know() -> None:
         ("top_k", -2, "0 or -1"),
         ("top_p", 0.0, "above 0"),
         ("top_p", 1.01, "at most 1"),
+        ("min_p", 1.5, "0 to 1"),
+        ("min_tokens", 17, "max_tokens"),
+        ("min_tokens", -1, "max_tokens"),
+        ("repetition_penalty", 0, "0.01 to 100"),
+        ("presence_penalty", float("nan"), "-100 to 100"),
+        ("frequency_penalty", "x", "-100 to 100"),
+        ("logit_bias", 3, "dict"),
+        ("logit_bias", [3], "dict"),
+        ("bad_words", "text", "list"),
+        ("stop", 3, "list of texts"),
+        ("timeout", -1, "0 to 1e+07"),
+        ("timeout", "soon", "0 to 1e+07"),
+        ("priority", 1.5, "integer"),
+        ("priority", 2**31, "integer"),
+        ("stop", "", "none empty"),
+        ("truncate_prompt_tokens", 0, "positive"),
+        ("include_stop_str_in_output", None, "True or False"),
+        ("bad_words", 3, "list"),
         ("seed", -1, "2**64"),
         ("seed", 2**64, "2**64"),
         ("stop_token_ids", [-1], ">= 0"),
@@ -54,12 +73,30 @@ def test_impossible_value_is_refused_by_name(field: str, value: Any, range_text:
     assert range_text in message
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "range_text"),
+    [
+        ("logit_bias", {-1: 0.5}, "-inf"),
+        ("logit_bias", {"a": 0.5}, "-inf"),
+        ("logit_bias", {1: float("inf")}, "-inf"),
+        ("logit_bias", {1: float("nan")}, "-inf"),
+        ("bad_words", [""], "none empty"),
+        ("bad_words", [[]], "none empty"),
+        ("bad_words", [[-1]], ">= 0"),
+        ("bad_words", [1], "list"),
+        ("stop", ["a", ""], "none empty"),
+        ("stop", ["a", 1], "list of texts"),
+    ],
+)
+def test_impossible_part_of_a_value_is_refused_by_name(field: str, value: Any, range_text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"{field} must be .*{range_text}"):
+        SamplingParams(**{field: value})
+
+
 def test_unknown_keyword_names_the_closest() -> None:
     with pytest.raises(InvalidOptionError, match=r"no option 'temprature'; did you mean temperature\?"):
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
-    with pytest.raises(InvalidOptionError, match=r"no option 'stop'; did you mean stop_token_ids\?"):
-        SamplingParams(stop=["x"])  # type: ignore[call-arg]
-    with pytest.raises(InvalidOptionError, match="there are detokenize, ignore_eos"):
+    with pytest.raises(InvalidOptionError, match="there are bad_words, detokenize, frequency_penalty, ignore_eos"):
         SamplingParams(zzz=1)  # type: ignore[call-arg]
 
 
@@ -69,6 +106,9 @@ def test_numpy_numbers_count() -> None:
 
 
 def test_frozen_hashable_copyable() -> None:
+    params = SamplingParams(stop_token_ids=[1, 2], seed=3, logit_bias={4: -1, 2: 0.5}, bad_words=["a", [1]])
+    assert (params.logit_bias, params.bad_words) == (((2, 0.5), (4, -1.0)), ("a", (1,)))
+    assert dataclasses.replace(params) == params
     params = SamplingParams(stop_token_ids=[1, 2], seed=3)
     with pytest.raises(AttributeError):
         params.seed = 4  # type: ignore[misc]

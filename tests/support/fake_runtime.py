@@ -48,6 +48,7 @@ class FakeEngine:
         self.submitted: dict[int, Any] = {}
         self.budget: int | None = None
         self.blocks = 100
+        self.tokens_per_event = 1
         self.death: Exception | None = None
         self._max_queue = max_queue
         self._alive: dict[int, tuple[list[int], Any, int]] = {}
@@ -80,7 +81,7 @@ class FakeEngine:
                 if self.gate.is_set() and self._alive and self.budget != 0:
                     self.budget = None if self.budget is None else self.budget - 1
                     for request_id in list(self._alive):
-                        self._step(request_id)
+                        self._steps(request_id)
                 events, self._events = self._events, []
             if events or time.monotonic() >= deadline or self.stopped:
                 return events
@@ -101,6 +102,22 @@ class FakeEngine:
         with self._lock:
             del self._alive[request_id]
             self._events.append(FakeEvent(request_id, finish="error", error_type=error_type, error=message))
+
+    def time_out(self, request_id: int) -> None:
+        with self._lock:
+            del self._alive[request_id]
+            self._events.append(FakeEvent(request_id, finish="timeout"))
+
+    def _steps(self, request_id: int) -> None:
+        """As the engine does when nobody fetches: tokens of several steps in one event."""
+        first = len(self._events)
+        for _ in range(self.tokens_per_event):
+            if request_id in self._alive:
+                self._step(request_id)
+        whole, self._events[first:] = self._events[first:], []
+        whole[-1].tokens = [token for event in whole for token in event.tokens]
+        whole[-1].logprobs = [table for event in whole for table in event.logprobs]
+        self._events.append(whole[-1])
 
     def _step(self, request_id: int) -> None:
         prompt, sampling, made = self._alive[request_id]
@@ -154,8 +171,10 @@ def engine_config(**changes: Any) -> dict[str, Any]:
     return {**config, **changes}
 
 
-def write_engine(path: Path, config: dict[str, Any] | None = None, tokenizer: bool = True) -> Path:
-    """An engine directory that the reader accepts; its plan and weights are only bytes."""
+def write_engine(
+    path: Path, config: dict[str, Any] | None = None, tokenizer: bool = True, more: dict[str, str] | None = None
+) -> Path:
+    """An engine directory that the reader accepts; its plan and weights are only bytes. more: further files."""
     files = {
         "config.json": json.dumps(config or engine_config()).encode(),
         "graph.txt": b"graph fake {\n}\n",
@@ -163,6 +182,7 @@ def write_engine(path: Path, config: dict[str, Any] | None = None, tokenizer: bo
         "cpu/weights.bin": bytes(64),
         "generation_config.json": b"{}",
     }
+    files |= {name: text.encode() for name, text in (more or {}).items()}
     if tokenizer:
         files["tokenizer.json"] = byte_tokenizer().to_str().encode()
     for name, data in files.items():

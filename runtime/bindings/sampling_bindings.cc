@@ -1,0 +1,110 @@
+// Sampling in Python, and the sampler alone for its tests.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+
+#include "runtime/bindings/bindings.h"
+#include "runtime/core/error.h"
+#include "runtime/core/sampler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tensorwright {
+
+LogprobTuples to_tuples(const std::vector<TokenLogprob>& logprobs) {
+  LogprobTuples tuples;
+  for (const TokenLogprob& entry : logprobs) tuples.emplace_back(entry.token, entry.logprob, entry.rank);
+  return tuples;
+}
+
+namespace {
+
+using Ints = std::vector<int32_t>;
+using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// The engine's own are valid; what a caller of the sampler alone gives is checked.
+History history(const Row& logits, const Ints& tokens, int32_t prompt_tokens) {
+  bool known = std::ranges::all_of(
+      tokens, [&](int32_t token) { return token >= 0 && static_cast<size_t>(token) < logits.size(); });
+  if (!known || prompt_tokens < 0 || static_cast<size_t>(prompt_tokens) > tokens.size())
+    throw Error("InvalidRequestError",
+                "[sampler] tokens must be ids of the row, and hold the prompt; they do not");
+  return {tokens, prompt_tokens};
+}
+
+// Any Python int by its low bits would be a silent change of the seed; out of range is an error by name.
+void set_seed(Sampling& sampling, nb::handle seed) {
+  if (seed.is_none()) {
+    sampling.seed.reset();
+    return;
+  }
+  uint64_t value = 0;
+  if (!nb::try_cast(seed, value)) {
+    throw Error("InvalidRequestError", "[request] seed must be None or an int in [0, 2**64), got " +
+                                           std::string(nb::repr(seed).c_str()) + "; use one in range");
+  }
+  sampling.seed = value;
+}
+
+void bind_parameters(nb::module_& m) {
+  nb::class_<Sampling>(m, "Sampling", "How one request is sampled, and when it ends.")
+      .def(nb::init<>())
+      .def_rw("max_tokens", &Sampling::max_tokens)
+      .def_rw("temperature", &Sampling::temperature, "0: greedy")
+      .def_rw("top_k", &Sampling::top_k, "0 or -1: off")
+      .def_rw("top_p", &Sampling::top_p, "1: off")
+      .def_rw("min_p", &Sampling::min_p, "0: off")
+      .def_rw("min_tokens", &Sampling::min_tokens, "no end-of-sequence or stop token before so many")
+      .def_rw("repetition_penalty", &Sampling::repetition_penalty, "1: off; over prompt and output")
+      .def_rw("presence_penalty", &Sampling::presence_penalty, "0: off; over the output")
+      .def_rw("frequency_penalty", &Sampling::frequency_penalty, "0: off; over the output")
+      .def_rw("logit_bias", &Sampling::logit_bias, "(token, bias) pairs")
+      .def_rw("bad_words", &Sampling::bad_words, "lists of tokens that must not occur")
+      .def_prop_rw(
+          "seed", [](const Sampling& s) { return s.seed; }, set_seed, nb::for_setter(nb::arg("seed").none()),
+          "None: drawn once per request")
+      .def_rw("stop_token_ids", &Sampling::stop_token_ids, "end the request even with ignore_eos")
+      .def_rw("eos_token_ids", &Sampling::eos_token_ids)
+      .def_rw("timeout_s", &Sampling::timeout_s, "from arrival to the end, negative: none")
+      .def_rw("priority", &Sampling::priority, "higher ones start first")
+      .def_rw("ignore_eos", &Sampling::ignore_eos)
+      .def_rw("logprobs", &Sampling::logprobs,
+              "-1: none, 0: of the sampled token, n: of the n likeliest as well");
+}
+
+void bind_sampler(nb::module_& m) {
+  m.def(
+      "sample",
+      [](Row logits, const Sampling& sampling, uint64_t seed, int64_t position, const Ints& tokens,
+         int32_t prompt_tokens) {
+        Sample sample = Sampler().sample({logits.data(), logits.size()}, sampling, seed, position,
+                                         history(logits, tokens, prompt_tokens));
+        return std::make_tuple(sample.token, to_tuples(sample.logprobs));
+      },
+      "logits"_a, "sampling"_a, "seed"_a, "position"_a, "tokens"_a = Ints(), "prompt_tokens"_a = 0,
+      "One draw from float32 [vocab]: (token, logprobs).");
+  m.def(
+      "token_set",
+      [](Row logits, const Sampling& sampling, const Ints& tokens, int32_t prompt_tokens) {
+        return Sampler().token_set({logits.data(), logits.size()}, sampling,
+                                   history(logits, tokens, prompt_tokens));
+      },
+      "logits"_a, "sampling"_a, "tokens"_a = Ints(), "prompt_tokens"_a = 0,
+      "The ids of float32 [vocab] that may be drawn after `tokens`, ascending.");
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+  bind_parameters(m);
+  bind_sampler(m);
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,81 @@
+#include "runtime/core/logit_processors.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "runtime/core/error.h"
+
+namespace tensorwright {
+
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+bool too_short(const Sampling& s, const History& history) {
+  return static_cast<int32_t>(history.output().size()) < s.min_tokens;
+}
+
+bool changes_row(const Sampling& s, const History& history) {
+  return !s.logit_bias.empty() || s.repetition_penalty != 1 || s.frequency_penalty != 0 ||
+         s.presence_penalty != 0 || !s.bad_words.empty() || too_short(s, history);
+}
+
+// Whether the sequence ends in all of the word but its last token.
+bool about_to_complete(std::span<const int32_t> tokens, const std::vector<int32_t>& word) {
+  size_t prefix = word.size() - 1;
+  return prefix <= tokens.size() && std::equal(word.begin(), word.end() - 1, tokens.end() - prefix);
+}
+
+}  // namespace
+
+std::span<const float> LogitProcessors::apply(std::span<const float> logits, const Sampling& sampling,
+                                              const History& history) {
+  if (!changes_row(sampling, history)) return logits;
+  row_.assign(logits.begin(), logits.end());
+  counts_.resize(row_.size(), 0);
+  for (auto [token, bias] : sampling.logit_bias) row_[token] += static_cast<float>(bias);
+  if (sampling.repetition_penalty != 1) repetition(sampling, history);
+  if (sampling.frequency_penalty != 0 || sampling.presence_penalty != 0) occurrences(sampling, history);
+  ban(sampling, history);
+  if (std::ranges::all_of(row_, [](float x) { return x == kLowest; })) {
+    throw Error(
+        "InvalidRequestError",
+        "[sampler] logit_bias, bad_words and min_tokens must leave a token to sample, they left none; "
+        "forbid less");
+  }
+  return row_;
+}
+
+void LogitProcessors::repetition(const Sampling& sampling, const History& history) {
+  float penalty = static_cast<float>(sampling.repetition_penalty);
+  for (int32_t token : history.tokens) {
+    if (counts_[token]++ > 0) continue;  // once per token, however often it occurs
+    float& x = row_[token];
+    x = x < 0 ? x * penalty : x / penalty;
+  }
+  for (int32_t token : history.tokens) counts_[token] = 0;
+}
+
+void LogitProcessors::occurrences(const Sampling& sampling, const History& history) {
+  float frequency = static_cast<float>(sampling.frequency_penalty);
+  float presence = static_cast<float>(sampling.presence_penalty);
+  for (int32_t token : history.output()) ++counts_[token];
+  for (int32_t token : history.output()) {
+    if (counts_[token] == 0) continue;  // done at its first occurrence
+    row_[token] -= frequency * static_cast<float>(counts_[token]);
+    row_[token] -= presence;
+    counts_[token] = 0;
+  }
+}
+
+void LogitProcessors::ban(const Sampling& sampling, const History& history) {
+  for (const std::vector<int32_t>& word : sampling.bad_words) {
+    if (about_to_complete(history.tokens, word)) row_[word.back()] = kLowest;
+  }
+  if (!too_short(sampling, history)) return;
+  for (int32_t token : sampling.stop_token_ids) row_[token] = kLowest;
+  if (sampling.ignore_eos) return;
+  for (int32_t token : sampling.eos_token_ids) row_[token] = kLowest;
+}
+
+}  // namespace tensorwright
