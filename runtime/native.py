@@ -106,7 +106,7 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
     sampling.repetition_penalty = float(params.repetition_penalty)
     sampling.presence_penalty = float(params.presence_penalty)
     sampling.frequency_penalty = float(params.frequency_penalty)
-    sampling.logit_bias = list(params.logit_bias)
+    sampling.logit_bias = params.biases
     sampling.bad_words = request.bad_words
     sampling.timeout_s = -1.0 if params.timeout is None else float(params.timeout)
     sampling.priority = int(params.priority)

@@ -115,7 +115,7 @@ def _encode(text: str, engine: EngineDir, add_special_tokens: bool = True) -> li
 
 def _check_params(params: SamplingParams, engine: EngineDir) -> None:
     _check_tokens("stop_token_ids", params.stop_token_ids, engine)
-    _check_tokens("logit_bias", [token for token, _ in params.logit_bias or ()], engine)
+    _check_tokens("logit_bias", [token for token, _ in params.biases], engine)
     if params.logprobs is not None and params.logprobs > engine.vocab_size:
         raise InvalidRequestError(f"logprobs must be at most {engine.vocab_size}, got {params.logprobs}")
     if params.detokenize and engine.tokenizer is None:
@@ -133,7 +133,7 @@ def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
     spellings: dict[tuple[int, ...], None] = {}  # a set that keeps the order
     for word in params.bad_words:
         if not isinstance(word, str):
-            spellings[word] = None
+            spellings[tuple(word)] = None
             continue
         if engine.tokenizer is None:
             raise InvalidRequestError(f"{engine.path} has no tokenizer, so bad_words must be lists of token ids")

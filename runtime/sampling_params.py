@@ -115,5 +115,11 @@ class SamplingParams(StrictKeywords):
         check_range("frequency_penalty", self.frequency_penalty, -100, 100)
 
     @property
+    def biases(self) -> list[tuple[int, float]]:
+        """logit_bias as pairs, however it was given."""
+        bias = self.logit_bias or ()
+        return list(bias.items() if isinstance(bias, dict) else bias)
+
+    @property
     def greedy(self) -> bool:
         return self.temperature == 0
