@@ -32,8 +32,13 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
     config = _load_config(checkpoint)
     _refuse(checkpoint, config)
     model_class = _model_class(checkpoint, config)
-    with no_init_weights(), _parameters_on_meta():
-        model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
+    try:
+        with no_init_weights(), _parameters_on_meta():
+            model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # an unknown activation, say
+        raise CheckpointError(
+            f"{checkpoint.path}/config.json: no {model_class.__name__} can be made of it: {error!r}; correct the config"
+        ) from error
     kept = model._get_dtype_plan(getattr(torch, dtype))
     if kept:
         raise UnsupportedModelError(

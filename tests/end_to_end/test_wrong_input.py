@@ -86,6 +86,7 @@ CHECKPOINTS: list[tuple[str, Spoil, list[str]]] = [
     ("more layers", config(num_hidden_layers=3), ["model.layers.2.mlp.down_proj.weight: missing"]),
     ("fewer layers", config(num_hidden_layers=1), ["correct its number of layers", f"\n  {DOWN}"]),
     ("biases", config(attention_bias=True), ["q_proj.bias: missing"]),
+    ("unknown activation", config(hidden_act="foo"), ["config.json", "foo", "correct the config"]),
     ("impossible heads", config(num_attention_heads="four"), ["config.json"]),
     ("no layers", config(num_hidden_layers=-1), []),
     ("nested config", text("config.json", b"[" * 100_000), ["config.json: is not JSON"]),
