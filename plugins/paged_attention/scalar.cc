@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "plugins/common/bf16.h"
+#include "plugins/paged_attention/fold.h"
 #include "plugins/paged_attention/visible.h"
 
 namespace tensorwright {
@@ -112,22 +113,16 @@ void attention_bf16_scalar(const tw_attention_args* a) { attend<uint16_t>(a); }
 void attention_combine_scalar(const tw_attention_combine_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {
     for (int d = 0; d < a->head_dim; ++d) {
-      float max = -INFINITY, sum = 0, acc = 0;
+      Fold fold;
+      float acc = 0, mine, other;
       for (int64_t split = 0; split < a->splits; ++split) {
         const int64_t at = split * a->rows + row;
         if (a->max[at] == -INFINITY) continue;
         const float value = a->acc[at * a->head_dim + d];
-        if (max == -INFINITY) {
-          max = a->max[at], sum = a->sum[at], acc = value;
-          continue;
-        }
-        const float higher = max > a->max[at] ? max : a->max[at];
-        const float mine = tw_exp(max - higher), other = tw_exp(a->max[at] - higher);
-        sum = fmaf(a->sum[at], other, sum * mine);
-        acc = fmaf(value, other, acc * mine);
-        max = higher;
+        const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);
+        acc = joined ? fmaf(value, other, acc * mine) : value;
       }
-      const float y = acc / sum;
+      const float y = acc / fold.sum;
       if (a->y_dtype == TW_BF16) {
         ((uint16_t*)a->y)[a->y_offsets[row] + d] = tw_f32_to_bf16(y);
       } else {

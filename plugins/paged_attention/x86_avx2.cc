@@ -5,16 +5,11 @@
 // lane sees the operations of scalar.cc in the same order; grouping and chunks change no bit.
 #include <stdint.h>
 
-#include "plugins/common/bf16.h"
+#include "plugins/paged_attention/fold.h"
 #include "plugins/paged_attention/x86_avx2_softmax.h"
 
 namespace tensorwright {
 namespace {
-
-// Tiles of the split, and the first ones after it as far as there are any.
-struct TilePointers {
-  const char *k[TW_SPLIT_TILES + kChunk], *v[TW_SPLIT_TILES + kChunk];
-};
 
 template <int kDtype>
 TW_INLINE __m256 load_value(const char* v, int64_t count) {
@@ -128,7 +123,8 @@ void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, i
 
 template <int kDtype, int R>
 void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles, const float* q,
-                 float* out) {
+                 int64_t row) {
+  float* out = a->acc + row * a->head_dim;
   constexpr int kTiles = R == 1 ? 4 : R <= 3 ? 2 : 1;    // whose scores are summed together
   constexpr int kVectors = R == 1 ? 8 : R <= 3 ? 4 : 2;  // of head_dim that are summed together
   for (int begin = block.tile_begin; begin < block.tile_end; begin += kChunk) {
@@ -154,114 +150,50 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
   }
 }
 
-// What rows [row, row + rows) see, row = query * group + head. False if that is nothing.
-bool look(const tw_attention_args* a, int64_t row, int rows, RowBlock& block) {
-  tw_visible range[kMaxRows];
-  int begin = TW_ATTENTION_SPLIT, end = 0;
-  for (int r = 0; r < rows; ++r) {
-    range[r] = tw_visible_positions(a, (int32_t)((row + r) / a->group));
-    block.max[r] = -INFINITY;
-    memset(block.sum[r], 0, sizeof block.sum[r]);
-    if (range[r].end <= range[r].begin) continue;
-    begin = range[r].begin < begin ? range[r].begin : begin;
-    end = range[r].end > end ? range[r].end : end;
+// What attend() of row_block.h wants to know.
+template <int kStored>
+struct Attention {
+  using Q = float;
+  static constexpr int kDtype = kStored, kMaxRows = ::kMaxRows;
+  typedef void (*Attend)(const tw_attention_args*, RowBlock&, const TilePointers&, const Q*, int64_t);
+  static size_t packed_bytes(int head_dim) { return (size_t)head_dim * kMaxRows * sizeof(Q); }
+  static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) {
+    pack_widened<kStored>(a, row, rows, to);
   }
-  block.tile_begin = begin / TW_LANES;
-  block.tile_end = (end + TW_LANES - 1) / TW_LANES;
-  for (int tile = block.tile_begin; tile < block.tile_end; ++tile) {
-    uint16_t all = 0xffff;
-    for (int r = 0; r < rows; ++r) all &= block.visible[r][tile] = tw_visible_in_tile(range[r], tile);
-    block.whole[tile] = all == 0xffff;
+  static Attend rows(int count) {
+    static constexpr Attend kAttend[kMaxRows] = {attend_rows<kStored, 1>, attend_rows<kStored, 2>,
+                                                 attend_rows<kStored, 3>, attend_rows<kStored, 4>,
+                                                 attend_rows<kStored, 5>, attend_rows<kStored, 6>};
+    return kAttend[count - 1];
   }
-  return begin < end;
-}
-
-// Where the tiles lie that some query sees. Those that do not exist stand for the last one, which is fetched
-// ahead in their place.
-void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tiles) {
-  const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT;
-  const int64_t begin = a->window > 0 ? (int64_t)a->first_position - a->window + 1 - start : 0;
-  const int64_t end = (int64_t)a->first_position + a->queries - start;
-  const char *k = NULL, *v = NULL;
-  for (int tile = begin > 0 ? (int)(begin / TW_LANES) : 0; tile < TW_SPLIT_TILES + kChunk; ++tile) {
-    if (tile * TW_LANES < end) {
-      int32_t position;
-      const char* page = tw_split_block(a, tile, &position);
-      k = page + tw_kv_k_offset(dtype, a->head_dim, position, 0);
-      v = page + tw_kv_v_offset(dtype, a->head_dim, a->block_size, position, 0);
-    }
-    tiles.k[tile] = k;
-    tiles.v[tile] = v;
+  static float tree_sum(const float* lanes) {
+    return tw_tree_sum_avx2(_mm256_load_ps(lanes), _mm256_load_ps(lanes + 8));
   }
-}
-
-// q of a row block, packed [head_dim][rows] so that one base register reaches every broadcast.
-template <int kDtype>
-void pack_q(const tw_attention_args* a, int64_t row, int rows, float* to) {
-  for (int r = 0; r < rows; ++r) {
-    const int64_t at = (row + r) / a->group * a->q_stride + (row + r) % a->group * a->head_dim;
-    for (int d = 0; d < a->head_dim; ++d) {
-      const uint16_t* h = (const uint16_t*)a->q + at + d;
-      to[d * rows + r] = kDtype == TW_BF16 ? tw_bf16_to_f32(*h) : ((const float*)a->q)[at + d];
-    }
-  }
-}
-
-template <int kDtype>
-void attend(const tw_attention_args* a) {
-  typedef void (*Attend)(const tw_attention_args*, RowBlock&, const TilePointers&, const float*, float*);
-  static const Attend kAttend[kMaxRows] = {attend_rows<kDtype, 1>, attend_rows<kDtype, 2>,
-                                           attend_rows<kDtype, 3>, attend_rows<kDtype, 4>,
-                                           attend_rows<kDtype, 5>, attend_rows<kDtype, 6>};
-  const int64_t rows = (int64_t)a->queries * a->group, blocks = (rows + kMaxRows - 1) / kMaxRows;
-  float* q = (float*)__builtin_alloca((size_t)a->head_dim * kMaxRows * sizeof(float));
-  RowBlock block;
-  TilePointers tiles;
-  find_tiles(a, kDtype, tiles);
-  for (int64_t i = 0, row = 0; i < blocks; ++i) {
-    const int count = (int)(rows * (i + 1) / blocks - row);  // blocks of nearly equal size
-    float* acc = a->acc + row * a->head_dim;
-    if (look(a, row, count, block)) {
-      pack_q<kDtype>(a, row, count, q);
-      kAttend[count - 1](a, block, tiles, q, acc);
-    } else {
-      memset(acc, 0, (size_t)count * a->head_dim * sizeof(float));
-    }
-    for (int r = 0; r < count; ++r) {
-      a->max[row + r] = block.max[r] + 0.0f;  // as in scalar.cc
-      a->sum[row + r] = tw_tree_sum_avx2(_mm256_load_ps(block.sum[r]), _mm256_load_ps(block.sum[r] + 8));
-    }
-    row += count;
-  }
-}
+};
 
 // 8 columns of one row: the splits in ascending order. The first that the row sees something of is taken as
 // it is.
 void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
   const int64_t count = a->head_dim - column;
-  float max = -INFINITY, sum = 0;
+  Fold fold;
   __m256 acc = _mm256_setzero_ps();
   for (int64_t split = 0; split < a->splits; ++split) {
     const int64_t at = split * a->rows + row;
     if (a->max[at] == -INFINITY) continue;
     const __m256 value = tw_load_avx2(a->acc + at * a->head_dim + column, count);
-    if (max == -INFINITY) {
-      max = a->max[at], sum = a->sum[at], acc = value;
-      continue;
-    }
-    const float higher = max > a->max[at] ? max : a->max[at];
-    const float mine = tw_exp(max - higher), other = tw_exp(a->max[at] - higher);
-    sum = fmaf(a->sum[at], other, sum * mine);
-    acc = _mm256_fmadd_ps(value, _mm256_set1_ps(other), _mm256_mul_ps(acc, _mm256_set1_ps(mine)));
-    max = higher;
+    float mine, other;
+    const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);
+    acc = joined ? _mm256_fmadd_ps(value, _mm256_set1_ps(other), _mm256_mul_ps(acc, _mm256_set1_ps(mine)))
+                 : value;
   }
-  tw_store_avx2(a->y, a->y_dtype, a->y_offsets[row] + column, count, _mm256_div_ps(acc, _mm256_set1_ps(sum)));
+  tw_store_avx2(a->y, a->y_dtype, a->y_offsets[row] + column, count,
+                _mm256_div_ps(acc, _mm256_set1_ps(fold.sum)));
 }
 
 }  // namespace
 
-void attention_f32_avx2(const tw_attention_args* a) { attend<TW_F32>(a); }
-void attention_bf16_avx2(const tw_attention_args* a) { attend<TW_BF16>(a); }
+void attention_f32_avx2(const tw_attention_args* a) { attend<Attention<TW_F32>>(a); }
+void attention_bf16_avx2(const tw_attention_args* a) { attend<Attention<TW_BF16>>(a); }
 
 void attention_combine_avx2(const tw_attention_combine_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {

@@ -4,25 +4,12 @@
 
 #include "plugins/common/x86_avx2.h"
 #include "plugins/common/x86_avx2_tanh.h"
-#include "plugins/paged_attention/visible.h"
+#include "plugins/paged_attention/row_block.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
 constexpr int kMaxRows = 6;
-constexpr int kChunk = 4;  // tiles
-
-// What is known of a row block while it goes through a split.
-struct RowBlock {
-  int tile_begin, tile_end;                    // tiles that some row sees
-  uint16_t visible[kMaxRows][TW_SPLIT_TILES];  // bit j: the row sees position j of the tile
-  uint8_t whole[TW_SPLIT_TILES];               // every row sees all of the tile
-  float max[kMaxRows];                         // so far
-  alignas(32) float sum[kMaxRows][TW_LANES];   // so far
-  // Of the current chunk:
-  unsigned rescaled;                // bit i: some row's maximum grew in tile i
-  float rescale[kMaxRows][kChunk];  // what the sums of earlier tiles are multiplied with
-  alignas(32) float weight[kMaxRows][kChunk * TW_LANES];  // dot products, then exp(score - max)
-};
+using RowBlock = Rows<kMaxRows>;
 
 // tw_exp for x <= 0 or NaN: the power of two goes straight into the exponent, which cannot overflow there.
 inline __m256 exp_nonpositive(__m256 x) {

@@ -4,48 +4,22 @@
 
 #include <stdint.h>
 
+#include "plugins/paged_attention/fold.h"
+
 namespace tensorwright {
 namespace {
 
-// q of a row block, packed [head_dim][R] so that one base register reaches every broadcast.
-template <int kRowDtype>
-inline void pack_q(const tw_attention_args* a, int64_t row, int rows, float* to) {
-  for (int r = 0; r < rows; ++r) {
-    const int64_t query = (row + r) / a->group, head = (row + r) % a->group;
-    const int64_t at = query * a->q_stride + head * a->head_dim;
-    for (int d = 0; d < a->head_dim; ++d) {
-      to[d * rows + r] = kRowDtype == TW_BF16 ? tw_bf16_to_f32(((const uint16_t*)a->q)[at + d])
-                                              : ((const float*)a->q)[at + d];
-    }
-  }
-}
-
-template <int R, int N>
-TW_INLINE void clear(__m512 (&acc)[R][N]) {
-  TW_UNROLL
-  for (int r = 0; r < R; ++r) {
-    TW_UNROLL
-    for (int n = 0; n < N; ++n) acc[r][n] = _mm512_setzero_ps();
-  }
-}
-
-template <int R, int N>
-TW_INLINE void store(const __m512 (&acc)[R][N], float* to) {
-  TW_UNROLL
-  for (int r = 0; r < R; ++r) {
-    TW_UNROLL
-    for (int n = 0; n < N; ++n) _mm512_store_ps(to + r * kChunk * TW_LANES + n * TW_LANES, acc[r][n]);
-  }
-}
-
-struct ScoresF32 {
+template <int kStored>
+struct WidenedQ {
   using Q = float;
-  static constexpr int kDtype = TW_F32;
+  static constexpr int kDtype = kStored;
   static size_t packed_bytes(int head_dim) { return (size_t)head_dim * kMaxRows * sizeof(Q); }
   static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) {
-    pack_q<TW_F32>(a, row, rows, to);
+    pack_widened<kStored>(a, row, rows, to);
   }
+};
 
+struct ScoresF32 : WidenedQ<TW_F32> {
   template <int R, int N>
   static inline void tiles(const char* const* tile, const char* const* ahead, const Q* q, int head_dim,
                            float* out) {
@@ -68,14 +42,7 @@ struct ScoresF32 {
   }
 };
 
-struct ScoresWidened {
-  using Q = float;
-  static constexpr int kDtype = TW_BF16;
-  static size_t packed_bytes(int head_dim) { return (size_t)head_dim * kMaxRows * sizeof(Q); }
-  static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) {
-    pack_q<TW_BF16>(a, row, rows, to);
-  }
-
+struct ScoresWidened : WidenedQ<TW_BF16> {
   template <int R, int N>
   static inline void tiles(const char* const* tile, const char* const* ahead, const Q* q, int head_dim,
                            float* out) {
@@ -101,23 +68,6 @@ struct ScoresWidened {
       }
     }
     store(acc, out);
-  }
-};
-
-// How a row's splits add up: the factor of each side when the next split joins the ones before it.
-struct Fold {
-  float max = -INFINITY, sum = 0;
-  // False for the first split that the row sees something of: it is taken as it is.
-  bool join(float split_max, float split_sum, float* mine, float* other) {
-    if (max == -INFINITY) {
-      max = split_max, sum = split_sum;
-      return false;
-    }
-    const float higher = max > split_max ? max : split_max;
-    *mine = tw_exp(max - higher), *other = tw_exp(split_max - higher);
-    sum = fmaf(split_sum, *other, sum * *mine);
-    max = higher;
-    return true;
   }
 };
 
@@ -155,8 +105,8 @@ inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int co
 
 }  // namespace
 
-void attention_f32_avx512(const tw_attention_args* a) { attend<ScoresF32>(a); }
-void attention_bf16_avx512(const tw_attention_args* a) { attend<ScoresWidened>(a); }
+void attention_f32_avx512(const tw_attention_args* a) { attend<Attention<ScoresF32>>(a); }
+void attention_bf16_avx512(const tw_attention_args* a) { attend<Attention<ScoresWidened>>(a); }
 
 void attention_combine_avx512(const tw_attention_combine_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {

@@ -9,15 +9,9 @@
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_H_
 
-#include "plugins/common/bf16.h"
 #include "plugins/paged_attention/x86_avx512_softmax.h"
 
 namespace {
-
-// Tiles of the split, and the first ones after it as far as there are any.
-struct TilePointers {
-  const char *k[TW_SPLIT_TILES + kChunk], *v[TW_SPLIT_TILES + kChunk];
-};
 
 template <int kDtype>
 inline __m512 load_value(const char* v, __mmask16 lanes) {
@@ -140,85 +134,36 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
   }
 }
 
-// What rows [row, row + rows) see, row = query * group + head. False if that is nothing.
-inline bool look(const tw_attention_args* a, int64_t row, int rows, RowBlock& block) {
-  tw_visible range[kMaxRows];
-  int begin = TW_ATTENTION_SPLIT, end = 0;
-  for (int r = 0; r < rows; ++r) {
-    range[r] = tw_visible_positions(a, (int32_t)((row + r) / a->group));
-    if (range[r].end <= range[r].begin) continue;
-    begin = range[r].begin < begin ? range[r].begin : begin;
-    end = range[r].end > end ? range[r].end : end;
-  }
-  block.tile_begin = begin / TW_LANES;
-  block.tile_end = (end + TW_LANES - 1) / TW_LANES;
-  for (int tile = block.tile_begin; tile < block.tile_end; ++tile) {
-    uint16_t all = 0xffff;
-    for (int r = 0; r < rows; ++r) all &= block.visible[r][tile] = tw_visible_in_tile(range[r], tile);
-    block.whole[tile] = all == 0xffff;
-  }
-  for (int r = 0; r < rows; ++r) {
-    block.max[r] = -INFINITY;
-    _mm512_store_ps(block.sum[r], _mm512_setzero_ps());
-  }
-  return begin < end;
-}
-
-inline void write_nothing(const tw_attention_args* a, int64_t row, int rows) {
-  memset(a->acc + row * a->head_dim, 0, (size_t)rows * a->head_dim * sizeof(float));
-  for (int64_t r = row; r < row + rows; ++r) {
-    a->max[r] = -INFINITY;
-    a->sum[r] = 0;
-  }
-}
-
-// Where the tiles lie that some query sees. Those that do not exist stand for the last one, which is fetched
-// ahead in their place.
-inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tiles) {
-  const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT;
-  const int64_t begin = a->window > 0 ? (int64_t)a->first_position - a->window + 1 - start : 0;
-  const int64_t end = (int64_t)a->first_position + a->queries - start;
-  const size_t k_bytes = tw_kv_k_bytes(dtype, a->head_dim, a->block_size);
-  const size_t panel_bytes = tw_panel_bytes(dtype, a->head_dim),
-               row_bytes = a->head_dim * tw_dtype_bytes(dtype);
-  const char *k = NULL, *v = NULL;
-  for (int tile = begin > 0 ? (int)(begin / TW_LANES) : 0; tile < TW_SPLIT_TILES + kChunk; ++tile) {
-    if (tile * TW_LANES < end) {
-      int32_t position;
-      const char* page = tw_split_block(a, tile, &position);
-      k = page + position / TW_LANES * panel_bytes;
-      v = page + k_bytes + position * row_bytes;
-    }
-    tiles.k[tile] = k;
-    tiles.v[tile] = v;
-  }
-}
-
+// What attend() of row_block.h wants to know, for one way to compute scores.
 template <typename Scores>
-inline void attend(const tw_attention_args* a) {
-  using Attend =
-      void (*)(const tw_attention_args*, RowBlock&, const TilePointers&, const typename Scores::Q*, int64_t);
-  static const Attend kAttend[kMaxRows] = {
-      attend_rows<Scores, 1>, attend_rows<Scores, 2>, attend_rows<Scores, 3>, attend_rows<Scores, 4>,
-      attend_rows<Scores, 5>, attend_rows<Scores, 6>, attend_rows<Scores, 7>, attend_rows<Scores, 8>};
-  const int64_t rows = (int64_t)a->queries * a->group, blocks = (rows + kMaxRows - 1) / kMaxRows;
-  auto* q = (typename Scores::Q*)__builtin_alloca(Scores::packed_bytes(a->head_dim));
-  RowBlock block;
-  TilePointers tiles;
-  find_tiles(a, Scores::kDtype, tiles);
-  for (int64_t i = 0, row = 0; i < blocks; ++i) {
-    const int count = (int)(rows * (i + 1) / blocks - row);  // blocks of nearly equal size
-    if (look(a, row, count, block)) {
-      Scores::pack(a, row, count, q);
-      kAttend[count - 1](a, block, tiles, q, row);
-      for (int r = 0; r < count; ++r) {
-        a->max[row + r] = block.max[r] + 0.0f;  // as in scalar.cc
-        a->sum[row + r] = tw_tree_sum_avx512(_mm512_load_ps(block.sum[r]));
-      }
-    } else {
-      write_nothing(a, row, count);
-    }
-    row += count;
+struct Attention : Scores {
+  static constexpr int kMaxRows = ::kMaxRows;
+  typedef void (*Attend)(const tw_attention_args*, RowBlock&, const TilePointers&, const typename Scores::Q*,
+                         int64_t);
+  static Attend rows(int count) {
+    static constexpr Attend kAttend[kMaxRows] = {
+        attend_rows<Scores, 1>, attend_rows<Scores, 2>, attend_rows<Scores, 3>, attend_rows<Scores, 4>,
+        attend_rows<Scores, 5>, attend_rows<Scores, 6>, attend_rows<Scores, 7>, attend_rows<Scores, 8>};
+    return kAttend[count - 1];
+  }
+  static float tree_sum(const float* lanes) { return tw_tree_sum_avx512(_mm512_load_ps(lanes)); }
+};
+
+template <int R, int N>
+TW_INLINE void clear(__m512 (&acc)[R][N]) {
+  TW_UNROLL
+  for (int r = 0; r < R; ++r) {
+    TW_UNROLL
+    for (int n = 0; n < N; ++n) acc[r][n] = _mm512_setzero_ps();
+  }
+}
+
+template <int R, int N>
+TW_INLINE void store(const __m512 (&acc)[R][N], float* to) {
+  TW_UNROLL
+  for (int r = 0; r < R; ++r) {
+    TW_UNROLL
+    for (int n = 0; n < N; ++n) _mm512_store_ps(to + r * kChunk * TW_LANES + n * TW_LANES, acc[r][n]);
   }
 }
 

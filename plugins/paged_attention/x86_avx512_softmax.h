@@ -5,26 +5,13 @@
 
 #include "plugins/common/x86_avx512.h"
 #include "plugins/common/x86_avx512_tanh.h"
-#include "plugins/paged_attention/visible.h"
+#include "plugins/paged_attention/row_block.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
 constexpr int kMaxRows = 8;
-
-constexpr int kChunk = 4;  // tiles; soften_chunk spells out four
-
-// What is known of a row block while it goes through a split.
-struct RowBlock {
-  int tile_begin, tile_end;                    // tiles that some row sees
-  uint16_t visible[kMaxRows][TW_SPLIT_TILES];  // bit j: the row sees position j of the tile
-  uint8_t whole[TW_SPLIT_TILES];               // every row sees all of the tile
-  float max[kMaxRows];                         // so far
-  alignas(64) float sum[kMaxRows][TW_LANES];   // so far
-  // Of the current chunk:
-  unsigned rescaled;                // bit i: some row's maximum grew in tile i
-  float rescale[kMaxRows][kChunk];  // what the sums of earlier tiles are multiplied with
-  alignas(64) float weight[kMaxRows][kChunk * TW_LANES];  // dot products, then exp(score - max)
-};
+using RowBlock = Rows<kMaxRows>;
+static_assert(kChunk == 4);  // soften_chunk spells out four
 
 // tw_exp for x <= 0 or NaN: the power of two goes straight into the exponent, which cannot overflow there.
 inline __m512 exp_nonpositive(__m512 x) {

@@ -24,11 +24,7 @@ struct ScoresDot {
   static inline void tiles(const char* const* tile, const char* const* ahead, const Q* q, int head_dim,
                            float* out) {
     __m512 acc[R][N];
-    TW_UNROLL
-    for (int r = 0; r < R; ++r) {
-      TW_UNROLL
-      for (int n = 0; n < N; ++n) acc[r][n] = _mm512_setzero_ps();
-    }
+    clear(acc);
     for (int pair = 0; pair < head_dim / 2; ++pair, q += R) {
       __m512i k[N];
       TW_UNROLL
@@ -42,16 +38,12 @@ struct ScoresDot {
         for (int n = 0; n < N; ++n) acc[r][n] = _mm512_dpbf16_ps(acc[r][n], x, (__m512bh)k[n]);
       }
     }
-    TW_UNROLL
-    for (int r = 0; r < R; ++r) {
-      TW_UNROLL
-      for (int n = 0; n < N; ++n) _mm512_store_ps(out + r * kChunk * TW_LANES + n * TW_LANES, acc[r][n]);
-    }
+    store(acc, out);
   }
 };
 
 }  // namespace
 
-void attention_bf16_avx512bf16(const tw_attention_args* a) { attend<ScoresDot>(a); }
+void attention_bf16_avx512bf16(const tw_attention_args* a) { attend<Attention<ScoresDot>>(a); }
 
 }  // namespace tensorwright

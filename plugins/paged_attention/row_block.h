@@ -1,0 +1,119 @@
+// What the AVX2 and AVX-512 attention kernels share: (query, head) rows that go through a split together,
+// where its tiles lie, and the loop over row blocks.
+#ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ROW_BLOCK_H_
+#define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ROW_BLOCK_H_
+
+#include <string.h>
+
+#include "plugins/common/bf16.h"
+#include "plugins/paged_attention/visible.h"
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+constexpr int kChunk = 4;  // tiles that go through the steps together
+
+// What is known of a row block while it goes through a split.
+template <int kMost>
+struct Rows {
+  int tile_begin, tile_end;                 // tiles that some row sees
+  uint16_t visible[kMost][TW_SPLIT_TILES];  // bit j: the row sees position j of the tile
+  uint8_t whole[TW_SPLIT_TILES];            // every row sees all of the tile
+  float max[kMost];                         // so far
+  alignas(64) float sum[kMost][TW_LANES];   // so far
+  // Of the current chunk:
+  unsigned rescaled;                                   // bit i: some row's maximum grew in tile i
+  float rescale[kMost][kChunk];                        // what the sums of earlier tiles are multiplied with
+  alignas(64) float weight[kMost][kChunk * TW_LANES];  // dot products, then exp(score - max)
+};
+
+// Tiles of the split, and the first ones after it as far as there are any.
+struct TilePointers {
+  const char *k[TW_SPLIT_TILES + kChunk], *v[TW_SPLIT_TILES + kChunk];
+};
+
+// What rows [row, row + rows) see, row = query * group + head. False if that is nothing.
+template <int kMost>
+inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMost>& block) {
+  tw_visible range[kMost];
+  int begin = TW_ATTENTION_SPLIT, end = 0;
+  for (int r = 0; r < rows; ++r) {
+    range[r] = tw_visible_positions(a, (int32_t)((row + r) / a->group));
+    block.max[r] = -INFINITY;
+    memset(block.sum[r], 0, sizeof block.sum[r]);
+    if (range[r].end <= range[r].begin) continue;
+    begin = range[r].begin < begin ? range[r].begin : begin;
+    end = range[r].end > end ? range[r].end : end;
+  }
+  block.tile_begin = begin / TW_LANES;
+  block.tile_end = (end + TW_LANES - 1) / TW_LANES;
+  for (int tile = block.tile_begin; tile < block.tile_end; ++tile) {
+    uint16_t all = 0xffff;
+    for (int r = 0; r < rows; ++r) all &= block.visible[r][tile] = tw_visible_in_tile(range[r], tile);
+    block.whole[tile] = all == 0xffff;
+  }
+  return begin < end;
+}
+
+// Where the tiles lie that some query sees. Those that do not exist stand for the last one, which is fetched
+// ahead in their place.
+inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tiles) {
+  const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT;
+  const int64_t begin = a->window > 0 ? (int64_t)a->first_position - a->window + 1 - start : 0;
+  const int64_t end = (int64_t)a->first_position + a->queries - start;
+  const size_t k_bytes = tw_kv_k_bytes(dtype, a->head_dim, a->block_size);
+  const size_t panel_bytes = tw_panel_bytes(dtype, a->head_dim),
+               row_bytes = a->head_dim * tw_dtype_bytes(dtype);
+  const char *k = NULL, *v = NULL;
+  for (int tile = begin > 0 ? (int)(begin / TW_LANES) : 0; tile < TW_SPLIT_TILES + kChunk; ++tile) {
+    if (tile * TW_LANES < end) {
+      int32_t position;
+      const char* page = tw_split_block(a, tile, &position);
+      k = page + position / TW_LANES * panel_bytes;
+      v = page + k_bytes + position * row_bytes;
+    }
+    tiles.k[tile] = k;
+    tiles.v[tile] = v;
+  }
+}
+
+// q of a row block as float32, packed [head_dim][rows] so that one base register reaches every broadcast.
+template <int kDtype>
+inline void pack_widened(const tw_attention_args* a, int64_t row, int rows, float* to) {
+  for (int r = 0; r < rows; ++r) {
+    const int64_t at = (row + r) / a->group * a->q_stride + (row + r) % a->group * a->head_dim;
+    for (int d = 0; d < a->head_dim; ++d) {
+      const uint16_t* h = (const uint16_t*)a->q + at + d;
+      to[d * rows + r] = kDtype == TW_BF16 ? tw_bf16_to_f32(*h) : ((const float*)a->q)[at + d];
+    }
+  }
+}
+
+// Kernel: kDtype, kMaxRows, Q (a packed element of q), packed_bytes, pack, rows(count) (what takes that many
+// rows through a split), and tree_sum.
+template <typename Kernel>
+inline void attend(const tw_attention_args* a) {
+  const int64_t rows = (int64_t)a->queries * a->group;
+  const int64_t blocks = (rows + Kernel::kMaxRows - 1) / Kernel::kMaxRows;
+  auto* q = (typename Kernel::Q*)__builtin_alloca(Kernel::packed_bytes(a->head_dim));
+  Rows<Kernel::kMaxRows> block;
+  TilePointers tiles;
+  find_tiles(a, Kernel::kDtype, tiles);
+  for (int64_t i = 0, row = 0; i < blocks; ++i) {
+    const int count = (int)(rows * (i + 1) / blocks - row);  // blocks of nearly equal size
+    if (look(a, row, count, block)) {
+      Kernel::pack(a, row, count, q);
+      Kernel::rows(count)(a, block, tiles, q, row);
+    } else {
+      memset(a->acc + row * a->head_dim, 0, (size_t)count * a->head_dim * sizeof(float));
+    }
+    for (int r = 0; r < count; ++r) {
+      a->max[row + r] = block.max[r] + 0.0f;  // as in scalar.cc
+      a->sum[row + r] = Kernel::tree_sum(block.sum[r]);
+    }
+    row += count;
+  }
+}
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ROW_BLOCK_H_
