@@ -18,7 +18,7 @@ PATTERN = pattern(
     v = linear(x, v_weight, v_bias?)
     q_heads = rotary?(rms_norm?(view(rms_norm?(q, q_row_norm)), q_norm), table)
     k_heads = rotary?(rms_norm?(view(rms_norm?(k, k_row_norm)), k_norm), table)
-    out = attention(q_heads, k_heads, view(v))
+    out = attention(q_heads, k_heads, view(v), sinks?)
     """,
     outputs=["q", "k", "v"],
 )

@@ -4,7 +4,7 @@ H query heads, Hkv key-value heads, D head dim, R rotated dims.  Everything in a
 an axis of one sequence becomes an axis of tokens of many, and heads are flattened into columns. Attention of layer l is
 
     q, cache' = rotary_kv_write(qkv, table, slots, kv_cache.l)        qkv: [tokens, (H + 2 Hkv) D], q: [tokens, H D]
-    out       = paged_attention(q, cache', seq_starts, context_lens, block_tables)     [tokens, H D]
+    out       = paged_attention(q, cache', seq_starts, context_lens, block_tables, sinks?)     [tokens, H D]
 
 Norms of q and k, of each head or of all of them together, come before that: qkv = rms_norm_columns(qkv, weight).
 From the final norm on, only the rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
@@ -31,7 +31,7 @@ PATTERN = pattern("""
     v       = view(v_row)
     q_heads = rotary(rms_norm?(q, q_norm, eps=q_eps, weight_offset=q_offset), table, rotary_dim=rotary_dim)
     k_heads = rotary(rms_norm?(k, k_norm, eps=k_eps, weight_offset=k_offset), table, rotary_dim=rotary_dim)
-    out     = attention(q_heads, k_heads, v)
+    out     = attention(q_heads, k_heads, v, sinks?)
 """)
 
 METADATA: dict[str, tuple[str, Shape]] = {
@@ -179,6 +179,7 @@ class _TokenMajor:
         q, cache = self.emit_all("rotary_kv_write", written, {**shape, "rotary_dim": m.rotary_dim}, [kind, ("kv", ())])
         extra = {k: m.root.attrs[k] for k in ("scale", "window", "softcap")}
         read = [q, cache, meta["seq_starts"], meta["context_lens"], meta["block_tables"]]
+        read += [] if m.sinks is None else [self.moved[m.sinks]]
         return self.emit("paged_attention", read, {**shape, **extra}, kind)
 
     def normalise_columns(self, m: Match, qkv: Value) -> Value:

@@ -253,7 +253,8 @@ def lower_rotary_kv_write(low: _Lowering, node: Node) -> list[Value]:
 def lower_paged_attention(low: _Lowering, node: Node) -> list[Value]:
     kind = (low.input_type(node.output), node.output.shape)
     attrs = {**kv_attrs(node), "scale": float(node.attrs["scale"]), "softcap": float(node.attrs["softcap"])}
-    return low.emit("paged_attention", [low.value(v) for v in node.inputs], [kind], **attrs)
+    sinks = low.weight(node.inputs[5], RAW) if len(node.inputs) > 5 and node.inputs[5] is not None else None
+    return low.emit("paged_attention", [*map(low.value, node.inputs[:5]), sinks], [kind], **attrs)
 
 
 def kv_attrs(node: Node, *more: str) -> dict[str, int]:

@@ -17,7 +17,7 @@ PATTERN = pattern("""
     v_column  = view(v)
     v_groups  = expand(v_column)
     v_heads   = view(v_groups)
-    out = attention(q, transpose(k_heads, dim0=1, dim1=2), transpose(v_heads, dim0=1, dim1=2))
+    out = attention(q, transpose(k_heads, dim0=1, dim1=2), transpose(v_heads, dim0=1, dim1=2), sinks?)
 """)
 
 
@@ -36,7 +36,7 @@ def check(m: Match) -> None:
 
 def replace(m: Match, g: Rewriter) -> Value:
     k, v = (g.transpose(x, dim0=1, dim1=2) for x in (m.k, m.v))
-    out: Value = g.attention(m.q, k, v, **m.root.attrs)
+    out: Value = g.attention(m.q, k, v, *([] if m.sinks is None else [m.sinks]), **m.root.attrs)
     return out
 
 

@@ -54,7 +54,7 @@ OPS = {
     "matmul": OpRecord(3, ("panels", "bias"), ("epilogue", "n")),
     "rotary_table": OpRecord(4, ("raw",), (), ("scale",)),
     "rotary_kv_write": OpRecord(5, (), ("kv_layer", "heads", "rotary_dim")),
-    "paged_attention": OpRecord(6, (), ("kv_layer", "heads"), ("scale", "softcap")),
+    "paged_attention": OpRecord(6, ("raw",), ("kv_layer", "heads"), ("scale", "softcap")),
     "gather_rows": OpRecord(7),
     "swiglu": OpRecord(8),
     "add": OpRecord(9),

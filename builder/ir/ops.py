@@ -113,9 +113,9 @@ def _compounds() -> None:
     _op("rotary_table", 2, compound=True, stages=("fused", "cached"))
     _op("swiglu", 1, compound=True, stages=("fused", "cached", "lowered"))
     _op("rotary", 2, compound=True, stages=fused)
-    _op("attention", 3, compound=True, stages=fused)
+    _op("attention", (3, 4), compound=True, optional_inputs=frozenset((3,)), stages=fused)
     _op("rotary_kv_write", 4, compound=True, results=(2,), stages=cached)
-    _op("paged_attention", 5, compound=True, stages=cached)
+    _op("paged_attention", (5, 6), compound=True, optional_inputs=frozenset((5,)), stages=cached)
     _op("gather_rows", 2, compound=True, stages=("cached", "lowered"))
 
 
@@ -141,8 +141,8 @@ def _lowered() -> None:
     op("matmul", 4, (2, 3), epilogue="int", n="int")  # x, w, bias?, residual?
     op("rotary_table", 2, scale="float")  # positions, inv_freq
     op("rotary_kv_write", 4, results=(2,), kv_layer="int", heads="int", rotary_dim="int")  # qkv, table, slots, cache
-    # q, cache, seq_starts, context_lens, block_tables
-    op("paged_attention", 5, kv_layer="int", heads="int", scale="float", softcap="float")
+    # q, cache, seq_starts, context_lens, block_tables, sinks?
+    op("paged_attention", 6, (5,), kv_layer="int", heads="int", scale="float", softcap="float")
     op("gather_rows", 2)  # x, rows
     op("swiglu", 1)
     op("add", 2)

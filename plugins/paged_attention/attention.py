@@ -1,7 +1,8 @@
-"""attention(q, k, v):  softmax(softcap(scale * q k^T), what each query may see) v,  one sequence, causal
+"""attention(q, k, v, sinks?):  softmax(softcap(scale * q k^T), what each query may see) v,  one sequence, causal
 
 q: [1, S, H, D], k and v: [1, S, Hkv, D]; query head h reads KV head h // (H / Hkv).  mask "causal" sees every earlier
 position and its own; "window" only the last `window` of those.  softcap c > 0: c * tanh(score / c).
+sinks: [H] float32, a score of each head that joins its softmax and has no value.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ATTRS: dict[str, type] = {"scale": float, "mask": str, "window": int, "softcap":
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """The result has q's type and shape."""
-    q, k, v = inputs
+    q, k, v, sinks = with_sinks(inputs, 3)
     if q.rank != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         raise GraphError(
             f"attention: q must be [1, S, H, D], k and v [1, S, Hkv, D], "
@@ -34,11 +35,29 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
             f"attention: mask must be causal without or window with a window, "
             f"got {attrs['mask']!r} and window {attrs['window']}"
         )
+    check_sinks(NAME, sinks, heads)
     return [(q.dtype, q.shape)]
 
 
+def with_sinks(inputs: list[Any], count: int) -> list[Any]:
+    """`count` operands and the sinks, None where the op has none."""
+    return [*inputs[:count], inputs[count] if len(inputs) > count else None]
+
+
+def check_sinks(op: str, sinks: Value | None, heads: int) -> None:
+    if sinks is not None and sinks.shape != (heads,):
+        raise GraphError(f"{op}: sinks must be [{heads}], one for each query head, got {list(sinks.shape)}")
+
+
 def attend(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, first_position: int, scale: float, window: int, softcap: float
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    first_position: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """q [Q, H, D] at positions first_position + i over k, v [L, Hkv, D] -> [Q, H, D], all in float64."""
     group = q.shape[1] // k.shape[1]
@@ -50,13 +69,18 @@ def attend(
     query, key = first_position + np.arange(len(q))[:, None], np.arange(len(k))
     seen = (key <= query) & ((key > query - window) if window else True)
     score = np.where(seen, score, -np.inf)
-    weight = np.exp(score - score.max(axis=-1, keepdims=True))
-    weight /= weight.sum(axis=-1, keepdims=True)
+    top = score.max(axis=-1, keepdims=True)
+    beside = np.full((k.shape[1], group, 1, 1), -np.inf)
+    if sinks is not None:
+        beside = sinks.astype(np.float64).reshape(beside.shape)
+        top = np.maximum(top, beside)
+    weight = np.exp(score - top)
+    weight /= weight.sum(axis=-1, keepdims=True) + np.exp(beside - top)
     y = weight @ v.astype(np.float64).transpose(1, 0, 2)[:, None]
     return y.transpose(2, 0, 1, 3).reshape(q.shape)
 
 
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
-    q, k, v = inputs
-    y = [attend(q[i], k[i], v[i], 0, attrs["scale"], attrs["window"], attrs["softcap"]) for i in range(len(q))]
+    q, k, v, sinks = with_sinks(inputs, 3)
+    y = [attend(q[i], k[i], v[i], 0, attrs["scale"], attrs["window"], attrs["softcap"], sinks) for i in range(len(q))]
     return [round_to(np.stack(y).astype(np.float32), act_dtype)]

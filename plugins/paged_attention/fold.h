@@ -1,4 +1,5 @@
-// How a row's splits add up, in ascending order: what the combine kernels of every instruction set share.
+// How a row's splits add up, in ascending order, the sink after the last of them: what the combine kernels of
+// every instruction set share.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_FOLD_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_FOLD_H_
 
@@ -21,6 +22,12 @@ struct Fold {
     sum = fmaf(split_sum, *other, sum * *mine);
     max = higher;
     return true;
+  }
+
+  // Takes in a score without a value. The factor of what there is.
+  float sink(float score) {
+    float mine, other;
+    return join(score, 1.0f, &mine, &other) ? mine : 1.0f;
   }
 };
 

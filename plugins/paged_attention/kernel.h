@@ -1,5 +1,5 @@
 // paged_attention: softmax(scale * q k^T, causal or windowed) v over paged K and V, in splits of absolute
-// position.
+// position. With sinks, a logit per head joins that softmax, and has no value.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_KERNEL_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_KERNEL_H_
 
@@ -29,7 +29,7 @@ typedef struct tw_attention_args {
   float* sum;                  // [queries, group]: sum of exp(score - max)
 } tw_attention_args;
 
-// One (query, head) per row: left fold of the splits in ascending order, then acc / sum.
+// One (query, head) per row: left fold of the splits in ascending order, then the sink, then acc / sum.
 typedef struct tw_attention_combine_args {
   int32_t rows;
   int32_t splits;
@@ -40,6 +40,7 @@ typedef struct tw_attention_combine_args {
   const float* sum;          // [splits, rows]
   void* y;                   // row r is written at y + y_offsets[r] elements
   const int64_t* y_offsets;  // [rows]
+  const float* sinks;        // [rows], or NULL
 } tw_attention_combine_args;
 
 typedef void (*tw_attention_fn)(const tw_attention_args*);

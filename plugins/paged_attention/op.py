@@ -1,7 +1,7 @@
-"""paged_attention(q, cache, seq_starts, context_lens, block_tables):  attention of a ragged batch over paged K and V
+"""paged_attention(q, cache, seq_starts, context_lens, block_tables, sinks?):  attention of a ragged batch over pages
 
 q: [T, H * D]; sequence s owns tokens seq_starts[s] .. seq_starts[s + 1], which are the last ones of its
-context_lens[s] positions; block_tables: [seqs, max_blocks].  Result: [T, H * D].
+context_lens[s] positions; block_tables: [seqs, max_blocks]; sinks: [H].  Result: [T, H * D].
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorwright.builder.ir.graph import Shape, Value
 from tensorwright.errors import GraphError
-from tensorwright.plugins.paged_attention.attention import attend
+from tensorwright.plugins.paged_attention.attention import attend, check_sinks, with_sinks
 from tensorwright.plugins.rounding import round_to
 
 NAME = "paged_attention"
@@ -23,7 +23,7 @@ ATTRS: dict[str, type] = {
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """The result has q's type and shape."""
-    q, cache, _, context_lens, block_tables = inputs
+    q, cache, _, context_lens, block_tables, sinks = with_sinks(inputs, 5)
     heads, kv_heads, width = attrs["heads"], attrs["kv_heads"], attrs["heads"] * attrs["head_dim"]
     if q.rank != 2 or q.shape[1] != width or heads % kv_heads:
         raise GraphError(
@@ -37,17 +37,18 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
             f"paged_attention: context_lens must be [seqs] and block_tables [seqs, max_blocks], "
             f"got {list(context_lens.shape)} and {list(block_tables.shape)}"
         )
+    check_sinks(NAME, sinks, heads)
     return [(q.dtype, q.shape)]
 
 
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     """The cache operand is a tensorwright.plugins.paged_attention.cache.PagedCache."""
-    q, cache, seq_starts, context_lens, block_tables = inputs
+    q, cache, seq_starts, context_lens, block_tables, sinks = with_sinks(inputs, 5)
     rows = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
     y = np.zeros(rows.shape, np.float64)
     for seq, length in enumerate(context_lens):
         begin, end = int(seq_starts[seq]), int(seq_starts[seq + 1])
         k, v = cache.read(block_tables[seq], int(length))
         first = int(length) - (end - begin)
-        y[begin:end] = attend(rows[begin:end], k, v, first, attrs["scale"], attrs["window"], attrs["softcap"])
+        y[begin:end] = attend(rows[begin:end], k, v, first, attrs["scale"], attrs["window"], attrs["softcap"], sinks)
     return [round_to(y.reshape(q.shape).astype(np.float32), act_dtype)]

@@ -122,6 +122,7 @@ void attention_combine_scalar(const tw_attention_combine_args* a) {
         const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);
         acc = joined ? fmaf(value, other, acc * mine) : value;
       }
+      if (a->sinks) acc *= fold.sink(a->sinks[row]);
       const float y = acc / fold.sum;
       if (a->y_dtype == TW_BF16) {
         ((uint16_t*)a->y)[a->y_offsets[row] + d] = tw_f32_to_bf16(y);

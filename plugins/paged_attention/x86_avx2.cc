@@ -186,6 +186,7 @@ void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
     acc = joined ? _mm256_fmadd_ps(value, _mm256_set1_ps(other), _mm256_mul_ps(acc, _mm256_set1_ps(mine)))
                  : value;
   }
+  if (a->sinks) acc = _mm256_mul_ps(acc, _mm256_set1_ps(fold.sink(a->sinks[row])));
   tw_store_avx2(a->y, a->y_dtype, a->y_offsets[row] + column, count,
                 _mm256_div_ps(acc, _mm256_set1_ps(fold.sum)));
 }

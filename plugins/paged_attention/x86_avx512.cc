@@ -96,6 +96,11 @@ inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int co
                  : value;
     }
   }
+  if (a->sinks) {
+    const __m512 mine = _mm512_set1_ps(fold.sink(a->sinks[row]));
+    TW_UNROLL
+    for (int w = 0; w < kFoldVectors; ++w) acc[w] = _mm512_mul_ps(acc[w], mine);
+  }
   TW_UNROLL
   for (int w = 0; w < kFoldVectors; ++w) {
     tw_store_avx512(a->y, a->y_dtype, a->y_offsets[row] + column + w * TW_LANES, lanes[w],

@@ -95,10 +95,16 @@ void run_task(const Work& w, const char* q, const char* pages, const int32_t* ta
     a.sum = scratch.sum.data() + (split - low) * rows;
     w.attention(&a);
   }
-  const tw_attention_combine_args c = {
-      static_cast<int32_t>(rows), high - low + 1,     w.head_dim,         w.dtype,
-      scratch.acc.data(),         scratch.max.data(), scratch.sum.data(), y,
-      scratch.offsets.data()};
+  const tw_attention_combine_args c = {static_cast<int32_t>(rows),
+                                       high - low + 1,
+                                       w.head_dim,
+                                       w.dtype,
+                                       scratch.acc.data(),
+                                       scratch.max.data(),
+                                       scratch.sum.data(),
+                                       y,
+                                       scratch.offsets.data(),
+                                       nullptr};
   w.combine(&c);
 }
 

@@ -213,7 +213,7 @@ void run_attention(size_t index, const Array& q, const Array& pages, const Array
 // acc [splits, rows, head_dim], max and sum [splits, rows]; row r of the result is written at
 // y.flat[y_offsets[r]].
 void run_attention_combine(size_t index, const Array& acc, const Array& max, const Array& sum, const Array& y,
-                           const std::vector<int64_t>& y_offsets) {
+                           const std::vector<int64_t>& y_offsets, const std::optional<Array>& sinks) {
   require(acc.ndim() == 3 && y.ndim() == 1, "acc must be [splits, rows, head_dim] and y flat");
   tw_attention_combine_args a = {};
   a.splits = static_cast<int32_t>(acc.shape(0));
@@ -226,6 +226,7 @@ void run_attention_combine(size_t index, const Array& acc, const Array& max, con
   a.sum = data<float>(sum, TW_F32, all, "sum");
   a.y = data<void>(y, a.y_dtype, 0, "y");
   a.y_offsets = y_offsets.data();
+  if (sinks) a.sinks = data<float>(*sinks, TW_F32, a.rows, "sinks");
   require(y_offsets.size() == static_cast<size_t>(a.rows), "y_offsets must have one entry per row");
   for (int64_t offset : y_offsets) {
     require(offset >= 0 && offset + a.head_dim <= static_cast<int64_t>(y.size()), "y_offsets must lie in y");
@@ -253,7 +254,7 @@ void bind_attention_kernels(nb::module_& m) {
         "sum"_a, "kv_head"_a, "block_size"_a, "first_position"_a, "split"_a, "scale"_a, "window"_a = 0,
         "softcap"_a = 0.0f);
   m.def("run_attention_combine", &run_attention_combine, "index"_a, "acc"_a, "max"_a, "sum"_a, "y"_a,
-        "y_offsets"_a);
+        "y_offsets"_a, "sinks"_a = nb::none());
   m.def(
       "kv_block_bytes",
       [](int dtype, int kv_heads, int head_dim, int block_size) {

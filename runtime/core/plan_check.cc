@@ -107,6 +107,7 @@ void check_paged_attention(const Check& c) {
             c.in(0)->dtype);
   c.require_cols("q", c.in(0), heads * layer.head_dim);
   c.require_cols("y", c.out(0), heads * layer.head_dim);
+  c.require_raw("sinks", c.weight(0), heads);
   c.require_finite("scale", c.instruction.floats[0]);
   c.require_finite("softcap", c.instruction.floats[1]);
   c.require(c.instruction.floats[1] >= 0, "softcap must not be negative, is ", c.instruction.floats[1]);
@@ -184,7 +185,7 @@ constexpr Rule kRules[] = {
     {Op::kMatmul, "matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_matmul},
     {Op::kRotaryTable, "rotary_table", 0, 0, 1, 1, 1, 1, 0, 1, check_rotary_table},
     {Op::kRotaryKvWrite, "rotary_kv_write", 2, 2, 0, 0, 1, 1, 3, 0, check_rotary_kv_write},
-    {Op::kPagedAttention, "paged_attention", 1, 1, 0, 0, 1, 1, 2, 2, check_paged_attention},
+    {Op::kPagedAttention, "paged_attention", 1, 1, 0, 1, 1, 1, 2, 2, check_paged_attention},
     {Op::kGatherRows, "gather_rows", 1, 1, 0, 0, 1, 1, 0, 0, check_gather_rows},
     {Op::kSwiglu, "swiglu", 1, 1, 0, 0, 1, 1, 0, 0, check_swiglu},
     {Op::kAdd, "add", 2, 2, 0, 0, 1, 1, 0, 0, check_add},

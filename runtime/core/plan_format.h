@@ -92,7 +92,7 @@ enum class Op : uint32_t {
   kMatmul = 3,          // x, residual? | w, bias? | y | epilogue, n | -
   kRotaryTable = 4,     // - | inv_freq | table | - | scale
   kRotaryKvWrite = 5,   // qkv, table | - | q | kv_layer, heads, rotary_dim | -
-  kPagedAttention = 6,  // q | - | y | kv_layer, heads | scale, softcap
+  kPagedAttention = 6,  // q | sinks? | y | kv_layer, heads | scale, softcap
   kGatherRows = 7,      // x (tokens) | - | y (rows) | - | -
   kSwiglu = 8,          // x | - | y | - | -
   kAdd = 9,             // a, b | - | y | - | -

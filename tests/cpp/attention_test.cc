@@ -165,18 +165,22 @@ TW_TEST(combine_gives_the_same_bits) {
       std::fill_n(acc.begin() + static_cast<std::ptrdiff_t>(i) * head_dim, head_dim, NAN);
     }
     const std::vector<int64_t> offsets = {2 * head_dim, 0, head_dim};
-    for (int dtype : {TW_F32, TW_BF16}) {
-      std::vector<char> expected;
-      const auto table = attention_combine_kernels();
-      for (size_t i = table.size(); i-- > 0;) {
-        if (!runnable(table[i])) continue;
-        std::vector<char> y(static_cast<size_t>(rows) * head_dim * tw_dtype_bytes(dtype));
-        const tw_attention_combine_args args = {rows,       splits,     head_dim, dtype,         acc.data(),
-                                                max.data(), sum.data(), y.data(), offsets.data()};
-        table[i].fn(&args);
-        if (expected.empty()) expected = y;
-        TW_CHECK(same_bits(y, expected));
-        if (dtype == TW_F32) TW_CHECK(!std::isnan(*reinterpret_cast<const float*>(y.data())));
+    const std::vector<float> logits = normal(static_cast<size_t>(rows), 5);
+    for (const float* sinks : {static_cast<const float*>(nullptr), logits.data()}) {
+      for (int dtype : {TW_F32, TW_BF16}) {
+        std::vector<char> expected;
+        const auto table = attention_combine_kernels();
+        for (size_t i = table.size(); i-- > 0;) {
+          if (!runnable(table[i])) continue;
+          std::vector<char> y(static_cast<size_t>(rows) * head_dim * tw_dtype_bytes(dtype));
+          const tw_attention_combine_args args = {rows,           splits,     head_dim,   dtype,
+                                                  acc.data(),     max.data(), sum.data(), y.data(),
+                                                  offsets.data(), sinks};
+          table[i].fn(&args);
+          if (expected.empty()) expected = y;
+          TW_CHECK(same_bits(y, expected));
+          if (dtype == TW_F32) TW_CHECK(!std::isnan(*reinterpret_cast<const float*>(y.data())));
+        }
       }
     }
   }

@@ -38,6 +38,7 @@ class Sequence:
     window: int = 0
     softcap: float = 0.0
     seed: int = 0
+    with_sinks: bool = False
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.seed)
@@ -48,6 +49,7 @@ class Sequence:
         self.q = self._normal(random, (self.length, self.heads, self.head_dim))
         self.k, self.v = self._normal(random, shape), self._normal(random, shape)
         self.block_table = random.permutation(needed + 3)[:needed].astype(np.int32)
+        self.sinks = 3 * random.standard_normal(self.heads, np.float32) if self.with_sinks else None
         cache = PagedCache.empty(needed + 3, self.kv_heads, self.block_size, self.head_dim, self.dtype)
         position = np.arange(self.length)
         self.slots = self.block_table[position // self.block_size] * self.block_size + position % self.block_size
@@ -59,7 +61,7 @@ class Sequence:
     def expected(self, begin: int, end: int) -> np.ndarray:
         """Queries [begin, end) by definition: [queries, H, D] float64."""
         k, v = self.k[:end], self.v[:end]
-        return attend(self.q[begin:end], k, v, begin, self.scale, self.window, self.softcap)
+        return attend(self.q[begin:end], k, v, begin, self.scale, self.window, self.softcap, self.sinks)
 
     def tolerance(self, y_dtype: str = "float32") -> float:
         """Bound of |y - exact|: a score is off by dot-product rounding, a weight by twice that relatively, the weighted
@@ -102,5 +104,6 @@ class Sequence:
                 _runtime.run_attention_combine(
                     combine, acc.reshape(len(parts), rows, -1), top.reshape(len(parts), rows),
                     total.reshape(len(parts), rows), y.reshape(-1), offsets.tolist(),
+                    None if self.sinks is None else self.sinks[head],
                 )  # fmt: skip
         return restored(y)

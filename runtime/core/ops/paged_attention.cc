@@ -42,6 +42,7 @@ class PagedAttention : public Operation {
         max_splits_(static_cast<int32_t>((context.plan.header.max_seq_len - 1) / TW_ATTENTION_SPLIT + 1)),
         scale_(instruction.floats[0]),
         softcap_(instruction.floats[1]),
+        sinks_(context.weight_floats(instruction.weight[0])),
         attend_(choose("attention", attention_kernels(q_.dtype), context.isa)),
         combine_(choose("attention_combine", attention_combine_kernels(), context.isa)) {}
 
@@ -58,6 +59,7 @@ class PagedAttention : public Operation {
     for (int32_t row = 0; row < tile_queries_ * group_; ++row) {
       y_offsets_[static_cast<size_t>(row)] = row / group_ * y_.stride + int64_t{row % group_} * head_dim_;
     }
+    if (sinks_) place_sinks();
     thread_floats_ = unit_floats(max_splits_, tile_queries_);
     return thread_floats_ * sizeof(float) * static_cast<size_t>(threads);
   }
@@ -104,6 +106,15 @@ class PagedAttention : public Operation {
   size_t unit_floats(int32_t splits, int32_t queries) const {
     return static_cast<size_t>(splits) * static_cast<size_t>(queries * group_) *
            (static_cast<size_t>(head_dim_) + 2);
+  }
+
+  // The heads of a KV head, over and over: the rows of a tile are (query, head of the group).
+  void place_sinks() {
+    const int32_t rows = tile_queries_ * group_;
+    sink_rows_.resize(static_cast<size_t>(kv_heads_) * static_cast<size_t>(rows));
+    for (int32_t i = 0; i < kv_heads_ * rows; ++i) {
+      sink_rows_[static_cast<size_t>(i)] = sinks_[i / rows * group_ + i % rows % group_];
+    }
   }
 
   void make_tiles(const StepView& view) {
@@ -194,6 +205,9 @@ class PagedAttention : public Operation {
     args.sum = args.max + splits * rows;
     args.y = y_.at(view, tile.token) + first_head * static_cast<size_t>(head_dim_) * tw_dtype_bytes(y_.dtype);
     args.y_offsets = y_offsets_.data();
+    if (sinks_) {
+      args.sinks = sink_rows_.data() + static_cast<size_t>(unit % kv_heads_) * y_offsets_.size();
+    }
     combine_(&args);
   }
 
@@ -203,12 +217,14 @@ class PagedAttention : public Operation {
   KvLayerRecord layer_;
   int32_t kv_heads_, head_dim_, group_, tile_queries_, block_size_, max_splits_;
   float scale_, softcap_;
+  const float* sinks_;  // [heads], or null
   tw_attention_fn attend_;
   tw_attention_combine_fn combine_;
 
   int threads_ = 1;
   size_t thread_floats_ = 0;                           // scratch of a thread: a full tile with all splits
   std::vector<int64_t> y_offsets_;                     // [tile_queries * group]
+  std::vector<float> sink_rows_;                       // [kv_heads, tile_queries * group], if any
   std::vector<QueryTile> tiles_;                       // of this step
   std::vector<SplitTask> split_tasks_;                 // of this step
   std::vector<size_t> unit_scratch_;                   // per unit, where its scratch begins
