@@ -1,7 +1,8 @@
-"""recognise_attention:  softmax(scale * q k^T + mask) v  ->  attention(q, k, v, scale, mask, window, softcap)
+"""recognise_attention:  softmax(scale * q k^T + mask) v  ->  attention(q, k, v, sinks?, scale, mask, window, softcap)
 
 S tokens, H heads, D head dim.  In the trace q, k, v are [1, H, S, D]; attention takes and gives [1, S, H, D]. The mask
-must be one that recognise_masks has spelled. With a cap, scores are cap * tanh(scores / cap) before the mask.
+must be one that recognise_masks has spelled. With a cap, scores are cap * tanh(scores / cap) before the mask. With
+sinks [H], the softmax is over one column more, a learned score of each head, whose probability is then dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ PATTERN = pattern(
     scaled  = mul?(matmul(q, transpose(k, dim0=-2, dim1=-1)), scale)
     bounded = tanh(either(div(scaled, cap), mul(scaled, inverse)))
     scores  = either(mul(bounded, cap), scaled)
-    weights = softmax(add(scores, mask), dim=-1)
+    masked  = add(scores, mask)
+    column  = expand(view(sinks))
+    wider   = concat(masked, column, dim=-1)
+    shifted = either(sub(wider, amax(wider, dims=[-1], keepdim=True)), wider)
+    weights = either(softmax(masked, dim=-1), slice(softmax(shifted, dim=-1), dim=-1, start=0, step=1))
     out     = matmul(weights, v)
     """,
     commute=True,
@@ -33,8 +38,18 @@ def check(m: Match) -> None:
     # Division by a power of two is spelled as a product (canonicalise_scalars).
     inverse_fits = m.inverse is None or m.scalar(m.inverse) * m.notes["softcap"] == 1.0
     m.require(inverse_fits, "scores are not divided by what bounds them", m.inverse)
+    check_sinks(m)
     m.notes["window"] = read_mask(m.mask)
     m.require(m.notes["window"] is not None, "the mask is not one that recognise_masks understood", m.mask)
+
+
+def check_sinks(m: Match) -> None:
+    if m.sinks is None:
+        return
+    m.require(m.sinks.node is not None and m.sinks.node.op == "weight", "sinks that are no weight", m.sinks)
+    m.bind_shape(m.sinks, "H")
+    m.bind_shape(m.column, "1 H S 1")
+    m.bind_shape(m.weights, "1 H S S")  # of the columns from 0 on: what is dropped is the last one
 
 
 def replace(m: Match, g: Rewriter) -> Value:
@@ -44,6 +59,7 @@ def replace(m: Match, g: Rewriter) -> Value:
         q,
         k,
         v,
+        *([] if m.sinks is None else [m.sinks]),
         scale=m.notes["scale"],
         mask="window" if window else "causal",
         window=window,

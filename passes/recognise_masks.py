@@ -53,13 +53,22 @@ def find_masks(graph: Graph) -> list[Value]:
     """What is added to scores before a softmax and depends on positions alone, and is not spelled canonically yet."""
     found: dict[Value, None] = {}
     for node in graph.find("softmax"):
-        scores = node.inputs[0]
-        if scores is None or scores.node is None or scores.node.op != "add":
+        scores = masked_scores(node)
+        if scores is None or scores.op != "add":
             continue
-        for value in scores.node.inputs:
+        for value in scores.inputs:
             if value is not None and depends_on_positions_only(value) and read_mask(value) is None:
                 found[value] = None
     return list(found)
+
+
+def masked_scores(softmax: Node) -> Node | None:
+    """What goes into a softmax, without the maximum taken off and the column of the sinks put on."""
+    value = softmax.inputs[0]
+    for op in ("sub", "concat"):
+        if value is not None and value.node is not None and value.node.op == op:
+            value = value.node.inputs[0]
+    return None if value is None else value.node
 
 
 def read_mask(mask: Value) -> int | None:

@@ -43,6 +43,21 @@ def drop_attention_cap(graph: Graph) -> None:
         node.attrs["softcap"] = 0.0
 
 
+def drop_sinks(graph: Graph) -> None:
+    """No score beside those of the positions."""
+    for node in _matching(graph, lambda n: n.op == "paged_attention" and n.inputs[5] is not None):
+        node.inputs[5] = None
+    graph.drop_dead()
+
+
+def turn_sinks(graph: Graph) -> None:
+    """Each head has the sink of another one."""
+    for node in _matching(graph, lambda n: n.op == "paged_attention" and n.inputs[5] is not None):
+        weight = node.inputs[5].node
+        expr, heads = weight.attrs["expr"], node.inputs[5].shape[0]
+        weight.attrs["expr"] = expr.slice(0, 1, heads).concat([expr.slice(0, 0, 1)], 0)
+
+
 def scale_embedding(graph: Graph) -> None:
     """The embedding's scale is 2 % off."""
     for node in _matching(graph, lambda n: n.op == "embedding" and n.attrs["scale"] != 1.0):

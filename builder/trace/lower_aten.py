@@ -71,6 +71,12 @@ def _cumsum(low: Lowering, a: Args) -> Value:
     return low.emit("cumsum", x, dim=a["dim"] % x.rank)
 
 
+def _max_over(low: Lowering, a: Args) -> list[Value | None]:
+    """max.dim gives the maxima and where they are, which nobody may ask for."""
+    x = a["self"]
+    return [low.emit("amax", x, dims=(a["dim"] % x.rank,), keepdim=bool(a.get("keepdim", False))), None]
+
+
 def _linear(low: Lowering, a: Args) -> Value:
     return low.emit("linear", *([a["input"], a["weight"]] + ([a["bias"]] if a["bias"] is not None else [])))
 
@@ -185,7 +191,7 @@ def _table() -> dict[str, Handler]:
         table |= _aten(_binary(op), op)
     for op in ("mean", "sum", "amax", "any", "all"):
         table |= _aten(_reduction(op), op)
-    table |= _aten(_reduction("amax"), "max.default")
+    table |= _aten(_reduction("amax"), "max.default") | _aten(_max_over, "max.dim")
     table |= _aten(_logical("logical_and"), "bitwise_and", "__and__")
     table |= _aten(_logical("logical_or"), "bitwise_or", "__or__") | _aten(_logical("logical_not"), "bitwise_not")
     table |= _aten(_same, "clone", "contiguous", "detach", "alias", "lift_fresh", "lift_fresh_copy", "detach_")

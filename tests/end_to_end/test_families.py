@@ -39,6 +39,7 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
         broken.drop_weight_offset,
         broken.use_exact_gelu,
     ),
+    "flint": (broken.drop_window, broken.drop_sinks, broken.turn_sinks),
 }
 """Variant of tiny_models -> what turns its comparison red."""
 

@@ -40,6 +40,22 @@ REST = """
   %p: float32[1, 2, seq, seq] = softmax(%masked) {dim = 3}
   %y: float32[1, 2, seq, 4] = matmul(%p, %v)
 """
+SINKS = """
+  %sinks: float32[2] = weight() {expr = @"sinks"}
+  %logit: float32[1, 2, 1, 1] = view(%sinks) {shape = (1, 2, 1, 1)}
+  %column: float32[1, 2, seq, 1] = expand(%logit) {shape = (1, 2, "seq", 1)}
+  %masked: float32[1, 2, seq, seq] = add(%scores, %mask)
+  %wide: float32[1, 2, seq, seq + 1] = concat(%masked, %column) {dim = 3}
+"""
+SHIFT = """
+  %top: float32[1, 2, seq, 1] = amax(%wide) {dims = (3,), keepdim = true}
+  %shifted: float32[1, 2, seq, seq + 1] = sub(%wide, %top)
+"""
+DROPPED = """
+  %all: float32[1, 2, seq, seq + 1] = softmax(%wide) {dim = 3}
+  %p: float32[1, 2, seq, seq] = slice(%all) {dim = 3, start = 0, end = "seq", step = 1}
+  %y: float32[1, 2, seq, 4] = matmul(%p, %v)
+"""
 PLAIN = HEAD + CAUSAL + SCORES + REST
 SOFT = HEAD + CAUSAL + SCORES + CAPPED + REST.replace("add(%scores", "add(%final")
 
@@ -62,6 +78,45 @@ def test_fires(body, attrs):
     after = assert_fires(recognise_attention, graph, 1)
     assert ops(after) == ["transpose", "transpose", "transpose", "attention", "transpose"]
     assert after.find("attention")[0].attrs == attrs
+
+
+WITH_SINKS = HEAD + CAUSAL + SCORES + SINKS + DROPPED
+SHIFTED_SINKS = HEAD + CAUSAL + SCORES + SINKS + SHIFT + DROPPED.replace("softmax(%wide)", "softmax(%shifted)")
+
+
+@pytest.mark.parametrize("body", [WITH_SINKS, SHIFTED_SINKS], ids=["plain", "maximum subtracted"])
+def test_sinks(body):
+    graph = graph_of(body + "  return %y", "fused")
+    graph.drop_dead()
+    after = assert_fires(recognise_attention, graph, 1)
+    assert ops(after) == ["transpose", "transpose", "transpose", "attention", "transpose"]
+    (node,) = after.find("attention")
+    assert node.inputs[3].node.op == "weight"
+    assert node.inputs[3].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('weight() {expr = @"sinks"}', "input()", "sinks that are no weight"),
+        ("concat(%masked, %column)", "concat(%column, %masked)", "not add"),
+        ('start = 0, end = "seq", step = 1}\n  %y', 'start = 1, end = "seq + 1", step = 1}\n  %y', "start is not 0"),
+    ],
+)
+def test_other_columns_are_no_sinks(old, new, reason):
+    changed = WITH_SINKS.replace(old, new)
+    assert changed != WITH_SINKS
+    graph = graph_of(changed + "  return %y", "fused")
+    graph.drop_dead()
+    assert_silent(recognise_attention, graph)
+    assert reason in closest(graph, PATTERN, check)
+
+
+@pytest.mark.parametrize("inner", ["wide", "all", "p"])
+def test_does_not_fire_where_the_sinks_are_looked_at(inner):
+    graph = graph_of(WITH_SINKS + f"  return %y, %{inner}", "fused")
+    graph.drop_dead()
+    assert_silent(recognise_attention, graph)
 
 
 @pytest.mark.parametrize(

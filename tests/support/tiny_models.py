@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    FlintConfig,
     Gemma2Config,
     GraniteConfig,
     LlamaConfig,
@@ -64,6 +65,15 @@ GEMMA2: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+FLINT: dict[str, Any] = {
+    "head_dim": 8,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention"] * 2,  # the others do not rotate
+    "mlp_only_layers": [0, 1],  # the others are mixtures of experts
+    "num_experts": 2,
+    "pad_token_id": 0,
+}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
@@ -73,6 +83,7 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "granite": (GraniteConfig, GRANITE),
     "phi3": (Phi3Config, {"pad_token_id": 0, "sliding_window": 16}),
     "gemma2": (Gemma2Config, GEMMA2),
+    "flint": (FlintConfig, FLINT),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -92,6 +103,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {}),
     "phi3": ("phi3", {}),
     "gemma2": ("gemma2", {}),
+    "flint": ("flint", {}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 

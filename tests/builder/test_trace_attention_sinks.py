@@ -1,0 +1,31 @@
+"""Attention as GPT-OSS writes it, on a model without its mixture of experts."""
+
+from __future__ import annotations
+
+import torch
+
+from support.tiny_models import load_eager, make_variant
+from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
+from tensorwright.builder.trace import trace
+from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.passes.pipeline import run_pipeline
+
+
+def test_the_maximum_is_taken_off_before_the_softmax(tmp_path, monkeypatch):
+    """torch gives the maxima over a dimension together with their places."""
+    from transformers.models.flint import modeling_flint
+    from transformers.models.gpt_oss import modeling_gpt_oss
+
+    monkeypatch.setattr(modeling_flint, "eager_attention_forward", modeling_gpt_oss.eager_attention_forward)
+    path = make_variant(tmp_path / "m", "flint")
+    checkpoint = open_checkpoint(path)
+    graph = trace(checkpoint, dtype="float32", max_seq_len=128)
+    assert len(graph.find("amax")) == 2
+    ids = torch.randint(0, 97, (1, 33), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = load_eager(path)(input_ids=ids, use_cache=False).logits
+    inputs = {"input_ids": ids, "position_ids": torch.arange(33)[None]}
+    assert torch.equal(interpret(graph, inputs, checkpoint_weights(checkpoint))[0], expected)
+    report = run_pipeline(graph)
+    assert report.counts["recognise_attention"] == 2
+    assert all(n.inputs[5] is not None for n in report.graph.find("paged_attention"))
