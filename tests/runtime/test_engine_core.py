@@ -236,5 +236,5 @@ s.max_tokens = 200
 engine.submit(1, [1, 2, 3], s)
 print("started", end="")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "started"), done.stderr
