@@ -1,6 +1,7 @@
 # Everything here sets up its own virtual environment first. Needs Python 3.11 with venv and headers, g++ and make.
 #   make demo      build the bundled model's engine and generate text with it
 #   make test      all tests
+#   make test-avx2, test-scalar   the tests that computing matters to, on that instruction set
 #   make check     linters, types, format and the fast tests
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 PYTHON ?= python3
@@ -19,7 +20,7 @@ TYPED := build/typed/tensorwright
 ROOMS := models builder passes plugins runtime
 CPP_FILES = $(shell git ls-files '*.cc' '*.h')
 
-.PHONY: help setup demo test check lint fast-tests sanitize clean
+.PHONY: help setup demo test test-avx2 test-scalar check lint fast-tests sanitize clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -52,6 +53,14 @@ demo: setup
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS)
+
+# What runs kernels by way of the dispatch. The 100 prompts would take the scalar kernels minutes.
+ISA_TESTS = tests/plugins tests/runtime $(addprefix tests/end_to_end/test_,$(addsuffix .py,attention_sinks \
+	batch_invariance families llm_pico parity_bfloat16 parity_float32))
+
+test-avx2 test-scalar: setup
+	TENSORWRIGHT_ISA=$(@:test-%=%) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(ISA_TESTS) \
+		--ignore tests/plugins/test_isa_files.py -m 'not slow' -k 'not 100_prompts and not mutation'
 
 check: lint fast-tests
 

@@ -100,6 +100,31 @@ TW_TEST(swiglu) {
   }
 }
 
+TW_TEST(elementwise) {
+  const uint8_t programs[][TW_EW_BYTES] = {
+      {TW_EW_X0, TW_EW_TANH, TW_EW_X1, TW_EW_GELU_ERF, TW_EW_ADD, TW_EW_X2, TW_EW_SIGMOID, TW_EW_MUL, TW_EW_W,
+       TW_EW_EXP, TW_EW_SUB, TW_EW_X3, TW_EW_C0, TW_EW_DIV, TW_EW_MAX},
+      {TW_EW_X0, TW_EW_ABS, TW_EW_C1, TW_EW_ADD, TW_EW_RSQRT, TW_EW_X1, TW_EW_GELU_TANH, TW_EW_MIN},
+      {TW_EW_X0, TW_EW_ERF, TW_EW_NEG, TW_EW_X1, TW_EW_SILU, TW_EW_SQUARE, TW_EW_SQRT, TW_EW_RELU, TW_EW_MUL},
+  };
+  const float constants[TW_EW_CONSTANTS] = {3.0f, 0.5f};
+  for (int width = 1; width <= 4 * TW_LANES + 1; ++width) {
+    const size_t size = static_cast<size_t>(3 * width);
+    const std::vector<float> x[] = {normal(size, 6), normal(size, 7), normal(size, 8), normal(size, 9)};
+    const std::vector<float> w = normal(static_cast<size_t>(width), 10);
+    tw_elementwise_args a = {};
+    a.rows = 3, a.width = width, a.constants = constants, a.w = w.data(), a.y_stride = width;
+    for (int i = 0; i < TW_EW_INPUTS; ++i) a.x[i] = x[i].data(), a.x_stride[i] = width;
+    for (const uint8_t* program : programs) {
+      a.code = program;
+      for (int y_dtype : {TW_F32, TW_BF16}) {
+        a.y_dtype = y_dtype;
+        expect_same_bits(elementwise_kernels(), a, &tw_elementwise_args::y, size * tw_dtype_bytes(y_dtype));
+      }
+    }
+  }
+}
+
 TW_TEST(embedding) {
   const int32_t ids[] = {0, 36, 15, 16};
   for (int dtype : {TW_F32, TW_BF16}) {
