@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from typing import Any
 
 import click
 
 import tensorwright
-from tensorwright.errors import TensorwrightError
-
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+from tensorwright.runtime.command import run_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -77,36 +71,14 @@ def build(arguments: tuple[str, ...]) -> None:
     from tensorwright.runtime.model_cache import require_build_extra
 
     require_build_extra("building an engine")
-    from tensorwright.builder.cli import main as build_main
+    from tensorwright.builder.cli import build_engine
 
-    build_main.main(args=list(arguments), prog_name="tensorwright build")
+    build_engine.main(args=list(arguments), prog_name="tensorwright build", standalone_mode=False)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command and exits: 0, 2 for a user's error told in one line, 130 when interrupted."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        sys.exit(cli.main(args=arguments, prog_name="tensorwright", standalone_mode=False) or 0)
-    except click.exceptions.NoArgsIsHelpError as help_text:
-        click.echo(help_text.format_message(), err=True)
-        sys.exit(EXIT_USER_ERROR)
-    except (TensorwrightError, click.ClickException, OSError) as error:
-        _report(error, debug="--debug" in arguments)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-
-
-def _report(error: Exception, debug: bool) -> None:
-    if isinstance(error, BrokenPipeError):
-        # Whoever read our output has seen enough. Python would fail again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    if debug:
-        traceback.print_exc()
-    message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    click.echo(f"error: {' '.join(message.split())}", err=True)
-    sys.exit(EXIT_USER_ERROR)
+    """Runs the command and exits; `runtime/command.py` has the exit codes and the form of an error."""
+    run_command(cli, arguments, "tensorwright")
 
 
 if __name__ == "__main__":
