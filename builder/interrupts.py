@@ -41,5 +41,5 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in ours.items():
             signal.signal(number, handler)
-        for number, frame in came[:1]:
-            ours[signal.Signals(number)](number, frame)  # type: ignore[operator]
+        for first, frame in came[:1]:
+            ours[signal.Signals(first)](first, frame)  # type: ignore[operator]

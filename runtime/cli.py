@@ -61,6 +61,33 @@ def inspect(engine: str, as_json: bool, graph: bool) -> None:
         show(describe(opened), Console(highlight=False))
 
 
+@cli.group()
+def cache() -> None:
+    """The engines that were built from model directories on first use.
+
+    After a build the longest unused are removed until $TENSORWRIGHT_CACHE_SIZE is kept (50GiB), but none that runs.
+    """
+
+
+@cache.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def list_engines(as_json: bool) -> None:
+    """Show every engine of the cache, the longest unused first."""
+    from tensorwright.runtime.cache_command import list_cache
+
+    list_cache(as_json)
+
+
+@cache.command("clear")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="What was removed as one JSON object.")
+def clear_engines(keys: tuple[str, ...], as_json: bool) -> None:
+    """Remove the engines with these KEYs (or beginnings of them), or all; never one that a process uses."""
+    from tensorwright.runtime.cache_command import clear_cache
+
+    clear_cache(keys, as_json)
+
+
 @cli.command(
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},

@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.engine_cache import cache_root
 from tensorwright.runtime.llm import LLM, is_model
-from tensorwright.runtime.model_cache import cache_root, is_cached
+from tensorwright.runtime.model_cache import is_cached
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.sampling_params import SamplingParams
 
