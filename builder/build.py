@@ -13,7 +13,7 @@ from tensorwright.builder.emit.engine_files import build_report, copy_text_side,
 from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
-from tensorwright.errors import BuildError, MissingDependencyError
+from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import expected_counts
 
@@ -143,7 +143,23 @@ def _measure(
     from tensorwright.builder.accuracy import measure_accuracy
 
     with phases.run("accuracy"):
-        return measure_accuracy(options.accuracy, checkpoint, writer.directory / "cpu", traced)
+        record = measure_accuracy(options.accuracy, checkpoint, writer.directory / "cpu", traced)
+    _require_numbers(record, checkpoint, traced.facts["dtype"])
+    return record
+
+
+def _require_numbers(record: dict[str, Any], checkpoint: Checkpoint, dtype: str) -> None:
+    """Raises an error if logits came out as NaN or infinite, which a record shows as None."""
+    if record["largest_reference_logit"] is None:
+        raise CheckpointError(
+            f"{checkpoint.path}: the model's logits are NaN or infinite, in float32 too: a weight or a number of "
+            "config.json is out of range; correct it, or build with accuracy none to have the engine all the same"
+        )
+    if record["largest_logit_error"] is None:
+        raise NumericalError(
+            f"{checkpoint.path}: the engine's logits are NaN or infinite where the model's are not: {dtype} cannot "
+            "hold its values; build with dtype float32"
+        )
 
 
 def _finish(

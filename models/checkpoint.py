@@ -34,7 +34,9 @@ class Checkpoint:
 
     def __init__(self, path: Path):
         self.path = path
-        self.config: dict[str, Any] = _read_json(path / "config.json", "every checkpoint has one")
+        self.config: dict[str, Any] = _read_json(
+            path / "config.json", "every checkpoint has one: give the directory that holds it"
+        )
         if self.config.get("format") == "tensorwright-engine":
             raise CheckpointError(f"{path}: is a built engine; give the checkpoint that it was built from")
         family = self.config.get("model_type")

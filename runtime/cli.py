@@ -18,7 +18,7 @@ def cli(debug: bool) -> None:
 
 
 @cli.command()
-@click.argument("engine", type=click.Path())
+@click.argument("engine")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="Text to continue; '-' reads it from stdin.")
 @click.option("--max-tokens", type=int, default=64, show_default=True, help="Most tokens to generate per prompt.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
@@ -40,7 +40,7 @@ def run(**options: Any) -> None:
 
 
 @cli.command()
-@click.argument("engine", type=click.Path())
+@click.argument("engine")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.option("--graph", is_flag=True, help="The graph's text instead.")
 def inspect(engine: str, as_json: bool, graph: bool) -> None:

@@ -68,7 +68,7 @@ class LLM(StrictKeywords):
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
         )
-        self.engine, self._lease = _engine_of(Path(engine_or_model_dir).expanduser(), dtype)
+        self.engine, self._lease = _engine_of(_path_of(engine_or_model_dir), dtype)
         self.options = replace(options, kv_cache_bytes=_kv_bytes(self.engine, asked, max_batch_size))
         self._client = EngineClient(native.create_engine(self.engine, self.options))
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
@@ -193,6 +193,13 @@ def is_model(path: Path) -> bool:
     """Whether it is a Hugging Face model directory, of which an engine is to be built."""
     # os.path's say False of a name that no file can have, where Path's raise.
     return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / "config.json")
+
+
+def _path_of(engine_or_model_dir: str | Path) -> Path:
+    named = engine_or_model_dir
+    if not isinstance(named, (str, Path)) or not str(named).strip():
+        raise InvalidOptionError(f"LLM: must be given the path of an engine or of a model directory, got {named!r}")
+    return Path(os.path.expanduser(named))
 
 
 def _engine_of(path: Path, dtype: str) -> tuple[EngineDir, IO[str] | None]:

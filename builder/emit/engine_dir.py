@@ -127,7 +127,7 @@ class EngineWriter:
         free = shutil.disk_usage(self.directory).free
         if free < need:
             raise BuildError(
-                f"{self.out}: the engine needs {need / 1e6:.0f} MB of disk, {free / 1e6:.0f} MB are free; "
+                f"{self.out}: the engine needs {need / 1e6:.2f} MB of disk, {free / 1e6:.2f} MB are free; "
                 "free some or choose another place"
             )
 
