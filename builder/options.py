@@ -56,7 +56,7 @@ class BuildOptions:
             raise CheckpointError(
                 f"{checkpoint.path}/config.json: {key} must be a whole number of at least 2, not {own!r}; correct it"
             )
-        length = int(own) if self.max_seq_len is None else self.max_seq_len
+        length: int = self.max_seq_len if self.max_seq_len is not None else own  # type: ignore[assignment]
         if own is not None and length > own:
             raise InvalidOptionError(f"max_seq_len must be at most the model's {own} positions, not {length}")
         if length > MOST_POSITIONS:
