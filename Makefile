@@ -75,10 +75,10 @@ lint: setup
 fast-tests: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) -m 'not slow'
 
-# Debug keeps the asserts that Release drops; -O1 keeps it bearable. Threads are only in these three tests.
+# Debug keeps the asserts that Release drops; -O1 keeps it bearable. Threads are only in these tests.
 SANITIZED = -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
 	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF
-THREADED_TESTS = scheduler_test engine_test thread_team_test
+THREADED_TESTS = scheduler_test engine_test engine_faults_test thread_team_test executor_test
 
 sanitize: setup
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined

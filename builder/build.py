@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, copy_text_side, engine_config, source_record
 from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
-from tensorwright.errors import BuildError, MissingDependencyError
+from tensorwright.builder.places import check_places, make_dump_folder
+from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import expected_counts
 
@@ -54,15 +56,20 @@ def build(
     transformers). overwrite: replaces an engine at `out`.
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, PassError, LoweringError,
-    MissingDependencyError, and BuildError if `out` exists or cannot be written. Whatever is raised, `out` is as it was.
+    MissingDependencyError, and BuildError if `out` exists or cannot be written. Whatever is raised, `out` is as it was;
+    only an interrupt may come when the engine is there, whole.
     """
     options = BuildOptions(target, dtype, max_seq_len, accuracy)
+    check_places(model, out, dump)
+    graphs = None if dump is None else Path(os.path.expanduser(dump))
     phases = Phases(progress or (lambda phase, done, total: None))
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
         with phases.run("open"):
             checkpoint = open_checkpoint(model)
+            if graphs is not None:
+                make_dump_folder(graphs)
         graph = _trace(checkpoint, options, phases)
-        report = _rewrite(graph, checkpoint, phases, verify=verify, dump=dump)
+        report = _rewrite(graph, checkpoint, phases, verify=verify, dump=graphs)
         _emit(writer, report, checkpoint, phases)
         record = _measure(writer, graph, checkpoint, options, phases)
         return _finish(writer, report, checkpoint, options, record, phases, memory.peaks)
@@ -86,9 +93,7 @@ def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Gra
     return graph
 
 
-def _rewrite(
-    graph: Graph, checkpoint: Checkpoint, phases: Phases, *, verify: bool, dump: str | Path | None
-) -> PassReport:
+def _rewrite(graph: Graph, checkpoint: Checkpoint, phases: Phases, *, verify: bool, dump: Path | None) -> PassReport:
     from tensorwright.builder.ir.interpret import checkpoint_weights
     from tensorwright.passes.pipeline import PIPELINE, run_pipeline
 
@@ -138,7 +143,23 @@ def _measure(
     from tensorwright.builder.accuracy import measure_accuracy
 
     with phases.run("accuracy"):
-        return measure_accuracy(options.accuracy, checkpoint, writer.directory / "cpu", traced)
+        record = measure_accuracy(options.accuracy, checkpoint, writer.directory / "cpu", traced)
+    _require_numbers(record, checkpoint, traced.facts["dtype"])
+    return record
+
+
+def _require_numbers(record: dict[str, Any], checkpoint: Checkpoint, dtype: str) -> None:
+    """Raises an error if logits came out as NaN or infinite, which a record shows as None."""
+    if record["largest_reference_logit"] is None:
+        raise CheckpointError(
+            f"{checkpoint.path}: the model's logits are NaN or infinite, in float32 too: a weight or a number of "
+            "config.json is out of range; correct it, or build with accuracy none to have the engine all the same"
+        )
+    if record["largest_logit_error"] is None:
+        raise NumericalError(
+            f"{checkpoint.path}: the engine's logits are NaN or infinite where the model's are not: {dtype} cannot "
+            "hold its values; build with dtype float32"
+        )
 
 
 def _finish(

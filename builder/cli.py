@@ -1,17 +1,10 @@
-"""build-engine: compile a Hugging Face checkpoint into an engine directory.
-
-Exit codes: 0 built; 1 the build failed, with one clear message; 2 the command line is wrong; 130 interrupted.
-"""
+"""build-engine: compile a Hugging Face checkpoint into an engine directory. runtime/command.py has the exit codes."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,15 +14,16 @@ from rich.table import Table
 
 import tensorwright
 from tensorwright.builder.build import BuildResult, build
+from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.options import ACCURACY, DTYPES, TARGETS
-from tensorwright.errors import BuildError, InvalidOptionError, TensorwrightError
+from tensorwright.runtime.command import run_command
 
 EPILOG = "Example:  build-engine models/pico out/pico"
 
 
 @click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("out")
 @click.option("--target", type=click.Choice(TARGETS), default="cpu", show_default=True, help="What the engine runs on.")
 @click.option(
     "--dtype", type=click.Choice(DTYPES), default="auto", show_default=True,
@@ -41,84 +35,44 @@ EPILOG = "Example:  build-engine models/pico out/pico"
     help="Measure the engine against the traced graph (quick) or the model in transformers (full).",
 )  # fmt: skip
 @click.option("--verify", is_flag=True, help="Check every pass against the graph before it, on real inputs.")
-@click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Write the graph after each pass here.")
+@click.option("--dump", help="Write the graph after each pass here.")
 @click.option("--force", is_flag=True, help="Replace an engine that is already at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
-@click.option("--debug", is_flag=True, help="Show the full traceback of a failure.")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the full traceback of a failure.")
 @click.version_option(tensorwright.__version__, prog_name="build-engine")
-def main(
+def build_engine(
     model: str,
-    out: Path,
+    out: str,
     target: str,
     dtype: str,
     max_seq_len: int | None,
     accuracy: str,
     verify: bool,
-    dump: Path | None,
+    dump: str | None,
     force: bool,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Compile MODEL, a Hugging Face checkpoint (a directory or a hub name), into an engine directory OUT."""
-    console = Console(stderr=True)
     try:
-        with terminate_as_interrupt(), progress_bar(console) as progress:
-            if dump is not None:
-                make_dump_folder(dump, out)
+        with terminate_as_interrupt(), progress_bar(Console(stderr=True)) as progress:
             result = build(
                 model, out, target=target, dtype=dtype, max_seq_len=max_seq_len, verify=verify, dump=dump,
                 accuracy=accuracy, overwrite=force, progress=progress,
             )  # fmt: skip
-    except TensorwrightError as error:
-        if debug:
-            raise
-        fail(console, error, as_json)
-    except KeyboardInterrupt:
-        console.print("interrupted; nothing was left behind")
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt("interrupted; nothing half-built was left behind") from error
     if as_json:
-        click.echo(json.dumps({"engine": str(out), "config": result.config, "report": result.report}))
+        click.echo(json.dumps({"engine": out, "config": result.config, "report": result.report}))
     else:
-        show(Console(), result, out)
-
-
-def make_dump_folder(dump: Path, out: Path) -> None:
-    """Before any work starts, and outside OUT: that place stays empty until the whole engine is put there."""
-    if dump.resolve().is_relative_to(out.resolve()):
-        raise InvalidOptionError(f"--dump must lie outside OUT ({out}), not {dump}; choose another folder")
-    try:
-        dump.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BuildError(f"--dump {dump}: cannot be made ({error.strerror}); choose another folder") from error
-    if not os.access(dump, os.W_OK):
-        raise BuildError(f"--dump {dump}: cannot be written to; choose another folder")
-
-
-@contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """A polite kill cleans up as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def fail(console: Console, error: TensorwrightError, as_json: bool) -> None:
-    """Reports a failure and ends the process: 2 for an impossible option, 1 for all else."""
-    if as_json:
-        click.echo(json.dumps({"error": type(error).__name__, "message": str(error)}))
-    console.print(f"[bold red]{type(error).__name__}[/]: ", end="")
-    console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-    sys.exit(2 if isinstance(error, InvalidOptionError) else 1)
+        show(Console(), result)
 
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Any]:
-    """Gives the `progress` function for build(): one line per phase."""
+    """Gives the `progress` function for build(): one line per phase, where somebody watches."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
 
         def advance(phase: str, done: int, total: int) -> None:
             if phase not in tasks:
@@ -133,10 +87,10 @@ def progress_bar(console: Console) -> Iterator[Any]:
             bar.update(task, total=1, completed=1)
 
 
-def show(console: Console, result: BuildResult, out: Path) -> None:
+def show(console: Console, result: BuildResult) -> None:
     """What was built, for a person."""
     config, report = result.config, result.report
-    table = Table(title=f"engine {out}", show_header=False)
+    table = Table(title=f"engine {result.path}", show_header=False)
     model = config["model"]
     table.add_row(
         "model", f"{model['model_type']}, {model.get('layers', '?')} layers, vocabulary {model['vocab_size']}"
@@ -164,6 +118,11 @@ def accuracy_line(record: dict[str, Any] | None) -> str:
         f"{record['largest_logit_error']}, KL {record['kl_divergence']}, same top token {record['top1_agreement']}, "
         f"perplexity {record['perplexity_reference']} -> {record['perplexity_engine']}"
     )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command and exits."""
+    run_command(build_engine, arguments, "build-engine")
 
 
 if __name__ == "__main__":

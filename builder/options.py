@@ -6,13 +6,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from tensorwright.errors import InvalidOptionError
+from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
 
 TARGETS = ("cpu",)
 DTYPES = ("auto", "float32", "bfloat16")
 ACCURACY = ("none", "quick", "full")
+MOST_POSITIONS = 1 << 24
+"""As runtime/core/plan.cc says."""
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total): called with done 0 when a phase starts, then as it goes; total 0 where it is unknown."""
@@ -32,7 +35,7 @@ class BuildOptions:
             if getattr(self, name) not in allowed:
                 raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         length = self.max_seq_len
-        if length is not None and (not isinstance(length, int) or length < 2):
+        if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 2):
             raise InvalidOptionError(f"max_seq_len must be a whole number of at least 2, not {length!r}")
 
     def dtype_for(self, checkpoint: Checkpoint) -> str:
@@ -43,14 +46,22 @@ class BuildOptions:
 
     def max_seq_len_for(self, checkpoint: Checkpoint) -> int:
         """The engine's context: the model's own, unless a shorter one is asked for."""
-        own = checkpoint.config.get("max_position_embeddings", checkpoint.config.get("n_positions"))
-        if self.max_seq_len is None:
-            if not isinstance(own, int):
-                raise InvalidOptionError("config.json gives no max_position_embeddings, so max_seq_len must be said")
-            return own
-        if isinstance(own, int) and self.max_seq_len > own:
-            raise InvalidOptionError(f"max_seq_len must be at most the model's {own} positions, not {self.max_seq_len}")
-        return self.max_seq_len
+        key = "max_position_embeddings"
+        if key not in checkpoint.config and "n_positions" in checkpoint.config:
+            key = "n_positions"
+        own: Any = checkpoint.config.get(key)
+        if own is None and self.max_seq_len is None:
+            raise InvalidOptionError(f"{checkpoint.path}/config.json gives no {key}: say max_seq_len (--max-seq-len)")
+        if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own < 2):
+            raise CheckpointError(
+                f"{checkpoint.path}/config.json: {key} must be a whole number of at least 2, not {own!r}; correct it"
+            )
+        length: int = self.max_seq_len if self.max_seq_len is not None else own  # type: ignore[assignment]
+        if own is not None and length > own:
+            raise InvalidOptionError(f"max_seq_len must be at most the model's {own} positions, not {length}")
+        if length > MOST_POSITIONS:
+            raise InvalidOptionError(f"max_seq_len must be at most {MOST_POSITIONS}, not {length}; say a shorter one")
+        return length
 
 
 @dataclass

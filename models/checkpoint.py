@@ -6,6 +6,7 @@ Opening checks every header; weight bytes are mapped only when read. Everything 
 from __future__ import annotations
 
 import json
+import os
 import re
 from functools import cached_property
 from pathlib import Path
@@ -33,9 +34,17 @@ class Checkpoint:
 
     def __init__(self, path: Path):
         self.path = path
-        self.config: dict[str, Any] = _read_json(path / "config.json", "every checkpoint has one")
+        self.config: dict[str, Any] = _read_json(
+            path / "config.json", "every checkpoint has one: give the directory that holds it"
+        )
         if self.config.get("format") == "tensorwright-engine":
             raise CheckpointError(f"{path}: is a built engine; give the checkpoint that it was built from")
+        family = self.config.get("model_type")
+        if not isinstance(family, str) or not family:
+            raise CheckpointError(
+                f'{path}/config.json: model_type must name the model\'s family, such as "llama", not {family!r}; '
+                "take the config.json that came with the weights"
+            )
         generation = path / "generation_config.json"
         self.generation_config: dict[str, Any] = _read_json(generation, "") if generation.exists() else {}
         self.weight_files = _weight_files(path)
@@ -164,7 +173,7 @@ def open_checkpoint(model: str | Path) -> Checkpoint:
     Raises CheckpointError that names the file at fault and the remedy; MissingDependencyError if a download is
     needed and huggingface_hub is not installed.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if path.is_file():
         raise CheckpointError(f"{path}: must be a checkpoint directory (with config.json), not a file")
     if not path.exists():

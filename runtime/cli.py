@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from typing import Any
 
 import click
 
 import tensorwright
-from tensorwright.errors import TensorwrightError
-
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+from tensorwright.runtime.command import run_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,7 +18,7 @@ def cli(debug: bool) -> None:
 
 
 @cli.command()
-@click.argument("engine", type=click.Path())
+@click.argument("engine")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="Text to continue; '-' reads it from stdin.")
 @click.option("--max-tokens", type=int, default=64, show_default=True, help="Most tokens to generate per prompt.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
@@ -46,7 +40,7 @@ def run(**options: Any) -> None:
 
 
 @cli.command()
-@click.argument("engine", type=click.Path())
+@click.argument("engine")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.option("--graph", is_flag=True, help="The graph's text instead.")
 def inspect(engine: str, as_json: bool, graph: bool) -> None:
@@ -67,6 +61,33 @@ def inspect(engine: str, as_json: bool, graph: bool) -> None:
         show(describe(opened), Console(highlight=False))
 
 
+@cli.group()
+def cache() -> None:
+    """The engines that were built from model directories on first use.
+
+    After a build the longest unused are removed until $TENSORWRIGHT_CACHE_SIZE is kept (50GiB), but none that runs.
+    """
+
+
+@cache.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def list_engines(as_json: bool) -> None:
+    """Show every engine of the cache, the longest unused first."""
+    from tensorwright.runtime.cache_command import list_cache
+
+    list_cache(as_json)
+
+
+@cache.command("clear")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="What was removed as one JSON object.")
+def clear_engines(keys: tuple[str, ...], as_json: bool) -> None:
+    """Remove the engines with these KEYs (or beginnings of them), or all; never one that a process uses."""
+    from tensorwright.runtime.cache_command import clear_cache
+
+    clear_cache(keys, as_json)
+
+
 @cli.command(
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
@@ -77,36 +98,14 @@ def build(arguments: tuple[str, ...]) -> None:
     from tensorwright.runtime.model_cache import require_build_extra
 
     require_build_extra("building an engine")
-    from tensorwright.builder.cli import main as build_main
+    from tensorwright.builder.cli import build_engine
 
-    build_main.main(args=list(arguments), prog_name="tensorwright build")
+    build_engine.main(args=list(arguments), prog_name="tensorwright build", standalone_mode=False)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command and exits: 0, 2 for a user's error told in one line, 130 when interrupted."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        sys.exit(cli.main(args=arguments, prog_name="tensorwright", standalone_mode=False) or 0)
-    except click.exceptions.NoArgsIsHelpError as help_text:
-        click.echo(help_text.format_message(), err=True)
-        sys.exit(EXIT_USER_ERROR)
-    except (TensorwrightError, click.ClickException, OSError) as error:
-        _report(error, debug="--debug" in arguments)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-
-
-def _report(error: Exception, debug: bool) -> None:
-    if isinstance(error, BrokenPipeError):
-        # Whoever read our output has seen enough. Python would fail again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    if debug:
-        traceback.print_exc()
-    message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    click.echo(f"error: {' '.join(message.split())}", err=True)
-    sys.exit(EXIT_USER_ERROR)
+    """Runs the command and exits; `runtime/command.py` has the exit codes and the form of an error."""
+    run_command(cli, arguments, "tensorwright")
 
 
 if __name__ == "__main__":

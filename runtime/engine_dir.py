@@ -121,6 +121,8 @@ def is_engine(path: Path) -> bool:
 
 def open_engine(path: str | Path) -> EngineDir:
     """Validates format, version, target, sizes and checksums; EngineError names the file and the remedy."""
+    if not str(path).strip():
+        raise EngineError("an engine directory must be named, not an empty text")
     root = Path(path)
     if not os.path.exists(root):  # unlike Path.exists, False for a name that no file can have
         raise EngineError(f"{root}: no such engine directory; build one with: build-engine MODEL {root}")

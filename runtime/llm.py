@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import IO, Any, overload
 
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime import native
@@ -68,7 +68,7 @@ class LLM(StrictKeywords):
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
         )
-        self.engine = _engine_of(Path(engine_or_model_dir).expanduser(), dtype)
+        self.engine, self._lease = _engine_of(_path_of(engine_or_model_dir), dtype)
         self.options = replace(options, kv_cache_bytes=_kv_bytes(self.engine, asked, max_batch_size))
         self._client = EngineClient(native.create_engine(self.engine, self.options))
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
@@ -159,6 +159,8 @@ class LLM(StrictKeywords):
         """Stops the engine; a second call does nothing. drain: let requests finish first, for `timeout` seconds;
         those that are left raise RequestAbortedError where they are waited for."""
         self._client.close(drain, timeout)
+        if self._lease is not None:
+            self._lease.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -193,16 +195,24 @@ def is_model(path: Path) -> bool:
     return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / "config.json")
 
 
-def _engine_of(path: Path, dtype: str) -> EngineDir:
-    """Opens the engine, or the cached engine of a model directory."""
+def _path_of(engine_or_model_dir: str | Path) -> Path:
+    named = engine_or_model_dir
+    if not isinstance(named, (str, Path)) or not str(named).strip():
+        raise InvalidOptionError(f"LLM: must be given the path of an engine or of a model directory, got {named!r}")
+    return Path(os.path.expanduser(named))
+
+
+def _engine_of(path: Path, dtype: str) -> tuple[EngineDir, IO[str] | None]:
+    """Opens the engine, or the cached engine of a model directory with what keeps it there."""
     if is_model(path):
-        return open_cached(engine_for_model(path, dtype))
+        cached = engine_for_model(path, dtype)
+        return open_cached(cached.path), cached.lease
     engine = open_engine(path)
     if dtype not in ("auto", *DTYPES):
         raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):
         raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
-    return engine
+    return engine, None
 
 
 def _kv_bytes(engine: EngineDir, asked: int | None, max_batch_size: int) -> int:

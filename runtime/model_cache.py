@@ -1,8 +1,4 @@
-"""Engines built from model directories on first use, kept in the user's cache.
-
-    <cache>/tensorwright/engines/<key>          the engine
-    <cache>/tensorwright/engines/<key>.lock     held while it is built
-    <cache>/tensorwright/engines/<key>.partial  a build under way, or one that was killed
+"""Engines built from model directories on first use, kept in the user's cache (engine_cache.py).
 
 The key covers what the engine depends on, without reading gigabytes: the directory, the names, sizes and times of
 its files, the dtype and the version of Tensorwright.
@@ -10,29 +6,32 @@ its files, the dtype and the version of Tensorwright.
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import xxhash
 
 import tensorwright
 from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError
 from tensorwright.runtime.checksums import REMEDY
+from tensorwright.runtime.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
 
 Builder = Callable[[Path, Path, str], object]
 """(model directory, where the engine goes, dtype): builds the engine."""
 
 
-def cache_root() -> Path:
-    """$XDG_CACHE_HOME/tensorwright/engines; the specification says to ignore a relative XDG_CACHE_HOME."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tensorwright" / "engines"
+@dataclass(frozen=True)
+class CachedEngine:
+    """An engine of the cache. It is not removed while `lease` is open; None where the cache cannot be written to."""
+
+    path: Path
+    lease: IO[str] | None
 
 
 def cache_key(model: Path, dtype: str) -> str:
@@ -50,24 +49,34 @@ def is_cached(model: Path, dtype: str) -> bool:
     return (cache_root() / cache_key(model, dtype)).is_dir()
 
 
-def engine_for_model(model: Path, dtype: str, build: Builder | None = None) -> Path:
+def engine_for_model(model: Path, dtype: str, build: Builder | None = None) -> CachedEngine:
     """The cached engine of a model directory, built first if need be. One process builds, others wait for it."""
-    root = cache_root()
-    key = cache_key(model, dtype)
-    engine = root / key
-    if engine.is_dir():
-        return engine
-    build = build or _import_builder()
-    with _locked(root / f"{key}.lock"):
-        if not engine.is_dir():  # else another process built it while we waited
-            partial = root / f"{key}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            try:
-                build(model, partial, dtype)
-                partial.rename(engine)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    return engine
+    root, key = cache_root(), cache_key(model, dtype)
+    if (root / key).is_dir() and not os.access(root, os.W_OK):
+        return CachedEngine(root / key, None)
+    limit = cache_limit()  # a wrong value is told before minutes of building
+    while True:
+        lease = _lock(root, key, alone=False)
+        if (root / key).is_dir():
+            os.utime(root / key)  # engines that are not used are the first to go
+            return CachedEngine(root / key, lease)
+        lease.close()
+        build = build or _import_builder()
+        with _lock(root, key, alone=True) as lock:
+            if not (root / key).is_dir():  # else another process built it while we waited
+                _build(lock, root / key, model, dtype, build)
+                trim_cache(root, limit)
+
+
+def _build(lock: IO[str], engine: Path, model: Path, dtype: str, build: Builder) -> None:
+    partial = engine.with_name(f"{engine.name}.partial")
+    note_model(lock, model, dtype)
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        build(model, partial, dtype)
+        partial.rename(engine)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def open_cached(engine: Path) -> EngineDir:
@@ -76,7 +85,8 @@ def open_cached(engine: Path) -> EngineDir:
         return open_engine(engine)
     except EngineError as error:
         fault = str(error).removesuffix(f"; {REMEDY}")
-        raise EngineError(f"{fault}; remove {engine}, which is only a cache, and it is built again") from error
+        remedy = f"remove it with 'tensorwright cache clear {engine.name}' and it is built again"
+        raise EngineError(f"{fault}; {remedy}") from error
 
 
 def require_build_extra(what: str) -> None:
@@ -97,16 +107,13 @@ def _import_builder() -> Builder:
     return lambda model, out, dtype: build(model, out, target="cpu", dtype=dtype)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """An exclusive lock between processes and threads; the kernel releases it if we die."""
+def _lock(root: Path, key: str, *, alone: bool) -> IO[str]:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        root.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(root, key, alone=alone)
     except OSError as error:
         raise BuildError(
-            f"{path.parent}: the engine cache cannot be written ({error}); set XDG_CACHE_HOME elsewhere"
+            f"{root}: the engine cache cannot be written ({error}); set XDG_CACHE_HOME elsewhere"
         ) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    assert lock is not None  # it waits
+    return lock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -12,8 +13,9 @@ from typing import Any
 import click
 
 from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.engine_cache import cache_root
 from tensorwright.runtime.llm import LLM, is_model
-from tensorwright.runtime.model_cache import cache_root, is_cached
+from tensorwright.runtime.model_cache import is_cached
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -40,7 +42,7 @@ def run_prompts(
         max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, ignore_eos=ignore_eos
     )
     texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
-    _tell_of_build(Path(engine).expanduser())
+    _tell_of_build(Path(os.path.expanduser(engine)))
     with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory) as llm:
         begin = time.perf_counter()
         handles = [llm.generate_async(text, params) for text in texts]

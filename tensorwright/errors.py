@@ -7,17 +7,26 @@ Each message says what must hold, what came instead, and what to do.
 class TensorwrightError(Exception):
     """Base of all errors raised on purpose."""
 
+    exit_code = 1
+    """Of a command that it ends: 1, it failed while at work; 2, the input is wrong and nothing was begun."""
+
 
 class InvalidOptionError(TensorwrightError, ValueError):
     """A build or runtime option has an impossible value, or no such option exists."""
+
+    exit_code = 2
 
 
 class CheckpointError(TensorwrightError):
     """A checkpoint is missing, truncated, mis-shaped, or contradicts its config."""
 
+    exit_code = 2
+
 
 class UnsupportedModelError(TensorwrightError):
     """The model uses something that Tensorwright refuses by name."""
+
+    exit_code = 2
 
 
 class TraceError(UnsupportedModelError):
@@ -43,17 +52,25 @@ class BuildError(TensorwrightError):
 class MissingDependencyError(TensorwrightError, ImportError):
     """An optional package is needed and absent; the message says what to install."""
 
+    exit_code = 2
+
 
 class EngineError(TensorwrightError):
     """An engine directory is missing, truncated, altered, of another version or of another target."""
+
+    exit_code = 2
 
 
 class IsaError(TensorwrightError):
     """TENSORWRIGHT_ISA names an unknown instruction set or one this processor lacks."""
 
+    exit_code = 2
+
 
 class InvalidRequestError(TensorwrightError, ValueError):
     """A request's prompt or sampling parameters are impossible; nothing was started."""
+
+    exit_code = 2
 
 
 class PromptTooLongError(InvalidRequestError):

@@ -13,15 +13,15 @@ from tensorwright.errors import TensorwrightError
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("models", "builder", "passes", "plugins", "runtime")
-ROW = re.compile(r"\| `(\w+)` \| (?:`(\w+)`)? ?\| (.+) \| (.+) \|")
+ROW = re.compile(r"\| `(\w+)` \| (?:`(\w+)`)? ?\| ([12]) \| (.+) \| (.+) \|")
 CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
 
 
-def listed() -> dict[str, tuple[str | None, str, str]]:
-    """name -> (also a, when, remedy), as the page has it."""
+def listed() -> dict[str, tuple[str | None, int, str, str]]:
+    """name -> (also a, exit code, when, remedy), as the page has it."""
     rows = ROW.findall((ROOT / "docs" / "errors.md").read_text(encoding="utf-8"))
     assert len({row[0] for row in rows}) == len(rows), "a class is listed twice"
-    return {name: (also or None, when, remedy) for name, also, when, remedy in rows}
+    return {name: (also or None, int(code), when, remedy) for name, also, code, when, remedy in rows}
 
 
 def test_the_page_lists_every_class_and_no_other() -> None:
@@ -30,10 +30,11 @@ def test_the_page_lists_every_class_and_no_other() -> None:
 
 
 def test_the_page_says_what_each_class_is() -> None:
-    for name, (also, when, remedy) in listed().items():
+    for name, (also, code, when, remedy) in listed().items():
         parents = [base.__name__ for base in CLASSES[name].__bases__ if base is not TensorwrightError]
         assert parents == ([also] if also else []), name
         assert also is None or also in CLASSES or hasattr(builtins, also)
+        assert code == CLASSES[name].exit_code, name
         assert when.endswith(".")
         assert remedy.endswith(".")
 

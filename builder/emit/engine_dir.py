@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import xxhash
 
+from tensorwright.builder.interrupts import uninterrupted
 from tensorwright.errors import BuildError
 
 FORMAT = "tensorwright-engine"
@@ -51,33 +52,51 @@ class EngineWriter:
     """
 
     def __init__(self, out: str | Path, *, overwrite: bool = False):
-        self.out = Path(os.path.abspath(Path(out).expanduser()))
+        self.out = Path(os.path.abspath(os.path.expanduser(out)))
         self.overwrite = overwrite
         self._sums: dict[str, tuple[str, int]] = {}
         self._made: list[Path] = []
+        self._committed = False
         self.directory = Path()
         """Where the files are until the commit."""
 
     def __enter__(self) -> EngineWriter:
-        check_output(self.out, self.overwrite)
+        with self._os_errors("cannot be read"):
+            check_output(self.out, self.overwrite)
+        try:
+            with uninterrupted():
+                self._make_directory()
+        except BaseException:
+            self._clean_up()
+            raise
+        return self
+
+    def _make_directory(self) -> None:
         with self._os_errors("cannot be written to"):
             for parent in reversed([p for p in self.out.parents if not p.exists()]):
                 parent.mkdir()
                 self._made.append(parent)
-            self.directory = self.out.parent / f".{self.out.name}.building-{os.getpid()}"
-            if self.directory.exists():  # only a killed process with our number can have left it
-                shutil.rmtree(self.directory)
-            self.directory.mkdir()
-        return self
+            directory = self.out.parent / f".{self.out.name}.building-{os.getpid()}"
+            if directory.exists():  # only a killed process with our number can have left it
+                shutil.rmtree(directory)
+            directory.mkdir()
+            self.directory = directory
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.directory.name and self.directory.exists():
+        with uninterrupted():
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Unless it was put in place."""
+        if self._committed:
+            return
+        if self.directory.name:
             shutil.rmtree(self.directory, ignore_errors=True)
-            for parent in reversed(self._made):
-                with suppress(OSError):  # somebody else may have put something there since
-                    parent.rmdir()
+        for parent in reversed(self._made):
+            with suppress(OSError):  # somebody else may have put something there since
+                parent.rmdir()
 
     @contextmanager
     def open(self, name: str) -> Iterator[HashingFile]:
@@ -108,26 +127,36 @@ class EngineWriter:
         free = shutil.disk_usage(self.directory).free
         if free < need:
             raise BuildError(
-                f"{self.out}: the engine needs {need / 1e6:.0f} MB of disk, {free / 1e6:.0f} MB are free; "
+                f"{self.out}: the engine needs {need / 1e6:.2f} MB of disk, {free / 1e6:.2f} MB are free; "
                 "free some or choose another place"
             )
 
     def commit(self) -> None:
         """Writes checksums.txt and puts the directory in its place."""
         self.write(CHECKSUMS, checksum_text(self._sums).encode())
-        with self._os_errors("the finished engine could not be put in place"):
-            if not self.out.exists():
+        with self._os_errors("the finished engine could not be put in place"), uninterrupted():
+            check_output(self.out, self.overwrite)  # somebody else may have put something there since
+            if self.out.exists():
+                self._replace()
+            else:
                 self.directory.rename(self.out)
-                return
-            check_output(self.out, self.overwrite)
-            aside = self.out.parent / f".{self.out.name}.replaced-{os.getpid()}"
-            self.out.rename(aside)
-            try:
-                self.directory.rename(self.out)
-            except BaseException:
-                aside.rename(self.out)
-                raise
+            self._committed = True
+
+    def _replace(self) -> None:
+        aside = self.out.parent / f".{self.out.name}.replaced-{os.getpid()}"
+        self.out.rename(aside)
+        try:
+            self.directory.rename(self.out)
+        except BaseException:
+            aside.rename(self.out)
+            raise
+        self._committed = True
+        try:
             shutil.rmtree(aside)
+        except OSError as error:
+            raise BuildError(
+                f"{self.out}: is built, but the engine it replaces is still at {aside} ({error})"
+            ) from error
 
     @contextmanager
     def _os_errors(self, what: str) -> Iterator[None]:
@@ -144,14 +173,12 @@ def check_output(out: Path, overwrite: bool) -> None:
     """Raises BuildError unless an engine may be put at `out`: nothing there, or an engine and `overwrite`."""
     if not os.path.lexists(out):
         return
-    if not overwrite:
-        raise BuildError(
-            f"{out}: already exists; choose another place, or say overwrite (--force) to replace an engine"
-        )
     if out.is_symlink() or not out.is_dir():
-        raise BuildError(f"{out}: is not a directory, so it is not replaced; remove it or choose another place")
+        raise BuildError(f"{out}: already exists and is no directory, so it is not replaced; choose another place")
     if any(out.iterdir()) and not _is_engine(out):
-        raise BuildError(f"{out}: holds something that is no engine, so it is not replaced; choose another place")
+        raise BuildError(f"{out}: already exists and is no engine, so it is not replaced; choose another place")
+    if not overwrite:
+        raise BuildError(f"{out}: already exists; choose another place, or say overwrite (--force) to replace it")
 
 
 def checksum_text(sums: dict[str, tuple[str, int]]) -> str:

@@ -13,6 +13,7 @@ from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from tensorwright.errors import CheckpointError, UnsupportedModelError
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.models.dtypes import FLOATS
 from tensorwright.models.weights import Ref, WeightExpr
 
 _COMPARED_ROWS = 4096
@@ -34,27 +35,44 @@ def weight_expressions(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[s
         if name in homes:
             _require_one_shape(shapes, homes[name], tuple(tensor.shape), checkpoint)
     checkpoint.require(shapes)
-    _refuse_more_layers(model, checkpoint, set(stored.values()))
+    _require_floats(sorted({homes[name] for name, _ in model.named_parameters()}), checkpoint)
+    _refuse_more_weights(model, checkpoint, set(stored.values()))
     return {name: Ref(home) for name, home in homes.items()}
 
 
-def _refuse_more_layers(model: PreTrainedModel, checkpoint: Checkpoint, taken: set[str]) -> None:
-    """Stored tensors that differ from the model's in their layer number only: config.json tells of too few layers."""
+def _require_floats(names: list[str], checkpoint: Checkpoint) -> None:
+    wrong = [f"  {name}: stored as {dtype}" for name in names if (dtype := checkpoint.dtype(name)) not in FLOATS]
+    if wrong:
+        raise CheckpointError(
+            f"{checkpoint.path}: weights must be {', '.join(FLOATS)}; take the checkpoint before its quantization:\n"
+            + "\n".join(wrong)
+        )
+
+
+def _refuse_more_weights(model: PreTrainedModel, checkpoint: Checkpoint, taken: set[str]) -> None:
+    """Stored tensors that tell of a config.json which leaves something out. Others are ignored, as by transformers.
+
+    They differ from a weight of the model in their layer number only, or stand beside one, as a bias does.
+    """
 
     def without_number(name: str) -> str:
         return re.sub(r"\.\d+(?=\.)", ".*", name)
 
-    known = {without_number(name) for name in taken if without_number(name) != name}
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    more = [
-        name
-        for name in checkpoint.names
-        if name not in taken and without_number(name) in known and not any(p.search(name) for p in ignored)
-    ]
+    rest = [name for name in checkpoint.names if name not in taken and not any(p.search(name) for p in ignored)]
+    known = {without_number(name) for name in taken if without_number(name) != name}
+    more = [name for name in rest if without_number(name) in known]
     if more:
         raise CheckpointError(
             f"{checkpoint.path}: config.json leaves out {len(more)} weights of further layers that are stored; "
             "correct its number of layers:\n" + "\n".join(f"  {name}" for name in more)
+        )
+    modules = {name.rpartition(".")[0] for name in taken}
+    beside = [name for name in rest if name.rpartition(".")[0] in modules]
+    if beside:
+        raise CheckpointError(
+            f"{checkpoint.path}: config.json leaves out {len(beside)} weights that are stored beside those of the same "
+            "modules; correct it, mostly an option such as attention_bias:\n" + "\n".join(f"  {n}" for n in beside)
         )
 
 

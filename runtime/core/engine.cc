@@ -54,7 +54,7 @@ void Engine::submit(Request request) {
   }
   if (alive_.size() >= max_alive_) {
     throw Error("QueueFullError", "[engine] at most " + std::to_string(max_alive_) +
-                                      " requests (max_batch_size + max_queue) may be alive, got one more; "
+                                      " requests (max_batch_size + max_queue_size) may be alive, got one more; "
                                       "try again later");
   }
   alive_.insert(request.id);

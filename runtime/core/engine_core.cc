@@ -21,9 +21,9 @@ void validate_options(const EngineOptions& o) {
   require_option(o.max_num_tokens >= o.max_batch_size,
                  "max_num_tokens must be at least max_batch_size " + std::to_string(o.max_batch_size),
                  o.max_num_tokens, "every running sequence needs a token per step: raise it");
-  require_option(o.max_queue >= 1, "max_queue must be at least 1", o.max_queue, "raise it");
-  require_option(o.kv_cache_bytes >= 0, "kv_cache_bytes must not be negative", o.kv_cache_bytes, "raise it");
-  require_option(o.max_chunk >= 0, "max_chunk must be 0 (no cap) or positive", o.max_chunk, "raise it");
+  require_option(o.max_queue >= 1, "max_queue_size must be at least 1", o.max_queue, "raise it");
+  require_option(o.kv_cache_bytes >= 0, "kv_cache_memory must not be negative", o.kv_cache_bytes, "raise it");
+  require_option(o.max_chunk >= 0, "max_prefill_chunk must be 0 (no cap) or positive", o.max_chunk, "raise it");
   require_option(o.debug_preempt_every >= 0, "debug_preempt_every must be 0 (never) or positive",
                  o.debug_preempt_every, "raise it");
 }
@@ -34,7 +34,7 @@ int32_t count_blocks(const ModelFacts& facts, int64_t bytes) {
   if (facts.block_size < 1 || each < 1)
     throw std::logic_error("[engine] the executor's facts have no KV blocks");
   if (bytes < each) {
-    throw Error("OutOfMemoryError", "[engine] kv_cache_bytes must hold at least one block of " +
+    throw Error("OutOfMemoryError", "[engine] kv_cache_memory must hold at least one block of " +
                                         std::to_string(each) + " bytes, got " + std::to_string(bytes) +
                                         "; raise it");
   }

@@ -106,7 +106,7 @@ void validate_request(const Request& request, const ModelFacts& facts, int32_t b
   if (total - 1 > room) {
     refuse("PromptTooLongError",
            "prompt + max_tokens - 1 must fit the KV cache's " + std::to_string(room) + " positions", came,
-           "shorten one, or raise kv_cache_bytes");
+           "shorten one, or raise kv_cache_memory");
   }
 }
 

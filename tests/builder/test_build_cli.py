@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
-from click.testing import CliRunner
 
 from support.tiny_models import make_variant
 from tensorwright.builder.cli import main
@@ -16,31 +16,56 @@ def tiny(tmp_path_factory):
     return make_variant(tmp_path_factory.mktemp("cli") / "model", "llama")
 
 
-def run(*args) -> object:
-    return CliRunner().invoke(main, [str(a) for a in args])
+@dataclass
+class Ended:
+    exit_code: int
+    stdout: str
+    stderr: str
 
 
-def test_builds_and_says_what(tiny, tmp_path):
+@pytest.fixture
+def run(capsys):
+    def call(*args):
+        with pytest.raises(SystemExit) as exit_info:
+            main([str(arg) for arg in args])
+        return Ended(int(exit_info.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+def test_builds_and_says_what(tiny, tmp_path, run):
     result = run(tiny, tmp_path / "engine", "--accuracy", "none")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.stderr
     assert "llama, 2 layers, vocabulary 101" in result.stdout
     assert "recognise_attention 2" in result.stdout
     assert (tmp_path / "engine" / "checksums.txt").exists()
     again = run(tiny, tmp_path / "engine", "--accuracy", "none")
     assert again.exit_code == 1
-    assert "BuildError" in again.stderr
+    assert again.stderr.startswith(f"error: {tmp_path / 'engine'}: already exists")
     assert "--force" in again.stderr
     assert run(tiny, tmp_path / "engine", "--accuracy", "none", "--force").exit_code == 0
 
 
-def test_json(tiny, tmp_path):
+def test_json(tiny, tmp_path, run):
     result = run(tiny, tmp_path / "engine", "--accuracy", "none", "--json")
     answer = json.loads(result.stdout)
     assert answer["config"]["model"]["model_type"] == "llama"
     assert answer["report"]["total_seconds"] > 0
     failed = run(tmp_path / "absent", tmp_path / "other", "--json")
-    assert failed.exit_code == 1
-    assert json.loads(failed.stdout)["error"] == "CheckpointError"
+    assert failed.exit_code == 2
+    told = json.loads(failed.stdout)
+    assert (told["error"], told["exit_code"]) == ("CheckpointError", 2)
+    assert failed.stderr == f"error: {told['message']}\n"
+    assert json.loads(run(tiny, tmp_path / "engine", "--json").stdout)["exit_code"] == 1  # it exists
+
+
+@pytest.mark.parametrize("wrong", [(), ("--dtype", "int3"), ("--no-such",), ("--max-seq-len",), ("a", "b", "c")])
+def test_json_of_a_wrong_command_line(run, wrong):
+    result = run("--json", *wrong)
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["error"], told["exit_code"]) == (2, "UsageError", 2)
+    assert told["message"].endswith("; see 'build-engine --help'")
+    assert result.stderr == f"error: {told['message']}\n"
 
 
 @pytest.mark.parametrize(
@@ -53,45 +78,37 @@ def test_json(tiny, tmp_path):
         (["--no-such-option"], "No such option"),
     ],
 )
-def test_wrong_command_lines(tiny, tmp_path, args, message):
+def test_wrong_command_lines(tiny, tmp_path, args, message, run):
     result = run(tiny, tmp_path / "engine", "--accuracy", "none", *args)
     assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "engine").exists()
 
 
-@pytest.mark.parametrize(
-    ("dump", "code", "message"),
-    [("engine/dump", 2, "must lie outside OUT"), ("file/dump", 1, "cannot be made (Not a directory)")],
-)
-def test_a_dump_that_cannot_be_is_refused_first(tiny, tmp_path, monkeypatch, dump, code, message):
-    monkeypatch.setattr("tensorwright.builder.cli.build", lambda *args, **options: pytest.fail("work had begun"))
-    (tmp_path / "file").write_text("x")
-    result = run(tiny, tmp_path / "engine", "--dump", tmp_path / dump)
-    assert result.exit_code == code
-    assert message in result.stderr
-    assert not (tmp_path / "engine").exists()
-
-
-def test_a_failure_is_one_message(tmp_path):
+def test_a_failure_is_one_message(tmp_path, run):
     result = run(tmp_path / "absent", tmp_path / "engine")
-    assert result.exit_code == 1
-    assert "CheckpointError" in result.stderr
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
     assert "no such directory" in result.stderr
     assert "Traceback" not in result.stderr
+    told = run(tmp_path / "absent", tmp_path / "engine", "--debug").stderr
+    assert "Traceback" in told
+    assert told.splitlines()[-1] == result.stderr.strip()
 
 
-def test_interrupt(tiny, tmp_path, monkeypatch):
+def test_interrupt(tiny, tmp_path, monkeypatch, run):
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tensorwright.builder.cli.build", interrupt)
     result = run(tiny, tmp_path / "engine")
     assert result.exit_code == 130
-    assert "nothing was left behind" in result.stderr
+    assert result.stderr.strip() == "error: interrupted; nothing half-built was left behind"
+    told = json.loads(run(tiny, tmp_path / "engine", "--json").stdout)
+    assert (told["error"], told["exit_code"]) == ("KeyboardInterrupt", 130)
 
 
-def test_help_shows_an_example():
+def test_help_shows_an_example(run):
     result = run("--help")
     assert result.exit_code == 0
     assert "build-engine models/pico out/pico" in result.stdout

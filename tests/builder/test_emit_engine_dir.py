@@ -114,7 +114,7 @@ def test_what_is_no_engine_is_never_replaced(tmp_path):
 
 
 def test_full_disk(tmp_path, monkeypatch):
-    with EngineWriter(tmp_path / "engine") as writer, pytest.raises(BuildError, match="needs 1000000000000 MB"):
+    with EngineWriter(tmp_path / "engine") as writer, pytest.raises(BuildError, match=r"needs 1000000000000\.00 MB"):
         writer.require_space(10**18)
     with pytest.raises(BuildError, match=r"weights.bin cannot be written \(No space left on device\)"):
         write_engine(tmp_path / "engine", fail=OSError(errno.ENOSPC, "No space left on device"))

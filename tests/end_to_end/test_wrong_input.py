@@ -20,7 +20,14 @@ from safetensors.numpy import load_file, save_file
 
 from support.tiny_models import make_variant
 from tensorwright import LLM, build
-from tensorwright.errors import BuildError, CheckpointError, UnsupportedModelError
+from tensorwright.builder import accuracy
+from tensorwright.errors import (
+    BuildError,
+    CheckpointError,
+    InvalidOptionError,
+    NumericalError,
+    UnsupportedModelError,
+)
 from tensorwright.runtime.engine_dir import open_engine
 
 Spoil = Callable[[Path], object]
@@ -74,6 +81,7 @@ def text(name: str, content: bytes) -> Spoil:
 
 
 NORM, DOWN = "model.norm.weight", "model.layers.1.mlp.down_proj.weight"
+BIAS = "model.layers.0.self_attn.q_proj.bias"
 CHECKPOINTS: list[tuple[str, Spoil, list[str]]] = [
     ("weights missing", lambda m: (m / "model.safetensors").unlink(), ["must hold model.safetensors"]),
     ("weights truncated", cut("model.safetensors", 0.9), ["model.safetensors", "truncated"]),
@@ -85,6 +93,12 @@ CHECKPOINTS: list[tuple[str, Spoil, list[str]]] = [
     ("other heads", config(num_key_value_heads=4), ["k_proj.weight: stored as [16, 32]", "v_proj"]),
     ("more layers", config(num_hidden_layers=3), ["model.layers.2.mlp.down_proj.weight: missing"]),
     ("fewer layers", config(num_hidden_layers=1), ["correct its number of layers", f"\n  {DOWN}"]),
+    ("quantized by hand", weights(lambda t: t.update({NORM: t[NORM].astype(np.int8)})), [f"{NORM}: stored as int8"]),
+    ("left-out bias", weights(lambda t: t.update({BIAS: np.ones(32, np.float32)})), ["attention_bias", f"\n  {BIAS}"]),
+    ("no family", config(model_type=None), ["config.json: model_type must name", "take the config.json"]),
+    ("positions as text", config(max_position_embeddings="128"), ["max_position_embeddings must be a whole number"]),
+    ("no positions", config(max_position_embeddings=0), ["config.json: max_position_embeddings", "not 0"]),
+    ("no config", lambda m: (m / "config.json").unlink(), ["config.json is missing", "give the directory"]),
     ("biases", config(attention_bias=True), ["q_proj.bias: missing"]),
     ("unknown activation", config(hidden_act="foo"), ["config.json", "foo", "correct the config"]),
     ("impossible heads", config(num_attention_heads="four"), ["config.json"]),
@@ -105,6 +119,40 @@ def test_wrong_checkpoint(model: Path, place: Path, spoil: Spoil, words: list[st
     for word in words:
         assert word in str(caught.value)
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [weights(lambda t: t.update({NORM: np.full(32, np.nan, np.float32)})), config(rope_parameters={"rope_theta": 0.0})],
+    ids=["weight", "rope_theta"],
+)
+def test_numbers_that_are_none(model: Path, place: Path, spoil: Spoil) -> None:
+    spoil(model)
+    with pytest.raises(CheckpointError, match="logits are NaN or infinite, in float32 too"):
+        build(model, place / "engine")
+    assert list(place.iterdir()) == []
+
+
+def test_a_dtype_that_cannot_hold_the_logits(model: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the engine's are spoilt here: no weights were found that overflow in bfloat16 and not in float32."""
+    rows = accuracy.engine_logits
+    monkeypatch.setattr(accuracy, "engine_logits", lambda *args: (row * np.float32(np.nan) for row in rows(*args)))
+    with pytest.raises(NumericalError, match="bfloat16 cannot hold its values; build with dtype float32"):
+        build(model, place / "engine", dtype="bfloat16")
+    assert list(place.iterdir()) == []
+
+
+def test_more_positions_than_an_engine_holds(model: Path, place: Path) -> None:
+    config(max_position_embeddings=2**40)(model)
+    with pytest.raises(InvalidOptionError, match="max_seq_len must be at most 16777216, not 1099511627776"):
+        build(model, place / "engine", accuracy="none")
+    assert build(model, place / "engine", accuracy="none", max_seq_len=64).config["limits"]["max_seq_len"] == 64
+
+
+@pytest.mark.parametrize("named", ["", " ", None, 7])
+def test_an_llm_of_nothing(named: object) -> None:
+    with pytest.raises(InvalidOptionError, match="must be given the path of an engine or of a model directory"):
+        LLM(named)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -148,7 +196,7 @@ def test_read_only_output(tiny: Path, place: Path) -> None:
     for out in places:
         with pytest.raises(BuildError, match=r"cannot be written to|already exists"):
             build(tiny, out, accuracy="none")
-    with pytest.raises(BuildError, match="dumped"):
+    with pytest.raises(BuildError, match=r"dump .*file: cannot be made"):
         build(tiny, place / "engine", accuracy="none", dump=place / "file")
     assert sorted(path.name for path in place.iterdir()) == ["closed", "file"]
 
@@ -192,6 +240,6 @@ def test_interrupted_build_leaves_nothing(tiny: Path, place: Path, name: str, de
     else:
         # Python itself may die of the signal at its end, if it hit inside exec(): the shell's 130 just the same.
         assert process.returncode in (130, -signal.SIGINT), said
-        assert "interrupted; nothing was left behind" in said
+        assert "error: interrupted; nothing half-built was left behind" in said
         assert "Traceback" not in said
         assert list(place.iterdir()) == []

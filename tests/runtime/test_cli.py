@@ -13,6 +13,7 @@ import pytest
 
 import tensorwright
 from support.fake_runtime import FakeEngine, fake_module, write_engine
+from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime import model_cache, native
 from tensorwright.runtime.cli import main
 
@@ -80,6 +81,41 @@ def test_errors_are_one_line(engine: str, capsys: pytest.CaptureFixture[str], ar
     assert err.startswith("error: ")
     assert words in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["run", "{engine}", "--prompt", "x", "--json", "--top-p", "2"], "InvalidRequestError"),
+        (["run", "{engine}", "--json"], "UsageError"),
+        (["inspect", "nowhere", "--json"], "EngineError"),
+        (["inspect", "--json"], "UsageError"),
+    ],
+)
+def test_errors_for_programs(engine: str, capsys: pytest.CaptureFixture[str], arguments: list[str], error: str) -> None:
+    code, out, err = call(capsys, *(argument.format(engine=engine) for argument in arguments))
+    told = json.loads(out)
+    assert (code, told["error"], told["exit_code"]) == (2, error, 2)
+    assert err == f"error: {told['message']}\n"
+
+
+def test_a_failure_at_work_has_another_code(
+    engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise OutOfMemoryError("none left")
+
+    monkeypatch.setattr(native, "create_engine", refuse)
+    assert call(capsys, "run", engine, "--prompt", "x") == (1, "", "error: none left\n")
+
+
+def test_a_fault_of_ours_is_not_hidden(
+    engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "create_engine", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["run", engine, "--prompt", "x", "--json"])
+    assert json.loads(capsys.readouterr().out)["error"] == "ZeroDivisionError"
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:

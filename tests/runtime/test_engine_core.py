@@ -163,7 +163,7 @@ def flood(engine) -> None:
 
 def test_typed_errors(make, paths):
     engine = make(blocks=4, max_queue=1, max_batch_size=1)
-    with pytest.raises(PromptTooLongError, match="kv_cache_bytes"):
+    with pytest.raises(PromptTooLongError, match="raise kv_cache_memory"):
         engine.submit(1, [1] * 60, sampling(6))
     with pytest.raises(PromptTooLongError, match="max_seq_len"):
         engine.submit(1, [1] * 250, sampling(7))
@@ -173,7 +173,7 @@ def test_typed_errors(make, paths):
         engine.submit(1, "words", sampling(1))
     with pytest.raises(InvalidRequestError, match="max_tokens"):
         engine.submit(1, [1], sampling(0))
-    with pytest.raises(QueueFullError, match="max_queue"):
+    with pytest.raises(QueueFullError, match=r"max_batch_size \+ max_queue_size"):
         flood(engine)
     engine.shutdown(False)
     with pytest.raises(EngineStoppedError, match="shut down"):
@@ -186,6 +186,20 @@ def test_typed_errors(make, paths):
         make(load="teleport")
     with pytest.raises(EngineError):
         _runtime.Engine("/nowhere/plan.bin", paths[1], _runtime.EngineOptions())
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"max_queue": 0}, "max_queue_size must be at least 1, got 0"),
+        ({"kv_cache_bytes": -1}, "kv_cache_memory must not be negative, got -1"),
+        ({"kv_cache_bytes": 1}, "kv_cache_memory must hold at least one block of"),
+        ({"max_chunk": -1}, "max_prefill_chunk must be 0"),
+    ],
+)
+def test_messages_use_the_names_of_llm(make, option, said):
+    with pytest.raises((InvalidOptionError, OutOfMemoryError), match=said):
+        make(**option)
 
 
 def test_abort_and_events(make):

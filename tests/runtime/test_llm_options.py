@@ -125,5 +125,7 @@ def test_a_damaged_cached_engine_says_what_to_remove(
     with LLM(model, kv_cache_memory="1MiB") as llm:
         built = llm.engine.path
     (built / "cpu/plan.bin").write_bytes(b"x")
-    with pytest.raises(EngineError, match=rf"plan.bin: truncated.*; remove {built}, which is only a cache"):
+    with pytest.raises(
+        EngineError, match=rf"plan.bin: truncated.*; remove it with 'tensorwright cache clear {built.name}'"
+    ):
         LLM(model, kv_cache_memory="1MiB")

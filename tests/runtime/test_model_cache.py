@@ -13,7 +13,8 @@ import pytest
 from support.fake_runtime import FakeEngine, fake_module, write_engine
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError
 from tensorwright.runtime import llm, model_cache, native
-from tensorwright.runtime.model_cache import cache_key, cache_root, engine_for_model
+from tensorwright.runtime.engine_cache import cache_root
+from tensorwright.runtime.model_cache import cache_key, engine_for_model
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +61,11 @@ def test_built_once_then_found(model: Path, cache: Path) -> None:
         builds.append(dtype)
         write_engine(out)
 
-    first = engine_for_model(model, "auto", build)
+    first = engine_for_model(model, "auto", build).path
     assert first.parent == cache
     assert (first / "config.json").exists()
-    assert engine_for_model(model, "auto", build) == first
-    assert engine_for_model(model, "float32", build) != first
+    assert engine_for_model(model, "auto", build).path == first
+    assert engine_for_model(model, "float32", build).path != first
     assert builds == ["auto", "float32"]
 
 
@@ -82,7 +83,7 @@ def test_what_a_killed_build_left_is_removed(model: Path, cache: Path) -> None:
     left = cache / f"{cache_key(model, 'auto')}.partial"
     left.mkdir(parents=True)
     (left / "junk").write_text("x")
-    engine = engine_for_model(model, "auto", lambda source, out, dtype: write_engine(out) and None)
+    engine = engine_for_model(model, "auto", lambda source, out, dtype: write_engine(out) and None).path
     assert not (engine / "junk").exists()
     assert not left.exists()
 
@@ -96,7 +97,9 @@ def test_others_wait_for_the_one_that_builds(model: Path) -> None:
         write_engine(out)
 
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(engine_for_model(model, "auto", build))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(engine_for_model(model, "auto", build).path)) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

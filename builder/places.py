@@ -1,0 +1,47 @@
+"""Where a build reads and writes: what is no path, and places that lie in one another, are refused before any work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tensorwright.errors import BuildError, InvalidOptionError
+
+
+def check_places(model: Any, out: Any, dump: Any = None) -> None:
+    """Raises InvalidOptionError unless all are paths, `out` and `model` are apart, and `dump` is outside `out`."""
+    _check_path("model", model, "a checkpoint directory or a hub name like org/name")
+    _check_path("out", out, "the directory that the engine becomes")
+    if os.path.isdir(os.path.expanduser(model)):
+        if _within(out, model):
+            raise InvalidOptionError(f"out must lie outside the checkpoint {model}, not at {out}; choose another place")
+        if _within(model, out):
+            raise InvalidOptionError(f"out must not hold the checkpoint {model}, as {out} does; choose another place")
+    if dump is None:
+        return
+    _check_path("dump", dump, "a directory")
+    if _within(dump, out):  # that place stays empty until the whole engine is put there
+        raise InvalidOptionError(f"dump must lie outside out ({out}), not at {dump}; choose another folder")
+
+
+def make_dump_folder(dump: Path) -> None:
+    """The folder, there and writable, or a BuildError: before the minutes that a build may take."""
+    try:
+        dump.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"dump {dump}: cannot be made ({error.strerror}); choose another folder") from error
+    if not os.access(dump, os.W_OK):
+        raise BuildError(f"dump {dump}: cannot be written to; choose another folder")
+
+
+def _check_path(name: str, value: Any, what: str) -> None:
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise InvalidOptionError(f"{name} must be the path of {what}, not {value!r}")
+
+
+def _within(inner: Any, outer: Any) -> bool:
+    """Whether `inner` is `outer` or lies in it, symbolic links followed."""
+    real = [Path(os.path.realpath(os.path.expanduser(place))) for place in (inner, outer)]
+    return real[0].is_relative_to(real[1])
