@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from mutations import swap_gate_and_up
 
+from support.tiny_models import LONGROPE
 from tensorwright.builder.ir import Graph, Node
 
 __all__ = ["swap_gate_and_up"]
@@ -117,3 +118,31 @@ def shift_fused_rows(graph: Graph) -> None:
     attrs = {**weight.attrs, "expr": expr.slice(0, 1, rows).concat([expr.slice(0, 0, 1)], 0)}
     types = [(weight.output.dtype, weight.output.shape)]
     node.inputs[1] = graph.add("weight", (), attrs, types, before=node).output
+
+
+def change_rope_factor(graph: Graph) -> None:
+    """The slower half of the rotary frequencies, which scaling stretches, are stretched 10 % too far."""
+    for node in _matching(graph, lambda n: n.op == "rotary_table"):
+        frequencies = np.array(node.inputs[1].constant)
+        frequencies[frequencies.size // 2 :] /= 1.1
+        _replace_frequencies(graph, node, frequencies)
+
+
+def drop_rope_scale(graph: Graph) -> None:
+    """Cosines and sines lose their attention factor."""
+    for node in _matching(graph, lambda n: n.op == "rotary_table" and n.attrs["scale"] != 1.0):
+        node.attrs["scale"] = 1.0
+
+
+def swap_long_factors(graph: Graph) -> None:
+    """Short factors where the engine has long ones."""
+    assert graph.facts["longrope"]["factors"] == "long"
+    for node in _matching(graph, lambda n: n.op == "rotary_table"):
+        frequencies = np.array(node.inputs[1].constant)
+        ratio = np.divide(LONGROPE["long_factor"], LONGROPE["short_factor"])[: frequencies.size]
+        _replace_frequencies(graph, node, frequencies * ratio)
+
+
+def _replace_frequencies(graph: Graph, node: Node, frequencies: np.ndarray) -> None:
+    shape = (frequencies.size,)
+    node.inputs[1] = graph.constant(frequencies.astype(np.float32), "float32", shape, before=node)

@@ -39,6 +39,11 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
         broken.drop_weight_offset,
         broken.use_exact_gelu,
     ),
+    "llama_linear_rope": (broken.change_rope_factor,),
+    "llama3_rope": (broken.change_rope_factor,),
+    "llama_yarn": (broken.change_rope_factor, broken.drop_rope_scale),
+    "llama_yarn_mscale": (broken.change_rope_factor, broken.drop_rope_scale),
+    "llama_yarn_attention_factor": (broken.change_rope_factor, broken.drop_rope_scale),
 }
 """Variant of tiny_models -> what turns its comparison red."""
 

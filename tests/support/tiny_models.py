@@ -47,6 +47,20 @@ LLAMA3_ROPE: dict[str, Any] = {
     "original_max_position_embeddings": 32,
 }
 
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.6],
+    "long_factor": [1.4, 2.0, 3.0, 4.0],
+}
+
 GRANITE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.3,
@@ -80,6 +94,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_tied": ("llama", {"tie_word_embeddings": True}),
     "llama3_rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama_linear_rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama_yarn": ("llama", {"head_dim": 24, "rope_parameters": YARN}),
+    "llama_yarn_mscale": (
+        "llama",
+        {"head_dim": 24, "rope_parameters": {**YARN, "mscale": 0.9, "mscale_all_dim": 0.4, "truncate": False}},
+    ),
+    "llama_yarn_attention_factor": (
+        "llama",
+        {"head_dim": 24, "rope_parameters": {**YARN, "attention_factor": 0.8, "beta_fast": 4.0, "beta_slow": 0.5}},
+    ),
     "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama_wide_heads": ("llama", {"head_dim": 24}),
     "llama_mqa": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 10, "hidden_size": 48}),
@@ -91,6 +114,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {}),
     "phi3": ("phi3", {}),
+    "phi3_longrope": ("phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE}),
+    "phi3_longrope_partial": (
+        "phi3",
+        {
+            "hidden_size": 64,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.5, "attention_factor": 1.3},
+        },
+    ),
     "gemma2": ("gemma2", {}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
