@@ -9,11 +9,7 @@
 
 #include "plugins/common/exp.h"
 #include "plugins/common/kernel_types.h"
-
-// Loops over an array of registers must unroll early, or the array goes through memory.
-#define TW_UNROLL _Pragma("GCC unroll 16")
-#define TW_ALWAYS __attribute__((always_inline))
-#define TW_INLINE inline TW_ALWAYS
+#include "plugins/common/x86.h"
 
 enum { TW_LANES_AVX2 = 8 };
 
@@ -159,6 +155,39 @@ TW_INLINE void tw_multiply_avx2(__m256 (&acc)[R][N], X x, W w) {
     }
   }
 }
+
+// The instruction set as the code sees it that serves AVX-512 as well: `Set` in x86_tanh.h and the ops'
+// x86.h.
+struct Avx2 {
+  using Vector = __m256;
+  using Mask = __m256;
+  static constexpr int kLanes = TW_LANES_AVX2;
+
+  static TW_INLINE Vector load(const float* x, int64_t count) { return tw_load_avx2(x, count); }
+  static TW_INLINE void store(void* y, int y_dtype, int64_t at, int64_t count, Vector value) {
+    tw_store_avx2(y, y_dtype, at, count, value);
+  }
+  static TW_INLINE Vector all(float x) { return _mm256_set1_ps(x); }
+  static TW_INLINE Vector add(Vector a, Vector b) { return _mm256_add_ps(a, b); }
+  static TW_INLINE Vector sub(Vector a, Vector b) { return _mm256_sub_ps(a, b); }
+  static TW_INLINE Vector mul(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+  static TW_INLINE Vector div(Vector a, Vector b) { return _mm256_div_ps(a, b); }
+  static TW_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+  static TW_INLINE Vector max(Vector a, Vector b) { return _mm256_max_ps(a, b); }
+  static TW_INLINE Vector min(Vector a, Vector b) { return _mm256_min_ps(a, b); }
+  static TW_INLINE Vector sqrt(Vector a) { return _mm256_sqrt_ps(a); }
+  static TW_INLINE Vector abs(Vector a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+  static TW_INLINE Vector negate(Vector a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+  static TW_INLINE Vector with_sign(Vector size, Vector of) {
+    return _mm256_or_ps(abs(size), _mm256_and_ps(of, _mm256_set1_ps(-0.0f)));
+  }
+  static TW_INLINE Mask less(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+  static TW_INLINE Mask at_most(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
+  static TW_INLINE Vector choose(Mask mask, Vector yes, Vector no) { return _mm256_blendv_ps(no, yes, mask); }
+  static TW_INLINE Vector exp(Vector a) { return tw_exp_avx2(a); }
+  static TW_INLINE Vector silu(Vector a) { return tw_silu_avx2(a); }
+  static TW_INLINE float tree_sum(const Vector (&lanes)[2]) { return tw_tree_sum_avx2(lanes[0], lanes[1]); }
+};
 
 }  // namespace
 

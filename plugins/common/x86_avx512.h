@@ -13,6 +13,7 @@
 
 #include "plugins/common/exp.h"
 #include "plugins/common/kernel_types.h"
+#include "plugins/common/x86.h"
 
 // The first `count` of 16 lanes; all of them from 16 up, none from 0 down.
 static inline __mmask16 tw_lanes_avx512(int64_t count) {
@@ -36,19 +37,30 @@ static inline __m512 tw_exp2_integer_avx512(__m512i n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
 
-static inline __m512 tw_exp_avx512(__m512 x) {
-  const __m512 low = _mm512_set1_ps(TW_EXP_LOW), high = _mm512_set1_ps(TW_EXP_HIGH);
-  const __m512 one = _mm512_set1_ps(1.0f), round = _mm512_set1_ps(TW_EXP_ROUND);
-  __m512 c = _mm512_min_ps(_mm512_max_ps(x, low), high);
-  __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(c, _mm512_set1_ps(TW_EXP_LOG2E), round), round);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(TW_EXP_LN2_HIGH), c);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(TW_EXP_LN2_LOW), r);
+// 1 + r + r^2 * P(r) of exp.h.
+static inline __m512 tw_exp_polynomial_avx512(__m512 r) {
   __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(TW_EXP_C6), r, _mm512_set1_ps(TW_EXP_C5));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C4));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C3));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C2));
-  p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), one);
-  __m512i whole = _mm512_cvttps_epi32(n), half = _mm512_srai_epi32(whole, 1);
+  return _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
+}
+
+// rint(x * log2 e), and what is left of x after that many ln 2.
+static inline __m512 tw_exp_reduce_avx512(__m512 x, __m512* r) {
+  const __m512 round = _mm512_set1_ps(TW_EXP_ROUND);
+  const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(TW_EXP_LOG2E), round), round);
+  *r = _mm512_fnmadd_ps(n, _mm512_set1_ps(TW_EXP_LN2_HIGH), x);
+  *r = _mm512_fnmadd_ps(n, _mm512_set1_ps(TW_EXP_LN2_LOW), *r);
+  return n;
+}
+
+static inline __m512 tw_exp_avx512(__m512 x) {
+  const __m512 low = _mm512_set1_ps(TW_EXP_LOW), high = _mm512_set1_ps(TW_EXP_HIGH);
+  __m512 r;
+  const __m512 n = tw_exp_reduce_avx512(_mm512_min_ps(_mm512_max_ps(x, low), high), &r);
+  const __m512 p = tw_exp_polynomial_avx512(r);
+  const __m512i whole = _mm512_cvttps_epi32(n), half = _mm512_srai_epi32(whole, 1);
   __m512 y = _mm512_mul_ps(p, tw_exp2_integer_avx512(half));
   y = _mm512_mul_ps(y, tw_exp2_integer_avx512(_mm512_sub_epi32(whole, half)));
   y = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, low, _CMP_NLT_UQ), y);
@@ -70,5 +82,53 @@ static inline void tw_store_avx512(void* y, int y_dtype, int64_t at, __mmask16 l
     _mm512_mask_storeu_ps((float*)y + at, lanes, value);
   }
 }
+
+// The sum of 16 lanes: lane i takes i + 8, then + 4, + 2, + 1.
+static inline float tw_tree_sum_avx512(__m512 lanes) {
+  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+// The instruction set as the code sees it that serves AVX2 as well: `Set` in x86_tanh.h and the ops' x86.h.
+struct Avx512 {
+  using Vector = __m512;
+  using Mask = __mmask16;
+  static constexpr int kLanes = 16;
+
+  static TW_INLINE Vector load(const float* x, int64_t count) {
+    return count >= kLanes ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(tw_lanes_avx512(count), x);
+  }
+  static TW_INLINE void store(void* y, int y_dtype, int64_t at, int64_t count, Vector value) {
+    tw_store_avx512(y, y_dtype, at, tw_lanes_avx512(count), value);
+  }
+  static TW_INLINE Vector all(float x) { return _mm512_set1_ps(x); }
+  static TW_INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+  static TW_INLINE Vector sub(Vector a, Vector b) { return _mm512_sub_ps(a, b); }
+  static TW_INLINE Vector mul(Vector a, Vector b) { return _mm512_mul_ps(a, b); }
+  static TW_INLINE Vector div(Vector a, Vector b) { return _mm512_div_ps(a, b); }
+  static TW_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+  static TW_INLINE Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }
+  static TW_INLINE Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
+  static TW_INLINE Vector sqrt(Vector a) { return _mm512_sqrt_ps(a); }
+  static TW_INLINE Vector abs(Vector a) { return _mm512_abs_ps(a); }
+  static TW_INLINE Vector negate(Vector a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+  static TW_INLINE Vector with_sign(Vector size, Vector of) {
+    return _mm512_or_ps(_mm512_abs_ps(size), _mm512_and_ps(of, _mm512_set1_ps(-0.0f)));
+  }
+  static TW_INLINE Mask less(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static TW_INLINE Mask at_most(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+  static TW_INLINE Vector choose(Mask mask, Vector yes, Vector no) {
+    return _mm512_mask_mov_ps(no, mask, yes);
+  }
+  static TW_INLINE Vector exp(Vector a) { return tw_exp_avx512(a); }
+  static TW_INLINE Vector silu(Vector a) { return tw_silu_avx512(a); }
+  static TW_INLINE float tree_sum(const Vector (&lanes)[1]) { return tw_tree_sum_avx512(lanes[0]); }
+};
+
+}  // namespace
 
 #endif  // TENSORWRIGHT_PLUGINS_COMMON_X86_AVX512_H_

@@ -4,6 +4,7 @@
 extern "C" {
 void tw_elementwise_scalar(const tw_elementwise_args*);
 void tw_elementwise_avx512(const tw_elementwise_args*);
+void tw_elementwise_avx2(const tw_elementwise_args*);
 }
 
 namespace tensorwright {
@@ -11,6 +12,7 @@ namespace tensorwright {
 std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels() {
   static constexpr KernelEntry<tw_elementwise_fn> kTable[] = {
       {"elementwise_avx512", Isa::avx512, false, tw_elementwise_avx512},
+      {"elementwise_avx2", Isa::avx2, false, tw_elementwise_avx2},
       {"elementwise_scalar", Isa::scalar, false, tw_elementwise_scalar},
   };
   return kTable;

@@ -3,6 +3,7 @@
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX2_SOFTMAX_H_
 
 #include "plugins/common/x86_avx2.h"
+#include "plugins/common/x86_avx2_tanh.h"
 #include "plugins/paged_attention/visible.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags
@@ -32,26 +33,12 @@ inline __m256 exp_nonpositive(__m256 x) {
   return _mm256_and_ps(y, _mm256_cmp_ps(x, _mm256_set1_ps(TW_EXP_LOW), _CMP_NLT_UQ));
 }
 
-inline __m256 tanh_lanes(__m256 x) {
-  const __m256 one = _mm256_set1_ps(1.0f), two = _mm256_set1_ps(2.0f);
-  const __m256 z = _mm256_mul_ps(x, x);
-  __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(TW_TANH_C11), z, _mm256_set1_ps(TW_TANH_C9));
-  p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(TW_TANH_C7));
-  p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(TW_TANH_C5));
-  p = _mm256_fmadd_ps(p, z, _mm256_set1_ps(TW_TANH_C3));
-  const __m256 near = _mm256_fmadd_ps(_mm256_mul_ps(p, z), x, x);
-  const __m256 far =
-      _mm256_sub_ps(one, _mm256_div_ps(two, _mm256_add_ps(tw_exp_avx2(_mm256_add_ps(x, x)), one)));
-  const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x);
-  return _mm256_blendv_ps(far, near, _mm256_cmp_ps(size, _mm256_set1_ps(TW_TANH_NEAR), _CMP_LT_OQ));
-}
-
 template <bool kCapped>
 TW_INLINE __m256 final_score(const tw_attention_args* a, const float* dot) {
   const __m256 score = _mm256_mul_ps(_mm256_load_ps(dot), _mm256_set1_ps(a->scale));
   if (!kCapped) return score;
   const __m256 softcap = _mm256_set1_ps(a->softcap);
-  return _mm256_mul_ps(softcap, tanh_lanes(_mm256_div_ps(score, softcap)));
+  return _mm256_mul_ps(softcap, tw_tanh_avx2(_mm256_div_ps(score, softcap)));
 }
 
 // All ones in the lanes whose bit is set.

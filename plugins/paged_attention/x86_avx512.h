@@ -213,7 +213,7 @@ inline void attend(const tw_attention_args* a) {
       kAttend[count - 1](a, block, tiles, q, row);
       for (int r = 0; r < count; ++r) {
         a->max[row + r] = block.max[r] + 0.0f;  // as in scalar.cc
-        a->sum[row + r] = tree_sum(_mm512_load_ps(block.sum[r]));
+        a->sum[row + r] = tw_tree_sum_avx512(_mm512_load_ps(block.sum[r]));
       }
     } else {
       write_nothing(a, row, count);

@@ -10,9 +10,6 @@
 namespace {  // each including file gets its own copy, compiled with its own flags
 
 constexpr int kMaxRows = 8;
-// Loops over an array of registers must unroll early, or the array goes through memory.
-#define TW_UNROLL _Pragma("GCC unroll 16")
-#define TW_INLINE inline __attribute__((always_inline))
 
 constexpr int kChunk = 4;  // tiles; soften_chunk spells out four
 
@@ -31,25 +28,11 @@ struct RowBlock {
 
 // tw_exp for x <= 0 or NaN: the power of two goes straight into the exponent, which cannot overflow there.
 inline __m512 exp_nonpositive(__m512 x) {
-  const __m512 round = _mm512_set1_ps(TW_EXP_ROUND), one = _mm512_set1_ps(1.0f);
-  const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(TW_EXP_LOG2E), round), round);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(TW_EXP_LN2_HIGH), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(TW_EXP_LN2_LOW), r);
-  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(TW_EXP_C6), r, _mm512_set1_ps(TW_EXP_C5));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C4));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C3));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C2));
-  p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), one);
-  const __m512i power = _mm512_slli_epi32(_mm512_cvttps_epi32(n), 23);
+  __m512 r;
+  const __m512i power = _mm512_slli_epi32(_mm512_cvttps_epi32(tw_exp_reduce_avx512(x, &r)), 23);
   const __mmask16 kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(TW_EXP_LOW), _CMP_NLT_UQ);
-  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, _mm512_castps_si512(p), power));
-}
-
-inline float tree_sum(__m512 lanes) {
-  __m256 h = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
-  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+  const __m512i p = _mm512_castps_si512(tw_exp_polynomial_avx512(r));
+  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(kept, p, power));
 }
 
 template <bool kCapped>

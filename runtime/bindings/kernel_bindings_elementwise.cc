@@ -19,9 +19,9 @@ using namespace nb::literals;
 namespace tensorwright {
 namespace {
 
-using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;  // rows of a wider buffer
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Array = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Array = nb::ndarray<nb::ndim<2>, nb::device::cpu>;
 
 void require(bool holds, const std::string& message) {
   if (!holds) throw Error("InvalidOptionError", message);
@@ -54,15 +54,17 @@ void run(size_t index, const nb::bytes& code, const std::vector<float>& constant
   a.constants = numbers;
   for (size_t i = 0; i < x.size(); ++i) {
     require(x[i].shape(0) == y.shape(0) && x[i].shape(1) == y.shape(1), "every x must have y's shape");
+    require(x[i].shape(1) <= 1 || x[i].stride(1) == 1, "the columns of every x must be adjacent");
     a.x[i] = x[i].data();
-    a.x_stride[i] = static_cast<int64_t>(x[i].shape(1));
+    a.x_stride[i] = x[i].stride(0);
   }
   require(!w || w->size() == y.shape(1), "w must have y's columns");
   a.w = w ? w->data() : nullptr;
   require(y.dtype() == nb::dtype<float>() || y.dtype() == nb::dtype<uint16_t>(), "y: float32 or uint16");
   a.y_dtype = y.dtype() == nb::dtype<float>() ? TW_F32 : TW_BF16;
   a.y = const_cast<void*>(static_cast<const void*>(y.data()));
-  a.y_stride = static_cast<int64_t>(y.shape(1));
+  require(y.shape(1) <= 1 || y.stride(1) == 1, "the columns of y must be adjacent");
+  a.y_stride = y.stride(0);
   kernels[index].fn(&a);
 }
 

@@ -62,8 +62,8 @@ def scalar(pico_engine: Path, pico_engine_float32: Path, tmp_path_factory: pytes
     return {dtype: (engine, run(engine, "scalar", folder / f"{dtype}.npy")[0]) for dtype, engine in engines.items()}
 
 
-SCALAR_ONLY = {"avx2": ["rotary_table_scalar", "elementwise_scalar"], "avx512": ["rotary_table_scalar"]}
-"""libm decides the table's bits; elementwise has no AVX2 kernel yet. One more here is a kernel forgotten."""
+SCALAR_ONLY = ["rotary_table_scalar"]
+"""libm decides the table's bits. One more here is a kernel forgotten."""
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_every_level_gives_the_bits_of_scalar(scalar: dict, dtype: str, level: s
     engine, expected = scalar[dtype]
     logits, kernels = run(engine, level, tmp_path / "logits.npy")
     scalar_only = [name for name in kernels if name.endswith("_scalar")]
-    assert scalar_only == SCALAR_ONLY[level]
+    assert scalar_only == SCALAR_ONLY
     assert all(f"_{level}" in name for name in kernels if name not in scalar_only), kernels
     if dtype == "bfloat16" and any(name.endswith("avx512bf16") for name in kernels):
         pytest.skip("bf16 dot instructions round otherwise; tests/end_to_end/test_parity_bfloat16.py bounds them")

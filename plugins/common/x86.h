@@ -1,0 +1,10 @@
+// Spellings that the x86 kernels share.
+#ifndef TENSORWRIGHT_PLUGINS_COMMON_X86_H_
+#define TENSORWRIGHT_PLUGINS_COMMON_X86_H_
+
+// Loops over an array of registers must unroll early, or the array goes through memory.
+#define TW_UNROLL _Pragma("GCC unroll 16")
+#define TW_ALWAYS __attribute__((always_inline))
+#define TW_INLINE inline TW_ALWAYS
+
+#endif  // TENSORWRIGHT_PLUGINS_COMMON_X86_H_
