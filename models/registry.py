@@ -49,13 +49,11 @@ def _olmo2(config: dict[str, Any]) -> dict[str, Expected]:
 
 
 def _gemma2(config: dict[str, Any]) -> dict[str, Expected]:
-    """Norms before and after attention and MLP, all but the first with a sum; gate and up stay apart, under gelu."""
+    """Norms before and after attention and MLP, all but the first with a sum."""
     return {
         **_llama(config),
         "recognise_rms_norm": Expected(4, 1),
         "recognise_masks": Expected(0, 2),
-        "fuse_gate_up": Expected(),
-        "fuse_swiglu": Expected(),
     }
 
 

@@ -3,7 +3,7 @@
 A is the engine's type (float32 or bfloat16): matmul inputs, q, the KV cache, matmul weights and the embedding table are
 A, everything else is float32.  Folded on the way, where the inner value has no other user:
 
-    swiglu(x W^T + b)       ->  matmul with the swiglu epilogue (weight layout panels_swiglu)
+    swiglu(x W^T + b)       ->  matmul with a gated epilogue (weight layout panels_swiglu)
     (x W^T + b) + residual  ->  matmul with a residual
     embedding * number      ->  embedding with a scale
 
@@ -23,9 +23,7 @@ from tensorwright.passes.elementwise_trees import Trees, number_of
 from tensorwright.passes.explain import located
 from tensorwright.passes.matcher import describe
 from tensorwright.passes.rewriter import Types, make_node
-
-EPILOGUE_NONE, EPILOGUE_SWIGLU = 0, 1
-"""Numbers of plugins/matmul/kernel.h."""
+from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 
 PANELS, PANELS_SWIGLU, RAW = "panels", "panels_swiglu", "raw"
 
@@ -218,9 +216,11 @@ def lower_matmul(
 def lower_swiglu(low: _Lowering, node: Node) -> list[Value]:
     (x,) = node.inputs
     assert x is not None
+    activation = node.attrs["activation"]
     if x.node is not None and id(x.node) in low.folded:
-        return lower_matmul(low, x.node, node, PANELS_SWIGLU, EPILOGUE_SWIGLU, None)
-    return low.emit("swiglu", [low.value(x)], [(low.input_type(node.output), node.output.shape)])
+        return lower_matmul(low, x.node, node, PANELS_SWIGLU, EPILOGUES[activation], None)
+    kind = (low.input_type(node.output), node.output.shape)
+    return low.emit("swiglu", [low.value(x)], [kind], activation=activation)
 
 
 def lower_add(low: _Lowering, node: Node) -> list[Value]:

@@ -12,6 +12,7 @@ from mutations import swap_gate_and_up
 
 from support.tiny_models import LONGROPE
 from tensorwright.builder.ir import Graph, Node
+from tensorwright.plugins.matmul.op import EPILOGUES
 
 __all__ = ["swap_gate_and_up"]
 
@@ -70,8 +71,8 @@ def drop_weight_offset(graph: Graph) -> None:
 
 def use_exact_gelu(graph: Graph) -> None:
     """gelu by erf in place of its approximation by tanh."""
-    for node in _matching(graph, lambda n: n.op == "elementwise" and "gelu_tanh" in n.attrs["program"]):
-        node.attrs["program"] = node.attrs["program"].replace("gelu_tanh", "gelu")
+    for node in _matching(graph, lambda n: n.op == "matmul" and n.attrs["epilogue"] == EPILOGUES["gelu_tanh"]):
+        node.attrs["epilogue"] = EPILOGUES["gelu"]
 
 
 def flatten_query_norm(graph: Graph) -> None:

@@ -38,6 +38,7 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
         broken.scale_embedding,
         broken.drop_weight_offset,
         broken.use_exact_gelu,
+        broken.swap_gate_and_up,
     ),
     "llama_linear_rope": (broken.change_rope_factor,),
     "llama3_rope": (broken.change_rope_factor,),

@@ -6,7 +6,8 @@ from tensorwright.builder.ir.interpret import checkpoint_weights
 from tensorwright.builder.ir.ragged import interpret_ragged
 from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import LoweringError
-from tensorwright.passes.lower_to_cpu import EPILOGUE_NONE, EPILOGUE_SWIGLU, lower_to_cpu
+from tensorwright.passes.lower_to_cpu import lower_to_cpu
+from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 
 HEAD = """
   %token_ids: int32[tokens] = input()
@@ -18,7 +19,7 @@ HEAD = """
   %bg: float32[12] = weight() {expr = @"bg"} in mlp
   %gu: float32[tokens, 12] = linear(%n, %wg, %bg) in mlp
 """
-SWIGLU = "  %s: float32[tokens, 6] = swiglu(%gu) in mlp\n"
+SWIGLU = '  %s: float32[tokens, 6] = swiglu(%gu) {activation = "silu"} in mlp\n'
 DOWN = """
   %wd: float32[8, 6] = weight() {expr = @"wd"} in mlp
   %d: float32[tokens, 8] = linear(%s, %wd) in mlp
@@ -47,7 +48,7 @@ def test_epilogues_are_folded():
     verify(graph, "lowered")
     assert ops(graph) == ["embedding", "rms_norm", "matmul", "matmul"]
     gate_up, down = graph.find("matmul")
-    assert gate_up.attrs == {"epilogue": EPILOGUE_SWIGLU, "n": 6}
+    assert gate_up.attrs == {"epilogue": EPILOGUES["silu"], "n": 6}
     assert gate_up.inputs[1].node.attrs["layout"] == "panels_swiglu"
     assert gate_up.inputs[2].node.attrs["layout"] == "raw"
     assert down.attrs == {"epilogue": EPILOGUE_NONE, "n": 8}
