@@ -8,6 +8,7 @@ A, everything else is float32.  Folded on the way, where the inner value has no 
     embedding * number      ->  embedding with a scale
 
 What is element by element and nothing else is lowered by elementwise_trees.py, a tree of ops to one instruction.
+A matmul's input that others need in float32, or whose kernel writes nothing else, is rounded to A by the program "x0".
 
 Operands are in the order [x, w, bias?, residual?] for matmul and [x, w, residual?] for rms_norm; None where absent.
 """
@@ -50,6 +51,7 @@ class _Lowering:
         self.nodes: list[Node] = []
         self.moved: dict[Value, Value] = {}
         self.weights: dict[tuple[Value, str], Value] = {}
+        self.rounded: dict[Value, Value] = {}
         self.folded = find_folded(graph, self.users)
         self.trees = Trees(graph, residual_adds(graph, self.folded))
         self.scope = ""
@@ -91,22 +93,24 @@ class _Lowering:
         return self.weights[value, layout]
 
     def input_type(self, value: Value) -> str:
-        """A if `value` feeds matmuls, float32 if it feeds the rest; refuses one that feeds both where these differ."""
-        needs = {self.act if self.feeds_matmul(user, value) else "float32" for user in self.users[value]}
-        if len(needs) > 1:
-            raise self.refusal(value, f"is needed in {' and '.join(sorted(needs))}, and no kernel writes both")
-        return needs.pop() if needs else "float32"
+        """A if `value` feeds only matmuls, float32 if it feeds anything else (matmul_operand then rounds it)."""
+        users = self.users[value]
+        return self.act if users and all(self.feeds_matmul(user, value) for user in users) else "float32"
 
     def feeds_matmul(self, user: Node, value: Value) -> bool:
         return user.op == "linear" and user.inputs[0] is value
 
     def matmul_operand(self, value: Value | None) -> Value:
-        """The input of a matmul, which must be A already: there is no instruction that converts."""
+        """The input of a matmul, in A; an instruction rounds it where the kernel that makes it writes float32."""
         assert value is not None
         x = self.value(value)
-        if x.dtype != self.act:
-            raise self.refusal(value, f"feeds a matmul and must be {self.act}, which its kernel cannot write")
-        return x
+        if x.dtype == self.act:
+            return x
+        assert x.dtype == "float32", "kernels write A or float32"
+        if value not in self.rounded:
+            operands = [x, None, None, None, None]
+            self.rounded[value] = self.emit("elementwise", operands, [(self.act, x.shape)], program="x0")[0]
+        return self.rounded[value]
 
     def refusal(self, value: Value, why: str) -> LoweringError:
         assert value.node is not None
