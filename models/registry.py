@@ -57,6 +57,11 @@ def _gemma2(config: dict[str, Any]) -> dict[str, Expected]:
     }
 
 
+def _gemma3(config: dict[str, Any]) -> dict[str, Expected]:
+    """Gemma 2 with a norm on every head of q and k."""
+    return {**_gemma2(config), "recognise_rms_norm": Expected(6, 1)}
+
+
 def _phi3(config: dict[str, Any]) -> dict[str, Expected]:
     """Llama whose checkpoint holds q, k and v, and gate and up, as one matrix each already."""
     return {**_llama(config), "fuse_qkv": Expected(), "fuse_gate_up": Expected()}
@@ -69,10 +74,12 @@ def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
 
 _FAMILIES = {
     "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
     "granite": _llama,
     "llama": _llama,
     "mistral": _llama,
     "olmo2": _olmo2,
+    "olmo3": _olmo2,
     "phi3": _phi3,
     "qwen2": _llama,
     "qwen3": _qwen3,

@@ -135,6 +135,16 @@ def drop_rope_scale(graph: Graph) -> None:
         node.attrs["scale"] = 1.0
 
 
+def swap_rope_tables(graph: Graph) -> None:
+    """The rotary tables of the two kinds of layer change places."""
+    first, second = _matching(graph, lambda n: n.op == "rotary_table")
+    frequencies = [np.array(node.inputs[1].constant) for node in (first, second)]
+    scales = [node.attrs["scale"] for node in (first, second)]
+    for node, other, scale in ((first, frequencies[1], scales[1]), (second, frequencies[0], scales[0])):
+        _replace_frequencies(graph, node, other)
+        node.attrs["scale"] = scale
+
+
 def swap_long_factors(graph: Graph) -> None:
     """Short factors where the engine has long ones."""
     assert graph.facts["longrope"]["factors"] == "long"

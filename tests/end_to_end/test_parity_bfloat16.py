@@ -34,6 +34,8 @@ def distances(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> tuple[
         ("granite", {}),
         ("phi3", {}),
         ("gemma2", {}),
+        ("gemma3_text", {}),
+        ("olmo3", {}),
     ],
 )
 def test_random_models(tmp_path, family, overrides):

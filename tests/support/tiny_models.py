@@ -13,10 +13,12 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
@@ -78,6 +80,29 @@ GEMMA2: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+TWO_TABLES: dict[str, Any] = {
+    "sliding_window": 16,
+    "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+"""Layers with a window, and layers without, have rotary tables of their own."""
+
+GEMMA3: dict[str, Any] = {
+    **TWO_TABLES,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 12,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+    },
+}
+
+OLMO3: dict[str, Any] = {
+    **TWO_TABLES,
+    "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": YARN},
+}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
@@ -87,6 +112,8 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "granite": (GraniteConfig, GRANITE),
     "phi3": (Phi3Config, {"pad_token_id": 0, "sliding_window": 16}),
     "gemma2": (Gemma2Config, GEMMA2),
+    "gemma3_text": (Gemma3TextConfig, GEMMA3),
+    "olmo3": (Olmo3Config, OLMO3),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -124,6 +151,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma2": ("gemma2", {}),
+    "gemma3": ("gemma3_text", {}),
+    "olmo3": ("olmo3", {}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
