@@ -65,7 +65,7 @@ def _reference(kind: str, checkpoint: Checkpoint, ids: list[int], traced: Graph)
     from tensorwright.builder import accuracy_reference
 
     if kind == "full":
-        return accuracy_reference.transformers_logits(checkpoint.path, ids)
+        return accuracy_reference.transformers_logits(checkpoint.path, ids, traced.facts["max_seq_len"])
     from tensorwright.builder.trace import trace
 
     if traced.facts["dtype"] != "float32":

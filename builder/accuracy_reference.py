@@ -33,10 +33,12 @@ def streamed_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.
     return logits[0].float().numpy()
 
 
-def transformers_logits(path: Path, ids: list[int]) -> np.ndarray:
-    """[len(ids), vocab] float32 of the whole model in float32 with eager attention."""
+def transformers_logits(path: Path, ids: list[int], max_seq_len: int) -> np.ndarray:
+    """[len(ids), vocab] float32 of the whole model in float32 with eager attention, longrope fixed as in the engine."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
+
+    from tensorwright.builder.trace.fix_longrope import fix_longrope
 
     shows_progress = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # the build has its own
@@ -47,6 +49,7 @@ def transformers_logits(path: Path, ids: list[int]) -> np.ndarray:
     finally:
         if shows_progress:
             logging.enable_progress_bar()
+    fix_longrope(model, max_seq_len)
     with torch.inference_mode():
         return model(torch.tensor([ids])).logits[0].numpy()
 

@@ -49,14 +49,17 @@ def _olmo2(config: dict[str, Any]) -> dict[str, Expected]:
 
 
 def _gemma2(config: dict[str, Any]) -> dict[str, Expected]:
-    """Norms before and after attention and MLP, all but the first with a sum; gate and up stay apart, under gelu."""
+    """Norms before and after attention and MLP, all but the first with a sum."""
     return {
         **_llama(config),
         "recognise_rms_norm": Expected(4, 1),
         "recognise_masks": Expected(0, 2),
-        "fuse_gate_up": Expected(),
-        "fuse_swiglu": Expected(),
     }
+
+
+def _gemma3(config: dict[str, Any]) -> dict[str, Expected]:
+    """Gemma 2 with a norm on every head of q and k."""
+    return {**_gemma2(config), "recognise_rms_norm": Expected(6, 1)}
 
 
 def _phi3(config: dict[str, Any]) -> dict[str, Expected]:
@@ -71,10 +74,12 @@ def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
 
 _FAMILIES = {
     "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
     "granite": _llama,
     "llama": _llama,
     "mistral": _llama,
     "olmo2": _olmo2,
+    "olmo3": _olmo2,
     "phi3": _phi3,
     "qwen2": _llama,
     "qwen3": _qwen3,

@@ -1,6 +1,7 @@
-"""fuse_gate_up:  silu(x Wg^T + bg) * (x Wu^T + bu)  ->  silu(gate) * up,  slices of one linear with both weights
+"""fuse_gate_up:  act(x Wg^T + bg) * (x Wu^T + bu)  ->  act(gate) * up,  slices of one linear with both weights
 
-S tokens, C channels, I inner.  x: [1, S, C], Wg, Wu: [I, C]; the fused weight is [2 I, C], gate first.
+act is silu, gelu, its approximation by tanh, or relu.  S tokens, C channels, I inner.  x: [1, S, C], Wg, Wu: [I, C];
+the fused weight is [2 I, C], gate first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ PATTERN = pattern(
     """
     gate = linear(x, gate_weight, gate_bias?)
     up   = linear(x, up_weight, up_bias?)
-    out  = mul(silu(gate), up)
+    act  = either(silu(gate), either(gelu(gate), relu(gate)))
+    out  = mul(act, up)
     """,
     commute=True,
 )
@@ -35,7 +37,7 @@ def replace(m: Match, g: Rewriter) -> Value:
     bias = join_weights(g, [m.gate_bias, m.up_bias], scope) if m.gate_bias is not None else None
     both = g.linear(m.x, weight, bias, scope=scope)
     gate, up = slice_columns(g, both, [m.dims["I"], m.dims["I"]])
-    out: Value = g.mul(g.silu(gate), up)
+    out: Value = g.mul(g.add(m.act.node.op, gate, **m.act.node.attrs), up)
     return out
 
 

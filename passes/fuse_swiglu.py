@@ -1,18 +1,21 @@
-"""fuse_swiglu:  silu(x[..., :I]) * x[..., I:]  ->  swiglu(x)
+"""fuse_swiglu:  act(x[..., :I]) * x[..., I:]  ->  swiglu(x, activation)
 
-I inner.  x: [..., 2 I], the gate columns first.
+act is silu, gelu, its approximation by tanh, or relu.  I inner.  x: [..., 2 I], the gate columns first.
 """
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph
+from tensorwright.builder.ir import Graph, Value
+from tensorwright.passes.elementwise_trees import word_of
 from tensorwright.passes.matcher import Match, apply, pattern
+from tensorwright.passes.rewriter import Rewriter
 
 PATTERN = pattern(
     """
     gate = slice(x, dim=-1, start=0, end=inner, step=1)
     up   = slice(x, dim=-1, start=inner, end=width, step=1)
-    out  = mul(silu(gate), up)
+    act  = either(silu(gate), either(gelu(gate), relu(gate)))
+    out  = mul(act, up)
     """,
     commute=True,
 )
@@ -22,5 +25,10 @@ def check(m: Match) -> None:
     m.require(m.width == m.x.shape[-1] == 2 * m.inner, "gate and up are not the two halves", m.x)
 
 
+def replace(m: Match, g: Rewriter) -> Value:
+    swiglu: Value = g.swiglu(m.x, activation=word_of(m.act.node))
+    return swiglu
+
+
 def fuse_swiglu(graph: Graph) -> int:
-    return apply(graph, PATTERN, check, lambda m, g: g.swiglu(m.x))
+    return apply(graph, PATTERN, check, replace)

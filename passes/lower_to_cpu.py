@@ -3,11 +3,12 @@
 A is the engine's type (float32 or bfloat16): matmul inputs, q, the KV cache, matmul weights and the embedding table are
 A, everything else is float32.  Folded on the way, where the inner value has no other user:
 
-    swiglu(x W^T + b)       ->  matmul with the swiglu epilogue (weight layout panels_swiglu)
+    swiglu(x W^T + b)       ->  matmul with a gated epilogue (weight layout panels_swiglu)
     (x W^T + b) + residual  ->  matmul with a residual
     embedding * number      ->  embedding with a scale
 
 What is element by element and nothing else is lowered by elementwise_trees.py, a tree of ops to one instruction.
+A matmul's input that others need in float32, or whose kernel writes nothing else, is rounded to A by the program "x0".
 
 Operands are in the order [x, w, bias?, residual?] for matmul and [x, w, residual?] for rms_norm; None where absent.
 """
@@ -23,9 +24,7 @@ from tensorwright.passes.elementwise_trees import Trees, number_of
 from tensorwright.passes.explain import located
 from tensorwright.passes.matcher import describe
 from tensorwright.passes.rewriter import Types, make_node
-
-EPILOGUE_NONE, EPILOGUE_SWIGLU = 0, 1
-"""Numbers of plugins/matmul/kernel.h."""
+from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 
 PANELS, PANELS_SWIGLU, RAW = "panels", "panels_swiglu", "raw"
 
@@ -52,6 +51,7 @@ class _Lowering:
         self.nodes: list[Node] = []
         self.moved: dict[Value, Value] = {}
         self.weights: dict[tuple[Value, str], Value] = {}
+        self.rounded: dict[Value, Value] = {}
         self.folded = find_folded(graph, self.users)
         self.trees = Trees(graph, residual_adds(graph, self.folded))
         self.scope = ""
@@ -93,22 +93,24 @@ class _Lowering:
         return self.weights[value, layout]
 
     def input_type(self, value: Value) -> str:
-        """A if `value` feeds matmuls, float32 if it feeds the rest; refuses one that feeds both where these differ."""
-        needs = {self.act if self.feeds_matmul(user, value) else "float32" for user in self.users[value]}
-        if len(needs) > 1:
-            raise self.refusal(value, f"is needed in {' and '.join(sorted(needs))}, and no kernel writes both")
-        return needs.pop() if needs else "float32"
+        """A if `value` feeds only matmuls, float32 if it feeds anything else (matmul_operand then rounds it)."""
+        users = self.users[value]
+        return self.act if users and all(self.feeds_matmul(user, value) for user in users) else "float32"
 
     def feeds_matmul(self, user: Node, value: Value) -> bool:
         return user.op == "linear" and user.inputs[0] is value
 
     def matmul_operand(self, value: Value | None) -> Value:
-        """The input of a matmul, which must be A already: there is no instruction that converts."""
+        """The input of a matmul, in A; an instruction rounds it where the kernel that makes it writes float32."""
         assert value is not None
         x = self.value(value)
-        if x.dtype != self.act:
-            raise self.refusal(value, f"feeds a matmul and must be {self.act}, which its kernel cannot write")
-        return x
+        if x.dtype == self.act:
+            return x
+        assert x.dtype == "float32", "kernels write A or float32"
+        if value not in self.rounded:
+            operands = [x, None, None, None, None]
+            self.rounded[value] = self.emit("elementwise", operands, [(self.act, x.shape)], program="x0")[0]
+        return self.rounded[value]
 
     def refusal(self, value: Value, why: str) -> LoweringError:
         assert value.node is not None
@@ -218,9 +220,11 @@ def lower_matmul(
 def lower_swiglu(low: _Lowering, node: Node) -> list[Value]:
     (x,) = node.inputs
     assert x is not None
+    activation = node.attrs["activation"]
     if x.node is not None and id(x.node) in low.folded:
-        return lower_matmul(low, x.node, node, PANELS_SWIGLU, EPILOGUE_SWIGLU, None)
-    return low.emit("swiglu", [low.value(x)], [(low.input_type(node.output), node.output.shape)])
+        return lower_matmul(low, x.node, node, PANELS_SWIGLU, EPILOGUES[activation], None)
+    kind = (low.input_type(node.output), node.output.shape)
+    return low.emit("swiglu", [low.value(x)], [kind], activation=activation)
 
 
 def lower_add(low: _Lowering, node: Node) -> list[Value]:

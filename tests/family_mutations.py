@@ -10,7 +10,9 @@ from collections.abc import Callable
 import numpy as np
 from mutations import swap_gate_and_up
 
+from support.tiny_models import LONGROPE
 from tensorwright.builder.ir import Graph, Node
+from tensorwright.plugins.matmul.op import EPILOGUES
 
 __all__ = ["swap_gate_and_up"]
 
@@ -84,8 +86,8 @@ def drop_weight_offset(graph: Graph) -> None:
 
 def use_exact_gelu(graph: Graph) -> None:
     """gelu by erf in place of its approximation by tanh."""
-    for node in _matching(graph, lambda n: n.op == "elementwise" and "gelu_tanh" in n.attrs["program"]):
-        node.attrs["program"] = node.attrs["program"].replace("gelu_tanh", "gelu")
+    for node in _matching(graph, lambda n: n.op == "matmul" and n.attrs["epilogue"] == EPILOGUES["gelu_tanh"]):
+        node.attrs["epilogue"] = EPILOGUES["gelu"]
 
 
 def flatten_query_norm(graph: Graph) -> None:
@@ -132,3 +134,41 @@ def shift_fused_rows(graph: Graph) -> None:
     attrs = {**weight.attrs, "expr": expr.slice(0, 1, rows).concat([expr.slice(0, 0, 1)], 0)}
     types = [(weight.output.dtype, weight.output.shape)]
     node.inputs[1] = graph.add("weight", (), attrs, types, before=node).output
+
+
+def change_rope_factor(graph: Graph) -> None:
+    """The slower half of the rotary frequencies, which scaling stretches, are stretched 10 % too far."""
+    for node in _matching(graph, lambda n: n.op == "rotary_table"):
+        frequencies = np.array(node.inputs[1].constant)
+        frequencies[frequencies.size // 2 :] /= 1.1
+        _replace_frequencies(graph, node, frequencies)
+
+
+def drop_rope_scale(graph: Graph) -> None:
+    """Cosines and sines lose their attention factor."""
+    for node in _matching(graph, lambda n: n.op == "rotary_table" and n.attrs["scale"] != 1.0):
+        node.attrs["scale"] = 1.0
+
+
+def swap_rope_tables(graph: Graph) -> None:
+    """The rotary tables of the two kinds of layer change places."""
+    first, second = _matching(graph, lambda n: n.op == "rotary_table")
+    frequencies = [np.array(node.inputs[1].constant) for node in (first, second)]
+    scales = [node.attrs["scale"] for node in (first, second)]
+    for node, other, scale in ((first, frequencies[1], scales[1]), (second, frequencies[0], scales[0])):
+        _replace_frequencies(graph, node, other)
+        node.attrs["scale"] = scale
+
+
+def swap_long_factors(graph: Graph) -> None:
+    """Short factors where the engine has long ones."""
+    assert graph.facts["longrope"]["factors"] == "long"
+    for node in _matching(graph, lambda n: n.op == "rotary_table"):
+        frequencies = np.array(node.inputs[1].constant)
+        ratio = np.divide(LONGROPE["long_factor"], LONGROPE["short_factor"])[: frequencies.size]
+        _replace_frequencies(graph, node, frequencies * ratio)
+
+
+def _replace_frequencies(graph: Graph, node: Node, frequencies: np.ndarray) -> None:
+    shape = (frequencies.size,)
+    node.inputs[1] = graph.constant(frequencies.astype(np.float32), "float32", shape, before=node)

@@ -116,7 +116,7 @@ def swap_gate_and_up(graph: Graph) -> None:
 
     def is_gated(node: Node) -> bool:
         feeds = node.op == "linear" and any(u.op == "swiglu" for u in users[node.outputs[0]])
-        return feeds or (node.op == "matmul" and node.attrs["epilogue"] == 1)
+        return feeds or (node.op == "matmul" and node.attrs["epilogue"] > 0)
 
     for node in _matching(graph, is_gated):
         rows = node.inputs[1].shape[0]

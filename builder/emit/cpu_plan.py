@@ -22,12 +22,13 @@ from tensorwright.builder.ir.graph import Graph, Node, Value
 from tensorwright.errors import BuildError, LoweringError
 from tensorwright.models.weights import TensorSource
 from tensorwright.plugins.elementwise.op import encode
+from tensorwright.plugins.matmul.op import EPILOGUE_NONE
+from tensorwright.plugins.swiglu.op import ACTIVATIONS
 
 MAGIC = b"TWCPUPLN"
 VERSION = 1
 DTYPES = {"float32": 0, "bfloat16": 1}
 KINDS = {"tokens": 0, "rows": 1}
-EPILOGUES = {"none": 0, "swiglu": 1}
 
 HEADER = struct.Struct("<8sIIQQ10IiIQQ")
 KV_LAYER = struct.Struct("<6I")
@@ -56,7 +57,7 @@ OPS = {
     "rotary_kv_write": OpRecord(5, (), ("kv_layer", "heads", "rotary_dim")),
     "paged_attention": OpRecord(6, ("raw",), ("kv_layer", "heads"), ("scale", "softcap")),
     "gather_rows": OpRecord(7),
-    "swiglu": OpRecord(8),
+    "swiglu": OpRecord(8, (), ("activation",)),
     "add": OpRecord(9),
     "rms_norm_columns": OpRecord(10, ("raw",), ("start", "heads"), ("eps", "weight_offset")),
     "elementwise": OpRecord(11, ("raw",), program=True),
@@ -127,7 +128,7 @@ class _Emitter:
         ]
         if len(values) > len(record.weights):
             raise LoweringError(f"{node.op} %{node.outputs[0].name} takes at most {len(record.weights)} weights")
-        swiglu = node.op == "matmul" and _int_attr(node, "epilogue") == EPILOGUES["swiglu"]
+        swiglu = node.op == "matmul" and _int_attr(node, "epilogue") != EPILOGUE_NONE
         return [
             self._weight(value, layout + ("_swiglu" if swiglu else ""))
             for value, layout in zip(values, record.weights, strict=False)
@@ -217,8 +218,8 @@ def _attr(node: Node, name: str) -> Any:
 
 def _int_attr(node: Node, name: str) -> int:
     value = _attr(node, name)
-    if name == "epilogue" and value in EPILOGUES:
-        return EPILOGUES[str(value)]
+    if name == "activation" and value in ACTIVATIONS:
+        return ACTIVATIONS.index(str(value))
     if not isinstance(value, int):
         raise LoweringError(f"{node.op} %{node.outputs[0].name}: attribute {name!r} must be an int, not {value!r}")
     return value

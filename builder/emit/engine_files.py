@@ -17,7 +17,7 @@ from tensorwright.models.checkpoint import Checkpoint
 _COPIED = ("tokenizer.json", "tokenizer_config.json")
 _FACTS = (
     "model_type", "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "max_position_embeddings",
-    "max_seq_len", "bos_token_id", "eos_token_ids",
+    "max_seq_len", "longrope", "bos_token_id", "eos_token_ids",
 )  # fmt: skip
 _READ_BYTES = 8 << 20
 

@@ -144,7 +144,7 @@ def _lowered() -> None:
     # q, cache, seq_starts, context_lens, block_tables, sinks?
     op("paged_attention", 6, (5,), kv_layer="int", heads="int", scale="float", softcap="float")
     op("gather_rows", 2)  # x, rows
-    op("swiglu", 1)
+    op("swiglu", 1, activation="str")
     op("add", 2)
     op("elementwise", 5, (1, 2, 3, 4), program="str")  # x0, x1?, x2?, x3?, w?
 

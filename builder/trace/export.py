@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tensorwright.builder.ir.graph import Graph
+from tensorwright.builder.trace.fix_longrope import fix_longrope
 from tensorwright.builder.trace.load_model import load_model
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
@@ -29,7 +30,8 @@ _LEAST_BOUND = 64  # a bound near the example's length would make the exporter s
 def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
     """The graph of `checkpoint` as transformers computes it in `dtype` ("float32" or "bfloat16") with eager attention.
 
-    Weights are expressions over checkpoint names; none is read. Raises UnsupportedModelError, CheckpointError,
+    Weights are expressions over checkpoint names; none is read. longrope is fixed to the frequencies it has at
+    `max_seq_len`; the fact "longrope" says which these are. Raises UnsupportedModelError, CheckpointError,
     TraceError (which names the operation and its module path), InvalidOptionError.
     """
     if dtype not in DTYPES:
@@ -37,10 +39,13 @@ def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
     if max_seq_len < 2:
         raise InvalidOptionError(f"max_seq_len must be at least 2, not {max_seq_len}")
     model = load_model(checkpoint, dtype)
+    longrope = fix_longrope(model, max_seq_len)
     weights = weight_expressions(model, checkpoint)
     program = _export(model, max_seq_len)
     graph = Graph(checkpoint.config["model_type"], "traced")
     graph.facts = model_facts(model, checkpoint, dtype, max_seq_len)
+    if longrope:
+        graph.facts["longrope"] = longrope
     lower(program, weights, graph, TABLE)
     return graph
 

@@ -14,13 +14,12 @@ from transformers.initialization import no_init_weights
 from tensorwright.errors import CheckpointError, UnsupportedModelError
 from tensorwright.models.checkpoint import Checkpoint
 
-FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose frequencies do not depend on the request."""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+"""Rotary embeddings whose frequencies do not depend on the request, or can be fixed at build (fix_longrope.py)."""
 
 _ROPE_REFUSALS = {
     "dynamic": "dynamic NTK rope rescales its frequencies with the longest sequence so far, so one request would "
     "change the tokens of another",
-    "longrope": "longrope switches between two frequency sets by length, which is not supported yet",
 }
 
 
@@ -76,11 +75,10 @@ def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
             f"{checkpoint.path}: weights quantized with {method} are not read; give the unquantized checkpoint"
         )
     for rope_type in sorted(_rope_types(config)):
-        if rope_type not in FIXED_ROPE_TYPES:
+        if rope_type not in ROPE_TYPES:
             why = _ROPE_REFUSALS.get(rope_type, "its frequencies are not known to be fixed")
             raise UnsupportedModelError(
-                f"{checkpoint.path}: rope type {rope_type!r} is refused: {why}; "
-                f"supported: {', '.join(FIXED_ROPE_TYPES)}"
+                f"{checkpoint.path}: rope type {rope_type!r} is refused: {why}; supported: {', '.join(ROPE_TYPES)}"
             )
 
 

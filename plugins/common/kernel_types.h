@@ -9,6 +9,10 @@
 // Numbers are stored in plans; append only.
 enum tw_dtype { TW_F32 = 0, TW_BF16 = 1, TW_I32 = 2, TW_I8 = 3 };
 
+// What a gated layer does to its gate. Numbers are stored in plans; append only.
+enum tw_activation { TW_SILU = 0, TW_GELU_TANH = 1, TW_GELU_ERF = 2, TW_RELU = 3 };
+enum { TW_ACTIVATIONS = 4 };
+
 // Output columns in one panel of the packed weight layout, and positions in one tile of a K page.
 enum { TW_LANES = 16 };
 

@@ -4,6 +4,7 @@
 #define TENSORWRIGHT_PLUGINS_COMMON_TANH_H_
 
 #include "plugins/common/exp.h"
+#include "plugins/common/kernel_types.h"
 
 // tanh: an odd polynomial near zero, where 1 - 2 / (exp(2x) + 1) would cancel. Relative error below 3e-7.
 #define TW_TANH_NEAR 0.625f
@@ -60,5 +61,19 @@ static inline float tw_gelu_tanh(float x) {
 }
 
 static inline float tw_gelu_erf(float x) { return (0.5f * x) * (1.0f + tw_erf(x * TW_HALF_ROOT)); }
+
+static inline float tw_activate(int activation, float x) {
+  switch (activation) {
+    case TW_SILU:
+      return tw_silu(x);
+    case TW_GELU_TANH:
+      return tw_gelu_tanh(x);
+    case TW_GELU_ERF:
+      return tw_gelu_erf(x);
+    case TW_RELU:
+      return x > 0.0f ? x : 0.0f;
+  }
+  return x;  // no other number passes the plan's check
+}
 
 #endif  // TENSORWRIGHT_PLUGINS_COMMON_TANH_H_

@@ -7,9 +7,14 @@
 // Numbers are stored in plans; append only.
 enum tw_matmul_epilogue {
   TW_EPILOGUE_NONE = 0,
-  // Panels come in pairs (gate, up); column j of the output is silu(gate_j) * up_j. n counts output columns.
-  TW_EPILOGUE_SWIGLU = 1,
+  // 1 + tw_activation. Panels come in pairs (gate, up); column j of the output is act(gate_j) * up_j. n
+  // counts output columns.
+  TW_EPILOGUE_SWIGLU = 1 + TW_SILU,
+  TW_EPILOGUE_LAST = TW_ACTIVATIONS,
 };
+
+// Panels that make one panel of output.
+static inline int tw_epilogue_panels(int epilogue) { return epilogue == TW_EPILOGUE_NONE ? 1 : 2; }
 
 // How to cut work for threads. Any cut gives the same bits; these multiples keep the register blocks full.
 enum {
@@ -25,7 +30,7 @@ typedef struct tw_matmul_args {
   int32_t rows;         // activation rows to compute
   int32_t k;            // reduction length
   int32_t n;            // output columns of the whole matrix
-  int32_t panel_begin;  // weight panels to compute, [panel_begin, panel_end); even for SWIGLU
+  int32_t panel_begin;  // weight panels to compute, [panel_begin, panel_end); even if gated
   int32_t panel_end;
   int32_t epilogue;         // tw_matmul_epilogue
   int32_t y_dtype;          // TW_F32 or TW_BF16

@@ -1,7 +1,7 @@
 """matmul(x, w, bias?, residual?):  y = act(x w^T + bias) + residual
 
 x: [T, K], w: [N, K], bias: [N], residual and y: [T, n].  epilogue 0: act is the identity, n = N.
-epilogue 1 (swiglu): w and bias hold n gate rows and then n up rows; act is silu(gate) * up, n = N / 2.
+epilogue 1 + i: w and bias hold n gate rows and then n up rows; act is ACTIVATIONS[i](gate) * up, n = N / 2.
 
 x and w are of the activation type; sums, bias and residual are float32.
 """
@@ -16,23 +16,24 @@ import numpy as np
 from tensorwright.builder.ir.graph import Shape, Value
 from tensorwright.errors import GraphError
 from tensorwright.plugins.rounding import round_to
-from tensorwright.plugins.swiglu.op import silu_gate
+from tensorwright.plugins.swiglu.op import ACTIVATIONS, gated
 
 NAME = "matmul"
 ATTRS: dict[str, type] = {"epilogue": int, "n": int}
-EPILOGUE_NONE, EPILOGUE_SWIGLU = 0, 1
-"""Numbers of kernel.h."""
+EPILOGUE_NONE = 0
+EPILOGUES = {activation: 1 + i for i, activation in enumerate(ACTIVATIONS)}
+"""Numbers of kernel.h: of the activation of a gate."""
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """[T, n]: of x's type after swiglu, since another matmul reads it; else float32."""
+    """[T, n]: of x's type if gated, since another matmul reads it; else float32."""
     x, w, bias, residual = (*inputs, None, None)[:4]
     if x is None or w is None:
         raise GraphError("matmul: x and w must be present")
     epilogue, n = attrs["epilogue"], attrs["n"]
-    if epilogue not in (EPILOGUE_NONE, EPILOGUE_SWIGLU):
-        raise GraphError(f"matmul: epilogue must be 0 (none) or 1 (swiglu), got {epilogue}")
-    rows = n * (1 + epilogue)
+    if epilogue not in (EPILOGUE_NONE, *EPILOGUES.values()):
+        raise GraphError(f"matmul: epilogue must be 0 (none) to {len(EPILOGUES)}, got {epilogue}")
+    rows = n if epilogue == EPILOGUE_NONE else 2 * n
     if w.shape != (rows, x.shape[-1]):
         raise GraphError(f"matmul: w must be [{rows}, {x.shape[-1]}] for x {list(x.shape)}, got {list(w.shape)}")
     if bias is not None and bias.shape != (rows,):
@@ -50,14 +51,14 @@ def product(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray
 
 
 def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
-    """float64 sums, rounded once at the end: to the activation type after swiglu, else to float32."""
+    """float64 sums, rounded once at the end: to the activation type if gated, else to float32."""
     x, w, bias, residual = (*inputs, None, None)[:4]
     assert x is not None
     assert w is not None
     y = product(round_to(x, act_dtype), round_to(w, act_dtype), bias)
-    swiglu = attrs["epilogue"] == EPILOGUE_SWIGLU
-    if swiglu:
-        y = silu_gate(y)
+    epilogue = attrs["epilogue"]
+    if epilogue != EPILOGUE_NONE:
+        y = gated(y, ACTIVATIONS[epilogue - 1])
     if residual is not None:
         y = y + residual.astype(np.float64)
-    return [round_to(y.astype(np.float32), act_dtype if swiglu else "float32")]
+    return [round_to(y.astype(np.float32), "float32" if epilogue == EPILOGUE_NONE else act_dtype)]

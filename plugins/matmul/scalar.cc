@@ -3,7 +3,7 @@
 #include <math.h>
 
 #include "plugins/common/bf16.h"
-#include "plugins/common/exp.h"
+#include "plugins/common/tanh.h"
 #include "plugins/matmul/kernel.h"
 
 namespace {
@@ -41,7 +41,7 @@ void store(const tw_matmul_args* a, int64_t row, int64_t column, float value) {
 }
 
 void matmul(const tw_matmul_args* a, int dtype) {
-  const int step = a->epilogue == TW_EPILOGUE_SWIGLU ? 2 : 1;
+  const int step = tw_epilogue_panels(a->epilogue);
   float acc[TW_LANES], up[TW_LANES];
   for (int64_t row = 0; row < a->rows; ++row) {
     for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += step) {
@@ -50,7 +50,7 @@ void matmul(const tw_matmul_args* a, int dtype) {
       if (step == 2) panel_dot(a, dtype, row, panel + 1, up);
       for (int64_t lane = 0; lane < TW_LANES && column + lane < a->n; ++lane) {
         float value = biased(a, panel, lane, acc[lane]);
-        if (step == 2) value = tw_silu(value) * biased(a, panel + 1, lane, up[lane]);
+        if (step == 2) value = tw_activate(a->epilogue - 1, value) * biased(a, panel + 1, lane, up[lane]);
         store(a, row, column + lane, value);
       }
     }

@@ -8,6 +8,7 @@
 // Partial sums are stored and reloaded between blocks of K, so blocking never shows.
 #include "plugins/common/x86_avx2.h"
 
+#include "plugins/common/x86_activation.h"
 #include "plugins/matmul/kernel.h"
 
 namespace {
@@ -114,8 +115,9 @@ Micro micro_for(int64_t rows, int64_t panels) {
 }
 
 // Bias, activation, residual, rounding: once the whole of K is summed. For the half panels of one row.
+template <int kEpilogue>
 void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel, int64_t panels, const float* sum) {
-  const int64_t pair = a.epilogue == TW_EPILOGUE_SWIGLU ? 2 : 1;
+  constexpr int64_t pair = kEpilogue == TW_EPILOGUE_NONE ? 1 : 2;
   for (int64_t p = 0; p < panels; p += pair) {
     const int64_t first = (panel + p) / pair * kLanes;
     for (int64_t lane = 0; lane < kLanes && first + lane < a.n; lane += 8) {
@@ -126,13 +128,22 @@ void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel, int64_t pan
         if (!a.bias) continue;
         value[i] = _mm256_add_ps(value[i], tw_load_avx2(a.bias + (panel + p + i) * kLanes + lane, count));
       }
-      __m256 y = pair == 2 ? _mm256_mul_ps(tw_silu_avx2(value[0]), value[1]) : value[0];
+      __m256 y = value[0];
+      if constexpr (pair == 2) y = _mm256_mul_ps(activate_lanes<Avx2, kEpilogue - 1>(y), value[1]);
       if (a.residual) {
         y = _mm256_add_ps(y, tw_load_avx2(a.residual + row * a.residual_stride + column, count));
       }
       tw_store_avx2(a.y, a.y_dtype, row * a.y_stride + column, count, y);
     }
   }
+}
+
+typedef void (*FinishRow)(const tw_matmul_args&, int64_t, int64_t, int64_t, const float*);
+
+FinishRow finish_row_for(int32_t epilogue) {
+  static const FinishRow table[TW_EPILOGUE_LAST + 1] = {finish_row<0>, finish_row<1>, finish_row<2>,
+                                                        finish_row<3>, finish_row<4>};
+  return table[epilogue];
 }
 
 int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -232,6 +243,7 @@ template <int kDtype>
 void matmul(const tw_matmul_args* args) {
   const tw_matmul_args a = *args;  // a copy: y cannot alias it
   float sum[kChunk * kUnit * kLanes];
+  const FinishRow finish = finish_row_for(a.epilogue);
   Work work = {&a, 0, 0, (int64_t)tw_panel_bytes(kDtype, (size_t)a.k)};
   for (work.panel = a.panel_begin; work.panel < a.panel_end; work.panel += kUnit) {
     work.panels = at_most(kUnit, a.panel_end - work.panel);
@@ -239,7 +251,7 @@ void matmul(const tw_matmul_args* args) {
       const int64_t rows = at_most(kChunk, a.rows - row);
       sum_chunk<kDtype>(work, row, rows, sum);
       for (int64_t r = 0; r < rows; ++r) {
-        finish_row(a, row + r, work.panel, work.panels, sum + r * kUnit * kLanes);
+        finish(a, row + r, work.panel, work.panels, sum + r * kUnit * kLanes);
       }
     }
   }

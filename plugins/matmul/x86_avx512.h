@@ -13,6 +13,7 @@
 
 #include <string.h>
 
+#include "plugins/common/x86_activation.h"
 #include "plugins/common/x86_avx512.h"
 #include "plugins/matmul/kernel.h"
 
@@ -97,10 +98,10 @@ void micro(const Tile* t) {
 typedef void (*Micro)(const Tile*);
 
 // Bias, activation, residual, rounding: once the whole of K is summed. For P panels from `panel` of one row.
-template <int P, bool Swiglu>
+template <int P, int kEpilogue>
 inline __attribute__((always_inline)) void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel,
                                                       const float* sum) {
-  constexpr int kPair = Swiglu ? 2 : 1;
+  constexpr int kPair = kEpilogue == TW_EPILOGUE_NONE ? 1 : 2;
 #pragma GCC unroll 4
   for (int p = 0; p < P; p += kPair) {
     const int64_t column = (panel + p) / kPair * kLanes;
@@ -111,7 +112,8 @@ inline __attribute__((always_inline)) void finish_row(const tw_matmul_args& a, i
       if (!a.bias) continue;
       value[i] = _mm512_add_ps(value[i], _mm512_maskz_loadu_ps(lanes, a.bias + (panel + p + i) * kLanes));
     }
-    __m512 y = Swiglu ? _mm512_mul_ps(tw_silu_avx512(value[0]), value[kPair - 1]) : value[0];
+    __m512 y = value[0];
+    if constexpr (kPair == 2) y = _mm512_mul_ps(activate_lanes<Avx512, kEpilogue - 1>(y), value[1]);
     if (a.residual) {
       y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(lanes, a.residual + row * a.residual_stride + column));
     }
@@ -119,19 +121,22 @@ inline __attribute__((always_inline)) void finish_row(const tw_matmul_args& a, i
   }
 }
 
-template <int P, bool Swiglu>
+template <int P, int kEpilogue>
 __attribute__((noinline)) void finish(const tw_matmul_args* args, int64_t row, int64_t rows, int64_t panel,
                                       const float* sum) {
   const tw_matmul_args a = *args;  // a copy: y cannot alias it
-  for (int64_t r = 0; r < rows; ++r) finish_row<P, Swiglu>(a, row + r, panel, sum + r * kUnit * kLanes);
+  for (int64_t r = 0; r < rows; ++r) finish_row<P, kEpilogue>(a, row + r, panel, sum + r * kUnit * kLanes);
 }
 
 typedef void (*Finish)(const tw_matmul_args*, int64_t, int64_t, int64_t, const float*);
 
 Finish finish_for(const tw_matmul_args* a, int64_t panels) {
-  static const Finish plain[kUnit] = {finish<1, false>, finish<2, false>, finish<3, false>, finish<4, false>};
-  if (a->epilogue == TW_EPILOGUE_SWIGLU) return panels == 4 ? finish<4, true> : finish<2, true>;
-  return plain[panels - 1];
+  static const Finish plain[kUnit] = {finish<1, 0>, finish<2, 0>, finish<3, 0>, finish<4, 0>};
+  static const Finish gated[TW_EPILOGUE_LAST][2] = {{finish<2, 1>, finish<4, 1>},
+                                                    {finish<2, 2>, finish<4, 2>},
+                                                    {finish<2, 3>, finish<4, 3>},
+                                                    {finish<2, 4>, finish<4, 4>}};
+  return a->epilogue == TW_EPILOGUE_NONE ? plain[panels - 1] : gated[a->epilogue - 1][panels / 4];
 }
 
 #define TW_MICROS(P) \

@@ -88,7 +88,7 @@ std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k,
   if (index >= table.size()) throw Error("InvalidOptionError", "kernel index out of range");
   const std::string reason = refusal(table[index].isa, table[index].needs_bf16, Isa::avx512);
   if (!reason.empty()) throw Error("IsaError", std::string(table[index].name) + ": " + reason);
-  const int pair = epilogue == TW_EPILOGUE_SWIGLU ? 2 : 1;
+  const int pair = tw_epilogue_panels(epilogue);
   const int panels = static_cast<int>(panels_of(n)) * pair;
   const size_t bytes = static_cast<size_t>(panels) * tw_panel_bytes(dtype, static_cast<size_t>(k));
   const Buffer w = buffer(bytes * static_cast<size_t>(copies));

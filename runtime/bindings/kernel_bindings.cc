@@ -92,13 +92,13 @@ void run_matmul(int dtype, size_t index, const Array& x, const Array& w, const A
   require_rows(y, y_dtype, "y");
   require(y_dtype != TW_I32 && y.shape(0) == x.shape(0),
           "y must be float32 or uint16 with as many rows as x");
-  const int64_t panels =
-      panels_of(static_cast<int64_t>(y.shape(1))) * (epilogue == TW_EPILOGUE_SWIGLU ? 2 : 1);
+  require(epilogue >= 0 && epilogue <= TW_EPILOGUE_LAST, "there is no such epilogue");
+  const int64_t panels = panels_of(static_cast<int64_t>(y.shape(1))) * tw_epilogue_panels(epilogue);
   require_packed(w, dtype, panels, static_cast<int64_t>(x.shape(1)));
   if (panel_end < 0) panel_end = static_cast<int>(panels);
   require(0 <= panel_begin && panel_begin <= panel_end && panel_end <= panels, "panel range out of bounds");
   require(epilogue == TW_EPILOGUE_NONE || (panel_begin % 2 == 0 && panel_end % 2 == 0),
-          "swiglu panels come in pairs");
+          "gated panels come in pairs");
   tw_matmul_args a = {};
   a.rows = static_cast<int32_t>(x.shape(0));
   a.k = static_cast<int32_t>(x.shape(1));
@@ -147,7 +147,8 @@ void run_embedding(int dtype, size_t index, const Array& ids, const Array& table
   entry_of(embedding_kernels(dtype), index)(&a);
 }
 
-void run_swiglu(size_t index, const Array& x, const Array& y) {
+void run_swiglu(size_t index, const Array& x, const Array& y, int activation) {
+  require(activation >= 0 && activation < TW_ACTIVATIONS, "there is no such activation");
   require_rows(x, TW_F32, "x");
   const int y_dtype = array_dtype(y, "y");
   require_rows(y, y_dtype, "y");
@@ -156,6 +157,7 @@ void run_swiglu(size_t index, const Array& x, const Array& y) {
   tw_swiglu_args a = {static_cast<int32_t>(x.shape(0)),
                       static_cast<int32_t>(y.shape(1)),
                       y_dtype,
+                      activation,
                       static_cast<const float*>(x.data()),
                       x.stride(0),
                       const_cast<void*>(static_cast<const void*>(y.data())),
@@ -262,7 +264,7 @@ void bind_kernels(nb::module_& m) {
         "in place, "
         "bias [panels * 16] in panel order, residual [rows, n].");
   m.def("run_embedding", &run_embedding, "dtype"_a, "index"_a, "ids"_a, "table"_a, "y"_a, "scale"_a = 1.0f);
-  m.def("run_swiglu", &run_swiglu, "index"_a, "x"_a, "y"_a);
+  m.def("run_swiglu", &run_swiglu, "index"_a, "x"_a, "y"_a, "activation"_a = 0);
   m.def("pack_panels", &pack, "dtype"_a, "rows"_a,
         "rows [n, k] float32 or uint16 (bfloat16) -> uint8 panels of `dtype`; n may be any 16-aligned part "
         "of a matrix.");

@@ -59,11 +59,11 @@ void check_matmul(const Check& c) {
   const WeightRecord* w = c.weight(0);
   const int32_t epilogue = c.instruction.ints[0], n = c.instruction.ints[1];
   c.require_same_kind();
-  c.require(epilogue == TW_EPILOGUE_NONE || epilogue == TW_EPILOGUE_SWIGLU, "epilogue must be 0 or 1, is ",
-            epilogue);
+  c.require(epilogue >= 0 && epilogue <= TW_EPILOGUE_LAST, "epilogue must be 0 to ", int{TW_EPILOGUE_LAST},
+            ", is ", epilogue);
   c.require(n >= 1, "n must be positive, is ", n);
   const uint64_t columns = (static_cast<uint64_t>(n) + TW_LANES - 1) / TW_LANES;
-  const uint64_t panels = epilogue == TW_EPILOGUE_SWIGLU ? 2 * columns : columns;
+  const uint64_t panels = columns * static_cast<uint64_t>(tw_epilogue_panels(epilogue));
   c.require_panels("w", w, panels, x->cols);
   c.require(w->dtype == x->dtype, "w must have x's dtype ", x->dtype, ", has ", w->dtype);
   c.require_raw("bias", c.weight(1), panels * TW_LANES);
@@ -122,6 +122,9 @@ void check_gather_rows(const Check& c) {
 }
 
 void check_swiglu(const Check& c) {
+  const int32_t activation = c.instruction.ints[0];
+  c.require(activation >= 0 && activation < TW_ACTIVATIONS, "activation must be below ", int{TW_ACTIVATIONS},
+            ", is ", activation);
   c.require_same_kind();
   c.require_float32("x", c.in(0));
   c.require_cols("x", c.in(0), uint64_t{2} * c.out(0)->cols);
@@ -187,7 +190,7 @@ constexpr Rule kRules[] = {
     {Op::kRotaryKvWrite, "rotary_kv_write", 2, 2, 0, 0, 1, 1, 3, 0, check_rotary_kv_write},
     {Op::kPagedAttention, "paged_attention", 1, 1, 0, 1, 1, 1, 2, 2, check_paged_attention},
     {Op::kGatherRows, "gather_rows", 1, 1, 0, 0, 1, 1, 0, 0, check_gather_rows},
-    {Op::kSwiglu, "swiglu", 1, 1, 0, 0, 1, 1, 0, 0, check_swiglu},
+    {Op::kSwiglu, "swiglu", 1, 1, 0, 0, 1, 1, 1, 0, check_swiglu},
     {Op::kAdd, "add", 2, 2, 0, 0, 1, 1, 0, 0, check_add},
     {Op::kRmsNormColumns, "rms_norm_columns", 1, 1, 1, 1, 1, 1, 2, 2, check_rms_norm_columns},
     {Op::kElementwise, "elementwise", 1, 4, 0, 1, 1, 1, 8, 4, check_elementwise},

@@ -82,7 +82,7 @@ struct WeightRecord {
 static_assert(sizeof(WeightRecord) == 40);
 
 // Numbers are stored; append only. The comment gives in | weights | out | ints | floats.
-// kMatmul: w has ceil(n / 16) panels, twice that for the SWIGLU epilogue; a bias has panels * 16 floats in
+// kMatmul: w has ceil(n / 16) panels, twice that if its epilogue is gated; a bias has panels * 16 floats in
 // panel order. kRmsNorm: residual and sum come together or not at all. kPagedAttention takes its window from
 // the KvLayerRecord. kRotaryTable: table has 2 * inv_freq.k columns; kRotaryKvWrite: its table has rotary_dim
 // columns.
@@ -94,7 +94,7 @@ enum class Op : uint32_t {
   kRotaryKvWrite = 5,   // qkv, table | - | q | kv_layer, heads, rotary_dim | -
   kPagedAttention = 6,  // q | sinks? | y | kv_layer, heads | scale, softcap
   kGatherRows = 7,      // x (tokens) | - | y (rows) | - | -
-  kSwiglu = 8,          // x | - | y | - | -
+  kSwiglu = 8,          // x | - | y | activation | -
   kAdd = 9,             // a, b | - | y | - | -
   // y is x, but for `heads` runs of w.k columns from `start` on, each of which is normalised.
   kRmsNormColumns = 10,  // x | w | y | start, heads | eps, weight_offset

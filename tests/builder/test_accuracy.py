@@ -80,10 +80,19 @@ def test_streamed_reference_is_the_model(tmp_path, variant):
     logits = streamed_logits(trace(checkpoint, dtype="float32", max_seq_len=128), checkpoint, ids)
     with torch.inference_mode():
         exact = load_eager(path).double()(torch.tensor([ids])).logits[0].numpy()
-    theirs = transformers_logits(path, ids)
+    theirs = transformers_logits(path, ids, 128)
     # Both sum the same float32 products in some order: no further from float64 than a few times the other.
     allowed = 4 * np.abs(theirs - exact).max() + np.finfo(np.float32).eps * np.abs(exact).max()
     assert np.abs(logits - exact).max() <= allowed
+
+
+def test_longrope_is_measured_with_the_engines_factors(tmp_path):
+    """A text shorter than the original length has short factors in transformers, and the engine has long ones."""
+    path = make_variant(tmp_path / "m", "phi3_longrope")
+    ids = [5, 9, 1, 33, 33, 7]
+    logits = streamed_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=128), open_checkpoint(path), ids)
+    difference = [np.abs(transformers_logits(path, ids, longest) - logits).max() for longest in (128, 32)]
+    assert difference[0] < 1e-3 * difference[1]
 
 
 def test_large_linears_are_split(tmp_path):

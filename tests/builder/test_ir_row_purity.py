@@ -47,7 +47,7 @@ PURE = {
     "norm": "%y: float32[tokens, 8] = rms_norm(%x, %w) {NORM}",
     "add_norm": "%y: float32[tokens, 8], %s: float32[tokens, 8] = add_rms_norm(%x, %x, %w) {NORM}",
     "linear": "%y: float32[tokens, 12] = linear(%x, %m)",
-    "swiglu": "%y: float32[tokens, 4] = swiglu(%x)",
+    "swiglu": '%y: float32[tokens, 4] = swiglu(%x) {activation = "silu"}',
     "weight_broadcast": "%y: float32[tokens, 8] = mul(%x, %w)",
     "scalar": "%y: float32[tokens, 8] = pow(%x, %two)",
     "table": "%y: float32[tokens, 4] = rotary_table(%positions, %freq) {scale = 1.0}",

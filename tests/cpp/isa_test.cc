@@ -56,7 +56,7 @@ void expect_same_bits(std::span<const KernelEntry<Fn>> table, Args args, void* A
 }
 
 void check_matmul(int dtype, int rows, int n, int k, int epilogue) {
-  const int wide = epilogue == TW_EPILOGUE_SWIGLU ? static_cast<int>(panels_of(n)) * 2 * TW_LANES : n;
+  const int wide = epilogue != TW_EPILOGUE_NONE ? static_cast<int>(panels_of(n)) * 2 * TW_LANES : n;
   const std::vector<char> x = stored(dtype, normal(static_cast<size_t>(rows * k), 1)),
                           w = packed(dtype, wide, k, 2);
   const std::vector<float> bias = normal(static_cast<size_t>(wide), 3);
@@ -81,7 +81,9 @@ TW_TEST(matmul) {
   for (int dtype : {TW_F32, TW_BF16}) {
     for (int rows : {1, 2, 3, 4, 5, 6, 7, 13})
       check_matmul(dtype, rows, 5 * TW_LANES + 3, 19, TW_EPILOGUE_NONE);
-    for (int n = 1; n <= 2 * TW_LANES + 1; ++n) check_matmul(dtype, 2, n, 8, TW_EPILOGUE_SWIGLU);
+    for (int n = 1; n <= 2 * TW_LANES + 1; ++n) {
+      for (int gated = 1; gated <= TW_EPILOGUE_LAST; ++gated) check_matmul(dtype, 2, n, 8, gated);
+    }
     for (int k : {1, 2, 3, 511, 512, 513, 1027}) check_matmul(dtype, 7, 37, k, TW_EPILOGUE_NONE);
     check_matmul(dtype, 100, 37, 515, TW_EPILOGUE_SWIGLU);
   }
@@ -94,8 +96,10 @@ TW_TEST(swiglu) {
     a.rows = 3, a.width = width, a.x = x.data(), a.x_stride = 2 * width, a.y_stride = width;
     for (int y_dtype : {TW_F32, TW_BF16}) {
       a.y_dtype = y_dtype;
-      expect_same_bits(swiglu_kernels(), a, &tw_swiglu_args::y,
-                       static_cast<size_t>(3 * width) * tw_dtype_bytes(y_dtype));
+      for (a.activation = 0; a.activation < TW_ACTIVATIONS; ++a.activation) {
+        expect_same_bits(swiglu_kernels(), a, &tw_swiglu_args::y,
+                         static_cast<size_t>(3 * width) * tw_dtype_bytes(y_dtype));
+      }
     }
   }
 }

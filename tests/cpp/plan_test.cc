@@ -101,7 +101,7 @@ TW_TEST(instruction_faults_are_named) {
   check_says(fault_of([](ToyPlan& t) { t.instructions[3].in[3] = 0; }), "in[3] must be absent");
   check_says(fault_of([](ToyPlan& t) { t.instructions[3].ints[1] = 47; }), "y must have 47 cols");
   check_says(fault_of([](ToyPlan& t) { t.instructions[3].ints[1] = 100; }), "w must be panels of");
-  check_says(fault_of([](ToyPlan& t) { t.instructions[3].ints[0] = 2; }), "epilogue");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[3].ints[0] = 5; }), "epilogue");
   check_says(fault_of([](ToyPlan& t) { t.instructions[3].ints[7] = 1; }), "ints[7] must be 0");
   check_says(fault_of([](ToyPlan& t) { t.instructions[3].weight[1] = 1; }),
              "bias must be a raw vector of 48");

@@ -38,8 +38,16 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
         broken.scale_embedding,
         broken.drop_weight_offset,
         broken.use_exact_gelu,
+        broken.swap_gate_and_up,
     ),
     "flint": (broken.drop_window, broken.drop_sinks, broken.turn_sinks),
+    "gemma3": (broken.swap_rope_tables, broken.swap_windows, broken.flatten_query_norm, broken.drop_weight_offset),
+    "olmo3": (broken.swap_rope_tables, broken.drop_rope_scale, broken.swap_windows),
+    "llama_linear_rope": (broken.change_rope_factor,),
+    "llama3_rope": (broken.change_rope_factor,),
+    "llama_yarn": (broken.change_rope_factor, broken.drop_rope_scale),
+    "llama_yarn_mscale": (broken.change_rope_factor, broken.drop_rope_scale),
+    "llama_yarn_attention_factor": (broken.change_rope_factor, broken.drop_rope_scale),
 }
 """Variant of tiny_models -> what turns its comparison red."""
 

@@ -18,6 +18,10 @@ BODY = """
 PLAIN = BODY.replace(", %bg)", ")").replace(", %bu)", ")")
 
 
+def activated(how):
+    return BODY.replace("= silu(%g)", f"= {how.replace('()', '(%g)')}")
+
+
 @pytest.mark.parametrize("body", [BODY, PLAIN, BODY.replace("mul(%s, %u)", "mul(%u, %s)")])
 def test_fires_with_the_gate_first(body):
     graph = graph_of(body + "  return %y", "fused")
@@ -27,6 +31,15 @@ def test_fires_with_the_gate_first(body):
     (linear,) = after.find("linear")
     assert str(linear.inputs[1].node.attrs["expr"]) == 'concat(0, "g", "u")'
     assert linear.scope == "layers.0.mlp"
+
+
+@pytest.mark.parametrize("how", ["relu()", 'gelu() {approximate = "tanh"}', 'gelu() {approximate = "none"}'])
+def test_fires_under_other_activations(how):
+    graph = graph_of(activated(how) + "  return %y", "fused")
+    after = assert_fires(fuse_gate_up, graph, 1)
+    assert ops(after) == ["linear", "slice", "slice", how.split("(")[0], "mul"]
+    (before, now) = (g.find(how.split("(")[0])[0].attrs for g in (graph, after))
+    assert before == now
 
 
 @pytest.mark.parametrize(
@@ -54,3 +67,4 @@ def test_does_not_fire_where_an_inner_value_is_used_too(inner):
 def test_pinned_counts(model, rewritten):
     assert model.count("fuse_gate_up") == 2
     assert rewritten("llama_biases").count("fuse_gate_up") == 2
+    assert rewritten("gemma2").count("fuse_gate_up") == 2

@@ -15,7 +15,23 @@ BODY = """
 
 @pytest.mark.parametrize("body", [BODY, BODY.replace("mul(%s, %u)", "mul(%u, %s)")])
 def test_fires(body):
-    assert ops(assert_fires(fuse_swiglu, graph_of(body + "  return %y", "fused"), 1)) == ["swiglu"]
+    after = assert_fires(fuse_swiglu, graph_of(body + "  return %y", "fused"), 1)
+    assert ops(after) == ["swiglu"]
+    assert after.nodes[-1].attrs == {"activation": "silu"}
+
+
+@pytest.mark.parametrize(
+    ("how", "activation"),
+    [
+        ("relu(%g)", "relu"),
+        ('gelu(%g) {approximate = "tanh"}', "gelu_tanh"),
+        ('gelu(%g) {approximate = "none"}', "gelu"),
+    ],
+)
+def test_fires_under_other_activations(how, activation):
+    after = assert_fires(fuse_swiglu, graph_of(BODY.replace("silu(%g)", how) + "  return %y", "fused"), 1)
+    assert ops(after) == ["swiglu"]
+    assert after.nodes[-1].attrs == {"activation": activation}
 
 
 @pytest.mark.parametrize(
@@ -39,5 +55,6 @@ def test_does_not_fire_where_an_inner_value_is_used_too(inner):
     assert_silent(fuse_swiglu, graph_of(BODY + f"  return %y, %{inner}", "fused"))
 
 
-def test_pinned_counts(model):
+def test_pinned_counts(model, rewritten):
     assert model.count("fuse_swiglu") == 2
+    assert rewritten("gemma2").count("fuse_swiglu") == 2

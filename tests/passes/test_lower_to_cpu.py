@@ -6,7 +6,8 @@ from tensorwright.builder.ir.interpret import checkpoint_weights
 from tensorwright.builder.ir.ragged import interpret_ragged
 from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import LoweringError
-from tensorwright.passes.lower_to_cpu import EPILOGUE_NONE, EPILOGUE_SWIGLU, lower_to_cpu
+from tensorwright.passes.lower_to_cpu import lower_to_cpu
+from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 
 HEAD = """
   %token_ids: int32[tokens] = input()
@@ -18,7 +19,7 @@ HEAD = """
   %bg: float32[12] = weight() {expr = @"bg"} in mlp
   %gu: float32[tokens, 12] = linear(%n, %wg, %bg) in mlp
 """
-SWIGLU = "  %s: float32[tokens, 6] = swiglu(%gu) in mlp\n"
+SWIGLU = '  %s: float32[tokens, 6] = swiglu(%gu) {activation = "silu"} in mlp\n'
 DOWN = """
   %wd: float32[8, 6] = weight() {expr = @"wd"} in mlp
   %d: float32[tokens, 8] = linear(%s, %wd) in mlp
@@ -47,7 +48,7 @@ def test_epilogues_are_folded():
     verify(graph, "lowered")
     assert ops(graph) == ["embedding", "rms_norm", "matmul", "matmul"]
     gate_up, down = graph.find("matmul")
-    assert gate_up.attrs == {"epilogue": EPILOGUE_SWIGLU, "n": 6}
+    assert gate_up.attrs == {"epilogue": EPILOGUES["silu"], "n": 6}
     assert gate_up.inputs[1].node.attrs["layout"] == "panels_swiglu"
     assert gate_up.inputs[2].node.attrs["layout"] == "raw"
     assert down.attrs == {"epilogue": EPILOGUE_NONE, "n": 8}
@@ -109,26 +110,32 @@ def test_a_tied_table_is_one_weight():
     assert graph.find("embedding")[0].inputs[0] is graph.find("matmul")[0].inputs[1]
 
 
-@pytest.mark.parametrize(
-    ("body", "tail", "dtype", "reason"),
-    [
-        (HEAD + "  %y: float32[tokens, 12] = sin(%gu) in mlp.act\n", "  return %y", "float32",
-         r"%y \(sin .* in mlp.act\) has no kernel on target cpu"),
-        (BODY + "  %z: float32[tokens, 8] = add(%n, %x) in odd\n", "  return %y, %z", "bfloat16",
-         r"%n \(rms_norm .*\) is needed in bfloat16 and float32"),
-        (HEAD.replace("linear(%n, %wg, %bg)", "linear(%x, %wg, %bg)"), "  return %gu", "bfloat16",
-         r"%x \(embedding .*\) feeds a matmul and must be bfloat16"),
-    ],
-)  # fmt: skip
-def test_what_no_kernel_does_is_refused(body, tail, dtype, reason):
-    with pytest.raises(LoweringError, match=reason) as error:
-        lower_to_cpu(cached(body, tail, dtype))
+def test_what_no_kernel_does_is_refused():
+    graph = cached(HEAD + "  %y: float32[tokens, 12] = sin(%gu) in mlp.act\n", "  return %y", "float32")
+    with pytest.raises(LoweringError, match=r"%y \(sin .* in mlp.act\) has no kernel on target cpu") as error:
+        lower_to_cpu(graph)
     assert "^^^" in str(error.value)
 
 
-def test_float32_and_float32_fit_together():
-    """The same value as a matmul input and as a summand: no conversion is needed."""
-    lowered(BODY + "  %z: float32[tokens, 8] = add(%n, %x) in odd\n", "  return %y, %z")
+BOTH = BODY + "  %z: float32[tokens, 8] = add(%n, %x) in odd\n"
+"""The norm is a matmul's input and a summand."""
+UNNORMED = (
+    HEAD.replace("linear(%n, %wg, %bg)", "linear(%x, %wg, %bg)") + "  %l: float32[tokens, 12] = linear(%x, %wg)\n"
+)
+"""The embedding feeds two matmuls; its kernel writes float32."""
+
+
+@pytest.mark.parametrize(
+    ("body", "tail", "source"), [(BOTH, "  return %y, %z", "rms_norm"), (UNNORMED, "  return %gu, %l", "embedding")]
+)
+def test_a_matmul_operand_is_rounded_where_its_kernel_writes_float32(body, tail, source):
+    """Once, however many matmuls read it; in float32 not at all."""
+    assert lowered(body, tail).find("elementwise") == []
+    graph = lowered(body, tail, dtype="bfloat16")
+    (rounding,) = graph.find("elementwise")
+    assert (rounding.attrs, rounding.output.dtype) == ({"program": "x0"}, "bfloat16")
+    assert (rounding.inputs[0].node.op, rounding.inputs[0].dtype) == (source, "float32")
+    assert all(n.inputs[0].dtype == "bfloat16" for n in graph.find("matmul"))
 
 
 @pytest.mark.parametrize("variant", ["llama", "llama_biases", "qwen2"])

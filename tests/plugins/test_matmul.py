@@ -17,6 +17,7 @@ from tensorwright.runtime import _runtime
 
 KERNELS = kernel_params(0) + kernel_params(1)
 BEST = 0
+EPILOGUES = (op.EPILOGUE_NONE, *op.EPILOGUES.values())
 PANEL = 16
 
 
@@ -43,7 +44,7 @@ class TestDefinition:
         made = Matmul(dtype, rows, 7 * PANEL + 3, 9)
         made.check(made.run(index))
 
-    @pytest.mark.parametrize("epilogue", [0, 1])
+    @pytest.mark.parametrize("epilogue", EPILOGUES)
     @pytest.mark.parametrize("y_dtype", [0, 1])
     @pytest.mark.parametrize(("bias", "residual"), [(True, False), (False, True), (True, True)])
     def test_epilogues(self, dtype: int, index: int, epilogue: int, y_dtype: int, bias: bool, residual: bool) -> None:
@@ -119,7 +120,7 @@ class TestBits:
     rows=st.integers(1, 20),
     n=st.integers(1, 100),
     k=st.integers(1, 90),
-    epilogue=st.sampled_from([0, 1]),
+    epilogue=st.sampled_from(EPILOGUES),
     y_dtype=st.sampled_from([0, 1]),
     bias=st.booleans(),
     residual=st.booleans(),
@@ -201,7 +202,7 @@ class TestTypes:
             ([(3, 8), (20, 9)], {"epilogue": 0, "n": 20}, "w must be"),
             ([(3, 8), (20, 8), (19,)], {"epilogue": 0, "n": 20}, "bias must be"),
             ([(3, 8), (20, 8), None, (3, 19)], {"epilogue": 0, "n": 20}, "residual must be"),
-            ([(3, 8), (20, 8)], {"epilogue": 2, "n": 20}, "epilogue must be"),
+            ([(3, 8), (20, 8)], {"epilogue": 5, "n": 20}, "epilogue must be"),
             ([(3, 8), None], {"epilogue": 0, "n": 20}, "must be present"),
         ],
     )

@@ -9,7 +9,7 @@ import pytest
 
 from tensorwright.plugins.matmul import op
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
-from tensorwright.plugins.swiglu.op import silu_gate
+from tensorwright.plugins.swiglu.op import ACTIVATIONS, gated
 from tensorwright.runtime import _runtime
 
 DTYPES = ("float32", "bfloat16")
@@ -17,6 +17,21 @@ DTYPES = ("float32", "bfloat16")
 UNIT = 2.0**-24
 """Half a step of float32, relative: the error of one rounding. Below: that of bfloat16, of 8 significant bits."""
 BFLOAT16_UNIT = 2.0**-8
+
+
+SLOPE = 1.13
+"""No activation is steeper."""
+
+
+def gate_rounding(gate: np.ndarray, act: np.ndarray, activation: str) -> np.ndarray:
+    """How far a kernel's activation of `gate`, which is `act` in size, may be off.
+
+    exp, sum, division and product round eight times at most. tanh and erf are right to 3e-7 beside 1 (tanh.h), and a
+    gelu is half its gate times 1 + that, where the sum may cancel; its argument is rounded three times, and moves that
+    by less than the gate.
+    """
+    absolute = 0.5 * np.abs(gate) * (3e-7 + 6 * UNIT) if activation.startswith("gelu") else 0.0
+    return 8 * UNIT * act + absolute
 
 
 def kernel_params(dtype: int) -> list[object]:
@@ -60,14 +75,19 @@ class Matmul:
     y_dtype: int = 0
     seed: int = 0
 
+    @property
+    def parts(self) -> int:
+        """Rows of w for one column of y: gate and up, or one."""
+        return 1 if self.epilogue == op.EPILOGUE_NONE else 2
+
     def __post_init__(self) -> None:
         rng = np.random.default_rng([self.seed, self.rows, self.n, self.k])
-        wide = self.n * (1 + self.epilogue)
+        wide = self.n * self.parts
         self.x = stored(rng.standard_normal((self.rows, self.k)), self.dtype)
         self.w = stored(rng.standard_normal((wide, self.k)), self.dtype)
         self.b = rng.standard_normal(wide).astype(np.float32) if self.bias else None
         self.r = rng.standard_normal((self.rows, self.n)).astype(np.float32) if self.residual else None
-        if self.epilogue == op.EPILOGUE_SWIGLU:
+        if self.parts == 2:
             self.packed = _runtime.pack_swiglu_panels(self.dtype, self.w[: self.n], self.w[self.n :])
         else:
             self.packed = _runtime.pack_panels(self.dtype, self.w)
@@ -76,9 +96,9 @@ class Matmul:
         """The bias in panel order; where no lane may read it, NaN."""
         if self.b is None:
             return None
-        halves = self.b.reshape(1 + self.epilogue, self.n)
+        halves = self.b.reshape(self.parts, self.n)
         panels = -(-self.n // 16)
-        padded = np.full((1 + self.epilogue, panels * 16), np.nan, np.float32)
+        padded = np.full((self.parts, panels * 16), np.nan, np.float32)
         padded[:, : self.n] = halves
         return np.ascontiguousarray(padded.reshape(-1, panels, 16).transpose(1, 0, 2)).reshape(-1)
 
@@ -119,12 +139,12 @@ class Matmul:
         size = np.abs(widened(self.x)).astype(float) @ np.abs(widened(self.w)).astype(float).T + b
         error = (self.k + 2) * UNIT * size
         y = np.abs(self.expected().astype(float))
-        if self.epilogue == op.EPILOGUE_SWIGLU:
+        if self.parts == 2:
             exact = op.product(widened(self.x), widened(self.w), self.b)
             (g, u), (eg, eu) = np.split(exact, 2, axis=1), np.split(error, 2, axis=1)
-            # The slope of silu is below 1.1; exp, sum, division and product round eight times at most.
-            silu = np.abs(silu_gate(np.concatenate([g, np.ones_like(g)], axis=1)))
-            error = 1.1 * eg * np.abs(u) + silu * eu + 1.1 * eg * eu + 8 * UNIT * silu * np.abs(u)
+            activation = ACTIVATIONS[self.epilogue - 1]
+            act = np.abs(gated(np.concatenate([g, np.ones_like(g)], axis=1), activation))
+            error = SLOPE * eg * (np.abs(u) + eu) + act * eu + gate_rounding(g, act, activation) * np.abs(u)
         error = error + 2 * UNIT * (y + (zero if self.r is None else np.abs(self.r)))
         return error + BFLOAT16_UNIT * (y + error) if self.y_dtype else error
 

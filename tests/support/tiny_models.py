@@ -14,10 +14,12 @@ from transformers import (
     AutoModelForCausalLM,
     FlintConfig,
     Gemma2Config,
+    Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
@@ -48,6 +50,20 @@ LLAMA3_ROPE: dict[str, Any] = {
     "original_max_position_embeddings": 32,
 }
 
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.6],
+    "long_factor": [1.4, 2.0, 3.0, 4.0],
+}
+
 GRANITE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.3,
@@ -74,6 +90,29 @@ FLINT: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+TWO_TABLES: dict[str, Any] = {
+    "sliding_window": 16,
+    "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+"""Layers with a window, and layers without, have rotary tables of their own."""
+
+GEMMA3: dict[str, Any] = {
+    **TWO_TABLES,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 12,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+    },
+}
+
+OLMO3: dict[str, Any] = {
+    **TWO_TABLES,
+    "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": YARN},
+}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
@@ -84,6 +123,8 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "phi3": (Phi3Config, {"pad_token_id": 0, "sliding_window": 16}),
     "gemma2": (Gemma2Config, GEMMA2),
     "flint": (FlintConfig, FLINT),
+    "gemma3_text": (Gemma3TextConfig, GEMMA3),
+    "olmo3": (Olmo3Config, OLMO3),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -91,6 +132,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_tied": ("llama", {"tie_word_embeddings": True}),
     "llama3_rope": ("llama", {"rope_parameters": LLAMA3_ROPE}),
     "llama_linear_rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama_yarn": ("llama", {"head_dim": 24, "rope_parameters": YARN}),
+    "llama_yarn_mscale": (
+        "llama",
+        {"head_dim": 24, "rope_parameters": {**YARN, "mscale": 0.9, "mscale_all_dim": 0.4, "truncate": False}},
+    ),
+    "llama_yarn_attention_factor": (
+        "llama",
+        {"head_dim": 24, "rope_parameters": {**YARN, "attention_factor": 0.8, "beta_fast": 4.0, "beta_slow": 0.5}},
+    ),
     "llama_biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama_wide_heads": ("llama", {"head_dim": 24}),
     "llama_mqa": ("llama", {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 10, "hidden_size": 48}),
@@ -102,8 +152,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {}),
     "phi3": ("phi3", {}),
+    "phi3_longrope": ("phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE}),
+    "phi3_longrope_partial": (
+        "phi3",
+        {
+            "hidden_size": 64,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.5, "attention_factor": 1.3},
+        },
+    ),
     "gemma2": ("gemma2", {}),
     "flint": ("flint", {}),
+    "gemma3": ("gemma3_text", {}),
+    "olmo3": ("olmo3", {}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 

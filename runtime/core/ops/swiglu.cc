@@ -1,4 +1,4 @@
-// swiglu: y = silu(gate) * up, x holding gate and then up. (Mostly it is an epilogue of matmul instead.)
+// swiglu: y = act(gate) * up, x holding gate and then up. (Mostly it is an epilogue of matmul instead.)
 #include "runtime/core/ops/op.h"
 
 namespace tensorwright {
@@ -9,6 +9,7 @@ class Swiglu : public Operation {
   Swiglu(const Instruction& instruction, const OpContext& context)
       : x_(context.buffer(instruction.in[0])),
         y_(context.buffer(instruction.out[0])),
+        activation_(instruction.ints[0]),
         kernel_(choose("swiglu", swiglu_kernels(), context.isa)) {}
 
   void run(const StepView& view, ThreadTeam& team) override {
@@ -17,6 +18,7 @@ class Swiglu : public Operation {
       args.rows = end - begin;
       args.width = y_.cols;
       args.y_dtype = y_.dtype;
+      args.activation = activation_;
       args.x = x_.floats(view, begin);
       args.x_stride = x_.stride;
       args.y = y_.at(view, begin);
@@ -32,6 +34,7 @@ class Swiglu : public Operation {
 
  private:
   BufferRef x_, y_;
+  int32_t activation_;
   tw_swiglu_fn kernel_;
 };
 

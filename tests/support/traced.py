@@ -1,0 +1,33 @@
+"""A traced graph against the model it was traced from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from support.tiny_models import load_eager
+from tensorwright.builder.ir import Graph
+from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
+from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
+
+LENGTHS = (2, 7, 33)
+
+
+def logits(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -> torch.Tensor:
+    inputs = {"input_ids": ids, "position_ids": torch.arange(ids.shape[1])[None]}
+    (result,) = interpret(graph, inputs, checkpoint_weights(checkpoint))
+    return result
+
+
+def assert_same_logits(graph: Graph, path: Path, dtype: str, lengths: Sequence[int] = LENGTHS) -> None:
+    checkpoint, model = open_checkpoint(path), load_eager(path, dtype)
+    for length in lengths:
+        ids = torch.randint(0, 97, (1, length), generator=torch.Generator().manual_seed(length))
+        with torch.no_grad():
+            expected = model(input_ids=ids, use_cache=False).logits
+        result = logits(graph, checkpoint, ids)
+        assert result.dtype == expected.dtype == getattr(torch, dtype)
+        # The same torch kernels on the same shapes: nothing may differ.
+        assert torch.equal(result, expected)
