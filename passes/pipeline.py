@@ -28,6 +28,7 @@ from tensorwright.passes.fold_constants import fold_constants
 from tensorwright.passes.fuse_add_layer_norm import fuse_add_layer_norm
 from tensorwright.passes.fuse_add_rms_norm import fuse_add_rms_norm
 from tensorwright.passes.fuse_gate_up import fuse_gate_up
+from tensorwright.passes.fuse_head_norms import fuse_head_norms
 from tensorwright.passes.fuse_qkv import fuse_qkv
 from tensorwright.passes.fuse_swiglu import fuse_swiglu
 from tensorwright.passes.insert_kv_cache import insert_kv_cache
@@ -84,6 +85,7 @@ PIPELINE: tuple[Phase, ...] = (
     )),
     Phase("recognise", "fused", (
         Step(recognise_rms_norm, "one op in place of five", after=("canonicalise_scalars",)),
+        Step(fuse_head_norms, "heads with a norm each are one row again", before=("fuse_qkv",)),
         Step(recognise_rotary, "needs constant frequencies", after=("fold_constants",)),
         Step(recognise_masks, "attention accepts only masks that were understood", before=("recognise_attention",)),
         Step(recognise_attention, "softmax between two matmuls", after=("recognise_masks",)),

@@ -13,6 +13,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -21,6 +22,8 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 COMMON: dict[str, Any] = {
@@ -64,6 +67,24 @@ GEMMA2: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+STARCODER2: dict[str, Any] = {
+    "sliding_window": 16,
+    "norm_epsilon": 1e-4,
+    "tie_word_embeddings": True,
+}
+
+STABLELM: dict[str, Any] = {
+    "hidden_size": 64,
+    "layer_norm_eps": 1e-4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+
+GPT_NEOX: dict[str, Any] = {
+    "hidden_size": 64,
+    "layer_norm_eps": 1e-4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
@@ -73,6 +94,9 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "granite": (GraniteConfig, GRANITE),
     "phi3": (Phi3Config, {"pad_token_id": 0, "sliding_window": 16}),
     "gemma2": (Gemma2Config, GEMMA2),
+    "starcoder2": (Starcoder2Config, STARCODER2),
+    "stablelm": (StableLmConfig, STABLELM),
+    "gpt_neox": (GPTNeoXConfig, GPT_NEOX),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -92,6 +116,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {}),
     "phi3": ("phi3", {}),
     "gemma2": ("gemma2", {}),
+    "starcoder2": ("starcoder2", {}),
+    "stablelm": ("stablelm", {}),
+    "stablelm_parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    "stablelm_head_norms": ("stablelm", {"qk_layernorm": True}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox_serial": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
