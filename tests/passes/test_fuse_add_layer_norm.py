@@ -53,3 +53,5 @@ def test_does_not_fire_on_a_broadcast():
 def test_pinned_counts(model, rewritten):
     """All norms but the first; families with another norm have none."""
     assert model.count("fuse_add_layer_norm") == 0
+    assert rewritten("starcoder2").count("fuse_add_layer_norm") == 4
+    assert rewritten("gpt_neox").count("fuse_add_layer_norm") == 2  # two norms read each sum, one of them with it

@@ -121,7 +121,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm_parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
     "stablelm_head_norms": ("stablelm", {"qk_layernorm": True}),
     "gpt_neox": ("gpt_neox", {}),
-    "gpt_neox_serial": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
+    "gpt_neox_serial": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "relu"}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
