@@ -1,6 +1,7 @@
 """layer_norm_columns(x, w, b?):  x, with each of `heads` runs of `width` columns from `start` on normalised alone
 
-x: [T, N], w, b: [width], shared by the runs, or [heads, width].  Norms of q and k inside a row of qkv.
+x: [T, N], w, b: [width], shared by the runs, or [heads, width] (flat once lowered).  Norms of q and k inside a row of
+qkv.
 """
 
 from __future__ import annotations
@@ -41,5 +42,6 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
     y = x.astype(np.float32)
     start, end = attrs["start"], attrs["start"] + heads * width
     runs = y[:, start:end].reshape(len(y), heads, width)
+    w, b = (None if v is None else v.reshape(-1, width) for v in (w, b))
     y[:, start:end] = normalise(runs, w, b, attrs["eps"], attrs["weight_offset"]).reshape(len(y), end - start)
     return [round_to(y, act_dtype)]

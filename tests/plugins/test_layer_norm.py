@@ -180,6 +180,7 @@ def test_columns_are_normalised_run_by_run_and_the_rest_stays(shared: bool) -> N
         alone = op.normalise(x[:, first : first + 2], own, own, 1e-5, 1.0)
         np.testing.assert_array_equal(y[:, first : first + 2], alone.astype(np.float32))
     np.testing.assert_array_equal(y[:, [0, 7, 8, 9, 10]], x[:, [0, 7, 8, 9, 10]])
+    np.testing.assert_array_equal(layer_norm_columns.reference([x, w.ravel(), w.ravel()], attrs, "float32"), [y])
 
 
 def test_runs_of_columns_must_lie_in_the_row() -> None:
