@@ -42,6 +42,6 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
     y = x.astype(np.float32)
     start, end = attrs["start"], attrs["start"] + heads * width
     runs = y[:, start:end].reshape(len(y), heads, width)
-    w, b = (None if v is None else v.reshape(-1, width) for v in (w, b))
+    w, b = w.reshape(-1, width), None if b is None else b.reshape(-1, width)
     y[:, start:end] = normalise(runs, w, b, attrs["eps"], attrs["weight_offset"]).reshape(len(y), end - start)
     return [round_to(y, act_dtype)]
