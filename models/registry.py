@@ -67,6 +67,39 @@ def _phi3(config: dict[str, Any]) -> dict[str, Expected]:
     return {**_llama(config), "fuse_qkv": Expected(), "fuse_gate_up": Expected()}
 
 
+def _layer_norms(expected: dict[str, Expected], serial: bool) -> dict[str, Expected]:
+    """The norms of `expected` are layer norms, which a trace holds as such; all but the first have a sum before them.
+
+    Where attention and MLP read the same norm or the same stream, there is one sum a layer.
+    """
+    sums = {"fuse_add_layer_norm": Expected(2 if serial else 1), "fuse_add_rms_norm": Expected()}
+    return {**expected, **sums, "recognise_rms_norm": Expected()}
+
+
+def _plain_mlp(expected: dict[str, Expected]) -> dict[str, Expected]:
+    """An MLP without a gate."""
+    return {**expected, "fuse_gate_up": Expected(), "fuse_swiglu": Expected()}
+
+
+def _starcoder2(config: dict[str, Any]) -> dict[str, Expected]:
+    """Layer norms, and a plain MLP."""
+    return {**_layer_norms(_plain_mlp(_llama(config)), serial=True), "recognise_masks": Expected(0, 1)}
+
+
+def _stablelm(config: dict[str, Any]) -> dict[str, Expected]:
+    """Layer norms, of every head of q and k too if asked for; attention and MLP one after the other or side by side."""
+    head_norms = Expected(2 if config.get("qk_layernorm", False) else 0)
+    serial = not config.get("use_parallel_residual", False)
+    return {**_layer_norms(_llama(config), serial), "fuse_head_norms": head_norms}
+
+
+def _gpt_neox(config: dict[str, Any]) -> dict[str, Expected]:
+    """Layer norms, a plain MLP, and q, k and v of each head side by side in one matrix."""
+    serial = not config.get("use_parallel_residual", True)
+    expected = _layer_norms(_plain_mlp(_llama(config)), serial)
+    return {**expected, "split_interleaved_linears": Expected(3), "rewrite_gqa": Expected()}
+
+
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
     """What holds of every decoder: each layer attends once and writes its cache once."""
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
@@ -75,6 +108,7 @@ def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
 _FAMILIES = {
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "gpt_neox": _gpt_neox,
     "granite": _llama,
     "llama": _llama,
     "mistral": _llama,
@@ -83,6 +117,8 @@ _FAMILIES = {
     "phi3": _phi3,
     "qwen2": _llama,
     "qwen3": _qwen3,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
 }
 
 

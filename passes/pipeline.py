@@ -19,13 +19,16 @@ from tensorwright.builder.ir.text import print_graph
 from tensorwright.builder.ir.verify import verify as verify_graph
 from tensorwright.errors import GraphError, InvalidOptionError, PassError, TensorwrightError
 from tensorwright.passes.canonicalise_casts import canonicalise_casts
+from tensorwright.passes.canonicalise_linears import canonicalise_linears
 from tensorwright.passes.canonicalise_scalars import canonicalise_scalars
 from tensorwright.passes.canonicalise_shapes import canonicalise_shapes
 from tensorwright.passes.compare import Comparison, Weights
 from tensorwright.passes.eliminate_dead_nodes import eliminate_dead_nodes
 from tensorwright.passes.fold_constants import fold_constants
+from tensorwright.passes.fuse_add_layer_norm import fuse_add_layer_norm
 from tensorwright.passes.fuse_add_rms_norm import fuse_add_rms_norm
 from tensorwright.passes.fuse_gate_up import fuse_gate_up
+from tensorwright.passes.fuse_head_norms import fuse_head_norms
 from tensorwright.passes.fuse_qkv import fuse_qkv
 from tensorwright.passes.fuse_swiglu import fuse_swiglu
 from tensorwright.passes.insert_kv_cache import insert_kv_cache
@@ -38,6 +41,7 @@ from tensorwright.passes.recognise_masks import recognise_masks
 from tensorwright.passes.recognise_rms_norm import recognise_rms_norm
 from tensorwright.passes.recognise_rotary import recognise_rotary
 from tensorwright.passes.rewrite_gqa import rewrite_gqa
+from tensorwright.passes.split_interleaved_linears import split_interleaved_linears
 from tensorwright.passes.widen_activations import widen_activations
 
 
@@ -73,6 +77,7 @@ PIPELINE: tuple[Phase, ...] = (
         Step(widen_activations, "one type for activations, so that every pattern is written once", lossy=True),
         Step(canonicalise_casts, "widening leaves casts that change nothing", after=("widen_activations",)),
         Step(canonicalise_scalars, "squares, scales and shifts have one spelling"),
+        Step(canonicalise_linears, "products with stored matrices are linears of [1, S, C]"),
         Step(canonicalise_shapes, "unsqueeze, squeeze and view are one op; no-ops are gone"),
         Step(fold_constants, "viewed frequencies and offsets become plain constants", after=("canonicalise_shapes",)),
         Step(merge_common_subexpressions, "patterns compare operands by identity; tied weights become one"),
@@ -80,12 +85,16 @@ PIPELINE: tuple[Phase, ...] = (
     )),
     Phase("recognise", "fused", (
         Step(recognise_rms_norm, "one op in place of five", after=("canonicalise_scalars",)),
+        Step(fuse_head_norms, "heads with a norm each are one row again", before=("fuse_qkv",)),
         Step(recognise_rotary, "needs constant frequencies", after=("fold_constants",)),
         Step(recognise_masks, "attention accepts only masks that were understood", before=("recognise_attention",)),
         Step(recognise_attention, "softmax between two matmuls", after=("recognise_masks",)),
         Step(canonicalise_shapes, "transposes of recognised ops meet and cancel", after=("recognise_attention",)),
         Step(rewrite_gqa, "repeated heads are only visible as operands of attention", after=("recognise_attention",)),
         Step(canonicalise_shapes, "the repeat is gone, its transposes cancel", after=("rewrite_gqa",)),
+        Step(split_interleaved_linears, "what is left of slices of heads is q, k and v", after=("recognise_rotary",),
+             before=("fuse_qkv",)),
+        Step(canonicalise_shapes, "views and transposes meet again", after=("split_interleaved_linears",)),
         Step(merge_common_subexpressions, "every rotary made its own table", after=("recognise_rotary",)),
     )),
     Phase("fuse", "fused", (
@@ -93,6 +102,7 @@ PIPELINE: tuple[Phase, ...] = (
         Step(fuse_gate_up, "one matmul reads the input once", before=("fuse_swiglu",)),
         Step(fuse_swiglu, "the epilogue of the fused matmul", after=("fuse_gate_up",)),
         Step(fuse_add_rms_norm, "one pass over the residual stream", after=("recognise_rms_norm",)),
+        Step(fuse_add_layer_norm, "the same, for families with that norm"),
     )),
     Phase("cache", "cached", (
         Step(insert_kv_cache, "from one sequence to a ragged batch", after=("fuse_qkv",)),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import family_mutations as broken
+import norm_mutations as norms
 import numpy as np
 import pytest
 import torch
@@ -48,6 +49,51 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "llama_yarn": (broken.change_rope_factor, broken.drop_rope_scale),
     "llama_yarn_mscale": (broken.change_rope_factor, broken.drop_rope_scale),
     "llama_yarn_attention_factor": (broken.change_rope_factor, broken.drop_rope_scale),
+    "starcoder2": (
+        broken.drop_window,
+        broken.widen_window,
+        norms.flatten_layer_norm,
+        norms.keep_the_mean,
+        norms.enlarge_norm_epsilon,
+        norms.drop_norm_biases,
+        norms.drop_norm_residual,
+        norms.drop_qkv_bias,
+        norms.drop_output_bias,
+        norms.drop_up_bias,
+        norms.drop_down_bias,
+        norms.use_exact_gelu,
+        norms.shift_head_map,
+        norms.untie_head,
+    ),
+    "stablelm": (
+        norms.flatten_layer_norm,
+        norms.drop_norm_biases,
+        norms.drop_norm_residual,
+        norms.spread_frequencies,
+        norms.rotate_one_pair_less,
+        norms.shift_head_map,
+        norms.swap_gate_and_up,
+    ),
+    "stablelm_parallel": (norms.drop_qkv_bias, norms.drop_norm_residual, norms.spread_frequencies),
+    "stablelm_head_norms": (
+        norms.flatten_query_head_norms,
+        norms.flatten_key_head_norms,
+        norms.share_head_norms,
+    ),
+    "gpt_neox": (
+        norms.take_rows_as_stored,
+        norms.spread_frequencies,
+        norms.rotate_one_pair_less,
+        norms.share_parallel_norms,
+        norms.keep_the_mean,
+        norms.drop_norm_biases,
+        norms.drop_qkv_bias,
+        norms.drop_output_bias,
+        norms.drop_up_bias,
+        norms.drop_down_bias,
+        norms.use_tanh_gelu,
+    ),
+    "gpt_neox_serial": (norms.take_rows_as_stored, norms.drop_norm_residual, norms.use_silu),
 }
 """Variant of tiny_models -> what turns its comparison red."""
 

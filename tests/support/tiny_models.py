@@ -15,6 +15,7 @@ from transformers import (
     FlintConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -24,6 +25,8 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 COMMON: dict[str, Any] = {
@@ -113,6 +116,24 @@ OLMO3: dict[str, Any] = {
     "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": YARN},
 }
 
+STARCODER2: dict[str, Any] = {
+    "sliding_window": 16,
+    "norm_epsilon": 1e-4,
+    "tie_word_embeddings": True,
+}
+
+STABLELM: dict[str, Any] = {
+    "hidden_size": 64,
+    "layer_norm_eps": 1e-4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+
+GPT_NEOX: dict[str, Any] = {
+    "hidden_size": 64,
+    "layer_norm_eps": 1e-4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
@@ -125,6 +146,9 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "flint": (FlintConfig, FLINT),
     "gemma3_text": (Gemma3TextConfig, GEMMA3),
     "olmo3": (Olmo3Config, OLMO3),
+    "starcoder2": (Starcoder2Config, STARCODER2),
+    "stablelm": (StableLmConfig, STABLELM),
+    "gpt_neox": (GPTNeoXConfig, GPT_NEOX),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -165,6 +189,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "flint": ("flint", {}),
     "gemma3": ("gemma3_text", {}),
     "olmo3": ("olmo3", {}),
+    "starcoder2": ("starcoder2", {}),
+    "stablelm": ("stablelm", {}),
+    "stablelm_parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    "stablelm_head_norms": ("stablelm", {"qk_layernorm": True}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox_serial": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "relu"}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
