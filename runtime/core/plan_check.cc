@@ -107,7 +107,8 @@ void check_rotary_kv_write(const Check& c) {
   const int32_t rotary_dim = c.instruction.ints[2];
   c.require(rotary_dim >= 0 && rotary_dim % 2 == 0 && static_cast<uint32_t>(rotary_dim) <= layer.head_dim,
             "rotary_dim must be even and 0 to ", layer.head_dim, ", is ", rotary_dim);
-  c.require((rotary_dim == 0) == (c.in(1) == nullptr), "there must be a table exactly if rotary_dim is not 0");
+  c.require((rotary_dim == 0) == (c.in(1) == nullptr),
+            "there must be a table exactly if rotary_dim is not 0");
   c.require_kind("q", c.out(0), BufferKind::kTokens);
   c.require_same_kind();
   c.require_float32("qkv", c.in(0));

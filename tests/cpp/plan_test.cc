@@ -1,6 +1,7 @@
 // The plan reader: takes a sound plan, refuses each broken field by name, and survives arbitrary damage.
 #include "runtime/core/plan.h"
 
+#include "plugins/embedding/kernel.h"
 #include "runtime/core/error.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/toy_plan.h"

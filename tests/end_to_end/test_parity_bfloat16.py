@@ -28,6 +28,9 @@ def distances(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> tuple[
             {"hidden_size": 48, "head_dim": 40, "num_attention_heads": 6, "num_key_value_heads": 2, "vocab_size": 257},
         ),
         ("qwen2", {"num_attention_heads": 7, "num_key_value_heads": 1, "hidden_size": 448}),
+        ("gpt2", {}),
+        ("gpt2", {"num_attention_heads": 6, "hidden_size": 96, "scale_attn_by_inverse_layer_idx": True}),
+        ("falcon", {"num_attention_heads": 6, "hidden_size": 96}),
     ],
 )
 def test_random_models(tmp_path, family, overrides):

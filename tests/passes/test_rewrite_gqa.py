@@ -90,4 +90,5 @@ def test_pinned_counts(model, rewritten):
     assert model.count("rewrite_gqa") == 2
     assert rewritten("llama_mqa").count("rewrite_gqa") == 2
     assert rewritten("llama_mha").count("rewrite_gqa") == 0
+    assert rewritten("falcon_groups").count("rewrite_gqa") == 2
     assert "expand" not in ops(model.report.cached_graph)

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    FalconConfig,
     Gemma2Config,
+    GPT2Config,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -64,6 +66,8 @@ GEMMA2: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+FALCON: dict[str, Any] = {"num_key_value_heads": None, "ffn_hidden_size": 72, "tie_word_embeddings": True}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
@@ -73,6 +77,8 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "granite": (GraniteConfig, GRANITE),
     "phi3": (Phi3Config, {"pad_token_id": 0, "sliding_window": 16}),
     "gemma2": (Gemma2Config, GEMMA2),
+    "gpt2": (GPT2Config, {"num_key_value_heads": None, "tie_word_embeddings": True}),
+    "falcon": (FalconConfig, FALCON),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -92,6 +98,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {}),
     "phi3": ("phi3", {}),
     "gemma2": ("gemma2", {}),
+    "gpt2": ("gpt2", {}),
+    "gpt2_unscaled": ("gpt2", {"scale_attn_weights": False, "n_inner": 56, "tie_word_embeddings": False}),
+    "gpt2_layer_scales": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "num_hidden_layers": 3}),
+    "falcon": ("falcon", {}),
+    "falcon_groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_one_norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1, "bias": True},
+    ),
+    "falcon_serial": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
