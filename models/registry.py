@@ -68,6 +68,7 @@ def _gpt2(config: dict[str, Any]) -> dict[str, Expected]:
     """Learned positions, so nothing turns; four matrices stored transposed, on rows without the batch."""
     return {
         "canonicalise_linears": Expected(8),
+        "recognise_gelu": Expected(1 if config.get("activation_function", "gelu_new") == "gelu_new" else 0),
         "recognise_rms_norm": Expected(),
         "recognise_rotary": Expected(),
         "recognise_attention": Expected(1),

@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
         broken.drop_one_bias,
         broken.shift_fused_rows,
         broken.forget_transpose,
-        broken.change_numbers,
+        broken.use_exact_gelu,
         broken.scale_scores,
         broken.untie_head,
     ),
