@@ -98,6 +98,35 @@ def _gpt_neox(config: dict[str, Any]) -> dict[str, Expected]:
     serial = not config.get("use_parallel_residual", True)
     expected = _layer_norms(_plain_mlp(_llama(config)), serial)
     return {**expected, "split_interleaved_linears": Expected(3), "rewrite_gqa": Expected()}
+def _gpt2(config: dict[str, Any]) -> dict[str, Expected]:
+    """Learned positions, so nothing turns; four matrices stored transposed, on rows without the batch."""
+    return {
+        "canonicalise_linears": Expected(8),
+        "recognise_gelu": Expected(1 if config.get("activation_function", "gelu_new") == "gelu_new" else 0),
+        "recognise_rms_norm": Expected(),
+        "recognise_rotary": Expected(),
+        "recognise_attention": Expected(1),
+        "fuse_qkv": Expected(),
+        "fuse_add_layer_norm": Expected(2, 1),
+        "insert_kv_cache": Expected(1),
+    }
+
+
+def _falcon(config: dict[str, Any]) -> dict[str, Expected]:
+    """q, k and v side by side in one matrix, split and joined again; products with matrices transposed as they run."""
+    grouped = bool(config.get("new_decoder_architecture"))
+    repeated = grouped and config.get("num_kv_heads") != config.get("num_attention_heads")
+    return {
+        "canonicalise_linears": Expected(12 if config.get("bias") else 8),
+        "recognise_rms_norm": Expected(),
+        "recognise_rotary": Expected(2),
+        "recognise_attention": Expected(1),
+        "rewrite_gqa": Expected(1 if repeated else 0),
+        "split_interleaved_linears": Expected(3),
+        "fuse_qkv": Expected(1),
+        "fuse_add_layer_norm": Expected(1 if grouped or config.get("parallel_attn", True) else 2),
+        "insert_kv_cache": Expected(1),
+    }
 
 
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
@@ -106,9 +135,11 @@ def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
 
 
 _FAMILIES = {
+    "falcon": _falcon,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "gpt_neox": _gpt_neox,
+    "gpt2": _gpt2,
     "granite": _llama,
     "llama": _llama,
     "mistral": _llama,
@@ -135,7 +166,8 @@ def expectations(config: dict[str, Any]) -> dict[str, Expected]:
 
 def expected_counts(config: dict[str, Any]) -> dict[str, int]:
     """The same as whole numbers for this model's layers."""
-    layers = config.get("num_hidden_layers")
+    name = "n_layer" if "n_layer" in config and "num_hidden_layers" not in config else "num_hidden_layers"
+    layers = config.get(name)
     if not isinstance(layers, int) or layers < 1:
-        raise CheckpointError(f"config.json: num_hidden_layers must be a positive number, not {layers!r}")
+        raise CheckpointError(f"config.json: {name} must be a positive number, not {layers!r}")
     return {name: expected.count(layers) for name, expected in expectations(config).items()}

@@ -1,6 +1,7 @@
 """canonicalise_scalars:  one spelling of arithmetic with scalar constants, same bits.
 
-    pow(x, 2), square(x) -> mul(x, x)          sub(x, c) -> add(x, -c)         op(c, x) -> op(x, c)
+    pow(x, 2), square(x) -> mul(x, x)          pow(x, 3) -> mul(mul(x, x), x)
+    sub(x, c) -> add(x, -c)                    op(c, x) -> op(x, c)
     mul(x, 1), x / 1 -> x                      x / c -> x * (1/c) where c is a power of two
 
 A constant goes second in add and mul. Division by any other constant stays: 1/c would be rounded.
@@ -15,6 +16,7 @@ from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter
 
 POWER = pattern("out = pow(x, 2)")
+CUBE = pattern("out = pow(x, 3)")
 SQUARE = pattern("out = square(x)")
 SUBTRACTION = pattern("out = sub(x, c)")
 DIVISION = pattern("out = div(x, c)")
@@ -59,6 +61,7 @@ def multiply_by_inverse(m: Match, g: Rewriter) -> Value:
 def canonicalise_scalars(graph: Graph) -> int:
     return (
         apply(graph, POWER, None, lambda m, g: g.mul(m.x, m.x))
+        + apply(graph, CUBE, None, lambda m, g: g.mul(g.mul(m.x, m.x), m.x))
         + apply(graph, SQUARE, None, lambda m, g: g.mul(m.x, m.x))
         + apply(graph, SUBTRACTION, check_subtraction, add_opposite)
         + apply(graph, DIVISION, check_division, multiply_by_inverse)

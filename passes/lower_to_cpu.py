@@ -30,6 +30,9 @@ from tensorwright.passes.matcher import describe
 from tensorwright.passes.rewriter import Types, make_node
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 
+IDS = {"token_ids": 0, "positions": 1}
+"""What an embedding gathers rows by: numbers of plugins/embedding/kernel.h."""
+
 PANELS, PANELS_SWIGLU = "panels", "panels_swiglu"
 
 
@@ -166,10 +169,7 @@ def lower_mul(low: Lowering, node: Node) -> list[Value]:
     assert x is not None
     assert factor is not None
     if x.node is not None and id(x.node) in low.folded:
-        table, ids = x.node.inputs
-        scale = float(x.node.attrs["scale"]) * float(number_of(factor) or 0.0)
-        operands = [low.weight(table, PANELS), low.value(ids)]
-        return low.emit("embedding", operands, [("float32", node.output.shape)], scale=scale)
+        return lower_embedding(low, x.node, float(number_of(factor) or 0.0))
     if id(node) not in low.trees.of:
         raise low.refusal(node.output, "multiplies what no kernel does")
     return lower_tree(low, node)
@@ -180,10 +180,12 @@ def lower_input(low: Lowering, node: Node) -> list[Value]:
     return node.outputs
 
 
-def lower_embedding(low: Lowering, node: Node) -> list[Value]:
+def lower_embedding(low: Lowering, node: Node, factor: float = 1.0) -> list[Value]:
     table, ids = node.inputs
-    kind = ("float32", node.output.shape)
-    return low.emit("embedding", [low.weight(table, PANELS), low.value(ids)], [kind], scale=float(node.attrs["scale"]))
+    assert ids is not None
+    attrs = {"ids": IDS[ids.name], "scale": float(node.attrs["scale"]) * factor}
+    operands = [low.weight(table, PANELS), low.value(ids)]
+    return low.emit("embedding", operands, [("float32", node.output.shape)], **attrs)
 
 
 def lower_linear(low: Lowering, node: Node) -> list[Value]:
@@ -236,7 +238,8 @@ def lower_rotary_table(low: Lowering, node: Node) -> list[Value]:
 def lower_rotary_kv_write(low: Lowering, node: Node) -> list[Value]:
     q, cache = node.outputs
     kinds = [(low.act, q.shape), (cache.dtype, cache.shape)]
-    return low.emit("rotary_kv_write", [low.value(v) for v in node.inputs], kinds, **kv_attrs(node, "rotary_dim"))
+    operands = [None if v is None else low.value(v) for v in node.inputs]
+    return low.emit("rotary_kv_write", operands, kinds, **kv_attrs(node, "rotary_dim"))
 
 
 def lower_paged_attention(low: Lowering, node: Node) -> list[Value]:

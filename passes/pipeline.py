@@ -37,6 +37,7 @@ from tensorwright.passes.matcher import Pattern, closest
 from tensorwright.passes.merge_common_subexpressions import merge_common_subexpressions
 from tensorwright.passes.plan_memory import plan_memory
 from tensorwright.passes.recognise_attention import recognise_attention
+from tensorwright.passes.recognise_gelu import recognise_gelu
 from tensorwright.passes.recognise_masks import recognise_masks
 from tensorwright.passes.recognise_rms_norm import recognise_rms_norm
 from tensorwright.passes.recognise_rotary import recognise_rotary
@@ -85,6 +86,7 @@ PIPELINE: tuple[Phase, ...] = (
     )),
     Phase("recognise", "fused", (
         Step(recognise_rms_norm, "one op in place of five", after=("canonicalise_scalars",)),
+        Step(recognise_gelu, "one op in place of eight", after=("canonicalise_scalars",)),
         Step(fuse_head_norms, "heads with a norm each are one row again", before=("fuse_qkv",)),
         Step(recognise_rotary, "needs constant frequencies", after=("fold_constants",)),
         Step(recognise_masks, "attention accepts only masks that were understood", before=("recognise_attention",)),

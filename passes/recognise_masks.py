@@ -30,6 +30,8 @@ HIDDEN = -1e30
 ALWAYS = 512
 """Positions that are evaluated however small the numbers are, in case several of them multiply."""
 
+INTEGERS = ("int32", "int64")
+
 LONGEST = 12288
 """Positions beyond which evaluating a mask of S x S elements takes more memory than a build should."""
 
@@ -101,7 +103,7 @@ def depends_on_positions_only(value: Value) -> bool:
         return False
     nodes = cone(value)
     learned = any(n.op in ("weight", "embedding") for n in nodes)
-    return not learned and all(n.output.dtype in ("int32", "int64") for n in nodes if n.op == "input")
+    return not learned and all(n.output.dtype in INTEGERS for n in nodes if n.op == "input")
 
 
 def fit(graph: Graph, mask: Value) -> int:
@@ -159,7 +161,9 @@ def evaluate(graph: Graph, mask: Value, length: int) -> np.ndarray:
 
     part = graph.clone()
     part.outputs = [part.value(mask.name)]
-    needed = {id(n) for n in cone(part.outputs[0])}
+    # The inputs say what the length is, even if the mask reads none of them.
+    ids = [n for n in part.find("input") if n.output.dtype in INTEGERS]
+    needed = {id(n) for n in (*cone(part.outputs[0]), *ids)}
     part.nodes = [n for n in part.nodes if id(n) in needed]
     sequence = torch.arange(length, dtype=torch.int64)[None]
     inputs = {v.name: sequence for v in part.inputs}

@@ -8,13 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from mutations import swap_gate_and_up
+from mutations import (
+    drop_biases,
+    drop_one_bias,
+    scale_frequencies,
+    scale_scores,
+    shift_head_map,
+    swap_gate_and_up,
+    untie_head,
+)
 
 from support.tiny_models import LONGROPE
-from tensorwright.builder.ir import Graph, Node
+from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.models.weights import Ref, WeightExpr
 from tensorwright.plugins.matmul.op import EPILOGUES
 
-__all__ = ["swap_gate_and_up"]
+__all__ = [
+    "drop_biases",
+    "drop_one_bias",
+    "scale_frequencies",
+    "scale_scores",
+    "shift_head_map",
+    "swap_gate_and_up",
+    "untie_head",
+]
 
 
 def drop_window(graph: Graph) -> None:
@@ -172,3 +189,75 @@ def swap_long_factors(graph: Graph) -> None:
 def _replace_frequencies(graph: Graph, node: Node, frequencies: np.ndarray) -> None:
     shape = (frequencies.size,)
     node.inputs[1] = graph.constant(frequencies.astype(np.float32), "float32", shape, before=node)
+def shift_positions(graph: Graph) -> None:
+    """Every position reads the row of the next one."""
+    node = _position_embedding(graph)
+    rows = node.inputs[0].shape[0]
+    _reread(graph, node, 0, lambda e: e.slice(0, 1, rows).concat([e.slice(0, 0, 1)], 0))
+
+
+def forget_positions(graph: Graph) -> None:
+    """Nothing is added for the position."""
+    _position_embedding(graph).attrs["scale"] = 0.0
+
+
+def _position_embedding(graph: Graph) -> Node:
+    return _matching(graph, lambda n: n.op == "embedding" and n.attrs["ids"] == 1)[0]
+
+
+def forget_transpose(graph: Graph) -> None:
+    """The last square matrix that is stored as [inputs, outputs] is taken for [outputs, inputs]."""
+
+    def is_square(node: Node) -> bool:
+        weight = node.inputs[1] if node.op == "matmul" else None
+        return weight is not None and weight.shape[0] == weight.shape[1]
+
+    _reread(graph, _matching(graph, is_square)[-1], 1, lambda e: e.transpose())
+
+
+def use_one_scale(graph: Graph) -> None:
+    """Every layer scales its scores as the first one does."""
+    nodes = _matching(graph, lambda n: n.op == "paged_attention")
+    assert len({n.attrs["scale"] for n in nodes}) > 1
+    for node in nodes:
+        node.attrs["scale"] = nodes[0].attrs["scale"]
+
+
+def approximate_gelu(graph: Graph) -> None:
+    """gelu by its approximation by tanh in place of erf."""
+    for node in _matching(graph, lambda n: n.op == "elementwise" and "gelu" in n.attrs["program"].split()):
+        node.attrs["program"] = node.attrs["program"].replace("gelu", "gelu_tanh")
+
+
+def drop_parallel_branch(graph: Graph) -> None:
+    """What attention gives in the last layer does not reach the sum beside the MLP."""
+    node = _matching(graph, lambda n: n.op == "matmul" and n.inputs[3] is not None)[-1]
+    node.inputs[3] = None
+
+
+def swap_parallel_norms(graph: Graph) -> None:
+    """The MLP of the last layer reads attention's norm, and attention the MLP's."""
+    names = ("ln_attn", "ln_mlp")
+    norms = _matching(graph, lambda n: n.op == "layer_norm" and n.scope.endswith(names))[-2:]
+    assert norms[0].scope != norms[1].scope
+    norms[0].inputs[1], norms[1].inputs[1] = (_copy(graph, n, norms[0]) for n in (norms[1], norms[0]))
+
+
+def _copy(graph: Graph, norm: Node, before: Node) -> Value:
+    """Another node for a norm's weight, early enough for `before`."""
+    weight = norm.inputs[1]
+    return graph.add("weight", (), weight.node.attrs, [(weight.dtype, weight.shape)], before=before).output
+
+
+def take_rows_as_stored(graph: Graph) -> None:
+    """The rows of the last qkv matrix in the checkpoint's order, head by head."""
+    write = _matching(graph, lambda n: n.op == "rotary_kv_write")[-1]
+    _reread(graph, write.inputs[0].node, 1, lambda e: Ref(next(e.refs())))
+
+
+def _reread(graph: Graph, node: Node, at: int, change: Callable[[WeightExpr], WeightExpr]) -> None:
+    """`node` reads another weight of the same shape."""
+    old = node.inputs[at]
+    attrs = {**old.node.attrs, "expr": change(old.node.attrs["expr"])}
+    assert attrs["expr"] != old.node.attrs["expr"]
+    node.inputs[at] = graph.add("weight", (), attrs, [(old.dtype, old.shape)], before=node).output

@@ -152,7 +152,7 @@ LAYERS = {
     "interface": {"executor.h"},
     "storage": {
         "arena", "mapped_file", "thread_team", "kv_storage", "plan", "plan_format", "plan_check",
-        "instruction_check", "step_check",
+        "instruction_check", "program_check", "step_check",
     },
     "executor": {"cpu_executor", "profile"},
     "scheduler": {

@@ -74,6 +74,16 @@ def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(
             f"{checkpoint.path}: weights quantized with {method} are not read; give the unquantized checkpoint"
         )
+    if getattr(config, "alibi", False):
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: alibi is refused: attention scores with a slope per head are not supported; "
+            "positions must be learned or rotary"
+        )
+    if getattr(config, "reorder_and_upcast_attn", False):
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: reorder_and_upcast_attn is refused; set it to false in config.json: scores are always "
+            "computed in float32 here, which is what it asks for"
+        )
     for rope_type in sorted(_rope_types(config)):
         if rope_type not in ROPE_TYPES:
             why = _ROPE_REFUSALS.get(rope_type, "its frequencies are not known to be fixed")

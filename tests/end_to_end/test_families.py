@@ -94,6 +94,29 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
         norms.use_tanh_gelu,
     ),
     "gpt_neox_serial": (norms.take_rows_as_stored, norms.drop_norm_residual, norms.use_silu),
+    "gpt2": (
+        broken.shift_positions,
+        broken.forget_positions,
+        broken.drop_one_bias,
+        broken.shift_fused_rows,
+        broken.forget_transpose,
+        broken.use_exact_gelu,
+        broken.scale_scores,
+        broken.untie_head,
+    ),
+    "gpt2_unscaled": (broken.scale_scores,),
+    "gpt2_layer_scales": (broken.use_one_scale,),
+    "falcon": (
+        broken.scale_frequencies,
+        broken.scale_scores,
+        broken.shift_fused_rows,
+        broken.approximate_gelu,
+        broken.drop_parallel_branch,
+        broken.untie_head,
+    ),
+    "falcon_groups": (broken.take_rows_as_stored, broken.shift_head_map, broken.swap_parallel_norms),
+    "falcon_one_norm": (broken.shift_fused_rows, broken.drop_one_bias, broken.drop_parallel_branch),
+    "falcon_serial": (broken.take_rows_as_stored, broken.drop_biases),
 }
 """Variant of tiny_models -> what turns its comparison red."""
 

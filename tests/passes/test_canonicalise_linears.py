@@ -83,5 +83,7 @@ def test_does_not_fire_where_the_sum_without_bias_is_used_too():
     assert_silent(canonicalise_linears, graph_of(body + "  return %z, %y"))
 
 
-def test_pinned_counts(model):
+def test_pinned_counts(model, rewritten):
     assert model.count("canonicalise_linears") == 0
+    assert rewritten("gpt2").count("canonicalise_linears") == 16
+    assert rewritten("falcon_serial").count("canonicalise_linears") == 24

@@ -17,6 +17,8 @@ def scalar(op, number, *, first=False, dtype="float64"):
     ("op", "number", "first", "expected"),
     [
         ("pow", 2, False, ["mul"]),
+        ("pow", 3, False, ["mul", "mul"]),
+        ("pow", 3.0, False, ["mul", "mul"]),
         ("sub", 1.5, False, ["add"]),
         ("div", 8.0, False, ["mul"]),
         ("mul", 3.0, True, ["mul"]),
@@ -37,7 +39,7 @@ def test_a_square_is_a_product():
 
 @pytest.mark.parametrize(
     ("op", "number", "first"),
-    [("pow", 3, False), ("div", 3.0, False), ("div", 8.0, True), ("sub", 1.0, True), ("mul", 2.0, False)],
+    [("pow", 4, False), ("div", 3.0, False), ("div", 8.0, True), ("sub", 1.0, True), ("mul", 2.0, False)],
 )
 def test_what_would_change_bits_or_is_canonical_stays(op, number, first):
     dtype = "int64" if isinstance(number, int) else "float64"

@@ -127,6 +127,15 @@ def test_lengths_go_past_every_number_and_not_past_the_limit():
         recognise_masks(masked(window(90000)))
 
 
+def test_a_mask_that_counts_by_itself_is_as_long_as_the_inputs():
+    """Some models count positions from 0 in place of reading them."""
+    body = HEAD.replace(
+        "  %key", '  %count: int64[seq] = arange() {start = 0, end = "seq", step = 1, dtype = "int64"}\n  %key', 1
+    )
+    body = body.replace("view(%position_ids)", "view(%count)")
+    assert_fires(recognise_masks, graph_of(body + CAUSAL + TAIL + "  return %y", "fused"), 1)
+
+
 def test_evaluation_is_what_the_model_computes():
     graph = masked(window(3))
     expected = torch.ones(9, 9).tril().triu(-2).numpy() == 1

@@ -71,3 +71,5 @@ def test_does_not_fire_where_all_heads_are_used_too(user):
 
 def test_pinned_counts(rewritten):
     assert rewritten("llama").count("split_interleaved_linears") == 0
+    for variant in ("falcon", "falcon_groups", "falcon_serial"):
+        assert rewritten(variant).count("split_interleaved_linears") == 6

@@ -16,6 +16,9 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPTNeoXConfig,
+    FalconConfig,
+    Gemma2Config,
+    GPT2Config,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -134,6 +137,8 @@ GPT_NEOX: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
 }
 
+FALCON: dict[str, Any] = {"num_key_value_heads": None, "ffn_hidden_size": 72, "tie_word_embeddings": True}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
@@ -149,6 +154,8 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "starcoder2": (Starcoder2Config, STARCODER2),
     "stablelm": (StableLmConfig, STABLELM),
     "gpt_neox": (GPTNeoXConfig, GPT_NEOX),
+    "gpt2": (GPT2Config, {"num_key_value_heads": None, "tie_word_embeddings": True}),
+    "falcon": (FalconConfig, FALCON),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -195,6 +202,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm_head_norms": ("stablelm", {"qk_layernorm": True}),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_neox_serial": ("gpt_neox", {"use_parallel_residual": False, "hidden_act": "relu"}),
+    "gpt2": ("gpt2", {}),
+    "gpt2_unscaled": ("gpt2", {"scale_attn_weights": False, "n_inner": 56, "tie_word_embeddings": False}),
+    "gpt2_layer_scales": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "num_hidden_layers": 3}),
+    "falcon": ("falcon", {}),
+    "falcon_groups": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_one_norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1, "bias": True},
+    ),
+    "falcon_serial": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
