@@ -2,7 +2,8 @@
 
 For every shape of a model, prints GFLOP/s, GB/s of weights and the part of the ceiling reached. The ceilings are
 measured right before and after each figure, since shared machines drift: dot or FMA peak of the kernel's instruction
-set for operations, streaming reads for bytes. Weights rotate through memory in decode (few rows), as the layers of a model do.
+set for operations, streaming reads for bytes. Weights rotate through memory in decode (few rows), as the layers of a
+model do.
 
     python benchmarks/matmul.py --model qwen2.5-0.5b --dtype bfloat16 --threads 1 2 --rows 1 4 16 512
 """
