@@ -158,6 +158,8 @@ void bind_options(nb::module_& m) {
       .def_rw("max_num_tokens", &PyEngineOptions::max_num_tokens, "tokens in a step, at least max_batch_size")
       .def_rw("max_queue", &PyEngineOptions::max_queue,
               "requests alive beyond max_batch_size, before submit raises QueueFullError")
+      .def_rw("max_prompt_rows", &PyEngineOptions::max_prompt_rows,
+              "prompt positions in a step whose logits are wanted, for prompt_logprobs")
       .def_rw("threads", &PyEngineOptions::threads, "0: one per usable processor")
       .def_rw("load", &PyEngineOptions::load, "'map' or 'copy'")
       .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)
@@ -167,19 +169,24 @@ void bind_options(nb::module_& m) {
       .def_rw("debug_seed", &PyEngineOptions::debug_seed, "for tests: decides who is preempted");
 }
 
+std::vector<LogprobTuples> all_tuples(const std::vector<std::vector<TokenLogprob>>& tokens) {
+  std::vector<LogprobTuples> all;
+  for (const auto& token : tokens) all.push_back(to_tuples(token));
+  return all;
+}
+
 void bind_event(nb::module_& m) {
   nb::class_<Event>(m, "Event", "News of one request.")
       .def_ro("request_id", &Event::request_id)
       .def_ro("tokens", &Event::tokens)
       .def_prop_ro(
-          "logprobs",
-          [](const Event& event) {
-            std::vector<LogprobTuples> all;
-            for (const auto& token : event.logprobs) all.push_back(to_tuples(token));
-            return all;
-          },
+          "logprobs", [](const Event& event) { return all_tuples(event.logprobs); },
           "parallel to tokens, or empty: (token, logprob, rank) of the sampled token, then of the others "
           "asked for")
+      .def_prop_ro(
+          "prompt_logprobs", [](const Event& event) { return all_tuples(event.prompt_logprobs); },
+          "of the next prompt tokens, from the second on, if asked for: (token, logprob, rank) of the token, "
+          "then of the others")
       .def_ro("finish", &Event::finish,
               "'', 'stop', 'length', 'abort', 'timeout' or 'error'; not '' in the last event")
       .def_ro("stop_token", &Event::stop_token,

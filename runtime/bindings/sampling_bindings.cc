@@ -76,7 +76,8 @@ void bind_parameters(nb::module_& m) {
       .def_rw("priority", &Sampling::priority, "higher ones start first")
       .def_rw("ignore_eos", &Sampling::ignore_eos)
       .def_rw("logprobs", &Sampling::logprobs,
-              "-1: none, 0: of the sampled token, n: of the n likeliest as well");
+              "-1: none, 0: of the sampled token, n: of the n likeliest as well")
+      .def_rw("prompt_logprobs", &Sampling::prompt_logprobs, "the same of each prompt token but the first");
 }
 
 void bind_sampler(nb::module_& m) {

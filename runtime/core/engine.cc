@@ -18,6 +18,9 @@ void merge(Event&& later, Event* event) {
   later.tokens.insert(later.tokens.begin(), event->tokens.begin(), event->tokens.end());
   later.logprobs.insert(later.logprobs.begin(), std::make_move_iterator(event->logprobs.begin()),
                         std::make_move_iterator(event->logprobs.end()));
+  later.prompt_logprobs.insert(later.prompt_logprobs.begin(),
+                               std::make_move_iterator(event->prompt_logprobs.begin()),
+                               std::make_move_iterator(event->prompt_logprobs.end()));
   *event = std::move(later);
 }
 

@@ -24,6 +24,7 @@ void validate_options(const EngineOptions& o) {
   require_option(o.max_queue >= 1, "max_queue must be at least 1", o.max_queue, "raise it");
   require_option(o.kv_cache_bytes >= 0, "kv_cache_bytes must not be negative", o.kv_cache_bytes, "raise it");
   require_option(o.max_chunk >= 0, "max_chunk must be 0 (no cap) or positive", o.max_chunk, "raise it");
+  require_option(o.max_prompt_rows >= 1, "max_prompt_rows must be at least 1", o.max_prompt_rows, "raise it");
   require_option(o.debug_preempt_every >= 0, "debug_preempt_every must be 0 (never) or positive",
                  o.debug_preempt_every, "raise it");
 }
@@ -83,12 +84,15 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   const ModelFacts& facts = executor_->facts();
   int32_t groups = static_cast<int32_t>(facts.block_bytes.size());
   int32_t blocks = count_blocks(facts, options.kv_cache_bytes);
-  executor_->allocate(std::vector<int32_t>(groups, blocks), options.max_num_tokens, options.max_batch_size,
-                      options.max_batch_size);
+  // No step has more rows than tokens.
+  int64_t rows =
+      std::min<int64_t>(int64_t{options.max_batch_size} + options.max_prompt_rows, options.max_num_tokens);
+  executor_->allocate(std::vector<int32_t>(groups, blocks), options.max_num_tokens,
+                      static_cast<int32_t>(rows), options.max_batch_size);
   kv_ = std::make_unique<KvBlocks>(groups, blocks, facts.block_size, options.prefix_cache);
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
-                            options.debug_preempt_every, options.debug_seed});
+                            options.debug_preempt_every, options.debug_seed, options.max_prompt_rows});
 }
 
 void EngineCore::add(Request request, Clock::time_point arrived) {
@@ -163,14 +167,21 @@ void EngineCore::step(std::vector<Event>* events) {
 
 // False if the executor threw: the plan is rolled back, and its first request ended if `at_fault`.
 bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) {
-  std::vector<Sequence*> rows;
+  struct Rows {
+    Sequence* sequence;
+    int32_t prompt;
+    bool sampled;
+  };
+  std::vector<Rows> wanted;  // of each chunk, in their order
+  int32_t rows = 0;
   for (const PlannedChunk& chunk : plan.chunks) {
     if (chunk.sequence->queue_s < 0) chunk.sequence->queue_s = seconds_since(chunk.sequence->arrived);
-    if (chunk.last()) rows.push_back(chunk.sequence);
+    wanted.push_back({chunk.sequence, chunk.prompt_rows, chunk.last()});
+    rows += chunk.prompt_rows + chunk.last();
   }
   LogitRows logits;
   try {
-    logits = execute(plan, static_cast<int32_t>(rows.size()));
+    logits = execute(plan, rows);
   } catch (const std::exception& error) {
     Error typed = as_error(error);
     int64_t first = plan.chunks[0].sequence->id;
@@ -179,7 +190,12 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     return false;
   }
   scheduler_->commit(plan);
-  for (int32_t row = 0; row < logits.rows; ++row) take_token(*rows[row], logits, row, events);
+  int32_t row = 0;
+  for (auto [sequence, prompt, sampled] : wanted) {
+    bool alive = take_prompt_logprobs(*sequence, logits, row, prompt, events);
+    if (alive && sampled) take_token(*sequence, logits, row + prompt, events);
+    row += prompt + sampled;
+  }
   return true;
 }
 
@@ -192,12 +208,37 @@ LogitRows EngineCore::execute(const StepPlan& plan, int32_t rows) {
                                        "; this is a bug of the executor");
 }
 
+std::span<const float> EngineCore::values(const LogitRows& logits, int32_t row) const {
+  return {logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size)};
+}
+
+// Tells of the sequence's next `rows` prompt positions, whose logits are from `row` on. False if that ended
+// it.
+bool EngineCore::take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
+                                      std::vector<Event>* events) {
+  if (rows == 0) return true;
+  Event event = event_of(sequence);
+  try {
+    for (int32_t i = 0; i < rows; ++i) {
+      int32_t next = sequence.tokens[sequence.scored + i + 1];
+      event.prompt_logprobs.push_back(
+          sampler_.score(values(logits, row + i), next, sequence.sampling.prompt_logprobs));
+    }
+  } catch (const std::exception& error) {
+    Error typed = as_error(error);
+    end(sequence.id, &typed, events);
+    return false;
+  }
+  sequence.scored += rows;
+  events->push_back(std::move(event));
+  return true;
+}
+
 void EngineCore::take_token(Sequence& sequence, const LogitRows& logits, int32_t row,
                             std::vector<Event>* events) {
-  std::span<const float> values(logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size));
   Sample sample;
   try {
-    sample = sampler_.sample(values, sequence.sampling, sequence.seed, sequence.size(),
+    sample = sampler_.sample(values(logits, row), sequence.sampling, sequence.seed, sequence.size(),
                              {sequence.tokens, sequence.prompt_tokens});
   } catch (const std::exception& error) {
     Error typed = as_error(error);

@@ -3,6 +3,7 @@
 #define TENSORWRIGHT_RUNTIME_CORE_ENGINE_CORE_H_
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct EngineOptions {
   int32_t max_batch_size = 1;  // sequences running at once
   int32_t max_num_tokens = 1;  // tokens in a step, at least max_batch_size
   int32_t max_queue = 1024;    // requests alive beyond max_batch_size, before submit refuses more
+  // Prompt positions in a step whose logits are wanted (prompt_logprobs); each takes the memory of a logit
+  // row.
+  int32_t max_prompt_rows = 64;
   bool prefix_cache = true;
   // For tests.
   int32_t max_chunk = 0;            // tokens of one prefill in a step; 0: no cap
@@ -63,6 +67,9 @@ class EngineCore {
  private:
   bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
   LogitRows execute(const StepPlan& plan, int32_t rows);
+  std::span<const float> values(const LogitRows& logits, int32_t row) const;
+  bool take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
+                            std::vector<Event>* events);
   void take_token(Sequence& sequence, const LogitRows& logits, int32_t row, std::vector<Event>* events);
   void close(int64_t id, const char* finish, const Error* error, std::vector<Event>* events);
   Event event_of(const Sequence& sequence) const;

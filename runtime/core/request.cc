@@ -79,6 +79,10 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
   if (s.logprobs < -1 || s.logprobs > facts.vocab_size) {
     refuse(type, "logprobs must be -1 (none) or in [0, vocab_size]", std::to_string(s.logprobs), "lower it");
   }
+  if (s.prompt_logprobs < -1 || s.prompt_logprobs > facts.vocab_size) {
+    refuse(type, "prompt_logprobs must be -1 (none) or in [0, vocab_size]", std::to_string(s.prompt_logprobs),
+           "lower it");
+  }
   validate_tokens("stop token ids", s.stop_token_ids, facts.vocab_size);
   validate_tokens("end-of-sequence token ids", s.eos_token_ids, facts.vocab_size);
   validate_processors(s, facts);

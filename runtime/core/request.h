@@ -30,7 +30,8 @@ struct Sampling {
   std::vector<std::vector<int32_t>> bad_words;  // token sequences, none empty
   double timeout_s = -1;                        // from arrival to the end; negative: none
   int32_t priority = 0;                         // higher ones start first
-  int32_t logprobs = -1;  // -1: none; 0: of the sampled token; n: of the n likeliest as well
+  int32_t logprobs = -1;         // -1: none; 0: of the sampled token; n: of the n likeliest as well
+  int32_t prompt_logprobs = -1;  // the same of each prompt token but the first
 };
 
 struct Request {
@@ -50,7 +51,10 @@ struct Event {
   int64_t request_id = 0;
   std::vector<int32_t> tokens;
   std::vector<std::vector<TokenLogprob>>
-      logprobs;                   // [tokens] if asked for: the sampled token, then the others
+      logprobs;  // [tokens] if asked for: the sampled token, then the others
+  // If asked for, of the next prompt tokens from the second on, each once: the prompt's token, then the
+  // others.
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs;
   std::string finish;             // "", "stop", "length", "abort", "timeout" or "error"
   int32_t stop_token = -1;        // the end-of-sequence or stop token; it is in `tokens` too
   std::string error_type, error;  // a class of tensorwright.errors, and its message

@@ -30,8 +30,10 @@ std::unique_ptr<Sequence> take(Queue& queue, Queue::iterator at) {
 }  // namespace
 
 Scheduler::Scheduler(KvBlocks& kv, const SchedulerLimits& limits) : kv_(kv), limits_(limits) {
-  if (limits.max_seqs < 1 || limits.max_tokens < limits.max_seqs || limits.max_chunk < 0) {
-    throw std::logic_error("[scheduler] limits must hold 1 <= max_seqs <= max_tokens and max_chunk >= 0");
+  if (limits.max_seqs < 1 || limits.max_tokens < limits.max_seqs || limits.max_chunk < 0 ||
+      limits.max_prompt_rows < 1) {
+    throw std::logic_error(
+        "[scheduler] limits must hold 1 <= max_seqs <= max_tokens, max_chunk >= 0 and max_prompt_rows >= 1");
   }
 }
 
@@ -76,8 +78,9 @@ StepPlan Scheduler::plan_only(int64_t id) {
   return plan;
 }
 
-int32_t Scheduler::budget(const StepPlan& plan, int32_t pending) const {
-  int32_t chunk = std::min(pending, limits_.max_tokens - plan.tokens);
+int32_t Scheduler::budget(const StepPlan& plan, const Sequence& sequence) const {
+  int32_t chunk = sequence.pending_within(limits_.max_prompt_rows - plan.prompt_rows);
+  chunk = std::min(chunk, limits_.max_tokens - plan.tokens);
   return limits_.max_chunk > 0 ? std::min(chunk, limits_.max_chunk) : chunk;
 }
 
@@ -86,7 +89,7 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
   int32_t before = sequence.blocks.size();
   int32_t chunk;
   while (true) {
-    chunk = budget(plan, sequence.pending());
+    chunk = budget(plan, sequence);
     if (chunk <= 0) return false;
     if (kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk))) break;
     if (may_preempt && running_.back().get() != &sequence) {
@@ -105,14 +108,14 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
 
 bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   Sequence& sequence = *waiting_[waiting_index];
-  if (running() >= limits_.max_seqs || budget(plan, 1) <= 0 || kv_.available() <= 0) return false;
-  KvBlocks::Match match = kv_.match(sequence.tokens);
+  if (running() >= limits_.max_seqs || budget(plan, sequence) <= 0 || kv_.available() <= 0) return false;
+  KvBlocks::Match match = kv_.match(sequence.reusable());
   int32_t missing = kv_.blocks_for(sequence.size()) - static_cast<int32_t>(match.path.size());
   if (missing > kv_.available() - match.idle - outstanding_blocks()) return false;
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
   sequence.tokens_when_admitted = sequence.size();
-  int32_t chunk = budget(plan, sequence.pending());
+  int32_t chunk = budget(plan, sequence);
   if (!kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk))) {
     throw std::logic_error("[scheduler] an admitted sequence must have its blocks");
   }
@@ -131,8 +134,10 @@ int32_t Scheduler::outstanding_blocks() const {
 void Scheduler::append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before,
                        bool admitted) {
   bool decode = sequence.pending() == 1 && sequence.generated() > 0;
-  plan.chunks.push_back({&sequence, tokens, blocks_before, admitted, decode});
+  int32_t prompt_rows = sequence.prompt_rows(tokens);
+  plan.chunks.push_back({&sequence, tokens, prompt_rows, blocks_before, admitted, decode});
   plan.tokens += tokens;
+  plan.prompt_rows += prompt_rows;
 }
 
 void Scheduler::preempt_last(StepPlan& plan) {
@@ -140,6 +145,7 @@ void Scheduler::preempt_last(StepPlan& plan) {
   std::erase_if(plan.chunks, [&](const PlannedChunk& chunk) {
     if (chunk.sequence != last->get()) return false;
     plan.tokens -= chunk.tokens;
+    plan.prompt_rows -= chunk.prompt_rows;
     return true;
   });
   move_to_waiting(last);
@@ -178,7 +184,7 @@ void Scheduler::commit(const StepPlan& plan) {
   for (const PlannedChunk& chunk : plan.chunks) {
     Sequence& sequence = *chunk.sequence;
     if (chunk.admitted) {
-      stats_.prefix_lookup_tokens += sequence.size();
+      stats_.prefix_lookup_tokens += static_cast<int64_t>(sequence.reusable().size());
       stats_.prefix_hit_tokens += sequence.computed;
       if (sequence.cached_tokens < 0) sequence.cached_tokens = sequence.computed;
     }

@@ -14,6 +14,7 @@
 // or before it in the order when it came, and those of higher priority that came while it waited: these can
 // keep it waiting as long as they keep coming. Nothing else that comes later delays it; with equal
 // priorities, nothing at all.
+// Wanting prompt_logprobs, a sequence has c = max_prompt_rows if that is less.
 // (debug_preempt_every breaks this on purpose.)
 //
 // plan() is a proposal: commit() makes it fact, rollback() takes it back: no token counted, no block held,
@@ -41,11 +42,15 @@ struct SchedulerLimits {
   // start.
   int32_t debug_preempt_every = 0;
   uint64_t debug_seed = 0;
+  // Prompt positions in a step whose logits are wanted (prompt_logprobs), besides a row per sequence that
+  // samples.
+  int32_t max_prompt_rows = 1;
 };
 
 struct PlannedChunk {
   Sequence* sequence;
   int32_t tokens;         // computed in this step, from sequence->computed on
+  int32_t prompt_rows;    // of these, prompt positions whose logits are wanted, from sequence->scored on
   int32_t blocks_before;  // per group, for rollback
   bool admitted;          // came from the waiting queue in this plan
   bool decode;
@@ -55,6 +60,7 @@ struct PlannedChunk {
 struct StepPlan {
   std::vector<PlannedChunk> chunks;
   int32_t tokens = 0;
+  int32_t prompt_rows = 0;
 };
 
 struct SchedulerStats {
@@ -92,7 +98,7 @@ class Scheduler {
 
   bool plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt);
   bool admit(size_t waiting_index, StepPlan& plan);
-  int32_t budget(const StepPlan& plan, int32_t pending) const;
+  int32_t budget(const StepPlan& plan, const Sequence& sequence) const;
   int32_t outstanding_blocks() const;
   int64_t waste(const Sequence& sequence) const;
   void append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before, bool admitted);

@@ -2,8 +2,10 @@
 #ifndef TENSORWRIGHT_RUNTIME_CORE_SEQUENCE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_SEQUENCE_H_
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "runtime/core/kv_blocks.h"
@@ -22,6 +24,8 @@ struct Sequence {
   uint64_t seed = 0;
 
   int32_t computed = 0;  // leading tokens whose keys and values are in the cache
+  // Leading prompt positions told of, for prompt_logprobs; at least `computed` while scoring.
+  int32_t scored = 0;
   SequenceBlocks blocks;
   int32_t tokens_when_admitted = 0;  // more by now: it got somewhere since its last (re)start
   int32_t cached_tokens = -1;        // prompt tokens the prefix cache had at the first start; -1: not started
@@ -39,6 +43,22 @@ struct Sequence {
   int32_t generated() const { return size() - prompt_tokens; }
   // Tokens to compute before the next one can be sampled: 1 while decoding.
   int32_t pending() const { return size() - computed; }
+
+  // Prompt positions whose logits are still to be told of. A recompute after a preemption tells of none
+  // twice.
+  bool scoring() const { return sampling.prompt_logprobs >= 0 && scored < prompt_tokens - 1; }
+  // How many of the next `count` tokens are such positions: those from `scored` on. The last of the prompt is
+  // not among them: its row is sampled from.
+  int32_t prompt_rows(int32_t count) const {
+    return scoring() ? std::max(0, std::min(computed + count, prompt_tokens - 1) - scored) : 0;
+  }
+  // The most pending tokens that take at most `rows` prompt rows.
+  int32_t pending_within(int32_t rows) const {
+    bool enough = !scoring() || rows >= prompt_tokens - 1 - scored;
+    return enough ? pending() : scored + rows - computed;
+  }
+  // Tokens that the prefix cache may give. What is told of must be computed.
+  std::span<const int32_t> reusable() const { return std::span(tokens).first(scoring() ? 0 : tokens.size()); }
 };
 
 }  // namespace tensorwright

@@ -42,6 +42,8 @@ void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* 
     }
     step->seq_starts.push_back(step->tokens());
     step->context_lens.push_back(end);
+    int32_t row = step->tokens() - chunk.tokens + sequence.scored - sequence.computed;
+    for (int32_t i = 0; i < chunk.prompt_rows; ++i) step->logit_rows.push_back(row + i);
     if (chunk.last()) step->logit_rows.push_back(step->tokens() - 1);
   }
   step->groups.resize(groups);

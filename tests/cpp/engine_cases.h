@@ -42,7 +42,7 @@ inline Request request(int64_t id, std::vector<int32_t> prompt, int32_t max_toke
 // Everything a request was told, put together.
 struct Outcome {
   std::vector<int32_t> tokens;
-  std::vector<std::vector<TokenLogprob>> logprobs;
+  std::vector<std::vector<TokenLogprob>> logprobs, prompt_logprobs;
   Event last;
 };
 using Outcomes = std::map<int64_t, Outcome>;
@@ -53,6 +53,8 @@ inline void collect(std::vector<Event> events, Outcomes* outcomes) {
     TW_CHECK(outcome.last.finish.empty());  // nothing comes after the end
     outcome.tokens.insert(outcome.tokens.end(), event.tokens.begin(), event.tokens.end());
     outcome.logprobs.insert(outcome.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+    outcome.prompt_logprobs.insert(outcome.prompt_logprobs.end(), event.prompt_logprobs.begin(),
+                                   event.prompt_logprobs.end());
     outcome.last = std::move(event);
   }
 }
@@ -79,14 +81,14 @@ inline Outcome solo(const Request& r, int64_t groups = 1) {
 }
 
 inline bool same(const Outcome& a, const Outcome& b) {
-  auto equal = [](const TokenLogprob& x, const TokenLogprob& y) {
-    return x.token == y.token && x.logprob == y.logprob && x.rank == y.rank;
+  auto equal = [](const std::vector<TokenLogprob>& one, const std::vector<TokenLogprob>& other) {
+    return std::ranges::equal(one, other, [](const TokenLogprob& x, const TokenLogprob& y) {
+      return x.token == y.token && x.logprob == y.logprob && x.rank == y.rank;
+    });
   };
-  bool result = a.tokens == b.tokens && a.logprobs.size() == b.logprobs.size() &&
-                a.last.finish == b.last.finish && a.last.stop_token == b.last.stop_token;
-  for (size_t i = 0; result && i < a.logprobs.size(); ++i)
-    result = std::ranges::equal(a.logprobs[i], b.logprobs[i], equal);
-  return result;
+  return a.tokens == b.tokens && a.last.finish == b.last.finish && a.last.stop_token == b.last.stop_token &&
+         std::ranges::equal(a.logprobs, b.logprobs, equal) &&
+         std::ranges::equal(a.prompt_logprobs, b.prompt_logprobs, equal);
 }
 
 inline Request random_request(std::mt19937& random, int64_t id) {
@@ -102,6 +104,7 @@ inline Request random_request(std::mt19937& random, int64_t id) {
     r.sampling.top_p = random() % 2 ? 1 : 0.8;
   }
   if (random() % 2) r.sampling.logprobs = static_cast<int32_t>(random() % 4);
+  if (random() % 3 == 0) r.sampling.prompt_logprobs = static_cast<int32_t>(random() % 4);
   if (random() % 2) r.sampling.eos_token_ids = {static_cast<int32_t>(random() % kVocab)};
   return r;
 }

@@ -55,6 +55,7 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     o.max_chunk = round % 2 * 7;
     o.debug_preempt_every = round % 4;
     o.debug_seed = round;
+    o.max_prompt_rows = 1 + static_cast<int32_t>(random() % 20);
     FakeBehaviour behaviour;
     behaviour.fail_every = round % 5 == 4 ? 3 : 0;  // and steps that fail in company
     behaviour.groups = groups;
@@ -64,6 +65,8 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
       TW_CHECK(same(outcomes[r.id], solo(r, groups)));
       TW_CHECK(outcomes[r.id].last.finish == "stop" || outcomes[r.id].last.finish == "length");
       TW_CHECK_EQ(outcomes[r.id].logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcomes[r.id].tokens.size());
+      TW_CHECK_EQ(outcomes[r.id].prompt_logprobs.size(),
+                  r.sampling.prompt_logprobs < 0 ? 0 : r.prompt.size() - 1);
     }
     preemptions += core.stats().steps.preemptions;
     hits += core.stats().steps.prefix_hit_tokens;
@@ -82,15 +85,19 @@ TW_TEST(the_guilty_request_dies_alone) {
     (kind == 0 ? behaviour.throw_token : kind == 1 ? behaviour.late_token : behaviour.nan_token) = 49;
     EngineCore core(fake(behaviour), options(60, 8, 64));
     std::vector<Request> requests;
-    for (int64_t id = 0; id < 6; ++id) requests.push_back(request(id, {7, 8, static_cast<int32_t>(id)}, 10));
-    requests[2].prompt.push_back(49);
+    for (int64_t id = 0; id < 6; ++id) {
+      requests.push_back(request(id, {7, 8, static_cast<int32_t>(id)}, 10));
+      requests.back().sampling.prompt_logprobs = static_cast<int32_t>(id % 3) - 1;
+    }
+    requests[2].prompt.insert(requests[2].prompt.end(), {49, 1});  // a NaN among the rows that are told of
     {
       EngineCore other(fake(behaviour), options(60, 8, 64));
       for (const Request& r : requests) other.add(r, Clock::now());
       std::vector<Event> events;
       other.step(&events);  // found out in the very step
       auto last = std::ranges::find_if(events, [](const Event& event) { return event.finish == "error"; });
-      TW_CHECK(last != events.end() && last->request_id == 2 && events.size() == 6);
+      TW_CHECK(last != events.end() && last->request_id == 2);
+      TW_CHECK_EQ(std::ranges::count_if(events, [](const Event& event) { return !event.tokens.empty(); }), 5);
     }
     Outcomes outcomes = run_core(core, requests);
     int untouched = 0;
@@ -110,11 +117,54 @@ TW_TEST(the_guilty_request_dies_alone) {
   }
 }
 
+// Each row is told of once, by the tokens it follows, whatever cut the prompt up or came between.
+TW_TEST(prompt_logprobs_are_those_of_shorter_prompts) {
+  Request r = request(1, {5, 1, 4, 1, 3, 9, 2, 6, 8, 7}, 1);
+  r.sampling.prompt_logprobs = 3;
+  r.sampling.temperature = 2;  // and a bias: neither changes what is told
+  r.sampling.logit_bias = {{1, 5.0}};
+  Outcome whole = solo(r);
+  TW_CHECK_EQ(whole.prompt_logprobs.size(), r.prompt.size() - 1);
+  for (size_t i = 1; i < r.prompt.size(); ++i) {
+    Request before = request(2, {r.prompt.begin(), r.prompt.begin() + static_cast<int>(i)}, 1);
+    before.sampling.logprobs = kVocab;
+    Outcome one = solo(before);
+    const std::vector<TokenLogprob>&told = whole.prompt_logprobs[i - 1], &all = one.logprobs[0];
+    TW_CHECK_EQ(told[0].token, r.prompt[i]);
+    TW_CHECK_EQ(told.size(), told[0].rank <= 3 ? 3u : 4u);
+    for (const TokenLogprob& entry : told) {
+      auto same_token = [&](const TokenLogprob& other) { return other.token == entry.token; };
+      auto other = std::ranges::find_if(all, same_token);
+      TW_CHECK(other->logprob == entry.logprob && other->rank == entry.rank);
+    }
+  }
+}
+
+// A scoring request looks nothing up, is cut to the row budget and lets others pass through the same step.
+TW_TEST(prompt_logprobs_keep_to_the_row_budget) {
+  EngineOptions o = options(60, 4, 32);
+  o.max_prompt_rows = 5;
+  EngineCore core(fake(), o);
+  Request r = request(1, std::vector<int32_t>(20, 3), 4);
+  Outcomes first = run_core(core, {r});
+  r.sampling.prompt_logprobs = 0;
+  int64_t steps = core.stats().steps.steps;
+  Outcomes outcomes = run_core(core, {r});
+  TW_CHECK_EQ(outcomes[1].prompt_logprobs.size(), 19u);
+  TW_CHECK_EQ(outcomes[1].last.cached_tokens, 0);
+  TW_CHECK(outcomes[1].tokens == first[1].tokens);
+  TW_CHECK_EQ(core.stats().steps.steps - steps, 4 + 3);  // 5 + 5 + 5 + the rest, then the other three tokens
+  TW_CHECK_EQ(core.stats().steps.prefix_hit_tokens, 0);
+}
+
 TW_TEST(impossible_options_are_refused_by_name) {
   TW_CHECK_ERROR(EngineCore(fake(), options(0, 1, 1)), "OutOfMemoryError");
   TW_CHECK_ERROR(EngineCore(fake(), options(9, 4, 3)), "InvalidOptionError");
   TW_CHECK_ERROR(EngineCore(fake(), options(9, 0, 3)), "InvalidOptionError");
   EngineOptions o = options(9, 1, 1);
+  o.max_prompt_rows = 0;
+  TW_CHECK_ERROR(EngineCore(fake(), o), "InvalidOptionError");
+  o = options(9, 1, 1);
   o.max_queue = 0;
   TW_CHECK_ERROR(EngineCore(fake(), o), "InvalidOptionError");
   EngineCore core(fake(), options(9, 1, 1));

@@ -9,9 +9,10 @@ using namespace tw_test;
 namespace {
 
 // The bound that scheduler.h states.
-int64_t bound(const SchedulerLimits& limits, int64_t prompt, int64_t max_tokens) {
+int64_t bound(const SchedulerLimits& limits, int64_t prompt, int64_t max_tokens, bool scoring = false) {
   int64_t c = limits.max_tokens - limits.max_seqs + 1;
   if (limits.max_chunk) c = std::min<int64_t>(c, limits.max_chunk);
+  if (scoring) c = std::min<int64_t>(c, limits.max_prompt_rows);
   return (prompt + max_tokens + c - 1) / c + max_tokens;
 }
 
@@ -39,6 +40,7 @@ TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
     int32_t max_seqs = 1 + static_cast<int32_t>(random() % 6);
     SchedulerLimits limits{max_seqs, max_seqs + static_cast<int32_t>(random() % 12),
                            static_cast<int32_t>(random() % 3 * 3)};
+    limits.max_prompt_rows = 1 + static_cast<int32_t>(random() % 4);
     int32_t block_size = 1 + static_cast<int32_t>(random() % 4),
             blocks = 12 + static_cast<int32_t>(random() % 20);
     Simulation s(blocks, block_size, limits, random() % 2);
@@ -47,12 +49,15 @@ TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
       int32_t room = blocks * block_size;
       int32_t prompt = 1 + static_cast<int32_t>(random() % (room * 2 / 3));
       int32_t most = 1 + static_cast<int32_t>(random() % (room + 1 - prompt));
-      need[id] = bound(limits, prompt, most);
+      bool scoring = random() % 3 == 0;
+      need[id] = bound(limits, prompt, most, scoring);
       int64_t ahead = 0;
       for (int64_t other = 1; other < id; ++other) ahead += s.finished.count(other) ? 0 : need[other];
       must_start[id] = s.now + ahead + 1;
       must_finish[id] = s.now + ahead + need[id];
-      s.scheduler.add(make(id, prompt, most, static_cast<int32_t>(random() % 2) * 1000));
+      auto sequence = make(id, prompt, most, static_cast<int32_t>(random() % 2) * 1000);
+      if (scoring) sequence->sampling.prompt_logprobs = 0;
+      s.scheduler.add(std::move(sequence));
       for (uint32_t i = random() % 8; i > 0 && !s.scheduler.idle(); --i) s.step();
     }
     s.run();

@@ -42,15 +42,18 @@ struct Simulation {
     TW_CHECK(plan.tokens <= limits.max_tokens);
     TW_CHECK(scheduler.running() <= limits.max_seqs);
     std::set<const Sequence*> seen;
-    int32_t tokens = 0;
+    int32_t tokens = 0, prompt_rows = 0;
     for (const PlannedChunk& chunk : plan.chunks) {
       TW_CHECK(seen.insert(chunk.sequence).second);
       TW_CHECK(chunk.tokens > 0 && chunk.tokens <= chunk.sequence->pending());
       if (limits.max_chunk) TW_CHECK(chunk.tokens <= limits.max_chunk);
       TW_CHECK_EQ(chunk.sequence->blocks.size(), kv.blocks_for(chunk.sequence->computed + chunk.tokens));
       tokens += chunk.tokens;
+      prompt_rows += chunk.prompt_rows;
     }
     TW_CHECK_EQ(tokens, plan.tokens);
+    TW_CHECK_EQ(prompt_rows, plan.prompt_rows);
+    TW_CHECK(prompt_rows <= limits.max_prompt_rows);
     if (!scheduler.idle()) TW_CHECK(!plan.chunks.empty());
     return plan;
   }
@@ -62,12 +65,14 @@ struct Simulation {
     std::vector<Sequence*> last;
     for (const PlannedChunk& chunk : plan.chunks) {
       started.try_emplace(chunk.sequence->id, now);
+      chunk.sequence->scored += chunk.prompt_rows;
       if (chunk.last()) last.push_back(chunk.sequence);
     }
     scheduler.commit(plan);
     TW_CHECK(scheduler.waste_slots() <= static_cast<int64_t>(scheduler.running()) * (kv.block_size() - 1));
     for (Sequence* sequence : last) {
       sequence->tokens.push_back(static_cast<int32_t>(1000 + sequence->id * 7 + sequence->size()));
+      TW_CHECK_EQ(sequence->scored, sequence->sampling.prompt_logprobs < 0 ? 0 : sequence->prompt_tokens - 1);
       if (sequence->generated() < sequence->sampling.max_tokens) continue;
       finished[sequence->id] = now;
       scheduler.remove(sequence->id);
