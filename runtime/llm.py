@@ -35,6 +35,8 @@ class LLM(StrictKeywords):
         control group limits it), at most what a full batch of the longest sequences can use.
     max_batch_size: most requests that run at once. max_num_tokens: most tokens of one step, prompt chunks included.
     max_prefill_chunk: most tokens of one prompt in one step, so that long prompts delay the others less; None: no cap.
+    max_prompt_logprob_rows: most prompt tokens that one step scores for prompt_logprobs; when used, each takes the memory
+        of a row of logits.
     threads: None: one per physical core that this process may use.
     load: "map" the weights (shared with other processes, read as needed) or "copy" them into private memory.
     enable_prefix_caching: keep keys and values of finished prompts for later ones with the same beginning.
@@ -51,6 +53,7 @@ class LLM(StrictKeywords):
         max_batch_size: int = 64,
         max_num_tokens: int = 512,
         max_prefill_chunk: int | None = None,
+        max_prompt_logprob_rows: int = 64,
         threads: int | None = None,
         load: str = "map",
         enable_prefix_caching: bool = True,
@@ -63,6 +66,7 @@ class LLM(StrictKeywords):
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
             max_prefill_chunk=max_num_tokens if max_prefill_chunk is None else max_prefill_chunk,
+            max_prompt_logprob_rows=max_prompt_logprob_rows,
             threads=default_threads() if threads is None else threads,
             load=load,
             enable_prefix_caching=enable_prefix_caching,

@@ -116,8 +116,9 @@ def _encode(text: str, engine: EngineDir, add_special_tokens: bool = True) -> li
 def _check_params(params: SamplingParams, engine: EngineDir) -> None:
     _check_tokens("stop_token_ids", params.stop_token_ids, engine)
     _check_tokens("logit_bias", [token for token, _ in params.biases], engine)
-    if params.logprobs is not None and params.logprobs > engine.vocab_size:
-        raise InvalidRequestError(f"logprobs must be at most {engine.vocab_size}, got {params.logprobs}")
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > engine.vocab_size:
+            raise InvalidRequestError(f"{name} must be at most {engine.vocab_size}, got {getattr(params, name)}")
     if params.detokenize and engine.tokenizer is None:
         raise InvalidRequestError(f"{engine.path} has no tokenizer: set detokenize=False and read token_ids")
 

@@ -34,6 +34,7 @@ class RequestState:
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] = []
+        self._prompt_logprobs: list[dict[int, Logprob] | None] = [None]
         self._cumulative = 0.0
         self._finish: str | None = None
         self._stop_reason: int | str | None = None
@@ -48,6 +49,8 @@ class RequestState:
             self._metrics.queue_time = event.queue_s
             self._metrics.time_to_first_token = event.first_token_s
             self._metrics.cached_tokens = event.cached_tokens
+        if self.params.prompt_logprobs is not None:
+            self._prompt_logprobs += [self._table(entries) for entries in event.prompt_logprobs]
         asked = self.params.logprobs is not None
         for index, token in enumerate(tokens):
             self._token_ids.append(token)
@@ -85,15 +88,22 @@ class RequestState:
             stop_reason=self._stop_reason,
         )
         metrics = RequestMetrics(**vars(self._metrics))
-        return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, [completion], self.finished, metrics)
+        scores = None if self.params.prompt_logprobs is None else list(self._prompt_logprobs)
+        return RequestOutput(
+            self.request_id, self.prompt, self.prompt_token_ids, [completion], self.finished, metrics, scores
+        )
 
     def _add_logprobs(self, token: int, entries: list[tuple[int, float, int]]) -> None:
+        table = self._table(entries)
+        self._cumulative += table[token].logprob
+        self._logprobs.append(table)
+
+    def _table(self, entries: list[tuple[int, float, int]]) -> dict[int, Logprob]:
         table = {}
         for candidate, logprob, rank in entries:
             text = self._tokenizer.decode([candidate], skip_special_tokens=False) if self._tokenizer else None
             table[candidate] = Logprob(logprob, rank, text)
-        self._cumulative += table[token].logprob
-        self._logprobs.append(table)
+        return table
 
     def _add_text(self, text: str) -> None:
         """Searched for stop strings, unless it came with the first min_tokens tokens."""

@@ -39,6 +39,8 @@ class SamplingParams(StrictKeywords):
     include_stop_str_in_output: leave the stop string at the end of the text.
     ignore_eos: go on after the model's end-of-sequence token.
     logprobs: None: none; k: the sampled token's, and those of the k likeliest, before anything above changed them.
+    prompt_logprobs: None: none; k: the logprob of every prompt token after the first, and those of the k likeliest in
+        its place, in RequestOutput.prompt_logprobs. Such a request takes nothing from the prefix cache.
     timeout: seconds from the request's arrival at the engine after which it ends, between two steps, with
         finish_reason "timeout" and what it has; None: never. (A reason and not an error: one slow prompt of many
         must not cost the others their answers.)
@@ -68,6 +70,7 @@ class SamplingParams(StrictKeywords):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     timeout: float | None = None
     priority: int = 0
     truncate_prompt_tokens: int | None = None
@@ -80,8 +83,9 @@ class SamplingParams(StrictKeywords):
         self._check_distribution()
         if self.seed is not None:
             check_int("seed", self.seed, 0, MAX_SEED, "an integer from 0 to 2**64 - 1, or None")
-        if self.logprobs is not None:
-            check_int("logprobs", self.logprobs, 0, MAX_INT32, "an integer >= 0, or None")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                check_int(name, count, 0, MAX_INT32, "an integer >= 0, or None")
         if self.timeout is not None:
             check_range("timeout", self.timeout, 0, 1e7)
         check_int("priority", self.priority, -MAX_INT32, MAX_INT32, "a 32-bit integer")

@@ -34,6 +34,7 @@ def test_what_shapes_a_token_reaches_the_engine(llm: LLM, fake: FakeEngine) -> N
     ("fields", "words"),
     [
         ({"logit_bias": {257: 1.0}}, "logit_bias must be below 257"),
+        ({"prompt_logprobs": 258}, "prompt_logprobs must be at most 257, got 258"),
         ({"bad_words": [[1, 257]]}, "bad_words must be below 257"),
         ({"bad_words": ["\ud800"]}, "not valid Unicode"),
         ({"max_tokens": None, "min_tokens": 127}, "min_tokens must be at most 126"),

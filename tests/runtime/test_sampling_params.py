@@ -61,6 +61,10 @@ def test_defaults_are_those_users_know() -> None:
         ("stop_token_ids", ["a"], "list"),
         ("ignore_eos", 1, "True or False"),
         ("logprobs", -1, ">= 0"),
+        ("prompt_logprobs", -1, ">= 0"),
+        ("prompt_logprobs", True, ">= 0"),
+        ("prompt_logprobs", 1.0, ">= 0"),
+        ("prompt_logprobs", 2**31, ">= 0"),
         ("detokenize", None, "True or False"),
     ],
 )

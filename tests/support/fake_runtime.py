@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tensorwright.errors import EngineStoppedError, QueueFullError
 
 EOS = 256
+A, B, C = 10, 20, 30  # three letters of the byte-level alphabet
 
 
 @dataclass
@@ -27,6 +28,7 @@ class FakeEvent:
     request_id: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[list[tuple[int, float, int]]] = field(default_factory=list)
+    prompt_logprobs: list[list[tuple[int, float, int]]] = field(default_factory=list)
     finish: str = ""
     stop_token: int = -1
     error_type: str = ""
@@ -64,6 +66,9 @@ class FakeEngine:
                 raise QueueFullError(f"{self._max_queue} requests wait already")
             self.submitted[request_id] = sampling
             self._alive[request_id] = (list(prompt), sampling, 0)
+            if sampling.prompt_logprobs >= 0:  # in two events, as two chunks of the prompt would tell of them
+                told = [[(token, -0.5 * at, 1)] for at, token in enumerate(prompt)][1:]
+                self._events += [FakeEvent(request_id, prompt_logprobs=part) for part in (told[:1], told[1:])]
 
     def abort(self, request_id: int) -> bool:
         with self._lock:
@@ -197,3 +202,14 @@ def write_checksums(path: Path, names: list[str]) -> None:
     body = "".join(f"{xxhash.xxh3_128_hexdigest(datas[n])}  {len(datas[n])}  {n}\n" for n in sorted(names))
     last = f"{xxhash.xxh3_128_hexdigest(body.encode())}  {len(body.encode())}  .\n"
     (path / "checksums.txt").write_text(body + last)
+
+
+def ids(*tokens: int) -> dict[str, Any]:
+    return {"prompt_token_ids": list(tokens)}
+
+
+def wait_until(holds: Any, seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
