@@ -35,8 +35,8 @@ class LLM(StrictKeywords):
         control group limits it), at most what a full batch of the longest sequences can use.
     max_batch_size: most requests that run at once. max_num_tokens: most tokens of one step, prompt chunks included.
     max_prefill_chunk: most tokens of one prompt in one step, so that long prompts delay the others less; None: no cap.
-    max_prompt_logprob_rows: most prompt tokens that one step scores for prompt_logprobs; when used, each takes the memory
-        of a row of logits.
+    max_prompt_logprob_rows: most prompt tokens that one step scores for prompt_logprobs; each takes the memory of a row
+        of logits, once it is used.
     threads: None: one per physical core that this process may use.
     load: "map" the weights (shared with other processes, read as needed) or "copy" them into private memory.
     enable_prefix_caching: keep keys and values of finished prompts for later ones with the same beginning.

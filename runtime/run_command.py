@@ -7,27 +7,28 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
+from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.llm import LLM, is_model
 from tensorwright.runtime.model_cache import cache_root, is_cached
-from tensorwright.runtime.outputs import RequestOutput
+from tensorwright.runtime.outputs import Logprob, RequestOutput
+from tensorwright.runtime.prompts import PromptDict
 from tensorwright.runtime.sampling_params import SamplingParams
 
 
 def run_prompts(
     engine: str,
     prompts: tuple[str, ...],
+    params: SamplingParams,
     *,
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    ignore_eos: bool,
+    chat: bool,
+    system: str | None,
+    chat_template: TextIO | None,
     stream: bool,
     echo: bool,
     as_json: bool,
@@ -36,14 +37,13 @@ def run_prompts(
     kv_cache_memory: str | None,
 ) -> None:
     """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, ignore_eos=ignore_eos
-    )
-    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    template = None if chat_template is None else _read(chat_template, "--chat-template")
+    texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
     _tell_of_build(Path(engine).expanduser())
     with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory) as llm:
         begin = time.perf_counter()
-        handles = [llm.generate_async(text, params) for text in texts]
+        asked = [_conversation(llm, text, system, template) for text in texts] if chat else texts
+        handles = [llm.generate_async(prompt, params) for prompt in asked]
         outputs = []
         for text, handle in zip(texts, handles, strict=True):
             if as_json:
@@ -57,6 +57,19 @@ def run_prompts(
             outputs.append(_print_stream(handle) if stream else _print_whole(handle))
         if stats:
             _print_stats(outputs, time.perf_counter() - begin)
+
+
+def _read(file: TextIO, option: str) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise InvalidOptionError(f"{option} must be UTF-8 text: {error}") from error
+
+
+def _conversation(llm: LLM, text: str, system: str | None, template: str | None) -> PromptDict:
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": text})
+    return chat_prompt(llm.engine, messages, template, True, {})
 
 
 def _tell_of_build(path: Path) -> None:
@@ -84,7 +97,7 @@ def _print_whole(handle: RequestHandle) -> RequestOutput:
 def _as_dict(output: RequestOutput) -> dict[str, Any]:
     """For --json: the whole output, with its one completion's text and tokens where they are easy to reach."""
     completion = output.outputs[0]
-    return {
+    result: dict[str, Any] = {
         "prompt": output.prompt,
         "text": completion.text,
         "token_ids": completion.token_ids,
@@ -93,6 +106,16 @@ def _as_dict(output: RequestOutput) -> dict[str, Any]:
         "stop_reason": completion.stop_reason,
         "metrics": asdict(output.metrics),
     }
+    if completion.logprobs is not None:
+        result["logprobs"] = [_as_rows(table) for table in completion.logprobs]
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [table and _as_rows(table) for table in output.prompt_logprobs]
+    return result
+
+
+def _as_rows(table: dict[int, Logprob]) -> list[dict[str, Any]]:
+    """The token that stands there, then the others; a JSON object could not have integer keys."""
+    return [{"token_id": token, **asdict(entry)} for token, entry in table.items()]
 
 
 def _print_stats(outputs: list[RequestOutput], seconds: float) -> None:
