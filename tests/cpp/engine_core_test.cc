@@ -44,13 +44,14 @@ TW_TEST(a_prompt_that_ends_later_goes_on_the_same) {
 
 TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   std::mt19937 random(11);
-  int64_t preemptions = 0, hits = 0, evictions = 0;
+  int64_t preemptions = 0, hits = 0, evictions = 0, forks = 0;
   for (int round = 0; round < 12; ++round) {
     std::vector<Request> requests;
-    for (int64_t id = 0; id < 25; ++id) requests.push_back(random_request(random, id));
+    int32_t blocks = 25 + static_cast<int32_t>(random() % 40);
+    for (int64_t id = 0; id < 25; ++id)
+      requests.push_back(random_request(random, id, 1 + static_cast<int32_t>(random() % 4), blocks));
     int64_t groups = 1 + round % 2;
-    EngineOptions o =
-        options(25 + static_cast<int32_t>(random() % 40), 8, 8 + static_cast<int32_t>(random() % 60), groups);
+    EngineOptions o = options(blocks, 8, 8 + static_cast<int32_t>(random() % 60), groups);
     o.prefix_cache = round % 3 != 0;
     o.max_chunk = round % 2 * 7;
     o.debug_preempt_every = round % 4;
@@ -62,11 +63,15 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     EngineCore core(fake(behaviour), o);
     Outcomes outcomes = run_core(core, requests);
     for (const Request& r : requests) {
-      TW_CHECK(same(outcomes[r.id], solo(r, groups)));
-      TW_CHECK(outcomes[r.id].last.finish == "stop" || outcomes[r.id].last.finish == "length");
-      TW_CHECK_EQ(outcomes[r.id].logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcomes[r.id].tokens.size());
-      TW_CHECK_EQ(outcomes[r.id].prompt_logprobs.size(),
-                  r.sampling.prompt_logprobs < 0 ? 0 : r.prompt.size() - 1);
+      for (int32_t completion = 0; completion < r.sampling.n; ++completion) {
+        const Outcome& outcome = outcomes[r.id + kNext * completion];
+        TW_CHECK(same(outcome, solo_completion(r, completion, groups)));
+        TW_CHECK(outcome.last.finish == "stop" || outcome.last.finish == "length");
+        TW_CHECK_EQ(outcome.logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcome.tokens.size());
+        size_t told = r.sampling.prompt_logprobs < 0 || completion > 0 ? 0 : r.prompt.size() - 1;
+        TW_CHECK_EQ(outcome.prompt_logprobs.size(), told);
+        forks += completion > 0;
+      }
     }
     preemptions += core.stats().steps.preemptions;
     hits += core.stats().steps.prefix_hit_tokens;
@@ -77,6 +82,7 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   TW_CHECK(preemptions > 20);
   TW_CHECK(hits > 500);
   TW_CHECK(evictions > 100);
+  TW_CHECK(forks > 100);
 }
 
 TW_TEST(the_guilty_request_dies_alone) {
@@ -117,44 +123,89 @@ TW_TEST(the_guilty_request_dies_alone) {
   }
 }
 
-// Each row is told of once, by the tokens it follows, whatever cut the prompt up or came between.
-TW_TEST(prompt_logprobs_are_those_of_shorter_prompts) {
-  Request r = request(1, {5, 1, 4, 1, 3, 9, 2, 6, 8, 7}, 1);
-  r.sampling.prompt_logprobs = 3;
-  r.sampling.temperature = 2;  // and a bias: neither changes what is told
-  r.sampling.logit_bias = {{1, 5.0}};
-  Outcome whole = solo(r);
-  TW_CHECK_EQ(whole.prompt_logprobs.size(), r.prompt.size() - 1);
-  for (size_t i = 1; i < r.prompt.size(); ++i) {
-    Request before = request(2, {r.prompt.begin(), r.prompt.begin() + static_cast<int>(i)}, 1);
-    before.sampling.logprobs = kVocab;
-    Outcome one = solo(before);
-    const std::vector<TokenLogprob>&told = whole.prompt_logprobs[i - 1], &all = one.logprobs[0];
-    TW_CHECK_EQ(told[0].token, r.prompt[i]);
-    TW_CHECK_EQ(told.size(), told[0].rank <= 3 ? 3u : 4u);
-    for (const TokenLogprob& entry : told) {
-      auto same_token = [&](const TokenLogprob& other) { return other.token == entry.token; };
-      auto other = std::ranges::find_if(all, same_token);
-      TW_CHECK(other->logprob == entry.logprob && other->rank == entry.rank);
+TW_TEST(completions_share_the_prompt_and_differ_by_seed) {
+  for (int32_t prompt_tokens : {40, 41, 43}) {  // the last block full, and not
+    EngineCore core(fake(), options(60, 8, 64));
+    Request r = request(1, std::vector<int32_t>(prompt_tokens, 3), 6);
+    r.sampling.n = 4;
+    r.sampling.temperature = 1;
+    r.sampling.seed = 5;
+    core.add(r, Clock::now());
+    std::vector<Event> events;
+    core.step(&events);
+    TW_CHECK_EQ(events.size(), 4u);  // the first token of each
+    TW_CHECK_EQ(core.stats().running, 4);
+    TW_CHECK_EQ(core.stats().used_blocks, (prompt_tokens + 3) / 4);
+    TW_CHECK_EQ(core.stats().waste_slots, (4 - prompt_tokens % 4) % 4);
+    Outcomes outcomes;
+    collect(std::move(events), &outcomes);
+    while (!core.idle()) {
+      events.clear();
+      core.step(&events);
+      collect(std::move(events), &outcomes);
+      TW_CHECK(core.stats().used_blocks <= 10 + 4 * 3);
     }
+    for (int32_t i = 0; i < 4; ++i) TW_CHECK(same(outcomes[1 + kNext * i], solo_completion(r, i)));
+    TW_CHECK(outcomes[1].tokens != outcomes[1 + kNext].tokens);
+    TW_CHECK_EQ(core.stats().steps.prefill_tokens, prompt_tokens);
+    TW_CHECK_EQ(core.stats().finished, 1);
+    TW_CHECK_EQ(core.stats().used_blocks, 0);
   }
 }
 
-// A scoring request looks nothing up, is cut to the row budget and lets others pass through the same step.
-TW_TEST(prompt_logprobs_keep_to_the_row_budget) {
-  EngineOptions o = options(60, 4, 32);
-  o.max_prompt_rows = 5;
-  EngineCore core(fake(), o);
-  Request r = request(1, std::vector<int32_t>(20, 3), 4);
-  Outcomes first = run_core(core, {r});
-  r.sampling.prompt_logprobs = 0;
-  int64_t steps = core.stats().steps.steps;
-  Outcomes outcomes = run_core(core, {r});
-  TW_CHECK_EQ(outcomes[1].prompt_logprobs.size(), 19u);
-  TW_CHECK_EQ(outcomes[1].last.cached_tokens, 0);
-  TW_CHECK(outcomes[1].tokens == first[1].tokens);
-  TW_CHECK_EQ(core.stats().steps.steps - steps, 4 + 3);  // 5 + 5 + 5 + the rest, then the other three tokens
-  TW_CHECK_EQ(core.stats().steps.prefix_hit_tokens, 0);
+TW_TEST(completions_end_together_or_one_by_one) {
+  FakeBehaviour behaviour;
+  behaviour.nan_token = 49;
+  for (const char* how : {"abort", "waiting", "one", "timeout", "error"}) {
+    EngineCore core(fake(behaviour), options(60, 3, 64));
+    Request r = request(1, {1, 2, 3, 4, 5}, 9);
+    r.sampling.n = 3;
+    if (std::string(how) == "timeout") r.sampling.timeout_s = 0;
+    if (std::string(how) == "error") r.prompt.push_back(49);
+    core.add(r, Clock::now());
+    std::vector<Event> events;
+    if (std::string(how) != "waiting") core.step(&events);
+    if (std::string(how) == "one") {
+      core.end_completion(1, 1, &events);
+      core.end_completion(1, 5, &events);
+      TW_CHECK_EQ(core.stats().running, 2);
+      TW_CHECK_EQ(core.stats().aborted, 0);
+      events.pop_back();  // as expected of one; now the others
+    }
+    if (std::string(how) == "timeout") core.expire(Clock::now(), &events);
+    core.end(1, nullptr, &events);
+    std::set<int32_t> ended;
+    for (const Event& event : events) {
+      if (!event.finish.empty()) TW_CHECK(ended.insert(event.completion).second);
+    }
+    TW_CHECK_EQ(ended.size(), std::string(how) == "one" ? 2u : 3u);
+    EngineStats stats = core.stats();
+    TW_CHECK_EQ(stats.used_blocks, 0);
+    TW_CHECK_EQ(stats.aborted + stats.timed_out + stats.failed, 1);
+    TW_CHECK(core.idle());
+  }
+}
+
+// A copy that fails is tried again alone; one that fails again costs its request, and no other.
+TW_TEST(a_block_that_cannot_be_copied_costs_one_request) {
+  for (int32_t every : {1, 3}) {
+    FakeBehaviour behaviour;
+    behaviour.fail_copies = every;
+    EngineCore core(fake(behaviour), options(60, 8, 64));
+    std::vector<Request> requests;
+    for (int64_t id = 0; id < 4; ++id) {
+      requests.push_back(request(id, {7, 8, static_cast<int32_t>(id)}, 10));
+      requests.back().sampling.n = id == 2 ? 1 : 2;
+    }
+    Outcomes outcomes = run_core(core, requests);
+    for (const Request& r : requests) {
+      for (int32_t i = 0; i < r.sampling.n; ++i) {
+        const Outcome& outcome = outcomes[r.id + kNext * i];
+        if (r.sampling.n == 1 || every > 1) TW_CHECK(same(outcome, solo_completion(r, i)));
+        if (r.sampling.n == 2 && every == 1) TW_CHECK(outcome.last.finish == "error");
+      }
+    }
+  }
 }
 
 TW_TEST(impossible_options_are_refused_by_name) {
