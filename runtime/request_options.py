@@ -29,6 +29,7 @@ def _biases(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) 
 
 
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "n": ("-n", {"type": int, "default": 1, "help": "Completions per prompt; several are printed when all are done."}),
     "max_tokens": ("--max-tokens", {"type": int, "default": 64, "help": "Most tokens to generate per prompt."}),
     "min_tokens": ("--min-tokens", {"type": int, "default": 0, "help": "Do not end before so many tokens."}),
     "temperature": ("--temperature", {"type": float, "default": 0.0, "help": "0: greedy."}),

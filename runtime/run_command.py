@@ -16,7 +16,7 @@ from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.llm import LLM, is_model
 from tensorwright.runtime.model_cache import cache_root, is_cached
-from tensorwright.runtime.outputs import Logprob, RequestOutput
+from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestOutput
 from tensorwright.runtime.prompts import PromptDict
 from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -52,9 +52,7 @@ def run_prompts(
                 continue
             if len(texts) > 1:
                 click.echo(f"==> {text!r} <==")
-            if echo:
-                click.echo(text, nl=False)
-            outputs.append(_print_stream(handle) if stream else _print_whole(handle))
+            outputs.append(_print(handle, text if echo else "", stream and params.n == 1))
         if stats:
             _print_stats(outputs, time.perf_counter() - begin)
 
@@ -78,6 +76,19 @@ def _tell_of_build(path: Path) -> None:
         click.echo(f"building the engine of {path} into {cache_root()}, once; this may take minutes", err=True)
 
 
+def _print(handle: RequestHandle, before: str, stream: bool) -> RequestOutput:
+    """before: what stands before each completion."""
+    if stream:
+        click.echo(before, nl=False)
+        return _print_stream(handle)
+    output = handle.result()
+    for number, completion in enumerate(output.outputs, start=1):
+        if len(output.outputs) > 1:
+            click.echo(f"--> {number} of {len(output.outputs)} <--")
+        click.echo(before + completion.text)
+    return output
+
+
 def _print_stream(handle: RequestHandle) -> RequestOutput:
     shown = 0
     for output in handle:
@@ -88,28 +99,28 @@ def _print_stream(handle: RequestHandle) -> RequestOutput:
     return output
 
 
-def _print_whole(handle: RequestHandle) -> RequestOutput:
-    output = handle.result()
-    click.echo(output.outputs[0].text)
-    return output
-
-
 def _as_dict(output: RequestOutput) -> dict[str, Any]:
-    """For --json: the whole output, with its one completion's text and tokens where they are easy to reach."""
-    completion = output.outputs[0]
-    result: dict[str, Any] = {
+    """For --json: the whole output, with the first completion's text and tokens where they are easy to reach."""
+    completions = [_completion_as_dict(completion) for completion in output.outputs]
+    result = {
         "prompt": output.prompt,
-        "text": completion.text,
-        "token_ids": completion.token_ids,
         "prompt_tokens": len(output.prompt_token_ids),
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
+        **completions[0],
         "metrics": asdict(output.metrics),
+    }
+    if len(completions) > 1:
+        result["completions"] = completions
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [table and _as_rows(table) for table in output.prompt_logprobs]
+    return result
+
+
+def _completion_as_dict(completion: CompletionOutput) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        name: getattr(completion, name) for name in ("text", "token_ids", "finish_reason", "stop_reason")
     }
     if completion.logprobs is not None:
         result["logprobs"] = [_as_rows(table) for table in completion.logprobs]
-    if output.prompt_logprobs is not None:
-        result["prompt_logprobs"] = [table and _as_rows(table) for table in output.prompt_logprobs]
     return result
 
 
@@ -120,7 +131,7 @@ def _as_rows(table: dict[int, Logprob]) -> list[dict[str, Any]]:
 
 def _print_stats(outputs: list[RequestOutput], seconds: float) -> None:
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    made = sum(len(output.outputs[0].token_ids) for output in outputs)
+    made = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
     line = f"{prompt} prompt tokens, {made} generated in {seconds:.2f} s: {made / seconds:.1f} tokens/s"
     first = [t for output in outputs if (t := output.metrics.time_to_first_token) is not None]
     each = [t for output in outputs if (t := output.metrics.time_per_output_token) is not None]

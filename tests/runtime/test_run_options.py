@@ -38,13 +38,14 @@ def engine(engines: list[FakeEngine], tmp_path: Path) -> str:
 
 def test_every_request_parameter_has_an_option() -> None:
     """But those that make no difference here: one set of parameters for all prompts, and the text is the output."""
-    without = {"n", "priority", "detokenize"}
+    without = {"priority", "detokenize"}
     assert {field.name for field in dataclasses.fields(SamplingParams)} - set(OPTIONS) == without
 
 
 @pytest.mark.parametrize(
     ("arguments", "field", "value"),
     [
+        ("-n 3", "n", 3),
         ("--max-tokens 3", "max_tokens", 3),
         ("--min-tokens 2", "min_tokens", 2),
         ("--temperature 0.5", "temperature", 0.5),
@@ -71,6 +72,18 @@ def test_each_reaches_the_engine(
     given, default = (vars(next(iter(made.submitted.values()))) for made in engines)
     assert given[field] == value
     assert {name for name in given if given[name] != default[name]} == {field}
+
+
+def test_several_completions(engine: str, capsys: Capture) -> None:
+    run = ("run", engine, "--prompt", "abc", "-n", "2", "--max-tokens", "2")
+    assert call(capsys, *run) == (0, "--> 1 of 2 <--\nab\n--> 2 of 2 <--\nbc\n", "")
+    assert call(capsys, *run, "--echo")[1] == "--> 1 of 2 <--\nabcab\n--> 2 of 2 <--\nabcbc\n"
+    _, out, err = call(capsys, *run, "--json", "--stats")
+    result = json.loads(out)
+    assert result["text"] == "ab"
+    assert [each["text"] for each in result["completions"]] == ["ab", "bc"]
+    assert "3 prompt tokens, 4 generated" in err
+    assert "completions" not in json.loads(call(capsys, *run[:-4], "--max-tokens", "2", "--json")[1])
 
 
 def test_bad_words_reach_the_engine(engine: str, engines: list[FakeEngine], capsys: Capture) -> None:
@@ -124,6 +137,8 @@ def test_chat(engine: str, capsys: Capture, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ("-n 0", "n must be a positive integer, got 0"),
+        ("-n 65", "n must be at most max_batch_size"),
         ("--top-k -2", "top_k must be 0 or -1 (all tokens) or a positive integer, got -2"),
         ("--top-k 99999999999", "top_k must be"),
         ("--top-k many", "Invalid value for '--top-k': 'many' is not a valid integer"),
