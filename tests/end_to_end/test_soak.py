@@ -53,6 +53,7 @@ class Ask:
             stop_token_ids=[own.randrange(VOCAB) for _ in range(own.choice([0, 0, 50]))],
             ignore_eos=own.random() < 0.5,
             logprobs=own.choice([None, None, 0, 3]),
+            prompt_logprobs=own.choice([None, None, None, 1]),
             priority=own.choice([0, 0, 1]),
             truncate_prompt_tokens=own.choice([None, None, 20]),
             **shaping(own),
@@ -92,7 +93,10 @@ def texts(own: random.Random) -> dict[str, Any]:
 def answers_of(output: RequestOutput) -> list[Any]:
     """What must be the same bits in any company, per completion; as a hash, so that the test's own memory stays flat.
     None for a completion that was cancelled or late."""
-    kept = [(c.token_ids, c.text, c.logprobs, c.finish_reason, c.stop_reason) for c in output.outputs]
+    kept = [
+        (c.token_ids, c.text, c.logprobs, c.finish_reason, c.stop_reason, output.prompt_logprobs)
+        for c in output.outputs
+    ]
     return [None if bits[3] in ("abort", "timeout") else blake2b(repr(bits).encode()).digest() for bits in kept]
 
 
