@@ -8,6 +8,7 @@ import click
 
 import tensorwright
 from tensorwright.runtime.command import run_command
+from tensorwright.runtime.request_options import request_options, take_params
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,12 +21,10 @@ def cli(debug: bool) -> None:
 @cli.command()
 @click.argument("engine")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="Text to continue; '-' reads it from stdin.")
-@click.option("--max-tokens", type=int, default=64, show_default=True, help="Most tokens to generate per prompt.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="0: all tokens.")
-@click.option("--top-p", type=float, default=1.0, show_default=True)
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
-@click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-sequence token.")
+@click.option("--chat", is_flag=True, help="A prompt is what the user says, put into the model's chat template.")
+@click.option("--system", help="With --chat: the system's message before it.")
+@click.option("--chat-template", type=click.File(encoding="utf-8"), help="With --chat: Jinja instead of the model's.")
+@request_options
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Print text as it comes.")
 @click.option("--echo", is_flag=True, help="Print the prompt before its continuation.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per prompt instead of text.")
@@ -36,7 +35,14 @@ def run(**options: Any) -> None:
     """Generate text with ENGINE (or with a model directory, which is built on first use)."""
     from tensorwright.runtime.run_command import run_prompts
 
-    run_prompts(**options)
+    for option, name in (("--system", "system"), ("--chat-template", "chat_template")):
+        if options[name] is not None and not options["chat"]:
+            raise click.UsageError(f"{option} needs --chat")
+    params = take_params(options)
+    for option, count in (("--logprobs", params.logprobs), ("--prompt-logprobs", params.prompt_logprobs)):
+        if count is not None and not options["as_json"]:
+            raise click.UsageError(f"{option} needs --json, which prints them")
+    run_prompts(params=params, **options)
 
 
 @cli.command()

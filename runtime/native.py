@@ -13,6 +13,9 @@ from tensorwright.runtime.prompts import CheckedRequest
 
 LOADS = ("map", "copy")
 MOST_THREADS = 1024  # as runtime/core says
+POSITIVE = (
+    "max_batch_size", "max_num_tokens", "max_prefill_chunk", "max_prompt_logprob_rows", "threads", "max_queue_size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,14 @@ class RuntimeOptions:
     max_batch_size: int
     max_num_tokens: int
     max_prefill_chunk: int
+    max_prompt_logprob_rows: int
     threads: int
     load: str
     enable_prefix_caching: bool
     max_queue_size: int
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "max_num_tokens", "max_prefill_chunk", "threads", "max_queue_size"):
+        for name in POSITIVE:
             value, most = getattr(self, name), MOST_THREADS if name == "threads" else MAX_INT32
             if not is_int(value) or not 1 <= value <= most:
                 raise InvalidOptionError(f"LLM: {name} must be a positive integer of at most {most}, got {value!r}")
@@ -65,6 +69,7 @@ def create_engine(engine: EngineDir, options: RuntimeOptions) -> Any:
     native.max_batch_size = options.max_batch_size
     native.max_num_tokens = options.max_num_tokens
     native.max_chunk = options.max_prefill_chunk
+    native.max_prompt_rows = options.max_prompt_logprob_rows
     native.threads = options.threads
     native.load = options.load
     native.prefix_cache = options.enable_prefix_caching
@@ -97,6 +102,7 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
     """SamplingParams as the C++ engine takes them: `_runtime.Sampling`."""
     params = request.params
     sampling = load_module().Sampling()
+    sampling.n = int(params.n)
     sampling.max_tokens = request.max_tokens
     sampling.min_tokens = int(params.min_tokens)
     sampling.temperature = float(params.temperature)
@@ -115,6 +121,7 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
     sampling.ignore_eos = params.ignore_eos
     sampling.eos_token_ids = eos_token_ids
     sampling.logprobs = -1 if params.logprobs is None else int(params.logprobs)
+    sampling.prompt_logprobs = -1 if params.prompt_logprobs is None else int(params.prompt_logprobs)
     return sampling
 
 

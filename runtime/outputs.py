@@ -54,7 +54,11 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """A request's state: partial (finished=False) while it streams, whole at the end. prompt is None for token ids."""
+    """A request's state: partial (finished=False) while it streams, whole at the end. prompt is None for token ids.
+
+    prompt_logprobs: when asked for, None for the first prompt token, then one dict per token, by token id; the prompt's
+        own token is always among the keys. While the prompt is worked on, as far as that has come.
+    """
 
     request_id: int
     prompt: str | None
@@ -62,3 +66,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -35,11 +35,29 @@ class CheckedRequest:
     bad_words: list[list[int]]
 
 
-def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, kv_positions: int) -> CheckedRequest:
-    """Tokenizes and checks one request; InvalidRequestError or PromptTooLongError says what is wrong with it.
+@dataclass(frozen=True)
+class Capacity:
+    """What a running engine holds at most. groups: window (0: none) and blocks of each cache group, every block of
+    block_size positions."""
 
-    kv_positions: how many positions the whole KV cache holds, which one request may fill.
-    """
+    groups: tuple[tuple[int, int], ...]
+    block_size: int
+    max_batch_size: int
+
+    def positions(self, prompt: int, n: int) -> int | None:
+        """Of each of n completions side by side, which share the full blocks of a prompt of so many tokens. None: any
+        number, since all that is held lies in windows. As runtime/core/group_shape.h has it."""
+        shared = prompt // self.block_size
+        bounds = [
+            (shared + (blocks - shared) // n) * self.block_size
+            for window, blocks in self.groups
+            if window == 0 or n * (-(-window // self.block_size) + 1) > blocks
+        ]
+        return min(bounds, default=None)
+
+
+def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> CheckedRequest:
+    """Tokenizes and checks one request; InvalidRequestError or PromptTooLongError says what is wrong with it."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
     text, ids = _text_and_ids(prompt, engine)
@@ -53,14 +71,22 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, kv_
                 f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {token!r} at {position}"
             )
     _check_params(params, engine)
-    most = _max_tokens(ids, params, engine, kv_positions)
+    if params.n > capacity.max_batch_size:
+        raise InvalidRequestError(
+            f"n must be at most max_batch_size, for every completion takes a place of the batch, which has "
+            f"{capacity.max_batch_size}, got {params.n}: lower it, or raise max_batch_size"
+        )
+    most = _max_tokens(ids, params, engine, capacity)
     return CheckedRequest(text, [int(token) for token in ids], params, most, _bad_words(params, engine))
 
 
-def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, kv_positions: int) -> int:
+def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
     most, holder, remedy = engine.max_seq_len, "engine", "build the engine with a larger --max-seq-len"
-    if kv_positions + 1 < most:  # the last token is never written to the cache
+    kv_positions = capacity.positions(len(ids), params.n)
+    if kv_positions is not None and kv_positions + 1 < most:  # the last token is never written to the cache
         most, holder, remedy = kv_positions + 1, "KV cache", "raise kv_cache_memory"
+        if params.n > 1:
+            holder, remedy = f"KV cache with {params.n} completions side by side", "lower n, or raise kv_cache_memory"
     room = most - len(ids)
     max_tokens = room if params.max_tokens is None else int(params.max_tokens)
     if max_tokens > room or room < 1:
@@ -116,8 +142,9 @@ def _encode(text: str, engine: EngineDir, add_special_tokens: bool = True) -> li
 def _check_params(params: SamplingParams, engine: EngineDir) -> None:
     _check_tokens("stop_token_ids", params.stop_token_ids, engine)
     _check_tokens("logit_bias", [token for token, _ in params.biases], engine)
-    if params.logprobs is not None and params.logprobs > engine.vocab_size:
-        raise InvalidRequestError(f"logprobs must be at most {engine.vocab_size}, got {params.logprobs}")
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > engine.vocab_size:
+            raise InvalidRequestError(f"{name} must be at most {engine.vocab_size}, got {getattr(params, name)}")
     if params.detokenize and engine.tokenizer is None:
         raise InvalidRequestError(f"{engine.path} has no tokenizer: set detokenize=False and read token_ids")
 

@@ -8,28 +8,29 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
+from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.engine_cache import cache_root
 from tensorwright.runtime.llm import LLM, is_model
 from tensorwright.runtime.model_cache import is_cached
-from tensorwright.runtime.outputs import RequestOutput
+from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestOutput
+from tensorwright.runtime.prompts import PromptDict
 from tensorwright.runtime.sampling_params import SamplingParams
 
 
 def run_prompts(
     engine: str,
     prompts: tuple[str, ...],
+    params: SamplingParams,
     *,
-    max_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int | None,
-    ignore_eos: bool,
+    chat: bool,
+    system: str | None,
+    chat_template: TextIO | None,
     stream: bool,
     echo: bool,
     as_json: bool,
@@ -38,14 +39,13 @@ def run_prompts(
     kv_cache_memory: str | None,
 ) -> None:
     """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, ignore_eos=ignore_eos
-    )
-    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    template = None if chat_template is None else _read(chat_template, "--chat-template")
+    texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
     _tell_of_build(Path(os.path.expanduser(engine)))
     with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory) as llm:
         begin = time.perf_counter()
-        handles = [llm.generate_async(text, params) for text in texts]
+        asked = [_conversation(llm, text, system, template) for text in texts] if chat else texts
+        handles = [llm.generate_async(prompt, params) for prompt in asked]
         outputs = []
         for text, handle in zip(texts, handles, strict=True):
             if as_json:
@@ -54,17 +54,41 @@ def run_prompts(
                 continue
             if len(texts) > 1:
                 click.echo(f"==> {text!r} <==")
-            if echo:
-                click.echo(text, nl=False)
-            outputs.append(_print_stream(handle) if stream else _print_whole(handle))
+            outputs.append(_print(handle, text if echo else "", stream and params.n == 1))
         if stats:
             _print_stats(outputs, time.perf_counter() - begin)
+
+
+def _read(file: TextIO, option: str) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise InvalidOptionError(f"{option} must be UTF-8 text: {error}") from error
+
+
+def _conversation(llm: LLM, text: str, system: str | None, template: str | None) -> PromptDict:
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": text})
+    return chat_prompt(llm.engine, messages, template, True, {})
 
 
 def _tell_of_build(path: Path) -> None:
     """A first use of a model directory takes minutes; silence would look like a fault."""
     if is_model(path) and not is_cached(path, "auto"):
         click.echo(f"building the engine of {path} into {cache_root()}, once; this may take minutes", err=True)
+
+
+def _print(handle: RequestHandle, before: str, stream: bool) -> RequestOutput:
+    """before: what stands before each completion."""
+    if stream:
+        click.echo(before, nl=False)
+        return _print_stream(handle)
+    output = handle.result()
+    for number, completion in enumerate(output.outputs, start=1):
+        if len(output.outputs) > 1:
+            click.echo(f"--> {number} of {len(output.outputs)} <--")
+        click.echo(before + completion.text)
+    return output
 
 
 def _print_stream(handle: RequestHandle) -> RequestOutput:
@@ -77,29 +101,39 @@ def _print_stream(handle: RequestHandle) -> RequestOutput:
     return output
 
 
-def _print_whole(handle: RequestHandle) -> RequestOutput:
-    output = handle.result()
-    click.echo(output.outputs[0].text)
-    return output
-
-
 def _as_dict(output: RequestOutput) -> dict[str, Any]:
-    """For --json: the whole output, with its one completion's text and tokens where they are easy to reach."""
-    completion = output.outputs[0]
-    return {
+    """For --json: the whole output, with the first completion's text and tokens where they are easy to reach."""
+    completions = [_completion_as_dict(completion) for completion in output.outputs]
+    result = {
         "prompt": output.prompt,
-        "text": completion.text,
-        "token_ids": completion.token_ids,
         "prompt_tokens": len(output.prompt_token_ids),
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
+        **completions[0],
         "metrics": asdict(output.metrics),
     }
+    if len(completions) > 1:
+        result["completions"] = completions
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [table and _as_rows(table) for table in output.prompt_logprobs]
+    return result
+
+
+def _completion_as_dict(completion: CompletionOutput) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        name: getattr(completion, name) for name in ("text", "token_ids", "finish_reason", "stop_reason")
+    }
+    if completion.logprobs is not None:
+        result["logprobs"] = [_as_rows(table) for table in completion.logprobs]
+    return result
+
+
+def _as_rows(table: dict[int, Logprob]) -> list[dict[str, Any]]:
+    """The token that stands there, then the others; a JSON object could not have integer keys."""
+    return [{"token_id": token, **asdict(entry)} for token, entry in table.items()]
 
 
 def _print_stats(outputs: list[RequestOutput], seconds: float) -> None:
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    made = sum(len(output.outputs[0].token_ids) for output in outputs)
+    made = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
     line = f"{prompt} prompt tokens, {made} generated in {seconds:.2f} s: {made / seconds:.1f} tokens/s"
     first = [t for output in outputs if (t := output.metrics.time_to_first_token) is not None]
     each = [t for output in outputs if (t := output.metrics.time_per_output_token) is not None]

@@ -19,7 +19,8 @@ Biases = dict[int, float] | tuple[tuple[int, float], ...]
 class SamplingParams(StrictKeywords):
     """Immutable; a value out of range raises InvalidRequestError, an unknown keyword InvalidOptionError.
 
-    n: completions per prompt; only 1 so far.
+    n: completions per prompt. It is computed once, and they share its memory; each counts for max_batch_size. Number i
+        draws with the seed that `completion_seed(i)` gives, so the first is what n=1 gives; greedy ones are all equal.
     max_tokens: most tokens to generate; None: as many as the engine's maximum length leaves room for.
     min_tokens: no end-of-sequence token and none of stop_token_ids is sampled before so many tokens.
     temperature: 0 is greedy; 1 leaves the distribution as it is.
@@ -39,6 +40,8 @@ class SamplingParams(StrictKeywords):
     include_stop_str_in_output: leave the stop string at the end of the text.
     ignore_eos: go on after the model's end-of-sequence token.
     logprobs: None: none; k: the sampled token's, and those of the k likeliest, before anything above changed them.
+    prompt_logprobs: None: none; k: the logprob of every prompt token after the first, and those of the k likeliest in
+        its place, in RequestOutput.prompt_logprobs. Such a request takes nothing from the prefix cache.
     timeout: seconds from the request's arrival at the engine after which it ends, between two steps, with
         finish_reason "timeout" and what it has; None: never. (A reason and not an error: one slow prompt of many
         must not cost the others their answers.)
@@ -68,6 +71,7 @@ class SamplingParams(StrictKeywords):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     timeout: float | None = None
     priority: int = 0
     truncate_prompt_tokens: int | None = None
@@ -75,13 +79,14 @@ class SamplingParams(StrictKeywords):
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        check_int("n", self.n, 1, 1, "1 (several completions per prompt are not supported)")
+        check_int("n", self.n, 1, MAX_INT32, "a positive integer")
         self._check_lengths()
         self._check_distribution()
         if self.seed is not None:
             check_int("seed", self.seed, 0, MAX_SEED, "an integer from 0 to 2**64 - 1, or None")
-        if self.logprobs is not None:
-            check_int("logprobs", self.logprobs, 0, MAX_INT32, "an integer >= 0, or None")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                check_int(name, count, 0, MAX_INT32, "an integer >= 0, or None")
         if self.timeout is not None:
             check_range("timeout", self.timeout, 0, 1e7)
         check_int("priority", self.priority, -MAX_INT32, MAX_INT32, "a 32-bit integer")
@@ -119,6 +124,11 @@ class SamplingParams(StrictKeywords):
         """logit_bias as pairs, however it was given."""
         bias = self.logit_bias or ()
         return list(bias.items() if isinstance(bias, dict) else bias)
+
+    def completion_seed(self, index: int) -> int | None:
+        """What completion `index` draws with: seed + index * 0x9E3779B97F4A7C15 modulo 2**64. A request with that seed
+        and n=1 gives the same completion. None without a seed."""
+        return None if self.seed is None else (int(self.seed) + index * 0x9E3779B97F4A7C15) % 2**64
 
     @property
     def greedy(self) -> bool:

@@ -156,10 +156,10 @@ LAYERS = {
     },
     "executor": {"cpu_executor", "profile"},
     "scheduler": {
-        "block_allocator", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder", "request", "sampler",
-        "logit_row", "logit_processors", "philox",
+        "block_allocator", "group_shape", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder",
+        "request", "sampler", "logit_row", "logit_processors", "philox",
     },
-    "engine": {"engine", "engine_core"},
+    "engine": {"engine", "engine_core", "engine_rows", "engine_options"},
 }  # fmt: skip
 MAY_INCLUDE = {
     "base": set(),

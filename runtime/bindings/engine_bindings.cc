@@ -79,9 +79,9 @@ class PyEngine {
     nb::gil_scoped_release release;
     engine_->submit(std::move(request));
   }
-  bool abort(int64_t id) {
+  bool abort(int64_t id, int32_t completion) {
     nb::gil_scoped_release release;
-    return engine_->abort(id);
+    return engine_->abort(id, completion);
   }
   std::vector<Event> wait_events(double timeout_s) {
     nb::gil_scoped_release release;
@@ -117,6 +117,17 @@ nb::dict PyEngine::stats() const {
   d["cached_blocks"] = s.cached_blocks;
   d["used_blocks"] = s.used_blocks;
   d["block_size"] = engine_->facts().block_size;
+  nb::list groups;
+  for (const EngineStats::Blocks& blocks : s.groups) {
+    nb::dict group;
+    group["window"] = blocks.window;
+    group["total_blocks"] = blocks.total;
+    group["free_blocks"] = blocks.free;
+    group["cached_blocks"] = blocks.cached;
+    group["used_blocks"] = blocks.used;
+    groups.append(group);
+  }
+  d["groups"] = groups;
   d["waste_slots"] = s.waste_slots;
   d["max_waste_slots_per_sequence"] = s.steps.max_waste_slots;
   d["running"] = s.running;
@@ -145,7 +156,9 @@ nb::dict PyEngine::facts() const {
   d["block_size"] = f.block_size;
   d["block_bytes"] = f.block_bytes;
   d["group_windows"] = f.group_windows;
-  d["blocks"] = engine_->blocks();
+  Ints blocks;
+  for (const GroupShape& group : engine_->groups()) blocks.push_back(group.blocks);
+  d["blocks"] = blocks;
   return d;
 }
 
@@ -158,6 +171,8 @@ void bind_options(nb::module_& m) {
       .def_rw("max_num_tokens", &PyEngineOptions::max_num_tokens, "tokens in a step, at least max_batch_size")
       .def_rw("max_queue", &PyEngineOptions::max_queue,
               "requests alive beyond max_batch_size, before submit raises QueueFullError")
+      .def_rw("max_prompt_rows", &PyEngineOptions::max_prompt_rows,
+              "prompt positions in a step whose logits are wanted, for prompt_logprobs")
       .def_rw("threads", &PyEngineOptions::threads, "0: one per usable processor")
       .def_rw("load", &PyEngineOptions::load, "'map' or 'copy'")
       .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)
@@ -167,19 +182,25 @@ void bind_options(nb::module_& m) {
       .def_rw("debug_seed", &PyEngineOptions::debug_seed, "for tests: decides who is preempted");
 }
 
+std::vector<LogprobTuples> all_tuples(const std::vector<std::vector<TokenLogprob>>& tokens) {
+  std::vector<LogprobTuples> all;
+  for (const auto& token : tokens) all.push_back(to_tuples(token));
+  return all;
+}
+
 void bind_event(nb::module_& m) {
   nb::class_<Event>(m, "Event", "News of one request.")
       .def_ro("request_id", &Event::request_id)
+      .def_ro("completion", &Event::completion, "which of the n; each has a last event")
       .def_ro("tokens", &Event::tokens)
       .def_prop_ro(
-          "logprobs",
-          [](const Event& event) {
-            std::vector<LogprobTuples> all;
-            for (const auto& token : event.logprobs) all.push_back(to_tuples(token));
-            return all;
-          },
+          "logprobs", [](const Event& event) { return all_tuples(event.logprobs); },
           "parallel to tokens, or empty: (token, logprob, rank) of the sampled token, then of the others "
           "asked for")
+      .def_prop_ro(
+          "prompt_logprobs", [](const Event& event) { return all_tuples(event.prompt_logprobs); },
+          "of the next prompt tokens, from the second on, if asked for: (token, logprob, rank) of the token, "
+          "then of the others")
       .def_ro("finish", &Event::finish,
               "'', 'stop', 'length', 'abort', 'timeout' or 'error'; not '' in the last event")
       .def_ro("stop_token", &Event::stop_token,
@@ -205,11 +226,13 @@ void bind_engine(nb::module_& m) {
            "prompt: list of ints or int32 [tokens]. Raises InvalidRequestError, PromptTooLongError, "
            "QueueFullError, "
            "EngineStoppedError, before anything starts.")
-      .def("abort", &PyEngine::abort, "request_id"_a,
-           "False if it is not alive; else its last event follows.")
+      .def("abort", &PyEngine::abort, "request_id"_a, "completion"_a = int32_t{Engine::kAll},
+           "False if it is not alive; else its last event follows. completion: one that has tokens, -1: all.")
       .def("wait_events", &PyEngine::wait_events, "timeout_s"_a,
            "All news, waiting for some if there is none; empty at once after the end.")
-      .def("stats", &PyEngine::stats, "Counts as of the last step; blocks are per cache group.")
+      .def("stats", &PyEngine::stats,
+           "Counts as of the last step; blocks are those of the cache group with the widest window, `groups` "
+           "has all.")
       .def("facts", &PyEngine::facts, "vocab_size, max_seq_len, block_size, blocks and more.")
       .def("shutdown", &PyEngine::shutdown, "drain"_a = true, "timeout_s"_a = -1.0,
            "Refuses new requests; lets the others finish (drain, at most timeout_s, negative: no limit) or "

@@ -56,6 +56,7 @@ void set_seed(Sampling& sampling, nb::handle seed) {
 void bind_parameters(nb::module_& m) {
   nb::class_<Sampling>(m, "Sampling", "How one request is sampled, and when it ends.")
       .def(nb::init<>())
+      .def_rw("n", &Sampling::n, "completions; number i draws with completion_seed(seed, i)")
       .def_rw("max_tokens", &Sampling::max_tokens)
       .def_rw("temperature", &Sampling::temperature, "0: greedy")
       .def_rw("top_k", &Sampling::top_k, "0 or -1: off")
@@ -76,10 +77,12 @@ void bind_parameters(nb::module_& m) {
       .def_rw("priority", &Sampling::priority, "higher ones start first")
       .def_rw("ignore_eos", &Sampling::ignore_eos)
       .def_rw("logprobs", &Sampling::logprobs,
-              "-1: none, 0: of the sampled token, n: of the n likeliest as well");
+              "-1: none, 0: of the sampled token, n: of the n likeliest as well")
+      .def_rw("prompt_logprobs", &Sampling::prompt_logprobs, "the same of each prompt token but the first");
 }
 
 void bind_sampler(nb::module_& m) {
+  m.def("completion_seed", &completion_seed, "seed"_a, "completion"_a, "What a completion draws with.");
   m.def(
       "sample",
       [](Row logits, const Sampling& sampling, uint64_t seed, int64_t position, const Ints& tokens,

@@ -1,9 +1,7 @@
 #include "runtime/core/engine_core.h"
 
 #include <algorithm>
-#include <limits>
 #include <new>
-#include <numeric>
 #include <random>
 #include <stdexcept>
 
@@ -11,54 +9,17 @@ namespace tensorwright {
 
 namespace {
 
-void require_option(bool holds, const std::string& must, int64_t came, const std::string& remedy) {
-  if (holds) return;
-  throw Error("InvalidOptionError", "[engine] " + must + ", got " + std::to_string(came) + "; " + remedy);
-}
-
-void validate_options(const EngineOptions& o) {
-  require_option(o.max_batch_size >= 1, "max_batch_size must be at least 1", o.max_batch_size, "raise it");
-  require_option(o.max_num_tokens >= o.max_batch_size,
-                 "max_num_tokens must be at least max_batch_size " + std::to_string(o.max_batch_size),
-                 o.max_num_tokens, "every running sequence needs a token per step: raise it");
-  require_option(o.max_queue >= 1, "max_queue_size must be at least 1", o.max_queue, "raise it");
-  require_option(o.kv_cache_bytes >= 0, "kv_cache_memory must not be negative", o.kv_cache_bytes, "raise it");
-  require_option(o.max_chunk >= 0, "max_prefill_chunk must be 0 (no cap) or positive", o.max_chunk, "raise it");
-  require_option(o.debug_preempt_every >= 0, "debug_preempt_every must be 0 (never) or positive",
-                 o.debug_preempt_every, "raise it");
-}
-
-// Blocks per cache group. Slots are int32, which bounds a group's blocks too.
-int32_t count_blocks(const ModelFacts& facts, int64_t bytes) {
-  int64_t each = std::accumulate(facts.block_bytes.begin(), facts.block_bytes.end(), int64_t{0});
-  if (facts.block_size < 1 || each < 1)
-    throw std::logic_error("[engine] the executor's facts have no KV blocks");
-  if (bytes < each) {
-    throw Error("OutOfMemoryError", "[engine] kv_cache_memory must hold at least one block of " +
-                                        std::to_string(each) + " bytes, got " + std::to_string(bytes) +
-                                        "; raise it");
-  }
-  return static_cast<int32_t>(
-      std::min<int64_t>(bytes / each, std::numeric_limits<int32_t>::max() / facts.block_size));
-}
-
 uint64_t random_seed() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
 }
 
-bool contains(const std::vector<int32_t>& ids, int32_t id) { return std::ranges::find(ids, id) != ids.end(); }
-
-// Why the sequence is done after its last token, "" if it is not.
-const char* finish_reason(const Sequence& sequence, int32_t max_seq_len) {
-  const Sampling& s = sequence.sampling;
-  int32_t token = sequence.tokens.back();
-  if (contains(s.stop_token_ids, token) || (!s.ignore_eos && contains(s.eos_token_ids, token))) return "stop";
-  if (sequence.generated() >= s.max_tokens || sequence.size() >= max_seq_len) return "length";
-  return "";
+Clock::time_point deadline(Clock::time_point start, double seconds) {
+  return start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// What a request is told: its type if it has one of ours.
+}  // namespace
+
 Error as_error(const std::exception& error) {
   if (auto* typed = dynamic_cast<const Error*>(&error)) return *typed;
   if (dynamic_cast<const std::bad_alloc*>(&error)) {
@@ -67,28 +28,22 @@ Error as_error(const std::exception& error) {
   return Error("TensorwrightError", std::string("[engine] a step failed: ") + error.what());
 }
 
-Clock::time_point deadline(Clock::time_point start, double seconds) {
-  return start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-}  // namespace
-
 EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options)
     : executor_(std::move(executor)) {
   validate_options(options);
   const ModelFacts& facts = executor_->facts();
-  int32_t groups = static_cast<int32_t>(facts.block_bytes.size());
-  int32_t blocks = count_blocks(facts, options.kv_cache_bytes);
-  executor_->allocate(std::vector<int32_t>(groups, blocks), options.max_num_tokens, options.max_batch_size,
-                      options.max_batch_size);
-  kv_ = std::make_unique<KvBlocks>(groups, blocks, facts.block_size, options.prefix_cache);
+  shapes_ = share_blocks(facts, options);
+  std::vector<int32_t> blocks;
+  for (const GroupShape& shape : shapes_) blocks.push_back(shape.blocks);
+  // No step has more rows than tokens.
+  int64_t rows =
+      std::min<int64_t>(int64_t{options.max_batch_size} + options.max_prompt_rows, options.max_num_tokens);
+  executor_->allocate(blocks, options.max_num_tokens, static_cast<int32_t>(rows), options.max_batch_size);
+  kv_ = std::make_unique<KvBlocks>(shapes_, facts.block_size, options.prefix_cache);
+  kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
-                            options.debug_preempt_every, options.debug_seed});
+                            options.debug_preempt_every, options.debug_seed, options.max_prompt_rows});
 }
 
 void EngineCore::add(Request request, Clock::time_point arrived) {
@@ -98,6 +53,8 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
   sequence->prompt_tokens = sequence->size();
   sequence->sampling = std::move(request.sampling);
   sequence->seed = sequence->sampling.seed ? *sequence->sampling.seed : random_seed();
+  sequence->forks = sequence->sampling.n - 1;
+  open_.emplace(sequence->id, sequence->sampling.n);
   sequence->arrived = arrived;
   if (sequence->sampling.timeout_s >= 0) sequence->deadline = deadline(arrived, sequence->sampling.timeout_s);
   scheduler_->add(std::move(sequence));
@@ -106,6 +63,7 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
 Event EngineCore::event_of(const Sequence& sequence) const {
   Event event;
   event.request_id = sequence.id;
+  event.completion = sequence.completion;
   event.prompt_tokens = sequence.prompt_tokens;
   event.cached_tokens = std::max(sequence.cached_tokens, 0);
   event.queue_s = sequence.queue_s;
@@ -117,60 +75,109 @@ void EngineCore::end(int64_t id, const Error* error, std::vector<Event>* events)
   close(id, error ? "error" : "abort", error, events);
 }
 
+void EngineCore::end_completion(int64_t id, int32_t completion, std::vector<Event>* events) {
+  for (Name name : alive([&](const Sequence& s) {
+         return s.id == id && s.completion == completion && (s.forks == 0 || s.generated() > 0);
+       }))
+    close_one(name, "abort", nullptr, events);
+}
+
 void EngineCore::close(int64_t id, const char* finish, const Error* error, std::vector<Event>* events) {
-  std::unique_ptr<Sequence> sequence = scheduler_->remove(id);
-  if (!sequence) return;
+  for (Name name : alive([&](const Sequence& sequence) { return sequence.id == id; }))
+    close_one(name, finish, error, events);
+}
+
+// Its forks that are still to come end with it.
+void EngineCore::close_one(Name name, const char* finish, const Error* error, std::vector<Event>* events) {
+  std::unique_ptr<Sequence> sequence = scheduler_->remove(name.first, name.second);
   Event event = event_of(*sequence);
   event.finish = finish;
   if (error) {
     event.error_type = error->type();
     event.error = error->what();
   }
-  ++(error ? failed_ : event.finish == "abort" ? aborted_ : timed_out_);
-  events->push_back(std::move(event));
+  events->push_back(event);
+  for (int32_t completion = 1; completion <= sequence->forks; ++completion) {
+    event.completion = completion;
+    events->push_back(event);
+  }
+  count(name.first, sequence->places(), error ? &failed_ : event.finish == "abort" ? &aborted_ : &timed_out_);
+}
+
+// A request counts once, by what ended the last of its completions.
+void EngineCore::count(int64_t id, int32_t ended, int64_t* counter) {
+  auto open = open_.find(id);
+  if ((open->second -= ended) > 0) return;
+  open_.erase(open);
+  ++*counter;
+}
+
+std::vector<EngineCore::Name> EngineCore::alive(const std::function<bool(const Sequence&)>& wanted) const {
+  std::vector<Name> names;
+  scheduler_->for_each([&](const Sequence& sequence) {
+    if (wanted(sequence)) names.emplace_back(sequence.id, sequence.completion);
+  });
+  return names;
 }
 
 void EngineCore::end_all(std::vector<Event>* events) {
-  std::vector<int64_t> ids;
-  scheduler_->for_each([&](const Sequence& sequence) { ids.push_back(sequence.id); });
-  for (int64_t id : ids) end(id, nullptr, events);
+  for (Name name : alive([](const Sequence&) { return true; })) close_one(name, "abort", nullptr, events);
 }
 
 void EngineCore::expire(Clock::time_point now, std::vector<Event>* events) {
-  std::vector<int64_t> ids;
-  scheduler_->for_each([&](const Sequence& sequence) {
-    if (sequence.deadline <= now) ids.push_back(sequence.id);
-  });
-  for (int64_t id : ids) close(id, "timeout", nullptr, events);
+  for (Name name : alive([&](const Sequence& sequence) { return sequence.deadline <= now; }))
+    close_one(name, "timeout", nullptr, events);
 }
 
 void EngineCore::step(std::vector<Event>* events) {
   if (idle()) return;
-  StepPlan plan = scheduler_->plan();
+  StepPlan plan;
+  std::vector<Name> names;
+  try {
+    plan = scheduler_->plan();
+  } catch (const std::logic_error&) {  // our own
+    throw;
+  } catch (const std::exception&) {  // a block could not be copied
+    names = alive([](const Sequence& sequence) { return sequence.computed > 0; });
+    run_each(names, events);
+    return;
+  }
   if (plan.chunks.empty())
     throw std::logic_error("[engine] the scheduler has sequences but no step for them");
-  std::vector<int64_t> ids;
-  for (const PlannedChunk& chunk : plan.chunks) ids.push_back(chunk.sequence->id);
-  if (run(plan, ids.size() == 1, events)) return;
-  // Who was at fault? Each gets its share of the step alone, with the same result as in company; who throws
-  // again dies. One that finds no room waits for the next step; the first always has room, so every retry
-  // gets on.
-  for (int64_t id : ids) {
-    plan = scheduler_->plan_only(id);
-    if (!plan.chunks.empty()) run(plan, true, events);
+  for (const PlannedChunk& chunk : plan.chunks)
+    names.emplace_back(chunk.sequence->id, chunk.sequence->completion);
+  if (!run(plan, names.size() == 1, events)) run_each(names, events);
+}
+
+// Who was at fault? Each gets its share of the step alone, with the same result as in company; who throws
+// again dies. One that finds no room waits for the next step; the first always has room, so every retry
+// gets on.
+void EngineCore::run_each(const std::vector<Name>& names, std::vector<Event>* events) {
+  for (auto [id, completion] : names) {
+    try {
+      StepPlan plan = scheduler_->plan_only(id, completion);
+      if (!plan.chunks.empty()) run(plan, true, events);
+    } catch (const std::logic_error&) {
+      throw;
+    } catch (const std::exception& error) {
+      Error typed = as_error(error);
+      end(id, &typed, events);
+    }
   }
 }
 
 // False if the executor threw: the plan is rolled back, and its first request ended if `at_fault`.
 bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) {
-  std::vector<Sequence*> rows;
+  std::vector<WantedRows> wanted;
+  int32_t rows = 0;
   for (const PlannedChunk& chunk : plan.chunks) {
-    if (chunk.sequence->queue_s < 0) chunk.sequence->queue_s = seconds_since(chunk.sequence->arrived);
-    if (chunk.last()) rows.push_back(chunk.sequence);
+    if (chunk.sequence->queue_s < 0) chunk.sequence->queue_s = chunk.sequence->since_arrival();
+    wanted.push_back({chunk.sequence, chunk.prompt_rows, chunk.last()});
+    rows += chunk.prompt_rows + chunk.last();
   }
   LogitRows logits;
   try {
-    logits = execute(plan, static_cast<int32_t>(rows.size()));
+    logits = execute(plan, rows);
   } catch (const std::exception& error) {
     Error typed = as_error(error);
     int64_t first = plan.chunks[0].sequence->id;
@@ -179,7 +186,7 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     return false;
   }
   scheduler_->commit(plan);
-  for (int32_t row = 0; row < logits.rows; ++row) take_token(*rows[row], logits, row, events);
+  take_rows(wanted, logits, events);
   return true;
 }
 
@@ -192,38 +199,20 @@ LogitRows EngineCore::execute(const StepPlan& plan, int32_t rows) {
                                        "; this is a bug of the executor");
 }
 
-void EngineCore::take_token(Sequence& sequence, const LogitRows& logits, int32_t row,
-                            std::vector<Event>* events) {
-  std::span<const float> values(logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size));
-  Sample sample;
-  try {
-    sample = sampler_.sample(values, sequence.sampling, sequence.seed, sequence.size(),
-                             {sequence.tokens, sequence.prompt_tokens});
-  } catch (const std::exception& error) {
-    Error typed = as_error(error);
-    end(sequence.id, &typed, events);
-    return;
-  }
-  sequence.tokens.push_back(sample.token);
-  ++generated_;
-  if (sequence.first_token_s < 0) sequence.first_token_s = seconds_since(sequence.arrived);
-  Event event = event_of(sequence);
-  event.tokens = {sample.token};
-  if (sequence.sampling.logprobs >= 0) event.logprobs.push_back(std::move(sample.logprobs));
-  event.finish = finish_reason(sequence, facts().max_seq_len);
-  if (event.finish == "stop") event.stop_token = sample.token;
-  events->push_back(std::move(event));
-  if (events->back().finish.empty()) return;
-  ++finished_;
-  scheduler_->remove(sequence.id);
-}
-
 EngineStats EngineCore::stats() const {
   EngineStats stats;
-  stats.total_blocks = kv_->group(0).total();
-  stats.free_blocks = kv_->group(0).free();
-  stats.cached_blocks = kv_->group(0).idle();
-  stats.used_blocks = kv_->group(0).used();
+  size_t widest = 0;
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    const BlockAllocator& group = kv_->group(static_cast<int32_t>(i));
+    stats.groups.push_back({shapes_[i].window, group.total(), group.free(), group.idle(), group.used()});
+    auto width = [&](size_t j) { return shapes_[j].window == 0 ? INT32_MAX : shapes_[j].window; };
+    if (width(i) > width(widest)) widest = i;
+  }
+  const EngineStats::Blocks& blocks = stats.groups[widest];
+  stats.total_blocks = blocks.total;
+  stats.free_blocks = blocks.free;
+  stats.cached_blocks = blocks.cached;
+  stats.used_blocks = blocks.used;
   stats.waste_slots = scheduler_->waste_slots();
   stats.running = scheduler_->running();
   stats.waiting = scheduler_->waiting();

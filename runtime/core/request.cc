@@ -79,6 +79,10 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
   if (s.logprobs < -1 || s.logprobs > facts.vocab_size) {
     refuse(type, "logprobs must be -1 (none) or in [0, vocab_size]", std::to_string(s.logprobs), "lower it");
   }
+  if (s.prompt_logprobs < -1 || s.prompt_logprobs > facts.vocab_size) {
+    refuse(type, "prompt_logprobs must be -1 (none) or in [0, vocab_size]", std::to_string(s.prompt_logprobs),
+           "lower it");
+  }
   validate_tokens("stop token ids", s.stop_token_ids, facts.vocab_size);
   validate_tokens("end-of-sequence token ids", s.eos_token_ids, facts.vocab_size);
   validate_processors(s, facts);
@@ -86,8 +90,16 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
 
 }  // namespace
 
-void validate_request(const Request& request, const ModelFacts& facts, int32_t blocks) {
+void validate_request(const Request& request, const ModelFacts& facts, const std::vector<GroupShape>& groups,
+                      int32_t max_seqs) {
   validate_sampling(request.sampling, facts);
+  int32_t n = request.sampling.n;
+  if (n < 1 || n > max_seqs) {
+    refuse("InvalidRequestError",
+           "n, the completions, must be at least 1 and at most max_batch_size, which is " +
+               std::to_string(max_seqs),
+           std::to_string(n), "lower it, or raise max_batch_size");
+  }
   if (request.prompt.empty()) {
     refuse("InvalidRequestError", "a prompt must have at least one token", "none", "add a start token");
   }
@@ -101,12 +113,16 @@ void validate_request(const Request& request, const ModelFacts& facts, int32_t b
         "prompt + max_tokens must be at most the engine's max_seq_len " + std::to_string(facts.max_seq_len),
         came, "shorten one, or build the engine with a larger max_seq_len");
   }
-  // The last sampled token is never fed back, so its position needs no room.
-  int64_t room = static_cast<int64_t>(blocks) * facts.block_size;
-  if (total - 1 > room) {
+  // The last sampled token is never fed back, so its position needs no room. The full blocks of the prompt
+  // are shared by the completions, the others are not.
+  int64_t shared = prompt / facts.block_size, entries = (total - 2) / facts.block_size + 1;
+  for (const GroupShape& group : groups) {
+    if (group.needed(n, shared, entries, facts.block_size) <= group.blocks) continue;
+    std::string completions = n == 1 ? "" : " in each of the " + std::to_string(n) + " completions";
     refuse("PromptTooLongError",
-           "prompt + max_tokens - 1 must fit the KV cache's " + std::to_string(room) + " positions", came,
-           "shorten one, or raise kv_cache_memory");
+           "prompt + max_tokens - 1" + completions + " must fit the KV cache's " +
+               std::to_string(static_cast<int64_t>(group.blocks) * facts.block_size) + " positions",
+           came, n == 1 ? "shorten one, or raise kv_cache_memory" : "lower n, or raise kv_cache_memory");
   }
 }
 

@@ -25,6 +25,10 @@ Sample Sampler::sample(std::span<const float> logits, const Sampling& sampling, 
   return sample;
 }
 
+std::vector<TokenLogprob> Sampler::score(std::span<const float> logits, int32_t token, int32_t top) {
+  return logprobs(logits, row_max(logits).value, token, top);
+}
+
 std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sampling& sampling,
                                         const History& history) {
   row_max(logits);  // refuses a row without a distribution

@@ -27,6 +27,10 @@ class Sampler {
   Sample sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed, int64_t position,
                 const History& history = {});
 
+  // The logprobs of one row as it came: of `token`, then of the others among the `top` likeliest. Throws
+  // Error{"NumericalError"} as sample() does.
+  std::vector<TokenLogprob> score(std::span<const float> logits, int32_t token, int32_t top);
+
   // The ids that may be drawn, ascending.
   std::vector<int32_t> token_set(std::span<const float> logits, const Sampling& sampling,
                                  const History& history = {});

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 #include <stdexcept>
+#include <unordered_set>
 
 #include "runtime/core/philox.h"
 
@@ -17,8 +18,14 @@ void insert_in_order(Queue& queue, std::unique_ptr<Sequence> sequence) {
   queue.insert(after, std::move(sequence));
 }
 
-Queue::iterator find_id(Queue& queue, int64_t id) {
-  return std::ranges::find_if(queue, [&](const auto& sequence) { return sequence->id == id; });
+Queue::iterator find(Queue& queue, int64_t id, int32_t completion) {
+  return std::ranges::find_if(
+      queue, [&](const auto& sequence) { return sequence->id == id && sequence->completion == completion; });
+}
+
+// Each needs one for its first token: a copy of the prompt's last block, or a new one behind it.
+int32_t blocks_of_forks(const Sequence& sequence) {
+  return sequence.sampling.max_tokens > 1 ? sequence.forks : 0;
 }
 
 std::unique_ptr<Sequence> take(Queue& queue, Queue::iterator at) {
@@ -30,8 +37,10 @@ std::unique_ptr<Sequence> take(Queue& queue, Queue::iterator at) {
 }  // namespace
 
 Scheduler::Scheduler(KvBlocks& kv, const SchedulerLimits& limits) : kv_(kv), limits_(limits) {
-  if (limits.max_seqs < 1 || limits.max_tokens < limits.max_seqs || limits.max_chunk < 0) {
-    throw std::logic_error("[scheduler] limits must hold 1 <= max_seqs <= max_tokens and max_chunk >= 0");
+  if (limits.max_seqs < 1 || limits.max_tokens < limits.max_seqs || limits.max_chunk < 0 ||
+      limits.max_prompt_rows < 1) {
+    throw std::logic_error(
+        "[scheduler] limits must hold 1 <= max_seqs <= max_tokens, max_chunk >= 0 and max_prompt_rows >= 1");
   }
 }
 
@@ -40,9 +49,9 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) {
   insert_in_order(waiting_, std::move(sequence));
 }
 
-std::unique_ptr<Sequence> Scheduler::remove(int64_t id) {
+std::unique_ptr<Sequence> Scheduler::remove(int64_t id, int32_t completion) {
   for (Queue* queue : {&running_, &waiting_}) {
-    auto at = find_id(*queue, id);
+    auto at = find(*queue, id, completion);
     if (at == queue->end()) continue;
     kv_.release((*at)->blocks);
     return take(*queue, at);
@@ -50,9 +59,34 @@ std::unique_ptr<Sequence> Scheduler::remove(int64_t id) {
   return nullptr;
 }
 
+std::vector<Sequence*> Scheduler::fork(Sequence& sequence) {
+  std::vector<Sequence*> forks;
+  for (int32_t completion = 1; completion <= sequence.forks; ++completion) {
+    auto fork = std::make_unique<Sequence>();
+    static_cast<SequenceState&>(*fork) = sequence;
+    fork->blocks = kv_.fork(sequence.blocks);
+    fork->completion = completion;
+    fork->forks = 0;
+    forks.push_back(fork.get());
+    insert_in_order(running_, std::move(fork));
+  }
+  sequence.forks = 0;
+  return forks;
+}
+
 StepPlan Scheduler::plan() {
   StepPlan plan;
   debug_preempt();
+  try {
+    plan_all(plan);
+  } catch (...) {
+    rollback(plan);
+    throw;
+  }
+  return plan;
+}
+
+void Scheduler::plan_all(StepPlan& plan) {
   // Preemption takes from the back, so an index stays good.
   for (size_t i = 0; i < running_.size(); ++i) {
     if (running_[i]->pending() == 1) plan_running(*running_[i], plan, true);
@@ -63,21 +97,21 @@ StepPlan Scheduler::plan() {
   // Whoever was sent back just now does not fit again: it needs more blocks than it gave up.
   while (!waiting_.empty() && admit(0, plan)) {
   }
-  return plan;
 }
 
-StepPlan Scheduler::plan_only(int64_t id) {
+StepPlan Scheduler::plan_only(int64_t id, int32_t completion) {
   StepPlan plan;
-  if (auto at = find_id(running_, id); at != running_.end()) {
+  if (auto at = find(running_, id, completion); at != running_.end()) {
     plan_running(**at, plan, false);
-  } else if (at = find_id(waiting_, id); at != waiting_.end()) {
+  } else if (at = find(waiting_, id, completion); at != waiting_.end()) {
     admit(at - waiting_.begin(), plan);
   }
   return plan;
 }
 
-int32_t Scheduler::budget(const StepPlan& plan, int32_t pending) const {
-  int32_t chunk = std::min(pending, limits_.max_tokens - plan.tokens);
+int32_t Scheduler::budget(const StepPlan& plan, const Sequence& sequence) const {
+  int32_t chunk = sequence.pending_within(limits_.max_prompt_rows - plan.prompt_rows);
+  chunk = std::min(chunk, limits_.max_tokens - plan.tokens);
   return limits_.max_chunk > 0 ? std::min(chunk, limits_.max_chunk) : chunk;
 }
 
@@ -86,17 +120,17 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
   int32_t before = sequence.blocks.size();
   int32_t chunk;
   while (true) {
-    chunk = budget(plan, sequence.pending());
+    chunk = budget(plan, sequence);
     if (chunk <= 0) return false;
-    if (kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk))) break;
+    if (kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) break;
     if (may_preempt && running_.back().get() != &sequence) {
       preempt_last(plan);
       continue;
     }
     // The last takes what is left; with nothing left it keeps what it has until one before it needs it.
-    chunk = std::min(chunk, (before + kv_.available()) * kv_.block_size() - sequence.computed);
+    chunk = kv_.reach(sequence.blocks, sequence.computed, sequence.computed + chunk) - sequence.computed;
     if (chunk <= 0) return false;
-    kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk));
+    kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk);
     break;
   }
   append(plan, sequence, chunk, before, false);
@@ -105,15 +139,18 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
 
 bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   Sequence& sequence = *waiting_[waiting_index];
-  if (running() >= limits_.max_seqs || budget(plan, 1) <= 0 || kv_.available() <= 0) return false;
-  KvBlocks::Match match = kv_.match(sequence.tokens);
-  int32_t missing = kv_.blocks_for(sequence.size()) - static_cast<int32_t>(match.path.size());
-  if (missing > kv_.available() - match.idle - outstanding_blocks()) return false;
+  if (places() + sequence.places() > limits_.max_seqs) return false;
+  if (budget(plan, sequence) <= 0) return false;
+  KvBlocks::Match match = kv_.match(sequence.reusable());
+  for (int32_t group = 0; group < kv_.groups(); ++group) {
+    if (!has_blocks_for(sequence, match, group)) return false;
+  }
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
   sequence.tokens_when_admitted = sequence.size();
-  int32_t chunk = budget(plan, sequence.pending());
-  if (!kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk))) {
+  int32_t end = sequence.computed + budget(plan, sequence);
+  int32_t chunk = kv_.reach(sequence.blocks, sequence.computed, end) - sequence.computed;
+  if (chunk <= 0 || !kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) {
     throw std::logic_error("[scheduler] an admitted sequence must have its blocks");
   }
   insert_in_order(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
@@ -121,18 +158,40 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   return true;
 }
 
-// Blocks that running sequences still need for the tokens they have.
-int32_t Scheduler::outstanding_blocks() const {
+int32_t Scheduler::places() const {
+  int32_t places = 0;
+  for (const auto& sequence : running_) places += sequence->places();
+  return places;
+}
+
+// Whether a waiting sequence finds blocks for all that it has. Alone it finds what it needs, little by
+// little.
+bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const {
+  if (running_.empty()) return true;
+  auto hit = static_cast<int32_t>(match.path.size());
+  int32_t missing = kv_.blocks_for(sequence.size()) - hit, most = kv_.shape(group).most_held;
+  if (most > 0) missing = std::min(missing, std::max(0, most - (hit - match.first[group])));
+  missing += blocks_of_forks(sequence);
+  return missing <= kv_.available(group) - match.idle[group] - outstanding_blocks(group);
+}
+
+// Blocks that running sequences still need for the tokens they have, and their forks for the next one.
+int32_t Scheduler::outstanding_blocks(int32_t group) const {
   int32_t blocks = 0;
-  for (const auto& sequence : running_) blocks += kv_.blocks_for(sequence->size()) - sequence->blocks.size();
+  for (const auto& sequence : running_) {
+    blocks += kv_.outstanding(group, sequence->blocks, sequence->computed, sequence->size());
+    blocks += blocks_of_forks(*sequence);
+  }
   return blocks;
 }
 
 void Scheduler::append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before,
                        bool admitted) {
   bool decode = sequence.pending() == 1 && sequence.generated() > 0;
-  plan.chunks.push_back({&sequence, tokens, blocks_before, admitted, decode});
+  int32_t prompt_rows = sequence.prompt_rows(tokens);
+  plan.chunks.push_back({&sequence, tokens, prompt_rows, blocks_before, admitted, decode});
   plan.tokens += tokens;
+  plan.prompt_rows += prompt_rows;
 }
 
 void Scheduler::preempt_last(StepPlan& plan) {
@@ -140,6 +199,7 @@ void Scheduler::preempt_last(StepPlan& plan) {
   std::erase_if(plan.chunks, [&](const PlannedChunk& chunk) {
     if (chunk.sequence != last->get()) return false;
     plan.tokens -= chunk.tokens;
+    plan.prompt_rows -= chunk.prompt_rows;
     return true;
   });
   move_to_waiting(last);
@@ -152,8 +212,8 @@ void Scheduler::move_to_waiting(Queue::iterator running) {
   insert_in_order(waiting_, take(running_, running));
 }
 
-bool Scheduler::preempt(int64_t id) {
-  auto at = find_id(running_, id);
+bool Scheduler::preempt(int64_t id, int32_t completion) {
+  auto at = find(running_, id, completion);
   if (at == running_.end()) return false;
   move_to_waiting(at);
   return true;
@@ -164,13 +224,14 @@ void Scheduler::debug_preempt() {
   if (limits_.debug_preempt_every == 0 || plans_ % limits_.debug_preempt_every != 0) return;
   // Only those that got a token since their last start: else forced preemption could keep one from ever
   // finishing.
-  std::vector<int64_t> grown;
+  std::vector<const Sequence*> grown;
   for (const auto& sequence : running_) {
-    if (sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence->id);
+    if (sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence.get());
   }
   if (grown.empty()) return;
   double draw = philox_uniform(limits_.debug_seed, plans_);
-  preempt(grown[static_cast<size_t>(draw * static_cast<double>(grown.size()))]);
+  const Sequence* drawn = grown[static_cast<size_t>(draw * static_cast<double>(grown.size()))];
+  preempt(drawn->id, drawn->completion);
 }
 
 void Scheduler::commit(const StepPlan& plan) {
@@ -178,13 +239,14 @@ void Scheduler::commit(const StepPlan& plan) {
   for (const PlannedChunk& chunk : plan.chunks) {
     Sequence& sequence = *chunk.sequence;
     if (chunk.admitted) {
-      stats_.prefix_lookup_tokens += sequence.size();
+      stats_.prefix_lookup_tokens += static_cast<int64_t>(sequence.reusable().size());
       stats_.prefix_hit_tokens += sequence.computed;
       if (sequence.cached_tokens < 0) sequence.cached_tokens = sequence.computed;
     }
     (chunk.decode ? stats_.decode_tokens : stats_.prefill_tokens) += chunk.tokens;
     sequence.computed += chunk.tokens;
     kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed));
+    kv_.drop_unseen(sequence.blocks, sequence.computed);
     stats_.max_waste_slots = std::max(stats_.max_waste_slots, waste(sequence));
   }
 }
@@ -199,14 +261,18 @@ void Scheduler::rollback(StepPlan& plan) {
     }
     kv_.release(sequence.blocks);
     sequence.computed = 0;
-    insert_in_order(waiting_, take(running_, find_id(running_, sequence.id)));
+    insert_in_order(waiting_, take(running_, find(running_, sequence.id, sequence.completion)));
   }
   plan = StepPlan();
 }
 
 int64_t Scheduler::waste_slots() const {
   int64_t slots = 0;
-  for (const auto& sequence : running_) slots += waste(*sequence);
+  std::unordered_set<int32_t> seen;  // last blocks: that of forks is one, until they write
+  for (const auto& sequence : running_) {
+    int32_t size = sequence->blocks.size();
+    if (size > 0 && seen.insert(sequence->blocks.tables[0][size - 1]).second) slots += waste(*sequence);
+  }
   return slots;
 }
 

@@ -8,8 +8,8 @@
 
 namespace tensorwright {
 
-// One logit row for each chunk that reaches the end of its sequence, in the order of the chunks. Reuses the
-// vectors of `step`.
+// In the order of the chunks, the logit rows: of each chunk its prompt rows, then one if it reaches the end
+// of its sequence. Reuses the vectors of `step`.
 void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* step);
 
 }  // namespace tensorwright

@@ -11,6 +11,7 @@
 #include "runtime/core/engine_core.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/fake_executor.h"
+#include "tests/cpp/scheduler_simulation.h"
 
 namespace tw_test {
 
@@ -42,17 +43,21 @@ inline Request request(int64_t id, std::vector<int32_t> prompt, int32_t max_toke
 // Everything a request was told, put together.
 struct Outcome {
   std::vector<int32_t> tokens;
-  std::vector<std::vector<TokenLogprob>> logprobs;
+  std::vector<std::vector<TokenLogprob>> logprobs, prompt_logprobs;
   Event last;
 };
+// The first completion of request 5 is at 5, the next at 5 + kNext; ids are below that.
 using Outcomes = std::map<int64_t, Outcome>;
+inline constexpr int64_t kNext = 10000;
 
 inline void collect(std::vector<Event> events, Outcomes* outcomes) {
   for (Event& event : events) {
-    Outcome& outcome = (*outcomes)[event.request_id];
+    Outcome& outcome = (*outcomes)[event.request_id + kNext * event.completion];
     TW_CHECK(outcome.last.finish.empty());  // nothing comes after the end
     outcome.tokens.insert(outcome.tokens.end(), event.tokens.begin(), event.tokens.end());
     outcome.logprobs.insert(outcome.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
+    outcome.prompt_logprobs.insert(outcome.prompt_logprobs.end(), event.prompt_logprobs.begin(),
+                                   event.prompt_logprobs.end());
     outcome.last = std::move(event);
   }
 }
@@ -65,31 +70,44 @@ inline Outcomes run_core(EngineCore& core, const std::vector<Request>& requests)
     core.step(&events);
     collect(std::move(events), &outcomes);
   }
-  TW_CHECK_EQ(core.stats().used_blocks, 0);
+  for (const EngineStats::Blocks& group : core.stats().groups) {
+    TW_CHECK_EQ(group.used, 0);
+    TW_CHECK_EQ(group.free + group.cached, group.total);
+  }
   return outcomes;
 }
 
-inline Outcome solo(const Request& r, int64_t groups = 1) {
+inline Outcome solo(const Request& r, int64_t groups = 1, int32_t window = 0) {
   EngineOptions o = options(100, 1, kMaxSeqLen, groups);
   o.prefix_cache = false;
   FakeBehaviour behaviour;
   behaviour.groups = groups;
+  behaviour.window = window;
   EngineCore core(fake(behaviour), o);
   return run_core(core, {r})[r.id];
 }
 
-inline bool same(const Outcome& a, const Outcome& b) {
-  auto equal = [](const TokenLogprob& x, const TokenLogprob& y) {
-    return x.token == y.token && x.logprob == y.logprob && x.rank == y.rank;
-  };
-  bool result = a.tokens == b.tokens && a.logprobs.size() == b.logprobs.size() &&
-                a.last.finish == b.last.finish && a.last.stop_token == b.last.stop_token;
-  for (size_t i = 0; result && i < a.logprobs.size(); ++i)
-    result = std::ranges::equal(a.logprobs[i], b.logprobs[i], equal);
-  return result;
+// What a completion must equal: the request with its seed, alone.
+inline Outcome solo_completion(Request r, int32_t completion, int64_t groups = 1, int32_t window = 0) {
+  if (r.sampling.seed) r.sampling.seed = completion_seed(*r.sampling.seed, completion);
+  r.sampling.n = 1;
+  if (completion > 0) r.sampling.prompt_logprobs = -1;  // the first tells of the prompt
+  return solo(r, groups, window);
 }
 
-inline Request random_request(std::mt19937& random, int64_t id) {
+inline bool same(const Outcome& a, const Outcome& b) {
+  auto equal = [](const std::vector<TokenLogprob>& one, const std::vector<TokenLogprob>& other) {
+    return std::ranges::equal(one, other, [](const TokenLogprob& x, const TokenLogprob& y) {
+      return x.token == y.token && x.logprob == y.logprob && x.rank == y.rank;
+    });
+  };
+  return a.tokens == b.tokens && a.last.finish == b.last.finish && a.last.stop_token == b.last.stop_token &&
+         std::ranges::equal(a.logprobs, b.logprobs, equal) &&
+         std::ranges::equal(a.prompt_logprobs, b.prompt_logprobs, equal);
+}
+
+// Of n completions if `blocks` hold so many.
+inline Request random_request(std::mt19937& random, int64_t id, int32_t n = 1, int32_t blocks = 0) {
   // Few beginnings, so that prefixes are shared.
   std::vector<int32_t> prompt(1 + random() % 60, static_cast<int32_t>(random() % 3));
   for (size_t i = random() % prompt.size(); i < prompt.size(); ++i)
@@ -102,7 +120,10 @@ inline Request random_request(std::mt19937& random, int64_t id) {
     r.sampling.top_p = random() % 2 ? 1 : 0.8;
   }
   if (random() % 2) r.sampling.logprobs = static_cast<int32_t>(random() % 4);
+  if (random() % 3 == 0) r.sampling.prompt_logprobs = static_cast<int32_t>(random() % 4);
   if (random() % 2) r.sampling.eos_token_ids = {static_cast<int32_t>(random() % kVocab)};
+  int32_t prompt_tokens = static_cast<int32_t>(r.prompt.size());
+  if (fits(blocks, kBlockSize, prompt_tokens, r.sampling.max_tokens, n)) r.sampling.n = n;
   return r;
 }
 

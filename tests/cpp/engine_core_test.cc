@@ -44,26 +44,36 @@ TW_TEST(a_prompt_that_ends_later_goes_on_the_same) {
 
 TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   std::mt19937 random(11);
-  int64_t preemptions = 0, hits = 0, evictions = 0;
-  for (int round = 0; round < 12; ++round) {
+  int64_t preemptions = 0, hits = 0, evictions = 0, forks = 0;
+  for (int round = 0; round < 24; ++round) {
     std::vector<Request> requests;
-    for (int64_t id = 0; id < 25; ++id) requests.push_back(random_request(random, id));
+    int32_t blocks = 25 + static_cast<int32_t>(random() % 40);
+    for (int64_t id = 0; id < 25; ++id)
+      requests.push_back(random_request(random, id, 1 + static_cast<int32_t>(random() % 4), blocks));
     int64_t groups = 1 + round % 2;
-    EngineOptions o =
-        options(25 + static_cast<int32_t>(random() % 40), 8, 8 + static_cast<int32_t>(random() % 60), groups);
+    int32_t window = round < 12 ? 0 : 1 + static_cast<int32_t>(random() % 30);
+    EngineOptions o = options(blocks, 8, 8 + static_cast<int32_t>(random() % 60), groups);
     o.prefix_cache = round % 3 != 0;
     o.max_chunk = round % 2 * 7;
     o.debug_preempt_every = round % 4;
     o.debug_seed = round;
+    o.max_prompt_rows = 1 + static_cast<int32_t>(random() % 20);
     FakeBehaviour behaviour;
     behaviour.fail_every = round % 5 == 4 ? 3 : 0;  // and steps that fail in company
     behaviour.groups = groups;
+    behaviour.window = window;
     EngineCore core(fake(behaviour), o);
     Outcomes outcomes = run_core(core, requests);
     for (const Request& r : requests) {
-      TW_CHECK(same(outcomes[r.id], solo(r, groups)));
-      TW_CHECK(outcomes[r.id].last.finish == "stop" || outcomes[r.id].last.finish == "length");
-      TW_CHECK_EQ(outcomes[r.id].logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcomes[r.id].tokens.size());
+      for (int32_t completion = 0; completion < r.sampling.n; ++completion) {
+        const Outcome& outcome = outcomes[r.id + kNext * completion];
+        TW_CHECK(same(outcome, solo_completion(r, completion, groups, window)));
+        TW_CHECK(outcome.last.finish == "stop" || outcome.last.finish == "length");
+        TW_CHECK_EQ(outcome.logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcome.tokens.size());
+        size_t told = r.sampling.prompt_logprobs < 0 || completion > 0 ? 0 : r.prompt.size() - 1;
+        TW_CHECK_EQ(outcome.prompt_logprobs.size(), told);
+        forks += completion > 0;
+      }
     }
     preemptions += core.stats().steps.preemptions;
     hits += core.stats().steps.prefix_hit_tokens;
@@ -74,6 +84,7 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   TW_CHECK(preemptions > 20);
   TW_CHECK(hits > 500);
   TW_CHECK(evictions > 100);
+  TW_CHECK(forks > 100);
 }
 
 TW_TEST(the_guilty_request_dies_alone) {
@@ -82,15 +93,19 @@ TW_TEST(the_guilty_request_dies_alone) {
     (kind == 0 ? behaviour.throw_token : kind == 1 ? behaviour.late_token : behaviour.nan_token) = 49;
     EngineCore core(fake(behaviour), options(60, 8, 64));
     std::vector<Request> requests;
-    for (int64_t id = 0; id < 6; ++id) requests.push_back(request(id, {7, 8, static_cast<int32_t>(id)}, 10));
-    requests[2].prompt.push_back(49);
+    for (int64_t id = 0; id < 6; ++id) {
+      requests.push_back(request(id, {7, 8, static_cast<int32_t>(id)}, 10));
+      requests.back().sampling.prompt_logprobs = static_cast<int32_t>(id % 3) - 1;
+    }
+    requests[2].prompt.insert(requests[2].prompt.end(), {49, 1});  // a NaN among the rows that are told of
     {
       EngineCore other(fake(behaviour), options(60, 8, 64));
       for (const Request& r : requests) other.add(r, Clock::now());
       std::vector<Event> events;
       other.step(&events);  // found out in the very step
       auto last = std::ranges::find_if(events, [](const Event& event) { return event.finish == "error"; });
-      TW_CHECK(last != events.end() && last->request_id == 2 && events.size() == 6);
+      TW_CHECK(last != events.end() && last->request_id == 2);
+      TW_CHECK_EQ(std::ranges::count_if(events, [](const Event& event) { return !event.tokens.empty(); }), 5);
     }
     Outcomes outcomes = run_core(core, requests);
     int untouched = 0;
@@ -110,15 +125,144 @@ TW_TEST(the_guilty_request_dies_alone) {
   }
 }
 
+// A window that sees 9 positions: blocks of 4 in use stay few however long the request, and so may the cache
+// be.
+TW_TEST(a_window_bounds_the_blocks_of_a_long_request) {
+  for (bool prefix_cache : {false, true}) {
+    FakeBehaviour behaviour;
+    behaviour.window = 9;
+    EngineOptions o = options(6, 1, 8);
+    o.prefix_cache = prefix_cache;
+    EngineCore core(fake(behaviour), o);
+    Request r = request(1, std::vector<int32_t>(60, 3), 50);
+    validate_request(r, core.facts(), core.groups(), 1);
+    TW_CHECK_EQ(core.groups()[0].most_held, 5);
+    core.add(r, Clock::now());
+    Outcomes outcomes;
+    int32_t most = 0;
+    while (!core.idle()) {
+      std::vector<Event> events;
+      core.step(&events);
+      collect(std::move(events), &outcomes);
+      most = std::max(most, core.stats().used_blocks);
+    }
+    TW_CHECK(most > 2 && most <= 5);
+    TW_CHECK(same(outcomes[1], solo(r, 1, 9)));
+    TW_CHECK_EQ(core.stats().cached_blocks > 0, prefix_cache);
+    r.sampling.n = 2;  // eight blocks at the least
+    TW_CHECK_ERROR(validate_request(r, core.facts(), core.groups(), 2), "PromptTooLongError");
+  }
+  TW_CHECK(!same(solo(request(1, std::vector<int32_t>(60, 3), 50), 1, 9),
+                 solo(request(1, std::vector<int32_t>(60, 3), 50), 1, 30)));  // the window is seen
+}
+
+TW_TEST(groups_with_windows_leave_memory_to_the_others) {
+  FakeBehaviour behaviour;
+  behaviour.groups = 2;
+  behaviour.window = 9;
+  EngineCore core(fake(behaviour), options(100, 2, 8, 2));
+  TW_CHECK_EQ(core.groups()[1].blocks, 2 * 5);
+  TW_CHECK_EQ(core.groups()[0].blocks, 190);
+  TW_CHECK_EQ(core.stats().total_blocks, 190);
+}
+
+TW_TEST(completions_share_the_prompt_and_differ_by_seed) {
+  for (int32_t prompt_tokens : {40, 41, 43}) {  // the last block full, and not
+    EngineCore core(fake(), options(60, 8, 64));
+    Request r = request(1, std::vector<int32_t>(prompt_tokens, 3), 6);
+    r.sampling.n = 4;
+    r.sampling.temperature = 1;
+    r.sampling.seed = 5;
+    core.add(r, Clock::now());
+    std::vector<Event> events;
+    core.step(&events);
+    TW_CHECK_EQ(events.size(), 4u);  // the first token of each
+    TW_CHECK_EQ(core.stats().running, 4);
+    TW_CHECK_EQ(core.stats().used_blocks, (prompt_tokens + 3) / 4);
+    TW_CHECK_EQ(core.stats().waste_slots, (4 - prompt_tokens % 4) % 4);
+    Outcomes outcomes;
+    collect(std::move(events), &outcomes);
+    while (!core.idle()) {
+      events.clear();
+      core.step(&events);
+      collect(std::move(events), &outcomes);
+      TW_CHECK(core.stats().used_blocks <= 10 + 4 * 3);
+    }
+    for (int32_t i = 0; i < 4; ++i) TW_CHECK(same(outcomes[1 + kNext * i], solo_completion(r, i)));
+    TW_CHECK(outcomes[1].tokens != outcomes[1 + kNext].tokens);
+    TW_CHECK_EQ(core.stats().steps.prefill_tokens, prompt_tokens);
+    TW_CHECK_EQ(core.stats().finished, 1);
+    TW_CHECK_EQ(core.stats().used_blocks, 0);
+  }
+}
+
+TW_TEST(completions_end_together_or_one_by_one) {
+  FakeBehaviour behaviour;
+  behaviour.nan_token = 49;
+  for (const char* how : {"abort", "waiting", "one", "timeout", "error"}) {
+    EngineCore core(fake(behaviour), options(60, 3, 64));
+    Request r = request(1, {1, 2, 3, 4, 5}, 9);
+    r.sampling.n = 3;
+    if (std::string(how) == "timeout") r.sampling.timeout_s = 0;
+    if (std::string(how) == "error") r.prompt.push_back(49);
+    core.add(r, Clock::now());
+    std::vector<Event> events;
+    if (std::string(how) != "waiting") core.step(&events);
+    if (std::string(how) == "one") {
+      core.end_completion(1, 1, &events);
+      core.end_completion(1, 5, &events);
+      TW_CHECK_EQ(core.stats().running, 2);
+      TW_CHECK_EQ(core.stats().aborted, 0);
+      events.pop_back();  // as expected of one; now the others
+    }
+    if (std::string(how) == "timeout") core.expire(Clock::now(), &events);
+    core.end(1, nullptr, &events);
+    std::set<int32_t> ended;
+    for (const Event& event : events) {
+      if (!event.finish.empty()) TW_CHECK(ended.insert(event.completion).second);
+    }
+    TW_CHECK_EQ(ended.size(), std::string(how) == "one" ? 2u : 3u);
+    EngineStats stats = core.stats();
+    TW_CHECK_EQ(stats.used_blocks, 0);
+    TW_CHECK_EQ(stats.aborted + stats.timed_out + stats.failed, 1);
+    TW_CHECK(core.idle());
+  }
+}
+
+// A copy that fails is tried again alone; one that fails again costs its request, and no other.
+TW_TEST(a_block_that_cannot_be_copied_costs_one_request) {
+  for (int32_t every : {1, 3}) {
+    FakeBehaviour behaviour;
+    behaviour.fail_copies = every;
+    EngineCore core(fake(behaviour), options(60, 8, 64));
+    std::vector<Request> requests;
+    for (int64_t id = 0; id < 4; ++id) {
+      requests.push_back(request(id, {7, 8, static_cast<int32_t>(id)}, 10));
+      requests.back().sampling.n = id == 2 ? 1 : 2;
+    }
+    Outcomes outcomes = run_core(core, requests);
+    for (const Request& r : requests) {
+      for (int32_t i = 0; i < r.sampling.n; ++i) {
+        const Outcome& outcome = outcomes[r.id + kNext * i];
+        if (r.sampling.n == 1 || every > 1) TW_CHECK(same(outcome, solo_completion(r, i)));
+        if (r.sampling.n == 2 && every == 1) TW_CHECK(outcome.last.finish == "error");
+      }
+    }
+  }
+}
+
 TW_TEST(impossible_options_are_refused_by_name) {
   TW_CHECK_ERROR(EngineCore(fake(), options(0, 1, 1)), "OutOfMemoryError");
   TW_CHECK_ERROR(EngineCore(fake(), options(9, 4, 3)), "InvalidOptionError");
   TW_CHECK_ERROR(EngineCore(fake(), options(9, 0, 3)), "InvalidOptionError");
   EngineOptions o = options(9, 1, 1);
+  o.max_prompt_rows = 0;
+  TW_CHECK_ERROR(EngineCore(fake(), o), "InvalidOptionError");
+  o = options(9, 1, 1);
   o.max_queue = 0;
   TW_CHECK_ERROR(EngineCore(fake(), o), "InvalidOptionError");
   EngineCore core(fake(), options(9, 1, 1));
-  TW_CHECK_EQ(core.blocks(), 9);
+  TW_CHECK_EQ(core.groups()[0].blocks, 9);
 }
 
 TW_TEST(abort_frees_blocks_before_the_next_step) {

@@ -23,8 +23,10 @@ struct FakeBehaviour {
   int32_t late_token = -1;   // ... throws from wait(), after the cache was written
   int32_t fail_every = 0;    // every n-th step of more than one sequence throws
   int32_t die_token = -1;    // a step that computes this token throws what is no std::exception
+  int32_t fail_copies = 0;   // every n-th copy of a block throws
   int32_t sleep_us = 0;      // per step
   int64_t groups = 1;
+  int32_t window = 0;  // of the last group
 };
 
 class FakeExecutor : public tensorwright::Executor {
@@ -36,6 +38,7 @@ class FakeExecutor : public tensorwright::Executor {
     facts_.block_size = block_size;
     facts_.block_bytes.assign(behaviour.groups, 100);
     facts_.group_windows.assign(behaviour.groups, 0);
+    facts_.group_windows.back() = behaviour.window;
   }
 
   const tensorwright::ModelFacts& facts() const override { return facts_; }
@@ -72,6 +75,7 @@ class FakeExecutor : public tensorwright::Executor {
   }
 
   void copy_block(int32_t group, int32_t from, int32_t to) override {
+    if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("copy");
     size_t n = facts_.block_size;
     std::copy_n(cache_[group].begin() + from * n, n, cache_[group].begin() + to * n);
   }
@@ -120,7 +124,9 @@ class FakeExecutor : public tensorwright::Executor {
     bool nan = false;
     for (size_t g = 0; g < cache_.size(); ++g) {
       const tensorwright::GroupTables& group = step.groups[g];
-      for (int32_t p = 0; p <= step.positions[t]; ++p) {
+      int32_t window = facts_.group_windows[g];
+      for (int32_t p = window ? std::max(0, step.positions[t] - window + 1) : 0; p <= step.positions[t];
+           ++p) {
         int32_t block = group.block_tables[s * group.max_blocks + p / facts_.block_size];
         const Entry& entry = cache_[g].at(block * facts_.block_size + p % facts_.block_size);
         require(entry.position == p, "the cache must hold this position");
@@ -143,7 +149,7 @@ class FakeExecutor : public tensorwright::Executor {
   std::vector<std::vector<Entry>> cache_;  // [groups][slots]
   std::vector<float> logits_;
   int32_t max_tokens_ = 0, max_rows_ = 0, max_seqs_ = 0, rows_ = 0;
-  int64_t steps_ = 0;
+  int64_t steps_ = 0, copies_ = 0;
   bool late_ = false;
 };
 

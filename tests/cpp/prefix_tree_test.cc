@@ -20,11 +20,15 @@ int32_t hit(const KvBlocks& kv, const Tokens& tokens) {
   return static_cast<int32_t>(kv.match(tokens).path.size());
 }
 
+bool grow(KvBlocks& kv, SequenceBlocks& held, int32_t blocks) {
+  return kv.make_writable(held, held.size() * kv.block_size(), blocks * kv.block_size());
+}
+
 // Computes `tokens` as a sequence would, from the prefix hit on, and keeps holding them.
 SequenceBlocks compute(KvBlocks& kv, const Tokens& tokens) {
   SequenceBlocks held;
   kv.attach(kv.match(tokens), held);
-  TW_CHECK(kv.grow(held, kv.blocks_for(static_cast<int64_t>(tokens.size()))));
+  TW_CHECK(grow(kv, held, kv.blocks_for(static_cast<int64_t>(tokens.size()))));
   kv.publish(held, tokens);
   return held;
 }
@@ -70,8 +74,8 @@ TW_TEST(a_hit_gives_the_same_blocks_in_every_group) {
 TW_TEST(two_that_compute_the_same_end_up_with_one_copy) {
   KvBlocks kv(2, 8, 2, true);
   SequenceBlocks a, b;
-  kv.grow(a, 3);
-  kv.grow(b, 3);
+  grow(kv, a, 3);
+  grow(kv, b, 3);
   Tokens tokens = {1, 2, 3, 4, 5};
   kv.publish(a, tokens);
   kv.publish(b, tokens);
@@ -113,12 +117,59 @@ TW_TEST(what_is_held_is_never_evicted) {
   compute_and_release(kv, {4, 4});
   TW_CHECK_EQ(kv.available(), 1);
   SequenceBlocks other;
-  TW_CHECK(!kv.grow(other, 2));
+  TW_CHECK(!grow(kv, other, 2));
   TW_CHECK_EQ(hit(kv, {4, 4, 0}), 1);  // what could not be done evicted nothing
-  TW_CHECK(kv.grow(other, 1));
+  TW_CHECK(grow(kv, other, 1));
   TW_CHECK_EQ(hit(kv, {4, 4, 0}), 0);
   TW_CHECK_EQ(hit(kv, {1, 1, 2, 2, 0}), 2);
   TW_CHECK_EQ(kv.evictions(), 1);
+}
+
+// A window of 3 positions over blocks of 2: a position sees its own block and the one before.
+TW_TEST(a_window_lets_go_and_a_hit_needs_its_end_only) {
+  KvBlocks kv({{20}, {20, 3, 4}}, 2, true);
+  Tokens tokens = {1, 1, 2, 2, 3, 3, 4, 4, 5};
+  SequenceBlocks held = compute(kv, tokens);
+  kv.drop_unseen(held, 9);  // sees 7 and 8
+  TW_CHECK_EQ(kv.group(0).used(), 5);
+  TW_CHECK_EQ(kv.group(1).used(), 2);
+  TW_CHECK_EQ(held.tables[1].first(), 3);
+  TW_CHECK_EQ(kv.group(1).idle(), 3);
+  SequenceBlocks other = compute(kv, tokens);  // of the group with the window, only the end
+  TW_CHECK_EQ(other.tables[1].first(), 3);
+  TW_CHECK_EQ(other.published, 4);
+  TW_CHECK_EQ(kv.group(1).references(other.tables[1][3]), 2);
+  kv.release(other);
+  kv.release(held);
+  TW_CHECK_EQ(kv.group(0).used(), 0);
+  TW_CHECK_EQ(kv.group(1).used(), 0);
+  TW_CHECK_EQ(kv.group(1).idle(), 4);
+  SequenceBlocks all;
+  TW_CHECK(grow(kv, all, 20));
+  kv.release(all);
+}
+
+TW_TEST(a_block_evicted_from_a_window_leaves_a_hole) {
+  KvBlocks kv({{20}, {5, 3, 4}}, 2, true);
+  Tokens tokens = {1, 1, 2, 2, 3, 3, 4, 4, 5};
+  SequenceBlocks held = compute(kv, tokens);
+  kv.drop_unseen(held, 9);
+  SequenceBlocks one;
+  TW_CHECK(grow(kv, one, 1));  // takes the block of {1, 1} that no one sees
+  TW_CHECK_EQ(kv.evictions(), 1);
+  TW_CHECK_EQ(hit(kv, {1, 1, 7}), 0);
+  TW_CHECK_EQ(hit(kv, {1, 1, 2, 2, 7}), 2);  // the position behind it sees {2, 2} only
+  TW_CHECK_EQ(hit(kv, {1, 1, 2, 2, 3, 3, 7}), 3);
+  TW_CHECK_EQ(hit(kv, tokens), 4);
+  kv.release(one);
+  SequenceBlocks again = compute(kv, {1, 1, 9});  // computes {1, 1} and fills the hole
+  TW_CHECK_EQ(hit(kv, {1, 1, 7}), 1);
+  kv.release(again);
+  kv.release(held);
+  SequenceBlocks all;
+  TW_CHECK(grow(kv, all, 5));  // whatever was remembered can be had back, a node without blocks goes
+  TW_CHECK_EQ(kv.group(1).free(), 0);
+  TW_CHECK_EQ(hit(kv, tokens), 0);
 }
 
 TW_TEST(misuse_is_refused) {
@@ -152,11 +203,11 @@ TW_TEST(random_use_with_all_hashes_colliding) {
         }
         int32_t missing =
             kv.blocks_for(static_cast<int64_t>(tokens.size())) - static_cast<int32_t>(match.path.size());
-        if (missing > kv.available() - match.idle) continue;
+        if (missing > kv.available() - match.idle[0]) continue;
         SequenceBlocks held;
         kv.attach(match, held);
         int32_t before = held.size();
-        TW_CHECK(kv.grow(held, before + missing));
+        TW_CHECK(grow(kv, held, before + missing));
         for (int32_t i = before; i < held.size(); ++i) {
           size_t end = std::min(tokens.size(), static_cast<size_t>(2 * (i + 1)));
           content[held.tables[0][i]] =
@@ -180,7 +231,7 @@ TW_TEST(random_use_with_all_hashes_colliding) {
     for (auto& [tokens, held] : alive) kv.release(held);
     TW_CHECK_EQ(kv.group(0).used(), 0);
     SequenceBlocks all;
-    TW_CHECK(kv.grow(all, 24));  // whatever was remembered can be had back
+    TW_CHECK(grow(kv, all, 24));  // whatever was remembered can be had back
     TW_CHECK_EQ(kv.group(1).free(), 0);
   }
 }

@@ -129,6 +129,45 @@ TW_TEST(a_preempted_sequence_finds_its_own_prefix_again) {
   TW_CHECK(shape(s.scheduler.plan()) == (Shape{{1, 2}}));  // 12 tokens, the first 10 remembered
 }
 
+TW_TEST(prompt_rows_have_a_budget_of_their_own) {
+  Simulation s(64, 2, {5, 32, 0, 0, 0, 6}, true);
+  s.scheduler.add(make(1, 9, 4));
+  s.step();
+  for (int64_t id : {2, 3, 4}) {
+    auto sequence = make(id, 9, 4);  // as 1's, which nobody who wants logprobs may reuse
+    if (id < 4) sequence->sampling.prompt_logprobs = 1;
+    s.scheduler.add(std::move(sequence));
+  }
+  std::vector<Shape> shapes;
+  for (int i = 0; i < 4; ++i) {
+    StepPlan plan = s.scheduler.plan();
+    shapes.push_back(shape(plan));
+    s.scheduler.rollback(plan);
+    s.step();
+  }
+  TW_CHECK(shapes[0] == (Shape{{1, 1}, {2, 6}}));  // nobody overtakes 3, which would have no row
+  TW_CHECK(shapes[1] == (Shape{{1, 1}, {2, 3}, {3, 4}, {4, 1}}));  // two rows of 2, four of 3
+  TW_CHECK(shapes[2] == (Shape{{1, 1}, {2, 1}, {4, 1}, {3, 5}}));
+  TW_CHECK(shapes[3] == (Shape{{2, 1}, {3, 1}, {4, 1}}));
+}
+
+TW_TEST(what_was_told_of_needs_no_row_again) {
+  Simulation s(64, 2, {2, 32, 0, 0, 0, 3}, true);
+  auto sequence = make(2, 9, 4);
+  sequence->sampling.prompt_logprobs = 0;
+  s.scheduler.add(std::move(sequence));
+  s.step();
+  TW_CHECK(s.scheduler.preempt(2));
+  StepPlan plan = s.scheduler.plan();
+  TW_CHECK(shape(plan) == (Shape{{2, 6}}));  // three again without rows, three more with
+  TW_CHECK_EQ(plan.prompt_rows, 3);
+  s.scheduler.rollback(plan);
+  s.step();
+  s.step();
+  TW_CHECK(s.scheduler.preempt(2));
+  TW_CHECK(shape(s.scheduler.plan()) == (Shape{{2, 2}}));  // all told: 10 tokens, of which 8 are remembered
+}
+
 TW_TEST(rollback_takes_everything_back) {
   Simulation s(16, 2, {4, 16, 0}, true);
   s.scheduler.add(make(1, 6, 9, 0));

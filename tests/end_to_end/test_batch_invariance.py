@@ -34,13 +34,13 @@ class Ask:
     arrives_ms: int = 0
     priority: int = 0
     shaped: bool = False
-    """With penalties, a bias, a bad word and all else that looks at the tokens so far."""
+    """With penalties, a bias, a bad word and all else that looks at the tokens so far, and logprobs of the prompt."""
 
     def params(self) -> SamplingParams:
         return SamplingParams(
             max_tokens=self.tokens, temperature=self.temperature, seed=self.seed, logprobs=2, ignore_eos=True,
             top_k=40 if self.temperature else 0, top_p=0.9 if self.temperature else 1.0,
-            priority=self.priority, **(SHAPED if self.shaped else {}),
+            priority=self.priority, **(SHAPED | {"prompt_logprobs": 1} if self.shaped else {}),
         )  # fmt: skip
 
 
@@ -58,11 +58,14 @@ class Solo:
 
 
 def bits(output) -> list:
-    """Tokens and logprobs as exact values."""
+    """Tokens and logprobs, those of the prompt too, as exact values."""
     completion = output.outputs[0]
+    prompt = zip(output.prompt_token_ids[1:], (output.prompt_logprobs or [])[1:], strict=False)
+    tokens = zip(completion.token_ids, completion.logprobs, strict=True)
     return [
         (token, {t: (lp.logprob.hex(), lp.rank) for t, lp in table.items()})
-        for token, table in zip(completion.token_ids, completion.logprobs, strict=True)
+        for pairs in (prompt, tokens)
+        for token, table in pairs
     ]
 
 

@@ -39,7 +39,8 @@ plausible = st.fixed_dictionaries(
     {"max_tokens": st.integers(1, 8)},
     optional={
         "temperature": st.floats(0, 3), "top_k": st.integers(-1, 300), "top_p": st.floats(0, 1), "seed": integers,
-        "logprobs": st.integers(0, VOCAB), "stop_token_ids": st.lists(st.integers(0, VOCAB), max_size=3),
+        "logprobs": st.integers(0, VOCAB), "prompt_logprobs": st.integers(0, VOCAB),
+        "stop_token_ids": st.lists(st.integers(0, VOCAB), max_size=3),
     },
 )  # fmt: skip
 prompts = st.one_of(
@@ -76,6 +77,8 @@ def test_any_request_is_refused_or_finishes(llm: LLM, prompt: Any, params: dict[
 
 def check(output: RequestOutput, params: dict[str, Any]) -> None:
     assert output.finished
+    scored = None if output.prompt_logprobs is None else len(output.prompt_logprobs)
+    assert scored == (None if params.get("prompt_logprobs") is None else len(output.prompt_token_ids))
     for completion in output.outputs:
         assert completion.finish_reason in ("stop", "length")
         assert len(completion.token_ids) <= (params.get("max_tokens", 16) or MAX_SEQ_LEN)

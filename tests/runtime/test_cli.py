@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import tensorwright
+from support.command_line import call
 from support.fake_runtime import FakeEngine, fake_module, write_engine
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime import model_cache, native
-from tensorwright.runtime.cli import main
 
 
 @pytest.fixture
@@ -23,14 +23,6 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     monkeypatch.setattr(native, "create_engine", lambda *args: FakeEngine())
     monkeypatch.setattr(native, "load_module", fake_module)
     return str(write_engine(tmp_path / "engine"))
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr."""
-    with pytest.raises(SystemExit) as exit_info:
-        main(list(arguments))
-    out, err = capsys.readouterr()
-    return int(exit_info.value.code or 0), out, err
 
 
 def test_run_prints_the_continuation(engine: str, capsys: pytest.CaptureFixture[str]) -> None:

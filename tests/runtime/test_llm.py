@@ -1,35 +1,16 @@
-"""LLM over a fake engine: the shapes of prompts and results, what is refused, streaming, abort, failure, shutdown."""
+"""LLM over a fake engine: the shapes of prompts and results, parameters, and what is refused."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import itertools
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.fake_runtime import EOS, FakeEngine, fake_module, write_engine
-from tensorwright.errors import (
-    EngineStoppedError,
-    InvalidRequestError,
-    OutOfMemoryError,
-    PromptTooLongError,
-    QueueFullError,
-    RequestAbortedError,
-)
-from tensorwright.runtime import native
+from support.fake_runtime import EOS, A, B, C, FakeEngine, ids, write_engine
+from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.sampling_params import SamplingParams
-
-A, B, C = 10, 20, 30  # three letters of the byte-level alphabet
-
-
-def ids(*tokens: int) -> dict[str, Any]:
-    return {"prompt_token_ids": list(tokens)}
 
 
 def test_one_prompt_gives_one_output(llm: LLM) -> None:
@@ -69,7 +50,7 @@ def test_params_reach_the_engine(llm: LLM, fake: FakeEngine) -> None:
         "max_tokens": 2, "temperature": 0.5, "top_k": 0, "top_p": 0.9, "seed": 7, "stop_token_ids": [3],
         "ignore_eos": False, "eos_token_ids": [EOS], "logprobs": 1, "min_tokens": 0, "min_p": 0.0,
         "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": [], "bad_words": [],
-        "timeout_s": -1.0, "priority": 0,
+        "timeout_s": -1.0, "priority": 0, "prompt_logprobs": -1, "n": 1,
     }  # fmt: skip
     assert fake.submitted[llm.generate(ids(A)).request_id].logprobs == -1
 
@@ -95,6 +76,20 @@ def test_logprobs_and_metrics(llm: LLM) -> None:
     plain = llm.generate(ids(A)).outputs[0]
     assert plain.logprobs is None
     assert plain.cumulative_logprob is None
+
+
+def test_prompt_logprobs(llm: LLM, fake: FakeEngine) -> None:
+    output = llm.generate(ids(A, B, C), SamplingParams(max_tokens=2, prompt_logprobs=0))
+    assert output.prompt_logprobs is not None
+    first, *tables = output.prompt_logprobs
+    assert first is None
+    assert [sorted(table) for table in tables if table is not None] == [[B], [C]]
+    assert tables[1] is not None
+    entry = tables[1][C]
+    assert (entry.logprob, entry.rank, entry.decoded_token) == (-1.0, 1, llm.engine.tokenizer.decode([C]))  # type: ignore[union-attr]
+    assert fake.submitted[output.request_id].prompt_logprobs == 0
+    assert llm.generate(ids(A), SamplingParams(prompt_logprobs=3)).prompt_logprobs == [None]
+    assert llm.generate(ids(A, B)).prompt_logprobs is None
 
 
 def test_stop_tokens_and_end_of_sequence(llm: LLM) -> None:
@@ -150,201 +145,3 @@ def test_engine_without_tokenizer(fake: FakeEngine, tmp_path: Path) -> None:
             llm.generate("text", params)
         with pytest.raises(InvalidRequestError, match="detokenize=False"):
             llm.generate(ids(A))
-
-
-def test_streaming_in_a_thread(llm: LLM) -> None:
-    texts = [output.outputs[0].text for output in llm.generate_async("añb", SamplingParams(max_tokens=4))]
-    assert texts[-1] == "añb"
-    assert all(whole.startswith(part) for part, whole in itertools.pairwise(texts))
-    assert not any("\ufffd" in text for text in texts)
-
-
-def test_streaming_and_awaiting_in_a_loop(llm: LLM) -> None:
-    async def stream() -> tuple[list[bool], str, str]:
-        handle = llm.generate_async("abcd", SamplingParams(max_tokens=4))
-        finished = [output.finished async for output in handle]
-        final = await handle  # awaiting after the end gives the same
-        others = await asyncio.gather(*(llm.generate_async("xy", SamplingParams(max_tokens=2)) for _ in range(20)))
-        return finished, final.outputs[0].text, "".join(output.outputs[0].text for output in others)
-
-    finished, text, others = asyncio.run(stream())
-    assert finished[-1]
-    assert not any(finished[:-1])
-    assert (text, others) == ("abcd", "xy" * 20)
-
-
-def test_abort_keeps_what_there_is(llm: LLM, fake: FakeEngine) -> None:
-    fake.budget = 3
-    handle = llm.generate_async(ids(A, B), SamplingParams(max_tokens=100))
-    wait_until(lambda: fake.budget == 0)
-    assert handle.abort() is True
-    output = handle.result(5)
-    assert output.finished
-    assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("abort", [A, B, A])
-    assert handle.abort() is False
-
-
-def test_result_may_time_out(llm: LLM, fake: FakeEngine) -> None:
-    fake.gate.clear()
-    handle = llm.generate_async(ids(A))
-    with pytest.raises(TimeoutError):
-        handle.result(0.01)
-    fake.gate.set()
-    assert handle.result(5).finished
-
-
-def test_cancelling_the_waiting_task_aborts(llm: LLM, fake: FakeEngine) -> None:
-    async def cancelled() -> None:
-        fake.gate.clear()
-        for wait in (lambda handle: handle._finished(), lambda handle: anext(aiter(handle))):
-            handle = llm.generate_async(ids(A))
-            with pytest.raises(asyncio.TimeoutError):
-                await asyncio.wait_for(wait(handle), 0.05)
-            assert (await handle).outputs[0].finish_reason == "abort"
-
-    asyncio.run(cancelled())
-    assert llm.get_stats()["running"] == 0
-
-
-def test_leaving_a_loop_early_aborts(llm: LLM, fake: FakeEngine) -> None:
-    fake.budget = 2
-    handle = llm.generate_async(ids(A), SamplingParams(max_tokens=120))
-    for _ in handle:
-        break
-    assert handle.result(5).outputs[0].finish_reason == "abort"
-
-
-def test_a_loop_closed_under_its_waiter_harms_nobody(llm: LLM, fake: FakeEngine) -> None:
-    fake.gate.clear()
-    loop = asyncio.new_event_loop()
-    handle = llm.generate_async(ids(A))
-    task = loop.create_task(handle._finished())
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.close()
-    fake.gate.set()
-    assert handle.result(5).finished
-    assert llm.generate(ids(B), SamplingParams(max_tokens=1)).outputs[0].token_ids == [B]
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-
-
-def test_a_request_that_fails_here_ends_alone(llm: LLM, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake.gate.clear()
-    bad = llm.generate_async(ids(A))
-    good = llm.generate_async(ids(B), SamplingParams(max_tokens=2))
-
-    def burst(event: Any, now: float) -> None:
-        raise RuntimeError("cannot decode")
-
-    monkeypatch.setattr(bad._state, "apply", burst)
-    fake.gate.set()
-    with pytest.raises(RuntimeError, match="cannot decode"):
-        bad.result(5)
-    assert good.result(5).outputs[0].token_ids == [B, B]
-    assert llm.get_stats()["running"] == 0  # aborted in the engine too
-
-
-def test_a_request_that_fails_in_the_engine_ends_alone(llm: LLM, fake: FakeEngine) -> None:
-    fake.gate.clear()
-    bad, odd, good = (llm.generate_async(ids(token), SamplingParams(max_tokens=1)) for token in (A, B, C))
-    fake.fail_request(bad.request_id, "OutOfMemoryError", "no block left")
-    fake.fail_request(odd.request_id, "NewKindOfError", "who knows")
-    fake.gate.set()
-    with pytest.raises(OutOfMemoryError, match="no block left"):
-        bad.result(5)
-    with pytest.raises(EngineStoppedError, match="NewKindOfError: who knows"):
-        odd.result(5)
-    assert good.result(5).outputs[0].token_ids == [C]
-
-
-def test_a_failure_in_generate_aborts_the_others(llm: LLM, fake: FakeEngine) -> None:
-    fake.gate.clear()
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            llm.generate([ids(A), ids(B)], SamplingParams(max_tokens=50))
-        except OutOfMemoryError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    wait_until(lambda: len(fake.submitted) == 2)
-    fake.fail_request(min(fake.submitted), "OutOfMemoryError", "none")
-    thread.join(5)
-    assert errors
-    assert llm.get_stats()["running"] == 0
-
-
-def test_a_full_queue_refuses_or_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake = FakeEngine(max_queue=2)
-    monkeypatch.setattr(native, "create_engine", lambda *args: fake)
-    monkeypatch.setattr(native, "load_module", fake_module)
-    with LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB") as llm:
-        fake.gate.clear()
-        waiting = [llm.generate_async(ids(A)) for _ in range(2)]
-        with pytest.raises(QueueFullError):
-            llm.generate_async(ids(A))
-        fake.gate.set()
-        assert all(handle.result(5).finished for handle in waiting)
-        assert len(llm.generate([ids(A)] * 9, SamplingParams(max_tokens=3))) == 9
-
-
-def test_threads_share_one_llm(llm: LLM) -> None:
-    texts: dict[int, str] = {}
-
-    def run(number: int) -> None:
-        for _ in range(5):
-            texts[number] = llm.generate(f"thread {number}", SamplingParams(max_tokens=9)).outputs[0].text
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert {number: text[:8] for number, text in texts.items()} == {n: f"thread {n}" for n in range(8)}
-
-
-def test_shutdown_ends_what_runs(llm: LLM, fake: FakeEngine) -> None:
-    fake.gate.clear()
-    handle = llm.generate_async(ids(A))
-    llm.shutdown()
-    llm.shutdown()
-    with pytest.raises(RequestAbortedError, match="shut down"):
-        handle.result(5)
-    with pytest.raises(EngineStoppedError, match="shut down"):
-        llm.generate(ids(A))
-    with pytest.raises(EngineStoppedError, match="shut down"):
-        llm.get_stats()
-
-
-def test_shutdown_with_drain_lets_requests_finish(llm: LLM) -> None:
-    handle = llm.generate_async(ids(A), SamplingParams(max_tokens=20))
-    llm.shutdown(drain=True, timeout=5)
-    assert len(handle.result(5).outputs[0].token_ids) == 20
-
-
-def test_a_dead_engine_tells_everybody_why(llm: LLM, fake: FakeEngine) -> None:
-    fake.gate.clear()
-    handle = llm.generate_async(ids(A))
-    fake.death = EngineStoppedError("the loop met a bus error")
-    with pytest.raises(EngineStoppedError, match="bus error"):
-        handle.result(5)
-    with pytest.raises(EngineStoppedError, match="bus error"):
-        llm.generate_async(ids(A))
-
-
-def test_a_dropped_llm_stops_its_engine(fake: FakeEngine, tmp_path: Path) -> None:
-    llm = LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB")
-    thread = llm._client._thread
-    del llm
-    gc.collect()
-    thread.join(5)
-    assert not thread.is_alive()
-    assert fake.stopped
-
-
-def wait_until(holds: Any, seconds: float = 5) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

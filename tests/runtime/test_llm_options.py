@@ -41,6 +41,7 @@ def ids(count: int) -> dict[str, Any]:
         ({"max_batch_size": 600}, "at least max_batch_size"),
         ({"max_num_tokens": 1 << 40}, "max_num_tokens must be a positive integer of at most 2147483647"),
         ({"max_prefill_chunk": 0}, "max_prefill_chunk must be"),
+        ({"max_prompt_logprob_rows": 0}, "max_prompt_logprob_rows must be a positive integer"),
         ({"threads": -1}, "threads must be"),
         ({"threads": 2000}, "threads must be a positive integer of at most 1024, got 2000"),
         ({"load": "slow"}, "map, copy, got 'slow'"),

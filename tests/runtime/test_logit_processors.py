@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
@@ -46,29 +46,36 @@ def reference_scores(logits: np.ndarray, s, tokens: list[int], prompt: int) -> t
     scores = hf.TemperatureLogitsWarper(s.temperature)(ids, scores)
     if s.top_k:
         scores = hf.TopKLogitsWarper(s.top_k)(ids, scores)
+    if s.top_p < 1:
+        scores = hf.TopPLogitsWarper(s.top_p)(ids, scores)
     if s.min_p:
         scores = hf.MinPLogitsWarper(s.min_p)(ids, scores)
     return scores[0]
 
 
-def borderline(scores: torch.Tensor, min_p: float) -> bool:
-    """True if a ratio to the likeliest is so near min_p that the rounding of an fp32 softmax decides."""
+def borderline(scores: torch.Tensor, top_p: float, min_p: float) -> bool:
+    """True if the rounding of an fp32 softmax decides: a ratio to the likeliest is so near min_p, or a sum so near
+    1 - top_p. scores: those that top_p and min_p see."""
     ratios = (scores.double() - scores.double().max()).exp()
-    return bool(((ratios - min_p).abs() < 16 * np.finfo(np.float32).eps * min_p).any())
+    if bool(((ratios[ratios < 1] - min_p).abs() < 16 * np.finfo(np.float32).eps * min_p).any()):
+        return True
+    sums = ratios.sort().values.cumsum(-1) / ratios.sum()
+    return top_p < 1 and bool((sums - (1 - top_p)).abs().min() < 8 * np.finfo(np.float32).eps)
 
 
-penalty = st.sampled_from([0.0, 0.5, -0.25, 1.5])
+penalty = st.sampled_from([0.0, 0.5, -2.0, 5.0])
 token = st.integers(0, VOCAB - 1)
 few = st.integers(0, 5)  # so that words occur
 
 
 @st.composite
 def cases(draw):
-    tokens = draw(st.lists(few, min_size=1, max_size=12))
+    tokens = draw(st.lists(few, min_size=4, max_size=12))
     fields = {
         "temperature": draw(st.sampled_from([0.5, 1.0])),
         "top_k": draw(st.sampled_from([0, 4])),
-        "min_p": draw(st.sampled_from([0.0, 0.01, 0.2, 1.0])),
+        "top_p": draw(st.sampled_from([1.0, 0.9, 0.6])),
+        "min_p": draw(st.sampled_from([0.0, 0.05, 0.2, 1.0])),
         "min_tokens": draw(st.integers(0, 4)),
         "repetition_penalty": draw(st.sampled_from([1.0, 1.3, 0.8])),
         "presence_penalty": draw(penalty),
@@ -78,7 +85,7 @@ def cases(draw):
         "eos_token_ids": EOS,
         "stop_token_ids": draw(st.sampled_from([[], [7]])),
     }
-    return tokens, draw(st.integers(1, len(tokens))), fields, draw(st.integers(0, 2**32 - 1))
+    return tokens, draw(st.integers(1, 4)), fields, draw(st.integers(0, 2**32 - 1))
 
 
 @settings(max_examples=400, deadline=None)
@@ -87,8 +94,9 @@ def test_token_sets_are_those_of_transformers(case):
     tokens, prompt, fields, seed = case
     s = sampling(**fields)
     logits = (np.random.default_rng(seed).standard_normal(VOCAB) * 3).astype(np.float32)
-    if s.min_p and borderline(reference_scores(logits, sampling(**{**fields, "min_p": 0.0}), tokens, prompt), s.min_p):
-        return
+    logits[:6] += 3  # the tokens that occur are likely ones, else penalties seldom matter
+    before = reference_scores(logits, sampling(**{**fields, "min_p": 0.0, "top_p": 1.0}), tokens, prompt)
+    assume(not borderline(before, s.top_p, s.min_p))
     expected = torch.isfinite(reference_scores(logits, s, tokens, prompt)).nonzero()[:, 0].tolist()
     assert _runtime.token_set(logits, s, tokens, prompt) == expected
     greedy = sampling(**{**fields, "temperature": 0.0})

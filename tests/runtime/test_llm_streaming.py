@@ -1,0 +1,103 @@
+"""LLM over a fake engine: results that are streamed, awaited, aborted and shared between threads."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+
+import pytest
+
+from support.fake_runtime import A, B, FakeEngine, ids, wait_until
+from tensorwright.runtime.llm import LLM
+from tensorwright.runtime.sampling_params import SamplingParams
+
+
+def test_streaming_in_a_thread(llm: LLM) -> None:
+    texts = [output.outputs[0].text for output in llm.generate_async("añb", SamplingParams(max_tokens=4))]
+    assert texts[-1] == "añb"
+    assert all(whole.startswith(part) for part, whole in itertools.pairwise(texts))
+    assert not any("\ufffd" in text for text in texts)
+
+
+def test_streaming_and_awaiting_in_a_loop(llm: LLM) -> None:
+    async def stream() -> tuple[list[bool], str, str]:
+        handle = llm.generate_async("abcd", SamplingParams(max_tokens=4))
+        finished = [output.finished async for output in handle]
+        final = await handle  # awaiting after the end gives the same
+        others = await asyncio.gather(*(llm.generate_async("xy", SamplingParams(max_tokens=2)) for _ in range(20)))
+        return finished, final.outputs[0].text, "".join(output.outputs[0].text for output in others)
+
+    finished, text, others = asyncio.run(stream())
+    assert finished[-1]
+    assert not any(finished[:-1])
+    assert (text, others) == ("abcd", "xy" * 20)
+
+
+def test_abort_keeps_what_there_is(llm: LLM, fake: FakeEngine) -> None:
+    fake.budget = 3
+    handle = llm.generate_async(ids(A, B), SamplingParams(max_tokens=100))
+    wait_until(lambda: fake.budget == 0)
+    assert handle.abort() is True
+    output = handle.result(5)
+    assert output.finished
+    assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("abort", [A, B, A])
+    assert handle.abort() is False
+
+
+def test_result_may_time_out(llm: LLM, fake: FakeEngine) -> None:
+    fake.gate.clear()
+    handle = llm.generate_async(ids(A))
+    with pytest.raises(TimeoutError):
+        handle.result(0.01)
+    fake.gate.set()
+    assert handle.result(5).finished
+
+
+def test_cancelling_the_waiting_task_aborts(llm: LLM, fake: FakeEngine) -> None:
+    async def cancelled() -> None:
+        fake.gate.clear()
+        for wait in (lambda handle: handle._finished(), lambda handle: anext(aiter(handle))):
+            handle = llm.generate_async(ids(A))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(wait(handle), 0.05)
+            assert (await handle).outputs[0].finish_reason == "abort"
+
+    asyncio.run(cancelled())
+    assert llm.get_stats()["running"] == 0
+
+
+def test_leaving_a_loop_early_aborts(llm: LLM, fake: FakeEngine) -> None:
+    fake.budget = 2
+    handle = llm.generate_async(ids(A), SamplingParams(max_tokens=120))
+    for _ in handle:
+        break
+    assert handle.result(5).outputs[0].finish_reason == "abort"
+
+
+def test_a_loop_closed_under_its_waiter_harms_nobody(llm: LLM, fake: FakeEngine) -> None:
+    fake.gate.clear()
+    loop = asyncio.new_event_loop()
+    handle = llm.generate_async(ids(A))
+    task = loop.create_task(handle._finished())
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    fake.gate.set()
+    assert handle.result(5).finished
+    assert llm.generate(ids(B), SamplingParams(max_tokens=1)).outputs[0].token_ids == [B]
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_threads_share_one_llm(llm: LLM) -> None:
+    texts: dict[int, str] = {}
+
+    def run(number: int) -> None:
+        for _ in range(5):
+            texts[number] = llm.generate(f"thread {number}", SamplingParams(max_tokens=9)).outputs[0].text
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert {number: text[:8] for number, text in texts.items()} == {n: f"thread {n}" for n in range(8)}
