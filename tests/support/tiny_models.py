@@ -110,7 +110,7 @@ def make_tiny(path: str | Path, family: str, *, seed: int = 0, **config_override
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         randomise(model)
     model.to(dtype).save_pretrained(path, safe_serialization=True)
-    _write_tokenizer(path, config.vocab_size)
+    write_tokenizer(path, config.vocab_size)
     return path
 
 
@@ -137,7 +137,7 @@ def load_eager(path: str | Path, dtype: str = "float32") -> torch.nn.Module:
     ).eval()
 
 
-def _write_tokenizer(path: Path, vocab_size: int) -> None:
+def write_tokenizer(path: Path, vocab_size: int) -> None:
     """Words t0 t1 ... are the ids 0 1 ...; the last id is <unk>. Plain JSON: nothing of it depends on a library."""
     words = {f"t{i}": i for i in range(vocab_size - 1)} | {"<unk>": vocab_size - 1}
     tokenizer = {
