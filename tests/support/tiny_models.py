@@ -12,15 +12,20 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    Ernie4_5Config,
     Gemma2Config,
+    GlmConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    NemotronConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 COMMON: dict[str, Any] = {
@@ -64,6 +69,8 @@ GEMMA2: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+PARTIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
@@ -73,6 +80,11 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "granite": (GraniteConfig, GRANITE),
     "phi3": (Phi3Config, {"pad_token_id": 0, "sliding_window": 16}),
     "gemma2": (Gemma2Config, GEMMA2),
+    "cohere": (CohereConfig, {"pad_token_id": 0, "logit_scale": 0.3, "tie_word_embeddings": True}),
+    "ernie4_5": (Ernie4_5Config, {"pad_token_id": 0, "head_dim": 8, "tie_word_embeddings": True}),
+    "glm": (GlmConfig, {"pad_token_id": 0, "head_dim": 8, "rope_parameters": PARTIAL_ROPE}),
+    "nemotron": (NemotronConfig, {"head_dim": 8, "rope_parameters": PARTIAL_ROPE}),
+    "smollm3": (SmolLM3Config, {"pad_token_id": 0, "no_rope_layers": [1, 0]}),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -92,6 +104,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {}),
     "phi3": ("phi3", {}),
     "gemma2": ("gemma2", {}),
+    "ernie4_5": ("ernie4_5", {}),
+    "glm": ("glm", {}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
