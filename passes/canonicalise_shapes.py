@@ -1,7 +1,7 @@
 """canonicalise_shapes:  one spelling of moving elements around.
 
     unsqueeze, squeeze -> view           permute of two dims -> transpose       view(view(x)) -> view(x)
-    transpose(transpose(x)) -> x
+    transpose(transpose(x)) -> x         rms_norm(transpose(x), w) -> transpose(rms_norm(x, w)), dims of heads and tokens
     view, expand, slice, concat that change nothing -> x        concat(x, empty) -> x
 
 A transpose of a dimension of size 1 stays a transpose: patterns see the same layout whatever the number of heads.
@@ -25,6 +25,10 @@ TRANSPOSES = pattern("""
     inner = transpose(x, dim0=a, dim1=b)
     out   = transpose(inner, dim0=c, dim1=d)
 """, shared=["inner"])  # fmt: skip
+NORM_AFTER_TRANSPOSE = pattern("""
+    inner = transpose(x, dim0=1, dim1=2)
+    out   = rms_norm(inner, w)
+""")  # fmt: skip
 SAME_VIEW = pattern("out = view(x)")
 SAME_EXPAND = pattern("out = expand(x)")
 SAME_SLICE = pattern("out = slice(x, step=1)")
@@ -43,6 +47,10 @@ def check_swap(m: Match) -> None:
 
 def check_undone(m: Match) -> None:
     m.require({m.a, m.b} == {m.c, m.d}, "the second transpose does not undo the first", m.out)
+
+
+def check_norm(m: Match) -> None:
+    m.bind_shape(m.x, "1 S H D")
 
 
 def check_same(m: Match) -> None:
@@ -65,6 +73,11 @@ def as_transpose(m: Match, g: Rewriter) -> Value:
     return out
 
 
+def norm_first(m: Match, g: Rewriter) -> Value:
+    out: Value = g.transpose(g.rms_norm(m.x, m.w, **m.root.attrs), dim0=1, dim1=2)
+    return out
+
+
 def drop(m: Match, g: Rewriter) -> Value:
     x: Value = m.x
     return x
@@ -75,6 +88,7 @@ def canonicalise_shapes(graph: Graph) -> int:
         apply(graph, UNSQUEEZE, None, as_view)
         + apply(graph, SQUEEZE, None, as_view)
         + apply(graph, PERMUTE, check_swap, as_transpose)
+        + apply(graph, NORM_AFTER_TRANSPOSE, check_norm, norm_first)
         + apply(graph, TRANSPOSES, check_undone, drop)
         + apply(graph, VIEWS, None, as_view)
         + apply(graph, SAME_VIEW, check_same, drop)

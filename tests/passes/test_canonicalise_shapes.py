@@ -73,3 +73,27 @@ def test_a_transpose_of_one_head_stays_a_transpose():
 
 def test_pinned_counts(model):
     assert model.count("canonicalise_shapes") == 36
+
+
+NORM = """
+  %w: float32[6] = weight() {expr = @"w"}
+  %t: float32[1, 4, seq, 6] = transpose(%x) {dim0 = 1, dim1 = 2}
+  %y: float32[1, 4, seq, 6] = rms_norm(%t, %w) {eps = 1e-05, weight_offset = 1.0}
+"""
+
+
+def test_norms_of_heads_come_before_transposes():
+    """Where q and k are normalised after heads and tokens changed places (EXAONE 4, Gemma 3)."""
+    after = assert_fires(canonicalise_shapes, graph_of(X + NORM + "  return %y", "fused"), 1)
+    assert ops(after) == ["rms_norm", "transpose"]
+    assert after.find("rms_norm")[0].attrs == {"eps": 1e-05, "weight_offset": 1.0}
+
+
+def test_a_transpose_that_others_use_stays_before_the_norm():
+    assert_silent(canonicalise_shapes, graph_of(X + NORM + "  return %y, %t", "fused"))
+
+
+def test_a_transpose_of_the_normalised_columns_stays():
+    moved = NORM.replace("[1, 4, seq, 6]", "[1, seq, 6, 4]").replace("float32[6]", "float32[4]")
+    moved = moved.replace("dim0 = 1, dim1 = 2", "dim0 = 2, dim1 = 3")
+    assert_silent(canonicalise_shapes, graph_of(X + moved + "  return %y", "fused"))
