@@ -64,7 +64,6 @@ SURVEY: dict[str, dict[str, Any]] = {
     "llama4_text": {**MOE, "head_dim": 8, "attention_chunk_size": 16},
     "mamba": {"state_size": 8},
     "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2},
-    "minicpm3": {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8},
     "ministral": {"head_dim": 8, **BOTH_KINDS},
     "mixtral": {"head_dim": 8, **MOE},
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128},
@@ -87,6 +86,14 @@ SURVEY: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [1, 0]},
     "vaultgemma": {"head_dim": 8, "query_pre_attn_scalar": 12, **BOTH_KINDS},
     "xglm": {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4},
+    "youtu": {
+        "head_dim": 4,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    },
     "t5": {},
     "bart": {},
     "bert": {},
@@ -141,7 +148,8 @@ def from_config(config: Any) -> torch.nn.Module:
     """The causal language model; for what has none, an encoder-decoder or bare model."""
     from transformers import AutoModel, AutoModelForSeq2SeqLM
 
-    for auto in (AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModel):
+    autos = (AutoModelForSeq2SeqLM,) if config.is_encoder_decoder else (AutoModelForCausalLM, AutoModel)
+    for auto in autos:
         if type(config) in auto._model_mapping:
             return auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
     raise AssertionError(f"{config.model_type} has no model")
