@@ -19,6 +19,7 @@ from tensorwright.builder.ir.text import print_graph
 from tensorwright.builder.ir.verify import verify as verify_graph
 from tensorwright.errors import GraphError, InvalidOptionError, PassError, TensorwrightError
 from tensorwright.passes.canonicalise_casts import canonicalise_casts
+from tensorwright.passes.canonicalise_linears import canonicalise_linears
 from tensorwright.passes.canonicalise_scalars import canonicalise_scalars
 from tensorwright.passes.canonicalise_shapes import canonicalise_shapes
 from tensorwright.passes.compare import Comparison, Weights
@@ -40,6 +41,7 @@ from tensorwright.passes.recognise_masks import recognise_masks
 from tensorwright.passes.recognise_rms_norm import recognise_rms_norm
 from tensorwright.passes.recognise_rotary import recognise_rotary
 from tensorwright.passes.rewrite_gqa import rewrite_gqa
+from tensorwright.passes.split_interleaved_linears import split_interleaved_linears
 from tensorwright.passes.widen_activations import widen_activations
 
 
@@ -75,6 +77,7 @@ PIPELINE: tuple[Phase, ...] = (
         Step(widen_activations, "one type for activations, so that every pattern is written once", lossy=True),
         Step(canonicalise_casts, "widening leaves casts that change nothing", after=("widen_activations",)),
         Step(canonicalise_scalars, "squares, scales and shifts have one spelling"),
+        Step(canonicalise_linears, "products with stored matrices are linears of [1, S, C]"),
         Step(canonicalise_shapes, "unsqueeze, squeeze and view are one op; no-ops are gone"),
         Step(fold_constants, "viewed frequencies and offsets become plain constants", after=("canonicalise_shapes",)),
         Step(merge_common_subexpressions, "patterns compare operands by identity; tied weights become one"),
@@ -89,6 +92,9 @@ PIPELINE: tuple[Phase, ...] = (
         Step(canonicalise_shapes, "transposes of recognised ops meet and cancel", after=("recognise_attention",)),
         Step(rewrite_gqa, "repeated heads are only visible as operands of attention", after=("recognise_attention",)),
         Step(canonicalise_shapes, "the repeat is gone, its transposes cancel", after=("rewrite_gqa",)),
+        Step(split_interleaved_linears, "what is left of slices of heads is q, k and v", after=("recognise_rotary",),
+             before=("fuse_qkv",)),
+        Step(canonicalise_shapes, "views and transposes meet again", after=("split_interleaved_linears",)),
         Step(merge_common_subexpressions, "every rotary made its own table", after=("recognise_rotary",)),
     )),
     Phase("fuse", "fused", (

@@ -1,0 +1,75 @@
+"""canonicalise_linears:  one spelling of a product with a weight, linear on [1, S, C] with W: [N, C].
+
+    transpose(W) -> W^T            matmul(x, W) -> linear(x, W^T)            linear(x, W) + b -> linear(x, W, b)
+    linear(view(x, [S, C])) -> view(linear(x), [S, N])                       x: [1, S, ...]
+
+W is a weight of the checkpoint, and W^T another expression over it, so that nothing is computed when the engine runs.
+"""
+
+from __future__ import annotations
+
+from tensorwright.builder.ir import Graph, Value
+from tensorwright.passes.matcher import Match, apply, pattern
+from tensorwright.passes.rewriter import Rewriter
+
+TRANSPOSED = pattern("out = transpose(w, dim0=dim0, dim1=dim1)")
+PRODUCT = pattern("out = matmul(x, w)")
+BIAS = pattern("out = add(linear(x, w), b)", commute=True)
+FLAT = pattern("""
+    flat = view(x)
+    out  = linear(flat, w, b?)
+""", shared=["flat"])  # fmt: skip
+
+
+def require_weight(m: Match, value: Value) -> None:
+    m.require(value.node is not None and value.node.op == "weight", "not a weight of the checkpoint", value)
+
+
+def transposed(g: Rewriter, w: Value, dim0: int, dim1: int) -> Value:
+    assert w.node is not None
+    shape = list(w.shape)
+    shape[dim0], shape[dim1] = shape[dim1], shape[dim0]
+    scope = w.node.scope
+    out: Value = g.weight(expr=w.node.attrs["expr"].transpose(dim0, dim1), type=(w.dtype, shape), scope=scope)
+    return out
+
+
+def check_transposed(m: Match) -> None:
+    require_weight(m, m.w)
+
+
+def check_product(m: Match) -> None:
+    require_weight(m, m.w)
+    m.bind_shape(m.w, "C N")
+
+
+def check_bias(m: Match) -> None:
+    require_weight(m, m.b)
+    m.bind_shape(m.w, "N C")
+    m.bind_shape(m.b, "N")
+    m.require(m.x.rank >= 2, "x has no rows", m.x)
+
+
+def check_flat(m: Match) -> None:
+    m.bind_shape(m.flat, "S C")
+    m.require(m.x.rank > 2 and m.x.shape[:2] == (1, m.flat.shape[0]), "the view does not keep the tokens", m.x)
+
+
+def multiply_rows(m: Match, g: Rewriter) -> Value:
+    out: Value = g.linear(m.x, transposed(g, m.w, 0, 1))
+    return out
+
+
+def multiply_then_flatten(m: Match, g: Rewriter) -> Value:
+    rows = g.view(m.x, shape=(1, *m.flat.shape))
+    out: Value = g.view(g.linear(rows, m.w, m.b), shape=m.out.shape)
+    return out
+
+
+def canonicalise_linears(graph: Graph) -> int:
+    return (
+        apply(graph, TRANSPOSED, check_transposed, lambda m, g: transposed(g, m.w, m.dim0, m.dim1))
+        + apply(graph, PRODUCT, check_product, multiply_rows)
+        + apply(graph, FLAT, check_flat, multiply_then_flatten)
+        + apply(graph, BIAS, check_bias, lambda m, g: g.linear(m.x, m.w, m.b))
+    )
