@@ -3,10 +3,11 @@
 H query heads, Hkv key-value heads, D head dim, R rotated dims.  Everything in a decoder but attention is per token, so
 an axis of one sequence becomes an axis of tokens of many, and heads are flattened into columns. Attention of layer l is
 
-    q, cache' = rotary_kv_write(qkv, table, slots, kv_cache.l)        qkv: [tokens, (H + 2 Hkv) D], q: [tokens, H D]
+    q, cache' = rotary_kv_write(qkv, table?, slots, kv_cache.l)       qkv: [tokens, (H + 2 Hkv) D], q: [tokens, H D]
     out       = paged_attention(q, cache', seq_starts, context_lens, block_tables)     [tokens, H D]
 
-Norms of q and k, of each head or of all of them together, come before that: qkv = rms_norm_columns(qkv, weight).
+Where heads do not turn there is no table. Norms of q and k, of each head or of all of them together, come before that:
+qkv = rms_norm_columns(qkv, weight).
 From the final norm on, only the rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
 """
 
@@ -29,8 +30,8 @@ PATTERN = pattern("""
     q       = view(rms_norm?(q_row, q_row_norm, eps=q_row_eps, weight_offset=q_row_offset))
     k       = view(rms_norm?(k_row, k_row_norm, eps=k_row_eps, weight_offset=k_row_offset))
     v       = view(v_row)
-    q_heads = rotary(rms_norm?(q, q_norm, eps=q_eps, weight_offset=q_offset), table, rotary_dim=rotary_dim)
-    k_heads = rotary(rms_norm?(k, k_norm, eps=k_eps, weight_offset=k_offset), table, rotary_dim=rotary_dim)
+    q_heads = rotary?(rms_norm?(q, q_norm, eps=q_eps, weight_offset=q_offset), table, rotary_dim=rotary_dim)
+    k_heads = rotary?(rms_norm?(k, k_norm, eps=k_eps, weight_offset=k_offset), table, rotary_dim=rotary_dim)
     out     = attention(q_heads, k_heads, v)
 """)
 
@@ -53,6 +54,7 @@ def check(m: Match) -> None:
     m.bind_shape(m.q, "1 S H D")
     m.bind_shape(m.k, "1 S Hkv D")
     m.bind_shape(m.v, "1 S Hkv D")
+    m.require((m.q_heads is None) == (m.k_heads is None), "only one of q and k is rotated", m.q)
     m.require(m.v_end == m.qkv.shape[-1], "q, k and v are not all of the fused linear", m.qkv)
 
 
@@ -105,7 +107,7 @@ class _TokenMajor:
         if match is None:
             miss = find_miss(self.graph, PATTERN, check, about=node)
             raise self.refusal(
-                node, f"must read rotated q and k and plain v of one fused linear, in this order: {miss}"
+                node, f"must read q and k, both rotated or neither, and plain v of one linear, in this order: {miss}"
             )
         return match
 
@@ -123,14 +125,25 @@ class _TokenMajor:
         elif node.op == "attention":
             self.moved[node.output] = self.convert_attention(self.attentions[id(node)])
         elif node.op == "embedding":
-            table, ids = self.operands(node)
-            self.moved[node.output] = self.emit("embedding", [table, ids], {"scale": 1.0})
+            self.moved[node.output] = self.convert_embedding(node)
         elif node.op == "rotary_table":
             self.moved[node.output] = self.emit("rotary_table", self.operands(node), dict(node.attrs))
         elif node.op == "slice" or node.op in PER_TOKEN:
             self.convert_rows(node)
         else:
             raise self.refusal(node, "has no form that is per token")
+
+    def convert_embedding(self, node: Node) -> Value:
+        """Rows by token, or by position, of which the table must have as many as a sequence may be long."""
+        table, ids = self.operands(node)
+        assert table is not None
+        if ids is self.metadata["positions"]:
+            longest, rows = self.graph.facts["max_seq_len"], table.shape[0]
+            if int(rows) < longest:
+                raise self.refusal(node, f"has {rows} positions; max_seq_len must be at most that, not {longest}")
+        elif ids is not self.metadata["token_ids"]:
+            raise self.refusal(node, "must read rows by token or by position, and nothing computed of these")
+        return self.emit("embedding", [table, ids], {"scale": 1.0})
 
     def operands(self, node: Node) -> list[Value | None]:
         return [None if v is None else self.moved[v] for v in node.inputs]
@@ -174,9 +187,10 @@ class _TokenMajor:
         meta = self.metadata
         cache = self.emit("input", (), {}, ("kv", ()), f"kv_cache.{layer}")
         qkv = self.normalise_columns(m, self.moved[m.qkv])
-        written = [qkv, self.moved[m.table], meta["slots"], cache]
+        written = [qkv, None if m.table is None else self.moved[m.table], meta["slots"], cache]
         kind = (qkv.dtype, ("tokens", dim_math.mul(heads, head_dim)))
-        q, cache = self.emit_all("rotary_kv_write", written, {**shape, "rotary_dim": m.rotary_dim}, [kind, ("kv", ())])
+        attrs = {**shape, "rotary_dim": m.rotary_dim or 0}
+        q, cache = self.emit_all("rotary_kv_write", written, attrs, [kind, ("kv", ())])
         extra = {k: m.root.attrs[k] for k in ("scale", "window", "softcap")}
         read = [q, cache, meta["seq_starts"], meta["context_lens"], meta["block_tables"]]
         return self.emit("paged_attention", read, {**shape, **extra}, kind)

@@ -27,6 +27,9 @@ from tensorwright.passes.rewriter import Types, make_node
 EPILOGUE_NONE, EPILOGUE_SWIGLU = 0, 1
 """Numbers of plugins/matmul/kernel.h."""
 
+IDS = {"token_ids": 0, "positions": 1}
+"""What an embedding gathers rows by: numbers of plugins/embedding/kernel.h."""
+
 PANELS, PANELS_SWIGLU, RAW = "panels", "panels_swiglu", "raw"
 
 
@@ -155,10 +158,7 @@ def lower_mul(low: _Lowering, node: Node) -> list[Value]:
     assert x is not None
     assert factor is not None
     if x.node is not None and id(x.node) in low.folded:
-        table, ids = x.node.inputs
-        scale = float(x.node.attrs["scale"]) * float(number_of(factor) or 0.0)
-        operands = [low.weight(table, PANELS), low.value(ids)]
-        return low.emit("embedding", operands, [("float32", node.output.shape)], scale=scale)
+        return lower_embedding(low, x.node, float(number_of(factor) or 0.0))
     if id(node) not in low.trees.of:
         raise low.refusal(node.output, "multiplies what no kernel does")
     return lower_tree(low, node)
@@ -169,10 +169,12 @@ def lower_input(low: _Lowering, node: Node) -> list[Value]:
     return node.outputs
 
 
-def lower_embedding(low: _Lowering, node: Node) -> list[Value]:
+def lower_embedding(low: _Lowering, node: Node, factor: float = 1.0) -> list[Value]:
     table, ids = node.inputs
-    kind = ("float32", node.output.shape)
-    return low.emit("embedding", [low.weight(table, PANELS), low.value(ids)], [kind], scale=float(node.attrs["scale"]))
+    assert ids is not None
+    attrs = {"ids": IDS[ids.name], "scale": float(node.attrs["scale"]) * factor}
+    operands = [low.weight(table, PANELS), low.value(ids)]
+    return low.emit("embedding", operands, [("float32", node.output.shape)], **attrs)
 
 
 def lower_rms_norm(low: _Lowering, node: Node) -> list[Value]:
@@ -247,7 +249,8 @@ def lower_rotary_table(low: _Lowering, node: Node) -> list[Value]:
 def lower_rotary_kv_write(low: _Lowering, node: Node) -> list[Value]:
     q, cache = node.outputs
     kinds = [(low.act, q.shape), (cache.dtype, cache.shape)]
-    return low.emit("rotary_kv_write", [low.value(v) for v in node.inputs], kinds, **kv_attrs(node, "rotary_dim"))
+    operands = [None if v is None else low.value(v) for v in node.inputs]
+    return low.emit("rotary_kv_write", operands, kinds, **kv_attrs(node, "rotary_dim"))
 
 
 def lower_paged_attention(low: _Lowering, node: Node) -> list[Value]:

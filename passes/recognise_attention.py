@@ -1,7 +1,8 @@
 """recognise_attention:  softmax(scale * q k^T + mask) v  ->  attention(q, k, v, scale, mask, window, softcap)
 
-S tokens, H heads, D head dim.  In the trace q, k, v are [1, H, S, D]; attention takes and gives [1, S, H, D]. The mask
-must be one that recognise_masks has spelled. With a cap, scores are cap * tanh(scores / cap) before the mask.
+S tokens, H heads, D head dim.  In the trace q, k, v are [1, H, S, D]; attention takes and gives [1, S, H, D]. One head
+of k and v may serve all of q. The mask must be one that recognise_masks has spelled. The scale may be a divisor. With a
+cap, scores are cap * tanh(scores / cap) before the mask.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from tensorwright.passes.rewriter import Rewriter
 
 PATTERN = pattern(
     """
-    scaled  = mul?(matmul(q, transpose(k, dim0=-2, dim1=-1)), scale)
+    product = matmul(q, transpose(k, dim0=-2, dim1=-1))
+    scaled  = either(div(product, divisor), mul?(product, scale))
     bounded = tanh(either(div(scaled, cap), mul(scaled, inverse)))
     scores  = either(mul(bounded, cap), scaled)
     weights = softmax(add(scores, mask), dim=-1)
@@ -25,10 +27,13 @@ PATTERN = pattern(
 
 def check(m: Match) -> None:
     m.bind_shape(m.q, "1 H S D")
-    m.bind_shape(m.k, "1 H S D")
-    m.bind_shape(m.v, "1 H S D")
+    for value in (m.k, m.v):
+        m.bind_shape(value, "1 Hkv S D")
+    m.require(m.dims["Hkv"] in (m.dims["H"], 1), "k has neither one head nor as many as q", m.k)
     m.bind_shape(m.mask, "1 1 S S")
-    m.notes["scale"] = 1.0 if m.scale is None else m.scalar(m.scale)
+    divisor = 1.0 if m.divisor is None else m.scalar(m.divisor)
+    m.require(divisor != 0, "scores are divided by zero", m.divisor)
+    m.notes["scale"] = 1.0 / divisor if m.scale is None else m.scalar(m.scale)
     m.notes["softcap"] = 0.0 if m.cap is None else m.scalar(m.cap)
     # Division by a power of two is spelled as a product (canonicalise_scalars).
     inverse_fits = m.inverse is None or m.scalar(m.inverse) * m.notes["softcap"] == 1.0

@@ -2,6 +2,7 @@
 
 S tokens, H = Hkv * G query heads, Hkv key-value heads, D head dim.  Repeating must give KV head h // G to query head h,
 which is what fewer KV heads mean to attention. [1, Hkv, S, D] -> [1, Hkv, 1, S, D] -> [1, Hkv, G, S, D] -> [1, H, S, D]
+Or both repeat before k turns: rotary(repeat(k)) -> rotary(k), [1, S, Hkv, 1, D] -> [1, S, Hkv, G, D] -> [1, S, H, D]
 """
 
 from __future__ import annotations
@@ -20,6 +21,14 @@ PATTERN = pattern("""
     out = attention(q, transpose(k_heads, dim0=1, dim1=2), transpose(v_heads, dim0=1, dim1=2))
 """)
 
+BEFORE_ROTARY = pattern("""
+    k_groups  = expand(k_column)
+    k_heads   = view(k_groups)
+    v_groups  = expand(v_column)
+    v_heads   = view(v_groups)
+    out = attention(q, rotary?(k_heads, table, rotary_dim=rotary_dim), v_heads)
+""")
+
 
 def check(m: Match) -> None:
     m.bind_shape(m.q, "1 S H D")
@@ -34,11 +43,29 @@ def check(m: Match) -> None:
         m.bind_shape(heads, "1 H S D")
 
 
+def check_before_rotary(m: Match) -> None:
+    m.bind_shape(m.q, "1 S H D")
+    for column, groups, heads in ((m.k_column, m.k_groups, m.k_heads), (m.v_column, m.v_groups, m.v_heads)):
+        m.bind_shape(column, "1 S Hkv 1 D")
+        m.bind_shape(groups, "1 S Hkv G D")
+        m.bind_shape(heads, "1 S Hkv*G D")
+        m.bind_shape(heads, "1 S H D")
+
+
 def replace(m: Match, g: Rewriter) -> Value:
     k, v = (g.transpose(x, dim0=1, dim1=2) for x in (m.k, m.v))
     out: Value = g.attention(m.q, k, v, **m.root.attrs)
     return out
 
 
+def replace_before_rotary(m: Match, g: Rewriter) -> Value:
+    k, v = (g.view(x, shape=(1, *(m.dims[d] for d in ("S", "Hkv", "D")))) for x in (m.k_column, m.v_column))
+    k = k if m.table is None else g.rotary(k, m.table, rotary_dim=m.rotary_dim)
+    out: Value = g.attention(m.q, k, v, **m.root.attrs)
+    return out
+
+
 def rewrite_gqa(graph: Graph) -> int:
-    return apply(graph, PATTERN, check, replace)
+    return apply(graph, PATTERN, check, replace) + apply(
+        graph, BEFORE_ROTARY, check_before_rotary, replace_before_rotary
+    )

@@ -49,7 +49,7 @@ class OpRecord:
 
 
 OPS = {
-    "embedding": OpRecord(1, ("panels",), (), ("scale",)),
+    "embedding": OpRecord(1, ("panels",), ("ids",), ("scale",)),
     "rms_norm": OpRecord(2, ("raw",), (), ("eps", "weight_offset")),
     "matmul": OpRecord(3, ("panels", "bias"), ("epilogue", "n")),
     "rotary_table": OpRecord(4, ("raw",), (), ("scale",)),

@@ -114,7 +114,7 @@ def _compounds() -> None:
     _op("swiglu", 1, compound=True, stages=("fused", "cached", "lowered"))
     _op("rotary", 2, compound=True, stages=fused)
     _op("attention", 3, compound=True, stages=fused)
-    _op("rotary_kv_write", 4, compound=True, results=(2,), stages=cached)
+    _op("rotary_kv_write", 4, compound=True, results=(2,), stages=cached, optional_inputs=frozenset((1,)))
     _op("paged_attention", 5, compound=True, stages=cached)
     _op("gather_rows", 2, compound=True, stages=("cached", "lowered"))
 
@@ -135,12 +135,13 @@ def _lowered() -> None:
             results=results,
         )
 
-    op("embedding", 2, scale="float")  # table, ids
+    op("embedding", 2, ids="int", scale="float")  # table, ids
     op("rms_norm", 3, (2,), (1, 2), eps="float", weight_offset="float")  # x, w, residual? -> y, sum if a residual
     op("rms_norm_columns", 2, start="int", heads="int", eps="float", weight_offset="float")  # x, w
     op("matmul", 4, (2, 3), epilogue="int", n="int")  # x, w, bias?, residual?
     op("rotary_table", 2, scale="float")  # positions, inv_freq
-    op("rotary_kv_write", 4, results=(2,), kv_layer="int", heads="int", rotary_dim="int")  # qkv, table, slots, cache
+    # qkv, table?, slots, cache
+    op("rotary_kv_write", 4, (1,), (2,), kv_layer="int", heads="int", rotary_dim="int")
     # q, cache, seq_starts, context_lens, block_tables
     op("paged_attention", 5, kv_layer="int", heads="int", scale="float", softcap="float")
     op("gather_rows", 2)  # x, rows

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from tensorwright.builder.ir.graph import Graph
@@ -56,7 +57,20 @@ class _LogitsOnly(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         more: dict[str, Any] = {"position_ids": position_ids} if self.takes_positions else {}
-        return self.model(input_ids=input_ids, use_cache=False, return_dict=True, **more).logits
+        with _IndexListsOnCpu():
+            return self.model(input_ids=input_ids, use_cache=False, return_dict=True, **more).logits
+
+
+class _IndexListsOnCpu(TorchFunctionMode):
+    """x[[1, 2]] makes a tensor on x's device, and on the meta device the numbers would be lost."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__getitem__:
+            x, index = args
+            parts = index if isinstance(index, tuple) else (index,)
+            if any(isinstance(part, list) for part in parts):
+                args = x, tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
+        return func(*args, **(kwargs or {}))
 
 
 def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedProgram:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from tensorwright.builder.ir import dims
 from tensorwright.builder.ir.graph import Value
 from tensorwright.builder.trace import lower_shapes as shapes
@@ -115,6 +117,25 @@ def _rsub(low: Lowering, a: Args) -> Value:
     return _binary("sub")(low, {**a, "self": a["other"], "other": a["self"]})
 
 
+def _in_place(handler: Handler) -> Handler:
+    """A change in place is a new value where nobody else can see the old one: fresh from arithmetic, with one user."""
+
+    def checked(low: Lowering, a: Args) -> Value:
+        assert low.node is not None
+        source = low.node.args[0]
+        fresh = isinstance(source, torch.fx.Node) and str(source.target).split(".")[:2] in _FRESH
+        if not fresh or len(source.users) != 1:  # type: ignore[union-attr]
+            raise low.error("changes in place what others may read")
+        return handler(low, a)
+
+    return checked
+
+
+_CHANGES = {"add_": _binary("add"), "sub_": _binary("sub"), "mul_": _binary("mul"), "div_": _div}
+_FRESH = [["aten", name] for name in ("matmul", "mm", "bmm", "addmm", "linear", "add", "sub", "mul", "div", *_CHANGES)]
+"""Operations whose result shares memory with none of their operands, or only with one that nobody reads."""
+
+
 def _reciprocal(low: Lowering, a: Args) -> Value:
     return low.emit("div", 1.0, a["self"])
 
@@ -195,6 +216,8 @@ def _table() -> dict[str, Handler]:
     table |= _aten(_embedding, "embedding") | _aten(_gelu, "gelu") | _aten(_clamp, "clamp", "clamp_min", "clamp_max")
     table |= _aten(_div, "div") | _aten(_rsub, "rsub") | _aten(_reciprocal, "reciprocal")
     table |= _aten(_binary("floor_div"), "floor_divide")
+    for name, handler in _CHANGES.items():
+        table |= _aten(_in_place(handler), name)
     table |= _aten(_where, "where.self", "where.Scalar", "where.ScalarSelf", "where.ScalarOther")
     table |= _aten(_masked_fill, "masked_fill") | _aten(_arange, "arange")
     table |= _aten(_full(), "full", "full_like", "new_full", "scalar_tensor")

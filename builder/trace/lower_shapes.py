@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from tensorwright.builder.ir import dims
 from tensorwright.builder.ir.graph import Dim, Value
 from tensorwright.builder.trace.lower_fx import Handler, Lowering
@@ -29,6 +31,14 @@ def _transpose(low: Lowering, a: Args) -> Value:
         return x if x.rank < 2 else low.emit("transpose", x, dim0=0, dim1=1)
     first, second = sorted((a["dim0"] % x.rank, a["dim1"] % x.rank))
     return x if first == second else low.emit("transpose", x, dim0=first, dim1=second)
+
+
+def _reversed(low: Lowering, a: Args) -> Value:
+    """numpy's T; of a matrix its transpose."""
+    x = a["self"]
+    if x.rank == 2:
+        return low.emit("transpose", x, dim0=0, dim1=1)
+    return x if x.rank < 2 else low.emit("permute", x, dims=tuple(reversed(range(x.rank))))
 
 
 def _permute(low: Lowering, a: Args) -> Value:
@@ -109,7 +119,21 @@ def _index(low: Lowering, a: Args) -> Value:
         indices = indices[:-1]
     if any(v is not None and v.dtype == "bool" for v in indices):
         raise low.error("indexes by a mask, whose result has no fixed size")
-    return low.emit("index", a["self"], *indices)
+    run = _constant_run(a["self"], indices)
+    return low.emit("index", a["self"], *indices) if run is None else take(low, a["self"], *run)
+
+
+def _constant_run(x: Value, indices: list[Value | None]) -> tuple[int, int, int] | None:
+    """(dim, start, end) if x[..., [i, i + 1, ...]] of constant numbers is asked for: a slice."""
+    at = [i for i, v in enumerate(indices) if v is not None]
+    index = indices[at[0]] if len(at) == 1 else None
+    if index is None or not isinstance(index.constant, np.ndarray) or index.rank != 1:
+        return None
+    size = x.shape[at[0]]
+    numbers = [int(i) + size if i < 0 and isinstance(size, int) else int(i) for i in index.constant]
+    consecutive = bool(numbers) and numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    inside = isinstance(size, int) and consecutive and numbers[0] >= 0 and numbers[-1] < size
+    return (at[0], numbers[0], numbers[-1] + 1) if inside else None
 
 
 def _repeat_interleave(low: Lowering, a: Args) -> Value:
@@ -141,6 +165,7 @@ TABLE: dict[str, Handler] = {
         (_expand, ("expand", "expand_as", "broadcast_to")),
         (_transpose, ("transpose.int", "t")),
         (_permute, ("permute",)),
+        (_reversed, ("numpy_T",)),
         (_unsqueeze, ("unsqueeze",)),
         (_squeeze, ("squeeze.dim",)),
         (_cat, ("cat",)),

@@ -4,11 +4,13 @@
 
 #include "plugins/common/kernel_types.h"
 
+enum tw_embedding_ids { TW_IDS_TOKENS = 0, TW_IDS_POSITIONS = 1 };  // what rows are gathered by
+
 typedef struct tw_embedding_args {
   int32_t tokens;
   int32_t width;       // columns of the table
-  const int32_t* ids;  // [tokens], already checked against the vocabulary
-  const void* table;   // [ceil(vocab / 16)] panels of the kernel's dtype
+  const int32_t* ids;  // [tokens], already checked against the table's rows
+  const void* table;   // [ceil(rows / 16)] panels of the kernel's dtype
   float scale;
   float* y;          // [tokens, width]
   int64_t y_stride;  // elements

@@ -1,7 +1,8 @@
-"""rotary_kv_write(qkv, table, slots, cache) -> (q, cache'):  q = rotary(q),  cache'[slots] = (rotary(k), v)
+"""rotary_kv_write(qkv, table?, slots, cache) -> (q, cache'):  q = rotary(q),  cache'[slots] = (rotary(k), v)
 
 qkv: [T, (H + 2 Hkv) * D] = all q heads, k heads, v heads; table: [T, rotary_dim]; slots: [T] = block * block_size +
-offset.  q: [T, H * D].  q, K and V are rounded to the activation type, which is the cache's.
+offset.  q: [T, H * D].  q, K and V are rounded to the activation type, which is the cache's. Without a table
+rotary_dim is 0, and nothing turns.
 """
 
 from __future__ import annotations
@@ -19,19 +20,24 @@ NAME = "rotary_kv_write"
 ATTRS: dict[str, type] = {"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "rotary_dim": int}
 
 
-def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+def infer(inputs: list[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """q has qkv's type; cache' is a kv state."""
     qkv, table, slots, cache = inputs
+    assert qkv is not None
+    assert slots is not None
+    assert cache is not None
     heads, kv_heads, head_dim = attrs["heads"], attrs["kv_heads"], attrs["head_dim"]
     if qkv.rank != 2 or qkv.shape[1] != (heads + 2 * kv_heads) * head_dim:
         raise GraphError(
             f"rotary_kv_write: qkv must be [tokens, {(heads + 2 * kv_heads) * head_dim}] for {heads} + 2 * {kv_heads} "
             f"heads of {head_dim}, got {list(qkv.shape)}"
         )
-    if table.shape != (qkv.shape[0], attrs["rotary_dim"]) or slots.shape != qkv.shape[:1]:
+    wanted = (qkv.shape[0], attrs["rotary_dim"]) if attrs["rotary_dim"] else None
+    got = None if table is None else table.shape
+    if got != wanted or slots.shape != qkv.shape[:1]:
         raise GraphError(
-            f"rotary_kv_write: table must be [tokens, {attrs['rotary_dim']}] and slots [tokens], "
-            f"got {list(table.shape)} and {list(slots.shape)}"
+            f"rotary_kv_write: table must be {'[tokens, ' + str(wanted[1]) + ']' if wanted else 'absent'} and slots "
+            f"[tokens], got {'no table' if got is None else list(got)} and {list(slots.shape)}"
         )
     if cache.dtype != "kv":
         raise GraphError(f"rotary_kv_write: the cache must be a kv state, got {cache.dtype}")
@@ -43,6 +49,7 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
     qkv, table, slots, cache = inputs
     heads, kv_heads = attrs["heads"], attrs["kv_heads"]
     parts = qkv.astype(np.float32).reshape(len(qkv), heads + 2 * kv_heads, attrs["head_dim"])
+    table = np.zeros((len(qkv), 0), np.float32) if table is None else table
     q = rotate(parts[:, :heads], table)
     k = rotate(parts[:, heads : heads + kv_heads], table)
     written = cache.write(slots, k, parts[:, heads + kv_heads :])

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "plugins/elementwise/kernel.h"
+#include "plugins/embedding/kernel.h"
 #include "plugins/matmul/kernel.h"
 #include "runtime/core/instruction_check.h"
 
@@ -11,9 +12,19 @@ namespace {
 
 using Check = InstructionCheck;
 
+uint64_t ceil_panels(uint64_t rows) { return (rows + TW_LANES - 1) / TW_LANES; }
+
 void check_embedding(const Check& c) {
   const WeightRecord* table = c.weight(0);
-  c.require_panels("table", table, (uint64_t{c.plan.header.vocab_size} + TW_LANES - 1) / TW_LANES, table->k);
+  const int32_t ids = c.instruction.ints[0];
+  c.require(ids == TW_IDS_TOKENS || ids == TW_IDS_POSITIONS, "ids must be 0 or 1, is ", ids);
+  if (ids == TW_IDS_TOKENS) {
+    c.require_panels("table", table, ceil_panels(c.plan.header.vocab_size), table->k);
+  } else {
+    c.require_panels("table", table, table->n / TW_LANES, table->k);
+    c.require(table->n >= c.plan.header.max_seq_len, "table must have a row for each of ",
+              c.plan.header.max_seq_len, " positions, has ", table->n);
+  }
   c.require_kind("y", c.out(0), BufferKind::kTokens);
   c.require_float32("y", c.out(0));
   c.require_cols("y", c.out(0), table->k);
@@ -62,7 +73,7 @@ void check_matmul(const Check& c) {
   c.require(epilogue == TW_EPILOGUE_NONE || epilogue == TW_EPILOGUE_SWIGLU, "epilogue must be 0 or 1, is ",
             epilogue);
   c.require(n >= 1, "n must be positive, is ", n);
-  const uint64_t columns = (static_cast<uint64_t>(n) + TW_LANES - 1) / TW_LANES;
+  const uint64_t columns = ceil_panels(static_cast<uint64_t>(n));
   const uint64_t panels = epilogue == TW_EPILOGUE_SWIGLU ? 2 * columns : columns;
   c.require_panels("w", w, panels, x->cols);
   c.require(w->dtype == x->dtype, "w must have x's dtype ", x->dtype, ", has ", w->dtype);
@@ -85,8 +96,9 @@ void check_rotary_kv_write(const Check& c) {
   const KvLayerRecord& layer = c.kv_layer();
   const uint64_t heads = c.heads(layer);
   const int32_t rotary_dim = c.instruction.ints[2];
-  c.require(rotary_dim >= 2 && rotary_dim % 2 == 0 && static_cast<uint32_t>(rotary_dim) <= layer.head_dim,
-            "rotary_dim must be even and 2 to ", layer.head_dim, ", is ", rotary_dim);
+  c.require(rotary_dim >= 0 && rotary_dim % 2 == 0 && static_cast<uint32_t>(rotary_dim) <= layer.head_dim,
+            "rotary_dim must be even and 0 to ", layer.head_dim, ", is ", rotary_dim);
+  c.require((rotary_dim == 0) == (c.in(1) == nullptr), "there must be a table exactly if rotary_dim is not 0");
   c.require_kind("q", c.out(0), BufferKind::kTokens);
   c.require_same_kind();
   c.require_float32("qkv", c.in(0));
@@ -179,11 +191,11 @@ struct Rule {
 };
 
 constexpr Rule kRules[] = {
-    {Op::kEmbedding, "embedding", 0, 0, 1, 1, 1, 1, 0, 1, check_embedding},
+    {Op::kEmbedding, "embedding", 0, 0, 1, 1, 1, 1, 1, 1, check_embedding},
     {Op::kRmsNorm, "rms_norm", 1, 2, 1, 1, 1, 2, 0, 2, check_rms_norm},
     {Op::kMatmul, "matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_matmul},
     {Op::kRotaryTable, "rotary_table", 0, 0, 1, 1, 1, 1, 0, 1, check_rotary_table},
-    {Op::kRotaryKvWrite, "rotary_kv_write", 2, 2, 0, 0, 1, 1, 3, 0, check_rotary_kv_write},
+    {Op::kRotaryKvWrite, "rotary_kv_write", 1, 2, 0, 0, 1, 1, 3, 0, check_rotary_kv_write},
     {Op::kPagedAttention, "paged_attention", 1, 1, 0, 0, 1, 1, 2, 2, check_paged_attention},
     {Op::kGatherRows, "gather_rows", 1, 1, 0, 0, 1, 1, 0, 0, check_gather_rows},
     {Op::kSwiglu, "swiglu", 1, 1, 0, 0, 1, 1, 0, 0, check_swiglu},

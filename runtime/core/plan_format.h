@@ -87,11 +87,11 @@ static_assert(sizeof(WeightRecord) == 40);
 // the KvLayerRecord. kRotaryTable: table has 2 * inv_freq.k columns; kRotaryKvWrite: its table has rotary_dim
 // columns.
 enum class Op : uint32_t {
-  kEmbedding = 1,       // - | table | y | - | scale
+  kEmbedding = 1,       // - | table | y | ids: a tw_embedding_ids | scale
   kRmsNorm = 2,         // x, residual? | w | y, sum? | - | eps, weight_offset
   kMatmul = 3,          // x, residual? | w, bias? | y | epilogue, n | -
   kRotaryTable = 4,     // - | inv_freq | table | - | scale
-  kRotaryKvWrite = 5,   // qkv, table | - | q | kv_layer, heads, rotary_dim | -
+  kRotaryKvWrite = 5,   // qkv, table? | - | q | kv_layer, heads, rotary_dim (0: no table) | -
   kPagedAttention = 6,  // q | - | y | kv_layer, heads | scale, softcap
   kGatherRows = 7,      // x (tokens) | - | y (rows) | - | -
   kSwiglu = 8,          // x | - | y | - | -

@@ -115,8 +115,30 @@ TW_TEST(instruction_faults_are_named) {
   check_says(fault_of([](ToyPlan& t) { t.instructions[4].ints[0] = 1; }), "kv_layer");
   check_says(fault_of([](ToyPlan& t) { t.instructions[4].ints[1] = 3; }), "heads");
   check_says(fault_of([](ToyPlan& t) { t.instructions[4].ints[2] = 7; }), "rotary_dim");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[4].ints[2] = -2; }), "rotary_dim");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[4].ints[2] = 0; }), "must be a table exactly if");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[4].in[1] = -1; }), "must be a table exactly if");
   check_says(fault_of([](ToyPlan& t) { t.instructions[5].ints[1] = 4; }), "q must have 32 cols");
   check_says(fault_of([](ToyPlan& t) { t.instructions.pop_back(); }), "logits_buffer");
+}
+
+TW_TEST(a_plan_may_keep_heads_as_they_are) {
+  TW_CHECK_EQ(fault_of([](ToyPlan& t) {
+                t.instructions[4].ints[2] = 0;
+                t.instructions[4].in[1] = -1;
+              }),
+              std::string());
+}
+
+TW_TEST(embeddings_by_position_have_a_row_for_each) {
+  const auto by_position = [](ToyPlan& t, uint32_t positions) {
+    t.instructions[0].ints[0] = TW_IDS_POSITIONS;
+    t.header.max_seq_len = positions;
+  };
+  const uint32_t rows = ToyPlan().weights[0].n;
+  TW_CHECK_EQ(fault_of([&](ToyPlan& t) { by_position(t, rows); }), std::string());
+  check_says(fault_of([&](ToyPlan& t) { by_position(t, rows + 1); }), "table must have a row for each of");
+  check_says(fault_of([](ToyPlan& t) { t.instructions[0].ints[0] = 2; }), "ids must be 0 or 1, is 2");
 }
 
 TW_TEST(column_norm_faults_are_named) {

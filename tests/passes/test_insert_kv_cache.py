@@ -56,9 +56,49 @@ def test_fires():
     assert write.attrs == {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "rotary_dim": 2}
 
 
+LEARNED = """
+  %wpe: float32[12, 8] = weight() {expr = @"wpe"} in positions
+  %p: float32[1, seq, 8] = embedding(%wpe, %position_ids) in positions
+  %x: float32[1, seq, 8] = add(%e, %p) in embed
+"""
+
+
+def learned_positions(positions=12):
+    """The same layer with positions that are learned, not turned into q and k."""
+    tokens = "  %x: float32[1, seq, 8] = embedding(%table, %input_ids) in embed\n"
+    body = BODY.replace(tokens, tokens.replace("%x", "%e") + LEARNED[1:])
+    kept = [line for line in body.splitlines(True) if "rotary" not in line and "%freq" not in line]
+    graph = fused("".join(kept).replace("%qr", "%q").replace("%kr", "%k"))
+    graph.facts["max_seq_len"] = positions
+    return graph
+
+
+def test_without_rotation_the_write_has_no_table():
+    graph = learned_positions()
+    assert insert_kv_cache(graph) == 1
+    verify(graph, "cached")
+    assert [n.inputs[1].name for n in graph.find("embedding")] == ["token_ids", "positions"]
+    (write,) = graph.find("rotary_kv_write")
+    assert write.inputs[1] is None
+    assert write.attrs["rotary_dim"] == 0
+
+
+def test_positions_past_the_table_are_refused():
+    with pytest.raises(UnsupportedModelError, match=r"has 12 positions; max_seq_len must be at most that, not 13"):
+        insert_kv_cache(learned_positions(13))
+
+
+def test_rows_by_something_computed_are_refused():
+    body = BODY.replace("embedding(%table, %input_ids)", "embedding(%table, %twice)")
+    body = body.replace("  %x: f", "  %twice: int64[1, seq] = add(%input_ids, %input_ids)\n  %x: f", 1)
+    with pytest.raises(UnsupportedModelError, match="must read rows by token or by position"):
+        insert_kv_cache(fused(body))
+
+
+@pytest.mark.parametrize("make", [fused, learned_positions])
 @pytest.mark.parametrize("steps", [None, [[1, 0, 4], [0, 7, 1], [8, 0, 0]]], ids=["at once", "in steps"])
-def test_every_sequence_gets_what_it_gets_alone(steps):
-    before = fused()
+def test_every_sequence_gets_what_it_gets_alone(steps, make):
+    before = make()
     graph = before.clone()
     insert_kv_cache(graph)
     weights = checkpoint_weights(source_of(before))
@@ -83,12 +123,16 @@ def test_only_wanted_rows_are_computed_after_the_last_layer():
     assert graph.find("add_rms_norm")[0].outputs[0].shape == ("rows", 8)
 
 
+KEYS_TURN = """  %kr: float32[1, seq, 1, 4] = rotary(%k, %angles) {rotary_dim = 2} in attn
+  %a: float32[1, seq, 2, 4] = attention("""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("rotary(%k, %angles) {rotary_dim = 2}", 'view(%k) {shape = (1, "seq", 1, 4)}', "it is not rotary"),
+        (KEYS_TURN + "%qr, %kr", KEYS_TURN.splitlines()[1] + "%qr, %k", "only one of q and k is rotated"),
         ("add(%x, %flat)", "cumsum(%flat) {dim = 1}", "has no form that is per token"),
-        ("attention(%qr, %kr, %v)", "attention(%qr, %kr, %kr)", "must read rotated q and k and plain v"),
+        ("attention(%qr, %kr, %v)", "attention(%qr, %kr, %kr)", "both rotated or neither, and plain v"),
         ("start = 0, end = 8", "start = 8, end = 16", "attribute start is not 0"),
         ("rms_norm(%sum, %wn) {eps = 1e-05, weight_offset = 0.0}", "mul(%sum, %wn)", "the search for the final norm"),
     ],

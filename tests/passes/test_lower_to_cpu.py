@@ -88,7 +88,26 @@ def test_a_scaled_embedding_is_one_instruction():
     body = HEAD[: HEAD.index("%x")] + HEAD[HEAD.index("%x") :].split("\n")[0] + "\n" + scaled
     graph = lowered(body, "  return %s")
     assert ops(graph) == ["embedding"]
-    assert graph.find("embedding")[0].attrs == {"scale": 3.0}
+    assert graph.find("embedding")[0].attrs == {"ids": 0, "scale": 3.0}
+
+
+def test_an_embedding_says_what_it_reads_rows_by():
+    graph = lowered(HEAD.replace("%token_ids", "%positions"), "  return %x")
+    assert graph.find("embedding")[0].attrs == {"ids": 1, "scale": 1.0}
+
+
+def test_heads_that_do_not_turn_are_written_without_a_table():
+    body = """
+  %token_ids: int32[tokens] = input()
+  %table: float32[20, 16] = weight() {expr = @"table"}
+  %qkv: float32[tokens, 16] = embedding(%table, %token_ids) {scale = 1.0}
+  %slots: int32[tokens] = input()
+  %kv_cache.0: kv[] = input()
+  %q: float32[tokens, 8], %c: kv[] = rotary_kv_write(%qkv, none, %slots, %kv_cache.0) ABOUT
+""".replace("ABOUT", "{layer = 0, heads = 2, kv_heads = 1, head_dim = 4, rotary_dim = 0}")
+    (write,) = lowered(body, "  return %q").find("rotary_kv_write")
+    assert write.inputs[1] is None
+    assert write.attrs == {"kv_layer": 0, "heads": 2, "rotary_dim": 0}
 
 
 def test_types_in_bfloat16():

@@ -130,12 +130,13 @@ def test_what_cannot_be_lowered_names_node_module_and_closest_match(model):
     assert "  ^^^" in text
 
 
-def test_a_model_without_rotary_is_refused_by_name(model):
+def test_a_model_that_rotates_only_queries_is_refused_by_name(model):
     def unrotate(graph):
-        return apply(graph, pattern("out = rotary(x, table)"), None, lambda m, g: m.x)
+        keys = pattern("k = rotary(x, table)\nout = attention(q, k, v)", outputs=["k"])
+        return apply(graph, keys, None, lambda m, g: m.x)
 
-    with pytest.raises(UnsupportedModelError, match=r"insert_kv_cache: %\S+ \(attention .* must read rotated q and k"):
-        run_pipeline(model.traced, pipeline=with_step(unrotate, "recognise_rotary"))
+    with pytest.raises(UnsupportedModelError, match=r"insert_kv_cache: %\S+ \(attention .* must read q and k, both"):
+        run_pipeline(model.traced, pipeline=with_step(unrotate, "fuse_qkv"))
 
 
 def test_dump_and_progress(model, tmp_path):

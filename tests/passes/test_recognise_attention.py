@@ -42,6 +42,9 @@ REST = """
 """
 PLAIN = HEAD + CAUSAL + SCORES + REST
 SOFT = HEAD + CAUSAL + SCORES + CAPPED + REST.replace("add(%scores", "add(%final")
+DIVIDED = PLAIN.replace("mul(%raw, %scale)", "div(%raw, %scale)")
+ONE_HEAD = PLAIN.replace("%k: float32[1, 2,", "%k: float32[1, 1,").replace("%v: float32[1, 2,", "%v: float32[1, 1,")
+ONE_HEAD = ONE_HEAD.replace("%kt: float32[1, 2,", "%kt: float32[1, 1,")
 
 
 @pytest.mark.parametrize(
@@ -51,10 +54,12 @@ SOFT = HEAD + CAUSAL + SCORES + CAPPED + REST.replace("add(%scores", "add(%final
         (HEAD + WINDOW + SCORES + REST, {"scale": 0.4, "mask": "window", "window": 2, "softcap": 0.0}),
         (SOFT, {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 3.0}),
         (PLAIN.replace("add(%scores", "add(%raw"), {"scale": 1.0, "mask": "causal", "window": 0, "softcap": 0.0}),
+        (DIVIDED, {"scale": 2.5, "mask": "causal", "window": 0, "softcap": 0.0}),
+        (ONE_HEAD, {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 0.0}),
         (PLAIN.replace("add(%scores, %mask)", "add(%mask, %scores)"),
          {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 0.0}),
     ],
-    ids=["causal", "window", "softcap", "unscaled", "commuted"],
+    ids=["causal", "window", "softcap", "unscaled", "divided", "one KV head", "commuted"],
 )  # fmt: skip
 def test_fires(body, attrs):
     graph = graph_of(body + "  return %y", "fused")

@@ -43,6 +43,34 @@ def test_heads_dealt_out_in_turn_are_another_map():
     assert "needs" in closest(graph, PATTERN, check) or "shape" in closest(graph, PATTERN, check)
 
 
+def repeat_first(name, groups="2, 3"):
+    """The same heads repeated before k turns."""
+    return (
+        f"  %{name}1: float32[1, seq, 2, 1, 4] = input()\n"
+        f'  %{name}2: float32[1, seq, {groups}, 4] = expand(%{name}1) {{shape = (1, "seq", {groups}, 4)}}\n'
+        f'  %{name}3: float32[1, seq, 6, 4] = view(%{name}2) {{shape = (1, "seq", 6, 4)}}\n'
+    )
+
+
+TURNED = """  %table: float32[1, seq, 4] = input()
+  %kr: float32[1, seq, 6, 4] = rotary(%k3, %table) {rotary_dim = 4}
+"""
+FIRST = Q + repeat_first("k") + repeat_first("v") + TURNED + Y.replace("%k4, %v4", "%kr, %v3")
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+def test_heads_repeated_before_they_turn(rotated):
+    body = FIRST if rotated else FIRST.replace(TURNED, "").replace("%kr", "%k3")
+    after = assert_fires(rewrite_gqa, graph_of(body + "  return %y", "fused"), 1, exact=True)
+    assert "expand" not in ops(after)
+    assert after.find("attention")[0].inputs[1].shape == (1, "seq", 2, 4)
+
+
+@pytest.mark.parametrize("inner", ["kr", "k3", "v2"])
+def test_does_not_fire_where_heads_repeated_first_are_used_too(inner):
+    assert_silent(rewrite_gqa, graph_of(FIRST + f"  return %y, %{inner}", "fused"))
+
+
 def test_does_not_fire_on_as_many_kv_heads():
     plain = Q + f"  %k: float32[1, seq, 6, 4] = input()\n  %y: float32[1, seq, 6, 4] = attention(%q, %k, %k) {ATTRS}\n"
     assert_silent(rewrite_gqa, graph_of(plain + "  return %y", "fused"))

@@ -12,6 +12,7 @@ from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.rotary import op, rotary_kv_write, rotary_table
+from tensorwright.plugins.rounding import round_to
 from tensorwright.runtime import _runtime
 
 TABLE = _runtime.rotary_kv_write_table()
@@ -90,6 +91,16 @@ class TestKvWrite:
     def test_partial_rotation(self, kernel: int, dtype: str, rotary_dim: int) -> None:
         same(write(kernel, dtype, 3, 1, 64, rotary_dim, 5))
 
+    @pytest.mark.parametrize("head_dim", [*range(2, 34, 2), 64, 80, 256])
+    @pytest.mark.parametrize("shift", [0, 3])
+    def test_no_rotation(self, kernel: int, dtype: str, head_dim: int, shift: int) -> None:
+        """Without a table q, k and v pass as they are: sizes 0 to 2N + 1 of both vector widths, and tails."""
+        q, cache, *expected = write(kernel, dtype, 3, 1, head_dim, 0, 5, shift)
+        same((q, cache, *expected))
+        width = 5 * head_dim
+        qkv = normal(5, width)
+        np.testing.assert_array_equal(q, round_to(qkv[:, : 3 * head_dim], dtype))
+
     @pytest.mark.parametrize("shift", [1, 3, 7])
     def test_misaligned(self, kernel: int, dtype: str, shift: int) -> None:
         same(write(kernel, dtype, 7, 1, 40, 40, 20, shift))
@@ -111,5 +122,15 @@ def test_infer() -> None:
     assert op.infer([x, table], {"rotary_dim": 8}) == [("float32", (1, "seq", 2, 8))]
     with pytest.raises(GraphError, match="rotary_dim 6"):
         op.infer([x, table], {"rotary_dim": 6})
+    qkv, slots, cache = Value("y", "float32", ("tokens", 16)), Value("s", "int32", ("tokens",)), Value("c", "kv", ())
+    angles = Value("a", "float32", ("tokens", 4))
+    heads = {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4}
+    kinds = [("float32", ("tokens", 8)), ("kv", ())]
+    assert rotary_kv_write.infer([qkv, angles, slots, cache], {**heads, "rotary_dim": 4}) == kinds
+    assert rotary_kv_write.infer([qkv, None, slots, cache], {**heads, "rotary_dim": 0}) == kinds
+    with pytest.raises(GraphError, match="table must be absent"):
+        rotary_kv_write.infer([qkv, angles, slots, cache], {**heads, "rotary_dim": 0})
+    with pytest.raises(GraphError, match=r"table must be \[tokens, 4\] .* got no table"):
+        rotary_kv_write.infer([qkv, None, slots, cache], {**heads, "rotary_dim": 4})
     positions, inv_freq = Value("p", "int32", ("tokens",)), Value("f", "float32", (4,))
     assert rotary_table.infer([positions, inv_freq], {"scale": 1.0}) == [("float32", ("tokens", 8))]

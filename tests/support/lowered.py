@@ -59,7 +59,14 @@ def lowered_graph(dtype: str = "float32") -> Graph:
     norm = weight(Ref("norm"), (HIDDEN,), "raw")
     both = weight(Ref("gate").concat([Ref("up")]), (2 * INNER, HIDDEN), "panels_swiglu")
     both_bias = weight(Ref("gate_bias").concat([Ref("up_bias")]), (2 * INNER,), "raw")
-    x = add("embedding", [weight(Ref("embed"), (VOCAB, HIDDEN)), ids], {"scale": 1.0}, tokens, 0, scope="model.embed")
+    x = add(
+        "embedding",
+        [weight(Ref("embed"), (VOCAB, HIDDEN)), ids],
+        {"ids": 0, "scale": 1.0},
+        tokens,
+        0,
+        scope="model.embed",
+    )
     inv_freq = graph.constant(np.array([1.0, 0.5], np.float32), "float32", (2,))
     add("rotary_table", [positions, inv_freq], {"scale": 1.0}, ("tokens", 4), 1)
     normed = add("rms_norm", [x, norm, None], norm_attrs, tokens, 2, dtype, scope="model.norm1")

@@ -1,4 +1,5 @@
-// embedding: y[t, :] = scale * table[token_ids[t], :].
+// embedding: y[t, :] = scale * table[ids[t], :], ids the step's tokens or positions.
+#include "plugins/embedding/kernel.h"
 #include "runtime/core/ops/op.h"
 
 namespace tensorwright {
@@ -10,15 +11,17 @@ class Embedding : public Operation {
       : y_(context.buffer(instruction.out[0])),
         table_(context.weight_data(instruction.weight[0])),
         table_dtype_(static_cast<int>(context.weight(instruction.weight[0]).dtype)),
+        by_position_(instruction.ints[0] == TW_IDS_POSITIONS),
         scale_(instruction.floats[0]),
         kernel_(choose("embedding", embedding_kernels(table_dtype_), context.isa)) {}
 
   void run(const StepView& view, ThreadTeam& team) override {
+    const std::vector<int32_t>& ids = by_position_ ? view.step.positions : view.step.token_ids;
     split_rows(team, y_.rows(view), y_.cols, [&](int32_t begin, int32_t end) {
       tw_embedding_args args{};
       args.tokens = end - begin;
       args.width = y_.cols;
-      args.ids = view.step.token_ids.data() + begin;
+      args.ids = ids.data() + begin;
       args.table = table_;
       args.scale = scale_;
       args.y = y_.floats(view, begin);
@@ -36,6 +39,7 @@ class Embedding : public Operation {
   BufferRef y_;
   const void* table_;
   int table_dtype_;
+  bool by_position_;
   float scale_;
   tw_embedding_fn kernel_;
 };

@@ -1,5 +1,6 @@
 // rotary_table: cosines and sines of the step's positions.
-// rotary_kv_write: rotates q and k of a joint qkv row, keeps q, writes k and v into their pages.
+// rotary_kv_write: rotates q and k of a joint qkv row if there is a table, keeps q, writes k and v into their
+// pages.
 #include "runtime/core/ops/op.h"
 
 namespace tensorwright {
@@ -44,7 +45,6 @@ class RotaryKvWrite : public Operation {
  public:
   RotaryKvWrite(const Instruction& instruction, const OpContext& context)
       : qkv_(context.buffer(instruction.in[0])),
-        table_(context.buffer(instruction.in[1])),
         q_(context.buffer(instruction.out[0])),
         kv_(context.kv),
         layer_index_(static_cast<size_t>(instruction.ints[0])),
@@ -52,7 +52,9 @@ class RotaryKvWrite : public Operation {
         heads_(instruction.ints[1]),
         rotary_dim_(instruction.ints[2]),
         block_size_(static_cast<int32_t>(context.plan.header.block_size)),
-        kernel_(choose("rotary_kv_write", rotary_kv_write_kernels(), context.isa)) {}
+        kernel_(choose("rotary_kv_write", rotary_kv_write_kernels(), context.isa)) {
+    if (rotary_dim_ > 0) table_ = context.buffer(instruction.in[1]);
+  }
 
   void run(const StepView& view, ThreadTeam& team) override {
     const std::vector<int32_t>& slots = view.step.groups[layer_.group].slots;
@@ -67,7 +69,7 @@ class RotaryKvWrite : public Operation {
       args.q_dtype = q_.dtype;
       args.qkv = qkv_.floats(view, begin);
       args.qkv_stride = qkv_.stride;
-      args.table = table_.floats(view, begin);
+      if (rotary_dim_ > 0) args.table = table_.floats(view, begin);
       args.table_stride = table_.stride;
       args.slots = slots.data() + begin;
       args.q = q_.at(view, begin);
@@ -82,11 +84,12 @@ class RotaryKvWrite : public Operation {
     const int64_t rows = q_.rows(view);
     const int64_t kv_bytes =
         int64_t{2} * layer_.kv_heads * layer_.head_dim * static_cast<int64_t>(tw_dtype_bytes(q_.dtype));
-    return {rows * (qkv_.row_bytes() + table_.row_bytes() + q_.row_bytes() + kv_bytes), rows * qkv_.cols * 3};
+    const int64_t table_bytes = rotary_dim_ > 0 ? table_.row_bytes() : 0;
+    return {rows * (qkv_.row_bytes() + table_bytes + q_.row_bytes() + kv_bytes), rows * qkv_.cols * 3};
   }
 
  private:
-  BufferRef qkv_, table_, q_;
+  BufferRef qkv_, q_, table_;
   KvStorage& kv_;
   size_t layer_index_;
   KvLayerRecord layer_;
