@@ -1,7 +1,7 @@
 """canonicalise_shapes:  one spelling of moving elements around.
 
     unsqueeze, squeeze -> view           permute of two dims -> transpose       view(view(x)) -> view(x)
-    transpose(transpose(x)) -> x         rms_norm(transpose(x), w) -> transpose(rms_norm(x, w)), dims of heads and tokens
+    transpose(transpose(x)) -> x         rms_norm(transpose(x), w) -> transpose(rms_norm(x, w)) of heads
     view, expand, slice, concat that change nothing -> x        concat(x, empty) -> x
 
 A transpose of a dimension of size 1 stays a transpose: patterns see the same layout whatever the number of heads.

@@ -3,7 +3,7 @@
 S tokens, H heads, D head dim, R rotated dims (even, the first ones of D; often all).  x is [1, H, S, D]; pairs are the
 neighbours (x[2i], x[2i + 1]) here, and (x[i], x[i + R/2]) in rotary, so that
 
-    out = index(rotary(index(x, evens then odds), rotary_table(...)), back again)      turn_pairs(x) = (-x[1], x[0], ...)
+    out = index(rotary(index(x, evens then odds), rotary_table(...)), back again)     turn_pairs(x) = (-x[1], x[0], ...)
 
 The kernels know halves only: permute_rotary_rows moves the permutations into the weights.
 """

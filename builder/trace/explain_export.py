@@ -1,4 +1,4 @@
-"""Why the exporter gave up, in the words of the model: the module, its line of code, and what about it is in the way."""
+"""Why the exporter gave up, in words of the model: the module, its line of code, and what is in the way."""
 
 from __future__ import annotations
 

@@ -60,13 +60,13 @@ def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
         raise CheckpointError(f"{checkpoint.path}/config.json: model_type must name the model's family, not {name!r}")
     if "auto_map" in checkpoint.config and name not in _known_model_types():
         raise UnsupportedModelError(
-            f"{checkpoint.path}/config.json: model_type {name!r} needs the checkpoint's own Python code, which is never "
-            "run; give a checkpoint of a family that transformers has"
+            f"{checkpoint.path}/config.json: model_type {name!r} needs the checkpoint's own Python code, which is "
+            "never run; give a checkpoint of a family that transformers has"
         )
     if name not in _known_model_types():
         raise UnsupportedModelError(
-            f"{checkpoint.path}/config.json: model_type {name!r} is unknown to transformers {transformers.__version__}; "
-            "correct the name, or install a transformers that has the family"
+            f"{checkpoint.path}/config.json: model_type {name!r} is unknown to transformers "
+            f"{transformers.__version__}; correct the name, or install a transformers that has the family"
         )
     try:
         return AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)

@@ -1,4 +1,4 @@
-"""Models that cannot be built: a typed error that names what is in the way and where, never the exporter's own words."""
+"""Models that cannot be built: a typed error that names what is in the way and where, not the exporter's own words."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Switching(Exception):
     [
         (
             "Constraints violated (seq)! For more information, run with TORCH_LOGS.\n  - Not all values of seq = "
-            "L['input_ids'].size()[1] in the specified range satisfy the generated guard L['input_ids'].size()[1] != 128.",
+            "L['input_ids'].size()[1] in the range satisfy the generated guard L['input_ids'].size()[1] != 128.",
             "its code is not the same for every length: it needs seq != 128",
         ),
         ("- You marked seq as dynamic but your code specialized it to be a constant (7).", "for one length only"),
