@@ -24,6 +24,8 @@ LENGTH = 24
 SEED = 20240607
 EPSILON = 2.0**-23
 """Spacing of float32 at 1."""
+NORMS = frozenset({"rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"})
+SUMS = NORMS | {"linear", "matmul", "attention", "paged_attention", "mean"}
 
 
 class Comparison:
@@ -88,7 +90,7 @@ def tolerance(graph: Graph, largest: float) -> float:
     widths = [1]
     depth = 0
     for node in graph.nodes:
-        if node.op in ("linear", "matmul", "attention", "paged_attention", "mean", "rms_norm", "add_rms_norm"):
+        if node.op in SUMS:
             depth += 1
             widths += [d for v in node.inputs if v is not None for d in v.shape if isinstance(d, int)]
     return 4 * EPSILON * math.sqrt(max(widths)) * math.sqrt(max(depth, 1)) * max(largest, 1.0)

@@ -16,8 +16,10 @@ PATTERN = pattern(
     q = linear(x, q_weight, q_bias?)
     k = linear(x, k_weight, k_bias?)
     v = linear(x, v_weight, v_bias?)
-    q_heads = rotary?(rms_norm?(view(rms_norm?(q, q_row_norm)), q_norm), table)
-    k_heads = rotary?(rms_norm?(view(rms_norm?(k, k_row_norm)), k_norm), table)
+    q_rows = view(rms_norm?(q, q_row_norm))
+    k_rows = view(rms_norm?(k, k_row_norm))
+    q_heads = rotary?(either(layer_norm(q_rows, q_scale, q_shift?), rms_norm?(q_rows, q_norm)), table)
+    k_heads = rotary?(either(layer_norm(k_rows, k_scale, k_shift?), rms_norm?(k_rows, k_norm)), table)
     out = attention(q_heads, k_heads, view(v))
     """,
     outputs=["q", "k", "v"],

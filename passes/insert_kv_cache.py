@@ -7,7 +7,7 @@ an axis of one sequence becomes an axis of tokens of many, and heads are flatten
     out       = paged_attention(q, cache', seq_starts, context_lens, block_tables)     [tokens, H D]
 
 Where heads do not turn there is no table. Norms of q and k, of each head or of all of them together, come before that:
-qkv = rms_norm_columns(qkv, weight).
+qkv = rms_norm_columns(qkv, weight), or layer_norm_columns(qkv, weight, bias?).
 From the final norm on, only the rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
 """
 
@@ -30,8 +30,12 @@ PATTERN = pattern("""
     q       = view(rms_norm?(q_row, q_row_norm, eps=q_row_eps, weight_offset=q_row_offset))
     k       = view(rms_norm?(k_row, k_row_norm, eps=k_row_eps, weight_offset=k_row_offset))
     v       = view(v_row)
-    q_heads = rotary?(rms_norm?(q, q_norm, eps=q_eps, weight_offset=q_offset), table, rotary_dim=rotary_dim)
-    k_heads = rotary?(rms_norm?(k, k_norm, eps=k_eps, weight_offset=k_offset), table, rotary_dim=rotary_dim)
+    q_layer = layer_norm(q, q_scale, q_shift?, eps=q_eps, weight_offset=q_offset)
+    k_layer = layer_norm(k, k_scale, k_shift?, eps=k_eps, weight_offset=k_offset)
+    q_rms   = rms_norm?(q, q_norm, eps=q_eps, weight_offset=q_offset)
+    k_rms   = rms_norm?(k, k_norm, eps=k_eps, weight_offset=k_offset)
+    q_heads = rotary?(either(q_layer, q_rms), table, rotary_dim=rotary_dim)
+    k_heads = rotary?(either(k_layer, k_rms), table, rotary_dim=rotary_dim)
     out     = attention(q_heads, k_heads, v)
 """)
 
@@ -46,7 +50,7 @@ METADATA: dict[str, tuple[str, Shape]] = {
 }
 RENAMED = {"input_ids": "token_ids", "position_ids": "positions"}
 
-NORMS = ("rms_norm", "add_rms_norm")
+NORMS = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")
 PER_TOKEN = frozenset({*ELEMENTWISE, *NORMS, "linear", "swiglu"})
 
 
@@ -207,6 +211,17 @@ class _TokenMajor:
                 heads = (end - start) // int(weight.shape[0])
                 attrs = {"start": start, "heads": heads, "eps": eps, "weight_offset": offset}
                 qkv = self.emit("rms_norm_columns", [qkv, self.moved[weight]], attrs)
+        for start, weight, bias, eps, offset in (
+            (0, m.q_scale, m.q_shift, m.q_eps, m.q_offset),
+            (m.q_end, m.k_scale, m.k_shift, m.k_eps, m.k_offset),
+        ):
+            if weight is None:
+                continue
+            width = int(m.dims["D"])
+            heads = int(m.dims["H"] if start == 0 else m.dims["Hkv"])
+            attrs = {"start": start, "heads": heads, "width": width, "eps": eps, "weight_offset": offset}
+            operands = [qkv, self.moved[weight], None if bias is None else self.moved[bias]]
+            qkv = self.emit("layer_norm_columns", operands, attrs)
         return qkv
 
 

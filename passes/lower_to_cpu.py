@@ -7,13 +7,16 @@ A, everything else is float32.  Folded on the way, where the inner value has no 
     (x W^T + b) + residual  ->  matmul with a residual
     embedding * number      ->  embedding with a scale
 
-What is element by element and nothing else is lowered by elementwise_trees.py, a tree of ops to one instruction.
+What is element by element and nothing else is lowered by elementwise_trees.py, a tree of ops to one instruction; norms
+by lower_norms.py.
 
-Operands are in the order [x, w, bias?, residual?] for matmul and [x, w, residual?] for rms_norm; None where absent.
+Operands are in the order [x, w, bias?, residual?] for matmul and layer_norm, [x, w, residual?] for rms_norm; None where
+absent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +24,7 @@ from tensorwright.builder.ir import Graph, Node, Value
 from tensorwright.errors import LoweringError
 from tensorwright.passes.elementwise_trees import Trees, number_of
 from tensorwright.passes.explain import located
+from tensorwright.passes.lower_norms import NORM_RULES, RAW
 from tensorwright.passes.matcher import describe
 from tensorwright.passes.rewriter import Types, make_node
 
@@ -30,12 +34,12 @@ EPILOGUE_NONE, EPILOGUE_SWIGLU = 0, 1
 IDS = {"token_ids": 0, "positions": 1}
 """What an embedding gathers rows by: numbers of plugins/embedding/kernel.h."""
 
-PANELS, PANELS_SWIGLU, RAW = "panels", "panels_swiglu", "raw"
+PANELS, PANELS_SWIGLU = "panels", "panels_swiglu"
 
 
 def lower_to_cpu(graph: Graph) -> int:
     """Returns how many instructions came out. Raises LoweringError for a node without a kernel."""
-    lowering = _Lowering(graph)
+    lowering = Lowering(graph)
     for node in graph.nodes:
         lowering.lower(node)
     graph.nodes = lowering.nodes
@@ -45,7 +49,7 @@ def lower_to_cpu(graph: Graph) -> int:
     return sum(n.op not in ("input", "weight", "constant") for n in graph.nodes)
 
 
-class _Lowering:
+class Lowering:
     """Rebuilds the graph in order; `moved` says what each old value has become."""
 
     def __init__(self, graph: Graph):
@@ -82,7 +86,7 @@ class _Lowering:
         return self.moved[value]
 
     def weight(self, value: Value | None, layout: str) -> Value:
-        """A weight or constant array in one layout; each layout of it is stored once."""
+        """A weight or constant array in one layout; each layout of it is stored once. RAW is flat."""
         assert value is not None
         assert value.node is not None
         if value.node.op not in ("weight", "constant"):
@@ -90,7 +94,12 @@ class _Lowering:
         if (value, layout) not in self.weights:
             dtype = "float32" if layout == RAW else self.act
             attrs = {**value.node.attrs, **({"layout": layout} if value.node.op == "weight" else {})}
-            node = make_node(self.graph, value.node.op, (), attrs, [(dtype, value.shape)], value.node.scope, value.name)
+            shape = value.shape
+            if layout == RAW and value.rank > 1:
+                shape = (math.prod(int(d) for d in value.shape),)
+                held = "expr" if value.node.op == "weight" else "value"
+                attrs[held] = attrs[held].reshape(shape)
+            node = make_node(self.graph, value.node.op, (), attrs, [(dtype, shape)], value.node.scope, value.name)
             self.nodes.append(node)
             self.weights[value, layout] = node.output
         return self.weights[value, layout]
@@ -143,7 +152,7 @@ def residual_adds(graph: Graph, folded: set[int]) -> set[int]:
     return {id(n) for n in graph.nodes if any(v is not None and v.node and id(v.node) in folded for v in n.inputs)}
 
 
-def lower_tree(low: _Lowering, node: Node) -> list[Value]:
+def lower_tree(low: Lowering, node: Node) -> list[Value]:
     tree = low.trees.of[id(node)]
     x = [low.value(v) for v in tree.x]
     w = None if tree.w is None else low.weight(tree.w, RAW)
@@ -152,7 +161,7 @@ def lower_tree(low: _Lowering, node: Node) -> list[Value]:
     return low.emit("elementwise", operands, [kind], program=tree.program)
 
 
-def lower_mul(low: _Lowering, node: Node) -> list[Value]:
+def lower_mul(low: Lowering, node: Node) -> list[Value]:
     """A scaled embedding, or else part of a tree."""
     x, factor = node.inputs
     assert x is not None
@@ -164,12 +173,12 @@ def lower_mul(low: _Lowering, node: Node) -> list[Value]:
     return lower_tree(low, node)
 
 
-def lower_input(low: _Lowering, node: Node) -> list[Value]:
+def lower_input(low: Lowering, node: Node) -> list[Value]:
     low.nodes.append(node)
     return node.outputs
 
 
-def lower_embedding(low: _Lowering, node: Node, factor: float = 1.0) -> list[Value]:
+def lower_embedding(low: Lowering, node: Node, factor: float = 1.0) -> list[Value]:
     table, ids = node.inputs
     assert ids is not None
     attrs = {"ids": IDS[ids.name], "scale": float(node.attrs["scale"]) * factor}
@@ -177,36 +186,12 @@ def lower_embedding(low: _Lowering, node: Node, factor: float = 1.0) -> list[Val
     return low.emit("embedding", operands, [("float32", node.output.shape)], **attrs)
 
 
-def lower_rms_norm(low: _Lowering, node: Node) -> list[Value]:
-    x, w = node.inputs
-    kind = (low.input_type(node.output), node.output.shape)
-    return low.emit("rms_norm", [low.value(x), low.weight(w, RAW), None], [kind], **norm_attrs(node))
-
-
-def lower_add_rms_norm(low: _Lowering, node: Node) -> list[Value]:
-    x, residual, w = node.inputs
-    y, total = node.outputs
-    kinds = [(low.input_type(y), y.shape), ("float32", total.shape)]
-    return low.emit("rms_norm", [low.value(x), low.weight(w, RAW), low.value(residual)], kinds, **norm_attrs(node))
-
-
-def lower_rms_norm_columns(low: _Lowering, node: Node) -> list[Value]:
-    x, w = node.inputs
-    runs = {"start": node.attrs["start"], "heads": node.attrs["heads"]}
-    kind = ("float32", node.output.shape)
-    return low.emit("rms_norm_columns", [low.value(x), low.weight(w, RAW)], [kind], **runs, **norm_attrs(node))
-
-
-def norm_attrs(node: Node) -> dict[str, float]:
-    return {"eps": float(node.attrs["eps"]), "weight_offset": float(node.attrs["weight_offset"])}
-
-
-def lower_linear(low: _Lowering, node: Node) -> list[Value]:
+def lower_linear(low: Lowering, node: Node) -> list[Value]:
     return lower_matmul(low, node, node, PANELS, EPILOGUE_NONE, None)
 
 
 def lower_matmul(
-    low: _Lowering, linear: Node, last: Node, layout: str, epilogue: int, residual: Value | None
+    low: Lowering, linear: Node, last: Node, layout: str, epilogue: int, residual: Value | None
 ) -> list[Value]:
     """The instruction for `linear` and what is folded into it; `last` is the node whose result it gives."""
     x, w, bias = (*linear.inputs, None)[:3]
@@ -217,7 +202,7 @@ def lower_matmul(
     return low.emit("matmul", operands, [kind], epilogue=epilogue, n=out.shape[-1])
 
 
-def lower_swiglu(low: _Lowering, node: Node) -> list[Value]:
+def lower_swiglu(low: Lowering, node: Node) -> list[Value]:
     (x,) = node.inputs
     assert x is not None
     if x.node is not None and id(x.node) in low.folded:
@@ -225,7 +210,7 @@ def lower_swiglu(low: _Lowering, node: Node) -> list[Value]:
     return low.emit("swiglu", [low.value(x)], [(low.input_type(node.output), node.output.shape)])
 
 
-def lower_add(low: _Lowering, node: Node) -> list[Value]:
+def lower_add(low: Lowering, node: Node) -> list[Value]:
     a, b = node.inputs
     assert a is not None
     assert b is not None
@@ -240,20 +225,20 @@ def lower_add(low: _Lowering, node: Node) -> list[Value]:
     return low.emit("add", [low.value(a), low.value(b)], [("float32", node.output.shape)])
 
 
-def lower_rotary_table(low: _Lowering, node: Node) -> list[Value]:
+def lower_rotary_table(low: Lowering, node: Node) -> list[Value]:
     positions, frequencies = node.inputs
     operands = [low.value(positions), low.weight(frequencies, RAW)]
     return low.emit("rotary_table", operands, [("float32", node.output.shape)], scale=float(node.attrs["scale"]))
 
 
-def lower_rotary_kv_write(low: _Lowering, node: Node) -> list[Value]:
+def lower_rotary_kv_write(low: Lowering, node: Node) -> list[Value]:
     q, cache = node.outputs
     kinds = [(low.act, q.shape), (cache.dtype, cache.shape)]
     operands = [None if v is None else low.value(v) for v in node.inputs]
     return low.emit("rotary_kv_write", operands, kinds, **kv_attrs(node, "rotary_dim"))
 
 
-def lower_paged_attention(low: _Lowering, node: Node) -> list[Value]:
+def lower_paged_attention(low: Lowering, node: Node) -> list[Value]:
     kind = (low.input_type(node.output), node.output.shape)
     attrs = {**kv_attrs(node), "scale": float(node.attrs["scale"]), "softcap": float(node.attrs["softcap"])}
     return low.emit("paged_attention", [low.value(v) for v in node.inputs], [kind], **attrs)
@@ -263,16 +248,14 @@ def kv_attrs(node: Node, *more: str) -> dict[str, int]:
     return {"kv_layer": node.attrs["layer"], "heads": node.attrs["heads"], **{k: node.attrs[k] for k in more}}
 
 
-def lower_gather_rows(low: _Lowering, node: Node) -> list[Value]:
+def lower_gather_rows(low: Lowering, node: Node) -> list[Value]:
     return low.emit("gather_rows", [low.value(v) for v in node.inputs], [("float32", node.output.shape)])
 
 
-RULES: dict[str, Callable[[_Lowering, Node], list[Value]]] = {
+RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "input": lower_input,
     "embedding": lower_embedding,
-    "rms_norm": lower_rms_norm,
-    "add_rms_norm": lower_add_rms_norm,
-    "rms_norm_columns": lower_rms_norm_columns,
+    **NORM_RULES,
     "linear": lower_linear,
     "swiglu": lower_swiglu,
     "add": lower_add,

@@ -25,6 +25,7 @@ from tensorwright.passes.canonicalise_shapes import canonicalise_shapes
 from tensorwright.passes.compare import Comparison, Weights
 from tensorwright.passes.eliminate_dead_nodes import eliminate_dead_nodes
 from tensorwright.passes.fold_constants import fold_constants
+from tensorwright.passes.fuse_add_layer_norm import fuse_add_layer_norm
 from tensorwright.passes.fuse_add_rms_norm import fuse_add_rms_norm
 from tensorwright.passes.fuse_gate_up import fuse_gate_up
 from tensorwright.passes.fuse_qkv import fuse_qkv
@@ -104,6 +105,7 @@ PIPELINE: tuple[Phase, ...] = (
         Step(fuse_gate_up, "one matmul reads the input once", before=("fuse_swiglu",)),
         Step(fuse_swiglu, "the epilogue of the fused matmul", after=("fuse_gate_up",)),
         Step(fuse_add_rms_norm, "one pass over the residual stream", after=("recognise_rms_norm",)),
+        Step(fuse_add_layer_norm, "the same, for families with that norm"),
     )),
     Phase("cache", "cached", (
         Step(insert_kv_cache, "from one sequence to a ragged batch", after=("fuse_qkv",)),

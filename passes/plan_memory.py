@@ -88,8 +88,12 @@ IN_PLACE = {
     "add": (0, (0, 1)),
     "rms_norm_columns": (0, (0,)),
     "elementwise": (0, (0, 1, 2, 3)),
+    "layer_norm": (-1, (3, 0)),
 }
-"""Op -> the result that may be written over an operand, and which operands: what runtime/core/plan_format.h allows."""
+"""Op -> the result that may be written over an operand, and which operands: what runtime/core/plan_format.h allows.
+
+-1 is the last result: of layer_norm the sum, or y where there is none.
+"""
 
 
 def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> tuple[int, Value] | None:
@@ -97,6 +101,7 @@ def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> t
     result, operands = IN_PLACE.get(node.op, (0, ()))
     if result >= len(node.outputs):
         return None
+    result %= len(node.outputs)
     out = node.outputs[result]
     for value in (node.inputs[i] for i in operands):
         if value is None or value.node is None or value.node.op in SOURCES or node.inputs.count(value) > 1:

@@ -8,6 +8,8 @@ from tensorwright.plugins.add import op as add
 from tensorwright.plugins.elementwise import op as elementwise
 from tensorwright.plugins.embedding import op as embedding
 from tensorwright.plugins.gather_rows import op as gather_rows
+from tensorwright.plugins.layer_norm import add_layer_norm, layer_norm_columns
+from tensorwright.plugins.layer_norm import op as layer_norm
 from tensorwright.plugins.matmul import op as matmul
 from tensorwright.plugins.paged_attention import attention
 from tensorwright.plugins.paged_attention import op as paged_attention
@@ -21,11 +23,14 @@ PLUGINS: dict[str, ModuleType] = {
     plugin.NAME: plugin
     for plugin in (
         add,
+        add_layer_norm,
         add_rms_norm,
         attention,
         elementwise,
         embedding,
         gather_rows,
+        layer_norm,
+        layer_norm_columns,
         matmul,
         paged_attention,
         rms_norm,

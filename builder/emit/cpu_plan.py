@@ -60,6 +60,7 @@ OPS = {
     "add": OpRecord(9),
     "rms_norm_columns": OpRecord(10, ("raw",), ("start", "heads"), ("eps", "weight_offset")),
     "elementwise": OpRecord(11, ("raw",), program=True),
+    "layer_norm": OpRecord(12, ("raw", "raw"), ("start", "heads", "width"), ("eps", "weight_offset")),
 }
 
 

@@ -14,7 +14,7 @@ import torch
 from tensorwright.builder.ir import dims
 from tensorwright.builder.ir.graph import Graph, Node, Value
 from tensorwright.builder.ir.interpret_lowered import lowered_op
-from tensorwright.builder.ir.interpret_ops import RULES, torch_dtype
+from tensorwright.builder.ir.interpret_ops import COMPOUND_RULES, RULES, torch_dtype
 from tensorwright.builder.ir.ops import find_spec
 from tensorwright.builder.ir.shape_rules import is_weak
 from tensorwright.errors import GraphError
@@ -127,13 +127,13 @@ def _compute(graph: Graph, node: Node, operands: list[Any], bindings: dict[str, 
         raise GraphError(f"{node.op} (%{node.outputs[0].name}) is no op of stage {graph.stage!r}")
     if graph.stage == "lowered":
         results = lowered_op(graph, node, [to_numpy(x) for x in operands])
-    elif spec.compound:
+    elif spec.compound and node.op not in COMPOUND_RULES:
         results = _reference(node, [to_numpy(x) for x in operands])
     else:
         if all(v is not None and is_weak(v) for v in node.inputs):
             # Numbers alone: torch would compute in the default types.
             operands = [torch.tensor(x) for x in operands]
-        results = [RULES[node.op](operands, node.attrs, bindings)]
+        results = [(COMPOUND_RULES | RULES)[node.op](operands, node.attrs, bindings)]
     results = [_to_torch(x, v) if isinstance(x, np.ndarray) else x for x, v in zip(results, node.outputs, strict=True)]
     for value, data in zip(node.outputs, results, strict=True):
         _check(node, value, data, bindings)

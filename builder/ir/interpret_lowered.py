@@ -17,8 +17,10 @@ def lowered_op(graph: Graph, node: Node, x: list[Any]) -> list[Any]:
 
     op, attrs = node.op, node.attrs
     if op == "rms_norm":
-        # One instruction with an optional residual stands for two ops.
+        # One instruction with an optional residual stands for two ops; so does layer_norm's.
         op, x = ("rms_norm", x[:2]) if x[2] is None else ("add_rms_norm", [x[0], x[2], x[1]])
+    elif op == "layer_norm":
+        op, x = ("layer_norm_columns", x[:3]) if x[3] is None else ("add_layer_norm", [x[0], x[3], x[1], x[2]])
     elif "kv_layer" in attrs:
         # An instruction names its layer only; what that layer is stands in the graph's facts.
         about = graph.facts["kv_layers"][attrs["kv_layer"]]

@@ -87,6 +87,16 @@ def _embedding(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
     return rows * attrs["scale"] if "scale" in attrs and attrs["scale"] != 1.0 else rows
 
 
+def _layer_norm(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    """Torch's own bits, for the trace; one weight per head is ours."""
+    data, w, b = (*x, None)[:3]
+    w = w + attrs["weight_offset"] if attrs["weight_offset"] else w
+    if w.dim() == 1:
+        return F.layer_norm(data, w.shape, w, b, attrs["eps"])
+    y = F.layer_norm(data, data.shape[-1:], eps=attrs["eps"]) * w
+    return y if b is None else y + b
+
+
 RULES: dict[str, Rule] = {
     **{
         op: _unary(getattr(torch, op))
@@ -139,3 +149,5 @@ RULES: dict[str, Rule] = {
     "arange": _arange,
     "full": _full,
 }
+COMPOUND_RULES: dict[str, Rule] = {"layer_norm": _layer_norm}
+"""Compound ops that a trace holds, because torch has them: these rules go before the plugins' definitions."""

@@ -110,6 +110,11 @@ def _compounds() -> None:
     _op("rms_norm", 2, compound=True, stages=("fused", "cached"))
     _op("add_rms_norm", 3, compound=True, results=(2,), stages=("fused", "cached"))
     _op("rms_norm_columns", 2, compound=True, stages=("cached",))
+    norms: dict[str, Any] = {"compound": True, "optional_inputs": frozenset((2,))}
+    _op("layer_norm", (2, 3), **norms)
+    _op("layer_norm_columns", (2, 3), **norms, stages=cached)
+    norms["optional_inputs"] = frozenset((3,))
+    _op("add_layer_norm", (3, 4), **norms, results=(2,), stages=fused + cached)
     _op("rotary_table", 2, compound=True, stages=("fused", "cached"))
     _op("swiglu", 1, compound=True, stages=("fused", "cached", "lowered"))
     _op("rotary", 2, compound=True, stages=fused)
@@ -138,6 +143,9 @@ def _lowered() -> None:
     op("embedding", 2, ids="int", scale="float")  # table, ids
     op("rms_norm", 3, (2,), (1, 2), eps="float", weight_offset="float")  # x, w, residual? -> y, sum if a residual
     op("rms_norm_columns", 2, start="int", heads="int", eps="float", weight_offset="float")  # x, w
+    # x, w, b?, residual? -> y, sum if a residual
+    runs = {"start": "int", "heads": "int", "width": "int"}
+    op("layer_norm", 4, (2, 3), (1, 2), **runs, eps="float", weight_offset="float")
     op("matmul", 4, (2, 3), epilogue="int", n="int")  # x, w, bias?, residual?
     op("rotary_table", 2, scale="float")  # positions, inv_freq
     # qkv, table?, slots, cache

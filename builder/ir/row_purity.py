@@ -17,9 +17,10 @@ ROW_SYMBOLS = ("tokens", "rows")
 
 _COMPOUND_ROWS = {
     "rms_norm": (0,), "rms_norm_columns": (0,), "add_rms_norm": (0, 1), "rotary_table": (0,), "swiglu": (0,),
+    "layer_norm": (0,), "layer_norm_columns": (0,), "add_layer_norm": (0, 1),
 }  # fmt: skip
 """The operands that compound ops read row by row; the others must be shared."""
-_OVER_LAST_DIM = ("rms_norm", "rms_norm_columns", "add_rms_norm", "swiglu", "linear")
+_OVER_LAST_DIM = frozenset(_COMPOUND_ROWS) - {"rotary_table"} | {"linear"}
 
 
 def is_per_row(value: Value) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from tensorwright.builder.ir import dims
@@ -92,6 +93,22 @@ def _matmul(low: Lowering, a: Args) -> Value:
 
 def _embedding(low: Lowering, a: Args) -> Value:
     return low.emit("embedding", a["weight"], a["indices"])
+
+
+def _layer_norm(low: Lowering, a: Args) -> Value:
+    """An absent weight is ones."""
+    x, w, b = a["input"], a["weight"], a["bias"]
+    if len(a["normalized_shape"]) != 1:
+        raise low.error(f"normalises over {list(a['normalized_shape'])}; only the last dimension has a meaning")
+    if w is None:
+        ones = np.ones(x.shape[-1:], np.float32)  # bfloat16 constants are held so too
+        w = low.graph.add("constant", (), {"value": ones}, [(x.dtype, x.shape[-1:])], scope=low.scope).output
+    return low.emit("layer_norm", x, w, *([] if b is None else [b]), eps=float(a["eps"]), weight_offset=0.0)
+
+
+def _native_layer_norm(low: Lowering, a: Args) -> list[Any]:
+    """Its mean and deviation have no meaning here: who reads them is an error."""
+    return [_layer_norm(low, a), None, None]
 
 
 def _gelu(low: Lowering, a: Args) -> Value:
@@ -214,6 +231,7 @@ def _table() -> dict[str, Handler]:
     table |= _aten(_softmax, "softmax", "_softmax") | _aten(_cumsum, "cumsum")
     table |= _aten(_linear, "linear") | _aten(_addmm, "addmm") | _aten(_matmul, "matmul", "mm", "bmm")
     table |= _aten(_embedding, "embedding") | _aten(_gelu, "gelu") | _aten(_clamp, "clamp", "clamp_min", "clamp_max")
+    table |= _aten(_layer_norm, "layer_norm") | _aten(_native_layer_norm, "native_layer_norm")
     table |= _aten(_div, "div") | _aten(_rsub, "rsub") | _aten(_reciprocal, "reciprocal")
     table |= _aten(_binary("floor_div"), "floor_divide")
     for name, handler in _CHANGES.items():

@@ -131,6 +131,7 @@ std::vector<DispatchChoice> explain_dispatch() {
   add("attention_combine", attention_combine_kernels());
   add("swiglu", swiglu_kernels());
   add("elementwise", elementwise_kernels());
+  add("layer_norm", layer_norm_kernels());
   return choices;
 }
 

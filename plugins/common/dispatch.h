@@ -9,6 +9,7 @@
 
 #include "plugins/elementwise/kernel.h"
 #include "plugins/embedding/kernel.h"
+#include "plugins/layer_norm/kernel.h"
 #include "plugins/matmul/kernel.h"
 #include "plugins/paged_attention/kernel.h"
 #include "plugins/rms_norm/kernel.h"
@@ -48,6 +49,7 @@ std::span<const KernelEntry<tw_attention_fn>> attention_kernels(int dtype);  // 
 std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels();
 std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels();
 std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels();
+std::span<const KernelEntry<tw_layer_norm_fn>> layer_norm_kernels();
 
 // Why each better kernel was refused, and which was taken.
 struct DispatchChoice {

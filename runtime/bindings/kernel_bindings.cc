@@ -21,6 +21,7 @@ namespace tensorwright {
 
 void bind_attention_kernels(nb::module_& m);    // kernel_bindings_attention.cc
 void bind_elementwise_kernels(nb::module_& m);  // kernel_bindings_elementwise.cc
+void bind_layer_norm_kernels(nb::module_& m);   // kernel_bindings_layer_norm.cc
 void bind_benchmarks(nb::module_& m);           // benchmark_bindings.cc
 
 namespace {
@@ -272,6 +273,7 @@ void bind_kernels(nb::module_& m) {
   m.def("panel_bytes", [](int dtype, size_t k) { return tw_panel_bytes(dtype, k); }, "dtype"_a, "k"_a);
   bind_attention_kernels(m);
   bind_elementwise_kernels(m);
+  bind_layer_norm_kernels(m);
   bind_benchmarks(m);
 }
 

@@ -66,6 +66,21 @@ class InstructionCheck {
             "heads must be a positive multiple of the layer's ", layer.kv_heads, " kv_heads, is ", heads);
     return static_cast<uint64_t>(heads);
   }
+  // `heads` runs of `width` columns from `start` on, inside a row of `cols`.
+  void require_runs(int32_t start, int32_t heads, int64_t width, uint64_t cols) const {
+    require(start >= 0, "start must not be negative, is ", start);
+    require(heads >= 1, "heads must be positive, is ", heads);
+    require(width >= 0, "width must not be negative, is ", width);
+    const uint64_t end =
+        static_cast<uint64_t>(start) + static_cast<uint64_t>(heads) * static_cast<uint64_t>(width);
+    require(end <= cols, "heads must end by column ", cols, ", they end at ", end);
+  }
+  // The floats of every norm: eps, weight_offset.
+  void require_norm_floats() const {
+    require_finite("eps", instruction.floats[0]);
+    require(instruction.floats[0] >= 0, "eps must not be negative, is ", instruction.floats[0]);
+    require_finite("weight_offset", instruction.floats[1]);
+  }
   void require_finite(const char* what, float x) const { require(std::isfinite(x), what, " is not finite"); }
 
   const Plan& plan;

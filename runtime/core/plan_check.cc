@@ -31,7 +31,8 @@ void check_embedding(const Check& c) {
   c.require_finite("scale", c.instruction.floats[0]);
 }
 
-void check_rms_norm(const Check& c) {
+// What norms share, with or without a residual that is added first.
+void check_norm(const Check& c) {
   const BufferRecord *x = c.in(0), *residual = c.in(1), *sum = c.out(1);
   c.require_same_kind();
   c.require((residual == nullptr) == (sum == nullptr), "residual and sum must come together");
@@ -41,14 +42,15 @@ void check_rms_norm(const Check& c) {
   c.require_cols("residual", residual, x->cols);
   c.require_cols("y", c.out(0), x->cols);
   c.require_cols("sum", sum, x->cols);
-  c.require_raw("w", c.weight(0), x->cols);
-  c.require_finite("eps", c.instruction.floats[0]);
-  c.require(c.instruction.floats[0] >= 0, "eps must not be negative, is ", c.instruction.floats[0]);
-  c.require_finite("weight_offset", c.instruction.floats[1]);
+  c.require_norm_floats();
+}
+
+void check_rms_norm(const Check& c) {
+  check_norm(c);
+  c.require_raw("w", c.weight(0), c.in(0)->cols);
 }
 
 void check_rms_norm_columns(const Check& c) {
-  const int32_t start = c.instruction.ints[0], heads = c.instruction.ints[1];
   const BufferRecord* x = c.in(0);
   const uint64_t width = c.weight(0)->k;
   c.require_same_kind();
@@ -56,13 +58,20 @@ void check_rms_norm_columns(const Check& c) {
   c.require_float32("y", c.out(0));
   c.require_cols("y", c.out(0), x->cols);
   c.require_raw("w", c.weight(0), width);
-  c.require(start >= 0, "start must not be negative, is ", start);
-  c.require(heads >= 1, "heads must be positive, is ", heads);
-  const uint64_t end = static_cast<uint64_t>(start) + static_cast<uint64_t>(heads) * width;
-  c.require(end <= x->cols, "heads must end by column ", x->cols, ", they end at ", end);
-  c.require_finite("eps", c.instruction.floats[0]);
-  c.require(c.instruction.floats[0] >= 0, "eps must not be negative, is ", c.instruction.floats[0]);
-  c.require_finite("weight_offset", c.instruction.floats[1]);
+  c.require_runs(c.instruction.ints[0], c.instruction.ints[1], width, x->cols);
+  c.require_norm_floats();
+}
+
+void check_layer_norm(const Check& c) {
+  const int32_t start = c.instruction.ints[0], heads = c.instruction.ints[1], width = c.instruction.ints[2];
+  check_norm(c);
+  c.require_runs(start, heads, width, c.in(0)->cols);
+  const bool whole = static_cast<uint32_t>(width) == c.in(0)->cols;
+  c.require(whole || !c.in(1), "only whole rows may have a residual");
+  if (!whole) c.require_float32("y", c.out(0));
+  const bool shared = c.weight(0)->k == static_cast<uint32_t>(width);
+  c.require_raw("w", c.weight(0), static_cast<uint64_t>(shared ? width : heads * width));
+  c.require_raw("b", c.weight(1), c.weight(0)->k);
 }
 
 void check_matmul(const Check& c) {
@@ -182,7 +191,7 @@ void check_elementwise(const Check& c) {
   check_program(c);
 }
 
-// How many operands an op takes ("required" come first) and how many attributes it reads.
+// How many operands an op takes ("required" come first) and attributes it reads.
 struct Rule {
   Op op;
   const char* name;
@@ -202,12 +211,12 @@ constexpr Rule kRules[] = {
     {Op::kAdd, "add", 2, 2, 0, 0, 1, 1, 0, 0, check_add},
     {Op::kRmsNormColumns, "rms_norm_columns", 1, 1, 1, 1, 1, 1, 2, 2, check_rms_norm_columns},
     {Op::kElementwise, "elementwise", 1, 4, 0, 1, 1, 1, 8, 4, check_elementwise},
+    {Op::kLayerNorm, "layer_norm", 1, 2, 1, 2, 1, 2, 3, 2, check_layer_norm},
 };
 
 const Rule* find_rule(uint32_t op) {
-  for (const Rule& rule : kRules) {
+  for (const Rule& rule : kRules)
     if (static_cast<uint32_t>(rule.op) == op) return &rule;
-  }
   return nullptr;
 }
 
@@ -245,10 +254,12 @@ bool same_place(const BufferRecord& a, const BufferRecord& b) {
 }
 
 // The kernels read and write these element by element in one order, so they may work in place.
-bool may_share(uint32_t op, int in, int out) {
+bool may_share(const Instruction& instruction, int in, int out) {
+  const uint32_t op = instruction.op;
   return op == static_cast<uint32_t>(Op::kAdd) || op == static_cast<uint32_t>(Op::kRmsNormColumns) ||
          op == static_cast<uint32_t>(Op::kElementwise) ||
          (op == static_cast<uint32_t>(Op::kRmsNorm) && out == 1) ||
+         (op == static_cast<uint32_t>(Op::kLayerNorm) && (out == 1 || instruction.in[1] < 0)) ||
          (op == static_cast<uint32_t>(Op::kMatmul) && in == 1);
 }
 
@@ -257,7 +268,7 @@ void check_overlaps(const Check& c) {
     if (!c.out(o)) continue;
     for (int i = 0; i < 4; ++i) {
       if (!c.in(i) || !overlap(*c.in(i), *c.out(o))) continue;
-      c.require(may_share(c.instruction.op, i, o) && same_place(*c.in(i), *c.out(o)), "out[", o,
+      c.require(may_share(c.instruction, i, o) && same_place(*c.in(i), *c.out(o)), "out[", o,
                 "] may not share memory with in[", i, "]");
     }
   }

@@ -11,7 +11,8 @@
 // * An instruction reads only buffers that an earlier one wrote.
 // * An output may share memory with an input only if both have the same offset, stride and dtype, and only
 //   kAdd: y with a or b; kRmsNormColumns: y with x; kElementwise: y with any x; kRmsNorm: sum with x or
-//   residual; kMatmul: y with residual.
+//   residual; kLayerNorm: sum with x or residual, and y with x if there is no residual; kMatmul: y with
+//   residual.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 
@@ -100,6 +101,10 @@ enum class Op : uint32_t {
   kRmsNormColumns = 10,  // x | w | y | start, heads | eps, weight_offset
   // The program of plugins/elementwise/kernel.h: its bytes fill the ints, its constants the floats.
   kElementwise = 11,  // x0, x1?, x2?, x3? | w? | y | 32 bytes | c0, c1, c2, c3
+  // y is x, but for `heads` runs of `width` columns from `start` on, each of which is normalised; w and b
+  // have width elements, shared by the runs, or heads * width. With a residual, and for a y that is not
+  // float32, one run must be the whole row.
+  kLayerNorm = 12,  // x, residual? | w, b? | y, sum? | start, heads, width | eps, weight_offset
 };
 
 struct Instruction {

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from tensorwright.builder.ir import Graph
 from tensorwright.builder.ir.graph import Value
 from tensorwright.builder.ir.interpret import checkpoint_weights, interpret, interpret_values
-from tensorwright.builder.ir.interpret_ops import RULES
+from tensorwright.builder.ir.interpret_ops import COMPOUND_RULES, RULES
 from tensorwright.builder.ir.ops import emit, find_spec, op_names
 from tensorwright.builder.ir.parse import parse_graph
 from tensorwright.builder.ir.verify import verify
@@ -38,6 +38,9 @@ CASES = [
     ("cos", [WHOLE], {}, torch.cos(WHOLE)),
     ("gelu", [X], {"approximate": "tanh"}, F.gelu(X, approximate="tanh")),
     ("gelu", [X], {"approximate": "none"}, F.gelu(X)),
+    ("layer_norm", [X, X[0, 0]], {"eps": 1e-5, "weight_offset": 1.0}, F.layer_norm(X, (4,), X[0, 0] + 1)),
+    ("layer_norm", [X, X[0, 0], X[0, 1]], {"eps": 0.5, "weight_offset": 0.0}, F.layer_norm(X, (4,), *X[0, :2], 0.5)),
+    ("layer_norm", [X, X[0], X[1]], {"eps": 0.5, "weight_offset": 0.0}, F.layer_norm(X, (4,), eps=0.5) * X[0] + X[1]),
     ("add", [X, X[0]], {}, X + X[0]),
     ("sub", [X, 2.5], {}, X - 2.5),
     ("sub", [2.5, X], {}, 2.5 - X),
@@ -132,7 +135,7 @@ def test_each_op_computes_what_torch_does(op, operands, attrs, expected):
 def test_every_primitive_op_is_tested():
     primitives = {op for op in op_names() if (s := find_spec(op, "traced")) and not s.compound}
     assert primitives - {"input", "weight", "constant"} == set(RULES)
-    assert set(RULES) - {case[0] for case in CASES} == set()
+    assert set(RULES) | set(COMPOUND_RULES) == {case[0] for case in CASES}
 
 
 @pytest.mark.parametrize("op", ["add", "mul", "div", "pow", "maximum"])

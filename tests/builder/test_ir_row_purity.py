@@ -46,6 +46,9 @@ def cached(body: str, output: str = "y"):
 PURE = {
     "norm": "%y: float32[tokens, 8] = rms_norm(%x, %w) {NORM}",
     "add_norm": "%y: float32[tokens, 8], %s: float32[tokens, 8] = add_rms_norm(%x, %x, %w) {NORM}",
+    "layer_norm": "%y: float32[tokens, 8] = layer_norm(%x, %w, %w) {NORM}",
+    "add_layer_norm": "%y: float32[tokens, 8], %s: float32[tokens, 8] = add_layer_norm(%x, %x, %w) {NORM}",
+    "layer_norm_columns": "%y: float32[tokens, 8] = layer_norm_columns(%x, %w) {start = 0, heads = 1, width = 8, NORM}",
     "linear": "%y: float32[tokens, 12] = linear(%x, %m)",
     "swiglu": "%y: float32[tokens, 4] = swiglu(%x)",
     "weight_broadcast": "%y: float32[tokens, 8] = mul(%x, %w)",

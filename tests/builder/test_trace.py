@@ -8,7 +8,6 @@ import resource
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from support.tiny_models import VARIANTS, load_eager, make_tiny, make_variant
 from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
@@ -17,6 +16,7 @@ from tensorwright.builder.ir.text import print_graph
 from tensorwright.builder.ir.verify import verify
 from tensorwright.builder.trace import trace
 from tensorwright.builder.trace.load_model import load_model
+from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.errors import CheckpointError, InvalidOptionError, TraceError, UnsupportedModelError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.weights import Ref
@@ -272,12 +272,12 @@ def test_yarn_is_fixed_and_works(tmp_path):
     assert_same_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=128), path, "float32")
 
 
-def test_what_has_no_meaning_names_operation_and_module(tmp_path):
-    config = GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+def test_what_has_no_meaning_names_operation_and_module(tmp_path, monkeypatch):
+    monkeypatch.delitem(TABLE, "aten.silu")
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1)
     with pytest.raises(TraceError) as caught:
-        trace(open_checkpoint(tmp_path), dtype="float32", max_seq_len=32)
-    assert "aten.layer_norm.default in module transformer.h.0.ln_1" in str(caught.value)
+        trace(open_checkpoint(path), dtype="float32", max_seq_len=32)
+    assert "aten.silu.default in module model.layers.0.mlp.act_fn" in str(caught.value)
     assert "has no meaning here" in str(caught.value)
 
 

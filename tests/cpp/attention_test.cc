@@ -202,6 +202,28 @@ TW_TEST(rms_norm_gives_the_same_bits) {
   }
 }
 
+TW_TEST(layer_norm_gives_the_same_bits) {
+  for (int width : {1, 15, 16, 17, 33, 896}) {
+    const std::vector<float> x = normal(2 * width, 4), residual = normal(2 * width, 5), w = normal(width, 6),
+                             b = normal(width, 7);
+    for (int dtype : {TW_F32, TW_BF16}) {
+      std::vector<char> expected;
+      const auto table = layer_norm_kernels();
+      for (size_t i = table.size(); i-- > 0;) {
+        if (!runnable(table[i])) continue;
+        std::vector<char> y(2 * width * tw_dtype_bytes(dtype));
+        std::vector<float> sum = residual;  // in place
+        const tw_layer_norm_args args = {2,        width,      1e-6f,    1.0f,     dtype,
+                                         x.data(), sum.data(), w.data(), b.data(), sum.data(),
+                                         y.data(), width,      width,    width,    width};
+        table[i].fn(&args);
+        if (expected.empty()) expected = y;
+        TW_CHECK(same_bits(y, expected));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tensorwright
 

@@ -157,6 +157,51 @@ TW_TEST(column_norm_faults_are_named) {
   check_says(fault_of([&](ToyPlan& t) { norm(t).floats[0] = -1; }), "eps must not be negative");
 }
 
+TW_TEST(layer_norm_faults_are_named) {
+  const int32_t width = ToyPlan::kHidden;
+  // Of the norm with a residual, and of one of columns of the same row.
+  const auto norm = [=](ToyPlan& t) -> Instruction& {
+    Instruction& i = t.instructions[7];
+    i.op = static_cast<uint32_t>(Op::kLayerNorm);
+    i.weight[1] = i.weight[0];
+    i.ints[1] = 1;
+    i.ints[2] = width;
+    return i;
+  };
+  const auto columns = [=](ToyPlan& t, int32_t w) -> Instruction& {
+    Instruction& i = norm(t);
+    i.in[1] = i.out[1] = i.weight[1] = -1;
+    i.weight[0] = w;
+    i.ints[1] = 2;
+    i.ints[2] = width / 2 - 1;
+    return i;
+  };
+  TW_CHECK_EQ(fault_of([&](ToyPlan& t) { norm(t); }), std::string());
+  TW_CHECK_EQ(fault_of([&](ToyPlan& t) { norm(t).weight[1] = -1; }), std::string());
+  TW_CHECK_EQ(fault_of([&](ToyPlan& t) { columns(t, t.vector(width / 2 - 1)); }), std::string());
+  TW_CHECK_EQ(fault_of([&](ToyPlan& t) { columns(t, t.vector(width - 2)); }), std::string());
+  check_says(fault_of([&](ToyPlan& t) { columns(t, t.vector(width)); }), "w must be a raw vector of 18");
+  check_says(fault_of([&](ToyPlan& t) {
+               columns(t, t.vector(width - 2)).weight[1] = t.instructions[7].weight[0] - 1;
+             }),
+             "b must be a raw vector of 18");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).out[1] = -1; }), "residual and sum must come together");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).ints[2] = width - 1; }),
+             "only whole rows may have a residual");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).ints[2] = -1; }), "width must not be negative, is -1");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).ints[1] = 2; }),
+             "heads must end by column 20, they end at 40");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).ints[0] = -1; }), "start must not be negative");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).floats[0] = -1; }), "eps must not be negative");
+  check_says(fault_of([&](ToyPlan& t) { norm(t).out[0] = t.instructions[7].in[0]; }), "may not share memory");
+  // Without a residual y may take x's place.
+  check_says(fault_of([&](ToyPlan& t) {
+               Instruction& i = columns(t, t.vector(width - 2));
+               i.out[0] = i.in[0];
+             }),
+             "reads buffer");
+}
+
 TW_TEST(program_faults_are_named) {
   // The residual norm's operands serve: two inputs and w, of one width.
   const auto with = [](std::initializer_list<int> code) {

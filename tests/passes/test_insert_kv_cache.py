@@ -127,6 +127,28 @@ KEYS_TURN = """  %kr: float32[1, seq, 1, 4] = rotary(%k, %angles) {rotary_dim = 
   %a: float32[1, seq, 2, 4] = attention("""
 
 
+@pytest.mark.parametrize("shape", ["2, 4", "4"], ids=["own weights", "shared weights"])
+def test_layer_norms_of_heads_become_norms_of_columns(shape):
+    body = BODY.replace("rotary(%q,", "rotary(%qn,").replace("rotary(%k,", "rotary(%kn,")
+    norms = f"""  %wq: float32[{shape}] = weight() {{expr = @"wq"}} in attn
+  %wk: float32[4] = weight() {{expr = @"wk"}} in attn
+  %qn: float32[1, seq, 2, 4] = layer_norm(%q, %wq, %wq) {{eps = 1e-05, weight_offset = 0.0}} in attn
+  %kn: float32[1, seq, 1, 4] = layer_norm(%k, %wk) {{eps = 1e-05, weight_offset = 0.0}} in attn
+"""
+    before = fused(body.replace("  %qr:", norms + "  %qr:"))
+    graph = before.clone()
+    insert_kv_cache(graph)
+    verify(graph, "cached")
+    runs = [(n.attrs["start"], n.attrs["heads"], n.attrs["width"]) for n in graph.find("layer_norm_columns")]
+    assert runs == [(0, 2, 4), (8, 1, 4)]
+    ids = [3, 1, 4, 1, 5, 9]
+    weights = checkpoint_weights(source_of(before))
+    inputs = {"input_ids": torch.tensor([ids]), "position_ids": torch.arange(len(ids))[None]}
+    (alone,) = interpret(before, inputs, weights)
+    (rows,) = interpret_ragged(graph, [ids], weights)
+    assert float((alone[0] - rows).abs().max()) <= chain_tolerance("float32", 16, 4, float(alone.abs().max()))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [

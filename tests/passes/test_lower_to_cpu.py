@@ -83,6 +83,27 @@ def test_a_tree_of_elementwise_ops_is_one_instruction():
     assert sorted(n.attrs["program"] for n in shared.find("elementwise")) == ["x0 30.0 mul w add", "x0 neg", "x0 tanh"]
 
 
+def test_layer_norms_are_one_instruction():
+    """With and without a sum and a bias, of whole rows and of columns; weights of every head become one vector."""
+    norms = """
+  %w: float32[8] = weight() {expr = @"w"}
+  %h: float32[2, 3] = weight() {expr = @"h"}
+  %n1: float32[tokens, 8] = layer_norm(%x, %wn, %w) {NORM} in a
+  %n2: float32[tokens, 8], %s: float32[tokens, 8] = add_layer_norm(%n1, %x, %wn) {NORM} in b
+  %n3: float32[tokens, 8] = layer_norm_columns(%n2, %h, %h) {start = 1, heads = 2, width = 3, NORM} in c
+"""
+    body = HEAD[: HEAD.index("  %n:")] + norms.replace("NORM", "eps = 1e-05, weight_offset = 0.0")
+    graph = lowered(body, "  return %n3, %s")
+    first, second, third = graph.find("layer_norm")
+    assert [v and v.node.op for v in first.inputs[1:]] == ["weight", "weight", None]
+    assert [v is None for v in second.inputs] == [False, False, True, False]
+    assert [v.shape for v in third.inputs[1:3]] == [(6,), (6,)]
+    assert str(third.inputs[1].node.attrs["expr"]).startswith("reshape(")
+    whole = {"start": 0, "heads": 1, "width": 8, "eps": 1e-5, "weight_offset": 0.0}
+    assert first.attrs == second.attrs == whole
+    assert third.attrs == {**whole, "start": 1, "heads": 2, "width": 3}
+
+
 def test_a_scaled_embedding_is_one_instruction():
     scaled = "  %c: float64[] = constant() {value = 3.0}\n  %s: float32[tokens, 8] = mul(%x, %c)\n"
     body = HEAD[: HEAD.index("%x")] + HEAD[HEAD.index("%x") :].split("\n")[0] + "\n" + scaled

@@ -5,7 +5,10 @@ from tensorwright.errors import PassError
 from tensorwright.passes.plan_memory import ALIGNMENT, plan_memory
 
 BYTES = {"float32": 4, "bfloat16": 2}
-IN_PLACE = {("rms_norm", 1): (0, 2), ("matmul", 0): (3,), ("add", 0): (0, 1)}
+IN_PLACE = {
+    ("rms_norm", 1): (0, 2), ("layer_norm", 1): (0, 3), ("layer_norm", 0): (0,),
+    ("matmul", 0): (3,), ("add", 0): (0, 1),
+}  # fmt: skip
 
 
 def check_plan(graph):
@@ -86,6 +89,22 @@ def test_sums_go_over_what_nobody_reads_again():
     check_plan(graph)
     places = {v.name: i for n in graph.nodes for v, i in zip(n.outputs, n.attrs.get("buffers", []), strict=False)}
     assert places["s"] == places["x"] == places["y"]
+
+
+LAYER_NORM = """
+  %n: float32[tokens, 8], %s: float32[tokens, 8] = layer_norm(%a, %wn, none, %x) {start = 0, heads = 1, width = 8, REST}
+  %m: float32[tokens, 8] = layer_norm(%s, %wn, none, none) {start = 2, heads = 1, width = 4, REST}
+  %y: float32[tokens, 8] = matmul(%n, %w, none, %m) {epilogue = 0, n = 8}
+""".replace("REST", "eps = 1e-05, weight_offset = 0.0")
+
+
+def test_a_layer_norm_goes_over_its_residual_or_over_its_operand():
+    body = STREAM[: STREAM.index("  %n:")] + LAYER_NORM.lstrip("\n")
+    graph = graph_of(body + "  return %y", "lowered")
+    assert plan_memory(graph) == 3
+    check_plan(graph)
+    places = {v.name: i for n in graph.nodes for v, i in zip(n.outputs, n.attrs.get("buffers", []), strict=False)}
+    assert places["s"] == places["x"] == places["m"] == places["y"]
 
 
 def test_a_sum_whose_operands_are_read_again_gets_its_own_place():

@@ -36,6 +36,8 @@ std::unique_ptr<Operation> make_operation(const Instruction& instruction, const 
       return make_rms_norm_columns(instruction, context);
     case Op::kElementwise:
       return make_elementwise(instruction, context);
+    case Op::kLayerNorm:
+      return make_layer_norm(instruction, context);
   }
   refuse_plan(concat("op ", instruction.op, " is unknown"));
 }

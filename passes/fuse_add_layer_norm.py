@@ -1,0 +1,33 @@
+"""fuse_add_layer_norm:  sum = residual + x;  y = layer_norm(sum, w, b)  ->  y, sum = add_layer_norm(x, residual, w, b)
+
+S tokens, C channels.  x, residual, sum, y: [1, S, C], w, b: [C].  b may be absent.  The sum lives on: it is
+the residual stream.
+"""
+
+from __future__ import annotations
+
+from tensorwright.builder.ir import Graph, Value
+from tensorwright.passes.matcher import Match, apply, pattern
+from tensorwright.passes.rewriter import Rewriter
+
+PATTERN = pattern(
+    """
+    sum = add(residual, x)
+    y   = layer_norm(sum, w, b?, eps=eps, weight_offset=offset)
+    """,
+    outputs=["y", "sum"],
+)
+
+
+def check(m: Match) -> None:
+    m.bind_shape(m.x, "1 S C")
+    m.bind_shape(m.residual, "1 S C")
+
+
+def replace(m: Match, g: Rewriter) -> tuple[Value, Value]:
+    fused: tuple[Value, Value] = g.add_layer_norm(m.x, m.residual, m.w, m.b, eps=m.eps, weight_offset=m.offset)
+    return fused
+
+
+def fuse_add_layer_norm(graph: Graph) -> int:
+    return apply(graph, PATTERN, check, replace)

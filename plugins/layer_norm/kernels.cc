@@ -1,0 +1,19 @@
+// The layer_norm kernels, best first.
+#include "plugins/common/dispatch.h"
+
+namespace tensorwright {
+
+void layer_norm_scalar(const tw_layer_norm_args*);
+void layer_norm_avx512(const tw_layer_norm_args*);
+void layer_norm_avx2(const tw_layer_norm_args*);
+
+std::span<const KernelEntry<tw_layer_norm_fn>> layer_norm_kernels() {
+  static const KernelEntry<tw_layer_norm_fn> table[] = {
+      {"layer_norm_avx512", Isa::avx512, false, layer_norm_avx512},
+      {"layer_norm_avx2", Isa::avx2, false, layer_norm_avx2},
+      {"layer_norm_scalar", Isa::scalar, false, layer_norm_scalar},
+  };
+  return table;
+}
+
+}  // namespace tensorwright

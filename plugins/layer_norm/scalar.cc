@@ -1,0 +1,62 @@
+// The reference layer_norm: its order of operations is the definition that every other instruction set
+// repeats.
+#include <math.h>
+#include <stdint.h>
+
+#include "plugins/common/bf16.h"
+#include "plugins/layer_norm/kernel.h"
+
+namespace tensorwright {
+namespace {
+
+// Lane i takes i + 8, then + 4, + 2, + 1: the order of a vector reduction.
+float tree_sum(float* lanes) {
+  for (int step = TW_LANES / 2; step > 0; step /= 2) {
+    for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
+  }
+  return lanes[0];
+}
+
+float mean_of(const float* x, int32_t width) {
+  float lanes[TW_LANES] = {0};
+  for (int32_t c = 0; c < width; ++c) lanes[c % TW_LANES] += x[c];
+  return tree_sum(lanes) / (float)width;
+}
+
+// After the mean is known: squares of what is left have no digits to cancel.
+float variance_of(const float* x, int32_t width, float mean) {
+  float lanes[TW_LANES] = {0};
+  for (int32_t c = 0; c < width; ++c) {
+    const float centred = x[c] - mean;
+    lanes[c % TW_LANES] = fmaf(centred, centred, lanes[c % TW_LANES]);
+  }
+  return tree_sum(lanes) / (float)width;
+}
+
+}  // namespace
+
+void layer_norm_scalar(const tw_layer_norm_args* a) {
+  for (int64_t row = 0; row < a->rows; ++row) {
+    const float* x = a->x + row * a->x_stride;
+    if (a->residual) {
+      const float* residual = a->residual + row * a->residual_stride;
+      float* sum = a->sum + row * a->sum_stride;
+      for (int32_t c = 0; c < a->width; ++c) sum[c] = x[c] + residual[c];
+      x = sum;
+    }
+    const float mean = mean_of(x, a->width);
+    const float inverse = 1.0f / sqrtf(variance_of(x, a->width, mean) + a->eps);
+    for (int32_t c = 0; c < a->width; ++c) {
+      const float b = a->b ? a->b[c] : 0.0f;
+      const float y = fmaf((x[c] - mean) * inverse, a->w[c] + a->weight_offset, b);
+      const int64_t at = row * a->y_stride + c;
+      if (a->y_dtype == TW_BF16) {
+        ((uint16_t*)a->y)[at] = tw_f32_to_bf16(y);
+      } else {
+        ((float*)a->y)[at] = y;
+      }
+    }
+  }
+}
+
+}  // namespace tensorwright
