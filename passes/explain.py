@@ -11,6 +11,7 @@ from tensorwright.passes import (
     permute_rotary_rows,
     recognise_attention,
     recognise_interleaved_rotary,
+    recognise_layer_norm,
     recognise_rms_norm,
     recognise_rotary,
     rewrite_gqa,
@@ -19,6 +20,7 @@ from tensorwright.passes.matcher import find_miss
 
 RECOGNISERS = (
     recognise_rms_norm,
+    recognise_layer_norm,
     recognise_rotary,
     recognise_interleaved_rotary,
     recognise_attention,

@@ -38,6 +38,7 @@ from tensorwright.passes.permute_rotary_rows import permute_rotary_rows
 from tensorwright.passes.plan_memory import plan_memory
 from tensorwright.passes.recognise_attention import recognise_attention
 from tensorwright.passes.recognise_interleaved_rotary import recognise_interleaved_rotary
+from tensorwright.passes.recognise_layer_norm import recognise_layer_norm
 from tensorwright.passes.recognise_masks import recognise_masks
 from tensorwright.passes.recognise_rms_norm import recognise_rms_norm
 from tensorwright.passes.recognise_rotary import recognise_rotary
@@ -86,6 +87,7 @@ PIPELINE: tuple[Phase, ...] = (
     )),
     Phase("recognise", "fused", (
         Step(recognise_rms_norm, "one op in place of five", after=("canonicalise_scalars",)),
+        Step(recognise_layer_norm, "a mean taken off before a norm", after=("recognise_rms_norm",)),
         Step(recognise_rotary, "needs constant frequencies", after=("fold_constants",)),
         Step(recognise_interleaved_rotary, "the kernels know halves, not neighbours", after=("fold_constants",)),
         Step(recognise_masks, "attention accepts only masks that were understood", before=("recognise_attention",)),

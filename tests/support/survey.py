@@ -86,14 +86,6 @@ SURVEY: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [1, 0]},
     "vaultgemma": {"head_dim": 8, "query_pre_attn_scalar": 12, **BOTH_KINDS},
     "xglm": {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4},
-    "youtu": {
-        "head_dim": 4,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_nope_head_dim": 8,
-        "qk_rope_head_dim": 4,
-        "v_head_dim": 8,
-    },
     "t5": {},
     "bart": {},
     "bert": {},
@@ -116,7 +108,7 @@ def try_family(model_type: str, root: Path) -> Outcome:
     model_dir, engine = root / "model", root / "engine"
     model = make_model(model_type, model_dir)
     try:
-        built = build(model_dir, engine, dtype="float32", accuracy="none")
+        built = build(model_dir, engine, dtype="float32", max_seq_len=128, accuracy="none")
     except TensorwrightError as error:
         return Outcome(REFUSED, type(error).__name__, str(error).replace(str(model_dir), "<model>"))
     except Exception as error:
@@ -134,7 +126,9 @@ def try_family(model_type: str, root: Path) -> Outcome:
 def make_model(model_type: str, path: Path) -> torch.nn.Module:
     """A random model, and its checkpoint at `path`."""
     config_class = CONFIG_MAPPING[model_type]
-    config = config_class(**{**SIZES, **SURVEY[model_type]})
+    known = set(config_class().to_dict()) | set(config_class.attribute_map)
+    options = {k: v for k, v in SURVEY[model_type].items() if k not in MOE or k in known}
+    config = config_class(**{**SIZES, **options})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = from_config(config)

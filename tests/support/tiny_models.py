@@ -104,8 +104,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("granite", {}),
     "phi3": ("phi3", {}),
     "gemma2": ("gemma2", {}),
+    "cohere": ("cohere", {}),
     "ernie4_5": ("ernie4_5", {}),
     "glm": ("glm", {}),
+    "nemotron": ("nemotron", {}),
+    "smollm3": ("smollm3", {}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
