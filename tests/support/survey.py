@@ -40,6 +40,7 @@ SURVEY: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 2, "n_head": 4},
     "codegen": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 128},
     "cohere": {"logit_scale": 0.3},
+    "cohere with use_qk_norm": {"use_qk_norm": True},
     "cohere2": {"logit_scale": 0.3, "head_dim": 8, **BOTH_KINDS},
     "deepseek_v3": {"n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **MOE},
     "ernie4_5": {"head_dim": 8},
@@ -62,6 +63,7 @@ SURVEY: dict[str, dict[str, Any]] = {
     "jamba": {},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "llama4_text": {**MOE, "head_dim": 8, "attention_chunk_size": 16},
+    "llama with dynamic rope": {"rope_parameters": DYNAMIC},
     "mamba": {"state_size": 8},
     "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2},
     "ministral": {"head_dim": 8, **BOTH_KINDS},
@@ -95,15 +97,19 @@ SURVEY: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """status: works, refused, or a fault. error: the class and message of what was raised. counts: of the passes."""
+    """status: works, refused, or a fault. error: the class and message of what was raised. counts: of the passes.
+
+    bfloat16: for what works, the status of an engine in that type.
+    """
 
     status: str
     error: str = ""
     message: str = ""
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    bfloat16: str = ""
 
 
-def try_family(model_type: str, root: Path) -> Outcome:
+def try_family(model_type: str, root: Path, *, bfloat16: bool = False) -> Outcome:
     """Writes a checkpoint of `model_type` below `root`, builds it and compares the engine with transformers."""
     model_dir, engine = root / "model", root / "engine"
     model = make_model(model_type, model_dir)
@@ -111,7 +117,7 @@ def try_family(model_type: str, root: Path) -> Outcome:
         built = build(model_dir, engine, dtype="float32", max_seq_len=128, accuracy="none")
     except TensorwrightError as error:
         return Outcome(REFUSED, type(error).__name__, str(error).replace(str(model_dir), "<model>"))
-    except Exception as error:
+    except Exception as error:  # what the survey is there to find
         return Outcome(UNTYPED, type(error).__name__, str(error))
     counts = {name: count for name, count in built.config["passes"].items() if count}
     ids = np.random.default_rng(1).integers(3, 97, PROMPT).tolist()
@@ -120,12 +126,23 @@ def try_family(model_type: str, root: Path) -> Outcome:
     off = worst(EngineSteps(engine).logits(ids), exact)
     if not off <= allowed:
         return Outcome(WRONG, "", f"logits are off by {off:.2g}, allowed {allowed:.2g}", counts)
-    return Outcome(WORKS, counts=counts)
+    return Outcome(WORKS, counts=counts, bfloat16=try_bfloat16(model, root, ids) if bfloat16 else "")
+
+
+def try_bfloat16(model: torch.nn.Module, root: Path, ids: list[int]) -> str:
+    """As tests/end_to_end/test_parity_bfloat16.py: no further from exact logits than transformers' own bfloat16."""
+    try:
+        build(root / "model", root / "bfloat16", max_seq_len=128, dtype="bfloat16", accuracy="none")
+    except TensorwrightError as error:
+        return f"{REFUSED}: {type(error).__name__}"
+    theirs, exact = (logits(model.to(dtype), ids) for dtype in (torch.bfloat16, torch.float64))
+    ours = EngineSteps(root / "bfloat16").logits(ids)
+    return WORKS if np.linalg.norm(ours - exact) <= np.linalg.norm(theirs - exact) else WRONG
 
 
 def make_model(model_type: str, path: Path) -> torch.nn.Module:
     """A random model, and its checkpoint at `path`."""
-    config_class = CONFIG_MAPPING[model_type]
+    config_class = CONFIG_MAPPING[model_type.partition(" ")[0]]
     known = set(config_class().to_dict()) | set(config_class.attribute_map)
     options = {k: v for k, v in SURVEY[model_type].items() if k not in MOE or k in known}
     config = config_class(**{**SIZES, **options})

@@ -113,6 +113,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
 
+def family_options(family: str) -> dict[str, Any]:
+    """What the tiny models of `family` have in their config beside COMMON; empty if there are none."""
+    return dict(_FAMILIES[family][1]) if family in _FAMILIES else {}
+
+
 def make_tiny(path: str | Path, family: str, *, seed: int = 0, **config_overrides: Any) -> Path:
     """Writes a float32 checkpoint of `family` (a key of _FAMILIES) with a word-level tokenizer to `path`.
 
