@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import chosen_mutations as chosen
 import family_mutations as broken
 import numpy as np
 import pytest
@@ -39,6 +40,11 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
         broken.drop_weight_offset,
         broken.use_exact_gelu,
     ),
+    "cohere": (chosen.keep_query_pairs, chosen.keep_key_pairs, chosen.keep_mean, broken.change_numbers),
+    "ernie4_5": (chosen.keep_query_pairs, chosen.keep_key_pairs),
+    "glm": (chosen.keep_query_pairs, chosen.keep_query_bias_pairs, chosen.keep_key_pairs, broken.swap_gate_and_up),
+    "nemotron": (chosen.drop_layer_norm_offset, chosen.drop_layer_norm_bias, chosen.forget_square),
+    "smollm3": (chosen.turn_every_layer, chosen.turn_no_layer),
 }
 """Variant of tiny_models -> what turns its comparison red."""
 
