@@ -1,6 +1,7 @@
 """Writes docs/families.md and the record it is made from, docs/families.json, by trying a tiny model of every family.
 
 python docs/make_families.py            tries all of them (about two minutes on two cores)
+python docs/make_families.py opt phi    tries these again, and keeps the record of the others
 python docs/make_families.py --page     only the page, from the record
 """
 
@@ -47,15 +48,17 @@ def summary(outcome: Any) -> dict[str, Any]:
     return {**kept, "message": first_sentence(outcome.message), "counts": told}
 
 
-def survey() -> dict[str, Any]:
-    """model_type -> outcome, for all of support.survey.SURVEY; two at a time."""
+def survey(names: list[str]) -> dict[str, Any]:
+    """model_type -> outcome, for these or all of support.survey.SURVEY; two at a time."""
     import transformers
 
     from support.survey import SURVEY
 
+    known = json.loads(RECORD.read_text(encoding="utf-8"))["families"] if names else {}
     with get_context("spawn").Pool(2) as pool:
-        outcomes = dict(pool.imap_unordered(survey_one, sorted(SURVEY)))
-    return {"transformers": transformers.__version__, "families": dict(sorted(outcomes.items()))}
+        outcomes = dict(pool.imap_unordered(survey_one, names or sorted(SURVEY)))
+    families = {name: outcome for name, outcome in sorted({**known, **outcomes}.items()) if name in SURVEY}
+    return {"transformers": transformers.__version__, "families": families}
 
 
 def page(record: dict[str, Any]) -> str:
@@ -125,7 +128,7 @@ def first_sentence(message: str) -> str:
 def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if sys.argv[1:] != ["--page"]:
-        RECORD.write_text(json.dumps(survey(), indent=1) + "\n", encoding="utf-8")
+        RECORD.write_text(json.dumps(survey(sys.argv[1:]), indent=1) + "\n", encoding="utf-8")
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     PAGE.write_text(page(record), encoding="utf-8")
 
