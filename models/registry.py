@@ -5,6 +5,7 @@ A family without an entry gets what its config implies for any decoder. A pass t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,8 @@ def _gpt_neox(config: dict[str, Any]) -> dict[str, Expected]:
     serial = not config.get("use_parallel_residual", True)
     expected = _layer_norms(_plain_mlp(_llama(config)), serial)
     return {**expected, "split_interleaved_linears": Expected(3), "rewrite_gqa": Expected()}
+
+
 def _gpt2(config: dict[str, Any]) -> dict[str, Expected]:
     """Learned positions, so nothing turns; four matrices stored transposed, on rows without the batch."""
     return {
@@ -129,28 +132,83 @@ def _falcon(config: dict[str, Any]) -> dict[str, Expected]:
     }
 
 
+def _interleaved(expected: dict[str, Expected]) -> dict[str, Expected]:
+    """Rotary embeddings of neighbours: both recognised and moved into the weights of q and k."""
+    moved = {"recognise_interleaved_rotary": Expected(2), "permute_rotary_rows": Expected(2)}
+    return {**expected, **moved, "recognise_rotary": Expected()}
+
+
+def _ernie4_5(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama with rotary embeddings of neighbours instead of halves."""
+    return _interleaved(_llama(config))
+
+
+def _glm(config: dict[str, Any]) -> dict[str, Expected]:
+    """Rotary embeddings of neighbours, of a part of each head; gate and up are one matrix already."""
+    return {**_interleaved(_llama(config)), "fuse_gate_up": Expected()}
+
+
+def _glm4(config: dict[str, Any]) -> dict[str, Expected]:
+    """GLM with norms before and after attention and MLP."""
+    return {**_glm(config), "recognise_rms_norm": Expected(4, 1)}
+
+
+def _cohere(config: dict[str, Any]) -> dict[str, Expected]:
+    """Neighbours turn; one layer norm, written out and without bias, feeds attention and MLP side by side."""
+    norms = {"recognise_rms_norm": Expected(1, 1), "recognise_layer_norm": Expected(1, 1)}
+    sums = {"fuse_add_rms_norm": Expected(), "fuse_add_layer_norm": Expected(1)}
+    return {**_interleaved(_llama(config)), **norms, **sums}
+
+
+def _nemotron(config: dict[str, Any]) -> dict[str, Expected]:
+    """Layer norms of weights that are differences from one; a squared relu without a gate."""
+    norms = {"recognise_rms_norm": Expected(), "recognise_layer_norm": Expected(2, 1)}
+    sums = {"fuse_add_rms_norm": Expected(), "fuse_add_layer_norm": Expected(2)}
+    return {**_llama(config), **norms, **sums, "fuse_gate_up": Expected(), "fuse_swiglu": Expected()}
+
+
+def _smollm3(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama in which q and k of some layers do not turn."""
+    every = config.get("no_rope_layer_interval", 4)
+    default = [int((i + 1) % every != 0) for i in range(config.get("num_hidden_layers", 0))]
+    turning = config.get("no_rope_layers") or default
+    return {**_llama(config), "recognise_rotary": Expected(0, 2 * sum(turning))}
+
+
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
     """What holds of every decoder: each layer attends once and writes its cache once."""
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
 
 
 _FAMILIES = {
+    "cohere": _cohere,
+    "ernie4_5": _ernie4_5,
+    "glm": _glm,
+    "glm4": _glm4,
     "falcon": _falcon,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "gpt_neox": _gpt_neox,
     "gpt2": _gpt2,
     "granite": _llama,
+    "helium": _ernie4_5,
     "llama": _llama,
     "mistral": _llama,
+    "nemotron": _nemotron,
     "olmo2": _olmo2,
     "olmo3": _olmo2,
     "phi3": _phi3,
     "qwen2": _llama,
     "qwen3": _qwen3,
+    "smollm3": _smollm3,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
 }
+
+
+def registered() -> dict[str, Callable[[dict[str, Any]], dict[str, Expected]]]:
+    """model_type -> the function that gives its expectations; its docstring says what is special about the family."""
+    return dict(_FAMILIES)
 
 
 def expectations(config: dict[str, Any]) -> dict[str, Expected]:

@@ -8,7 +8,10 @@ from tensorwright.passes import (
     fuse_gate_up,
     fuse_qkv,
     fuse_swiglu,
+    permute_rotary_rows,
     recognise_attention,
+    recognise_interleaved_rotary,
+    recognise_layer_norm,
     recognise_rms_norm,
     recognise_rotary,
     rewrite_gqa,
@@ -17,9 +20,12 @@ from tensorwright.passes.matcher import find_miss
 
 RECOGNISERS = (
     recognise_rms_norm,
+    recognise_layer_norm,
     recognise_rotary,
+    recognise_interleaved_rotary,
     recognise_attention,
     rewrite_gqa,
+    permute_rotary_rows,
     fuse_qkv,
     fuse_gate_up,
     fuse_swiglu,

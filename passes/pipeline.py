@@ -35,9 +35,12 @@ from tensorwright.passes.insert_kv_cache import insert_kv_cache
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.passes.matcher import Pattern, closest
 from tensorwright.passes.merge_common_subexpressions import merge_common_subexpressions
+from tensorwright.passes.permute_rotary_rows import permute_rotary_rows
 from tensorwright.passes.plan_memory import plan_memory
 from tensorwright.passes.recognise_attention import recognise_attention
 from tensorwright.passes.recognise_gelu import recognise_gelu
+from tensorwright.passes.recognise_interleaved_rotary import recognise_interleaved_rotary
+from tensorwright.passes.recognise_layer_norm import recognise_layer_norm
 from tensorwright.passes.recognise_masks import recognise_masks
 from tensorwright.passes.recognise_rms_norm import recognise_rms_norm
 from tensorwright.passes.recognise_rotary import recognise_rotary
@@ -88,7 +91,9 @@ PIPELINE: tuple[Phase, ...] = (
         Step(recognise_rms_norm, "one op in place of five", after=("canonicalise_scalars",)),
         Step(recognise_gelu, "one op in place of eight", after=("canonicalise_scalars",)),
         Step(fuse_head_norms, "heads with a norm each are one row again", before=("fuse_qkv",)),
+        Step(recognise_layer_norm, "a mean taken off before a norm", after=("recognise_rms_norm",)),
         Step(recognise_rotary, "needs constant frequencies", after=("fold_constants",)),
+        Step(recognise_interleaved_rotary, "the kernels know halves, not neighbours", after=("fold_constants",)),
         Step(recognise_masks, "attention accepts only masks that were understood", before=("recognise_attention",)),
         Step(recognise_attention, "softmax between two matmuls", after=("recognise_masks",)),
         Step(canonicalise_shapes, "transposes of recognised ops meet and cancel", after=("recognise_attention",)),
@@ -100,6 +105,8 @@ PIPELINE: tuple[Phase, ...] = (
         Step(merge_common_subexpressions, "every rotary made its own table", after=("recognise_rotary",)),
     )),
     Phase("fuse", "fused", (
+        Step(permute_rotary_rows, "q and k must be plain linears to be fused", after=("rewrite_gqa",),
+             before=("fuse_qkv",)),
         Step(fuse_qkv, "one matmul reads the input once", after=("rewrite_gqa",), before=("insert_kv_cache",)),
         Step(fuse_gate_up, "one matmul reads the input once", before=("fuse_swiglu",)),
         Step(fuse_swiglu, "the epilogue of the fused matmul", after=("fuse_gate_up",)),

@@ -29,6 +29,14 @@ BEFORE_ROTARY = pattern("""
     out = attention(q, rotary?(k_heads, table, rotary_dim=rotary_dim), v_heads)
 """)
 
+BEFORE_ROTARY = pattern("""
+    k_groups  = expand(k_column)
+    k_heads   = view(k_groups)
+    v_groups  = expand(v_column)
+    v_heads   = view(v_groups)
+    out = attention(q, rotary?(k_heads, table, rotary_dim=rotary_dim), v_heads)
+""")
+
 
 def check(m: Match) -> None:
     m.bind_shape(m.q, "1 S H D")
@@ -55,6 +63,13 @@ def check_before_rotary(m: Match) -> None:
 def replace(m: Match, g: Rewriter) -> Value:
     k, v = (g.transpose(x, dim0=1, dim1=2) for x in (m.k, m.v))
     out: Value = g.attention(m.q, k, v, *([] if m.sinks is None else [m.sinks]), **m.root.attrs)
+    return out
+
+
+def replace_before_rotary(m: Match, g: Rewriter) -> Value:
+    k, v = (g.view(x, shape=(1, *(m.dims[d] for d in ("S", "Hkv", "D")))) for x in (m.k_column, m.v_column))
+    k = k if m.table is None else g.rotary(k, m.table, rotary_dim=m.rotary_dim)
+    out: Value = g.attention(m.q, k, v, **m.root.attrs)
     return out
 
 

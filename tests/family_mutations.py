@@ -189,6 +189,8 @@ def swap_long_factors(graph: Graph) -> None:
 def _replace_frequencies(graph: Graph, node: Node, frequencies: np.ndarray) -> None:
     shape = (frequencies.size,)
     node.inputs[1] = graph.constant(frequencies.astype(np.float32), "float32", shape, before=node)
+
+
 def shift_positions(graph: Graph) -> None:
     """Every position reads the row of the next one."""
     node = _position_embedding(graph)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from tensorwright.builder.ir.graph import Graph
+from tensorwright.builder.trace.explain_export import explain_export
 from tensorwright.builder.trace.fix_longrope import fix_longrope
 from tensorwright.builder.trace.load_model import load_model
 from tensorwright.builder.trace.lower_aten import TABLE
@@ -87,10 +88,9 @@ def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedPr
                 _LogitsOnly(model), (ids, ids.clone()), dynamic_shapes=({1: seq}, {1: seq}), strict=False
             )
     except Exception as error:  # the exporter has no common error type; all of it means the same to the user
-        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         raise TraceError(
-            f"{model.config.model_type} could not be exported with a dynamic length: {lines[0]} "
-            "(the exporter's full account is the cause of this error)"
+            f"{model.config.model_type} could not be exported with a dynamic length: {explain_export(model, error)}; "
+            "a decoder must compute the same for every length, with its weights and inputs alone"
         ) from error
 
 

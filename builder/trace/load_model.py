@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -16,6 +17,11 @@ from tensorwright.models.checkpoint import Checkpoint
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 """Rotary embeddings whose frequencies do not depend on the request, or can be fixed at build (fix_longrope.py)."""
+
+LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+"""Layers that attend; the rest carry a state from token to token, or convolve."""
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
 
 _ROPE_REFUSALS = {
     "dynamic": "dynamic NTK rope rescales its frequencies with the longest sequence so far, so one request would "
@@ -52,9 +58,15 @@ def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     if not isinstance(name, str):
         raise CheckpointError(f"{checkpoint.path}/config.json: model_type must name the model's family, not {name!r}")
     if "auto_map" in checkpoint.config and name not in _known_model_types():
-        raise UnsupportedModelError(f"model_type {name!r} needs the checkpoint's own Python code, which is never run")
+        raise UnsupportedModelError(
+            f"{checkpoint.path}/config.json: model_type {name!r} needs the checkpoint's own Python code, which is "
+            "never run; give a checkpoint of a family that transformers has"
+        )
     if name not in _known_model_types():
-        raise UnsupportedModelError(f"the installed transformers knows no model_type {name!r}")
+        raise UnsupportedModelError(
+            f"{checkpoint.path}/config.json: model_type {name!r} is unknown to transformers "
+            f"{transformers.__version__}; correct the name, or install a transformers that has the family"
+        )
     try:
         return AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # config classes validate with exceptions of many types
@@ -84,11 +96,32 @@ def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
             f"{checkpoint.path}: reorder_and_upcast_attn is refused; set it to false in config.json: scores are always "
             "computed in float32 here, which is what it asks for"
         )
+    _refuse_features(checkpoint, config)
     for rope_type in sorted(_rope_types(config)):
         if rope_type not in ROPE_TYPES:
             why = _ROPE_REFUSALS.get(rope_type, "its frequencies are not known to be fixed")
             raise UnsupportedModelError(
                 f"{checkpoint.path}: rope type {rope_type!r} is refused: {why}; supported: {', '.join(ROPE_TYPES)}"
+            )
+
+
+def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
+    """What no pass could make a decoder of, by its name in the config; the trace would only say where it fails."""
+    text = config.get_text_config()
+    experts = [key for key in EXPERTS if isinstance(getattr(text, key, None), int) and getattr(text, key) > 1]
+    kinds = sorted(set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES)
+    alibi = getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False)
+    found = (
+        (experts, f"a mixture of experts ({experts[0] if experts else ''})"),
+        (kinds, f"layers of another kind than attention (layer_types: {', '.join(kinds)})"),
+        (config.is_encoder_decoder, "an encoder beside its decoder (is_encoder_decoder)"),
+        (alibi, "attention biases that grow with distance (alibi)"),
+    )
+    for there, what in found:
+        if there:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}/config.json: {config.model_type} has {what}, which is not supported; "
+                "docs/families.md lists what is"
             )
 
 
@@ -102,7 +135,10 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
 def _model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTrainedModel]:
     mapping = AutoModelForCausalLM._model_mapping
     if type(config) not in mapping:
-        raise UnsupportedModelError(f"{config.model_type} is no causal language model in transformers")
+        raise UnsupportedModelError(
+            f"{checkpoint.path}/config.json: {config.model_type} is no causal language model in transformers; "
+            "give the checkpoint of a decoder"
+        )
     model_class: Any = mapping[type(config)]
     named = checkpoint.config.get("architectures") or [model_class.__name__]
     if model_class.__name__ not in named:

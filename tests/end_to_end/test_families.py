@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import chosen_mutations as chosen
 import family_mutations as broken
 import norm_mutations as norms
 import numpy as np
@@ -117,6 +118,11 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "falcon_groups": (broken.take_rows_as_stored, broken.shift_head_map, broken.swap_parallel_norms),
     "falcon_one_norm": (broken.shift_fused_rows, broken.drop_one_bias, broken.drop_parallel_branch),
     "falcon_serial": (broken.take_rows_as_stored, broken.drop_biases),
+    "cohere": (chosen.keep_query_pairs, chosen.keep_key_pairs, chosen.keep_mean, broken.change_numbers),
+    "ernie4_5": (chosen.keep_query_pairs, chosen.keep_key_pairs),
+    "glm": (chosen.keep_query_pairs, chosen.keep_query_bias_pairs, chosen.keep_key_pairs, broken.swap_gate_and_up),
+    "nemotron": (chosen.drop_layer_norm_offset, chosen.drop_layer_norm_bias, chosen.forget_square),
+    "smollm3": (chosen.turn_every_layer, chosen.turn_no_layer),
 }
 """Variant of tiny_models -> what turns its comparison red."""
 

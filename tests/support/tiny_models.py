@@ -12,22 +12,26 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    CohereConfig,
+    Ernie4_5Config,
+    FalconConfig,
     FlintConfig,
     Gemma2Config,
     Gemma3TextConfig,
-    GPTNeoXConfig,
-    FalconConfig,
-    Gemma2Config,
+    GlmConfig,
     GPT2Config,
+    GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    NemotronConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
 )
@@ -139,6 +143,8 @@ GPT_NEOX: dict[str, Any] = {
 
 FALCON: dict[str, Any] = {"num_key_value_heads": None, "ffn_hidden_size": 72, "tie_word_embeddings": True}
 
+PARTIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
     "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
@@ -156,6 +162,11 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "gpt_neox": (GPTNeoXConfig, GPT_NEOX),
     "gpt2": (GPT2Config, {"num_key_value_heads": None, "tie_word_embeddings": True}),
     "falcon": (FalconConfig, FALCON),
+    "cohere": (CohereConfig, {"pad_token_id": 0, "logit_scale": 0.3, "tie_word_embeddings": True}),
+    "ernie4_5": (Ernie4_5Config, {"pad_token_id": 0, "head_dim": 8, "tie_word_embeddings": True}),
+    "glm": (GlmConfig, {"pad_token_id": 0, "head_dim": 8, "rope_parameters": PARTIAL_ROPE}),
+    "nemotron": (NemotronConfig, {"head_dim": 8, "rope_parameters": PARTIAL_ROPE}),
+    "smollm3": (SmolLM3Config, {"pad_token_id": 0, "no_rope_layers": [1, 0]}),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -212,8 +223,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1, "bias": True},
     ),
     "falcon_serial": ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
+    "cohere": ("cohere", {}),
+    "ernie4_5": ("ernie4_5", {}),
+    "glm": ("glm", {}),
+    "nemotron": ("nemotron", {}),
+    "smollm3": ("smollm3", {}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
+
+
+def family_options(family: str) -> dict[str, Any]:
+    """What the tiny models of `family` have in their config beside COMMON; empty if there are none."""
+    return dict(_FAMILIES[family][1]) if family in _FAMILIES else {}
 
 
 def make_tiny(path: str | Path, family: str, *, seed: int = 0, **config_overrides: Any) -> Path:
@@ -230,7 +251,7 @@ def make_tiny(path: str | Path, family: str, *, seed: int = 0, **config_override
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         randomise(model)
     model.to(dtype).save_pretrained(path, safe_serialization=True)
-    _write_tokenizer(path, config.vocab_size)
+    write_tokenizer(path, config.vocab_size)
     return path
 
 
@@ -257,7 +278,7 @@ def load_eager(path: str | Path, dtype: str = "float32") -> torch.nn.Module:
     ).eval()
 
 
-def _write_tokenizer(path: Path, vocab_size: int) -> None:
+def write_tokenizer(path: Path, vocab_size: int) -> None:
     """Words t0 t1 ... are the ids 0 1 ...; the last id is <unk>. Plain JSON: nothing of it depends on a library."""
     words = {f"t{i}": i for i in range(vocab_size - 1)} | {"<unk>": vocab_size - 1}
     tokenizer = {

@@ -1,0 +1,92 @@
+"""permute_rotary_rows:  permutations of the columns of q and k  ->  permuted rows of the weights that make q and k
+
+S tokens, C channels, H heads, D head dim, p a permutation of D.  Scores do not change when q and k are permuted alike:
+
+    attention(index(q, p), index(k, p), v)           ->  attention(q, k, v)
+    index(view(x W^T + b as [1, S, H, D]), p)        ->  view(x W'^T + b')      row h D + d of W' is row h D + p[d] of W
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tensorwright.builder.ir import Graph, Value
+from tensorwright.passes.matcher import Match, apply, pattern
+from tensorwright.passes.rewriter import Rewriter
+
+SCORES = pattern("""
+    q   = index(q_heads, a?, b?, c?, order)
+    k   = index(k_heads, d?, e?, f?, order)
+    out = attention(q, k, v)
+""")
+PATTERN = pattern("""
+    row   = linear(x, weight, bias?)
+    heads = view(row)
+    out   = index(heads, a?, b?, c?, order)
+""")
+
+
+def check_scores(m: Match) -> None:
+    for name in "abcdef":
+        m.require(getattr(m, name) is None, "more than the columns is permuted", m.q)
+    m.bind_shape(m.q_heads, "1 S H D")
+    check_order(m)
+
+
+def check_order(m: Match) -> None:
+    columns = m.order.constant
+    m.require(isinstance(columns, np.ndarray), "the order of columns is not constant", m.order)
+    size = m.dims["D"]
+    m.require(np.array_equal(np.sort(columns), np.arange(size)), "not every column comes once", m.order)
+
+
+def check(m: Match) -> None:
+    for name in "abc":
+        m.require(getattr(m, name) is None, "more than the columns is permuted", m.heads)
+    m.bind_shape(m.heads, "1 S H D")
+    m.bind_shape(m.row, "1 S H*D")
+    check_order(m)
+    for value in (m.weight, m.bias):
+        m.require(value is None or value.node.op == "weight", "not a weight of the checkpoint", value)
+    turned = pairs_split(m.order.constant)
+    m.require(turned is not None, "the order of columns is not one of pairs split into halves", m.order)
+    m.notes["rotary_dim"] = turned
+
+
+def pairs_split(order: np.ndarray) -> int | None:
+    """How many of the first columns are in the order evens, odds; None if it is another order."""
+    size = len(order)
+    for rotary_dim in range(2, size + 1, 2):
+        columns = np.arange(size)
+        if np.array_equal(order, np.r_[columns[0:rotary_dim:2], columns[1:rotary_dim:2], columns[rotary_dim:]]):
+            return rotary_dim
+    return None
+
+
+def replace(m: Match, g: Rewriter) -> Value:
+    heads, size, turned = int(m.dims["H"]), int(m.dims["D"]), m.notes["rotary_dim"]
+    weight, bias = (None if v is None else permuted(g, v, heads, size, turned) for v in (m.weight, m.bias))
+    row = g.linear(m.x, weight, bias, scope=m.row.node.scope)
+    out: Value = g.view(row, shape=m.heads.shape)
+    return out
+
+
+def permuted(g: Rewriter, value: Value, heads: int, size: int, turned: int) -> Value:
+    """The weight with the rows of each head in the order evens, odds, rest: views, a transpose and a concat."""
+    assert value.node is not None
+    expr = value.node.attrs["expr"]
+    rest = tuple(int(n) for n in value.shape[1:])
+    by_head = expr.reshape((heads, size, *rest))
+    pairs = by_head if turned == size else by_head.slice(1, 0, turned)
+    halves = pairs.reshape((heads, turned // 2, 2, *rest)).transpose(1, 2).reshape((heads, turned, *rest))
+    whole = halves if turned == size else halves.concat([by_head.slice(1, turned, size)], 1)
+    out: Value = g.weight(
+        expr=whole.reshape((heads * size, *rest)), type=(value.dtype, value.shape), scope=value.node.scope
+    )
+    return out
+
+
+def permute_rotary_rows(graph: Graph) -> int:
+    """Returns how many weights of q and k were permuted: two a layer."""
+    apply(graph, SCORES, check_scores, lambda m, g: g.attention(m.q_heads, m.k_heads, m.v, **m.root.attrs))
+    return apply(graph, PATTERN, check, replace)
