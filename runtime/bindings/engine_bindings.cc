@@ -79,9 +79,9 @@ class PyEngine {
     nb::gil_scoped_release release;
     engine_->submit(std::move(request));
   }
-  bool abort(int64_t id) {
+  bool abort(int64_t id, int32_t completion) {
     nb::gil_scoped_release release;
-    return engine_->abort(id);
+    return engine_->abort(id, completion);
   }
   std::vector<Event> wait_events(double timeout_s) {
     nb::gil_scoped_release release;
@@ -170,6 +170,7 @@ void bind_options(nb::module_& m) {
 void bind_event(nb::module_& m) {
   nb::class_<Event>(m, "Event", "News of one request.")
       .def_ro("request_id", &Event::request_id)
+      .def_ro("completion", &Event::completion, "which of the n; each has a last event")
       .def_ro("tokens", &Event::tokens)
       .def_prop_ro(
           "logprobs",
@@ -205,8 +206,8 @@ void bind_engine(nb::module_& m) {
            "prompt: list of ints or int32 [tokens]. Raises InvalidRequestError, PromptTooLongError, "
            "QueueFullError, "
            "EngineStoppedError, before anything starts.")
-      .def("abort", &PyEngine::abort, "request_id"_a,
-           "False if it is not alive; else its last event follows.")
+      .def("abort", &PyEngine::abort, "request_id"_a, "completion"_a = int32_t{Engine::kAll},
+           "False if it is not alive; else its last event follows. completion: one that has tokens, -1: all.")
       .def("wait_events", &PyEngine::wait_events, "timeout_s"_a,
            "All news, waiting for some if there is none; empty at once after the end.")
       .def("stats", &PyEngine::stats, "Counts as of the last step; blocks are per cache group.")

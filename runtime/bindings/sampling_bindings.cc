@@ -56,6 +56,7 @@ void set_seed(Sampling& sampling, nb::handle seed) {
 void bind_parameters(nb::module_& m) {
   nb::class_<Sampling>(m, "Sampling", "How one request is sampled, and when it ends.")
       .def(nb::init<>())
+      .def_rw("n", &Sampling::n, "completions; number i draws with completion_seed(seed, i)")
       .def_rw("max_tokens", &Sampling::max_tokens)
       .def_rw("temperature", &Sampling::temperature, "0: greedy")
       .def_rw("top_k", &Sampling::top_k, "0 or -1: off")
@@ -80,6 +81,7 @@ void bind_parameters(nb::module_& m) {
 }
 
 void bind_sampler(nb::module_& m) {
+  m.def("completion_seed", &completion_seed, "seed"_a, "completion"_a, "What a completion draws with.");
   m.def(
       "sample",
       [](Row logits, const Sampling& sampling, uint64_t seed, int64_t position, const Ints& tokens,

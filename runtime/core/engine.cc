@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <tuple>
 
 #include "runtime/core/error.h"
 
@@ -32,6 +33,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
     : core_(std::move(executor), options),
       facts_(core_.facts()),
       blocks_(core_.blocks()),
+      max_seqs_(options.max_batch_size),
       max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
       stats_(core_.stats()) {
   thread_ = std::thread([this] { loop(); });
@@ -40,7 +42,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
 Engine::~Engine() { shutdown(false, 0); }
 
 void Engine::submit(Request request) {
-  validate_request(request, facts_, blocks_);
+  validate_request(request, facts_, blocks_, max_seqs_);
   auto arrived = Clock::now();
   std::lock_guard lock(mutex_);
   if (state_ != State::kServing) {
@@ -57,15 +59,17 @@ void Engine::submit(Request request) {
                                       " requests (max_batch_size + max_queue) may be alive, got one more; "
                                       "try again later");
   }
-  alive_.insert(request.id);
+  std::set<int32_t>& completions = alive_[request.id];
+  for (int32_t i = 0; i < request.sampling.n; ++i) completions.insert(i);
   inbox_.emplace_back(std::move(request), arrived);
   wake_.notify_one();
 }
 
-bool Engine::abort(int64_t id) {
+bool Engine::abort(int64_t id, int32_t completion) {
   std::lock_guard lock(mutex_);
-  if (!alive_.contains(id)) return false;
-  aborts_.push_back(id);
+  auto alive = alive_.find(id);
+  if (alive == alive_.end() || (completion != kAll && !alive->second.contains(completion))) return false;
+  aborts_.emplace_back(id, completion);
   wake_.notify_one();
   return true;
 }
@@ -123,7 +127,7 @@ void Engine::loop() {
 // Waits for something to do and hands it to the core; false when the loop is to end.
 bool Engine::take_inbox(std::vector<Event>* events) {
   std::vector<std::pair<Request, Clock::time_point>> inbox;
-  std::vector<int64_t> aborts;
+  std::vector<Name> aborts;
   State state;
   {
     std::unique_lock lock(mutex_);
@@ -137,7 +141,13 @@ bool Engine::take_inbox(std::vector<Event>* events) {
     stats_.waiting += static_cast<int32_t>(inbox.size());
   }
   for (auto& [request, arrived] : inbox) core_.add(std::move(request), arrived);
-  for (int64_t id : aborts) core_.end(id, nullptr, events);
+  for (auto [id, completion] : aborts) {
+    if (completion == kAll) {
+      core_.end(id, nullptr, events);
+    } else {
+      core_.end_completion(id, completion, events);
+    }
+  }
   core_.expire(Clock::now(), events);
   if (state == State::kAborting) core_.end_all(events);
   return state == State::kServing || (state == State::kDraining && !core_.idle());
@@ -147,21 +157,28 @@ void Engine::publish(std::vector<Event>* events) {
   std::lock_guard lock(mutex_);
   stats_ = core_.stats();
   for (Event& event : *events) {
-    int64_t id = event.request_id;
-    if (!event.finish.empty()) {
-      alive_.erase(id);
-      std::erase(aborts_, id);  // too late for this one, and the id may be used again
-    }
-    auto [known, is_new] = unfetched_.try_emplace(id, events_.size());
+    Name name(event.request_id, event.completion);
+    if (!event.finish.empty()) forget(name);
+    auto [known, is_new] = unfetched_.try_emplace(name, events_.size());
     if (is_new) {
       events_.push_back(std::move(event));
     } else {
       merge(std::move(event), &events_[known->second]);
     }
-    if (!events_[unfetched_.at(id)].finish.empty()) unfetched_.erase(id);
+    if (!events_[unfetched_.at(name)].finish.empty()) unfetched_.erase(name);
   }
   if (!events->empty()) news_.notify_all();
   events->clear();
+}
+
+// It has ended: an abort comes too late, and the id may be used again.
+void Engine::forget(Name name) {
+  auto alive = alive_.find(name.first);
+  alive->second.erase(name.second);
+  std::erase(aborts_, name);
+  if (!alive->second.empty()) return;
+  alive_.erase(alive);
+  std::erase(aborts_, Name(name.first, kAll));
 }
 
 // The loop's last act. Whoever is alive still, hears of it.
@@ -169,18 +186,19 @@ void Engine::stop(const std::string& cause) {
   std::lock_guard lock(mutex_);
   state_ = State::kStopped;
   cause_ = cause;
-  for (int64_t id : alive_) {
-    Event event;
-    event.request_id = id;
-    event.finish = "error";
-    event.error_type = "EngineStoppedError";
-    event.error =
-        "[engine] a request needs a running engine, got one that " + cause + "; create a new engine";
-    auto known = unfetched_.find(id);
-    if (known == unfetched_.end()) {
-      events_.push_back(std::move(event));
-    } else {
-      merge(std::move(event), &events_[known->second]);
+  Event event;
+  event.finish = "error";
+  event.error_type = "EngineStoppedError";
+  event.error = "[engine] a request needs a running engine, got one that " + cause + "; create a new engine";
+  for (const auto& [id, completions] : alive_) {
+    for (int32_t completion : completions) {
+      std::tie(event.request_id, event.completion) = std::tie(id, completion);
+      auto known = unfetched_.find({id, completion});
+      if (known == unfetched_.end()) {
+        events_.push_back(event);
+      } else {
+        merge(Event(event), &events_[known->second]);
+      }
     }
   }
   alive_.clear();

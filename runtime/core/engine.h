@@ -4,12 +4,14 @@
 #define TENSORWRIGHT_RUNTIME_CORE_ENGINE_H_
 
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "runtime/core/engine_core.h"
@@ -28,10 +30,11 @@ class Engine {
   // PromptTooLongError, QueueFullError, EngineStoppedError.
   void submit(Request request);
   // False if no such request is alive. Its blocks are free before the next step; its last event says "abort",
-  // unless it finished in the step under way.
-  bool abort(int64_t id);
-  // All news so far, in order per request; waits up to `timeout_s` for some. Empty at once if the engine has
-  // stopped and everything was fetched.
+  // unless it finished in the step under way. With a completion, which must have tokens, only that one ends.
+  bool abort(int64_t id, int32_t completion = kAll);
+  static constexpr int32_t kAll = -1;
+  // All news so far, in order per completion; waits up to `timeout_s` for some. Empty at once if the engine
+  // has stopped and everything was fetched.
   std::vector<Event> wait_events(double timeout_s);
   EngineStats stats() const;  // as of the last step
   const ModelFacts& facts() const { return facts_; }
@@ -43,16 +46,18 @@ class Engine {
   void shutdown(bool drain, double timeout_s);
 
  private:
+  using Name = std::pair<int64_t, int32_t>;  // request, completion or kAll
   enum class State { kServing, kDraining, kAborting, kStopped };
 
   void loop();
   bool take_inbox(std::vector<Event>* events);
   void publish(std::vector<Event>* events);
+  void forget(Name name);
   void stop(const std::string& cause);
 
   EngineCore core_;  // the loop's alone once the thread runs
   const ModelFacts facts_;
-  const int32_t blocks_;
+  const int32_t blocks_, max_seqs_;
   const size_t max_alive_;  // running and waiting; a count that no moment of the loop can blur
 
   mutable std::mutex mutex_;      // guards what follows
@@ -61,10 +66,11 @@ class Engine {
   State state_ = State::kServing;
   std::string cause_;  // why the loop ended, for submit
   std::vector<std::pair<Request, Clock::time_point>> inbox_;
-  std::vector<int64_t> aborts_;
-  std::unordered_set<int64_t> alive_;  // submitted, last event not yet published
+  std::vector<Name> aborts_;
+  // Submitted, and the completions whose last event is not yet published.
+  std::unordered_map<int64_t, std::set<int32_t>> alive_;
   std::vector<Event> events_;
-  std::unordered_map<int64_t, size_t> unfetched_;  // request -> its entry in events_
+  std::map<Name, size_t> unfetched_;  // its entry in events_
   EngineStats stats_;
 
   std::mutex join_mutex_;

@@ -1,46 +1,13 @@
 #include "runtime/core/engine_core.h"
 
 #include <algorithm>
-#include <limits>
 #include <new>
-#include <numeric>
 #include <random>
 #include <stdexcept>
 
 namespace tensorwright {
 
 namespace {
-
-void require_option(bool holds, const std::string& must, int64_t came, const std::string& remedy) {
-  if (holds) return;
-  throw Error("InvalidOptionError", "[engine] " + must + ", got " + std::to_string(came) + "; " + remedy);
-}
-
-void validate_options(const EngineOptions& o) {
-  require_option(o.max_batch_size >= 1, "max_batch_size must be at least 1", o.max_batch_size, "raise it");
-  require_option(o.max_num_tokens >= o.max_batch_size,
-                 "max_num_tokens must be at least max_batch_size " + std::to_string(o.max_batch_size),
-                 o.max_num_tokens, "every running sequence needs a token per step: raise it");
-  require_option(o.max_queue >= 1, "max_queue must be at least 1", o.max_queue, "raise it");
-  require_option(o.kv_cache_bytes >= 0, "kv_cache_bytes must not be negative", o.kv_cache_bytes, "raise it");
-  require_option(o.max_chunk >= 0, "max_chunk must be 0 (no cap) or positive", o.max_chunk, "raise it");
-  require_option(o.debug_preempt_every >= 0, "debug_preempt_every must be 0 (never) or positive",
-                 o.debug_preempt_every, "raise it");
-}
-
-// Blocks per cache group. Slots are int32, which bounds a group's blocks too.
-int32_t count_blocks(const ModelFacts& facts, int64_t bytes) {
-  int64_t each = std::accumulate(facts.block_bytes.begin(), facts.block_bytes.end(), int64_t{0});
-  if (facts.block_size < 1 || each < 1)
-    throw std::logic_error("[engine] the executor's facts have no KV blocks");
-  if (bytes < each) {
-    throw Error("OutOfMemoryError", "[engine] kv_cache_bytes must hold at least one block of " +
-                                        std::to_string(each) + " bytes, got " + std::to_string(bytes) +
-                                        "; raise it");
-  }
-  return static_cast<int32_t>(
-      std::min<int64_t>(bytes / each, std::numeric_limits<int32_t>::max() / facts.block_size));
-}
 
 uint64_t random_seed() {
   std::random_device device;
@@ -86,6 +53,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   executor_->allocate(std::vector<int32_t>(groups, blocks), options.max_num_tokens, options.max_batch_size,
                       options.max_batch_size);
   kv_ = std::make_unique<KvBlocks>(groups, blocks, facts.block_size, options.prefix_cache);
+  kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
                             options.debug_preempt_every, options.debug_seed});
@@ -98,6 +66,8 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
   sequence->prompt_tokens = sequence->size();
   sequence->sampling = std::move(request.sampling);
   sequence->seed = sequence->sampling.seed ? *sequence->sampling.seed : random_seed();
+  sequence->forks = sequence->sampling.n - 1;
+  open_.emplace(sequence->id, sequence->sampling.n);
   sequence->arrived = arrived;
   if (sequence->sampling.timeout_s >= 0) sequence->deadline = deadline(arrived, sequence->sampling.timeout_s);
   scheduler_->add(std::move(sequence));
@@ -106,6 +76,7 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
 Event EngineCore::event_of(const Sequence& sequence) const {
   Event event;
   event.request_id = sequence.id;
+  event.completion = sequence.completion;
   event.prompt_tokens = sequence.prompt_tokens;
   event.cached_tokens = std::max(sequence.cached_tokens, 0);
   event.queue_s = sequence.queue_s;
@@ -117,47 +88,94 @@ void EngineCore::end(int64_t id, const Error* error, std::vector<Event>* events)
   close(id, error ? "error" : "abort", error, events);
 }
 
+void EngineCore::end_completion(int64_t id, int32_t completion, std::vector<Event>* events) {
+  for (Name name : alive([&](const Sequence& s) {
+         return s.id == id && s.completion == completion && (s.forks == 0 || s.generated() > 0);
+       }))
+    close_one(name, "abort", nullptr, events);
+}
+
 void EngineCore::close(int64_t id, const char* finish, const Error* error, std::vector<Event>* events) {
-  std::unique_ptr<Sequence> sequence = scheduler_->remove(id);
-  if (!sequence) return;
+  for (Name name : alive([&](const Sequence& sequence) { return sequence.id == id; }))
+    close_one(name, finish, error, events);
+}
+
+// Its forks that are still to come end with it.
+void EngineCore::close_one(Name name, const char* finish, const Error* error, std::vector<Event>* events) {
+  std::unique_ptr<Sequence> sequence = scheduler_->remove(name.first, name.second);
   Event event = event_of(*sequence);
   event.finish = finish;
   if (error) {
     event.error_type = error->type();
     event.error = error->what();
   }
-  ++(error ? failed_ : event.finish == "abort" ? aborted_ : timed_out_);
-  events->push_back(std::move(event));
+  events->push_back(event);
+  for (int32_t completion = 1; completion <= sequence->forks; ++completion) {
+    event.completion = completion;
+    events->push_back(event);
+  }
+  count(name.first, sequence->places(), error ? &failed_ : event.finish == "abort" ? &aborted_ : &timed_out_);
+}
+
+// A request counts once, by what ended the last of its completions.
+void EngineCore::count(int64_t id, int32_t ended, int64_t* counter) {
+  auto open = open_.find(id);
+  if ((open->second -= ended) > 0) return;
+  open_.erase(open);
+  ++*counter;
+}
+
+std::vector<EngineCore::Name> EngineCore::alive(const std::function<bool(const Sequence&)>& wanted) const {
+  std::vector<Name> names;
+  scheduler_->for_each([&](const Sequence& sequence) {
+    if (wanted(sequence)) names.emplace_back(sequence.id, sequence.completion);
+  });
+  return names;
 }
 
 void EngineCore::end_all(std::vector<Event>* events) {
-  std::vector<int64_t> ids;
-  scheduler_->for_each([&](const Sequence& sequence) { ids.push_back(sequence.id); });
-  for (int64_t id : ids) end(id, nullptr, events);
+  for (Name name : alive([](const Sequence&) { return true; })) close_one(name, "abort", nullptr, events);
 }
 
 void EngineCore::expire(Clock::time_point now, std::vector<Event>* events) {
-  std::vector<int64_t> ids;
-  scheduler_->for_each([&](const Sequence& sequence) {
-    if (sequence.deadline <= now) ids.push_back(sequence.id);
-  });
-  for (int64_t id : ids) close(id, "timeout", nullptr, events);
+  for (Name name : alive([&](const Sequence& sequence) { return sequence.deadline <= now; }))
+    close_one(name, "timeout", nullptr, events);
 }
 
 void EngineCore::step(std::vector<Event>* events) {
   if (idle()) return;
-  StepPlan plan = scheduler_->plan();
+  StepPlan plan;
+  std::vector<Name> names;
+  try {
+    plan = scheduler_->plan();
+  } catch (const std::logic_error&) {  // our own
+    throw;
+  } catch (const std::exception&) {  // a block could not be copied
+    names = alive([](const Sequence& sequence) { return sequence.computed > 0; });
+    run_each(names, events);
+    return;
+  }
   if (plan.chunks.empty())
     throw std::logic_error("[engine] the scheduler has sequences but no step for them");
-  std::vector<int64_t> ids;
-  for (const PlannedChunk& chunk : plan.chunks) ids.push_back(chunk.sequence->id);
-  if (run(plan, ids.size() == 1, events)) return;
-  // Who was at fault? Each gets its share of the step alone, with the same result as in company; who throws
-  // again dies. One that finds no room waits for the next step; the first always has room, so every retry
-  // gets on.
-  for (int64_t id : ids) {
-    plan = scheduler_->plan_only(id);
-    if (!plan.chunks.empty()) run(plan, true, events);
+  for (const PlannedChunk& chunk : plan.chunks)
+    names.emplace_back(chunk.sequence->id, chunk.sequence->completion);
+  if (!run(plan, names.size() == 1, events)) run_each(names, events);
+}
+
+// Who was at fault? Each gets its share of the step alone, with the same result as in company; who throws
+// again dies. One that finds no room waits for the next step; the first always has room, so every retry
+// gets on.
+void EngineCore::run_each(const std::vector<Name>& names, std::vector<Event>* events) {
+  for (auto [id, completion] : names) {
+    try {
+      StepPlan plan = scheduler_->plan_only(id, completion);
+      if (!plan.chunks.empty()) run(plan, true, events);
+    } catch (const std::logic_error&) {
+      throw;
+    } catch (const std::exception& error) {
+      Error typed = as_error(error);
+      end(id, &typed, events);
+    }
   }
 }
 
@@ -179,7 +197,7 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     return false;
   }
   scheduler_->commit(plan);
-  for (int32_t row = 0; row < logits.rows; ++row) take_token(*rows[row], logits, row, events);
+  take_tokens(rows, logits, events);
   return true;
 }
 
@@ -192,18 +210,33 @@ LogitRows EngineCore::execute(const StepPlan& plan, int32_t rows) {
                                        "; this is a bug of the executor");
 }
 
-void EngineCore::take_token(Sequence& sequence, const LogitRows& logits, int32_t row,
-                            std::vector<Event>* events) {
-  std::span<const float> values(logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size));
-  Sample sample;
-  try {
-    sample = sampler_.sample(values, sequence.sampling, sequence.seed, sequence.size(),
-                             {sequence.tokens, sequence.prompt_tokens});
-  } catch (const std::exception& error) {
-    Error typed = as_error(error);
-    end(sequence.id, &typed, events);
-    return;
+// A sequence that others fork off gives its row to all of them. A failure ends the whole request, after all
+// rows: others of it may be among them.
+void EngineCore::take_tokens(const std::vector<Sequence*>& rows, const LogitRows& logits,
+                             std::vector<Event>* events) {
+  std::vector<Failure> failures;
+  for (size_t row = 0; row < rows.size(); ++row) {
+    std::span<const float> values(logits.data + static_cast<int64_t>(row) * logits.stride,
+                                  static_cast<size_t>(facts().vocab_size));
+    std::vector<Sequence*> sequences = scheduler_->fork(*rows[row]);
+    for (Sequence* fork : sequences) fork->seed = completion_seed(fork->seed, fork->completion);
+    sequences.insert(sequences.begin(), rows[row]);
+    for (Sequence* sequence : sequences) {
+      int64_t id = sequence->id;  // it may be gone in the next line
+      try {
+        take_token(*sequence, values, events);
+      } catch (const std::exception& error) {
+        failures.push_back({id, as_error(error)});
+      }
+    }
   }
+  for (const Failure& failure : failures) end(failure.id, &failure.error, events);
+}
+
+// Throws what the sampler throws, before anything else happens.
+void EngineCore::take_token(Sequence& sequence, std::span<const float> logits, std::vector<Event>* events) {
+  Sample sample = sampler_.sample(logits, sequence.sampling, sequence.seed, sequence.size(),
+                                  {sequence.tokens, sequence.prompt_tokens});
   sequence.tokens.push_back(sample.token);
   ++generated_;
   if (sequence.first_token_s < 0) sequence.first_token_s = seconds_since(sequence.arrived);
@@ -214,8 +247,8 @@ void EngineCore::take_token(Sequence& sequence, const LogitRows& logits, int32_t
   if (event.finish == "stop") event.stop_token = sample.token;
   events->push_back(std::move(event));
   if (events->back().finish.empty()) return;
-  ++finished_;
-  scheduler_->remove(sequence.id);
+  count(sequence.id, 1, &finished_);
+  scheduler_->remove(sequence.id, sequence.completion);
 }
 
 EngineStats EngineCore::stats() const {

@@ -2,10 +2,15 @@
 #ifndef TENSORWRIGHT_RUNTIME_CORE_ENGINE_CORE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_ENGINE_CORE_H_
 
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
+#include "runtime/core/engine_options.h"
 #include "runtime/core/error.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/kv_blocks.h"
@@ -16,25 +21,13 @@
 
 namespace tensorwright {
 
-struct EngineOptions {
-  int64_t kv_cache_bytes = 0;  // shared by the cache groups, each gets as many blocks as the others
-  int32_t max_batch_size = 1;  // sequences running at once
-  int32_t max_num_tokens = 1;  // tokens in a step, at least max_batch_size
-  int32_t max_queue = 1024;    // requests alive beyond max_batch_size, before submit refuses more
-  bool prefix_cache = true;
-  // For tests.
-  int32_t max_chunk = 0;            // tokens of one prefill in a step; 0: no cap
-  int32_t debug_preempt_every = 0;  // steps between forced preemptions; 0: none
-  uint64_t debug_seed = 0;          // who is preempted
-};
-
 struct EngineStats {
   // Blocks of each cache group; all groups have as many in each state. total = free + cached + used.
   int32_t total_blocks = 0, free_blocks = 0, cached_blocks = 0, used_blocks = 0;
   int64_t waste_slots = 0;  // slots of used blocks that hold no token; below block_size per running sequence
   int32_t running = 0, waiting = 0;
   int64_t evictions = 0;
-  int64_t finished = 0, aborted = 0, timed_out = 0, failed = 0;  // requests
+  int64_t finished = 0, aborted = 0, timed_out = 0, failed = 0;  // requests, by their last completion's end
   int64_t generated_tokens = 0;
   SchedulerStats steps;
 };
@@ -49,8 +42,10 @@ class EngineCore {
 
   // The request has been validated.
   void add(Request request, Clock::time_point arrived);
-  // Ends it with finish "abort", or "error" if error is given; nothing if it is not alive.
+  // Ends all its completions with finish "abort", or "error" if error is given; nothing if it is not alive.
   void end(int64_t id, const Error* error, std::vector<Event>* events);
+  // Aborts one completion, and nothing if it has not started.
+  void end_completion(int64_t id, int32_t completion, std::vector<Event>* events);
   void end_all(std::vector<Event>* events);
   // Ends with finish "timeout" those whose time is up.
   void expire(Clock::time_point now, std::vector<Event>* events);
@@ -61,10 +56,21 @@ class EngineCore {
   EngineStats stats() const;
 
  private:
+  struct Failure {
+    int64_t id;
+    Error error;
+  };
+  using Name = std::pair<int64_t, int32_t>;  // request, completion
+
   bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
+  void run_each(const std::vector<Name>& names, std::vector<Event>* events);
+  std::vector<Name> alive(const std::function<bool(const Sequence&)>& wanted) const;
   LogitRows execute(const StepPlan& plan, int32_t rows);
-  void take_token(Sequence& sequence, const LogitRows& logits, int32_t row, std::vector<Event>* events);
+  void take_tokens(const std::vector<Sequence*>& rows, const LogitRows& logits, std::vector<Event>* events);
+  void take_token(Sequence& sequence, std::span<const float> logits, std::vector<Event>* events);
   void close(int64_t id, const char* finish, const Error* error, std::vector<Event>* events);
+  void close_one(Name name, const char* finish, const Error* error, std::vector<Event>* events);
+  void count(int64_t id, int32_t ended, int64_t* counter);
   Event event_of(const Sequence& sequence) const;
 
   std::unique_ptr<Executor> executor_;
@@ -72,6 +78,7 @@ class EngineCore {
   std::unique_ptr<Scheduler> scheduler_;  // after kv_: sequences give their blocks back to it
   Sampler sampler_;
   Step step_;
+  std::unordered_map<int64_t, int32_t> open_;  // request -> completions that have not ended
   int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "runtime/core/kv_blocks.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace tensorwright {
@@ -31,16 +32,36 @@ void KvBlocks::attach(const Match& match, SequenceBlocks& held) {
   held.tail = match.path.empty() ? nullptr : match.path.back();
 }
 
-bool KvBlocks::grow(SequenceBlocks& held, int32_t blocks) {
+SequenceBlocks KvBlocks::fork(const SequenceBlocks& held) const {
+  SequenceBlocks other;
+  for (const BlockTable& table : held.tables) other.tables.push_back(table.share());
+  other.tail = held.tail;
+  other.published = held.published;
+  return other;
+}
+
+int32_t KvBlocks::missing(const SequenceBlocks& held, int32_t from, int32_t to) const {
+  int32_t first = from / block_size_, size = held.size();
+  bool shared = false;  // in all groups, unless a copy failed after that of another group
+  for (size_t group = 0; first < size && group < groups_.size(); ++group)
+    shared |= groups_[group].references(held.tables[group][first]) > 1;
+  return (shared ? 1 : 0) + std::max(0, blocks_for(to) - size);
+}
+
+bool KvBlocks::make_writable(SequenceBlocks& held, int32_t from, int32_t to) {
   held.tables.resize(groups_.size());
-  int32_t more = blocks - held.size();
-  if (more <= 0) return true;
-  if (more > available()) return false;
-  while (groups_[0].free() < more) {
+  int32_t needed = missing(held, from, to);
+  if (needed > available()) return false;
+  while (groups_[0].free() < needed) {
     if (!tree_->evict()) throw std::logic_error("[kv_blocks] an idle block must be evictable");
   }
+  int32_t first = from / block_size_, size = held.size();
   for (size_t group = 0; group < groups_.size(); ++group) {
-    for (int32_t i = 0; i < more; ++i) held.tables[group].append(groups_[group].allocate());
+    auto copy = [&](int32_t source, int32_t target) { copy_(static_cast<int32_t>(group), source, target); };
+    if (first < size) held.tables[group].make_writable(first, groups_[group], copy);
+  }
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    for (int32_t i = size; i < blocks_for(to); ++i) held.tables[group].append(groups_[group].allocate());
   }
   return true;
 }

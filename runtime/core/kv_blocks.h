@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "runtime/core/block_allocator.h"
@@ -24,8 +26,12 @@ struct SequenceBlocks {
 
 class KvBlocks {
  public:
+  using Copy = std::function<void(int32_t group, int32_t from, int32_t to)>;
+
   KvBlocks(int32_t groups, int32_t blocks, int32_t block_size, bool prefix_cache,
            PrefixTree::Hash hash = PrefixTree::default_hash);
+  // Copies a block, before whatever is computed later. Needed by those that fork.
+  void on_copy(Copy copy) { copy_ = std::move(copy); }
 
   int32_t block_size() const { return block_size_; }
   int32_t blocks_for(int64_t positions) const {
@@ -45,8 +51,14 @@ class KvBlocks {
   Match match(std::span<const int32_t> tokens) const;
   // Gives an empty sequence the matched blocks.
   void attach(const Match& match, SequenceBlocks& held);
-  // Makes it `blocks` long; false, and nothing changed but evictions, if they are not available.
-  bool grow(SequenceBlocks& held, int32_t blocks);
+  // The same blocks for another sequence.
+  SequenceBlocks fork(const SequenceBlocks& held) const;
+  // Blocks that it takes to write positions [from, to): new ones, and a copy if the first of those written is
+  // shared with a fork.
+  int32_t missing(const SequenceBlocks& held, int32_t from, int32_t to) const;
+  // Makes these positions writable; false, and nothing changed but evictions, if the blocks are not
+  // available.
+  bool make_writable(SequenceBlocks& held, int32_t from, int32_t to);
   void shrink(SequenceBlocks& held, int32_t blocks);
   // Remembers the full blocks of `tokens`, all of them computed. A block that the tree already has by the
   // same tokens is given up for the tree's: same bits, and every ancestor of what a sequence holds stays
@@ -58,6 +70,7 @@ class KvBlocks {
   std::deque<BlockAllocator> groups_;  // a deque: allocators don't move
   int32_t block_size_;
   std::optional<PrefixTree> tree_;  // absent if prefix_cache is off
+  Copy copy_;
 };
 
 }  // namespace tensorwright

@@ -86,8 +86,15 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
 
 }  // namespace
 
-void validate_request(const Request& request, const ModelFacts& facts, int32_t blocks) {
+void validate_request(const Request& request, const ModelFacts& facts, int32_t blocks, int32_t max_seqs) {
   validate_sampling(request.sampling, facts);
+  int32_t n = request.sampling.n;
+  if (n < 1 || n > max_seqs) {
+    refuse("InvalidRequestError",
+           "n, the completions, must be at least 1 and at most max_batch_size, which is " +
+               std::to_string(max_seqs),
+           std::to_string(n), "lower it, or raise max_batch_size");
+  }
   if (request.prompt.empty()) {
     refuse("InvalidRequestError", "a prompt must have at least one token", "none", "add a start token");
   }
@@ -101,12 +108,15 @@ void validate_request(const Request& request, const ModelFacts& facts, int32_t b
         "prompt + max_tokens must be at most the engine's max_seq_len " + std::to_string(facts.max_seq_len),
         came, "shorten one, or build the engine with a larger max_seq_len");
   }
-  // The last sampled token is never fed back, so its position needs no room.
-  int64_t room = static_cast<int64_t>(blocks) * facts.block_size;
-  if (total - 1 > room) {
+  // The last sampled token is never fed back, so its position needs no room. The full blocks of the prompt
+  // are shared by the completions, the others are not.
+  int64_t shared = prompt / facts.block_size, each = (total - 2) / facts.block_size + 1 - shared;
+  if (shared + n * each > blocks) {
+    std::string completions = n == 1 ? "" : " in each of the " + std::to_string(n) + " completions";
     refuse("PromptTooLongError",
-           "prompt + max_tokens - 1 must fit the KV cache's " + std::to_string(room) + " positions", came,
-           "shorten one, or raise kv_cache_bytes");
+           "prompt + max_tokens - 1" + completions + " must fit the KV cache's " +
+               std::to_string(static_cast<int64_t>(blocks) * facts.block_size) + " positions",
+           came, n == 1 ? "shorten one, or raise kv_cache_bytes" : "lower n, or raise kv_cache_bytes");
   }
 }
 

@@ -13,12 +13,13 @@
 namespace tensorwright {
 
 struct Sampling {
+  int32_t n = 1;  // completions of the one prompt
   int32_t max_tokens = 16;
   double temperature = 1.0;             // 0: greedy
   int32_t top_k = 0;                    // 0 or -1: off
   double top_p = 1.0;                   // 1: off
   double min_p = 0.0;                   // 0: off; relative to the likeliest token
-  std::optional<uint64_t> seed;         // drawn once per request if absent
+  std::optional<uint64_t> seed;         // drawn once per request if absent; see completion_seed
   std::vector<int32_t> stop_token_ids;  // end the request even with ignore_eos
   std::vector<int32_t> eos_token_ids;
   bool ignore_eos = false;
@@ -45,9 +46,11 @@ struct TokenLogprob {
   int32_t rank;    // 1 + number of tokens with a strictly greater logit
 };
 
-// News of one request. Tokens of several steps may come in one event if nobody fetched the earlier ones.
+// News of one completion of a request. Tokens of several steps may come in one event if nobody fetched the
+// earlier ones. Every one of the n completions has a last event, also if it never started.
 struct Event {
   int64_t request_id = 0;
+  int32_t completion = 0;  // in [0, n)
   std::vector<int32_t> tokens;
   std::vector<std::vector<TokenLogprob>>
       logprobs;                   // [tokens] if asked for: the sampled token, then the others
@@ -60,9 +63,15 @@ struct Event {
   double first_token_s = -1;  // arrival to the first token; -1: none yet
 };
 
-// Throws Error: InvalidRequestError, or PromptTooLongError if the request could never be finished with
-// `blocks` KV blocks or within the model's maximum length.
-void validate_request(const Request& request, const ModelFacts& facts, int32_t blocks);
+// What a completion draws with: that of the request for the first, so that it is the n = 1 run, and odd
+// multiples of it away for the others, so that each is the run of a request with that seed.
+constexpr uint64_t completion_seed(uint64_t seed, int32_t completion) {
+  return seed + static_cast<uint64_t>(completion) * 0x9E3779B97F4A7C15u;
+}
+
+// Throws Error: InvalidRequestError, or PromptTooLongError if the request, with its n completions side by
+// side, could never be finished with `blocks` KV blocks or within the model's maximum length.
+void validate_request(const Request& request, const ModelFacts& facts, int32_t blocks, int32_t max_seqs);
 
 }  // namespace tensorwright
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 #include <stdexcept>
+#include <unordered_set>
 
 #include "runtime/core/philox.h"
 
@@ -17,8 +18,14 @@ void insert_in_order(Queue& queue, std::unique_ptr<Sequence> sequence) {
   queue.insert(after, std::move(sequence));
 }
 
-Queue::iterator find_id(Queue& queue, int64_t id) {
-  return std::ranges::find_if(queue, [&](const auto& sequence) { return sequence->id == id; });
+Queue::iterator find(Queue& queue, int64_t id, int32_t completion) {
+  return std::ranges::find_if(
+      queue, [&](const auto& sequence) { return sequence->id == id && sequence->completion == completion; });
+}
+
+// Each needs one for its first token: a copy of the prompt's last block, or a new one behind it.
+int32_t blocks_of_forks(const Sequence& sequence) {
+  return sequence.sampling.max_tokens > 1 ? sequence.forks : 0;
 }
 
 std::unique_ptr<Sequence> take(Queue& queue, Queue::iterator at) {
@@ -40,9 +47,9 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) {
   insert_in_order(waiting_, std::move(sequence));
 }
 
-std::unique_ptr<Sequence> Scheduler::remove(int64_t id) {
+std::unique_ptr<Sequence> Scheduler::remove(int64_t id, int32_t completion) {
   for (Queue* queue : {&running_, &waiting_}) {
-    auto at = find_id(*queue, id);
+    auto at = find(*queue, id, completion);
     if (at == queue->end()) continue;
     kv_.release((*at)->blocks);
     return take(*queue, at);
@@ -50,9 +57,34 @@ std::unique_ptr<Sequence> Scheduler::remove(int64_t id) {
   return nullptr;
 }
 
+std::vector<Sequence*> Scheduler::fork(Sequence& sequence) {
+  std::vector<Sequence*> forks;
+  for (int32_t completion = 1; completion <= sequence.forks; ++completion) {
+    auto fork = std::make_unique<Sequence>();
+    static_cast<SequenceState&>(*fork) = sequence;
+    fork->blocks = kv_.fork(sequence.blocks);
+    fork->completion = completion;
+    fork->forks = 0;
+    forks.push_back(fork.get());
+    insert_in_order(running_, std::move(fork));
+  }
+  sequence.forks = 0;
+  return forks;
+}
+
 StepPlan Scheduler::plan() {
   StepPlan plan;
   debug_preempt();
+  try {
+    plan_all(plan);
+  } catch (...) {
+    rollback(plan);
+    throw;
+  }
+  return plan;
+}
+
+void Scheduler::plan_all(StepPlan& plan) {
   // Preemption takes from the back, so an index stays good.
   for (size_t i = 0; i < running_.size(); ++i) {
     if (running_[i]->pending() == 1) plan_running(*running_[i], plan, true);
@@ -63,14 +95,13 @@ StepPlan Scheduler::plan() {
   // Whoever was sent back just now does not fit again: it needs more blocks than it gave up.
   while (!waiting_.empty() && admit(0, plan)) {
   }
-  return plan;
 }
 
-StepPlan Scheduler::plan_only(int64_t id) {
+StepPlan Scheduler::plan_only(int64_t id, int32_t completion) {
   StepPlan plan;
-  if (auto at = find_id(running_, id); at != running_.end()) {
+  if (auto at = find(running_, id, completion); at != running_.end()) {
     plan_running(**at, plan, false);
-  } else if (at = find_id(waiting_, id); at != waiting_.end()) {
+  } else if (at = find(waiting_, id, completion); at != waiting_.end()) {
     admit(at - waiting_.begin(), plan);
   }
   return plan;
@@ -88,15 +119,16 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
   while (true) {
     chunk = budget(plan, sequence.pending());
     if (chunk <= 0) return false;
-    if (kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk))) break;
+    if (kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) break;
     if (may_preempt && running_.back().get() != &sequence) {
       preempt_last(plan);
       continue;
     }
     // The last takes what is left; with nothing left it keeps what it has until one before it needs it.
-    chunk = std::min(chunk, (before + kv_.available()) * kv_.block_size() - sequence.computed);
-    if (chunk <= 0) return false;
-    kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk));
+    int32_t room = kv_.available() - kv_.missing(sequence.blocks, sequence.computed, sequence.computed);
+    chunk = std::min(chunk, (before + room) * kv_.block_size() - sequence.computed);
+    if (chunk <= 0 || room < 0) return false;
+    kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk);
     break;
   }
   append(plan, sequence, chunk, before, false);
@@ -105,15 +137,17 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
 
 bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   Sequence& sequence = *waiting_[waiting_index];
-  if (running() >= limits_.max_seqs || budget(plan, 1) <= 0 || kv_.available() <= 0) return false;
+  if (places() + sequence.places() > limits_.max_seqs) return false;
+  if (budget(plan, 1) <= 0 || kv_.available() <= 0) return false;
   KvBlocks::Match match = kv_.match(sequence.tokens);
   int32_t missing = kv_.blocks_for(sequence.size()) - static_cast<int32_t>(match.path.size());
+  missing += blocks_of_forks(sequence);
   if (missing > kv_.available() - match.idle - outstanding_blocks()) return false;
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
   sequence.tokens_when_admitted = sequence.size();
   int32_t chunk = budget(plan, sequence.pending());
-  if (!kv_.grow(sequence.blocks, kv_.blocks_for(sequence.computed + chunk))) {
+  if (!kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) {
     throw std::logic_error("[scheduler] an admitted sequence must have its blocks");
   }
   insert_in_order(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
@@ -121,10 +155,19 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   return true;
 }
 
-// Blocks that running sequences still need for the tokens they have.
+int32_t Scheduler::places() const {
+  int32_t places = 0;
+  for (const auto& sequence : running_) places += sequence->places();
+  return places;
+}
+
+// Blocks that running sequences still need for the tokens they have, and their forks for the next one.
 int32_t Scheduler::outstanding_blocks() const {
   int32_t blocks = 0;
-  for (const auto& sequence : running_) blocks += kv_.blocks_for(sequence->size()) - sequence->blocks.size();
+  for (const auto& sequence : running_) {
+    blocks += kv_.missing(sequence->blocks, sequence->computed, sequence->size());
+    blocks += blocks_of_forks(*sequence);
+  }
   return blocks;
 }
 
@@ -152,8 +195,8 @@ void Scheduler::move_to_waiting(Queue::iterator running) {
   insert_in_order(waiting_, take(running_, running));
 }
 
-bool Scheduler::preempt(int64_t id) {
-  auto at = find_id(running_, id);
+bool Scheduler::preempt(int64_t id, int32_t completion) {
+  auto at = find(running_, id, completion);
   if (at == running_.end()) return false;
   move_to_waiting(at);
   return true;
@@ -164,13 +207,14 @@ void Scheduler::debug_preempt() {
   if (limits_.debug_preempt_every == 0 || plans_ % limits_.debug_preempt_every != 0) return;
   // Only those that got a token since their last start: else forced preemption could keep one from ever
   // finishing.
-  std::vector<int64_t> grown;
+  std::vector<const Sequence*> grown;
   for (const auto& sequence : running_) {
-    if (sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence->id);
+    if (sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence.get());
   }
   if (grown.empty()) return;
   double draw = philox_uniform(limits_.debug_seed, plans_);
-  preempt(grown[static_cast<size_t>(draw * static_cast<double>(grown.size()))]);
+  const Sequence* drawn = grown[static_cast<size_t>(draw * static_cast<double>(grown.size()))];
+  preempt(drawn->id, drawn->completion);
 }
 
 void Scheduler::commit(const StepPlan& plan) {
@@ -199,14 +243,18 @@ void Scheduler::rollback(StepPlan& plan) {
     }
     kv_.release(sequence.blocks);
     sequence.computed = 0;
-    insert_in_order(waiting_, take(running_, find_id(running_, sequence.id)));
+    insert_in_order(waiting_, take(running_, find(running_, sequence.id, sequence.completion)));
   }
   plan = StepPlan();
 }
 
 int64_t Scheduler::waste_slots() const {
   int64_t slots = 0;
-  for (const auto& sequence : running_) slots += waste(*sequence);
+  std::unordered_set<int32_t> seen;  // last blocks: that of forks is one, until they write
+  for (const auto& sequence : running_) {
+    int32_t size = sequence->blocks.size();
+    if (size > 0 && seen.insert(sequence->blocks.tables[0][size - 1]).second) slots += waste(*sequence);
+  }
   return slots;
 }
 

@@ -6,15 +6,18 @@
 // running sequence finds no block, the last of the running goes back to its place in the queue; its tokens
 // are kept and computed again. Nobody is preempted because somebody of higher priority waits.
 //
+// A request of n completions starts as one sequence, which keeps places for the others. fork() makes them
+// once its prompt is computed: they share its blocks, the last by copy on write, and are from then on
+// sequences like any other, right behind it in the order.
+//
 // Fairness bound. The first of the running sequences is never preempted and gets on in every step: by one
 // token when it decodes, by c = min(max_chunk, max_tokens - max_seqs + 1) tokens at least when it prefills
 // (sooner if less is left). So it is done S = ceil((prompt + max_tokens) / c) + max_tokens steps after it
 // became the first, however often it was preempted before. Of those that wait, none starts before the first
 // does. So a sequence starts at the latest one step after the sum of S over the sequences that were running
-// or before it in the order when it came, and those of higher priority that came while it waited: these can
-// keep it waiting as long as they keep coming. Nothing else that comes later delays it; with equal
-// priorities, nothing at all.
-// (debug_preempt_every breaks this on purpose.)
+// or before it in the order when it came (each completion counts), and those of higher priority that came
+// while it waited: these can keep it waiting as long as they keep coming. Nothing else that comes later
+// delays it; with equal priorities, nothing at all. (debug_preempt_every breaks this on purpose.)
 //
 // plan() is a proposal: commit() makes it fact, rollback() takes it back: no token counted, no block held,
 // admitted sequences wait again. Preemptions and cache evictions that made room stay: each is harmless by
@@ -71,12 +74,16 @@ class Scheduler {
   void add(std::unique_ptr<Sequence> sequence);
   // Frees its blocks at once; null if no such sequence is alive. Not between plan() and commit() or
   // rollback().
-  std::unique_ptr<Sequence> remove(int64_t id);
-  bool preempt(int64_t id);  // false unless it is running
+  std::unique_ptr<Sequence> remove(int64_t id, int32_t completion = 0);
+  bool preempt(int64_t id, int32_t completion = 0);  // false unless it is running
+  // The other completions of a running sequence, which has all its tokens computed: with the same tokens, in
+  // the same blocks. Valid until they are removed.
+  std::vector<Sequence*> fork(Sequence& sequence);
 
+  // Throws what copying a block throws, after a rollback.
   StepPlan plan();
   // Only this sequence's share of a step; empty if it has to wait.
-  StepPlan plan_only(int64_t id);
+  StepPlan plan_only(int64_t id, int32_t completion = 0);
   void commit(const StepPlan& plan);
   void rollback(StepPlan& plan);
 
@@ -90,9 +97,11 @@ class Scheduler {
  private:
   using Queue = std::deque<std::unique_ptr<Sequence>>;  // in order
 
+  void plan_all(StepPlan& plan);
   bool plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt);
   bool admit(size_t waiting_index, StepPlan& plan);
   int32_t budget(const StepPlan& plan, int32_t pending) const;
+  int32_t places() const;
   int32_t outstanding_blocks() const;
   int64_t waste(const Sequence& sequence) const;
   void append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before, bool admitted);

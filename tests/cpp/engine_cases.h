@@ -11,6 +11,7 @@
 #include "runtime/core/engine_core.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/fake_executor.h"
+#include "tests/cpp/scheduler_simulation.h"
 
 namespace tw_test {
 
@@ -45,11 +46,13 @@ struct Outcome {
   std::vector<std::vector<TokenLogprob>> logprobs;
   Event last;
 };
+// The first completion of request 5 is at 5, the next at 5 + kNext; ids are below that.
 using Outcomes = std::map<int64_t, Outcome>;
+inline constexpr int64_t kNext = 10000;
 
 inline void collect(std::vector<Event> events, Outcomes* outcomes) {
   for (Event& event : events) {
-    Outcome& outcome = (*outcomes)[event.request_id];
+    Outcome& outcome = (*outcomes)[event.request_id + kNext * event.completion];
     TW_CHECK(outcome.last.finish.empty());  // nothing comes after the end
     outcome.tokens.insert(outcome.tokens.end(), event.tokens.begin(), event.tokens.end());
     outcome.logprobs.insert(outcome.logprobs.end(), event.logprobs.begin(), event.logprobs.end());
@@ -78,6 +81,13 @@ inline Outcome solo(const Request& r, int64_t groups = 1) {
   return run_core(core, {r})[r.id];
 }
 
+// What a completion must equal: the request with its seed, alone.
+inline Outcome solo_completion(Request r, int32_t completion, int64_t groups = 1) {
+  if (r.sampling.seed) r.sampling.seed = completion_seed(*r.sampling.seed, completion);
+  r.sampling.n = 1;
+  return solo(r, groups);
+}
+
 inline bool same(const Outcome& a, const Outcome& b) {
   auto equal = [](const TokenLogprob& x, const TokenLogprob& y) {
     return x.token == y.token && x.logprob == y.logprob && x.rank == y.rank;
@@ -89,7 +99,8 @@ inline bool same(const Outcome& a, const Outcome& b) {
   return result;
 }
 
-inline Request random_request(std::mt19937& random, int64_t id) {
+// Of n completions if `blocks` hold so many.
+inline Request random_request(std::mt19937& random, int64_t id, int32_t n = 1, int32_t blocks = 0) {
   // Few beginnings, so that prefixes are shared.
   std::vector<int32_t> prompt(1 + random() % 60, static_cast<int32_t>(random() % 3));
   for (size_t i = random() % prompt.size(); i < prompt.size(); ++i)
@@ -103,6 +114,8 @@ inline Request random_request(std::mt19937& random, int64_t id) {
   }
   if (random() % 2) r.sampling.logprobs = static_cast<int32_t>(random() % 4);
   if (random() % 2) r.sampling.eos_token_ids = {static_cast<int32_t>(random() % kVocab)};
+  int32_t prompt_tokens = static_cast<int32_t>(r.prompt.size());
+  if (fits(blocks, kBlockSize, prompt_tokens, r.sampling.max_tokens, n)) r.sampling.n = n;
   return r;
 }
 

@@ -44,13 +44,14 @@ TW_TEST(a_prompt_that_ends_later_goes_on_the_same) {
 
 TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   std::mt19937 random(11);
-  int64_t preemptions = 0, hits = 0, evictions = 0;
+  int64_t preemptions = 0, hits = 0, evictions = 0, forks = 0;
   for (int round = 0; round < 12; ++round) {
     std::vector<Request> requests;
-    for (int64_t id = 0; id < 25; ++id) requests.push_back(random_request(random, id));
+    int32_t blocks = 25 + static_cast<int32_t>(random() % 40);
+    for (int64_t id = 0; id < 25; ++id)
+      requests.push_back(random_request(random, id, 1 + static_cast<int32_t>(random() % 4), blocks));
     int64_t groups = 1 + round % 2;
-    EngineOptions o =
-        options(25 + static_cast<int32_t>(random() % 40), 8, 8 + static_cast<int32_t>(random() % 60), groups);
+    EngineOptions o = options(blocks, 8, 8 + static_cast<int32_t>(random() % 60), groups);
     o.prefix_cache = round % 3 != 0;
     o.max_chunk = round % 2 * 7;
     o.debug_preempt_every = round % 4;
@@ -61,9 +62,13 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     EngineCore core(fake(behaviour), o);
     Outcomes outcomes = run_core(core, requests);
     for (const Request& r : requests) {
-      TW_CHECK(same(outcomes[r.id], solo(r, groups)));
-      TW_CHECK(outcomes[r.id].last.finish == "stop" || outcomes[r.id].last.finish == "length");
-      TW_CHECK_EQ(outcomes[r.id].logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcomes[r.id].tokens.size());
+      for (int32_t completion = 0; completion < r.sampling.n; ++completion) {
+        const Outcome& outcome = outcomes[r.id + kNext * completion];
+        TW_CHECK(same(outcome, solo_completion(r, completion, groups)));
+        TW_CHECK(outcome.last.finish == "stop" || outcome.last.finish == "length");
+        TW_CHECK_EQ(outcome.logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcome.tokens.size());
+        forks += completion > 0;
+      }
     }
     preemptions += core.stats().steps.preemptions;
     hits += core.stats().steps.prefix_hit_tokens;
@@ -74,6 +79,7 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   TW_CHECK(preemptions > 20);
   TW_CHECK(hits > 500);
   TW_CHECK(evictions > 100);
+  TW_CHECK(forks > 100);
 }
 
 TW_TEST(the_guilty_request_dies_alone) {
@@ -107,6 +113,91 @@ TW_TEST(the_guilty_request_dies_alone) {
                                          : kind == 1 ? "late poison"
                                                      : "NaN") != std::string::npos);
     TW_CHECK(core.stats().failed >= 1);
+  }
+}
+
+TW_TEST(completions_share_the_prompt_and_differ_by_seed) {
+  for (int32_t prompt_tokens : {40, 41, 43}) {  // the last block full, and not
+    EngineCore core(fake(), options(60, 8, 64));
+    Request r = request(1, std::vector<int32_t>(prompt_tokens, 3), 6);
+    r.sampling.n = 4;
+    r.sampling.temperature = 1;
+    r.sampling.seed = 5;
+    core.add(r, Clock::now());
+    std::vector<Event> events;
+    core.step(&events);
+    TW_CHECK_EQ(events.size(), 4u);  // the first token of each
+    TW_CHECK_EQ(core.stats().running, 4);
+    TW_CHECK_EQ(core.stats().used_blocks, (prompt_tokens + 3) / 4);
+    TW_CHECK_EQ(core.stats().waste_slots, (4 - prompt_tokens % 4) % 4);
+    Outcomes outcomes;
+    collect(std::move(events), &outcomes);
+    while (!core.idle()) {
+      events.clear();
+      core.step(&events);
+      collect(std::move(events), &outcomes);
+      TW_CHECK(core.stats().used_blocks <= 10 + 4 * 3);
+    }
+    for (int32_t i = 0; i < 4; ++i) TW_CHECK(same(outcomes[1 + kNext * i], solo_completion(r, i)));
+    TW_CHECK(outcomes[1].tokens != outcomes[1 + kNext].tokens);
+    TW_CHECK_EQ(core.stats().steps.prefill_tokens, prompt_tokens);
+    TW_CHECK_EQ(core.stats().finished, 1);
+    TW_CHECK_EQ(core.stats().used_blocks, 0);
+  }
+}
+
+TW_TEST(completions_end_together_or_one_by_one) {
+  FakeBehaviour behaviour;
+  behaviour.nan_token = 49;
+  for (const char* how : {"abort", "waiting", "one", "timeout", "error"}) {
+    EngineCore core(fake(behaviour), options(60, 3, 64));
+    Request r = request(1, {1, 2, 3, 4, 5}, 9);
+    r.sampling.n = 3;
+    if (std::string(how) == "timeout") r.sampling.timeout_s = 0;
+    if (std::string(how) == "error") r.prompt.push_back(49);
+    core.add(r, Clock::now());
+    std::vector<Event> events;
+    if (std::string(how) != "waiting") core.step(&events);
+    if (std::string(how) == "one") {
+      core.end_completion(1, 1, &events);
+      core.end_completion(1, 5, &events);
+      TW_CHECK_EQ(core.stats().running, 2);
+      TW_CHECK_EQ(core.stats().aborted, 0);
+      events.pop_back();  // as expected of one; now the others
+    }
+    if (std::string(how) == "timeout") core.expire(Clock::now(), &events);
+    core.end(1, nullptr, &events);
+    std::set<int32_t> ended;
+    for (const Event& event : events) {
+      if (!event.finish.empty()) TW_CHECK(ended.insert(event.completion).second);
+    }
+    TW_CHECK_EQ(ended.size(), std::string(how) == "one" ? 2u : 3u);
+    EngineStats stats = core.stats();
+    TW_CHECK_EQ(stats.used_blocks, 0);
+    TW_CHECK_EQ(stats.aborted + stats.timed_out + stats.failed, 1);
+    TW_CHECK(core.idle());
+  }
+}
+
+// A copy that fails is tried again alone; one that fails again costs its request, and no other.
+TW_TEST(a_block_that_cannot_be_copied_costs_one_request) {
+  for (int32_t every : {1, 3}) {
+    FakeBehaviour behaviour;
+    behaviour.fail_copies = every;
+    EngineCore core(fake(behaviour), options(60, 8, 64));
+    std::vector<Request> requests;
+    for (int64_t id = 0; id < 4; ++id) {
+      requests.push_back(request(id, {7, 8, static_cast<int32_t>(id)}, 10));
+      requests.back().sampling.n = id == 2 ? 1 : 2;
+    }
+    Outcomes outcomes = run_core(core, requests);
+    for (const Request& r : requests) {
+      for (int32_t i = 0; i < r.sampling.n; ++i) {
+        const Outcome& outcome = outcomes[r.id + kNext * i];
+        if (r.sampling.n == 1 || every > 1) TW_CHECK(same(outcome, solo_completion(r, i)));
+        if (r.sampling.n == 2 && every == 1) TW_CHECK(outcome.last.finish == "error");
+      }
+    }
   }
 }
 

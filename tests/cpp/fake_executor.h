@@ -23,6 +23,7 @@ struct FakeBehaviour {
   int32_t late_token = -1;   // ... throws from wait(), after the cache was written
   int32_t fail_every = 0;    // every n-th step of more than one sequence throws
   int32_t die_token = -1;    // a step that computes this token throws what is no std::exception
+  int32_t fail_copies = 0;   // every n-th copy of a block throws
   int32_t sleep_us = 0;      // per step
   int64_t groups = 1;
 };
@@ -72,6 +73,7 @@ class FakeExecutor : public tensorwright::Executor {
   }
 
   void copy_block(int32_t group, int32_t from, int32_t to) override {
+    if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("copy");
     size_t n = facts_.block_size;
     std::copy_n(cache_[group].begin() + from * n, n, cache_[group].begin() + to * n);
   }
@@ -143,7 +145,7 @@ class FakeExecutor : public tensorwright::Executor {
   std::vector<std::vector<Entry>> cache_;  // [groups][slots]
   std::vector<float> logits_;
   int32_t max_tokens_ = 0, max_rows_ = 0, max_seqs_ = 0, rows_ = 0;
-  int64_t steps_ = 0;
+  int64_t steps_ = 0, copies_ = 0;
   bool late_ = false;
 };
 

@@ -34,7 +34,7 @@ TW_TEST(the_fairness_bound_is_tight) {
 // bound.
 TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
   std::mt19937 random(5);
-  int64_t preemptions = 0, most_chunks = 0;
+  int64_t preemptions = 0, most_chunks = 0, forked = 0, copies = 0;
   for (int round = 0; round < 60; ++round) {
     int32_t max_seqs = 1 + static_cast<int32_t>(random() % 6);
     SchedulerLimits limits{max_seqs, max_seqs + static_cast<int32_t>(random() % 12),
@@ -47,12 +47,14 @@ TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
       int32_t room = blocks * block_size;
       int32_t prompt = 1 + static_cast<int32_t>(random() % (room * 2 / 3));
       int32_t most = 1 + static_cast<int32_t>(random() % (room + 1 - prompt));
-      need[id] = bound(limits, prompt, most);
+      int32_t n = 1 + static_cast<int32_t>(random() % max_seqs);
+      if (!fits(blocks, block_size, prompt, most, n)) n = 1;
+      need[id] = n * bound(limits, prompt, most);
       int64_t ahead = 0;
       for (int64_t other = 1; other < id; ++other) ahead += s.finished.count(other) ? 0 : need[other];
       must_start[id] = s.now + ahead + 1;
       must_finish[id] = s.now + ahead + need[id];
-      s.scheduler.add(make(id, prompt, most, static_cast<int32_t>(random() % 2) * 1000));
+      s.scheduler.add(make(id, prompt, most, static_cast<int32_t>(random() % 2) * 1000, 0, n));
       for (uint32_t i = random() % 8; i > 0 && !s.scheduler.idle(); --i) s.step();
     }
     s.run();
@@ -60,9 +62,13 @@ TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
     for (auto [id, most] : must_finish) TW_CHECK(s.finished[id] <= most);
     preemptions += s.scheduler.stats().preemptions;
     most_chunks = std::max(most_chunks, s.most_chunks);
+    forked += s.forked;
+    copies += s.copies;
   }
   TW_CHECK(preemptions > 100);
   TW_CHECK(most_chunks > 4);
+  TW_CHECK(forked > 500);
+  TW_CHECK(copies > 200);
 }
 
 // The same with priorities: what comes later delays only what has a lower one.
@@ -77,7 +83,9 @@ TW_TEST(random_priorities_keep_the_bound_and_leak_nothing) {
     for (int64_t id = 1; id <= 40; ++id) {
       int32_t prompt = 1 + static_cast<int32_t>(random() % blocks);
       int32_t most = 1 + static_cast<int32_t>(random() % blocks);
-      need[id] = bound(limits, prompt, most);
+      int32_t n = 1 + static_cast<int32_t>(random() % limits.max_seqs);
+      if (!fits(blocks, 2, prompt, most, n)) n = 1;
+      need[id] = n * bound(limits, prompt, most);
       priority[id] = static_cast<int32_t>(random() % 3);
       must_start[id] = s.now + 1;
       for (int64_t other = 1; other < id; ++other) {
@@ -85,7 +93,7 @@ TW_TEST(random_priorities_keep_the_bound_and_leak_nothing) {
         if (s.started.count(other) || priority[other] >= priority[id]) must_start[id] += need[other];
         if (!s.started.count(other) && priority[other] < priority[id]) must_start[other] += need[id];
       }
-      s.scheduler.add(make(id, prompt, most, static_cast<int32_t>(random() % 2) * 1000, priority[id]));
+      s.scheduler.add(make(id, prompt, most, static_cast<int32_t>(random() % 2) * 1000, priority[id], n));
       for (uint32_t i = random() % 8; i > 0 && !s.scheduler.idle(); --i) s.step();
     }
     s.run();
@@ -102,9 +110,12 @@ TW_TEST(random_trouble_leaks_nothing) {
     Simulation s(14, 3, limits, random() % 2);
     for (int64_t id = 1; id <= 30; ++id) {
       int32_t prompt = 1 + static_cast<int32_t>(random() % 25);
-      s.scheduler.add(make(id, prompt, 1 + static_cast<int32_t>(random() % (42 - prompt)), 0,
-                           static_cast<int32_t>(random() % 2)));
-      if (random() % 4 == 0) s.scheduler.remove(1 + static_cast<int64_t>(random() % id));
+      int32_t most = 1 + static_cast<int32_t>(random() % (42 - prompt)),
+              n = 1 + static_cast<int32_t>(random() % 4);
+      if (!fits(14, 3, prompt, most, n)) n = 1;
+      s.scheduler.add(make(id, prompt, most, 0, static_cast<int32_t>(random() % 2), n));
+      if (random() % 4 == 0)
+        s.scheduler.remove(1 + static_cast<int64_t>(random() % id), static_cast<int32_t>(random() % n));
       if (random() % 2) {
         StepPlan plan = s.checked_plan();
         s.scheduler.rollback(plan);
@@ -114,6 +125,31 @@ TW_TEST(random_trouble_leaks_nothing) {
     s.run();
     TW_CHECK(s.scheduler.stats().preemptions > 0);
   }
+}
+
+// A copy that fails takes the whole plan back: nothing is lost, and the next plan is as if nothing had been.
+TW_TEST(a_copy_that_fails_leaks_nothing) {
+  std::mt19937 random(8);
+  int64_t failures = 0;
+  for (int round = 0; round < 40; ++round) {
+    Simulation s(14, 3, {4, 12, 0}, random() % 2);
+    s.kv.on_copy([&](int32_t, int32_t, int32_t) {
+      if (random() % 2) throw std::runtime_error("no copy");
+    });
+    for (int64_t id = 1; id <= 10; ++id) {
+      int32_t prompt = 1 + static_cast<int32_t>(random() % 10);
+      s.scheduler.add(make(id, prompt, 4, 0, 0, 2));
+    }
+    for (int steps = 0; !s.scheduler.idle() && steps < 10000; ++steps) {
+      try {
+        s.step();
+      } catch (const std::runtime_error&) {
+        ++failures;
+      }
+    }
+    s.run();
+  }
+  TW_CHECK(failures > 100);
 }
 
 TW_TEST_MAIN()

@@ -15,14 +15,22 @@ namespace tw_test {
 using namespace tensorwright;
 
 inline std::unique_ptr<Sequence> make(int64_t id, int32_t prompt, int32_t max_tokens, int32_t salt = 0,
-                                      int32_t priority = 0) {
+                                      int32_t priority = 0, int32_t n = 1) {
   auto sequence = std::make_unique<Sequence>();
   sequence->id = id;
   for (int32_t i = 0; i < prompt; ++i) sequence->tokens.push_back(salt + i);
   sequence->prompt_tokens = prompt;
   sequence->sampling.max_tokens = max_tokens;
   sequence->sampling.priority = priority;
+  sequence->sampling.n = n;
+  sequence->forks = n - 1;
   return sequence;
+}
+
+// Whether a request could ever run, all its completions side by side; as validate_request has it.
+inline bool fits(int32_t blocks, int32_t block_size, int32_t prompt, int32_t max_tokens, int32_t n) {
+  int32_t shared = prompt / block_size;
+  return shared + n * ((prompt + max_tokens - 2) / block_size + 1 - shared) <= blocks;
 }
 
 // Steps a scheduler and checks at every step what must hold at every step.
@@ -32,15 +40,23 @@ struct Simulation {
   Scheduler scheduler;
   int64_t now = 0;
   std::map<int64_t, int64_t> started, finished;  // id -> step
-  int64_t most_chunks = 0;
+  int64_t most_chunks = 0, copies = 0, forked = 0;
 
   Simulation(int32_t blocks, int32_t block_size, SchedulerLimits l, bool prefix_cache = false)
-      : limits(l), kv(2, blocks, block_size, prefix_cache), scheduler(kv, l) {}
+      : limits(l), kv(2, blocks, block_size, prefix_cache), scheduler(kv, l) {
+    kv.on_copy([this](int32_t group, int32_t from, int32_t to) {
+      TW_CHECK(from != to && kv.group(group).references(from) > 1 && kv.group(group).references(to) == 1);
+      ++copies;
+    });
+  }
 
   StepPlan checked_plan() {
     StepPlan plan = scheduler.plan();
     TW_CHECK(plan.tokens <= limits.max_tokens);
-    TW_CHECK(scheduler.running() <= limits.max_seqs);
+    int32_t places = 0;
+    scheduler.for_each(
+        [&](const Sequence& sequence) { places += sequence.computed ? sequence.places() : 0; });
+    TW_CHECK(scheduler.running() <= limits.max_seqs && places <= limits.max_seqs);
     std::set<const Sequence*> seen;
     int32_t tokens = 0;
     for (const PlannedChunk& chunk : plan.chunks) {
@@ -49,10 +65,19 @@ struct Simulation {
       if (limits.max_chunk) TW_CHECK(chunk.tokens <= limits.max_chunk);
       TW_CHECK_EQ(chunk.sequence->blocks.size(), kv.blocks_for(chunk.sequence->computed + chunk.tokens));
       tokens += chunk.tokens;
+      check_own(*chunk.sequence);
     }
     TW_CHECK_EQ(tokens, plan.tokens);
     if (!scheduler.idle()) TW_CHECK(!plan.chunks.empty());
     return plan;
+  }
+
+  // What a sequence writes is its own.
+  void check_own(const Sequence& sequence) const {
+    for (int32_t group = 0; group < kv.groups(); ++group) {
+      for (int32_t i = sequence.computed / kv.block_size(); i < sequence.blocks.size(); ++i)
+        TW_CHECK_EQ(kv.group(group).references(sequence.blocks.tables[group][i]), 1);
+    }
   }
 
   void step() {
@@ -66,11 +91,19 @@ struct Simulation {
     }
     scheduler.commit(plan);
     TW_CHECK(scheduler.waste_slots() <= static_cast<int64_t>(scheduler.running()) * (kv.block_size() - 1));
+    for (size_t i = 0, count = last.size(); i < count; ++i) {
+      for (Sequence* fork : scheduler.fork(*last[i])) last.push_back(fork);
+    }
+    TW_CHECK(scheduler.running() <= limits.max_seqs);
     for (Sequence* sequence : last) {
-      sequence->tokens.push_back(static_cast<int32_t>(1000 + sequence->id * 7 + sequence->size()));
+      forked += sequence->completion > 0 && sequence->generated() == 0;
+      // Some completions go on the same for a while.
+      int64_t own = sequence->generated() < 3 ? sequence->completion / 2 : sequence->completion;
+      sequence->tokens.push_back(
+          static_cast<int32_t>(1000 + sequence->id * 7 + sequence->size() + own * 999));
       if (sequence->generated() < sequence->sampling.max_tokens) continue;
       finished[sequence->id] = now;
-      scheduler.remove(sequence->id);
+      scheduler.remove(sequence->id, sequence->completion);
     }
   }
 
