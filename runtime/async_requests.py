@@ -26,7 +26,8 @@ class RequestHandle:
     waited for. Cancelling a task that waits, or leaving a loop early, aborts the request.
     """
 
-    def __init__(self, state: RequestState, abort: Callable[[int], bool]):
+    def __init__(self, state: RequestState, abort: Callable[..., bool]):
+        """abort: of a request id, or of it and the number of a completion."""
         self._state = state
         self._abort = abort
         self._asked_to_abort = False
@@ -119,10 +120,13 @@ class RequestHandle:
     def on_event(self, event: Any) -> bool:
         """Takes one event of the engine; True if it was the request's last."""
         with self._changed:
+            completion = self._state.completions[event.completion]
+            if completion.finished:
+                return False  # by a stop string; what the engine says of it later is not heard
             self._state.apply(event, time.monotonic())
-            if self._state.stopped_early:
-                self._abort(self.request_id)  # returns at once; what the engine says of it later is not heard
-                return self._end(None)
+            if completion.stopped_early:
+                self._abort(self.request_id, event.completion)  # returns at once
+                return self._end_or_go_on()
             if event.finish == "abort" and not self._asked_to_abort:
                 error: BaseException = RequestAbortedError(
                     f"request {self.request_id} was aborted before it finished, because the LLM was shut down"
@@ -130,13 +134,16 @@ class RequestHandle:
                 return self._end(error)
             if event.finish == "error":
                 return self._end(_engine_error(event.error_type, event.error))
-            return self._end(None) if event.finish else self._changed_now()
+            return self._end_or_go_on()
 
     def fail(self, error: BaseException) -> None:
         """Ends the request with an error, unless it has ended."""
         with self._changed:
             if not self._done:
                 self._end(error)
+
+    def _end_or_go_on(self) -> bool:
+        return self._end(None) if self._state.finished else self._changed_now()
 
     def _end(self, error: BaseException | None) -> bool:
         self._error = error

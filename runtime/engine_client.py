@@ -52,9 +52,9 @@ class EngineClient:
                 self._forget(state.request_id)
                 raise
 
-    def abort(self, request_id: int) -> bool:
-        """False if the request has ended."""
-        return self._engine.abort(request_id)
+    def abort(self, request_id: int, completion: int = -1) -> bool:
+        """False if the request has ended. completion: only that one, -1: all."""
+        return self._engine.abort(request_id, completion)
 
     def abort_for_caller(self, request_id: int) -> bool:
         """The same as the request's own handle would; False also for an id that never was."""

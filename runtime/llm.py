@@ -21,7 +21,7 @@ from tensorwright.runtime.memory import check_kv_bytes, default_kv_bytes, parse_
 from tensorwright.runtime.model_cache import engine_for_model, open_cached
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.progress import progress_bar
-from tensorwright.runtime.prompts import CheckedRequest, Prompt, PromptDict, check_request
+from tensorwright.runtime.prompts import Capacity, CheckedRequest, Prompt, PromptDict, check_request
 from tensorwright.runtime.request_state import RequestState
 from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -33,7 +33,7 @@ class LLM(StrictKeywords):
         cache (this needs the build extra).
     kv_cache_memory: bytes or text such as "512MiB"; None: half of the memory that the weights leave free (as the
         control group limits it), at most what a full batch of the longest sequences can use.
-    max_batch_size: most requests that run at once. max_num_tokens: most tokens of one step, prompt chunks included.
+    max_batch_size: most completions that run at once. max_num_tokens: most tokens of one step, prompt chunks included.
     max_prefill_chunk: most tokens of one prompt in one step, so that long prompts delay the others less; None: no cap.
     threads: None: one per physical core that this process may use.
     load: "map" the weights (shared with other processes, read as needed) or "copy" them into private memory.
@@ -74,7 +74,7 @@ class LLM(StrictKeywords):
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
         self._finalizer = weakref.finalize(self, self._client.close)
         stats = self._client.stats()
-        self._kv_positions: int = stats["total_blocks"] * stats["block_size"]
+        self._capacity = Capacity(stats["total_blocks"], stats["block_size"], max_batch_size)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too; this one comes first
@@ -144,7 +144,7 @@ class LLM(StrictKeywords):
     def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
         """Starts one request and returns at once; see RequestHandle. Raises typed errors before work starts."""
         params = SamplingParams() if sampling_params is None else sampling_params
-        return self._submit(check_request(prompt, params, self.engine, self._kv_positions))
+        return self._submit(check_request(prompt, params, self.engine, self._capacity))
 
     def abort(self, request_id: int) -> bool:
         """Ends a request soon, from any thread: it finishes with finish_reason "abort" and what it has. False if it has
@@ -175,7 +175,7 @@ class LLM(StrictKeywords):
                 f"sampling_params must be one SamplingParams or a list of one per prompt ({len(prompts)}), got {count}"
             )
         pairs = zip(prompts, params, strict=True)
-        return [check_request(prompt, param, self.engine, self._kv_positions) for prompt, param in pairs]
+        return [check_request(prompt, param, self.engine, self._capacity) for prompt, param in pairs]
 
     def _submit(self, request: CheckedRequest, wait_for_room: bool = False) -> RequestHandle:
         sampling = native.make_sampling(request, self.engine.eos_token_ids)

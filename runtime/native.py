@@ -97,6 +97,7 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
     """SamplingParams as the C++ engine takes them: `_runtime.Sampling`."""
     params = request.params
     sampling = load_module().Sampling()
+    sampling.n = int(params.n)
     sampling.max_tokens = request.max_tokens
     sampling.min_tokens = int(params.min_tokens)
     sampling.temperature = float(params.temperature)

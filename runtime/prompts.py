@@ -35,11 +35,22 @@ class CheckedRequest:
     bad_words: list[list[int]]
 
 
-def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, kv_positions: int) -> CheckedRequest:
-    """Tokenizes and checks one request; InvalidRequestError or PromptTooLongError says what is wrong with it.
+@dataclass(frozen=True)
+class Capacity:
+    """What a running engine holds at most. blocks: of the KV cache, each of block_size positions."""
 
-    kv_positions: how many positions the whole KV cache holds, which one request may fill.
-    """
+    blocks: int
+    block_size: int
+    max_batch_size: int
+
+    def positions(self, prompt: int, n: int) -> int:
+        """Of each of n completions side by side, which share the full blocks of a prompt of so many tokens."""
+        shared = prompt // self.block_size
+        return (shared + (self.blocks - shared) // n) * self.block_size
+
+
+def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> CheckedRequest:
+    """Tokenizes and checks one request; InvalidRequestError or PromptTooLongError says what is wrong with it."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
     text, ids = _text_and_ids(prompt, engine)
@@ -53,14 +64,22 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, kv_
                 f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {token!r} at {position}"
             )
     _check_params(params, engine)
-    most = _max_tokens(ids, params, engine, kv_positions)
+    if params.n > capacity.max_batch_size:
+        raise InvalidRequestError(
+            f"n must be at most max_batch_size, for every completion takes a place of the batch, which has "
+            f"{capacity.max_batch_size}, got {params.n}: lower it, or raise max_batch_size"
+        )
+    most = _max_tokens(ids, params, engine, capacity)
     return CheckedRequest(text, [int(token) for token in ids], params, most, _bad_words(params, engine))
 
 
-def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, kv_positions: int) -> int:
+def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
     most, holder, remedy = engine.max_seq_len, "engine", "build the engine with a larger --max-seq-len"
+    kv_positions = capacity.positions(len(ids), params.n)
     if kv_positions + 1 < most:  # the last token is never written to the cache
         most, holder, remedy = kv_positions + 1, "KV cache", "raise kv_cache_memory"
+        if params.n > 1:
+            holder, remedy = f"KV cache with {params.n} completions side by side", "lower n, or raise kv_cache_memory"
     room = most - len(ids)
     max_tokens = room if params.max_tokens is None else int(params.max_tokens)
     if max_tokens > room or room < 1:

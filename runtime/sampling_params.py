@@ -19,7 +19,8 @@ Biases = dict[int, float] | tuple[tuple[int, float], ...]
 class SamplingParams(StrictKeywords):
     """Immutable; a value out of range raises InvalidRequestError, an unknown keyword InvalidOptionError.
 
-    n: completions per prompt; only 1 so far.
+    n: completions per prompt. It is computed once, and they share its memory; each counts for max_batch_size. Number i
+        draws with the seed that `completion_seed(i)` gives, so the first is what n=1 gives; greedy ones are all equal.
     max_tokens: most tokens to generate; None: as many as the engine's maximum length leaves room for.
     min_tokens: no end-of-sequence token and none of stop_token_ids is sampled before so many tokens.
     temperature: 0 is greedy; 1 leaves the distribution as it is.
@@ -75,7 +76,7 @@ class SamplingParams(StrictKeywords):
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        check_int("n", self.n, 1, 1, "1 (several completions per prompt are not supported)")
+        check_int("n", self.n, 1, MAX_INT32, "a positive integer")
         self._check_lengths()
         self._check_distribution()
         if self.seed is not None:
@@ -119,6 +120,11 @@ class SamplingParams(StrictKeywords):
         """logit_bias as pairs, however it was given."""
         bias = self.logit_bias or ()
         return list(bias.items() if isinstance(bias, dict) else bias)
+
+    def completion_seed(self, index: int) -> int | None:
+        """What completion `index` draws with: seed + index * 0x9E3779B97F4A7C15 modulo 2**64. A request with that seed
+        and n=1 gives the same completion. None without a seed."""
+        return None if self.seed is None else (int(self.seed) + index * 0x9E3779B97F4A7C15) % 2**64
 
     @property
     def greedy(self) -> bool:

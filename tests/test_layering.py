@@ -158,7 +158,7 @@ LAYERS = {
         "block_allocator", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder", "request", "sampler",
         "logit_row", "logit_processors", "philox",
     },
-    "engine": {"engine", "engine_core"},
+    "engine": {"engine", "engine_core", "engine_options"},
 }  # fmt: skip
 MAY_INCLUDE = {
     "base": set(),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.fake_runtime import FakeEngine, write_engine
-from tensorwright.errors import InvalidRequestError
+from tensorwright.errors import InvalidRequestError, NumericalError, PromptTooLongError
+from tensorwright.runtime import _runtime
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -53,6 +55,59 @@ def test_bad_words_as_text_need_a_tokenizer(fake: FakeEngine, tmp_path: Path) ->
         llm.generate(IDS, params)
         with pytest.raises(InvalidRequestError, match="lists of token ids"):
             llm.generate(IDS, dataclasses.replace(params, bad_words=["a"]))
+
+
+def test_several_completions_stream_side_by_side(llm: LLM, fake: FakeEngine) -> None:
+    seen = list(llm.generate_async({"prompt_token_ids": [10, 20, 30]}, SamplingParams(n=3, max_tokens=4)))
+    assert [c.token_ids for c in seen[-1].outputs] == [[10, 20, 30, 10], [20, 30, 10, 20], [30, 10, 20, 30]]
+    assert [(c.index, c.finish_reason) for c in seen[-1].outputs] == [(0, "length"), (1, "length"), (2, "length")]
+    assert [output.finished for output in seen] == [False] * (len(seen) - 1) + [True]
+    assert all(len(output.outputs) == 3 for output in seen)
+
+
+def test_a_stop_string_ends_one_completion(llm: LLM, fake: FakeEngine) -> None:
+    output = llm.generate("abcd", SamplingParams(n=4, max_tokens=7, stop="dab"))
+    assert [c.text for c in output.outputs] == ["abc", "bc", "c", "dabcdab"[:0]]
+    fake.gate.clear()
+    handle = llm.generate_async("abcd", SamplingParams(n=2, max_tokens=50, stop="ab"))
+    fake.budget = 5
+    fake.gate.set()
+    assert [c.text for c in handle.result(10).outputs] == ["", "bcd"]
+    while fake.stats()["running"]:  # both were aborted in the engine, one by one
+        time.sleep(0.001)
+
+
+def test_the_end_of_a_request_is_that_of_all_its_completions(llm: LLM, fake: FakeEngine) -> None:
+    for end, words in [(fake.time_out, "timeout"), (llm.abort, "abort")]:
+        handle = llm.generate_async(IDS, SamplingParams(n=2, max_tokens=100, timeout=60))
+        fake.gate.clear()
+        end(handle.request_id)
+        fake.gate.set()
+        assert {c.finish_reason for c in handle.result(10).outputs} == {words}
+    fake.gate.clear()
+    handle = llm.generate_async(IDS, SamplingParams(n=2))
+    fake.fail_request(handle.request_id, "NumericalError", "NaN")
+    with pytest.raises(NumericalError, match="NaN"):
+        handle.result(10)
+
+
+def test_more_completions_than_there_is_room_for_are_refused(fake: FakeEngine, tmp_path: Path) -> None:
+    fake.blocks = 7  # of 32 positions
+    with LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB", max_batch_size=4) as llm:
+        with pytest.raises(InvalidRequestError, match=r"n must be at most max_batch_size.* has 4, got 5"):
+            llm.generate(IDS, SamplingParams(n=5))
+        prompt = {"prompt_token_ids": [7] * 33}  # one block shared, two left for each of three
+        assert fake.submitted[llm.generate(prompt, SamplingParams(n=3, max_tokens=None)).request_id].max_tokens == 64
+        with pytest.raises(PromptTooLongError, match=r"with 3 completions side by side holds 97 .*: .*lower n"):
+            llm.generate(prompt, SamplingParams(n=3, max_tokens=65))
+
+
+def test_seeds_of_completions() -> None:
+    params = SamplingParams(n=3, seed=2**64 - 1)
+    assert [params.completion_seed(i) for i in range(2)] == [2**64 - 1, 0x9E3779B97F4A7C14]
+    assert SamplingParams(n=3).completion_seed(1) is None
+    for index in range(5):
+        assert SamplingParams(seed=77).completion_seed(index) == _runtime.completion_seed(77, index)
 
 
 def test_a_truncated_prompt_keeps_its_end(llm: LLM) -> None:

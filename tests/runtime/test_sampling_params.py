@@ -24,7 +24,8 @@ def test_defaults_are_those_users_know() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "range_text"),
     [
-        ("n", 2, "1"),
+        ("n", 0, "a positive integer"),
+        ("n", 1.5, "a positive integer"),
         ("max_tokens", 0, "positive"),
         ("max_tokens", 1.5, "positive"),
         ("max_tokens", True, "positive"),

@@ -1,7 +1,8 @@
 """Stand-ins for the C++ engine and for an engine directory, so that the Python side is tested alone.
 
 The fake engine keeps the contract of `_runtime.Engine`: typed errors from submit, events from wait_events. Its
-"model" says what the prompt said: token i of the output is token i of the prompt, starting over at its end.
+"model" says what the prompt said: token i of the output is token i of the prompt, starting over at its end; completion
+c starts at token c.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ EOS = 256
 @dataclass
 class FakeEvent:
     request_id: int
+    completion: int = 0
     tokens: list[int] = field(default_factory=list)
     logprobs: list[list[tuple[int, float, int]]] = field(default_factory=list)
     finish: str = ""
@@ -51,7 +53,7 @@ class FakeEngine:
         self.tokens_per_event = 1
         self.death: Exception | None = None
         self._max_queue = max_queue
-        self._alive: dict[int, tuple[list[int], Any, int]] = {}
+        self._alive: dict[tuple[int, int], tuple[list[int], Any, int]] = {}  # by request and completion
         self._events: list[FakeEvent] = []
         self._lock = threading.Lock()
         self.stopped = False
@@ -60,17 +62,22 @@ class FakeEngine:
         with self._lock:
             if self.stopped:
                 raise EngineStoppedError("stopped")
-            if len(self._alive) >= self._max_queue:
+            if len({alive for alive, _ in self._alive}) >= self._max_queue:
                 raise QueueFullError(f"{self._max_queue} requests wait already")
             self.submitted[request_id] = sampling
-            self._alive[request_id] = (list(prompt), sampling, 0)
+            for completion in range(sampling.n):
+                self._alive[request_id, completion] = (list(prompt), sampling, completion)
 
-    def abort(self, request_id: int) -> bool:
+    def abort(self, request_id: int, completion: int = -1) -> bool:
         with self._lock:
-            if self._alive.pop(request_id, None) is None:
-                return False
-            self._events.append(FakeEvent(request_id, finish="abort"))
-            return True
+            return self._end(request_id, completion, finish="abort")
+
+    def _end(self, request_id: int, completion: int = -1, **fields: str) -> bool:
+        ended = [name for name in self._alive if name[0] == request_id and completion in (-1, name[1])]
+        for name in ended:
+            del self._alive[name]
+            self._events.append(FakeEvent(*name, **fields))  # type: ignore[arg-type]
+        return bool(ended)
 
     def wait_events(self, timeout_s: float) -> list[FakeEvent]:
         deadline = time.monotonic() + timeout_s
@@ -80,8 +87,8 @@ class FakeEngine:
                     raise self.death
                 if self.gate.is_set() and self._alive and self.budget != 0:
                     self.budget = None if self.budget is None else self.budget - 1
-                    for request_id in list(self._alive):
-                        self._steps(request_id)
+                    for name in list(self._alive):
+                        self._steps(name)
                 events, self._events = self._events, []
             if events or time.monotonic() >= deadline or self.stopped:
                 return events
@@ -94,44 +101,42 @@ class FakeEngine:
         deadline = time.monotonic() + timeout_s
         while drain and self._alive and time.monotonic() < deadline:
             time.sleep(0.002)
-        for request_id in list(self._alive):
+        for request_id, _ in list(self._alive):
             self.abort(request_id)
         self.stopped = True
 
     def fail_request(self, request_id: int, error_type: str, message: str) -> None:
         with self._lock:
-            del self._alive[request_id]
-            self._events.append(FakeEvent(request_id, finish="error", error_type=error_type, error=message))
+            self._end(request_id, finish="error", error_type=error_type, error=message)
 
     def time_out(self, request_id: int) -> None:
         with self._lock:
-            del self._alive[request_id]
-            self._events.append(FakeEvent(request_id, finish="timeout"))
+            self._end(request_id, finish="timeout")
 
-    def _steps(self, request_id: int) -> None:
+    def _steps(self, name: tuple[int, int]) -> None:
         """As the engine does when nobody fetches: tokens of several steps in one event."""
         first = len(self._events)
         for _ in range(self.tokens_per_event):
-            if request_id in self._alive:
-                self._step(request_id)
+            if name in self._alive:
+                self._step(name)
         whole, self._events[first:] = self._events[first:], []
         whole[-1].tokens = [token for event in whole for token in event.tokens]
         whole[-1].logprobs = [table for event in whole for table in event.logprobs]
         self._events.append(whole[-1])
 
-    def _step(self, request_id: int) -> None:
-        prompt, sampling, made = self._alive[request_id]
+    def _step(self, name: tuple[int, int]) -> None:
+        prompt, sampling, made = self._alive[name]
         token = prompt[made % len(prompt)]
         stops = list(sampling.stop_token_ids) + ([] if sampling.ignore_eos else sampling.eos_token_ids)
-        finish = "stop" if token in stops else "length" if made + 1 == sampling.max_tokens else ""
-        event = FakeEvent(request_id, [token], finish=finish, stop_token=token if finish == "stop" else -1)
+        finish = "stop" if token in stops else "length" if made + 1 - name[1] == sampling.max_tokens else ""
+        event = FakeEvent(*name, tokens=[token], finish=finish, stop_token=token if finish == "stop" else -1)
         if sampling.logprobs >= 0:
             others = [(other, -2.0 - other, other + 2) for other in range(sampling.logprobs)]
             event.logprobs = [[(token, -1.5, 1), *others]]
         self._events.append(event)
-        self._alive[request_id] = (prompt, sampling, made + 1)
+        self._alive[name] = (prompt, sampling, made + 1)
         if finish:
-            del self._alive[request_id]
+            del self._alive[name]
 
 
 def fake_module() -> Any:
