@@ -117,6 +117,17 @@ nb::dict PyEngine::stats() const {
   d["cached_blocks"] = s.cached_blocks;
   d["used_blocks"] = s.used_blocks;
   d["block_size"] = engine_->facts().block_size;
+  nb::list groups;
+  for (const EngineStats::Blocks& blocks : s.groups) {
+    nb::dict group;
+    group["window"] = blocks.window;
+    group["total_blocks"] = blocks.total;
+    group["free_blocks"] = blocks.free;
+    group["cached_blocks"] = blocks.cached;
+    group["used_blocks"] = blocks.used;
+    groups.append(group);
+  }
+  d["groups"] = groups;
   d["waste_slots"] = s.waste_slots;
   d["max_waste_slots_per_sequence"] = s.steps.max_waste_slots;
   d["running"] = s.running;
@@ -145,7 +156,9 @@ nb::dict PyEngine::facts() const {
   d["block_size"] = f.block_size;
   d["block_bytes"] = f.block_bytes;
   d["group_windows"] = f.group_windows;
-  d["blocks"] = engine_->blocks();
+  Ints blocks;
+  for (const GroupShape& group : engine_->groups()) blocks.push_back(group.blocks);
+  d["blocks"] = blocks;
   return d;
 }
 
@@ -210,7 +223,9 @@ void bind_engine(nb::module_& m) {
            "False if it is not alive; else its last event follows. completion: one that has tokens, -1: all.")
       .def("wait_events", &PyEngine::wait_events, "timeout_s"_a,
            "All news, waiting for some if there is none; empty at once after the end.")
-      .def("stats", &PyEngine::stats, "Counts as of the last step; blocks are per cache group.")
+      .def("stats", &PyEngine::stats,
+           "Counts as of the last step; blocks are those of the cache group with the widest window, `groups` "
+           "has all.")
       .def("facts", &PyEngine::facts, "vocab_size, max_seq_len, block_size, blocks and more.")
       .def("shutdown", &PyEngine::shutdown, "drain"_a = true, "timeout_s"_a = -1.0,
            "Refuses new requests; lets the others finish (drain, at most timeout_s, negative: no limit) or "

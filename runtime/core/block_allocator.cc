@@ -81,8 +81,14 @@ void BlockAllocator::forget(int32_t block) {
   free_.push_back(block);
 }
 
+void BlockTable::drop() {
+  if (first_ == size()) blocks_.emplace_back();
+  blocks_[first_++].reset();
+}
+
 BlockTable BlockTable::share() const {
   BlockTable other;
+  other.first_ = first_;
   other.blocks_.reserve(blocks_.size());
   for (const BlockRef& block : blocks_) other.blocks_.push_back(block.share());
   return other;

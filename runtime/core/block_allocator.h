@@ -71,12 +71,17 @@ class BlockAllocator {
   int32_t idle_ = 0;
 };
 
-// The blocks of one sequence in one group, in order of position. Frees them when it goes.
+// The blocks of one sequence in one group, in order of position. Frees them when it goes. Blocks that fell
+// out of the group's window are dropped, from the first on: their places stay.
 class BlockTable {
  public:
   int32_t size() const { return static_cast<int32_t>(blocks_.size()); }
-  int32_t operator[](int32_t index) const { return blocks_[index].id(); }
+  int32_t first() const { return first_; }  // before it, all are dropped
+  int32_t held() const { return size() - first_; }
+  int32_t operator[](int32_t index) const { return index < first_ ? -1 : blocks_[index].id(); }
   void append(BlockRef block) { blocks_.push_back(std::move(block)); }
+  // Of index first(); also where an empty table ends, for one that was never held.
+  void drop();
   void replace(int32_t index, BlockRef block) { blocks_[index] = std::move(block); }
   void truncate(int32_t size) { blocks_.resize(size); }
   // Another sequence's view of the same blocks, for forks.
@@ -87,6 +92,7 @@ class BlockTable {
 
  private:
   std::vector<BlockRef> blocks_;
+  int32_t first_ = 0;
 };
 
 }  // namespace tensorwright

@@ -32,7 +32,7 @@ auto duration(double seconds) {
 Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
     : core_(std::move(executor), options),
       facts_(core_.facts()),
-      blocks_(core_.blocks()),
+      groups_(core_.groups()),
       max_seqs_(options.max_batch_size),
       max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
       stats_(core_.stats()) {
@@ -42,7 +42,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
 Engine::~Engine() { shutdown(false, 0); }
 
 void Engine::submit(Request request) {
-  validate_request(request, facts_, blocks_, max_seqs_);
+  validate_request(request, facts_, groups_, max_seqs_);
   auto arrived = Clock::now();
   std::lock_guard lock(mutex_);
   if (state_ != State::kServing) {

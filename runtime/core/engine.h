@@ -38,7 +38,7 @@ class Engine {
   std::vector<Event> wait_events(double timeout_s);
   EngineStats stats() const;  // as of the last step
   const ModelFacts& facts() const { return facts_; }
-  int32_t blocks() const { return blocks_; }
+  const std::vector<GroupShape>& groups() const { return groups_; }
   bool stopped() const;
 
   // Refuses new requests and ends the loop: with `drain` once all requests are done or `timeout_s` is over
@@ -57,7 +57,8 @@ class Engine {
 
   EngineCore core_;  // the loop's alone once the thread runs
   const ModelFacts facts_;
-  const int32_t blocks_, max_seqs_;
+  const std::vector<GroupShape> groups_;
+  const int32_t max_seqs_;
   const size_t max_alive_;  // running and waiting; a count that no moment of the loop can blur
 
   mutable std::mutex mutex_;      // guards what follows

@@ -48,11 +48,11 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
     : executor_(std::move(executor)) {
   validate_options(options);
   const ModelFacts& facts = executor_->facts();
-  int32_t groups = static_cast<int32_t>(facts.block_bytes.size());
-  int32_t blocks = count_blocks(facts, options.kv_cache_bytes);
-  executor_->allocate(std::vector<int32_t>(groups, blocks), options.max_num_tokens, options.max_batch_size,
-                      options.max_batch_size);
-  kv_ = std::make_unique<KvBlocks>(groups, blocks, facts.block_size, options.prefix_cache);
+  shapes_ = share_blocks(facts, options);
+  std::vector<int32_t> blocks;
+  for (const GroupShape& shape : shapes_) blocks.push_back(shape.blocks);
+  executor_->allocate(blocks, options.max_num_tokens, options.max_batch_size, options.max_batch_size);
+  kv_ = std::make_unique<KvBlocks>(shapes_, facts.block_size, options.prefix_cache);
   kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
@@ -253,10 +253,18 @@ void EngineCore::take_token(Sequence& sequence, std::span<const float> logits, s
 
 EngineStats EngineCore::stats() const {
   EngineStats stats;
-  stats.total_blocks = kv_->group(0).total();
-  stats.free_blocks = kv_->group(0).free();
-  stats.cached_blocks = kv_->group(0).idle();
-  stats.used_blocks = kv_->group(0).used();
+  size_t widest = 0;
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    const BlockAllocator& group = kv_->group(static_cast<int32_t>(i));
+    stats.groups.push_back({shapes_[i].window, group.total(), group.free(), group.idle(), group.used()});
+    auto width = [&](size_t j) { return shapes_[j].window == 0 ? INT32_MAX : shapes_[j].window; };
+    if (width(i) > width(widest)) widest = i;
+  }
+  const EngineStats::Blocks& blocks = stats.groups[widest];
+  stats.total_blocks = blocks.total;
+  stats.free_blocks = blocks.free;
+  stats.cached_blocks = blocks.cached;
+  stats.used_blocks = blocks.used;
   stats.waste_slots = scheduler_->waste_slots();
   stats.running = scheduler_->running();
   stats.waiting = scheduler_->waiting();

@@ -22,7 +22,12 @@
 namespace tensorwright {
 
 struct EngineStats {
-  // Blocks of each cache group; all groups have as many in each state. total = free + cached + used.
+  // Of one cache group; total = free + cached + used.
+  struct Blocks {
+    int32_t window, total, free, cached, used;
+  };
+  std::vector<Blocks> groups;
+  // Of the group whose sequences hold the most: one without a window, if there is one.
   int32_t total_blocks = 0, free_blocks = 0, cached_blocks = 0, used_blocks = 0;
   int64_t waste_slots = 0;  // slots of used blocks that hold no token; below block_size per running sequence
   int32_t running = 0, waiting = 0;
@@ -38,7 +43,7 @@ class EngineCore {
   EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options);
 
   const ModelFacts& facts() const { return executor_->facts(); }
-  int32_t blocks() const { return kv_->group(0).total(); }
+  const std::vector<GroupShape>& groups() const { return shapes_; }
 
   // The request has been validated.
   void add(Request request, Clock::time_point arrived);
@@ -74,6 +79,7 @@ class EngineCore {
   Event event_of(const Sequence& sequence) const;
 
   std::unique_ptr<Executor> executor_;
+  std::vector<GroupShape> shapes_;
   std::unique_ptr<KvBlocks> kv_;
   std::unique_ptr<Scheduler> scheduler_;  // after kv_: sequences give their blocks back to it
   Sampler sampler_;

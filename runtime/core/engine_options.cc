@@ -31,18 +31,44 @@ void validate_options(const EngineOptions& o) {
                  o.debug_preempt_every, "raise it");
 }
 
-// Slots are int32, which bounds a group's blocks too.
-int32_t count_blocks(const ModelFacts& facts, int64_t bytes) {
+namespace {
+
+int64_t chunk_of(const EngineOptions& o) {
+  return o.max_chunk > 0 ? std::min(o.max_chunk, o.max_num_tokens) : o.max_num_tokens;
+}
+
+}  // namespace
+
+std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOptions& options) {
   int64_t each = std::accumulate(facts.block_bytes.begin(), facts.block_bytes.end(), int64_t{0});
   if (facts.block_size < 1 || each < 1)
     throw std::logic_error("[engine] the executor's facts have no KV blocks");
-  if (bytes < each) {
+  if (options.kv_cache_bytes < each) {
     throw Error("OutOfMemoryError", "[engine] kv_cache_bytes must hold at least one block of " +
-                                        std::to_string(each) + " bytes, got " + std::to_string(bytes) +
-                                        "; raise it");
+                                        std::to_string(each) + " bytes, got " +
+                                        std::to_string(options.kv_cache_bytes) + "; raise it");
   }
-  return static_cast<int32_t>(
-      std::min<int64_t>(bytes / each, std::numeric_limits<int32_t>::max() / facts.block_size));
+  // Slots are int32, which bounds a group's blocks too.
+  const int64_t limit = std::numeric_limits<int32_t>::max() / facts.block_size;
+  std::vector<GroupShape> shapes(facts.block_bytes.size());
+  int64_t alike = std::min(options.kv_cache_bytes / each, limit), left = options.kv_cache_bytes, open = 0;
+  for (size_t group = 0; group < shapes.size(); ++group) {
+    GroupShape& shape = shapes[group];
+    shape.window = facts.group_windows[group];
+    shape.blocks = static_cast<int32_t>(alike);
+    if (shape.window == 0) {
+      open += facts.block_bytes[group];
+      continue;
+    }
+    int64_t held = window_blocks(shape.window, chunk_of(options), facts.block_size);
+    shape.most_held = static_cast<int32_t>(std::min(held, alike));
+    shape.blocks = static_cast<int32_t>(std::min(alike, held * options.max_batch_size));
+    left -= shape.blocks * facts.block_bytes[group];
+  }
+  for (GroupShape& shape : shapes) {
+    if (shape.window == 0) shape.blocks = static_cast<int32_t>(std::min(left / open, limit));
+  }
+  return shapes;
 }
 
 }  // namespace tensorwright

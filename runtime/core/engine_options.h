@@ -3,13 +3,15 @@
 #define TENSORWRIGHT_RUNTIME_CORE_ENGINE_OPTIONS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "runtime/core/executor.h"
+#include "runtime/core/group_shape.h"
 
 namespace tensorwright {
 
 struct EngineOptions {
-  int64_t kv_cache_bytes = 0;  // shared by the cache groups, each gets as many blocks as the others
+  int64_t kv_cache_bytes = 0;  // for all cache groups, see share_blocks
   int32_t max_batch_size = 1;  // sequences running at once
   int32_t max_num_tokens = 1;  // tokens in a step, at least max_batch_size
   int32_t max_queue = 1024;    // requests alive beyond max_batch_size, before submit refuses more
@@ -22,8 +24,9 @@ struct EngineOptions {
 
 // Throws Error{"InvalidOptionError"}.
 void validate_options(const EngineOptions& options);
-// Blocks per cache group. Throws Error{"OutOfMemoryError"} if not one fits.
-int32_t count_blocks(const ModelFacts& facts, int64_t bytes);
+// Each cache group gets as many blocks as the others, but one with a window no more than a full batch can
+// hold in it; the others then get the more. Throws Error{"OutOfMemoryError"} if not one fits.
+std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOptions& options);
 
 }  // namespace tensorwright
 

@@ -5,28 +5,59 @@
 
 namespace tensorwright {
 
-KvBlocks::KvBlocks(int32_t groups, int32_t blocks, int32_t block_size, bool prefix_cache,
+KvBlocks::KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool prefix_cache,
                    PrefixTree::Hash hash)
-    : block_size_(block_size) {
-  for (int32_t group = 0; group < groups; ++group) groups_.emplace_back(blocks);
-  if (prefix_cache) tree_.emplace(groups_, block_size, hash);
+    : shapes_(std::move(groups)), block_size_(block_size) {
+  std::vector<int32_t> windows;
+  for (const GroupShape& shape : shapes_) {
+    groups_.emplace_back(shape.blocks);
+    windows.push_back(shape.window);
+  }
+  if (prefix_cache) tree_.emplace(groups_, block_size, hash, windows);
+}
+
+// The first entry that a position from `next` on sees, or the last published one if that is before.
+int32_t KvBlocks::first_needed(size_t group, int32_t next, int32_t published) const {
+  int32_t window = shapes_[group].window;
+  int32_t seen = window > 0 ? std::max(0, next - window + 1) / block_size_ : 0;
+  return tree_ ? std::min(seen, std::max(0, published - 1)) : seen;
+}
+
+// Whether a sequence can go on behind the first `length` nodes.
+bool KvBlocks::ends_hit(const std::vector<PrefixTree::Node*>& path, size_t length) const {
+  auto entries = static_cast<int32_t>(length);
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    auto first = static_cast<size_t>(first_needed(group, entries * block_size_, entries));
+    for (size_t i = length; i-- > first;) {
+      if (path[i]->blocks[group] == PrefixTree::kHole) return false;
+    }
+  }
+  return true;
 }
 
 KvBlocks::Match KvBlocks::match(std::span<const int32_t> tokens) const {
   Match match;
+  match.first.resize(groups_.size());
+  match.idle.resize(groups_.size());
   if (!tree_ || tokens.empty()) return match;
   match.path = tree_->match(tokens.first(tokens.size() - 1));
-  for (PrefixTree::Node* node : match.path) match.idle += groups_[0].references(node->blocks[0]) == 0;
+  while (!ends_hit(match.path, match.path.size())) match.path.pop_back();
+  auto length = static_cast<int32_t>(match.path.size());
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    match.first[group] = first_needed(group, length * block_size_, length);
+    for (int32_t i = match.first[group]; i < length; ++i)
+      match.idle[group] += match.path[i]->idle[group] != 0;
+  }
   return match;
 }
 
 void KvBlocks::attach(const Match& match, SequenceBlocks& held) {
   if (held.size() != 0) throw std::logic_error("[kv_blocks] only an empty sequence can be given a prefix");
   held.tables.resize(groups_.size());
-  for (PrefixTree::Node* node : match.path) {
-    for (size_t group = 0; group < groups_.size(); ++group) {
-      held.tables[group].append(groups_[group].share(node->blocks[group]));
-    }
+  for (size_t group = 0; !match.path.empty() && group < groups_.size(); ++group) {
+    for (int32_t i = 0; i < match.first[group]; ++i) held.tables[group].drop();
+    for (size_t i = match.first[group]; i < match.path.size(); ++i)
+      held.tables[group].append(tree_->share(match.path[i], group));
   }
   held.published = static_cast<int32_t>(match.path.size());
   held.tail = match.path.empty() ? nullptr : match.path.back();
@@ -40,25 +71,43 @@ SequenceBlocks KvBlocks::fork(const SequenceBlocks& held) const {
   return other;
 }
 
-int32_t KvBlocks::missing(const SequenceBlocks& held, int32_t from, int32_t to) const {
-  int32_t first = from / block_size_, size = held.size();
-  bool shared = false;  // in all groups, unless a copy failed after that of another group
-  for (size_t group = 0; first < size && group < groups_.size(); ++group)
-    shared |= groups_[group].references(held.tables[group][first]) > 1;
-  return (shared ? 1 : 0) + std::max(0, blocks_for(to) - size);
+bool KvBlocks::copies(size_t group, const SequenceBlocks& held, int32_t from) const {
+  int32_t first = from / block_size_;
+  return first < held.size() && groups_[group].references(held.tables[group][first]) > 1;
+}
+
+int32_t KvBlocks::missing(int32_t group, const SequenceBlocks& held, int32_t from, int32_t to) const {
+  return copies(group, held, from) + std::max(0, blocks_for(to) - held.size());
+}
+
+int32_t KvBlocks::outstanding(int32_t group, const SequenceBlocks& held, int32_t from, int32_t to) const {
+  int32_t all = missing(group, held, from, to), most = shapes_[group].most_held;
+  if (most == 0 || held.tables.empty()) return most == 0 ? all : std::min(all, most);
+  return std::min(all, std::max(0, most - held.tables[group].held()) + copies(group, held, from));
+}
+
+int32_t KvBlocks::reach(const SequenceBlocks& held, int32_t from, int32_t to) const {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    int32_t room = available(static_cast<int32_t>(group)) - copies(group, held, from);
+    if (room < 0) return from;
+    to = static_cast<int32_t>(std::min<int64_t>(to, (int64_t{held.size()} + room) * block_size_));
+  }
+  return std::max(from, to);
 }
 
 bool KvBlocks::make_writable(SequenceBlocks& held, int32_t from, int32_t to) {
   held.tables.resize(groups_.size());
-  int32_t needed = missing(held, from, to);
-  if (needed > available()) return false;
-  while (groups_[0].free() < needed) {
-    if (!tree_->evict()) throw std::logic_error("[kv_blocks] an idle block must be evictable");
-  }
+  if (reach(held, from, to) < to) return false;
   int32_t first = from / block_size_, size = held.size();
   for (size_t group = 0; group < groups_.size(); ++group) {
+    int32_t needed = missing(static_cast<int32_t>(group), held, from, to);
+    while (groups_[group].free() < needed) {
+      if (!tree_->evict(group)) throw std::logic_error("[kv_blocks] an idle block must be evictable");
+    }
+  }
+  for (size_t group = 0; first < size && group < groups_.size(); ++group) {
     auto copy = [&](int32_t source, int32_t target) { copy_(static_cast<int32_t>(group), source, target); };
-    if (first < size) held.tables[group].make_writable(first, groups_[group], copy);
+    held.tables[group].make_writable(first, groups_[group], copy);
   }
   for (size_t group = 0; group < groups_.size(); ++group) {
     for (int32_t i = size; i < blocks_for(to); ++i) held.tables[group].append(groups_[group].allocate());
@@ -80,16 +129,37 @@ void KvBlocks::publish(SequenceBlocks& held, std::span<const int32_t> tokens) {
     auto content = tokens.subspan(static_cast<size_t>(index) * block_size_, block_size_);
     held.tail = tree_->insert(held.tail, content, blocks);
     for (size_t group = 0; group < groups_.size(); ++group) {
-      int32_t known = held.tail->blocks[group];
-      if (known != blocks[group]) held.tables[group].replace(index, groups_[group].share(known));
+      if (held.tail->blocks[group] != blocks[group])
+        held.tables[group].replace(index, tree_->share(held.tail, group));
     }
     ++held.published;
   }
 }
 
+void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    BlockTable& table = held.tables[group];
+    int32_t needed = first_needed(group, next, held.published), from = table.first();
+    while (table.first() < needed) table.drop();
+    if (!tree_ || from >= needed) continue;
+    PrefixTree::Node* node = held.tail;
+    for (int32_t i = held.published - 1; i >= needed; --i) node = node->parent;
+    for (int32_t i = needed; i-- > from; node = node->parent) tree_->let_go(node, group);
+  }
+}
+
 void KvBlocks::release(SequenceBlocks& held) {
-  if (held.tail) tree_->touch(held.tail);
+  SequenceBlocks gone = std::move(held);
   held = SequenceBlocks();
+  std::vector<int32_t> first;
+  for (const BlockTable& table : gone.tables) first.push_back(table.first());
+  gone.tables.clear();
+  PrefixTree::Node* node = gone.tail;  // the deepest first
+  for (int32_t i = gone.published; i-- > 0; node = node->parent) {
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      if (i >= first[group]) tree_->let_go(node, group);
+    }
+  }
 }
 
 }  // namespace tensorwright

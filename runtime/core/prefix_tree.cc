@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 namespace tensorwright {
 
@@ -14,11 +15,17 @@ uint64_t PrefixTree::default_hash(uint64_t parent, std::span<const int32_t> toke
   return h;
 }
 
-PrefixTree::PrefixTree(std::deque<BlockAllocator>& groups, int32_t block_size, Hash hash)
-    : groups_(groups), block_size_(block_size), hash_(hash) {}
+PrefixTree::PrefixTree(std::deque<BlockAllocator>& groups, int32_t block_size, Hash hash,
+                       std::vector<int32_t> windows)
+    : groups_(groups), block_size_(block_size), hash_(hash), windows_(std::move(windows)) {
+  windows_.resize(groups.size());
+  idle_.resize(groups.size());
+}
 
 PrefixTree::~PrefixTree() {
-  for (auto& [key, node] : nodes_) forget_blocks(*node);
+  for (auto& [key, node] : nodes_) {
+    for (size_t group = 0; group < groups_.size(); ++group) forget(node.get(), group);
+  }
 }
 
 PrefixTree::Node* PrefixTree::find(const Node* parent, std::span<const int32_t> tokens, uint64_t key) const {
@@ -49,51 +56,75 @@ PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> toke
     throw std::logic_error("[prefix_tree] a node holds one full block per cache group");
   }
   uint64_t key = hash_(parent ? parent->number : 0, tokens);
-  if (Node* node = find(parent, tokens, key)) return node;
-  auto owned = std::make_unique<Node>();
-  Node* node = owned.get();
-  node->parent = parent;
-  node->number = ++numbers_;
-  node->key = key;
-  node->last_use = ++tick_;
-  node->tokens.assign(tokens.begin(), tokens.end());
-  node->blocks.assign(blocks.begin(), blocks.end());
-  nodes_.emplace(key, std::move(owned));
-  leaves_.emplace(node->last_use, node);
-  for (size_t group = 0; group < groups_.size(); ++group) groups_[group].keep(blocks[group]);
-  if (parent && parent->children++ == 0) leaves_.erase(parent->last_use);
+  Node* node = find(parent, tokens, key);
+  if (!node) {
+    auto owned = std::make_unique<Node>();
+    node = owned.get();
+    node->parent = parent;
+    node->number = ++numbers_;
+    node->key = key;
+    node->tokens.assign(tokens.begin(), tokens.end());
+    node->blocks.assign(groups_.size(), kHole);
+    node->idle.assign(groups_.size(), 0);
+    nodes_.emplace(key, std::move(owned));
+    if (parent) ++parent->children;
+  }
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (node->blocks[group] != kHole) continue;
+    groups_[group].keep(blocks[group]);
+    node->blocks[group] = blocks[group];
+  }
   return node;
 }
 
-void PrefixTree::touch(Node* node) {
-  if (node->children == 0) leaves_.erase(node->last_use);
-  node->last_use = ++tick_;
-  if (node->children == 0) leaves_.emplace(node->last_use, node);
+BlockRef PrefixTree::share(Node* node, size_t group) {
+  if (node->idle[group] != 0) idle_[group].erase(node->idle[group]);
+  node->idle[group] = 0;
+  return groups_[group].share(node->blocks[group]);
 }
 
-bool PrefixTree::evict() {
-  for (auto [last_use, node] : leaves_) {
-    if (groups_[0].references(node->blocks[0]) > 0) continue;
-    erase(node);
-    ++evictions_;
-    return true;
+void PrefixTree::let_go(Node* node, size_t group) {
+  if (groups_[group].references(node->blocks[group]) > 0) return;
+  node->idle[group] = ++tick_;
+  idle_[group].emplace(tick_, node);
+}
+
+bool PrefixTree::evict(size_t group) {
+  if (idle_[group].empty()) return false;
+  Node* node = idle_[group].begin()->second;
+  ++evictions_;
+  if (windows_[group] == 0) {
+    prune(erase(node));
+  } else {
+    forget(node, group);
+    prune(node);
   }
-  return false;
+  return true;
 }
 
-void PrefixTree::forget_blocks(const Node& node) {
-  for (size_t group = 0; group < groups_.size(); ++group) groups_[group].forget(node.blocks[group]);
+void PrefixTree::forget(Node* node, size_t group) {
+  if (node->idle[group] != 0) idle_[group].erase(node->idle[group]);
+  if (node->blocks[group] != kHole) groups_[group].forget(node->blocks[group]);
+  node->idle[group] = 0;
+  node->blocks[group] = kHole;
 }
 
-void PrefixTree::erase(Node* node) {
-  forget_blocks(*node);
-  leaves_.erase(node->last_use);
-  if (Node* parent = node->parent; parent && --parent->children == 0) {
-    // Its own last use may be older than the child's; it is then the next to go, as it should be.
-    leaves_.emplace(parent->last_use, parent);
-  }
+// Nobody holds any of its blocks: it would be the last that this somebody holds, and that one is never
+// dropped. Returns the parent.
+PrefixTree::Node* PrefixTree::erase(Node* node) {
+  if (node->children > 0) throw std::logic_error("[prefix_tree] only a leaf can be erased");
+  for (size_t group = 0; group < groups_.size(); ++group) forget(node, group);
+  Node* parent = node->parent;
+  if (parent) --parent->children;
   auto [first, last] = nodes_.equal_range(node->key);
   nodes_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second.get() == node; }));
+  return parent;
+}
+
+// A leaf with a hole is the end of no hit; nor then may its parent be.
+void PrefixTree::prune(Node* node) {
+  while (node && node->children == 0 && std::ranges::find(node->blocks, kHole) != node->blocks.end())
+    node = erase(node);
 }
 
 }  // namespace tensorwright

@@ -86,7 +86,8 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
 
 }  // namespace
 
-void validate_request(const Request& request, const ModelFacts& facts, int32_t blocks, int32_t max_seqs) {
+void validate_request(const Request& request, const ModelFacts& facts, const std::vector<GroupShape>& groups,
+                      int32_t max_seqs) {
   validate_sampling(request.sampling, facts);
   int32_t n = request.sampling.n;
   if (n < 1 || n > max_seqs) {
@@ -110,12 +111,13 @@ void validate_request(const Request& request, const ModelFacts& facts, int32_t b
   }
   // The last sampled token is never fed back, so its position needs no room. The full blocks of the prompt
   // are shared by the completions, the others are not.
-  int64_t shared = prompt / facts.block_size, each = (total - 2) / facts.block_size + 1 - shared;
-  if (shared + n * each > blocks) {
+  int64_t shared = prompt / facts.block_size, entries = (total - 2) / facts.block_size + 1;
+  for (const GroupShape& group : groups) {
+    if (group.needed(n, shared, entries, facts.block_size) <= group.blocks) continue;
     std::string completions = n == 1 ? "" : " in each of the " + std::to_string(n) + " completions";
     refuse("PromptTooLongError",
            "prompt + max_tokens - 1" + completions + " must fit the KV cache's " +
-               std::to_string(static_cast<int64_t>(blocks) * facts.block_size) + " positions",
+               std::to_string(static_cast<int64_t>(group.blocks) * facts.block_size) + " positions",
            came, n == 1 ? "shorten one, or raise kv_cache_bytes" : "lower n, or raise kv_cache_bytes");
   }
 }

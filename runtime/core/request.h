@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/core/executor.h"
+#include "runtime/core/group_shape.h"
 
 namespace tensorwright {
 
@@ -70,8 +71,9 @@ constexpr uint64_t completion_seed(uint64_t seed, int32_t completion) {
 }
 
 // Throws Error: InvalidRequestError, or PromptTooLongError if the request, with its n completions side by
-// side, could never be finished with `blocks` KV blocks or within the model's maximum length.
-void validate_request(const Request& request, const ModelFacts& facts, int32_t blocks, int32_t max_seqs);
+// side, could never be finished with the KV blocks there are or within the model's maximum length.
+void validate_request(const Request& request, const ModelFacts& facts, const std::vector<GroupShape>& groups,
+                      int32_t max_seqs);
 
 }  // namespace tensorwright
 

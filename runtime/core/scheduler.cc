@@ -125,9 +125,8 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
       continue;
     }
     // The last takes what is left; with nothing left it keeps what it has until one before it needs it.
-    int32_t room = kv_.available() - kv_.missing(sequence.blocks, sequence.computed, sequence.computed);
-    chunk = std::min(chunk, (before + room) * kv_.block_size() - sequence.computed);
-    if (chunk <= 0 || room < 0) return false;
+    chunk = kv_.reach(sequence.blocks, sequence.computed, sequence.computed + chunk) - sequence.computed;
+    if (chunk <= 0) return false;
     kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk);
     break;
   }
@@ -138,16 +137,17 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
 bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   Sequence& sequence = *waiting_[waiting_index];
   if (places() + sequence.places() > limits_.max_seqs) return false;
-  if (budget(plan, 1) <= 0 || kv_.available() <= 0) return false;
+  if (budget(plan, 1) <= 0) return false;
   KvBlocks::Match match = kv_.match(sequence.tokens);
-  int32_t missing = kv_.blocks_for(sequence.size()) - static_cast<int32_t>(match.path.size());
-  missing += blocks_of_forks(sequence);
-  if (missing > kv_.available() - match.idle - outstanding_blocks()) return false;
+  for (int32_t group = 0; group < kv_.groups(); ++group) {
+    if (!has_blocks_for(sequence, match, group)) return false;
+  }
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
   sequence.tokens_when_admitted = sequence.size();
-  int32_t chunk = budget(plan, sequence.pending());
-  if (!kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) {
+  int32_t end = sequence.computed + budget(plan, sequence.pending());
+  int32_t chunk = kv_.reach(sequence.blocks, sequence.computed, end) - sequence.computed;
+  if (chunk <= 0 || !kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) {
     throw std::logic_error("[scheduler] an admitted sequence must have its blocks");
   }
   insert_in_order(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
@@ -161,11 +161,22 @@ int32_t Scheduler::places() const {
   return places;
 }
 
+// Whether a waiting sequence finds blocks for all that it has. Alone it finds what it needs, little by
+// little.
+bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const {
+  if (running_.empty()) return true;
+  auto hit = static_cast<int32_t>(match.path.size());
+  int32_t missing = kv_.blocks_for(sequence.size()) - hit, most = kv_.shape(group).most_held;
+  if (most > 0) missing = std::min(missing, std::max(0, most - (hit - match.first[group])));
+  missing += blocks_of_forks(sequence);
+  return missing <= kv_.available(group) - match.idle[group] - outstanding_blocks(group);
+}
+
 // Blocks that running sequences still need for the tokens they have, and their forks for the next one.
-int32_t Scheduler::outstanding_blocks() const {
+int32_t Scheduler::outstanding_blocks(int32_t group) const {
   int32_t blocks = 0;
   for (const auto& sequence : running_) {
-    blocks += kv_.missing(sequence->blocks, sequence->computed, sequence->size());
+    blocks += kv_.outstanding(group, sequence->blocks, sequence->computed, sequence->size());
     blocks += blocks_of_forks(*sequence);
   }
   return blocks;
@@ -229,6 +240,7 @@ void Scheduler::commit(const StepPlan& plan) {
     (chunk.decode ? stats_.decode_tokens : stats_.prefill_tokens) += chunk.tokens;
     sequence.computed += chunk.tokens;
     kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed));
+    kv_.drop_unseen(sequence.blocks, sequence.computed);
     stats_.max_waste_slots = std::max(stats_.max_waste_slots, waste(sequence));
   }
 }

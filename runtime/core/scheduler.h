@@ -102,7 +102,8 @@ class Scheduler {
   bool admit(size_t waiting_index, StepPlan& plan);
   int32_t budget(const StepPlan& plan, int32_t pending) const;
   int32_t places() const;
-  int32_t outstanding_blocks() const;
+  bool has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const;
+  int32_t outstanding_blocks(int32_t group) const;
   int64_t waste(const Sequence& sequence) const;
   void append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before, bool admitted);
   void preempt_last(StepPlan& plan);

@@ -16,7 +16,8 @@ void build_group(const StepPlan& plan, int32_t group, int32_t block_size, GroupT
   int32_t* row = out->block_tables.data();
   for (const PlannedChunk& chunk : plan.chunks) {
     const BlockTable& table = chunk.sequence->blocks.tables[group];
-    for (int32_t i = 0; i < table.size(); ++i) row[i] = table[i];
+    // What was dropped is never read; block 0 is there, whoever's it is.
+    for (int32_t i = 0; i < table.size(); ++i) row[i] = std::max(table[i], 0);
     row += out->max_blocks;
     int32_t first = chunk.sequence->computed;
     for (int32_t position = first; position < first + chunk.tokens; ++position) {

@@ -68,24 +68,28 @@ inline Outcomes run_core(EngineCore& core, const std::vector<Request>& requests)
     core.step(&events);
     collect(std::move(events), &outcomes);
   }
-  TW_CHECK_EQ(core.stats().used_blocks, 0);
+  for (const EngineStats::Blocks& group : core.stats().groups) {
+    TW_CHECK_EQ(group.used, 0);
+    TW_CHECK_EQ(group.free + group.cached, group.total);
+  }
   return outcomes;
 }
 
-inline Outcome solo(const Request& r, int64_t groups = 1) {
+inline Outcome solo(const Request& r, int64_t groups = 1, int32_t window = 0) {
   EngineOptions o = options(100, 1, kMaxSeqLen, groups);
   o.prefix_cache = false;
   FakeBehaviour behaviour;
   behaviour.groups = groups;
+  behaviour.window = window;
   EngineCore core(fake(behaviour), o);
   return run_core(core, {r})[r.id];
 }
 
 // What a completion must equal: the request with its seed, alone.
-inline Outcome solo_completion(Request r, int32_t completion, int64_t groups = 1) {
+inline Outcome solo_completion(Request r, int32_t completion, int64_t groups = 1, int32_t window = 0) {
   if (r.sampling.seed) r.sampling.seed = completion_seed(*r.sampling.seed, completion);
   r.sampling.n = 1;
-  return solo(r, groups);
+  return solo(r, groups, window);
 }
 
 inline bool same(const Outcome& a, const Outcome& b) {

@@ -45,12 +45,13 @@ TW_TEST(a_prompt_that_ends_later_goes_on_the_same) {
 TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   std::mt19937 random(11);
   int64_t preemptions = 0, hits = 0, evictions = 0, forks = 0;
-  for (int round = 0; round < 12; ++round) {
+  for (int round = 0; round < 24; ++round) {
     std::vector<Request> requests;
     int32_t blocks = 25 + static_cast<int32_t>(random() % 40);
     for (int64_t id = 0; id < 25; ++id)
       requests.push_back(random_request(random, id, 1 + static_cast<int32_t>(random() % 4), blocks));
     int64_t groups = 1 + round % 2;
+    int32_t window = round < 12 ? 0 : 1 + static_cast<int32_t>(random() % 30);
     EngineOptions o = options(blocks, 8, 8 + static_cast<int32_t>(random() % 60), groups);
     o.prefix_cache = round % 3 != 0;
     o.max_chunk = round % 2 * 7;
@@ -59,12 +60,13 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     FakeBehaviour behaviour;
     behaviour.fail_every = round % 5 == 4 ? 3 : 0;  // and steps that fail in company
     behaviour.groups = groups;
+    behaviour.window = window;
     EngineCore core(fake(behaviour), o);
     Outcomes outcomes = run_core(core, requests);
     for (const Request& r : requests) {
       for (int32_t completion = 0; completion < r.sampling.n; ++completion) {
         const Outcome& outcome = outcomes[r.id + kNext * completion];
-        TW_CHECK(same(outcome, solo_completion(r, completion, groups)));
+        TW_CHECK(same(outcome, solo_completion(r, completion, groups, window)));
         TW_CHECK(outcome.last.finish == "stop" || outcome.last.finish == "length");
         TW_CHECK_EQ(outcome.logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcome.tokens.size());
         forks += completion > 0;
@@ -114,6 +116,47 @@ TW_TEST(the_guilty_request_dies_alone) {
                                                      : "NaN") != std::string::npos);
     TW_CHECK(core.stats().failed >= 1);
   }
+}
+
+// A window that sees 9 positions: blocks of 4 in use stay few however long the request, and so may the cache
+// be.
+TW_TEST(a_window_bounds_the_blocks_of_a_long_request) {
+  for (bool prefix_cache : {false, true}) {
+    FakeBehaviour behaviour;
+    behaviour.window = 9;
+    EngineOptions o = options(6, 1, 8);
+    o.prefix_cache = prefix_cache;
+    EngineCore core(fake(behaviour), o);
+    Request r = request(1, std::vector<int32_t>(60, 3), 50);
+    validate_request(r, core.facts(), core.groups(), 1);
+    TW_CHECK_EQ(core.groups()[0].most_held, 5);
+    core.add(r, Clock::now());
+    Outcomes outcomes;
+    int32_t most = 0;
+    while (!core.idle()) {
+      std::vector<Event> events;
+      core.step(&events);
+      collect(std::move(events), &outcomes);
+      most = std::max(most, core.stats().used_blocks);
+    }
+    TW_CHECK(most > 2 && most <= 5);
+    TW_CHECK(same(outcomes[1], solo(r, 1, 9)));
+    TW_CHECK_EQ(core.stats().cached_blocks > 0, prefix_cache);
+    r.sampling.n = 2;  // eight blocks at the least
+    TW_CHECK_ERROR(validate_request(r, core.facts(), core.groups(), 2), "PromptTooLongError");
+  }
+  TW_CHECK(!same(solo(request(1, std::vector<int32_t>(60, 3), 50), 1, 9),
+                 solo(request(1, std::vector<int32_t>(60, 3), 50), 1, 30)));  // the window is seen
+}
+
+TW_TEST(groups_with_windows_leave_memory_to_the_others) {
+  FakeBehaviour behaviour;
+  behaviour.groups = 2;
+  behaviour.window = 9;
+  EngineCore core(fake(behaviour), options(100, 2, 8, 2));
+  TW_CHECK_EQ(core.groups()[1].blocks, 2 * 5);
+  TW_CHECK_EQ(core.groups()[0].blocks, 190);
+  TW_CHECK_EQ(core.stats().total_blocks, 190);
 }
 
 TW_TEST(completions_share_the_prompt_and_differ_by_seed) {
@@ -209,7 +252,7 @@ TW_TEST(impossible_options_are_refused_by_name) {
   o.max_queue = 0;
   TW_CHECK_ERROR(EngineCore(fake(), o), "InvalidOptionError");
   EngineCore core(fake(), options(9, 1, 1));
-  TW_CHECK_EQ(core.blocks(), 9);
+  TW_CHECK_EQ(core.groups()[0].blocks, 9);
 }
 
 TW_TEST(abort_frees_blocks_before_the_next_step) {

@@ -26,6 +26,7 @@ struct FakeBehaviour {
   int32_t fail_copies = 0;   // every n-th copy of a block throws
   int32_t sleep_us = 0;      // per step
   int64_t groups = 1;
+  int32_t window = 0;  // of the last group
 };
 
 class FakeExecutor : public tensorwright::Executor {
@@ -37,6 +38,7 @@ class FakeExecutor : public tensorwright::Executor {
     facts_.block_size = block_size;
     facts_.block_bytes.assign(behaviour.groups, 100);
     facts_.group_windows.assign(behaviour.groups, 0);
+    facts_.group_windows.back() = behaviour.window;
   }
 
   const tensorwright::ModelFacts& facts() const override { return facts_; }
@@ -122,7 +124,9 @@ class FakeExecutor : public tensorwright::Executor {
     bool nan = false;
     for (size_t g = 0; g < cache_.size(); ++g) {
       const tensorwright::GroupTables& group = step.groups[g];
-      for (int32_t p = 0; p <= step.positions[t]; ++p) {
+      int32_t window = facts_.group_windows[g];
+      for (int32_t p = window ? std::max(0, step.positions[t] - window + 1) : 0; p <= step.positions[t];
+           ++p) {
         int32_t block = group.block_tables[s * group.max_blocks + p / facts_.block_size];
         const Entry& entry = cache_[g].at(block * facts_.block_size + p % facts_.block_size);
         require(entry.position == p, "the cache must hold this position");

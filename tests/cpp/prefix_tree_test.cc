@@ -156,7 +156,7 @@ TW_TEST(random_use_with_all_hashes_colliding) {
         }
         int32_t missing =
             kv.blocks_for(static_cast<int64_t>(tokens.size())) - static_cast<int32_t>(match.path.size());
-        if (missing > kv.available() - match.idle) continue;
+        if (missing > kv.available() - match.idle[0]) continue;
         SequenceBlocks held;
         kv.attach(match, held);
         int32_t before = held.size();

@@ -41,7 +41,7 @@ TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
                            static_cast<int32_t>(random() % 3 * 3)};
     int32_t block_size = 1 + static_cast<int32_t>(random() % 4),
             blocks = 12 + static_cast<int32_t>(random() % 20);
-    Simulation s(blocks, block_size, limits, random() % 2);
+    Simulation s(blocks, block_size, limits, random() % 2, static_cast<int32_t>(random() % 12));
     std::map<int64_t, int64_t> must_start, must_finish, need;
     for (int64_t id = 1; id <= 40; ++id) {
       int32_t room = blocks * block_size;
@@ -77,7 +77,7 @@ TW_TEST(random_priorities_keep_the_bound_and_leak_nothing) {
   for (int round = 0; round < 60; ++round) {
     SchedulerLimits limits{1 + static_cast<int32_t>(random() % 5), 8, 0};
     int32_t blocks = 12 + static_cast<int32_t>(random() % 20);
-    Simulation s(blocks, 2, limits, random() % 2);
+    Simulation s(blocks, 2, limits, random() % 2, static_cast<int32_t>(random() % 12));
     std::map<int64_t, int64_t> must_start, need;
     std::map<int64_t, int32_t> priority;
     for (int64_t id = 1; id <= 40; ++id) {
@@ -107,7 +107,7 @@ TW_TEST(random_trouble_leaks_nothing) {
   std::mt19937 random(6);
   for (int round = 0; round < 40; ++round) {
     SchedulerLimits limits{4, 12, 0, 1 + static_cast<int32_t>(random() % 3), random()};
-    Simulation s(14, 3, limits, random() % 2);
+    Simulation s(14, 3, limits, random() % 2, static_cast<int32_t>(random() % 12));
     for (int64_t id = 1; id <= 30; ++id) {
       int32_t prompt = 1 + static_cast<int32_t>(random() % 25);
       int32_t most = 1 + static_cast<int32_t>(random() % (42 - prompt)),

@@ -40,10 +40,18 @@ struct Simulation {
   Scheduler scheduler;
   int64_t now = 0;
   std::map<int64_t, int64_t> started, finished;  // id -> step
+  std::map<int64_t, int32_t> ended;              // id -> completions
   int64_t most_chunks = 0, copies = 0, forked = 0;
 
-  Simulation(int32_t blocks, int32_t block_size, SchedulerLimits l, bool prefix_cache = false)
-      : limits(l), kv(2, blocks, block_size, prefix_cache), scheduler(kv, l) {
+  // Two groups, the second with a window if one is given.
+  Simulation(int32_t blocks, int32_t block_size, SchedulerLimits l, bool prefix_cache = false,
+             int32_t window = 0)
+      : limits(l),
+        kv({{blocks},
+            {blocks, window,
+             window ? std::min<int32_t>(blocks, window_blocks(window, l.max_tokens, block_size)) : 0}},
+           block_size, prefix_cache),
+        scheduler(kv, l) {
     kv.on_copy([this](int32_t group, int32_t from, int32_t to) {
       TW_CHECK(from != to && kv.group(group).references(from) > 1 && kv.group(group).references(to) == 1);
       ++copies;
@@ -64,6 +72,11 @@ struct Simulation {
       TW_CHECK(chunk.tokens > 0 && chunk.tokens <= chunk.sequence->pending());
       if (limits.max_chunk) TW_CHECK(chunk.tokens <= limits.max_chunk);
       TW_CHECK_EQ(chunk.sequence->blocks.size(), kv.blocks_for(chunk.sequence->computed + chunk.tokens));
+      const BlockTable& table = chunk.sequence->blocks.tables[1];
+      if (int32_t window = kv.shape(1).window; window && chunk.tokens == 1)
+        TW_CHECK(table.held() <= window_blocks(window, 1, kv.block_size()));
+      if (int32_t window = kv.shape(1).window)
+        TW_CHECK(table.first() <= std::max(0, chunk.sequence->computed - window + 1) / kv.block_size());
       tokens += chunk.tokens;
       check_own(*chunk.sequence);
     }
@@ -102,8 +115,9 @@ struct Simulation {
       sequence->tokens.push_back(
           static_cast<int32_t>(1000 + sequence->id * 7 + sequence->size() + own * 999));
       if (sequence->generated() < sequence->sampling.max_tokens) continue;
-      finished[sequence->id] = now;
-      scheduler.remove(sequence->id, sequence->completion);
+      int64_t id = sequence->id;
+      if (++ended[id] == sequence->sampling.n) finished[id] = now;
+      scheduler.remove(id, sequence->completion);
     }
   }
 
