@@ -74,7 +74,8 @@ class LLM(StrictKeywords):
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
         self._finalizer = weakref.finalize(self, self._client.close)
         stats = self._client.stats()
-        self._capacity = Capacity(stats["total_blocks"], stats["block_size"], max_batch_size)
+        groups = tuple((group["window"], group["total_blocks"]) for group in stats["groups"])
+        self._capacity = Capacity(groups, stats["block_size"], max_batch_size)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too; this one comes first

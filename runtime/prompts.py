@@ -37,16 +37,23 @@ class CheckedRequest:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a running engine holds at most. blocks: of the KV cache, each of block_size positions."""
+    """What a running engine holds at most. groups: window (0: none) and blocks of each cache group, every block of
+    block_size positions."""
 
-    blocks: int
+    groups: tuple[tuple[int, int], ...]
     block_size: int
     max_batch_size: int
 
-    def positions(self, prompt: int, n: int) -> int:
-        """Of each of n completions side by side, which share the full blocks of a prompt of so many tokens."""
+    def positions(self, prompt: int, n: int) -> int | None:
+        """Of each of n completions side by side, which share the full blocks of a prompt of so many tokens. None: any
+        number, since all that is held lies in windows. As runtime/core/group_shape.h has it."""
         shared = prompt // self.block_size
-        return (shared + (self.blocks - shared) // n) * self.block_size
+        bounds = [
+            (shared + (blocks - shared) // n) * self.block_size
+            for window, blocks in self.groups
+            if window == 0 or n * (-(-window // self.block_size) + 1) > blocks
+        ]
+        return min(bounds, default=None)
 
 
 def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> CheckedRequest:
@@ -76,7 +83,7 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
 def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
     most, holder, remedy = engine.max_seq_len, "engine", "build the engine with a larger --max-seq-len"
     kv_positions = capacity.positions(len(ids), params.n)
-    if kv_positions + 1 < most:  # the last token is never written to the cache
+    if kv_positions is not None and kv_positions + 1 < most:  # the last token is never written to the cache
         most, holder, remedy = kv_positions + 1, "KV cache", "raise kv_cache_memory"
         if params.n > 1:
             holder, remedy = f"KV cache with {params.n} completions side by side", "lower n, or raise kv_cache_memory"

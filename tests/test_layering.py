@@ -155,8 +155,8 @@ LAYERS = {
     },
     "executor": {"cpu_executor", "profile"},
     "scheduler": {
-        "block_allocator", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder", "request", "sampler",
-        "logit_row", "logit_processors", "philox",
+        "block_allocator", "group_shape", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder",
+        "request", "sampler", "logit_row", "logit_processors", "philox",
     },
     "engine": {"engine", "engine_core", "engine_options"},
 }  # fmt: skip

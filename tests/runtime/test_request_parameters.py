@@ -102,6 +102,19 @@ def test_more_completions_than_there_is_room_for_are_refused(fake: FakeEngine, t
             llm.generate(prompt, SamplingParams(n=3, max_tokens=65))
 
 
+def test_a_window_asks_for_its_own_blocks_only(fake: FakeEngine, tmp_path: Path) -> None:
+    fake.blocks, fake.windows = 3, [40]  # a window takes up to three blocks of 32 positions
+    with LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB") as llm:
+        prompt = {"prompt_token_ids": [7] * 100}
+        assert fake.submitted[llm.generate(prompt, SamplingParams(max_tokens=None)).request_id].max_tokens == 28
+        with pytest.raises(PromptTooLongError, match="with 2 completions"):
+            llm.generate(prompt, SamplingParams(n=2, max_tokens=20))
+    fake.stopped, fake.windows = False, [40, 0]
+    another = LLM(write_engine(tmp_path / "another"), kv_cache_memory="1MiB")
+    with another, pytest.raises(PromptTooLongError, match="KV cache holds 97"):
+        another.generate(prompt, SamplingParams(max_tokens=20))
+
+
 def test_seeds_of_completions() -> None:
     params = SamplingParams(n=3, seed=2**64 - 1)
     assert [params.completion_seed(i) for i in range(2)] == [2**64 - 1, 0x9E3779B97F4A7C14]

@@ -50,6 +50,7 @@ class FakeEngine:
         self.submitted: dict[int, Any] = {}
         self.budget: int | None = None
         self.blocks = 100
+        self.windows = [0]  # of the cache groups
         self.tokens_per_event = 1
         self.death: Exception | None = None
         self._max_queue = max_queue
@@ -94,8 +95,9 @@ class FakeEngine:
                 return events
             time.sleep(0.002)
 
-    def stats(self) -> dict[str, int]:
-        return {"running": len(self._alive), "total_blocks": self.blocks, "block_size": 32}
+    def stats(self) -> dict[str, Any]:
+        groups = [{"window": window, "total_blocks": self.blocks} for window in self.windows]
+        return {"running": len(self._alive), "total_blocks": self.blocks, "block_size": 32, "groups": groups}
 
     def shutdown(self, drain: bool, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
