@@ -11,6 +11,7 @@ import os
 import random
 import threading
 import time
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,11 @@ class Ask:
         words = "".join(own.choice(WORDS) for _ in range(own.randrange(1, 8)))
         self.prompt: Any = own.choice([words, {"prompt_token_ids": ids}])
         hot = own.random() < 0.6
+        most = own.randrange(1, 20)
         self.params = SamplingParams(
-            max_tokens=own.randrange(1, 20),
+            n=own.choice([1, 1, 1, 2, 3]),
+            max_tokens=most,
+            min_tokens=own.choice([0, 0, min(most, 4)]),
             temperature=own.choice([0.5, 1.0, 2.0]) if hot else 0.0,
             top_k=own.choice([0, 1, 40]),
             top_p=own.choice([1.0, 0.9, 0.2]),
@@ -49,25 +53,53 @@ class Ask:
             stop_token_ids=[own.randrange(VOCAB) for _ in range(own.choice([0, 0, 50]))],
             ignore_eos=own.random() < 0.5,
             logprobs=own.choice([None, None, 0, 3]),
-            detokenize=own.random() < 0.8,
+            priority=own.choice([0, 0, 1]),
+            truncate_prompt_tokens=own.choice([None, None, 20]),
+            **shaping(own),
+            **texts(own),
         )
         self.key = seed
         self.patience = rng.randrange(8) if rng.random() < 0.15 else None
         """Tokens after which the caller cancels; 0: at once."""
         self.streams = rng.random() < 0.5
+        self.timeout = rng.choice([0, 0.001, 0.02, 0.2]) if rng.random() < 0.1 else None
 
 
-def answer(output: RequestOutput) -> bytes:
-    """What must be the same bits in any company; as a hash, so that the test's own memory stays flat."""
-    c = output.outputs[0]
-    return blake2b(repr((c.token_ids, c.text, c.logprobs, c.finish_reason, c.stop_reason)).encode()).digest()
+def shaping(own: random.Random) -> dict[str, Any]:
+    """What looks at the tokens so far, or changes logits; two in three have none."""
+    if own.random() < 0.66:
+        return {}
+    return {
+        "min_p": own.choice([0, 0.05]),
+        "repetition_penalty": own.choice([1, 1.2]),
+        "presence_penalty": own.choice([0, 0.4]),
+        "frequency_penalty": own.choice([0, -0.2]),
+        "logit_bias": own.choice([None, {own.randrange(VOCAB): 5.0, own.randrange(VOCAB): -float("inf")}]),
+        "bad_words": own.choice([[], ["self"], [[own.randrange(VOCAB)]]]),
+    }
 
 
-def ask_one(llm: LLM, ask: Ask) -> Any:
-    """Its answer, None if it was cancelled in time."""
+def texts(own: random.Random) -> dict[str, Any]:
+    if own.random() < 0.2:
+        return {"detokenize": False}
+    return {
+        "stop": own.choice([[], [], ["e", "import"], ["\n"]]),
+        "include_stop_str_in_output": own.random() < 0.5,
+        "skip_special_tokens": own.random() < 0.5,
+    }
+
+
+def answers_of(output: RequestOutput) -> list[Any]:
+    """What must be the same bits in any company, per completion; as a hash, so that the test's own memory stays flat.
+    None for a completion that was cancelled or late."""
+    kept = [(c.token_ids, c.text, c.logprobs, c.finish_reason, c.stop_reason) for c in output.outputs]
+    return [None if bits[3] in ("abort", "timeout") else blake2b(repr(bits).encode()).digest() for bits in kept]
+
+
+def ask_one(llm: LLM, ask: Ask) -> list[Any]:
     while True:
         try:
-            handle = llm.generate_async(ask.prompt, ask.params)
+            handle = llm.generate_async(ask.prompt, replace(ask.params, timeout=ask.timeout))
             break
         except QueueFullError:
             time.sleep(0.002)
@@ -75,10 +107,9 @@ def ask_one(llm: LLM, ask: Ask) -> Any:
         handle.abort()
     if ask.streams or ask.patience:
         for output in handle:
-            if ask.patience and len(output.outputs[0].token_ids) >= ask.patience and not output.finished:
+            if ask.patience and len(output.outputs[-1].token_ids) >= ask.patience and not output.finished:
                 handle.abort()
-    output = handle.result(120)
-    return None if output.outputs[0].finish_reason == "abort" else answer(output)
+    return answers_of(handle.result(120))
 
 
 def resident() -> int:
@@ -124,6 +155,7 @@ def test_soak(pico_engine: Path) -> None:
             stats = llm.get_stats()
             assert (stats["used_blocks"], stats["running"], stats["waiting"]) == (0, 0, 0)
             assert stats["free_blocks"] + stats["cached_blocks"] == stats["total_blocks"]
+            assert all(group["used_blocks"] == 0 for group in stats["groups"])
             assert not llm._client._requests
     seconds = time.monotonic() - started
     print(
@@ -132,6 +164,7 @@ def test_soak(pico_engine: Path) -> None:
     assert stats["requests_failed"] == 0
     assert stats["evictions"] > 0
     assert stats["preemptions"] > 0
+    assert stats["requests_timed_out"] > 0
     assert memory[-1] - memory[0] < RSS_GROWTH
     compare(pico_engine, asks, answers)
 
@@ -142,11 +175,18 @@ def compare(engine: Path, asks: list[Ask], answers: list[Any]) -> None:
     survivors = 0
     with LLM(engine, kv_cache_memory="8MiB", threads=1, max_batch_size=1, enable_prefix_caching=False) as solo:
         for ask, got in zip(asks, answers, strict=True):
-            if got is None:
-                assert ask.patience is not None
-                continue
             if ask.key not in alone:
-                alone[ask.key] = answer(solo.generate(ask.prompt, ask.params))
-            assert got == alone[ask.key], ask.key
-            survivors += 1
-    assert COUNT * 0.8 < survivors < COUNT
+                alone[ask.key] = alone_answers(solo, ask)
+            for mine, expected in zip(got, alone[ask.key], strict=True):
+                if mine is None:
+                    assert ask.patience is not None or ask.timeout is not None
+                else:
+                    assert mine == expected, ask.key
+            survivors += None not in got
+    assert COUNT * 0.7 < survivors < COUNT
+
+
+def alone_answers(solo: LLM, ask: Ask) -> list[Any]:
+    """Each completion as a request of its own, with its seed."""
+    seeds = [ask.params.completion_seed(i) for i in range(ask.params.n)]
+    return [answers_of(solo.generate(ask.prompt, replace(ask.params, n=1, seed=seed)))[0] for seed in seeds]
