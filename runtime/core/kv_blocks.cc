@@ -1,6 +1,7 @@
 #include "runtime/core/kv_blocks.h"
 
 #include <algorithm>
+#include <ranges>
 #include <stdexcept>
 
 namespace tensorwright {
@@ -144,7 +145,10 @@ void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
     if (!tree_ || from >= needed) continue;
     PrefixTree::Node* node = held.tail;
     for (int32_t i = held.published - 1; i >= needed; --i) node = node->parent;
-    for (int32_t i = needed; i-- > from; node = node->parent) tree_->let_go(node, group);
+    std::vector<PrefixTree::Node*> dropped;
+    for (int32_t i = needed; i-- > from; node = node->parent) dropped.push_back(node);
+    // The deepest last: a hit further on is worth more.
+    for (PrefixTree::Node* each : std::views::reverse(dropped)) tree_->let_go(each, group);
   }
 }
 

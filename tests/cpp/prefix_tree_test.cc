@@ -125,6 +125,53 @@ TW_TEST(what_is_held_is_never_evicted) {
   TW_CHECK_EQ(kv.evictions(), 1);
 }
 
+// A window of 3 positions over blocks of 2: a position sees its own block and the one before.
+TW_TEST(a_window_lets_go_and_a_hit_needs_its_end_only) {
+  KvBlocks kv({{20}, {20, 3, 4}}, 2, true);
+  Tokens tokens = {1, 1, 2, 2, 3, 3, 4, 4, 5};
+  SequenceBlocks held = compute(kv, tokens);
+  kv.drop_unseen(held, 9);  // sees 7 and 8
+  TW_CHECK_EQ(kv.group(0).used(), 5);
+  TW_CHECK_EQ(kv.group(1).used(), 2);
+  TW_CHECK_EQ(held.tables[1].first(), 3);
+  TW_CHECK_EQ(kv.group(1).idle(), 3);
+  SequenceBlocks other = compute(kv, tokens);  // of the group with the window, only the end
+  TW_CHECK_EQ(other.tables[1].first(), 3);
+  TW_CHECK_EQ(other.published, 4);
+  TW_CHECK_EQ(kv.group(1).references(other.tables[1][3]), 2);
+  kv.release(other);
+  kv.release(held);
+  TW_CHECK_EQ(kv.group(0).used(), 0);
+  TW_CHECK_EQ(kv.group(1).used(), 0);
+  TW_CHECK_EQ(kv.group(1).idle(), 4);
+  SequenceBlocks all;
+  TW_CHECK(grow(kv, all, 20));
+  kv.release(all);
+}
+
+TW_TEST(a_block_evicted_from_a_window_leaves_a_hole) {
+  KvBlocks kv({{20}, {5, 3, 4}}, 2, true);
+  Tokens tokens = {1, 1, 2, 2, 3, 3, 4, 4, 5};
+  SequenceBlocks held = compute(kv, tokens);
+  kv.drop_unseen(held, 9);
+  SequenceBlocks one;
+  TW_CHECK(grow(kv, one, 1));  // takes the block of {1, 1} that no one sees
+  TW_CHECK_EQ(kv.evictions(), 1);
+  TW_CHECK_EQ(hit(kv, {1, 1, 7}), 0);
+  TW_CHECK_EQ(hit(kv, {1, 1, 2, 2, 7}), 2);  // the position behind it sees {2, 2} only
+  TW_CHECK_EQ(hit(kv, {1, 1, 2, 2, 3, 3, 7}), 3);
+  TW_CHECK_EQ(hit(kv, tokens), 4);
+  kv.release(one);
+  SequenceBlocks again = compute(kv, {1, 1, 9});  // computes {1, 1} and fills the hole
+  TW_CHECK_EQ(hit(kv, {1, 1, 7}), 1);
+  kv.release(again);
+  kv.release(held);
+  SequenceBlocks all;
+  TW_CHECK(grow(kv, all, 5));  // whatever was remembered can be had back, a node without blocks goes
+  TW_CHECK_EQ(kv.group(1).free(), 0);
+  TW_CHECK_EQ(hit(kv, tokens), 0);
+}
+
 TW_TEST(misuse_is_refused) {
   std::deque<BlockAllocator> groups;
   groups.emplace_back(2);
