@@ -53,9 +53,10 @@ void Engine::submit(Request request) {
                                            std::to_string(request.id) + " twice; use a counter");
   }
   if (alive_.size() >= max_alive_) {
-    throw Error("QueueFullError", "[engine] at most " + std::to_string(max_alive_) +
-                                      " requests (max_batch_size + max_queue_size) may be alive, got one more; "
-                                      "try again later");
+    throw Error("QueueFullError",
+                "[engine] at most " + std::to_string(max_alive_) +
+                    " requests (max_batch_size + max_queue_size) may be alive, got one more; "
+                    "try again later");
   }
   alive_.insert(request.id);
   inbox_.emplace_back(std::move(request), arrived);
