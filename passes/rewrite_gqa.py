@@ -73,13 +73,6 @@ def replace_before_rotary(m: Match, g: Rewriter) -> Value:
     return out
 
 
-def replace_before_rotary(m: Match, g: Rewriter) -> Value:
-    k, v = (g.view(x, shape=(1, *(m.dims[d] for d in ("S", "Hkv", "D")))) for x in (m.k_column, m.v_column))
-    k = k if m.table is None else g.rotary(k, m.table, rotary_dim=m.rotary_dim)
-    out: Value = g.attention(m.q, k, v, **m.root.attrs)
-    return out
-
-
 def rewrite_gqa(graph: Graph) -> int:
     return apply(graph, PATTERN, check, replace) + apply(
         graph, BEFORE_ROTARY, check_before_rotary, replace_before_rotary

@@ -26,7 +26,7 @@ from tensorwright.plugins.matmul.op import EPILOGUE_NONE
 from tensorwright.plugins.swiglu.op import ACTIVATIONS
 
 MAGIC = b"TWCPUPLN"
-VERSION = 1
+VERSION = 2
 DTYPES = {"float32": 0, "bfloat16": 1}
 KINDS = {"tokens": 0, "rows": 1}
 

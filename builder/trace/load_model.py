@@ -86,11 +86,6 @@ def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(
             f"{checkpoint.path}: weights quantized with {method} are not read; give the unquantized checkpoint"
         )
-    if getattr(config, "alibi", False):
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: alibi is refused: attention scores with a slope per head are not supported; "
-            "positions must be learned or rotary"
-        )
     if getattr(config, "reorder_and_upcast_attn", False):
         raise UnsupportedModelError(
             f"{checkpoint.path}: reorder_and_upcast_attn is refused; set it to false in config.json: scores are always "

@@ -58,9 +58,10 @@ void Engine::submit(Request request) {
                                            std::to_string(request.id) + " twice; use a counter");
   }
   if (alive_.size() >= max_alive_) {
-    throw Error("QueueFullError", "[engine] at most " + std::to_string(max_alive_) +
-                                      " requests (max_batch_size + max_queue_size) may be alive, got one more; "
-                                      "try again later");
+    throw Error("QueueFullError",
+                "[engine] at most " + std::to_string(max_alive_) +
+                    " requests (max_batch_size + max_queue_size) may be alive, got one more; "
+                    "try again later");
   }
   std::set<int32_t>& completions = alive_[request.id];
   for (int32_t i = 0; i < request.sampling.n; ++i) completions.insert(i);

@@ -21,7 +21,7 @@
 namespace tensorwright {
 
 inline constexpr char kPlanMagic[8] = {'T', 'W', 'C', 'P', 'U', 'P', 'L', 'N'};
-inline constexpr uint32_t kPlanVersion = 1;
+inline constexpr uint32_t kPlanVersion = 2;
 
 struct PlanHeader {
   char magic[8];

@@ -16,6 +16,7 @@ from support.command_line import call
 from support.fake_runtime import FakeEngine, fake_module, write_engine
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime import model_cache, native
+from tensorwright.runtime.cli import main
 
 
 @pytest.fixture
