@@ -60,7 +60,7 @@ TW_TEST(sound_plan_is_taken) {
 
 TW_TEST(header_faults_are_named) {
   check_says(fault_of_bytes([](auto& b) { b[0] = std::byte{'X'}; }), "magic");
-  check_says(fault_of_bytes([](auto& b) { b[8] = std::byte{9}; }), "version must be 1, is 9");
+  check_says(fault_of_bytes([](auto& b) { b[8] = std::byte{9}; }), "version must be 2, is 9");
   check_says(fault_of_bytes([](auto& b) { b.pop_back(); }), "header says");
   check_says(fault_of_bytes([](auto& b) { b.clear(); }), "0 bytes");
   check_says(fault_of([](ToyPlan& t) { t.header.block_size = 24; }), "block_size");
