@@ -7,7 +7,8 @@
 #include <stdint.h>
 
 // Numbers are stored in plans; append only.
-enum tw_dtype { TW_F32 = 0, TW_BF16 = 1, TW_I32 = 2, TW_I8 = 3 };
+// TW_I4 is only a dtype of packed weights: two to a byte (plugins/quantized_matmul/layout.h).
+enum tw_dtype { TW_F32 = 0, TW_BF16 = 1, TW_I32 = 2, TW_I8 = 3, TW_I4 = 4 };
 
 // Output columns in one panel of the packed weight layout, and positions in one tile of a K page.
 enum { TW_LANES = 16 };

@@ -10,8 +10,8 @@ namespace tensorwright {
 
 std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels() {
   static constexpr KernelEntry<tw_elementwise_fn> kTable[] = {
-      {"elementwise_avx512", Isa::avx512, false, tw_elementwise_avx512},
-      {"elementwise_scalar", Isa::scalar, false, tw_elementwise_scalar},
+      {"elementwise_avx512", Isa::avx512, Extra::none, tw_elementwise_avx512},
+      {"elementwise_scalar", Isa::scalar, Extra::none, tw_elementwise_scalar},
   };
   return kTable;
 }

@@ -21,6 +21,7 @@ namespace tensorwright {
 
 void bind_attention_kernels(nb::module_& m);    // kernel_bindings_attention.cc
 void bind_elementwise_kernels(nb::module_& m);  // kernel_bindings_elementwise.cc
+void bind_quantized_kernels(nb::module_& m);    // kernel_bindings_quantized.cc
 void bind_benchmarks(nb::module_& m);           // benchmark_bindings.cc
 
 namespace {
@@ -68,7 +69,7 @@ template <typename Fn>
 Table names(std::span<const KernelEntry<Fn>> table) {
   Table rows;
   for (const auto& entry : table) {
-    const bool runnable = refusal(entry.isa, entry.needs_bf16, Isa::avx512).empty();
+    const bool runnable = refusal(entry.isa, entry.extra, Isa::avx512).empty();
     rows.emplace_back(entry.name, isa_name(entry.isa), runnable);
   }
   return rows;
@@ -78,7 +79,7 @@ template <typename Fn>
 Fn entry_of(std::span<const KernelEntry<Fn>> table, size_t index) {
   require(index < table.size(), "kernel index out of range");
   const auto& entry = table[index];
-  const std::string reason = refusal(entry.isa, entry.needs_bf16, Isa::avx512);
+  const std::string reason = refusal(entry.isa, entry.extra, Isa::avx512);
   if (!reason.empty()) throw Error("IsaError", std::string(entry.name) + ": " + reason);
   return entry.fn;
 }
@@ -272,6 +273,7 @@ void bind_kernels(nb::module_& m) {
   m.def("panel_bytes", [](int dtype, size_t k) { return tw_panel_bytes(dtype, k); }, "dtype"_a, "k"_a);
   bind_attention_kernels(m);
   bind_elementwise_kernels(m);
+  bind_quantized_kernels(m);
   bind_benchmarks(m);
 }
 
