@@ -56,7 +56,7 @@ class WeightFormat:
 
 
 def parse_format(text: str) -> WeightFormat:
-    """"int4", "int8:g64", "w8a8". Raises InvalidOptionError that says what there is."""
+    """ "int4", "int8:g64", "w8a8". Raises InvalidOptionError that says what there is."""
     if text == "w8a8":
         return WeightFormat(8, 0)
     kind, _, group = text.partition(":")
@@ -69,3 +69,39 @@ def parse_format(text: str) -> WeightFormat:
     raise InvalidOptionError(
         f"a weight format must be int4, int8 (each also with a group: {sizes}, as in int4:g64) or w8a8, not {text!r}"
     )
+
+
+@dataclass(frozen=True)
+class QuantizeSpec:
+    """Formats of the layers' matrices, the embedding and lm_head; None: in the engine's activation type."""
+
+    linears: WeightFormat | None
+    embedding: WeightFormat | None
+    lm_head: WeightFormat | None
+
+    def __str__(self) -> str:
+        def name(fmt: WeightFormat | None) -> str:
+            return "none" if fmt is None else str(fmt)
+
+        return f"{name(self.linears)},embedding={name(self.embedding)},lm_head={name(self.lm_head)}"
+
+
+def parse_spec(text: str) -> QuantizeSpec:
+    """FORMAT[,embedding=FORMAT][,lm_head=FORMAT]; a FORMAT may be "none". What is not named follows the first.
+
+    Raises InvalidOptionError.
+    """
+    first, *others = [part.strip() for part in text.split(",")]
+    linears = None if first == "none" else parse_format(first)
+    named: dict[str, WeightFormat | None] = {"embedding": linears, "lm_head": linears}
+    seen: set[str] = set()
+    for part in others:
+        name, equals, value = part.partition("=")
+        if name not in named or not equals or name in seen:
+            raise InvalidOptionError(
+                "quantize must be FORMAT, then at most embedding=FORMAT and lm_head=FORMAT, as in "
+                f"int4:g64,lm_head=int8; {part!r} in {text!r} is not"
+            )
+        seen.add(name)
+        named[name] = None if value == "none" else parse_format(value)
+    return QuantizeSpec(linears, named["embedding"], named["lm_head"])

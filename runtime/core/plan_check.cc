@@ -13,7 +13,12 @@ using Check = InstructionCheck;
 
 void check_embedding(const Check& c) {
   const WeightRecord* table = c.weight(0);
-  c.require_panels("table", table, (uint64_t{c.plan.header.vocab_size} + TW_LANES - 1) / TW_LANES, table->k);
+  const uint64_t panels = (uint64_t{c.plan.header.vocab_size} + TW_LANES - 1) / TW_LANES;
+  if (table->layout == static_cast<uint32_t>(WeightLayout::kQuantized)) {
+    c.require_quantized("table", table, panels, table->k);
+  } else {
+    c.require_panels("table", table, panels, table->k);
+  }
   c.require_kind("y", c.out(0), BufferKind::kTokens);
   c.require_float32("y", c.out(0));
   c.require_cols("y", c.out(0), table->k);
@@ -66,6 +71,22 @@ void check_matmul(const Check& c) {
   const uint64_t panels = epilogue == TW_EPILOGUE_SWIGLU ? 2 * columns : columns;
   c.require_panels("w", w, panels, x->cols);
   c.require(w->dtype == x->dtype, "w must have x's dtype ", x->dtype, ", has ", w->dtype);
+  c.require_raw("bias", c.weight(1), panels * TW_LANES);
+  c.require_float32("residual", c.in(1));
+  c.require_cols("residual", c.in(1), static_cast<uint64_t>(n));
+  c.require_cols("y", c.out(0), static_cast<uint64_t>(n));
+}
+
+void check_quantized_matmul(const Check& c) {
+  const BufferRecord* x = c.in(0);
+  const int32_t epilogue = c.instruction.ints[0], n = c.instruction.ints[1];
+  c.require_same_kind();
+  c.require(epilogue == TW_EPILOGUE_NONE || epilogue == TW_EPILOGUE_SWIGLU, "epilogue must be 0 or 1, is ",
+            epilogue);
+  c.require(n >= 1, "n must be positive, is ", n);
+  const uint64_t columns = (static_cast<uint64_t>(n) + TW_LANES - 1) / TW_LANES;
+  const uint64_t panels = epilogue == TW_EPILOGUE_SWIGLU ? 2 * columns : columns;
+  c.require_quantized("w", c.weight(0), panels, x->cols);
   c.require_raw("bias", c.weight(1), panels * TW_LANES);
   c.require_float32("residual", c.in(1));
   c.require_cols("residual", c.in(1), static_cast<uint64_t>(n));
@@ -182,6 +203,7 @@ constexpr Rule kRules[] = {
     {Op::kEmbedding, "embedding", 0, 0, 1, 1, 1, 1, 0, 1, check_embedding},
     {Op::kRmsNorm, "rms_norm", 1, 2, 1, 1, 1, 2, 0, 2, check_rms_norm},
     {Op::kMatmul, "matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_matmul},
+    {Op::kQuantizedMatmul, "quantized_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_quantized_matmul},
     {Op::kRotaryTable, "rotary_table", 0, 0, 1, 1, 1, 1, 0, 1, check_rotary_table},
     {Op::kRotaryKvWrite, "rotary_kv_write", 2, 2, 0, 0, 1, 1, 3, 0, check_rotary_kv_write},
     {Op::kPagedAttention, "paged_attention", 1, 1, 0, 0, 1, 1, 2, 2, check_paged_attention},
@@ -237,7 +259,8 @@ bool may_share(uint32_t op, int in, int out) {
   return op == static_cast<uint32_t>(Op::kAdd) || op == static_cast<uint32_t>(Op::kRmsNormColumns) ||
          op == static_cast<uint32_t>(Op::kElementwise) ||
          (op == static_cast<uint32_t>(Op::kRmsNorm) && out == 1) ||
-         (op == static_cast<uint32_t>(Op::kMatmul) && in == 1);
+         ((op == static_cast<uint32_t>(Op::kMatmul) || op == static_cast<uint32_t>(Op::kQuantizedMatmul)) &&
+          in == 1);
 }
 
 void check_overlaps(const Check& c) {

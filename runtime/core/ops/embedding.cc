@@ -10,6 +10,7 @@ class Embedding : public Operation {
       : y_(context.buffer(instruction.out[0])),
         table_(context.weight_data(instruction.weight[0])),
         table_dtype_(static_cast<int>(context.weight(instruction.weight[0]).dtype)),
+        group_(static_cast<int32_t>(context.weight(instruction.weight[0]).group)),
         scale_(instruction.floats[0]),
         kernel_(choose("embedding", embedding_kernels(table_dtype_), context.isa)) {}
 
@@ -23,6 +24,7 @@ class Embedding : public Operation {
       args.scale = scale_;
       args.y = y_.floats(view, begin);
       args.y_stride = y_.stride;
+      args.group = group_;
       kernel_(&args);
     });
   }
@@ -36,6 +38,7 @@ class Embedding : public Operation {
   BufferRef y_;
   const void* table_;
   int table_dtype_;
+  int32_t group_;
   float scale_;
   tw_embedding_fn kernel_;
 };
