@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.errors import BuildError, MissingDependencyError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import expected_counts
+from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 if TYPE_CHECKING:
     from tensorwright.builder.ir.graph import Graph
@@ -43,6 +44,7 @@ def build(
     verify: bool = False,
     dump: str | Path | None = None,
     accuracy: str = "quick",
+    quantize: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> BuildResult:
@@ -51,12 +53,13 @@ def build(
     dtype: "float32", "bfloat16", or "auto": the checkpoint's, float32 for float16. max_seq_len: prompt and answer
     together, by default the model's. verify: checks every pass against the graph before it. dump: a directory that
     gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against
-    transformers). overwrite: replaces an engine at `out`.
+    transformers). quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
+    (tensorwright.plugins.quantized_matmul.formats); None keeps them in the activation type. overwrite: replaces an engine at `out`.
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, PassError, LoweringError,
     MissingDependencyError, and BuildError if `out` exists or cannot be written. Whatever is raised, `out` is as it was.
     """
-    options = BuildOptions(target, dtype, max_seq_len, accuracy)
+    options = BuildOptions(target, dtype, max_seq_len, accuracy, quantize)
     phases = Phases(progress or (lambda phase, done, total: None))
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
         with phases.run("open"):
@@ -83,6 +86,8 @@ def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Gra
     with phases.run("trace"):
         graph = trace(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
     graph.facts["block_size"] = BLOCK_SIZE
+    if options.quantize is not None:
+        graph.facts["quantize"] = str(parse_spec(options.quantize))
     return graph
 
 
@@ -155,7 +160,7 @@ def _finish(
         config = engine_config(
             target=options.target,
             facts=facts,
-            build_options={"dtype": options.dtype, "max_seq_len": options.max_seq_len, "accuracy": options.accuracy},
+            build_options=asdict(options),
             passes=report.counts,
             accuracy=record,
             source=source_record(checkpoint),

@@ -29,6 +29,9 @@ EPILOGUE_NONE, EPILOGUE_SWIGLU = 0, 1
 
 PANELS, PANELS_SWIGLU, RAW = "panels", "panels_swiglu", "raw"
 
+LINEARS = ("linear", "quantized_linear")
+EMBEDDINGS = ("embedding", "quantized_embedding")
+
 
 def lower_to_cpu(graph: Graph) -> int:
     """Returns how many instructions came out. Raises LoweringError for a node without a kernel."""
@@ -100,7 +103,7 @@ class _Lowering:
         return needs.pop() if needs else "float32"
 
     def feeds_matmul(self, user: Node, value: Value) -> bool:
-        return user.op == "linear" and user.inputs[0] is value
+        return user.op in LINEARS and user.inputs[0] is value
 
     def matmul_operand(self, value: Value | None) -> Value:
         """The input of a matmul, which must be A already: there is no instruction that converts."""
@@ -120,9 +123,9 @@ def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
     folded: set[int] = set()
     for node in graph.nodes:
         candidates = node.inputs if node.op == "add" else node.inputs[:1] if node.op in ("swiglu", "mul") else []
-        wanted = "embedding" if is_scaling(node) else "linear" if node.op != "mul" else ""
+        wanted = EMBEDDINGS if is_scaling(node) else LINEARS if node.op != "mul" else ()
         for value in reversed(candidates):
-            if value is None or value.node is None or value.node.op != wanted or value in graph.outputs:
+            if value is None or value.node is None or value.node.op not in wanted or value in graph.outputs:
                 continue
             if len(users[value]) == 1 and node.inputs.count(value) == 1:
                 folded.add(id(value.node))
@@ -155,10 +158,7 @@ def lower_mul(low: _Lowering, node: Node) -> list[Value]:
     assert x is not None
     assert factor is not None
     if x.node is not None and id(x.node) in low.folded:
-        table, ids = x.node.inputs
-        scale = float(x.node.attrs["scale"]) * float(number_of(factor) or 0.0)
-        operands = [low.weight(table, PANELS), low.value(ids)]
-        return low.emit("embedding", operands, [("float32", node.output.shape)], scale=scale)
+        return lower_embedding(low, x.node, float(number_of(factor) or 0.0))
     if id(node) not in low.trees.of:
         raise low.refusal(node.output, "multiplies what no kernel does")
     return lower_tree(low, node)
@@ -169,10 +169,23 @@ def lower_input(low: _Lowering, node: Node) -> list[Value]:
     return node.outputs
 
 
-def lower_embedding(low: _Lowering, node: Node) -> list[Value]:
+def lower_embedding(low: _Lowering, node: Node, factor: float = 1.0) -> list[Value]:
     table, ids = node.inputs
     kind = ("float32", node.output.shape)
-    return low.emit("embedding", [low.weight(table, PANELS), low.value(ids)], [kind], scale=float(node.attrs["scale"]))
+    attrs = {**format_attr(node), "scale": float(node.attrs["scale"]) * factor}
+    return low.emit(node.op, [low.weight(table, layout_of(node, PANELS)), low.value(ids)], [kind], **attrs)
+
+
+def format_attr(node: Node) -> dict[str, str]:
+    """The format of a quantized op; nothing for others."""
+    return {"format": node.attrs["format"]} if "format" in node.attrs else {}
+
+
+def layout_of(node: Node, layout: str) -> str:
+    """`layout`, or what takes its place for a quantized op."""
+    if "format" not in node.attrs:
+        return layout
+    return f"{layout.replace('panels', 'quantized')}:{node.attrs['format']}"
 
 
 def lower_rms_norm(low: _Lowering, node: Node) -> list[Value]:
@@ -211,8 +224,10 @@ def lower_matmul(
     bias = low.weight(bias, RAW) if bias is not None else None
     out = last.output
     kind = (low.input_type(out), out.shape)
-    operands = [low.matmul_operand(x), low.weight(w, layout), bias, None if residual is None else low.value(residual)]
-    return low.emit("matmul", operands, [kind], epilogue=epilogue, n=out.shape[-1])
+    weight = low.weight(w, layout_of(linear, layout))
+    operands = [low.matmul_operand(x), weight, bias, None if residual is None else low.value(residual)]
+    op = "quantized_matmul" if linear.op == "quantized_linear" else "matmul"
+    return low.emit(op, operands, [kind], **format_attr(linear), epilogue=epilogue, n=out.shape[-1])
 
 
 def lower_swiglu(low: _Lowering, node: Node) -> list[Value]:
@@ -271,6 +286,8 @@ RULES: dict[str, Callable[[_Lowering, Node], list[Value]]] = {
     "add_rms_norm": lower_add_rms_norm,
     "rms_norm_columns": lower_rms_norm_columns,
     "linear": lower_linear,
+    "quantized_linear": lower_linear,
+    "quantized_embedding": lower_embedding,
     "swiglu": lower_swiglu,
     "add": lower_add,
     "mul": lower_mul,

@@ -1,7 +1,7 @@
 """quantize_weights:  linear(x, W) -> quantized_linear(x, W){format},  embedding -> quantized_embedding
 
-T tokens, K inner, N outer.  x: [T, K], W: [N, K].  Which format serves whom is said by a `QuantizeSpec`: one for the
-linears, one for the embedding, one for lm_head (the linear over the rows that need logits).
+T tokens, K inner, N outer.  x: [T, K], W: [N, K].  The fact "quantize" says which format serves the linears, the
+embedding and lm_head (the linear over the rows that need logits); without it nothing is rewritten.
 
 Target-independent: the graph says what is rounded and how; packing belongs to the target.
 """
@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from tensorwright.builder.ir import Graph, Node
 from tensorwright.passes.rewriter import make_node, splice
-from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, WeightFormat
+from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, WeightFormat, parse_spec
 
 
-def quantize_weights(graph: Graph, spec: QuantizeSpec) -> int:
+def quantize_weights(graph: Graph) -> int:
     """Returns how many ops were rewritten. What is no weight of the checkpoint (a constant) stays as it is."""
+    if not graph.facts.get("quantize"):
+        return 0
+    spec = parse_spec(str(graph.facts["quantize"]))
     inserted: dict[int, list[Node]] = {}
     forward = {}
     for node in graph.nodes:

@@ -28,7 +28,7 @@ from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_fo
 LAYOUTS = ("raw", "bias", "bias_swiglu", "panels", "panels_swiglu", "quantized", "quantized_swiglu")
 ALIGNMENT = 64
 _CHUNK_BYTES = 8 << 20
-_LAYOUT_NUMBERS = {"raw": 0, "panels": 1}  # WeightLayout of plan_format.h
+_LAYOUT_NUMBERS = {"raw": 0, "panels": 1, "quantized": 2}  # WeightLayout of plan_format.h
 
 
 class Sink(Protocol):
@@ -75,7 +75,13 @@ class WeightPlan:
 
     @property
     def layout_number(self) -> int:
-        return _LAYOUT_NUMBERS["panels" if _is_matrix(self.key.layout) else "raw"]
+        layout = "quantized" if self.format else "panels" if _is_matrix(self.key.layout) else "raw"
+        return _LAYOUT_NUMBERS[layout]
+
+    @property
+    def group(self) -> int:
+        """Elements of K under one scale; 0 for a whole row, and for floats."""
+        return self.format.group if self.format else 0
 
     @property
     def format(self) -> WeightFormat | None:

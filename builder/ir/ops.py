@@ -117,6 +117,11 @@ def _compounds() -> None:
     _op("rotary_kv_write", 4, compound=True, results=(2,), stages=cached)
     _op("paged_attention", 5, compound=True, stages=cached)
     _op("gather_rows", 2, compound=True, stages=("cached", "lowered"))
+    optional_bias = frozenset((2,))
+    _op(
+        "quantized_linear", (2, 3), compound=True, optional_inputs=optional_bias, stages=cached, attrs={"format": "str"}
+    )
+    _op("quantized_embedding", 2, compound=True, stages=cached, attrs={"format": "str", "scale": "float"})
 
 
 def _lowered() -> None:
@@ -139,6 +144,8 @@ def _lowered() -> None:
     op("rms_norm", 3, (2,), (1, 2), eps="float", weight_offset="float")  # x, w, residual? -> y, sum if a residual
     op("rms_norm_columns", 2, start="int", heads="int", eps="float", weight_offset="float")  # x, w
     op("matmul", 4, (2, 3), epilogue="int", n="int")  # x, w, bias?, residual?
+    op("quantized_matmul", 4, (2, 3), format="str", epilogue="int", n="int")  # as matmul
+    op("quantized_embedding", 2, format="str", scale="float")  # table, ids
     op("rotary_table", 2, scale="float")  # positions, inv_freq
     op("rotary_kv_write", 4, results=(2,), kv_layer="int", heads="int", rotary_dim="int")  # qkv, table, slots, cache
     # q, cache, seq_starts, context_lens, block_tables

@@ -19,7 +19,7 @@ _COMPOUND_ROWS = {
     "rms_norm": (0,), "rms_norm_columns": (0,), "add_rms_norm": (0, 1), "rotary_table": (0,), "swiglu": (0,),
 }  # fmt: skip
 """The operands that compound ops read row by row; the others must be shared."""
-_OVER_LAST_DIM = ("rms_norm", "rms_norm_columns", "add_rms_norm", "swiglu", "linear")
+_OVER_LAST_DIM = ("rms_norm", "rms_norm_columns", "add_rms_norm", "swiglu", "linear", "quantized_linear")
 
 
 def is_per_row(value: Value) -> bool:
@@ -169,7 +169,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(REDUCTIONS, _not_dim_0("dims")),
     **dict.fromkeys(("softmax", "cumsum", "slice", "select", "unsqueeze", "squeeze"), _not_dim_0("dim")),
-    **dict.fromkeys((*_COMPOUND_ROWS, "linear"), _first_only),
+    **dict.fromkeys((*_COMPOUND_ROWS, "linear", "quantized_linear"), _first_only),
     "transpose": _not_dim_0("dim0", "dim1"),
     "permute": _permute,
     "view": _view,
@@ -177,6 +177,7 @@ _RULES: dict[str, Rule] = {
     "concat": _concat,
     "matmul": _matmul,
     "embedding": _embedding,
+    "quantized_embedding": _embedding,
     "index": _index,
     "arange": _arange,
     "full": _attr_fault,

@@ -144,7 +144,8 @@ void run_embedding(int dtype, size_t index, const Array& ids, const Array& table
                          table.data(),
                          scale,
                          const_cast<float*>(static_cast<const float*>(y.data())),
-                         y.stride(0)};
+                         y.stride(0),
+                         0};
   entry_of(embedding_kernels(dtype), index)(&a);
 }
 

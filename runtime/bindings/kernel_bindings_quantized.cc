@@ -25,12 +25,14 @@ using Rows = nb::ndarray<T, nb::ndim<2>, nb::device::cpu>;
 template <typename T>
 using Vector = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using AnyRows = nb::ndarray<nb::ndim<2>, nb::device::cpu>;
+using SourceRows = nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>;
 
 void require(bool holds, const std::string& message) {
   if (!holds) throw Error("InvalidOptionError", message);
 }
 
-int float_dtype(const AnyRows& array, const char* what) {
+template <typename Array>
+int float_dtype(const Array& array, const char* what) {
   if (array.dtype() == nb::dtype<float>()) return TW_F32;
   require(array.dtype() == nb::dtype<uint16_t>(), std::string(what) + " must be float32 or uint16 (bfloat16)");
   return TW_BF16;
@@ -67,7 +69,7 @@ Fn entry_of(std::span<const KernelEntry<Fn>> table, size_t index) {
 }
 
 // (error, weight, finite): see QuantizationError. step: 2 packs every other panel, for gate or up of a swiglu.
-std::tuple<double, double, bool> pack(int dtype, int64_t group, const AnyRows& source, const Vector<uint8_t>& out,
+std::tuple<double, double, bool> pack(int dtype, int64_t group, const SourceRows& source, const Vector<uint8_t>& out,
                                       int64_t first, int64_t step) {
   require_format(dtype, group);
   require_rows(source, "source");

@@ -109,7 +109,7 @@ TW_TEST(embedding) {
       for (const auto& entry : embedding_kernels(dtype)) {
         if (!refusal(entry.isa, Extra::none, Isa::avx512).empty()) continue;
         results.emplace_back(static_cast<size_t>(4 * width), -1.0f);
-        const tw_embedding_args a = {4, width, ids, table.data(), 1.7f, results.back().data(), width};
+        const tw_embedding_args a = {4, width, ids, table.data(), 1.7f, results.back().data(), width, 0};
         entry.fn(&a);
       }
       for (const auto& result : results) TW_CHECK(result == results.back());
