@@ -54,7 +54,8 @@ def build(
     together, by default the model's. verify: checks every pass against the graph before it. dump: a directory that
     gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against
     transformers). quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
-    (tensorwright.plugins.quantized_matmul.formats); None keeps them in the activation type. overwrite: replaces an engine at `out`.
+    (tensorwright.plugins.quantized_matmul.formats); None keeps them in the activation type. overwrite: replaces an
+    engine at `out`.
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, PassError, LoweringError,
     MissingDependencyError, and BuildError if `out` exists or cannot be written. Whatever is raised, `out` is as it was.

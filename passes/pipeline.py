@@ -99,7 +99,7 @@ PIPELINE: tuple[Phase, ...] = (
         Step(insert_kv_cache, "from one sequence to a ragged batch", after=("fuse_qkv",)),
     )),
     Phase("quantize", "cached", (
-        Step(quantize_weights, "the graph says what is rounded, for any target", after=("insert_kv_cache",), lossy="always"),
+        Step(quantize_weights, "what is rounded holds for any target", after=("insert_kv_cache",), lossy="always"),
     )),
     Phase("lower", "lowered", (
         Step(lower_to_cpu, "one node per instruction, final types", after=("insert_kv_cache",), lossy="bfloat16"),

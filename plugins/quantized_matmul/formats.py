@@ -1,7 +1,7 @@
 """Formats of quantized weights, by the names that users and graphs give them.
 
-int4:gN, int8:gN (N = 32, 64, 128)  groups of N along K share a bfloat16 scale; activations likewise, per token and group
-w8a8                                int8, one float32 scale per output row; activations one scale per token
+int4:gN, int8:gN  groups of N (32, 64, 128) along K share a bfloat16 scale; activations likewise, per token and group
+w8a8              int8, one float32 scale per output row; activations one scale per token
 """
 
 from __future__ import annotations
