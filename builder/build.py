@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import expected_counts
+from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 if TYPE_CHECKING:
     from tensorwright.builder.ir.graph import Graph
@@ -45,6 +46,7 @@ def build(
     verify: bool = False,
     dump: str | Path | None = None,
     accuracy: str = "quick",
+    quantize: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> BuildResult:
@@ -53,13 +55,15 @@ def build(
     dtype: "float32", "bfloat16", or "auto": the checkpoint's, float32 for float16. max_seq_len: prompt and answer
     together, by default the model's. verify: checks every pass against the graph before it. dump: a directory that
     gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against
-    transformers). overwrite: replaces an engine at `out`.
+    transformers). quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
+    (tensorwright.plugins.quantized_matmul.formats); None keeps them in the activation type. overwrite: replaces an
+    engine at `out`.
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, PassError, LoweringError,
     MissingDependencyError, and BuildError if `out` exists or cannot be written. Whatever is raised, `out` is as it was;
     only an interrupt may come when the engine is there, whole.
     """
-    options = BuildOptions(target, dtype, max_seq_len, accuracy)
+    options = BuildOptions(target, dtype, max_seq_len, accuracy, quantize)
     check_places(model, out, dump)
     graphs = None if dump is None else Path(os.path.expanduser(dump))
     phases = Phases(progress or (lambda phase, done, total: None))
@@ -90,6 +94,8 @@ def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Gra
     with phases.run("trace"):
         graph = trace(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
     graph.facts["block_size"] = BLOCK_SIZE
+    if options.quantize is not None:
+        graph.facts["quantize"] = str(parse_spec(options.quantize))
     return graph
 
 
@@ -176,7 +182,7 @@ def _finish(
         config = engine_config(
             target=options.target,
             facts=facts,
-            build_options={"dtype": options.dtype, "max_seq_len": options.max_seq_len, "accuracy": options.accuracy},
+            build_options=asdict(options),
             passes=report.counts,
             accuracy=record,
             source=source_record(checkpoint),

@@ -10,6 +10,7 @@ from typing import Any
 
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 TARGETS = ("cpu",)
 DTYPES = ("auto", "float32", "bfloat16")
@@ -29,11 +30,14 @@ class BuildOptions:
     dtype: str = "auto"
     max_seq_len: int | None = None
     accuracy: str = "quick"
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("target", TARGETS), ("dtype", DTYPES), ("accuracy", ACCURACY)):
             if getattr(self, name) not in allowed:
                 raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if self.quantize is not None:
+            parse_spec(self.quantize)
         length = self.max_seq_len
         if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 2):
             raise InvalidOptionError(f"max_seq_len must be a whole number of at least 2, not {length!r}")

@@ -35,6 +35,9 @@ IDS = {"token_ids": 0, "positions": 1}
 
 PANELS, PANELS_SWIGLU = "panels", "panels_swiglu"
 
+LINEARS = ("linear", "quantized_linear")
+EMBEDDINGS = ("embedding", "quantized_embedding")
+
 
 def lower_to_cpu(graph: Graph) -> int:
     """Returns how many instructions came out. Raises LoweringError for a node without a kernel."""
@@ -110,7 +113,7 @@ class Lowering:
         return self.act if users and all(self.feeds_matmul(user, value) for user in users) else "float32"
 
     def feeds_matmul(self, user: Node, value: Value) -> bool:
-        return user.op == "linear" and user.inputs[0] is value
+        return user.op in LINEARS and user.inputs[0] is value
 
     def matmul_operand(self, value: Value | None) -> Value:
         """The input of a matmul, in A; an instruction rounds it where the kernel that makes it writes float32."""
@@ -134,9 +137,9 @@ def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
     folded: set[int] = set()
     for node in graph.nodes:
         candidates = node.inputs if node.op == "add" else node.inputs[:1] if node.op in ("swiglu", "mul") else []
-        wanted = "embedding" if is_scaling(node) else "linear" if node.op != "mul" else ""
+        wanted = EMBEDDINGS if is_scaling(node) else LINEARS if node.op != "mul" else ()
         for value in reversed(candidates):
-            if value is None or value.node is None or value.node.op != wanted or value in graph.outputs:
+            if value is None or value.node is None or value.node.op not in wanted or value in graph.outputs:
                 continue
             if len(users[value]) == 1 and node.inputs.count(value) == 1:
                 folded.add(id(value.node))
@@ -183,9 +186,21 @@ def lower_input(low: Lowering, node: Node) -> list[Value]:
 def lower_embedding(low: Lowering, node: Node, factor: float = 1.0) -> list[Value]:
     table, ids = node.inputs
     assert ids is not None
-    attrs = {"ids": IDS[ids.name], "scale": float(node.attrs["scale"]) * factor}
-    operands = [low.weight(table, PANELS), low.value(ids)]
-    return low.emit("embedding", operands, [("float32", node.output.shape)], **attrs)
+    attrs = {**format_attr(node), "ids": IDS[ids.name], "scale": float(node.attrs["scale"]) * factor}
+    operands = [low.weight(table, layout_of(node, PANELS)), low.value(ids)]
+    return low.emit(node.op, operands, [("float32", node.output.shape)], **attrs)
+
+
+def format_attr(node: Node) -> dict[str, str]:
+    """The format of a quantized op; nothing for others."""
+    return {"format": node.attrs["format"]} if "format" in node.attrs else {}
+
+
+def layout_of(node: Node, layout: str) -> str:
+    """`layout`, or what takes its place for a quantized op."""
+    if "format" not in node.attrs:
+        return layout
+    return f"{layout.replace('panels', 'quantized')}:{node.attrs['format']}"
 
 
 def lower_linear(low: Lowering, node: Node) -> list[Value]:
@@ -200,8 +215,10 @@ def lower_matmul(
     bias = low.weight(bias, RAW) if bias is not None else None
     out = last.output
     kind = (low.input_type(out), out.shape)
-    operands = [low.matmul_operand(x), low.weight(w, layout), bias, None if residual is None else low.value(residual)]
-    return low.emit("matmul", operands, [kind], epilogue=epilogue, n=out.shape[-1])
+    weight = low.weight(w, layout_of(linear, layout))
+    operands = [low.matmul_operand(x), weight, bias, None if residual is None else low.value(residual)]
+    op = "quantized_matmul" if linear.op == "quantized_linear" else "matmul"
+    return low.emit(op, operands, [kind], **format_attr(linear), epilogue=epilogue, n=out.shape[-1])
 
 
 def lower_swiglu(low: Lowering, node: Node) -> list[Value]:
@@ -262,6 +279,8 @@ RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "embedding": lower_embedding,
     **NORM_RULES,
     "linear": lower_linear,
+    "quantized_linear": lower_linear,
+    "quantized_embedding": lower_embedding,
     "swiglu": lower_swiglu,
     "add": lower_add,
     "mul": lower_mul,

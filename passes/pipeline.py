@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tensorwright.builder.ir import Graph
 from tensorwright.builder.ir.ops import STAGES
@@ -37,6 +37,7 @@ from tensorwright.passes.matcher import Pattern, closest
 from tensorwright.passes.merge_common_subexpressions import merge_common_subexpressions
 from tensorwright.passes.permute_rotary_rows import permute_rotary_rows
 from tensorwright.passes.plan_memory import plan_memory
+from tensorwright.passes.quantize_weights import quantize_weights
 from tensorwright.passes.recognise_attention import recognise_attention
 from tensorwright.passes.recognise_gelu import recognise_gelu
 from tensorwright.passes.recognise_interleaved_rotary import recognise_interleaved_rotary
@@ -53,14 +54,14 @@ from tensorwright.passes.widen_activations import widen_activations
 class Step:
     """One pass and why it is here. `after`, `before`: names of passes of which one run must come earlier, later.
 
-    `lossy`: in bfloat16 the numbers change by design, so that --verify reports the change instead of bounding it.
+    `lossy`: when the numbers change by design, so that --verify reports the change instead of bounding it.
     """
 
     run: Callable[[Graph], int]
     why: str
     after: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
-    lossy: bool = False
+    lossy: Literal["never", "bfloat16", "always"] = "never"
 
     @property
     def name(self) -> str:
@@ -78,7 +79,7 @@ class Phase:
 
 PIPELINE: tuple[Phase, ...] = (
     Phase("canonicalise", "traced", (
-        Step(widen_activations, "one type for activations, so that every pattern is written once", lossy=True),
+        Step(widen_activations, "one type for activations, so that every pattern is written once", lossy="bfloat16"),
         Step(canonicalise_casts, "widening leaves casts that change nothing", after=("widen_activations",)),
         Step(canonicalise_scalars, "squares, scales and shifts have one spelling"),
         Step(canonicalise_linears, "products with stored matrices are linears of [1, S, C]"),
@@ -116,8 +117,11 @@ PIPELINE: tuple[Phase, ...] = (
     Phase("cache", "cached", (
         Step(insert_kv_cache, "from one sequence to a ragged batch", after=("fuse_qkv",)),
     )),
+    Phase("quantize", "cached", (
+        Step(quantize_weights, "what is rounded holds for any target", after=("insert_kv_cache",), lossy="always"),
+    )),
     Phase("lower", "lowered", (
-        Step(lower_to_cpu, "one node per instruction, final types", after=("insert_kv_cache",), lossy=True),
+        Step(lower_to_cpu, "one node per instruction, final types", after=("insert_kv_cache",), lossy="bfloat16"),
         Step(plan_memory, "last: a plan holds for one order of nodes", after=("lower_to_cpu",)),
     )),
 )  # fmt: skip
@@ -255,7 +259,8 @@ class _Run:
 
     def compare(self, step: Step) -> None:
         if self.comparison is not None:
-            lossy = step.lossy and self.report.graph.facts["dtype"] != "float32"
+            narrow = self.report.graph.facts["dtype"] != "float32"
+            lossy = step.lossy == "always" or (step.lossy == "bfloat16" and narrow)
             difference = self.comparison.check(self.report.graph, step.name, lossy=lossy)
             self.report.differences[step.name] = max(self.report.differences.get(step.name, 0.0), difference)
 

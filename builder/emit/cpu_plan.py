@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable
+from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable, format_of
 from tensorwright.builder.ir.graph import Graph, Node, Value
 from tensorwright.errors import BuildError, LoweringError
 from tensorwright.models.weights import TensorSource
@@ -27,7 +27,7 @@ from tensorwright.plugins.swiglu.op import ACTIVATIONS
 
 MAGIC = b"TWCPUPLN"
 VERSION = 2
-DTYPES = {"float32": 0, "bfloat16": 1}
+DTYPES = {"float32": 0, "bfloat16": 1, "int8": 3, "int4": 4}
 KINDS = {"tokens": 0, "rows": 1}
 
 HEADER = struct.Struct("<8sIIQQ10IiIQQ")
@@ -53,6 +53,8 @@ OPS = {
     "embedding": OpRecord(1, ("panels",), ("ids",), ("scale",)),
     "rms_norm": OpRecord(2, ("raw",), (), ("eps", "weight_offset")),
     "matmul": OpRecord(3, ("panels", "bias"), ("epilogue", "n")),
+    "quantized_matmul": OpRecord(13, ("quantized", "bias"), ("epilogue", "n")),
+    "quantized_embedding": OpRecord(1, ("quantized",), ("ids",), ("scale",)),
     "rotary_table": OpRecord(4, ("raw",), (), ("scale",)),
     "rotary_kv_write": OpRecord(5, (), ("kv_layer", "heads", "rotary_dim")),
     "paged_attention": OpRecord(6, ("raw",), ("kv_layer", "heads"), ("scale", "softcap")),
@@ -129,7 +131,7 @@ class _Emitter:
         ]
         if len(values) > len(record.weights):
             raise LoweringError(f"{node.op} %{node.outputs[0].name} takes at most {len(record.weights)} weights")
-        swiglu = node.op == "matmul" and _int_attr(node, "epilogue") != EPILOGUE_NONE
+        swiglu = node.op in ("matmul", "quantized_matmul") and _int_attr(node, "epilogue") != EPILOGUE_NONE
         return [
             self._weight(value, layout + ("_swiglu" if swiglu else ""))
             for value, layout in zip(values, record.weights, strict=False)
@@ -137,6 +139,8 @@ class _Emitter:
 
     def _weight(self, value: Value, layout: str) -> int:
         assert value.node is not None
+        if layout.startswith("quantized"):
+            return self._quantized_weight(value.node, layout)
         dtype = self.graph.facts["dtype"] if layout.startswith("panels") else "float32"
         if value.node.op == "constant":
             array = np.atleast_1d(np.asarray(value.node.attrs["value"], np.float32))
@@ -145,6 +149,14 @@ class _Emitter:
         if wanted != layout and not (wanted == "raw" and layout.startswith("bias")):
             raise LoweringError(f"weight %{value.name} has layout {wanted!r}, its use needs {layout!r}")
         return self.weights.add(value.node.attrs["expr"], layout, dtype)
+
+    def _quantized_weight(self, weight: Node, layout: str) -> int:
+        """The weight's own layout, which says the format too."""
+        wanted = str(weight.attrs.get("layout", ""))
+        fmt = format_of(wanted)
+        if weight.op != "weight" or fmt is None or wanted.partition(":")[0] != layout:
+            raise LoweringError(f"weight %{weight.outputs[0].name} has layout {wanted!r}, its use needs {layout!r}")
+        return self.weights.add(weight.attrs["expr"], wanted, fmt.dtype)
 
 
 def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
@@ -168,7 +180,7 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
         for kind, element, cols, stride, offset in facts["buffers"]
     ]
     weights = [
-        WEIGHT.pack(DTYPES[w.key.dtype], w.layout_number, w.n, w.k, w.offset, w.bytes, emitter.name(w.name), 0)
+        WEIGHT.pack(DTYPES[w.key.dtype], w.layout_number, w.n, w.k, w.offset, w.bytes, emitter.name(w.name), w.group)
         for w in emitter.weights.plans
     ]
     tables = b"".join([*kv_layers, *buffers, *weights, instructions, bytes(emitter.names)])

@@ -6,25 +6,29 @@ A weight is an expression over the checkpoint (or a constant of the graph) in a 
     bias_swiglu    float32, halves (gate, up) interleaved by panel
     panels         activation dtype, packed panels (tensorwright.plugins.packing)
     panels_swiglu  the same, halves (gate, up) of the rows interleaved by panel, each padded to whole panels
+    quantized:F, quantized_swiglu:F    likewise, in a format of tensorwright.plugins.quantized_matmul.formats
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
+from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
 from tensorwright.errors import BuildError, CheckpointError
 from tensorwright.models.dtypes import Tensor, convert
 from tensorwright.models.weights import TensorSource, WeightExpr, evaluate_rows
 from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels_of
+from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
 
-LAYOUTS = ("raw", "bias", "bias_swiglu", "panels", "panels_swiglu")
+LAYOUTS = ("raw", "bias", "bias_swiglu", "panels", "panels_swiglu", "quantized", "quantized_swiglu")
 ALIGNMENT = 64
 _CHUNK_BYTES = 8 << 20
-_LAYOUT_NUMBERS = {"raw": 0, "panels": 1}  # WeightLayout of plan_format.h
+_LAYOUT_NUMBERS = {"raw": 0, "panels": 1, "quantized": 2}  # WeightLayout of plan_format.h
 
 
 class Sink(Protocol):
@@ -71,7 +75,32 @@ class WeightPlan:
 
     @property
     def layout_number(self) -> int:
-        return _LAYOUT_NUMBERS["panels" if self.key.layout.startswith("panels") else "raw"]
+        layout = "quantized" if self.format else "panels" if _is_matrix(self.key.layout) else "raw"
+        return _LAYOUT_NUMBERS[layout]
+
+    @property
+    def group(self) -> int:
+        """Elements of K under one scale; 0 for a whole row, and for floats."""
+        return self.format.group if self.format else 0
+
+    @property
+    def format(self) -> WeightFormat | None:
+        """How it is quantized, if it is."""
+        return format_of(self.key.layout)
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.format.panel_bytes(self.k) if self.format else panel_bytes(self.key.dtype, self.k)
+
+
+def format_of(layout: str) -> WeightFormat | None:
+    """The format in "quantized:int4:g32"; None for layouts that keep floats."""
+    kind, _, name = layout.partition(":")
+    return parse_format(name) if kind.startswith("quantized") else None
+
+
+def _is_matrix(layout: str) -> bool:
+    return layout.startswith(("panels", "quantized"))
 
 
 class WeightTable:
@@ -82,10 +111,12 @@ class WeightTable:
         self._index: dict[WeightKey, int] = {}
         self.plans: list[WeightPlan] = []
         self.total_bytes = 0
+        self.errors: dict[str, RelativeError] = {}
+        """Of every quantized weight that was streamed."""
 
     def add(self, source: WeightExpr | ConstantArray, layout: str, dtype: str, name: str = "") -> int:
         """The index of the record for this weight, new or shared."""
-        if layout not in LAYOUTS:
+        if layout.partition(":")[0] not in LAYOUTS:
             raise BuildError(f"weight layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
         key = WeightKey(source, layout, dtype)
         if key not in self._index:
@@ -98,7 +129,7 @@ class WeightTable:
     def _place(self, key: WeightKey, name: str) -> WeightPlan:
         offset = -(-self.total_bytes // ALIGNMENT) * ALIGNMENT
         shape = key.source.shape if isinstance(key.source, ConstantArray) else key.source.shape(self._source)
-        rank = 2 if key.layout.startswith("panels") else 1
+        rank = 2 if _is_matrix(key.layout) else 1
         if len(shape) != rank or 0 in shape:
             raise CheckpointError(
                 f"{name} must be of rank {rank} and not empty for layout {key.layout}, is {list(shape)}"
@@ -106,8 +137,8 @@ class WeightTable:
         rows, stored = shape[0], _stored_rows(key.layout, shape[0], name)
         if rank == 1:
             return WeightPlan(key, name, rows, 1, stored, offset, stored * 4)
-        size = panels_of(stored) * panel_bytes(key.dtype, shape[1])
-        return WeightPlan(key, name, rows, stored, shape[1], offset, size)
+        plan = WeightPlan(key, name, rows, stored, shape[1], offset, 0)
+        return replace(plan, bytes=panels_of(stored) * plan.panel_bytes)
 
     def stream(self, sink: Sink, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Writes all of weights.bin in order. `progress` gets (bytes done, bytes in all)."""
@@ -115,7 +146,7 @@ class WeightTable:
         for plan in self.plans:
             sink.write(bytes(plan.offset - position))
             position = plan.offset
-            for chunk in _chunks(plan, self._source):
+            for chunk in _chunks(plan, self._source, self.errors):
                 sink.write(chunk.data.cast("B"))
                 position += chunk.nbytes
                 progress(position, self.total_bytes)
@@ -126,14 +157,14 @@ class WeightTable:
 def _stored_rows(layout: str, rows: int, name: str) -> int:
     if layout == "raw":
         return rows
-    if not layout.endswith("_swiglu"):
+    if not layout.partition(":")[0].endswith("_swiglu"):
         return panels_of(rows) * LANES
     if rows % 2:
         raise CheckpointError(f"{name} must hold gate rows and as many up rows, has {rows}")
     return 2 * panels_of(rows // 2) * LANES
 
 
-def _chunks(plan: WeightPlan, source: TensorSource) -> Iterator[np.ndarray]:
+def _chunks(plan: WeightPlan, source: TensorSource, errors: dict[str, RelativeError]) -> Iterator[np.ndarray]:
     """The record's bytes in order, as contiguous arrays."""
     if plan.key.layout == "raw":
         yield _rows(plan, source, 0, plan.rows)
@@ -143,6 +174,12 @@ def _chunks(plan: WeightPlan, source: TensorSource) -> Iterator[np.ndarray]:
         halves = _rows(plan, source, 0, plan.rows).reshape(2, -1)
         padded = np.pad(halves, ((0, 0), (0, plan.k // 2 - halves.shape[1])))
         yield np.ascontiguousarray(padded.reshape(2, -1, LANES).transpose(1, 0, 2))
+    elif plan.format is not None:
+        error = errors.setdefault(plan.name, RelativeError())
+        swiglu = plan.key.layout.startswith("quantized_swiglu")
+        yield from quantized_chunks(
+            plan.name, plan.format, plan.rows, plan.k, partial(_rows, plan, source), swiglu=swiglu, total=error
+        )
     elif plan.key.layout == "panels":
         for start, end in _row_steps(plan, plan.rows):
             yield pack_panels(_rows(plan, source, start, end), plan.key.dtype)
@@ -156,7 +193,7 @@ def _chunks(plan: WeightPlan, source: TensorSource) -> Iterator[np.ndarray]:
 
 def _row_steps(plan: WeightPlan, rows: int) -> Iterator[tuple[int, int]]:
     """[start, end) ranges of whole panels, about a chunk of bytes each."""
-    step = max(1, _CHUNK_BYTES // panel_bytes(plan.key.dtype, plan.k)) * LANES
+    step = max(1, _CHUNK_BYTES // plan.panel_bytes) * LANES
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
 
@@ -170,4 +207,7 @@ def _rows(plan: WeightPlan, source: TensorSource, start: int, end: int) -> np.nd
         )
     else:
         tensor = evaluate_rows(key.source, source, start, end)
-    return np.ascontiguousarray(convert(tensor, key.dtype).data)
+    dtype = key.dtype
+    if format_of(key.layout) is not None:  # the packer reads both
+        dtype = tensor.dtype if tensor.dtype == "bfloat16" else "float32"
+    return np.ascontiguousarray(convert(tensor, dtype).data)

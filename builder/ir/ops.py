@@ -122,6 +122,11 @@ def _compounds() -> None:
     _op("rotary_kv_write", 4, compound=True, results=(2,), stages=cached, optional_inputs=frozenset((1,)))
     _op("paged_attention", (5, 6), compound=True, optional_inputs=frozenset((5,)), stages=cached)
     _op("gather_rows", 2, compound=True, stages=("cached", "lowered"))
+    optional_bias = frozenset((2,))
+    _op(
+        "quantized_linear", (2, 3), compound=True, optional_inputs=optional_bias, stages=cached, attrs={"format": "str"}
+    )
+    _op("quantized_embedding", 2, compound=True, stages=cached, attrs={"format": "str", "scale": "float"})
 
 
 def _lowered() -> None:
@@ -147,6 +152,8 @@ def _lowered() -> None:
     runs = {"start": "int", "heads": "int", "width": "int"}
     op("layer_norm", 4, (2, 3), (1, 2), **runs, eps="float", weight_offset="float")
     op("matmul", 4, (2, 3), epilogue="int", n="int")  # x, w, bias?, residual?
+    op("quantized_matmul", 4, (2, 3), format="str", epilogue="int", n="int")  # as matmul
+    op("quantized_embedding", 2, format="str", ids="int", scale="float")  # table, ids
     op("rotary_table", 2, scale="float")  # positions, inv_freq
     # qkv, table?, slots, cache
     op("rotary_kv_write", 4, (1,), (2,), kv_layer="int", heads="int", rotary_dim="int")

@@ -36,6 +36,7 @@ CpuFeatures read_features() {
   f.avx512_vnni = f.avx512 && (c & bit_AVX512VNNI);
   if (levels >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) {
     f.avx512_bf16 = f.avx512 && (a & bit_AVX512BF16);
+    f.avx_vnni = f.avx2 && (a & bit_AVXVNNI);
   }
   return f;
 }
@@ -107,11 +108,27 @@ Isa selected_isa() {
                               "'. Unset it to take the best.");
 }
 
-std::string refusal(Isa entry_isa, bool needs_bf16, Isa isa) {
+// Empty if the processor has it, else its name.
+static const char* lacks(Extra extra) {
+  const CpuFeatures& f = cpu_features();
+  switch (extra) {
+    case Extra::none:
+      return "";
+    case Extra::bf16:
+      return f.avx512_bf16 ? "" : "AVX512-BF16";
+    case Extra::vnni:
+      return f.avx512_vnni ? "" : "AVX512-VNNI";
+    case Extra::avx_vnni:
+      return f.avx_vnni ? "" : "AVX-VNNI";
+  }
+  return "";
+}
+
+std::string refusal(Isa entry_isa, Extra extra, Isa isa) {
   if (!has(entry_isa)) return std::string("needs ") + needs(entry_isa) + ", which this processor lacks";
   if (entry_isa > isa)
     return std::string("needs ") + needs(entry_isa) + ", above the selected level " + isa_name(isa);
-  if (needs_bf16 && !cpu_features().avx512_bf16) return "needs AVX512-BF16, which this processor lacks";
+  if (*lacks(extra)) return std::string("needs ") + lacks(extra) + ", which this processor lacks";
   return "";
 }
 
@@ -121,6 +138,9 @@ std::vector<DispatchChoice> explain_dispatch() {
   auto add = [&](const char* family, auto table) { choose(family, table, isa, &choices.emplace_back()); };
   add("matmul float32", matmul_kernels(TW_F32));
   add("matmul bfloat16", matmul_kernels(TW_BF16));
+  add("quantized_matmul int8", quantized_matmul_kernels(TW_I8));
+  add("quantized_matmul int4", quantized_matmul_kernels(TW_I4));
+  add("quantize_rows", quantize_rows_kernels());
   add("embedding float32", embedding_kernels(TW_F32));
   add("embedding bfloat16", embedding_kernels(TW_BF16));
   add("rms_norm", rms_norm_kernels());

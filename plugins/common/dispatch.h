@@ -12,6 +12,7 @@
 #include "plugins/layer_norm/kernel.h"
 #include "plugins/matmul/kernel.h"
 #include "plugins/paged_attention/kernel.h"
+#include "plugins/quantized_matmul/kernel.h"
 #include "plugins/rms_norm/kernel.h"
 #include "plugins/rotary/kernel.h"
 #include "plugins/swiglu/kernel.h"
@@ -23,7 +24,7 @@ enum class Isa { scalar, avx2, avx512 };
 
 // What the processor offers, read once by CPUID (operating-system support included).
 struct CpuFeatures {
-  bool avx2 = false, fma = false, avx512 = false, avx512_bf16 = false, avx512_vnni = false;
+  bool avx2 = false, fma = false, avx512 = false, avx512_bf16 = false, avx512_vnni = false, avx_vnni = false;
 };
 const CpuFeatures& cpu_features();
 
@@ -31,16 +32,21 @@ const char* isa_name(Isa isa);
 // The best level present, or what TENSORWRIGHT_ISA names; throws Error{"IsaError"} if unknown or unsupported.
 Isa selected_isa();
 
+// Instructions a kernel needs beyond its level.
+enum class Extra { none, bf16, vnni, avx_vnni };
+
 template <typename Fn>
 struct KernelEntry {
   const char* name;  // "matmul_bf16_avx512bf16"
   Isa isa;
-  bool needs_bf16;  // AVX512-BF16 dot instructions
+  Extra extra;
   Fn fn;
 };
 
 // The tables, one per family and activation dtype; a family's tests and benchmarks sweep them too.
-std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype);        // x and w dtype: TW_F32, TW_BF16
+std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype);  // x and w dtype: TW_F32, TW_BF16
+std::span<const KernelEntry<tw_quantized_matmul_fn>> quantized_matmul_kernels(int dtype);  // w: TW_I8, TW_I4
+std::span<const KernelEntry<tw_quantize_rows_fn>> quantize_rows_kernels();
 std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype);  // table dtype
 std::span<const KernelEntry<tw_rms_norm_fn>> rms_norm_kernels();
 std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels();
@@ -58,7 +64,7 @@ struct DispatchChoice {
 };
 
 // Empty if `entry` may run at level `isa` on this processor, else the reason.
-std::string refusal(Isa entry_isa, bool needs_bf16, Isa isa);
+std::string refusal(Isa entry_isa, Extra extra, Isa isa);
 
 template <typename Fn>
 Fn choose(const char* family, std::span<const KernelEntry<Fn>> table, Isa isa,
@@ -67,7 +73,7 @@ Fn choose(const char* family, std::span<const KernelEntry<Fn>> table, Isa isa,
   DispatchChoice& choice = why ? *why : local;
   choice.family = family;
   for (const auto& entry : table) {
-    std::string reason = refusal(entry.isa, entry.needs_bf16, isa);
+    std::string reason = refusal(entry.isa, entry.extra, isa);
     if (reason.empty()) {
       choice.taken = entry.name;
       return entry.fn;

@@ -7,7 +7,8 @@
 #include <stdint.h>
 
 // Numbers are stored in plans; append only.
-enum tw_dtype { TW_F32 = 0, TW_BF16 = 1, TW_I32 = 2, TW_I8 = 3 };
+// TW_I4 is only a dtype of packed weights: two to a byte (plugins/quantized_matmul/layout.h).
+enum tw_dtype { TW_F32 = 0, TW_BF16 = 1, TW_I32 = 2, TW_I8 = 3, TW_I4 = 4 };
 
 // What a gated layer does to its gate. Numbers are stored in plans; append only.
 enum tw_activation { TW_SILU = 0, TW_GELU_TANH = 1, TW_GELU_ERF = 2, TW_RELU = 3 };

@@ -11,9 +11,9 @@ namespace tensorwright {
 
 std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels() {
   static constexpr KernelEntry<tw_elementwise_fn> kTable[] = {
-      {"elementwise_avx512", Isa::avx512, false, tw_elementwise_avx512},
-      {"elementwise_avx2", Isa::avx2, false, tw_elementwise_avx2},
-      {"elementwise_scalar", Isa::scalar, false, tw_elementwise_scalar},
+      {"elementwise_avx512", Isa::avx512, Extra::none, tw_elementwise_avx512},
+      {"elementwise_avx2", Isa::avx2, Extra::none, tw_elementwise_avx2},
+      {"elementwise_scalar", Isa::scalar, Extra::none, tw_elementwise_scalar},
   };
   return kTable;
 }

@@ -1,4 +1,5 @@
-// embedding: y[t, :] = scale * table[ids[t], :], the table in the same packed panels as a matmul weight.
+// embedding: y[t, :] = scale * table[ids[t], :], the table in the same packed panels as a matmul weight,
+// or in those of a quantized one.
 #ifndef TENSORWRIGHT_PLUGINS_EMBEDDING_KERNEL_H_
 #define TENSORWRIGHT_PLUGINS_EMBEDDING_KERNEL_H_
 
@@ -14,6 +15,7 @@ typedef struct tw_embedding_args {
   float scale;
   float* y;          // [tokens, width]
   int64_t y_stride;  // elements
+  int32_t group;     // of a quantized table: plugins/quantized_matmul/layout.h
 } tw_embedding_args;
 
 typedef void (*tw_embedding_fn)(const tw_embedding_args*);

@@ -9,9 +9,9 @@ void layer_norm_avx2(const tw_layer_norm_args*);
 
 std::span<const KernelEntry<tw_layer_norm_fn>> layer_norm_kernels() {
   static const KernelEntry<tw_layer_norm_fn> table[] = {
-      {"layer_norm_avx512", Isa::avx512, false, layer_norm_avx512},
-      {"layer_norm_avx2", Isa::avx2, false, layer_norm_avx2},
-      {"layer_norm_scalar", Isa::scalar, false, layer_norm_scalar},
+      {"layer_norm_avx512", Isa::avx512, Extra::none, layer_norm_avx512},
+      {"layer_norm_avx2", Isa::avx2, Extra::none, layer_norm_avx2},
+      {"layer_norm_scalar", Isa::scalar, Extra::none, layer_norm_scalar},
   };
   return table;
 }

@@ -15,15 +15,15 @@ namespace tensorwright {
 
 std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype) {
   static constexpr KernelEntry<tw_matmul_fn> kF32[] = {
-      {"matmul_f32_avx512", Isa::avx512, false, tw_matmul_f32_avx512},
-      {"matmul_f32_avx2", Isa::avx2, false, tw_matmul_f32_avx2},
-      {"matmul_f32_scalar", Isa::scalar, false, tw_matmul_f32_scalar},
+      {"matmul_f32_avx512", Isa::avx512, Extra::none, tw_matmul_f32_avx512},
+      {"matmul_f32_avx2", Isa::avx2, Extra::none, tw_matmul_f32_avx2},
+      {"matmul_f32_scalar", Isa::scalar, Extra::none, tw_matmul_f32_scalar},
   };
   static constexpr KernelEntry<tw_matmul_fn> kBf16[] = {
-      {"matmul_bf16_avx512bf16", Isa::avx512, true, tw_matmul_bf16_avx512bf16},
-      {"matmul_bf16_avx512", Isa::avx512, false, tw_matmul_bf16_avx512},
-      {"matmul_bf16_avx2", Isa::avx2, false, tw_matmul_bf16_avx2},
-      {"matmul_bf16_scalar", Isa::scalar, false, tw_matmul_bf16_scalar},
+      {"matmul_bf16_avx512bf16", Isa::avx512, Extra::bf16, tw_matmul_bf16_avx512bf16},
+      {"matmul_bf16_avx512", Isa::avx512, Extra::none, tw_matmul_bf16_avx512},
+      {"matmul_bf16_avx2", Isa::avx2, Extra::none, tw_matmul_bf16_avx2},
+      {"matmul_bf16_scalar", Isa::scalar, Extra::none, tw_matmul_bf16_scalar},
   };
   if (dtype == TW_BF16) return kBf16;
   return kF32;

@@ -18,15 +18,15 @@ void attention_combine_avx2(const tw_attention_combine_args*);
 
 std::span<const KernelEntry<tw_attention_fn>> attention_kernels(int dtype) {
   static const KernelEntry<tw_attention_fn> f32[] = {
-      {"attention_f32_avx512", Isa::avx512, false, attention_f32_avx512},
-      {"attention_f32_avx2", Isa::avx2, false, attention_f32_avx2},
-      {"attention_f32_scalar", Isa::scalar, false, attention_f32_scalar},
+      {"attention_f32_avx512", Isa::avx512, Extra::none, attention_f32_avx512},
+      {"attention_f32_avx2", Isa::avx2, Extra::none, attention_f32_avx2},
+      {"attention_f32_scalar", Isa::scalar, Extra::none, attention_f32_scalar},
   };
   static const KernelEntry<tw_attention_fn> bf16[] = {
-      {"attention_bf16_avx512bf16", Isa::avx512, true, attention_bf16_avx512bf16},
-      {"attention_bf16_avx512", Isa::avx512, false, attention_bf16_avx512},
-      {"attention_bf16_avx2", Isa::avx2, false, attention_bf16_avx2},
-      {"attention_bf16_scalar", Isa::scalar, false, attention_bf16_scalar},
+      {"attention_bf16_avx512bf16", Isa::avx512, Extra::bf16, attention_bf16_avx512bf16},
+      {"attention_bf16_avx512", Isa::avx512, Extra::none, attention_bf16_avx512},
+      {"attention_bf16_avx2", Isa::avx2, Extra::none, attention_bf16_avx2},
+      {"attention_bf16_scalar", Isa::scalar, Extra::none, attention_bf16_scalar},
   };
   if (dtype == TW_F32) return f32;
   if (dtype == TW_BF16) return bf16;
@@ -36,9 +36,9 @@ std::span<const KernelEntry<tw_attention_fn>> attention_kernels(int dtype) {
 
 std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels() {
   static const KernelEntry<tw_attention_combine_fn> table[] = {
-      {"attention_combine_avx512", Isa::avx512, false, attention_combine_avx512},
-      {"attention_combine_avx2", Isa::avx2, false, attention_combine_avx2},
-      {"attention_combine_scalar", Isa::scalar, false, attention_combine_scalar},
+      {"attention_combine_avx512", Isa::avx512, Extra::none, attention_combine_avx512},
+      {"attention_combine_avx2", Isa::avx2, Extra::none, attention_combine_avx2},
+      {"attention_combine_scalar", Isa::scalar, Extra::none, attention_combine_scalar},
   };
   return table;
 }

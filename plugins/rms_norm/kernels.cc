@@ -9,9 +9,9 @@ void rms_norm_avx2(const tw_rms_norm_args*);
 
 std::span<const KernelEntry<tw_rms_norm_fn>> rms_norm_kernels() {
   static const KernelEntry<tw_rms_norm_fn> table[] = {
-      {"rms_norm_avx512", Isa::avx512, false, rms_norm_avx512},
-      {"rms_norm_avx2", Isa::avx2, false, rms_norm_avx2},
-      {"rms_norm_scalar", Isa::scalar, false, rms_norm_scalar},
+      {"rms_norm_avx512", Isa::avx512, Extra::none, rms_norm_avx512},
+      {"rms_norm_avx2", Isa::avx2, Extra::none, rms_norm_avx2},
+      {"rms_norm_scalar", Isa::scalar, Extra::none, rms_norm_scalar},
   };
   return table;
 }

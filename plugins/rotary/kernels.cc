@@ -10,16 +10,16 @@ void rotary_kv_write_avx2(const tw_rotary_kv_write_args*);
 
 std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels() {
   static const KernelEntry<tw_rotary_table_fn> table[] = {
-      {"rotary_table_scalar", Isa::scalar, false, rotary_table_scalar},
+      {"rotary_table_scalar", Isa::scalar, Extra::none, rotary_table_scalar},
   };
   return table;
 }
 
 std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels() {
   static const KernelEntry<tw_rotary_kv_write_fn> table[] = {
-      {"rotary_kv_write_avx512", Isa::avx512, false, rotary_kv_write_avx512},
-      {"rotary_kv_write_avx2", Isa::avx2, false, rotary_kv_write_avx2},
-      {"rotary_kv_write_scalar", Isa::scalar, false, rotary_kv_write_scalar},
+      {"rotary_kv_write_avx512", Isa::avx512, Extra::none, rotary_kv_write_avx512},
+      {"rotary_kv_write_avx2", Isa::avx2, Extra::none, rotary_kv_write_avx2},
+      {"rotary_kv_write_scalar", Isa::scalar, Extra::none, rotary_kv_write_scalar},
   };
   return table;
 }

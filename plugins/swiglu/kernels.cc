@@ -11,9 +11,9 @@ namespace tensorwright {
 
 std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels() {
   static constexpr KernelEntry<tw_swiglu_fn> kTable[] = {
-      {"swiglu_avx512", Isa::avx512, false, tw_swiglu_avx512},
-      {"swiglu_avx2", Isa::avx2, false, tw_swiglu_avx2},
-      {"swiglu_scalar", Isa::scalar, false, tw_swiglu_scalar},
+      {"swiglu_avx512", Isa::avx512, Extra::none, tw_swiglu_avx512},
+      {"swiglu_avx2", Isa::avx2, Extra::none, tw_swiglu_avx2},
+      {"swiglu_scalar", Isa::scalar, Extra::none, tw_swiglu_scalar},
   };
   return kTable;
 }

@@ -86,7 +86,7 @@ std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k,
                                 int repeats, int copies, bool by_rows) {
   const auto table = matmul_kernels(dtype);
   if (index >= table.size()) throw Error("InvalidOptionError", "kernel index out of range");
-  const std::string reason = refusal(table[index].isa, table[index].needs_bf16, Isa::avx512);
+  const std::string reason = refusal(table[index].isa, table[index].extra, Isa::avx512);
   if (!reason.empty()) throw Error("IsaError", std::string(table[index].name) + ": " + reason);
   const int pair = tw_epilogue_panels(epilogue);
   const int panels = static_cast<int>(panels_of(n)) * pair;

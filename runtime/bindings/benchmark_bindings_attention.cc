@@ -143,7 +143,7 @@ std::vector<double> time_attention(int dtype, size_t index, int context, int que
                                    int threads, int repeats) {
   const auto table = attention_kernels(dtype);
   if (index >= table.size()) throw Error("InvalidOptionError", "kernel index out of range");
-  const std::string reason = refusal(table[index].isa, table[index].needs_bf16, Isa::avx512);
+  const std::string reason = refusal(table[index].isa, table[index].extra, Isa::avx512);
   if (!reason.empty()) throw Error("IsaError", std::string(table[index].name) + ": " + reason);
   if (queries < 1 || queries > context || heads % kv_heads || query_tile < 1 || layers < 1 ||
       block_size % TW_LANES) {

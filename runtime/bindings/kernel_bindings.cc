@@ -22,6 +22,7 @@ namespace tensorwright {
 void bind_attention_kernels(nb::module_& m);    // kernel_bindings_attention.cc
 void bind_elementwise_kernels(nb::module_& m);  // kernel_bindings_elementwise.cc
 void bind_layer_norm_kernels(nb::module_& m);   // kernel_bindings_layer_norm.cc
+void bind_quantized_kernels(nb::module_& m);    // kernel_bindings_quantized.cc
 void bind_benchmarks(nb::module_& m);           // benchmark_bindings.cc
 
 namespace {
@@ -69,7 +70,7 @@ template <typename Fn>
 Table names(std::span<const KernelEntry<Fn>> table) {
   Table rows;
   for (const auto& entry : table) {
-    const bool runnable = refusal(entry.isa, entry.needs_bf16, Isa::avx512).empty();
+    const bool runnable = refusal(entry.isa, entry.extra, Isa::avx512).empty();
     rows.emplace_back(entry.name, isa_name(entry.isa), runnable);
   }
   return rows;
@@ -79,7 +80,7 @@ template <typename Fn>
 Fn entry_of(std::span<const KernelEntry<Fn>> table, size_t index) {
   require(index < table.size(), "kernel index out of range");
   const auto& entry = table[index];
-  const std::string reason = refusal(entry.isa, entry.needs_bf16, Isa::avx512);
+  const std::string reason = refusal(entry.isa, entry.extra, Isa::avx512);
   if (!reason.empty()) throw Error("IsaError", std::string(entry.name) + ": " + reason);
   return entry.fn;
 }
@@ -144,7 +145,8 @@ void run_embedding(int dtype, size_t index, const Array& ids, const Array& table
                          table.data(),
                          scale,
                          const_cast<float*>(static_cast<const float*>(y.data())),
-                         y.stride(0)};
+                         y.stride(0),
+                         0};
   entry_of(embedding_kernels(dtype), index)(&a);
 }
 
@@ -276,6 +278,7 @@ void bind_kernels(nb::module_& m) {
   bind_attention_kernels(m);
   bind_elementwise_kernels(m);
   bind_layer_norm_kernels(m);
+  bind_quantized_kernels(m);
   bind_benchmarks(m);
 }
 

@@ -73,8 +73,7 @@ template <typename Fn>
 Table names(std::span<const KernelEntry<Fn>> table) {
   Table rows;
   for (const auto& entry : table) {
-    rows.emplace_back(entry.name, isa_name(entry.isa),
-                      refusal(entry.isa, entry.needs_bf16, Isa::avx512).empty());
+    rows.emplace_back(entry.name, isa_name(entry.isa), refusal(entry.isa, entry.extra, Isa::avx512).empty());
   }
   return rows;
 }
@@ -82,7 +81,7 @@ Table names(std::span<const KernelEntry<Fn>> table) {
 template <typename Fn>
 Fn entry_of(std::span<const KernelEntry<Fn>> table, size_t index) {
   require(index < table.size(), "kernel index out of range");
-  const std::string reason = refusal(table[index].isa, table[index].needs_bf16, Isa::avx512);
+  const std::string reason = refusal(table[index].isa, table[index].extra, Isa::avx512);
   if (!reason.empty()) throw Error("IsaError", std::string(table[index].name) + ": " + reason);
   return table[index].fn;
 }

@@ -30,7 +30,7 @@ void require(bool holds, const std::string& message) {
 std::vector<std::tuple<std::string, std::string, bool>> table() {
   std::vector<std::tuple<std::string, std::string, bool>> rows;
   for (const auto& entry : elementwise_kernels()) {
-    rows.emplace_back(entry.name, isa_name(entry.isa), refusal(entry.isa, false, Isa::avx512).empty());
+    rows.emplace_back(entry.name, isa_name(entry.isa), refusal(entry.isa, Extra::none, Isa::avx512).empty());
   }
   return rows;
 }
@@ -39,7 +39,7 @@ std::vector<std::tuple<std::string, std::string, bool>> table() {
 void run(size_t index, const nb::bytes& code, const std::vector<float>& constants, const std::vector<Rows>& x,
          const std::optional<Vector>& w, const Array& y) {
   const auto kernels = elementwise_kernels();
-  require(index < kernels.size() && refusal(kernels[index].isa, false, Isa::avx512).empty(),
+  require(index < kernels.size() && refusal(kernels[index].isa, Extra::none, Isa::avx512).empty(),
           "no such kernel on this processor");
   require(code.size() <= TW_EW_BYTES && constants.size() <= TW_EW_CONSTANTS && x.size() <= TW_EW_INPUTS,
           "a program has at most 32 bytes, 4 constants and 4 inputs");

@@ -29,7 +29,7 @@ void require(bool holds, const std::string& message) {
 std::vector<std::tuple<std::string, std::string, bool>> table() {
   std::vector<std::tuple<std::string, std::string, bool>> rows;
   for (const auto& entry : layer_norm_kernels()) {
-    rows.emplace_back(entry.name, isa_name(entry.isa), refusal(entry.isa, false, Isa::avx512).empty());
+    rows.emplace_back(entry.name, isa_name(entry.isa), refusal(entry.isa, Extra::none, Isa::avx512).empty());
   }
   return rows;
 }
@@ -45,7 +45,7 @@ void run(size_t index, const Rows& x, const Vector& w, const std::optional<Vecto
          const std::optional<Rows>& residual, const std::optional<Rows>& sum, float eps,
          float weight_offset) {
   const auto kernels = layer_norm_kernels();
-  require(index < kernels.size() && refusal(kernels[index].isa, false, Isa::avx512).empty(),
+  require(index < kernels.size() && refusal(kernels[index].isa, Extra::none, Isa::avx512).empty(),
           "no such kernel on this processor");
   require_like(x, x);
   require_like(x, y);

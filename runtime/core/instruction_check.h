@@ -48,6 +48,12 @@ class InstructionCheck {
     require(fits && w->layout == static_cast<uint32_t>(WeightLayout::kPanels), what, " must be panels of ",
             panels * TW_LANES, " x ", k, ", is layout ", w->layout, " of ", w->n, " x ", w->k);
   }
+  void require_quantized(const char* what, const WeightRecord* w, uint64_t panels, uint64_t k) const {
+    const bool fits = w->n == panels * TW_LANES && w->k == k;
+    require(fits && w->layout == static_cast<uint32_t>(WeightLayout::kQuantized), what,
+            " must be quantized panels of ", panels * TW_LANES, " x ", k, ", is layout ", w->layout, " of ",
+            w->n, " x ", w->k);
+  }
   void require_same_kind() const {
     const auto kind = static_cast<BufferKind>(out(0)->kind);
     for (int i = 0; i < 4; ++i) require_kind("every input", in(i), kind);

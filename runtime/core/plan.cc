@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "plugins/paged_attention/kernel.h"
+#include "plugins/quantized_matmul/layout.h"
 #include "runtime/core/concat.h"
 #include "runtime/core/error.h"
 #include "runtime/core/plan_check.h"
@@ -139,7 +140,35 @@ uint64_t expected_bytes(const WeightRecord& weight) {
   if (weight.layout == static_cast<uint32_t>(WeightLayout::kPanels)) {
     return uint64_t{weight.n / TW_LANES} * tw_panel_bytes(dtype, weight.k);
   }
+  if (weight.layout == static_cast<uint32_t>(WeightLayout::kQuantized)) {
+    return uint64_t{weight.n / TW_LANES} *
+           static_cast<uint64_t>(tw_quantized_panel_bytes(dtype, weight.k, weight.group));
+  }
   return uint64_t{weight.n} * weight.k * tw_dtype_bytes(dtype);
+}
+
+// What a layout may hold, as text if `weight` breaks it.
+void check_weight_type(const WeightRecord& weight, const std::string& at) {
+  const uint32_t group = weight.group;
+  bool known = false;
+  switch (static_cast<WeightLayout>(weight.layout)) {
+    case WeightLayout::kRaw:
+      known = weight.dtype == TW_F32;
+      break;
+    case WeightLayout::kPanels:
+      known = is_float_dtype(weight.dtype);
+      break;
+    case WeightLayout::kQuantized:
+      known = weight.dtype == TW_I8 || weight.dtype == TW_I4;
+      break;
+    default:
+      refuse_plan(concat(at, "layout must be 0, 1 or 2, is ", weight.layout));
+  }
+  require(known, at, "dtype ", weight.dtype, " is unknown for layout ", weight.layout);
+  const bool quantized = weight.layout == static_cast<uint32_t>(WeightLayout::kQuantized);
+  const bool sized = group == 32 || group == 64 || group == 128;
+  require(quantized ? sized || (group == 0 && weight.dtype == TW_I8) : group == 0, at, "group ", group,
+          " is unknown for layout ", weight.layout, " and dtype ", weight.dtype);
 }
 
 void check_weight(const Plan& plan, size_t index) {
@@ -150,19 +179,15 @@ void check_weight(const Plan& plan, size_t index) {
   require_size(at + "n", weight.n);
   require_size(at + "k", weight.k);
   require(uint64_t{weight.n} * weight.k <= (uint64_t{1} << 56), at, "n * k is too large");
-  const bool panels = weight.layout == static_cast<uint32_t>(WeightLayout::kPanels);
-  require(panels || weight.layout == static_cast<uint32_t>(WeightLayout::kRaw), at,
-          "layout must be 0 or 1, is ", weight.layout);
-  require(panels ? is_float_dtype(weight.dtype) : weight.dtype == TW_F32, at, "dtype ", weight.dtype,
-          " is unknown for layout ", weight.layout);
-  require(!panels || weight.n % TW_LANES == 0, at, "n must be a multiple of 16, is ", weight.n);
+  check_weight_type(weight, at);
+  require(weight.layout == static_cast<uint32_t>(WeightLayout::kRaw) || weight.n % TW_LANES == 0, at,
+          "n must be a multiple of 16, is ", weight.n);
   require(weight.bytes == expected_bytes(weight), at, "bytes must be ", expected_bytes(weight), ", is ",
           weight.bytes);
   require(weight.offset % 64 == 0, at, "offset must be a multiple of 64, is ", weight.offset);
   const uint64_t file = plan.header.weights_bytes;
   require(weight.offset <= file && weight.bytes <= file - weight.offset, at, "offset ", weight.offset,
           " + bytes ", weight.bytes, " must fit the ", file, " bytes of weights.bin");
-  require(weight.reserved == 0, at, "reserved must be 0, is ", weight.reserved);
 }
 
 template <typename Record>

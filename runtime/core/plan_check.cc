@@ -16,10 +16,14 @@ void check_embedding(const Check& c) {
   const WeightRecord* table = c.weight(0);
   const int32_t ids = c.instruction.ints[0];
   c.require(ids == TW_IDS_TOKENS || ids == TW_IDS_POSITIONS, "ids must be 0 or 1, is ", ids);
-  if (ids == TW_IDS_TOKENS) {
-    c.require_panels("table", table, ceil_panels(c.plan.header.vocab_size), table->k);
+  const uint64_t panels =
+      ids == TW_IDS_TOKENS ? ceil_panels(c.plan.header.vocab_size) : uint64_t{table->n / TW_LANES};
+  if (table->layout == static_cast<uint32_t>(WeightLayout::kQuantized)) {
+    c.require_quantized("table", table, panels, table->k);
   } else {
-    c.require_panels("table", table, table->n / TW_LANES, table->k);
+    c.require_panels("table", table, panels, table->k);
+  }
+  if (ids == TW_IDS_POSITIONS) {
     c.require(table->n >= c.plan.header.max_seq_len, "table must have a row for each of ",
               c.plan.header.max_seq_len, " positions, has ", table->n);
   }
@@ -72,9 +76,8 @@ void check_layer_norm(const Check& c) {
   c.require_raw("b", c.weight(1), c.weight(0)->k);
 }
 
-void check_matmul(const Check& c) {
-  const BufferRecord* x = c.in(0);
-  const WeightRecord* w = c.weight(0);
+// What float and quantized matmuls have in common; returns the panels of w.
+uint64_t check_product(const Check& c) {
   const int32_t epilogue = c.instruction.ints[0], n = c.instruction.ints[1];
   c.require_same_kind();
   c.require(epilogue >= 0 && epilogue <= TW_EPILOGUE_LAST, "epilogue must be 0 to ", int{TW_EPILOGUE_LAST},
@@ -82,12 +85,22 @@ void check_matmul(const Check& c) {
   c.require(n >= 1, "n must be positive, is ", n);
   const uint64_t columns = ceil_panels(static_cast<uint64_t>(n));
   const uint64_t panels = columns * static_cast<uint64_t>(tw_epilogue_panels(epilogue));
-  c.require_panels("w", w, panels, x->cols);
-  c.require(w->dtype == x->dtype, "w must have x's dtype ", x->dtype, ", has ", w->dtype);
   c.require_raw("bias", c.weight(1), panels * TW_LANES);
   c.require_float32("residual", c.in(1));
   c.require_cols("residual", c.in(1), static_cast<uint64_t>(n));
   c.require_cols("y", c.out(0), static_cast<uint64_t>(n));
+  return panels;
+}
+
+void check_matmul(const Check& c) {
+  const BufferRecord* x = c.in(0);
+  const WeightRecord* w = c.weight(0);
+  c.require_panels("w", w, check_product(c), x->cols);
+  c.require(w->dtype == x->dtype, "w must have x's dtype ", x->dtype, ", has ", w->dtype);
+}
+
+void check_quantized_matmul(const Check& c) {
+  c.require_quantized("w", c.weight(0), check_product(c), c.in(0)->cols);
 }
 
 void check_rotary_table(const Check& c) {
@@ -183,6 +196,7 @@ constexpr Rule kRules[] = {
     {Op::kEmbedding, "embedding", 0, 0, 1, 1, 1, 1, 1, 1, check_embedding},
     {Op::kRmsNorm, "rms_norm", 1, 2, 1, 1, 1, 2, 0, 2, check_rms_norm},
     {Op::kMatmul, "matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_matmul},
+    {Op::kQuantizedMatmul, "quantized_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_quantized_matmul},
     {Op::kRotaryTable, "rotary_table", 0, 0, 1, 1, 1, 1, 0, 1, check_rotary_table},
     {Op::kRotaryKvWrite, "rotary_kv_write", 1, 2, 0, 0, 1, 1, 3, 0, check_rotary_kv_write},
     {Op::kPagedAttention, "paged_attention", 1, 1, 0, 1, 1, 1, 2, 2, check_paged_attention},
@@ -240,7 +254,8 @@ bool may_share(const Instruction& instruction, int in, int out) {
          op == static_cast<uint32_t>(Op::kElementwise) ||
          (op == static_cast<uint32_t>(Op::kRmsNorm) && out == 1) ||
          (op == static_cast<uint32_t>(Op::kLayerNorm) && (out == 1 || instruction.in[1] < 0)) ||
-         (op == static_cast<uint32_t>(Op::kMatmul) && in == 1);
+         ((op == static_cast<uint32_t>(Op::kMatmul) || op == static_cast<uint32_t>(Op::kQuantizedMatmul)) &&
+          in == 1);
 }
 
 void check_overlaps(const Check& c) {

@@ -11,8 +11,8 @@
 // * An instruction reads only buffers that an earlier one wrote.
 // * An output may share memory with an input only if both have the same offset, stride and dtype, and only
 //   kAdd: y with a or b; kRmsNormColumns: y with x; kElementwise: y with any x; kRmsNorm: sum with x or
-//   residual; kLayerNorm: sum with x or residual, and y with x if there is no residual; kMatmul: y with
-//   residual.
+//   residual; kLayerNorm: sum with x or residual, and y with x if there is no residual; kMatmul and
+//   kQuantizedMatmul: y with residual.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 
@@ -67,18 +67,20 @@ struct BufferRecord {
 };
 static_assert(sizeof(BufferRecord) == 24);
 
-enum class WeightLayout : uint32_t { kRaw = 0, kPanels = 1 };
+// kQuantized: panels of plugins/quantized_matmul/layout.h, dtype TW_I8 or TW_I4.
+enum class WeightLayout : uint32_t { kRaw = 0, kPanels = 1, kQuantized = 2 };
 
 struct WeightRecord {
   uint32_t dtype;
   uint32_t layout;  // WeightLayout
   uint32_t n;       // rows of the matrix as stored: panels * 16 for panels; 1 for vectors
   uint32_t k;       // columns
-  // bytes below is exact: n / 16 * tw_panel_bytes(dtype, k), or n * k * size; raw weights are float32.
+  // bytes below is exact: n / 16 * tw_panel_bytes(dtype, k), or tw_quantized_panel_bytes(dtype, k, group), or
+  // n * k * size; raw weights are float32.
   uint64_t offset;  // into weights.bin, a multiple of 64
   uint64_t bytes;
-  uint32_t name;  // offset into the string table
-  uint32_t reserved;
+  uint32_t name;   // offset into the string table
+  uint32_t group;  // kQuantized: 32, 64, 128, or 0 for one scale per row; else 0
 };
 static_assert(sizeof(WeightRecord) == 40);
 
@@ -105,6 +107,8 @@ enum class Op : uint32_t {
   // have width elements, shared by the runs, or heads * width. With a residual, and for a y that is not
   // float32, one run must be the whole row.
   kLayerNorm = 12,  // x, residual? | w, b? | y, sum? | start, heads, width | eps, weight_offset
+  // As kMatmul, w of layout kQuantized; x is quantized on the way in.
+  kQuantizedMatmul = 13,  // x, residual? | w, bias? | y | epilogue, n | -
 };
 
 struct Instruction {

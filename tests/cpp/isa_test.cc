@@ -48,7 +48,7 @@ void expect_same_bits(std::span<const KernelEntry<Fn>> table, Args args, void* A
   table.back().fn(&args);
   args.*at = got.data();
   for (const auto& entry : table) {
-    if (entry.needs_bf16 || !refusal(entry.isa, false, Isa::avx512).empty()) continue;
+    if (entry.extra == Extra::bf16 || !refusal(entry.isa, Extra::none, Isa::avx512).empty()) continue;
     std::fill(got.begin(), got.end(), '\xff');
     entry.fn(&args);
     if (got != expected) tw_test::fail(entry.name, 0, "does not give the bits of the reference");
@@ -136,9 +136,9 @@ TW_TEST(embedding) {
       const std::vector<char> table = packed(dtype, 37, width, 5);
       std::vector<std::vector<float>> results;
       for (const auto& entry : embedding_kernels(dtype)) {
-        if (!refusal(entry.isa, false, Isa::avx512).empty()) continue;
+        if (!refusal(entry.isa, Extra::none, Isa::avx512).empty()) continue;
         results.emplace_back(static_cast<size_t>(4 * width), -1.0f);
-        const tw_embedding_args a = {4, width, ids, table.data(), 1.7f, results.back().data(), width};
+        const tw_embedding_args a = {4, width, ids, table.data(), 1.7f, results.back().data(), width, 0};
         entry.fn(&a);
       }
       for (const auto& result : results) TW_CHECK(result == results.back());

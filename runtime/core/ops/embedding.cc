@@ -12,6 +12,7 @@ class Embedding : public Operation {
         table_(context.weight_data(instruction.weight[0])),
         table_dtype_(static_cast<int>(context.weight(instruction.weight[0]).dtype)),
         by_position_(instruction.ints[0] == TW_IDS_POSITIONS),
+        group_(static_cast<int32_t>(context.weight(instruction.weight[0]).group)),
         scale_(instruction.floats[0]),
         kernel_(choose("embedding", embedding_kernels(table_dtype_), context.isa)) {}
 
@@ -26,6 +27,7 @@ class Embedding : public Operation {
       args.scale = scale_;
       args.y = y_.floats(view, begin);
       args.y_stride = y_.stride;
+      args.group = group_;
       kernel_(&args);
     });
   }
@@ -40,6 +42,7 @@ class Embedding : public Operation {
   const void* table_;
   int table_dtype_;
   bool by_position_;
+  int32_t group_;
   float scale_;
   tw_embedding_fn kernel_;
 };

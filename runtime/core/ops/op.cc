@@ -34,6 +34,8 @@ std::unique_ptr<Operation> make_operation(const Instruction& instruction, const 
       return make_add(instruction, context);
     case Op::kRmsNormColumns:
       return make_rms_norm_columns(instruction, context);
+    case Op::kQuantizedMatmul:
+      return make_quantized_matmul(instruction, context);
     case Op::kElementwise:
       return make_elementwise(instruction, context);
     case Op::kLayerNorm:

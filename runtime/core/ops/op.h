@@ -86,7 +86,7 @@ std::unique_ptr<Operation> make_operation(const Instruction& instruction, const 
 using OperationMaker = std::unique_ptr<Operation>(const Instruction& instruction, const OpContext& context);
 OperationMaker make_embedding, make_rms_norm, make_matmul, make_rotary_table, make_rotary_kv_write,
     make_paged_attention, make_gather_rows, make_swiglu, make_add, make_rms_norm_columns, make_elementwise,
-    make_layer_norm;
+    make_layer_norm, make_quantized_matmul;
 
 // Calls body(begin, end) over ranges of [0, rows), in parallel where that pays: a task has about 16 thousand
 // elements.

@@ -1,0 +1,99 @@
+"""Weights quantized and packed while they stream: what cpu_weights.py does for formats of fewer bits.
+
+The packer is the runtime's own C++ (plugins/quantized_matmul/quantize.cc): in numpy a build would take minutes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorwright.errors import CheckpointError, MissingDependencyError
+from tensorwright.plugins.packing import LANES, panels_of
+from tensorwright.plugins.quantized_matmul.formats import WeightFormat
+
+_NUMBERS = {"int8": 3, "int4": 4}  # tw_dtype
+_CHUNK_ELEMENTS = 2 << 20
+
+Rows = Callable[[int, int], np.ndarray]
+"""[start, end) -> those rows of the matrix, float32 or bfloat16 bits (uint16)."""
+
+
+@dataclass
+class RelativeError:
+    """Root of the sum of squared errors over that of squared weights."""
+
+    error: float = 0.0
+    weight: float = 0.0
+
+    def add(self, error: float, weight: float) -> None:
+        self.error += error
+        self.weight += weight
+
+    @property
+    def value(self) -> float:
+        return (self.error / self.weight) ** 0.5 if self.weight else 0.0
+
+
+def quantized_chunks(
+    name: str, fmt: WeightFormat, rows: int, k: int, read: Rows, *, swiglu: bool, total: RelativeError
+) -> Iterator[np.ndarray]:
+    """The panels of a matrix [rows, k] in order, uint8; of a swiglu, panels of gate and up take turns.
+
+    Adds what was lost to `total`. Raises CheckpointError for a weight that is infinite or not a number.
+    """
+    runtime = _native()
+    halves = 2 if swiglu else 1
+    part = rows // halves
+    bytes_per_panel = fmt.panel_bytes(k)
+
+    def pack(start: int) -> tuple[np.ndarray, list[tuple[float, float, bool]]]:
+        end = min(part, start + step)
+        out = np.empty(panels_of(end - start) * halves * bytes_per_panel, np.uint8)
+        outcomes = [
+            runtime.quantize_panels(
+                _NUMBERS[fmt.dtype], fmt.group, read(half * part + start, half * part + end), out, half, halves
+            )
+            for half in range(halves)
+        ]
+        return out, outcomes
+
+    step = max(1, _CHUNK_ELEMENTS // (k * LANES * halves)) * LANES
+    for out, outcomes in _in_order(pack, range(0, part, step)):
+        for error, weight, finite in outcomes:
+            if not finite:
+                raise CheckpointError(
+                    f"{name} holds an infinity or a NaN, which no scale can carry; it cannot be {fmt}"
+                )
+            total.add(error, weight)
+        yield out
+
+
+def _in_order(work: Callable[[int], Any], starts: Iterable[int]) -> Iterator[Any]:
+    """Results in order, a few at work at a time on as many threads as this process may use."""
+    threads = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[Any]] = deque()
+        for start in starts:
+            waiting.append(pool.submit(work, start))
+            if len(waiting) > threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _native() -> Any:
+    try:
+        from tensorwright.runtime import _runtime
+    except ImportError as error:
+        raise MissingDependencyError(
+            "quantizing weights needs the C++ runtime, which is not built here; "
+            "install tensorwright with its compiled module"
+        ) from error
+    return _runtime

@@ -1,0 +1,48 @@
+"""quantize_weights:  linear(x, W) -> quantized_linear(x, W){format},  embedding -> quantized_embedding
+
+T tokens, K inner, N outer.  x: [T, K], W: [N, K].  The fact "quantize" says which format serves the linears, the
+embedding and lm_head (the linear over the rows that need logits); without it nothing is rewritten.
+
+Target-independent: the graph says what is rounded and how; packing belongs to the target.
+"""
+
+from __future__ import annotations
+
+from tensorwright.builder.ir import Graph, Node
+from tensorwright.passes.rewriter import make_node, splice
+from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, WeightFormat, parse_spec
+
+
+def quantize_weights(graph: Graph) -> int:
+    """Returns how many ops were rewritten. What is no weight of the checkpoint (a constant) stays as it is."""
+    if not graph.facts.get("quantize"):
+        return 0
+    spec = parse_spec(str(graph.facts["quantize"]))
+    inserted: dict[int, list[Node]] = {}
+    forward = {}
+    for node in graph.nodes:
+        fmt = format_for(node, spec)
+        if fmt is None:
+            continue
+        attrs = {"format": str(fmt)}
+        if node.op == "embedding":
+            attrs = {**attrs, "scale": float(node.attrs.get("scale", 1.0))}
+        kind = (node.output.dtype, node.output.shape)
+        new = make_node(graph, f"quantized_{node.op}", node.inputs, attrs, [kind], node.scope, node.output.name)
+        inserted[id(node)] = [new]
+        forward[node.output] = new.output
+    splice(graph, inserted, forward)
+    return len(forward)
+
+
+def format_for(node: Node, spec: QuantizeSpec) -> WeightFormat | None:
+    """What a node's weights become; None: they stay."""
+    if node.op not in ("linear", "embedding"):
+        return None
+    weight = node.inputs[1] if node.op == "linear" else node.inputs[0]
+    if weight is None or weight.node is None or weight.node.op != "weight":
+        return None
+    if node.op == "embedding":  # one gathered by positions is small, and adds to every activation
+        ids = node.inputs[1]
+        return spec.embedding if ids is not None and ids.name == "token_ids" else None
+    return spec.lm_head if node.output.shape[0] == "rows" else spec.linears

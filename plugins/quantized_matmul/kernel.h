@@ -1,0 +1,42 @@
+// quantized_matmul: y = epilogue(x * w^T + bias) + residual, w quantized in panels (layout.h), x to int8 by
+// tw_quantize_rows with the same groups.
+//
+//   group sums are exact:  dot = sum over the group of x_q * w_q, in int32
+//   grouped:     acc = fma(float(dot), x_scale * w_scale, acc), groups ascending
+//   whole rows:  acc = float(dot) * (x_scale * w_scale)
+//
+// Bias, activation and residual are those of plugins/matmul/kernel.h. Every instruction set gives these bits.
+#ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_KERNEL_H_
+#define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_KERNEL_H_
+
+#include "plugins/matmul/kernel.h"
+#include "plugins/quantized_matmul/layout.h"
+
+typedef struct tw_quantized_matmul_args {
+  tw_matmul_args matmul;  // x: [rows, tw_quantized_row(k, group)] int8; w: panels of layout.h
+  int32_t group;          // 0: whole rows
+  const float* x_scale;   // [rows, groups]
+  const int32_t* x_sum;   // [rows, groups]: sum of x over the group
+  int64_t group_stride;   // elements between rows of x_scale and of x_sum
+} tw_quantized_matmul_args;
+
+// x [rows, k] -> int8 in [-127, 127], a scale and a sum per row and group:
+//   scale = max|x| / 127,  q = rint(x * (127 / max|x|)),  all 0 where max|x| is 0.
+// Elements past k are 0. A group with an infinity or a NaN gets the scale NaN, so that results are NaN.
+typedef struct tw_quantize_rows_args {
+  int32_t rows, k;
+  int32_t group;    // 0: whole rows
+  int32_t x_dtype;  // TW_F32 or TW_BF16
+  const void* x;
+  int64_t x_stride;  // elements
+  int8_t* q;         // [rows, tw_quantized_row(k, group)]
+  int64_t q_stride;  // elements
+  float* scale;      // [rows, groups]
+  int32_t* sum;      // [rows, groups]
+  int64_t group_stride;
+} tw_quantize_rows_args;
+
+typedef void (*tw_quantized_matmul_fn)(const tw_quantized_matmul_args*);
+typedef void (*tw_quantize_rows_fn)(const tw_quantize_rows_args*);
+
+#endif  // TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_KERNEL_H_

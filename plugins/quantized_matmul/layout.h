@@ -1,0 +1,53 @@
+// The packed layout of quantized weights: panels of 16 rows, K cut into groups of `group` elements that share
+// a scale. The last group is padded with zeros.
+//
+// Grouped (group 32, 64 or 128; TW_I8 or TW_I4): groups come in pairs,
+//   [64 bytes: bf16 scales of 16 rows of the first group, then of the second][first group][second group];
+//   an odd last group stands alone after its 64 bytes, of which the second half is zero.
+// Whole rows (group 0; TW_I8 only): [64 bytes: fp32 scales of 16 rows][one group of K padded to 4].
+//
+// Inside a group, TW_I8: element k of row r is byte k / 4 * 64 + r * 4 + k % 4, in [-127, 127].
+// TW_I4: element k of row r, plus 8, is a nibble of byte k / 8 * 64 + r * 4 + k % 4: the low one if k % 8
+// < 4.
+#ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_LAYOUT_H_
+#define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_LAYOUT_H_
+
+#include "plugins/common/kernel_types.h"
+
+enum { TW_SCALE_BYTES = 64 };  // of a pair of groups, or of a whole row
+
+// Groups of a row; 1 for whole rows.
+static inline int64_t tw_quantized_groups(int64_t k, int64_t group) {
+  return group == 0 ? 1 : (k + group - 1) / group;
+}
+
+// Elements of a group as stored.
+static inline int64_t tw_quantized_group(int64_t k, int64_t group) {
+  return group == 0 ? (k + 3) / 4 * 4 : group;
+}
+
+// Elements of a row of activations: every group at full length.
+static inline int64_t tw_quantized_row(int64_t k, int64_t group) {
+  return tw_quantized_groups(k, group) * tw_quantized_group(k, group);
+}
+
+// Bytes of one group of a panel, scales not counted.
+static inline int64_t tw_quantized_group_bytes(int dtype, int64_t k, int64_t group) {
+  return tw_quantized_group(k, group) * TW_LANES / (dtype == TW_I4 ? 2 : 1);
+}
+
+// Bytes of one panel.
+static inline int64_t tw_quantized_panel_bytes(int dtype, int64_t k, int64_t group) {
+  const int64_t groups = tw_quantized_groups(k, group);
+  return (groups + 1) / 2 * TW_SCALE_BYTES + groups * tw_quantized_group_bytes(dtype, k, group);
+}
+
+// Offset in a panel of group i's first element, and of its 16 scales.
+static inline int64_t tw_quantized_group_offset(int dtype, int64_t k, int64_t group, int64_t i) {
+  return (i / 2 + 1) * TW_SCALE_BYTES + i * tw_quantized_group_bytes(dtype, k, group);
+}
+static inline int64_t tw_quantized_scale_offset(int dtype, int64_t k, int64_t group, int64_t i) {
+  return i / 2 * (TW_SCALE_BYTES + 2 * tw_quantized_group_bytes(dtype, k, group)) + i % 2 * 32;
+}
+
+#endif  // TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_LAYOUT_H_

@@ -1,0 +1,56 @@
+"""quantized_linear(x, w, bias?){format}:  y = x' w'^T + bias, both operands as quantize.py rounds them
+
+x: [T, K] of the activation type, w: [N, K] as the checkpoint has it, bias: [N].  y: [T, N] float32.
+Sums are exact within a group and float32 across groups, ascending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.errors import GraphError
+from tensorwright.plugins.quantized_matmul.formats import parse_format
+from tensorwright.plugins.quantized_matmul.quantize import quantize_activations, quantize_weights
+from tensorwright.plugins.rounding import round_to
+
+NAME = "quantized_linear"
+ATTRS: dict[str, type] = {"format": str}
+
+
+def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    """float32 [T, N]."""
+    x, w, bias = (*inputs, None)[:3]
+    if x is None or w is None:
+        raise GraphError("quantized_linear: x and w must be present")
+    parse_format(attrs["format"])
+    if w.rank != 2 or w.shape[1] != x.shape[-1]:
+        raise GraphError(f"quantized_linear: w must be [N, {x.shape[-1]}] for x {list(x.shape)}, got {list(w.shape)}")
+    if bias is not None and bias.shape != w.shape[:1]:
+        raise GraphError(f"quantized_linear: bias must be [{w.shape[0]}], got {list(bias.shape)}")
+    return [(x.dtype, (*x.shape[:-1], w.shape[0]))]
+
+
+def product(x: np.ndarray, w: np.ndarray, format_name: str) -> np.ndarray:
+    """float32 [T, N], as the kernels sum it but for the fused rounding of each step, which is done in float64."""
+    fmt = parse_format(format_name)
+    a, b = quantize_activations(x, fmt), quantize_weights(w, fmt)
+    total = np.zeros((len(x), len(w)), np.float32)
+    for i in range(fmt.groups(x.shape[-1])):
+        dot = (a.values[:, i].astype(np.float64) @ b.values[:, i].astype(np.float64).T).astype(np.float32)
+        scale = a.scales[:, i, None] * b.scales[None, :, i]
+        total = (dot.astype(np.float64) * scale + total).astype(np.float32)
+    return total
+
+
+def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    x, w, bias = (*inputs, None)[:3]
+    assert x is not None
+    assert w is not None
+    rows = round_to(x, act_dtype)
+    y = product(rows.reshape(-1, rows.shape[-1]), np.asarray(w, np.float32), attrs["format"])
+    y = y.reshape(*x.shape[:-1], len(w))
+    return [y if bias is None else y + np.asarray(bias, np.float32)]

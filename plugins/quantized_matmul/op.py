@@ -1,0 +1,37 @@
+"""quantized_matmul(x, w, bias?, residual?){format, epilogue, n}:  matmul with x and w quantized as `format` says
+
+Shapes and epilogues are those of plugins/matmul/op.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.plugins.matmul import op as matmul
+from tensorwright.plugins.quantized_matmul import linear
+from tensorwright.plugins.quantized_matmul.formats import parse_format
+from tensorwright.plugins.rounding import round_to
+from tensorwright.plugins.swiglu.op import ACTIVATIONS, gated
+
+NAME = "quantized_matmul"
+ATTRS: dict[str, type] = {"format": str, "epilogue": int, "n": int}
+
+
+def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    parse_format(attrs["format"])
+    return matmul.infer(inputs, {"epilogue": attrs["epilogue"], "n": attrs["n"]})
+
+
+def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    x, w, bias, residual = (*inputs, None, None)[:4]
+    (y,) = linear.reference([x, w, bias], {"format": attrs["format"]}, act_dtype)
+    epilogue = attrs["epilogue"]
+    if epilogue != matmul.EPILOGUE_NONE:
+        y = gated(y, ACTIVATIONS[epilogue - 1]).astype(np.float32)
+    if residual is not None:
+        y = y + residual
+    return [round_to(y, "float32" if epilogue == matmul.EPILOGUE_NONE else act_dtype)]

@@ -1,0 +1,23 @@
+// Quantizes weights into the panels of layout.h. quantize.py defines it; the bytes are the same.
+#ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_QUANTIZE_H_
+#define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_QUANTIZE_H_
+
+#include "plugins/matmul/pack.h"
+#include "plugins/quantized_matmul/layout.h"
+
+namespace tensorwright {
+
+// What quantization did to some weights: sums of squares of the errors and of the weights.
+struct QuantizationError {
+  double error = 0, weight = 0;
+  bool finite = true;  // false: a weight was infinite or NaN, and what was written means nothing
+};
+
+// Panels of `source` (TW_F32 or TW_BF16) with weights of `dtype` (TW_I8 or TW_I4), `stride` bytes apart.
+// group: 0 (whole rows, TW_I8 only), 32, 64 or 128.
+QuantizationError quantize_panels(int dtype, int64_t group, const PackSource& source, void* panels,
+                                  int64_t stride);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_QUANTIZE_H_

@@ -1,0 +1,119 @@
+// quantized_matmul and quantize_rows, the reference in plain C. Every other entry gives the same bits.
+#include <math.h>
+#include <string.h>
+
+#include "plugins/common/bf16.h"
+#include "plugins/common/exp.h"
+#include "plugins/common/tanh.h"
+#include "plugins/quantized_matmul/kernel.h"
+
+namespace {
+
+int32_t weight(int dtype, const int8_t* group, int64_t k, int64_t lane) {
+  if (dtype == TW_I8) return group[k / 4 * 64 + lane * 4 + k % 4];
+  const uint8_t byte = ((const uint8_t*)group)[k / 8 * 64 + lane * 4 + k % 4];
+  return (k % 8 < 4 ? byte & 15 : byte >> 4) - 8;
+}
+
+float weight_scale(const char* scales, int64_t group, int64_t lane) {
+  if (group == 0) return ((const float*)scales)[lane];
+  return tw_bf16_to_f32(((const uint16_t*)scales)[lane]);
+}
+
+// Sums of a row and the 16 lanes of a panel.
+void panel_dot(const tw_quantized_matmul_args* a, int dtype, int64_t row, int64_t panel,
+               float acc[TW_LANES]) {
+  const int64_t k = a->matmul.k, group = a->group, size = tw_quantized_group(k, group);
+  const char* w = (const char*)a->matmul.w + panel * tw_quantized_panel_bytes(dtype, k, group);
+  const int8_t* x = (const int8_t*)a->matmul.x + row * a->matmul.x_stride;
+  for (int lane = 0; lane < TW_LANES; ++lane) acc[lane] = 0.0f;
+  for (int64_t i = 0; i < tw_quantized_groups(k, group); ++i) {
+    const int8_t* values = (const int8_t*)w + tw_quantized_group_offset(dtype, k, group, i);
+    const char* scales = w + tw_quantized_scale_offset(dtype, k, group, i);
+    for (int64_t lane = 0; lane < TW_LANES; ++lane) {
+      int32_t dot = 0;
+      for (int64_t e = 0; e < size; ++e) dot += x[i * size + e] * weight(dtype, values, e, lane);
+      const float scale = a->x_scale[row * a->group_stride + i] * weight_scale(scales, group, lane);
+      acc[lane] = group == 0 ? (float)dot * scale : fmaf((float)dot, scale, acc[lane]);
+    }
+  }
+}
+
+float biased(const tw_matmul_args* a, int64_t panel, int64_t lane, float sum) {
+  return a->bias ? sum + a->bias[panel * TW_LANES + lane] : sum;
+}
+
+void store(const tw_matmul_args* a, int64_t row, int64_t column, float value) {
+  if (a->residual) value += a->residual[row * a->residual_stride + column];
+  const int64_t at = row * a->y_stride + column;
+  if (a->y_dtype == TW_BF16) {
+    ((uint16_t*)a->y)[at] = tw_f32_to_bf16(value);
+  } else {
+    ((float*)a->y)[at] = value;
+  }
+}
+
+void matmul(const tw_quantized_matmul_args* args, int dtype) {
+  const tw_matmul_args* a = &args->matmul;
+  const int step = tw_epilogue_panels(a->epilogue);
+  float acc[TW_LANES], up[TW_LANES];
+  for (int64_t row = 0; row < a->rows; ++row) {
+    for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += step) {
+      const int64_t column = panel / step * TW_LANES;
+      panel_dot(args, dtype, row, panel, acc);
+      if (step == 2) panel_dot(args, dtype, row, panel + 1, up);
+      for (int64_t lane = 0; lane < TW_LANES && column + lane < a->n; ++lane) {
+        float value = biased(a, panel, lane, acc[lane]);
+        if (step == 2) value = tw_activate(a->epilogue - 1, value) * biased(a, panel + 1, lane, up[lane]);
+        store(a, row, column + lane, value);
+      }
+    }
+  }
+}
+
+float element(const tw_quantize_rows_args* a, int64_t row, int64_t k) {
+  const int64_t at = row * a->x_stride + k;
+  return a->x_dtype == TW_BF16 ? tw_bf16_to_f32(((const uint16_t*)a->x)[at]) : ((const float*)a->x)[at];
+}
+
+// One group of one row: elements [begin, end) of x, `size` of q.
+void quantize_group(const tw_quantize_rows_args* a, int64_t row, int64_t i, int64_t begin, int64_t end,
+                    int64_t size) {
+  uint32_t most = 0;  // bits of the largest magnitude: ordered as the magnitudes are, NaN above infinity
+  for (int64_t k = begin; k < end; ++k) {
+    const float value = element(a, row, k);
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits &= 0x7fffffffu;
+    if (bits > most) most = bits;
+  }
+  float largest;
+  memcpy(&largest, &most, sizeof largest);
+  const bool finite = most < 0x7f800000u;
+  // A magnitude so small that its reciprocal overflows counts as zero.
+  const float inverse = finite && largest >= 0x1p-120f ? 127.0f / largest : 0.0f;
+  int8_t* q = a->q + row * a->q_stride + begin;
+  int32_t sum = 0;
+  for (int64_t e = 0; e < size; ++e) {
+    const bool there = begin + e < end && inverse > 0.0f;
+    q[e] = there ? (int8_t)((element(a, row, begin + e) * inverse + TW_EXP_ROUND) - TW_EXP_ROUND) : (int8_t)0;
+    sum += q[e];
+  }
+  a->scale[row * a->group_stride + i] = finite ? (inverse > 0.0f ? largest / 127.0f : 0.0f) : NAN;
+  a->sum[row * a->group_stride + i] = sum;
+}
+
+}  // namespace
+
+extern "C" void tw_quantized_matmul_i8_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_I8); }
+extern "C" void tw_quantized_matmul_i4_scalar(const tw_quantized_matmul_args* a) { matmul(a, TW_I4); }
+
+extern "C" void tw_quantize_rows_scalar(const tw_quantize_rows_args* a) {
+  const int64_t size = tw_quantized_group(a->k, a->group), groups = tw_quantized_groups(a->k, a->group);
+  for (int64_t row = 0; row < a->rows; ++row) {
+    for (int64_t i = 0; i < groups; ++i) {
+      const int64_t begin = i * size, end = begin + size < a->k ? begin + size : a->k;
+      quantize_group(a, row, i, begin, end, size);
+    }
+  }
+}

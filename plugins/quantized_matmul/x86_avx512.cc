@@ -1,0 +1,70 @@
+// quantize_rows for AVX-512. Same bits as scalar.cc.
+#include "plugins/common/x86_avx512.h"
+
+#include "plugins/quantized_matmul/kernel.h"
+
+namespace {
+
+// 16 elements from `at` of a row that has `left` more; zeros past its end.
+template <int kDtype>
+inline __attribute__((always_inline)) __m512 load(const void* x, int64_t at, int64_t left) {
+  const __mmask16 lanes = tw_lanes_avx512(left);
+  if (kDtype == TW_BF16)
+    return tw_bf16_to_f32_avx512(_mm256_maskz_loadu_epi16(lanes, (const uint16_t*)x + at));
+  return _mm512_maskz_loadu_ps(lanes, (const float*)x + at);
+}
+
+struct Scales {
+  float inverse, scale;
+};
+
+// `most`: bits of the largest magnitude, NaN above infinity.
+Scales scales_of(uint32_t most) {
+  if (most >= 0x7f800000u) return {0.0f, NAN};
+  const float largest = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)most)));
+  if (!(largest >= 0x1p-120f)) return {0.0f, 0.0f};
+  return {127.0f / largest, largest / 127.0f};
+}
+
+// Elements [0, size) of one group, of which the first `left` are there.
+template <int kDtype>
+int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, int8_t* q, float* scale) {
+  __m512i most = _mm512_setzero_si512();
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  for (int64_t e = 0; e < size && e < left; e += 16) {
+    const __m512i bits = _mm512_castps_si512(load<kDtype>(x, at + e, left - e));
+    most = _mm512_max_epu32(most, _mm512_and_si512(bits, magnitude));
+  }
+  const Scales s = scales_of(_mm512_reduce_max_epu32(most));
+  *scale = s.scale;
+  const __m512 inverse = _mm512_set1_ps(s.inverse);
+  __m512i sum = _mm512_setzero_si512();
+  for (int64_t e = 0; e < size; e += 16) {
+    __m512i value = _mm512_setzero_si512();
+    if (s.inverse > 0.0f)
+      value = _mm512_cvtps_epi32(_mm512_mul_ps(load<kDtype>(x, at + e, left - e), inverse));
+    sum = _mm512_add_epi32(sum, value);
+    _mm_mask_storeu_epi8(q + e, tw_lanes_avx512(size - e), _mm512_cvtepi32_epi8(value));
+  }
+  return _mm512_reduce_add_epi32(sum);
+}
+
+template <int kDtype>
+void quantize(const tw_quantize_rows_args* args) {
+  const tw_quantize_rows_args a = *args;  // a copy: q, of a character type, might alias it
+  const int64_t size = tw_quantized_group(a.k, a.group), groups = tw_quantized_groups(a.k, a.group);
+  for (int64_t row = 0; row < a.rows; ++row) {
+    for (int64_t i = 0; i < groups; ++i) {
+      const int64_t at = i * size;
+      a.sum[row * a.group_stride + i] =
+          quantize_group<kDtype>(a.x, row * a.x_stride + at, a.k - at, size, a.q + row * a.q_stride + at,
+                                 a.scale + row * a.group_stride + i);
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" void tw_quantize_rows_avx512(const tw_quantize_rows_args* a) {
+  a->x_dtype == TW_BF16 ? quantize<TW_BF16>(a) : quantize<TW_F32>(a);
+}

@@ -1,0 +1,186 @@
+"""The quantized matmul: packer, activation rounding and kernels against quantize.py, bit for bit where that defines bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from support.made_matmul import offset_rows, same_bits
+from support.made_quantized import NAMES, QuantizedMatmul, kernels, pack, quantize_rows, row_kernels
+from tensorwright.errors import InvalidOptionError
+from tensorwright.plugins.quantized_matmul import linear, op, quantize
+from tensorwright.plugins.quantized_matmul.formats import parse_format, parse_spec
+from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
+from tensorwright.runtime import _runtime
+
+PANEL = 16
+RNG = np.random.default_rng(5)
+
+
+def matrix(rows: int, k: int) -> np.ndarray:
+    """Rows of different sizes, one of zeros, one outlier."""
+    w = np.random.default_rng([rows, k]).standard_normal((rows, k)).astype(np.float32)
+    w *= np.exp(np.linspace(-8, 3, rows, dtype=np.float32))[:, None]
+    w[rows // 2] = 0
+    w[0, k // 2] = 100
+    return w
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestPacker:
+    @pytest.mark.parametrize(("rows", "k"), [(1, 1), (16, 32), (17, 33), (40, 127), (5, 128), (33, 300)])
+    def test_bytes_are_those_of_the_definition(self, name: str, rows: int, k: int) -> None:
+        fmt, w = parse_format(name), matrix(rows, k)
+        assert same_bits(pack(w, fmt)[0], quantize.pack(quantize.quantize_weights(w, fmt), fmt, k).reshape(-1))
+
+    def test_bfloat16_source(self, name: str) -> None:
+        fmt, bits = parse_format(name), to_bfloat16_bits(matrix(20, 70))
+        assert same_bits(pack(bits, fmt)[0], pack(from_bfloat16_bits(bits), fmt)[0])
+
+    def test_the_error_it_reports(self, name: str) -> None:
+        fmt, w = parse_format(name), matrix(20, 90)
+        lost = w - quantize.dequantized(quantize.quantize_weights(w, fmt), 90)
+        error, weight, finite = pack(w, fmt)[1]
+        assert finite
+        assert error == pytest.approx(float((lost.astype(float) ** 2).sum()), rel=1e-5)
+        assert weight == pytest.approx(float((w.astype(float) ** 2).sum()), rel=1e-5)
+
+    @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+    def test_a_weight_that_is_no_number_is_told(self, name: str, value: float) -> None:
+        w = matrix(20, 90)
+        w[19, 89] = value
+        assert pack(w, parse_format(name))[1][2] is False
+
+    def test_range_search_beats_the_plain_scale(self, name: str) -> None:
+        fmt, w = parse_format(name), RNG.standard_normal((32, 256)).astype(np.float32)
+        groups = quantize.in_groups(w, fmt)
+        plain = np.abs(groups).max(axis=-1) / np.float32(fmt.largest)
+        if fmt.group:
+            plain = from_bfloat16_bits(to_bfloat16_bits(plain))
+        naive = quantize.squared_error(groups, quantize.rounded(groups, plain, fmt), plain).sum()
+        # With 8 bits there is little to win: the plain scale is the first candidate, so it is never worse.
+        assert pack(w, fmt)[1][0] <= naive * (0.95 if fmt.bits == 4 else 1 + 1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("index", row_kernels())
+class TestQuantizeRows:
+    @pytest.mark.parametrize("k", [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200])
+    def test_bits(self, name: str, index: int, k: int) -> None:
+        fmt, x = parse_format(name), matrix(4, k)
+        want = quantize.quantize_activations(x, fmt)
+        q, scale, total = quantize_rows(x, fmt, index)
+        assert same_bits(q, want.values.reshape(4, -1))
+        assert same_bits(scale, want.scales)
+        assert same_bits(total, want.values.astype(np.int32).sum(axis=-1, dtype=np.int32))
+
+    def test_bfloat16_and_strides(self, name: str, index: int) -> None:
+        fmt, bits = parse_format(name), to_bfloat16_bits(matrix(5, 77))
+        wide = quantize_rows(from_bfloat16_bits(bits), fmt, index)
+        for got, want in zip(quantize_rows(offset_rows(bits, 3, 5), fmt, index), wide, strict=True):
+            assert same_bits(got, want)
+
+    @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+    def test_what_is_no_number_makes_its_group_nan(self, name: str, index: int, value: float) -> None:
+        fmt, x = parse_format(name), matrix(3, 150)
+        x[1, 149] = value
+        q, scale, _ = quantize_rows(x, fmt, index)
+        assert np.isnan(scale[1, -1])
+        assert np.isfinite(scale[[0, 2]]).all()
+        assert (q[1, (fmt.groups(150) - 1) * fmt.stored_group(150) :] == 0).all()
+
+    def test_vanishing_magnitudes_are_zero(self, name: str, index: int) -> None:
+        x = np.full((1, 64), 2.0**-125, np.float32)
+        q, scale, total = quantize_rows(x, parse_format(name), index)
+        assert not q.any()
+        assert not scale.any()
+        assert not total.any()
+
+
+@pytest.mark.parametrize(("name", "index"), kernels())
+class TestKernel:
+    @pytest.mark.parametrize("n", [*range(1, 2 * PANEL + 2), 63, 64, 65, 81])
+    def test_every_width(self, name: str, index: int, n: int) -> None:
+        QuantizedMatmul(name, 3, n, 40).check(index)
+
+    @pytest.mark.parametrize("k", [*range(1, 12), 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 257])
+    def test_every_depth(self, name: str, index: int, k: int) -> None:
+        QuantizedMatmul(name, 2, 17, k).check(index)
+
+    @pytest.mark.parametrize("rows", [*range(1, 20), 24, 64, 97])
+    def test_every_number_of_rows(self, name: str, index: int, rows: int) -> None:
+        QuantizedMatmul(name, rows, 5 * PANEL + 3, 70).check(index)
+
+    @pytest.mark.parametrize("epilogue", [0, 1])
+    @pytest.mark.parametrize("y_dtype", [0, 1])
+    @pytest.mark.parametrize(("bias", "residual"), [(True, False), (False, True), (True, True)])
+    def test_epilogues(self, name: str, index: int, epilogue: int, y_dtype: int, bias: bool, residual: bool) -> None:
+        QuantizedMatmul(name, 7, 5 * PANEL + 5, 66, epilogue, bias, residual, y_dtype).check(index, offset=1, pad=3)
+
+    @pytest.mark.parametrize("offset", [1, 3, 7, 15])
+    def test_misaligned_buffers(self, name: str, index: int, offset: int) -> None:
+        made = QuantizedMatmul(name, 5, 37, 100, bias=True, residual=True)
+        assert same_bits(made.run(index, offset=offset, pad=offset), made.run(index))
+
+    def test_panel_ranges_join(self, name: str, index: int) -> None:
+        made = QuantizedMatmul(name, 8, 9 * PANEL, 65)
+        whole, parts = made.run(index), np.full((8, 9 * PANEL), np.nan, np.float32)
+        for begin, end in ((0, 1), (1, 6), (6, 9)):
+            made.run(index, panels=(begin, end), y=parts)
+        assert same_bits(parts, whole)
+
+    @pytest.mark.parametrize("rows", [2, 6, 7, 13, 101])
+    def test_a_row_alone_is_the_row_in_company(self, name: str, index: int, rows: int) -> None:
+        made = QuantizedMatmul(name, rows, 6 * PANEL + 1, 130, 1, bias=True)
+        together = made.run(index)
+        for row in sorted({0, rows // 2, rows - 1}):
+            assert same_bits(made.run(index, rows=slice(row, row + 1)), together[row : row + 1])
+
+    def test_sums_in_blocks(self, name: str, index: int) -> None:
+        """Deep enough that many rows cut K, and one row does not."""
+        made = QuantizedMatmul(name, 13, 4 * PANEL, 20000 if index == 0 else 700)
+        together = made.run(index)
+        assert same_bits(made.run(index, rows=slice(3, 4)), together[3:4])
+
+    def test_nan_scales_stay_in_their_row(self, name: str, index: int) -> None:
+        made = QuantizedMatmul(name, 4, 20, 64)
+        clean = made.run(index)
+        made.scale[2] = np.nan
+        dirty = made.run(index)
+        assert np.isnan(dirty[2]).all()
+        assert same_bits(dirty[[0, 1, 3]], clean[[0, 1, 3]])
+
+
+def test_reference_swiglu_and_residual() -> None:
+    x, w = RNG.standard_normal((3, 40)).astype(np.float32), RNG.standard_normal((20, 40)).astype(np.float32)
+    (y,) = linear.reference([x, w, None], {"format": "int8:g32"}, "float32")
+    assert np.abs(y - x @ w.T).max() < 0.02 * np.abs(x @ w.T).max()
+    residual = RNG.standard_normal((3, 10)).astype(np.float32)
+    (z,) = op.reference([x, w, None, residual], {"format": "int8:g32", "epilogue": 1, "n": 10}, "float32")
+    gate, up = np.split(y.astype(float), 2, axis=1)
+    assert np.allclose(z, gate / (1 + np.exp(-gate)) * up + residual, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["int5", "int4:", "int4:g16", "int4:32", "w8a8:g32", "", "INT4"])
+def test_unknown_formats_are_refused(text: str) -> None:
+    with pytest.raises(InvalidOptionError, match="weight format"):
+        parse_format(text)
+
+
+@pytest.mark.parametrize("text", ["int4,head=int8", "int4,lm_head", "int4,lm_head=int8,lm_head=int8", "int4,int8"])
+def test_wrong_specs_are_refused(text: str) -> None:
+    with pytest.raises(InvalidOptionError):
+        parse_spec(text)
+
+
+def test_specs() -> None:
+    assert str(parse_spec("int4")) == "int4:g32,embedding=int4:g32,lm_head=int4:g32"
+    assert str(parse_spec("w8a8, lm_head=int8:g128,embedding=none")) == "w8a8,embedding=none,lm_head=int8:g128"
+
+
+def test_bindings_refuse_what_would_read_past_an_end() -> None:
+    w = np.zeros((16, 32), np.float32)
+    with pytest.raises(InvalidOptionError, match="out must have"):
+        _runtime.quantize_panels(3, 32, w, np.zeros(10, np.uint8))
+    with pytest.raises(InvalidOptionError, match="group"):
+        _runtime.quantize_panels(4, 0, w, np.zeros(10000, np.uint8))
