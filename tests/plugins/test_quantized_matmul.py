@@ -1,4 +1,4 @@
-"""The quantized matmul: packer, activation rounding and kernels against quantize.py, bit for bit where that defines bits."""
+"""The quantized matmul: packer, activation rounding and kernels against quantize.py, which defines their bits."""
 
 from __future__ import annotations
 
