@@ -18,7 +18,7 @@ from mutations import (
     untie_head,
 )
 
-from support.tiny_models import LONGROPE
+from support.tiny_configs import LONGROPE
 from tensorwright.builder.ir import Graph, Node, Value
 from tensorwright.models.weights import Ref, WeightExpr
 from tensorwright.plugins.matmul.op import EPILOGUES

@@ -104,6 +104,8 @@ def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     """What no pass could make a decoder of, by its name in the config; the trace would only say where it fails."""
     text = config.get_text_config()
     experts = [key for key in EXPERTS if isinstance(getattr(text, key, None), int) and getattr(text, key) > 1]
+    if set(range(text.num_hidden_layers)) <= set(getattr(text, "mlp_only_layers", None) or ()):
+        experts = []  # the config could have some, but no layer does
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES)
     alibi = getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False)
     found = (

@@ -26,8 +26,10 @@ void validate_options(const EngineOptions& o) {
                  o.max_num_tokens, "every running sequence needs a token per step: raise it");
   require_option(o.max_queue >= 1, "max_queue_size must be at least 1", o.max_queue, "raise it");
   require_option(o.kv_cache_bytes >= 0, "kv_cache_memory must not be negative", o.kv_cache_bytes, "raise it");
-  require_option(o.max_chunk >= 0, "max_prefill_chunk must be 0 (no cap) or positive", o.max_chunk, "raise it");
-  require_option(o.max_prompt_rows >= 1, "max_prompt_logprob_rows must be at least 1", o.max_prompt_rows, "raise it");
+  require_option(o.max_chunk >= 0, "max_prefill_chunk must be 0 (no cap) or positive", o.max_chunk,
+                 "raise it");
+  require_option(o.max_prompt_rows >= 1, "max_prompt_logprob_rows must be at least 1", o.max_prompt_rows,
+                 "raise it");
   require_option(o.debug_preempt_every >= 0, "debug_preempt_every must be 0 (never) or positive",
                  o.debug_preempt_every, "raise it");
 }

@@ -227,7 +227,7 @@ REFUSED = [
     ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModelError, "quantized with gptq"),
     ({"model_type": "unheard_of"}, UnsupportedModelError, "model_type 'unheard_of' is unknown to transformers"),
     ({"model_type": "unheard_of", "auto_map": {"AutoModel": "x.Y"}}, UnsupportedModelError, "own Python code"),
-    ({"model_type": None}, CheckpointError, "model_type must name the model's family, not None"),
+    ({"model_type": None}, CheckpointError, 'model_type must name the model\'s family, such as "llama", not None'),
     ({"model_type": "vit"}, UnsupportedModelError, "vit is no causal language model"),
     ({"architectures": ["LlamaForSequenceClassification"]}, UnsupportedModelError, "must be a LlamaForCausalLM"),
     ({"hidden_size": 33}, CheckpointError, "is no valid llama config"),

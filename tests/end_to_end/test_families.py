@@ -101,7 +101,7 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
         broken.drop_one_bias,
         broken.shift_fused_rows,
         broken.forget_transpose,
-        broken.use_exact_gelu,
+        norms.use_exact_gelu,
         broken.scale_scores,
         broken.untie_head,
     ),
@@ -121,6 +121,8 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "cohere": (chosen.keep_query_pairs, chosen.keep_key_pairs, chosen.keep_mean, broken.change_numbers),
     "ernie4_5": (chosen.keep_query_pairs, chosen.keep_key_pairs),
     "glm": (chosen.keep_query_pairs, chosen.keep_query_bias_pairs, chosen.keep_key_pairs, broken.swap_gate_and_up),
+    "glm4": (chosen.keep_query_pairs, chosen.keep_key_pairs),
+    "helium": (chosen.keep_query_pairs, chosen.keep_key_pairs),
     "nemotron": (chosen.drop_layer_norm_offset, chosen.drop_layer_norm_bias, chosen.forget_square),
     "smollm3": (chosen.turn_every_layer, chosen.turn_no_layer),
 }

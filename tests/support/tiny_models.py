@@ -18,10 +18,12 @@ from transformers import (
     FlintConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
     GraniteConfig,
+    HeliumConfig,
     LlamaConfig,
     MistralConfig,
     NemotronConfig,
@@ -36,114 +38,22 @@ from transformers import (
     Starcoder2Config,
 )
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 101,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.02,
-    "rms_norm_eps": 1e-5,
-}
-
-LLAMA3_ROPE: dict[str, Any] = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
-YARN: dict[str, Any] = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
-LONGROPE: dict[str, Any] = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1, 1.3, 1.6],
-    "long_factor": [1.4, 2.0, 3.0, 4.0],
-}
-
-GRANITE: dict[str, Any] = {
-    "embedding_multiplier": 3.0,
-    "residual_multiplier": 0.3,
-    "attention_multiplier": 0.2,
-    "logits_scaling": 3.0,
-}
-
-GEMMA2: dict[str, Any] = {
-    "head_dim": 8,
-    "sliding_window": 16,
-    "query_pre_attn_scalar": 12,
-    "attn_logit_softcapping": 4.0,
-    "final_logit_softcapping": 3.0,
-    "tie_word_embeddings": True,
-    "pad_token_id": 0,
-}
-
-FLINT: dict[str, Any] = {
-    "head_dim": 8,
-    "sliding_window": 16,
-    "layer_types": ["sliding_attention"] * 2,  # the others do not rotate
-    "mlp_only_layers": [0, 1],  # the others are mixtures of experts
-    "num_experts": 2,
-    "pad_token_id": 0,
-}
-
-TWO_TABLES: dict[str, Any] = {
-    "sliding_window": 16,
-    "pad_token_id": 0,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
-"""Layers with a window, and layers without, have rotary tables of their own."""
-
-GEMMA3: dict[str, Any] = {
-    **TWO_TABLES,
-    "head_dim": 8,
-    "query_pre_attn_scalar": 12,
-    "tie_word_embeddings": True,
-    "rope_parameters": {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
-    },
-}
-
-OLMO3: dict[str, Any] = {
-    **TWO_TABLES,
-    "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": YARN},
-}
-
-STARCODER2: dict[str, Any] = {
-    "sliding_window": 16,
-    "norm_epsilon": 1e-4,
-    "tie_word_embeddings": True,
-}
-
-STABLELM: dict[str, Any] = {
-    "hidden_size": 64,
-    "layer_norm_eps": 1e-4,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
-}
-
-GPT_NEOX: dict[str, Any] = {
-    "hidden_size": 64,
-    "layer_norm_eps": 1e-4,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
-}
-
-FALCON: dict[str, Any] = {"num_key_value_heads": None, "ffn_hidden_size": 72, "tie_word_embeddings": True}
-
-PARTIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+from support.tiny_configs import (
+    COMMON,
+    FALCON,
+    FLINT,
+    GEMMA2,
+    GEMMA3,
+    GPT_NEOX,
+    GRANITE,
+    LLAMA3_ROPE,
+    LONGROPE,
+    OLMO3,
+    PARTIAL_ROPE,
+    STABLELM,
+    STARCODER2,
+    YARN,
+)
 
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
@@ -164,6 +74,8 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "falcon": (FalconConfig, FALCON),
     "cohere": (CohereConfig, {"pad_token_id": 0, "logit_scale": 0.3, "tie_word_embeddings": True}),
     "ernie4_5": (Ernie4_5Config, {"pad_token_id": 0, "head_dim": 8, "tie_word_embeddings": True}),
+    "glm4": (Glm4Config, {"pad_token_id": 0, "head_dim": 8, "rope_parameters": PARTIAL_ROPE}),
+    "helium": (HeliumConfig, {"pad_token_id": 0, "head_dim": 8}),
     "glm": (GlmConfig, {"pad_token_id": 0, "head_dim": 8, "rope_parameters": PARTIAL_ROPE}),
     "nemotron": (NemotronConfig, {"head_dim": 8, "rope_parameters": PARTIAL_ROPE}),
     "smollm3": (SmolLM3Config, {"pad_token_id": 0, "no_rope_layers": [1, 0]}),
@@ -226,6 +138,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {}),
     "ernie4_5": ("ernie4_5", {}),
     "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
+    "helium": ("helium", {}),
     "nemotron": ("nemotron", {}),
     "smollm3": ("smollm3", {}),
 }

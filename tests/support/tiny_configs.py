@@ -1,0 +1,114 @@
+"""Config values of the tiny models: what makes each family's features show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.02,
+    "rms_norm_eps": 1e-5,
+}
+
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.6],
+    "long_factor": [1.4, 2.0, 3.0, 4.0],
+}
+
+GRANITE: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.3,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 3.0,
+}
+
+GEMMA2: dict[str, Any] = {
+    "head_dim": 8,
+    "sliding_window": 16,
+    "query_pre_attn_scalar": 12,
+    "attn_logit_softcapping": 4.0,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
+
+FLINT: dict[str, Any] = {
+    "head_dim": 8,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention"] * 2,  # the others do not rotate
+    "mlp_only_layers": [0, 1],  # the others are mixtures of experts
+    "num_experts": 2,
+    "pad_token_id": 0,
+}
+
+TWO_TABLES: dict[str, Any] = {
+    "sliding_window": 16,
+    "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+"""Layers with a window, and layers without, have rotary tables of their own."""
+
+GEMMA3: dict[str, Any] = {
+    **TWO_TABLES,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 12,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 8.0},
+    },
+}
+
+OLMO3: dict[str, Any] = {
+    **TWO_TABLES,
+    "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}, "full_attention": YARN},
+}
+
+STARCODER2: dict[str, Any] = {
+    "sliding_window": 16,
+    "norm_epsilon": 1e-4,
+    "tie_word_embeddings": True,
+}
+
+STABLELM: dict[str, Any] = {
+    "hidden_size": 64,
+    "layer_norm_eps": 1e-4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+
+GPT_NEOX: dict[str, Any] = {
+    "hidden_size": 64,
+    "layer_norm_eps": 1e-4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+
+FALCON: dict[str, Any] = {"num_key_value_heads": None, "ffn_hidden_size": 72, "tie_word_embeddings": True}
+
+PARTIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
