@@ -1,12 +1,17 @@
-// quantized_matmul for AVX2. Same bits as scalar.cc.
+// quantized_matmul and quantize_rows for AVX2. Same bits as scalar.cc.
 //
 // vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, which saturate. Nibbles are
 // unsigned as stored (w + 8): 32 elements of K, 16 products of at most 15 * 127, fit (30480 < 32768); what
 // the 8 adds to a sum is taken off its start. Bytes: |w| times x with the sign of w, two products (32258) at
 // most.
+#include "plugins/quantized_matmul/x86_rows.h"
 #include "plugins/quantized_matmul/x86_ymm.h"
 
 namespace {
+
+// In place: of the intrinsic GCC may put the sum elsewhere, and run out of registers.
+TW_INLINE void add_words(__m256i& sum, __m256i x) { __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(x)); }
+TW_INLINE void add_doubles(__m256i& sum, __m256i x) { __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x)); }
 
 TW_INLINE __m256i widened(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
@@ -23,7 +28,7 @@ struct Bytes {
         TW_UNROLL
         for (int r = 0; r < R; ++r) {
           const __m256i x = _mm256_sign_epi8(elements(c, g->x_stride, r, 0), w);
-          acc[r][i] = _mm256_add_epi32(acc[r][i], widened(_mm256_maddubs_epi16(size, x)));
+          add_doubles(acc[r][i], widened(_mm256_maddubs_epi16(size, x)));
         }
         // Read x again: there are no registers to keep it in.
         if (R > 1) __asm__("" : "+r"(c.x[0]), "+r"(c.x[1]));
@@ -35,7 +40,8 @@ struct Bytes {
 };
 
 TW_INLINE __m256i add_pairs(__m256i sum, __m256i x, __m256i w) {
-  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x));
+  add_words(sum, _mm256_maddubs_epi16(w, x));
+  return sum;
 }
 
 struct Nibbles {
@@ -78,6 +84,63 @@ struct Nibbles {
   }
 };
 
+// 8 elements from `at` of a row that has `left` more; zeros past its end.
+template <int kDtype>
+TW_INLINE __m256 load(const void* x, int64_t at, int64_t left) {
+  return kDtype == TW_BF16 ? tw_load_bf16_avx2((const uint16_t*)x + at, left)
+                           : tw_load_avx2((const float*)x + at, left);
+}
+
+TW_INLINE __m128i halves_max(__m256i x) {
+  return _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+}
+
+// Bits of the largest magnitude: ordered as the magnitudes are, NaN above infinity.
+template <int kDtype>
+uint32_t largest_magnitude(const void* x, int64_t at, int64_t left, int64_t size) {
+  __m256i most = _mm256_setzero_si256();
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  for (int64_t e = 0; e < size && e < left; e += 8) {
+    const __m256i bits = _mm256_castps_si256(load<kDtype>(x, at + e, left - e));
+    most = _mm256_max_epu32(most, _mm256_and_si256(bits, magnitude));
+  }
+  __m128i m = halves_max(most);
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
+  return (uint32_t)_mm_cvtsi128_si32(m);
+}
+
+TW_INLINE int32_t sum_of(__m256i x) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+// The first `count`, a multiple of 4, of 8 integers in [-127, 127].
+TW_INLINE void store_bytes(int8_t* q, int64_t count, __m256i value) {
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(value), _mm256_extracti128_si256(value, 1));
+  const __m128i bytes = _mm_packs_epi16(words, words);
+  const int64_t all = _mm_cvtsi128_si64(bytes);
+  memcpy(q, &all, count >= 8 ? 8 : 4);
+}
+
+// Elements [0, size) of one group, of which the first `left` are there. Returns their sum.
+template <int kDtype>
+int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, int8_t* q, float* scale) {
+  const RowScale s = row_scale(largest_magnitude<kDtype>(x, at, left, size));
+  *scale = s.scale;
+  const __m256 inverse = _mm256_set1_ps(s.inverse);
+  __m256i sum = _mm256_setzero_si256();
+  for (int64_t e = 0; e < size; e += 8) {
+    __m256i value = _mm256_setzero_si256();
+    if (s.inverse > 0.0f)
+      value = _mm256_cvtps_epi32(_mm256_mul_ps(load<kDtype>(x, at + e, left - e), inverse));
+    sum = _mm256_add_epi32(sum, value);
+    store_bytes(q + e, size - e, value);
+  }
+  return sum_of(sum);
+}
+
 }  // namespace
 
 extern "C" void tw_quantized_matmul_i8_avx2(const tw_quantized_matmul_args* a) {
@@ -86,4 +149,9 @@ extern "C" void tw_quantized_matmul_i8_avx2(const tw_quantized_matmul_args* a) {
 
 extern "C" void tw_quantized_matmul_i4_avx2(const tw_quantized_matmul_args* a) {
   matmul<Kernels<Nibbles>>(a);
+}
+
+extern "C" void tw_quantize_rows_avx2(const tw_quantize_rows_args* a) {
+  a->x_dtype == TW_BF16 ? quantize_rows(a, quantize_group<TW_BF16>)
+                        : quantize_rows(a, quantize_group<TW_F32>);
 }

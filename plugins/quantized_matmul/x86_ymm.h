@@ -135,14 +135,13 @@ template <class Dot, bool kWhole = false>
 struct Kernels {
   static constexpr int kBits = Dot::kBits;
 
-  static int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+  static int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
   static Micro micro(int64_t rows, int64_t panels) {
     static const Micro one[kRows] = {micro_of<Dot, kWhole, 1, 1>(), micro_of<Dot, kWhole, 2, 1>(),
                                      micro_of<Dot, kWhole, 3, 1>(), micro_of<Dot, kWhole, 4, 1>(),
                                      micro_of<Dot, kWhole, 5, 1>(), micro_of<Dot, kWhole, 6, 1>()};
-    static const Micro two[3] = {micro_of<Dot, kWhole, 1, 2>(), micro_of<Dot, kWhole, 2, 2>(),
-                                 micro_of<Dot, kWhole, 3, 2>()};
+    static const Micro two[2] = {micro_of<Dot, kWhole, 1, 2>(), micro_of<Dot, kWhole, 2, 2>()};
     if (panels == 1) return one[rows - 1];
     if (panels == 2) return two[rows - 1];
     return panels == 3 ? micro_of<Dot, kWhole, 1, 3>() : micro_of<Dot, kWhole, 1, 4>();
