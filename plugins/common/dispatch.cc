@@ -141,6 +141,7 @@ std::vector<DispatchChoice> explain_dispatch() {
   add("quantized_matmul int8", quantized_matmul_kernels(TW_I8));
   add("quantized_matmul int4", quantized_matmul_kernels(TW_I4));
   add("quantize_rows", quantize_rows_kernels());
+  add("quantize_weights", quantize_weights_kernels());
   add("embedding float32", embedding_kernels(TW_F32));
   add("embedding bfloat16", embedding_kernels(TW_BF16));
   add("rms_norm", rms_norm_kernels());

@@ -47,7 +47,8 @@ struct KernelEntry {
 std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype);  // x and w dtype: TW_F32, TW_BF16
 std::span<const KernelEntry<tw_quantized_matmul_fn>> quantized_matmul_kernels(int dtype);  // w: TW_I8, TW_I4
 std::span<const KernelEntry<tw_quantize_rows_fn>> quantize_rows_kernels();
-std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype);  // table dtype
+std::span<const KernelEntry<tw_quantize_weights_fn>> quantize_weights_kernels();  // of builds
+std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype);       // table dtype
 std::span<const KernelEntry<tw_rms_norm_fn>> rms_norm_kernels();
 std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels();
 std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels();

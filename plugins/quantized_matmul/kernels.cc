@@ -10,6 +10,9 @@ void tw_quantized_matmul_i4_scalar(const tw_quantized_matmul_args*);
 void tw_quantized_matmul_i4_avx2(const tw_quantized_matmul_args*);
 void tw_quantized_matmul_i4_avxvnni(const tw_quantized_matmul_args*);
 void tw_quantized_matmul_i4_avx512vnni(const tw_quantized_matmul_args*);
+void tw_quantize_weights_scalar(const tw_quantize_weights_args*);
+void tw_quantize_weights_avx2(const tw_quantize_weights_args*);
+void tw_quantize_weights_avx512(const tw_quantize_weights_args*);
 void tw_quantize_rows_scalar(const tw_quantize_rows_args*);
 void tw_quantize_rows_avx2(const tw_quantize_rows_args*);
 void tw_quantize_rows_avx512(const tw_quantize_rows_args*);
@@ -39,6 +42,15 @@ std::span<const KernelEntry<tw_quantize_rows_fn>> quantize_rows_kernels() {
       {"quantize_rows_avx512", Isa::avx512, Extra::none, tw_quantize_rows_avx512},
       {"quantize_rows_avx2", Isa::avx2, Extra::none, tw_quantize_rows_avx2},
       {"quantize_rows_scalar", Isa::scalar, Extra::none, tw_quantize_rows_scalar},
+  };
+  return kTable;
+}
+
+std::span<const KernelEntry<tw_quantize_weights_fn>> quantize_weights_kernels() {
+  static constexpr KernelEntry<tw_quantize_weights_fn> kTable[] = {
+      {"quantize_weights_avx512", Isa::avx512, Extra::none, tw_quantize_weights_avx512},
+      {"quantize_weights_avx2", Isa::avx2, Extra::none, tw_quantize_weights_avx2},
+      {"quantize_weights_scalar", Isa::scalar, Extra::none, tw_quantize_weights_scalar},
   };
   return kTable;
 }

@@ -1,10 +1,11 @@
-// quantized_matmul and quantize_rows for AVX2. Same bits as scalar.cc.
+// quantized_matmul, quantize_rows and quantize_weights for AVX2. Same bits as scalar.cc.
 //
 // vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, which saturate. Nibbles are
 // unsigned as stored (w + 8): 32 elements of K, 16 products of at most 15 * 127, fit (30480 < 32768); what
 // the 8 adds to a sum is taken off its start. Bytes: |w| times x with the sign of w, two products (32258) at
 // most.
 #include "plugins/quantized_matmul/x86_rows.h"
+#include "plugins/quantized_matmul/x86_weights.h"
 #include "plugins/quantized_matmul/x86_ymm.h"
 
 namespace {
@@ -141,6 +142,19 @@ int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, in
   return sum_of(sum);
 }
 
+// `Set` of x86_weights.h.
+struct WeightsAvx2 : Avx2 {
+  using Ints = __m256i;
+
+  static TW_INLINE Vector narrow(Vector v) { return tw_bf16_to_f32_avx2(tw_f32_to_bf16_avx2(v)); }
+  static TW_INLINE Ints integers(Vector v) { return _mm256_cvtps_epi32(v); }
+  static TW_INLINE Ints byte_of(Ints v) { return _mm256_and_si256(v, _mm256_set1_epi32(255)); }
+  static TW_INLINE Ints shifted_or(Ints line, Ints v, int by) {
+    return _mm256_or_si256(line, _mm256_slli_epi32(v, by));
+  }
+  static TW_INLINE void put(char* to, Ints line) { _mm256_storeu_si256((__m256i*)to, line); }
+};
+
 }  // namespace
 
 extern "C" void tw_quantized_matmul_i8_avx2(const tw_quantized_matmul_args* a) {
@@ -154,4 +168,8 @@ extern "C" void tw_quantized_matmul_i4_avx2(const tw_quantized_matmul_args* a) {
 extern "C" void tw_quantize_rows_avx2(const tw_quantize_rows_args* a) {
   a->x_dtype == TW_BF16 ? quantize_rows(a, quantize_group<TW_BF16>)
                         : quantize_rows(a, quantize_group<TW_F32>);
+}
+
+extern "C" void tw_quantize_weights_avx2(const tw_quantize_weights_args* a) {
+  quantize_weights<WeightsAvx2>(a);
 }

@@ -1,7 +1,8 @@
-// quantize_rows for AVX-512. Same bits as scalar.cc.
+// quantize_rows and quantize_weights for AVX-512. Same bits as scalar.cc.
 #include "plugins/common/x86_avx512.h"
 
 #include "plugins/quantized_matmul/x86_rows.h"
+#include "plugins/quantized_matmul/x86_weights.h"
 
 namespace {
 
@@ -37,9 +38,26 @@ int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, in
   return _mm512_reduce_add_epi32(sum);
 }
 
+// `Set` of x86_weights.h.
+struct WeightsAvx512 : Avx512 {
+  using Ints = __m512i;
+
+  static TW_INLINE Vector narrow(Vector v) { return tw_bf16_to_f32_avx512(tw_f32_to_bf16_avx512(v)); }
+  static TW_INLINE Ints integers(Vector v) { return _mm512_cvtps_epi32(v); }
+  static TW_INLINE Ints byte_of(Ints v) { return _mm512_and_si512(v, _mm512_set1_epi32(255)); }
+  static TW_INLINE Ints shifted_or(Ints line, Ints v, int by) {
+    return _mm512_or_si512(line, _mm512_slli_epi32(v, by));
+  }
+  static TW_INLINE void put(char* to, Ints line) { _mm512_storeu_si512(to, line); }
+};
+
 }  // namespace
 
 extern "C" void tw_quantize_rows_avx512(const tw_quantize_rows_args* a) {
   a->x_dtype == TW_BF16 ? quantize_rows(a, quantize_group<TW_BF16>)
                         : quantize_rows(a, quantize_group<TW_F32>);
+}
+
+extern "C" void tw_quantize_weights_avx512(const tw_quantize_weights_args* a) {
+  quantize_weights<WeightsAvx512>(a);
 }
