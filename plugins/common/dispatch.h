@@ -64,17 +64,17 @@ struct DispatchChoice {
   std::vector<std::string> refused;  // "matmul_bf16_avx512bf16: needs AVX512-BF16"
 };
 
-// Empty if `entry` may run at level `isa` on this processor, else the reason.
-std::string refusal(Isa entry_isa, Extra extra, Isa isa);
+// Empty if an entry may run at level `isa` on a processor of these features, else the reason.
+std::string refusal(Isa entry_isa, Extra extra, Isa isa, const CpuFeatures& features = cpu_features());
 
 template <typename Fn>
-Fn choose(const char* family, std::span<const KernelEntry<Fn>> table, Isa isa,
-          DispatchChoice* why = nullptr) {
+Fn choose(const char* family, std::span<const KernelEntry<Fn>> table, Isa isa, DispatchChoice* why = nullptr,
+          const CpuFeatures& features = cpu_features()) {
   DispatchChoice local;
   DispatchChoice& choice = why ? *why : local;
   choice.family = family;
   for (const auto& entry : table) {
-    std::string reason = refusal(entry.isa, entry.extra, isa);
+    std::string reason = refusal(entry.isa, entry.extra, isa, features);
     if (reason.empty()) {
       choice.taken = entry.name;
       return entry.fn;
