@@ -41,8 +41,7 @@ CpuFeatures read_features() {
   return f;
 }
 
-bool has(Isa isa) {
-  const CpuFeatures& f = cpu_features();
+bool has(Isa isa, const CpuFeatures& f = cpu_features()) {
   switch (isa) {
     case Isa::scalar:
       return true;
@@ -109,8 +108,7 @@ Isa selected_isa() {
 }
 
 // Empty if the processor has it, else its name.
-static const char* lacks(Extra extra) {
-  const CpuFeatures& f = cpu_features();
+static const char* lacks(Extra extra, const CpuFeatures& f) {
   switch (extra) {
     case Extra::none:
       return "";
@@ -124,11 +122,13 @@ static const char* lacks(Extra extra) {
   return "";
 }
 
-std::string refusal(Isa entry_isa, Extra extra, Isa isa) {
-  if (!has(entry_isa)) return std::string("needs ") + needs(entry_isa) + ", which this processor lacks";
+std::string refusal(Isa entry_isa, Extra extra, Isa isa, const CpuFeatures& features) {
+  if (!has(entry_isa, features))
+    return std::string("needs ") + needs(entry_isa) + ", which this processor lacks";
   if (entry_isa > isa)
     return std::string("needs ") + needs(entry_isa) + ", above the selected level " + isa_name(isa);
-  if (*lacks(extra)) return std::string("needs ") + lacks(extra) + ", which this processor lacks";
+  if (*lacks(extra, features))
+    return std::string("needs ") + lacks(extra, features) + ", which this processor lacks";
   return "";
 }
 
@@ -141,6 +141,7 @@ std::vector<DispatchChoice> explain_dispatch() {
   add("quantized_matmul int8", quantized_matmul_kernels(TW_I8));
   add("quantized_matmul int4", quantized_matmul_kernels(TW_I4));
   add("quantize_rows", quantize_rows_kernels());
+  add("quantize_weights", quantize_weights_kernels());
   add("embedding float32", embedding_kernels(TW_F32));
   add("embedding bfloat16", embedding_kernels(TW_BF16));
   add("rms_norm", rms_norm_kernels());

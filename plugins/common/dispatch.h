@@ -47,7 +47,8 @@ struct KernelEntry {
 std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype);  // x and w dtype: TW_F32, TW_BF16
 std::span<const KernelEntry<tw_quantized_matmul_fn>> quantized_matmul_kernels(int dtype);  // w: TW_I8, TW_I4
 std::span<const KernelEntry<tw_quantize_rows_fn>> quantize_rows_kernels();
-std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype);  // table dtype
+std::span<const KernelEntry<tw_quantize_weights_fn>> quantize_weights_kernels();  // of builds
+std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype);       // table dtype
 std::span<const KernelEntry<tw_rms_norm_fn>> rms_norm_kernels();
 std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels();
 std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels();
@@ -63,17 +64,17 @@ struct DispatchChoice {
   std::vector<std::string> refused;  // "matmul_bf16_avx512bf16: needs AVX512-BF16"
 };
 
-// Empty if `entry` may run at level `isa` on this processor, else the reason.
-std::string refusal(Isa entry_isa, Extra extra, Isa isa);
+// Empty if an entry may run at level `isa` on a processor of these features, else the reason.
+std::string refusal(Isa entry_isa, Extra extra, Isa isa, const CpuFeatures& features = cpu_features());
 
 template <typename Fn>
-Fn choose(const char* family, std::span<const KernelEntry<Fn>> table, Isa isa,
-          DispatchChoice* why = nullptr) {
+Fn choose(const char* family, std::span<const KernelEntry<Fn>> table, Isa isa, DispatchChoice* why = nullptr,
+          const CpuFeatures& features = cpu_features()) {
   DispatchChoice local;
   DispatchChoice& choice = why ? *why : local;
   choice.family = family;
   for (const auto& entry : table) {
-    std::string reason = refusal(entry.isa, entry.extra, isa);
+    std::string reason = refusal(entry.isa, entry.extra, isa, features);
     if (reason.empty()) {
       choice.taken = entry.name;
       return entry.fn;

@@ -6,15 +6,10 @@
 //
 // A panel takes two registers, so that 6 rows and 1 panel, or 1 row and 4 panels, fill the 16 that there are.
 // Partial sums are stored and reloaded between blocks of K, so blocking never shows.
-#include "plugins/common/x86_avx2.h"
-
-#include "plugins/common/x86_activation.h"
-#include "plugins/matmul/kernel.h"
+#include "plugins/matmul/x86_avx2_finish.h"
 
 namespace {
 
-constexpr int64_t kLanes = TW_LANES;
-constexpr int64_t kUnit = 4;     // panels
 constexpr int64_t kRows = 6;     // rows of a micro kernel at most
 constexpr int64_t kChunk = 96;   // rows
 constexpr int64_t kBlock = 512;  // elements of K: x of 6 rows stays in the L1 cache, a unit in the L2
@@ -113,40 +108,6 @@ Micro micro_for(int64_t rows, int64_t panels) {
   if (panels == 2) return two[rows - 1];
   return panels == 3 ? micro<kDtype, 1, 3> : micro<kDtype, 1, 4>;
 }
-
-// Bias, activation, residual, rounding: once the whole of K is summed. For the half panels of one row.
-template <int kEpilogue>
-void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel, int64_t panels, const float* sum) {
-  constexpr int64_t pair = kEpilogue == TW_EPILOGUE_NONE ? 1 : 2;
-  for (int64_t p = 0; p < panels; p += pair) {
-    const int64_t first = (panel + p) / pair * kLanes;
-    for (int64_t lane = 0; lane < kLanes && first + lane < a.n; lane += 8) {
-      const int64_t column = first + lane, count = a.n - column;
-      __m256 value[2];
-      for (int64_t i = 0; i < pair; ++i) {
-        value[i] = _mm256_loadu_ps(sum + (p + i) * kLanes + lane);
-        if (!a.bias) continue;
-        value[i] = _mm256_add_ps(value[i], tw_load_avx2(a.bias + (panel + p + i) * kLanes + lane, count));
-      }
-      __m256 y = value[0];
-      if constexpr (pair == 2) y = _mm256_mul_ps(activate_lanes<Avx2, kEpilogue - 1>(y), value[1]);
-      if (a.residual) {
-        y = _mm256_add_ps(y, tw_load_avx2(a.residual + row * a.residual_stride + column, count));
-      }
-      tw_store_avx2(a.y, a.y_dtype, row * a.y_stride + column, count, y);
-    }
-  }
-}
-
-typedef void (*FinishRow)(const tw_matmul_args&, int64_t, int64_t, int64_t, const float*);
-
-FinishRow finish_row_for(int32_t epilogue) {
-  static const FinishRow table[TW_EPILOGUE_LAST + 1] = {finish_row<0>, finish_row<1>, finish_row<2>,
-                                                        finish_row<3>, finish_row<4>};
-  return table[epilogue];
-}
-
-int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // x of one row, `count` elements as floats. What fills the last group is -0: times the zero of the weights it
 // leaves every sum as it is, even -0.

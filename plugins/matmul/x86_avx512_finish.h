@@ -3,17 +3,10 @@
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_FINISH_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_FINISH_H_
 
-#include "plugins/common/x86_activation.h"
 #include "plugins/common/x86_avx512.h"
-#include "plugins/matmul/kernel.h"
+#include "plugins/matmul/x86.h"
 
 namespace {
-
-constexpr int64_t kLanes = TW_LANES;
-constexpr int64_t kUnit = 4;  // panels
-
-int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Bias, activation, residual, rounding: once the whole of K is summed. For P panels from `panel` of one row.
 template <int P, int kEpilogue>

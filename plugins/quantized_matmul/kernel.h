@@ -36,6 +36,22 @@ typedef struct tw_quantize_rows_args {
   int64_t group_stride;
 } tw_quantize_rows_args;
 
+// One panel of layout.h from up to 16 rows of weights, by the range search of quantize.py.
+typedef struct tw_quantize_weights_args {
+  int32_t dtype;     // TW_I8 or TW_I4
+  int32_t w_dtype;   // TW_F32 or TW_BF16
+  int64_t group;     // 0: whole rows
+  int64_t rows, k;   // rows from `rows` to 15 are zeros
+  const void* w;     // [rows, k]
+  int64_t w_stride;  // elements
+  void* panel;       // zeros before
+  float* x;          // scratch [tw_quantized_group(k, group), 16]
+  double* error;     // the sum of squared errors is added to it
+  double* weight;    // and that of squared weights
+  int32_t* finite;   // becomes 0 if a weight is infinite or NaN; the panel means nothing then
+} tw_quantize_weights_args;
+
+typedef void (*tw_quantize_weights_fn)(const tw_quantize_weights_args*);
 typedef void (*tw_quantized_matmul_fn)(const tw_quantized_matmul_args*);
 typedef void (*tw_quantize_rows_fn)(const tw_quantize_rows_args*);
 

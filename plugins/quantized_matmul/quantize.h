@@ -3,7 +3,7 @@
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_QUANTIZE_H_
 
 #include "plugins/matmul/pack.h"
-#include "plugins/quantized_matmul/layout.h"
+#include "plugins/quantized_matmul/kernel.h"
 
 namespace tensorwright {
 
@@ -14,9 +14,9 @@ struct QuantizationError {
 };
 
 // Panels of `source` (TW_F32 or TW_BF16) with weights of `dtype` (TW_I8 or TW_I4), `stride` bytes apart.
-// group: 0 (whole rows, TW_I8 only), 32, 64 or 128.
-QuantizationError quantize_panels(int dtype, int64_t group, const PackSource& source, void* panels,
-                                  int64_t stride);
+// group: 0 (whole rows, TW_I8 only), 32, 64 or 128. kernel: an entry of quantize_weights_kernels().
+QuantizationError quantize_panels(tw_quantize_weights_fn kernel, int dtype, int64_t group,
+                                  const PackSource& source, void* panels, int64_t stride);
 
 }  // namespace tensorwright
 

@@ -1,7 +1,8 @@
-// quantize_rows for AVX-512. Same bits as scalar.cc.
+// quantize_rows and quantize_weights for AVX-512. Same bits as scalar.cc.
 #include "plugins/common/x86_avx512.h"
 
-#include "plugins/quantized_matmul/kernel.h"
+#include "plugins/quantized_matmul/x86_rows.h"
+#include "plugins/quantized_matmul/x86_weights.h"
 
 namespace {
 
@@ -14,19 +15,7 @@ inline __attribute__((always_inline)) __m512 load(const void* x, int64_t at, int
   return _mm512_maskz_loadu_ps(lanes, (const float*)x + at);
 }
 
-struct Scales {
-  float inverse, scale;
-};
-
-// `most`: bits of the largest magnitude, NaN above infinity.
-Scales scales_of(uint32_t most) {
-  if (most >= 0x7f800000u) return {0.0f, NAN};
-  const float largest = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)most)));
-  if (!(largest >= 0x1p-120f)) return {0.0f, 0.0f};
-  return {127.0f / largest, largest / 127.0f};
-}
-
-// Elements [0, size) of one group, of which the first `left` are there.
+// Elements [0, size) of one group, of which the first `left` are there. Returns their sum.
 template <int kDtype>
 int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, int8_t* q, float* scale) {
   __m512i most = _mm512_setzero_si512();
@@ -35,7 +24,7 @@ int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, in
     const __m512i bits = _mm512_castps_si512(load<kDtype>(x, at + e, left - e));
     most = _mm512_max_epu32(most, _mm512_and_si512(bits, magnitude));
   }
-  const Scales s = scales_of(_mm512_reduce_max_epu32(most));
+  const RowScale s = row_scale(_mm512_reduce_max_epu32(most));
   *scale = s.scale;
   const __m512 inverse = _mm512_set1_ps(s.inverse);
   __m512i sum = _mm512_setzero_si512();
@@ -49,22 +38,26 @@ int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, in
   return _mm512_reduce_add_epi32(sum);
 }
 
-template <int kDtype>
-void quantize(const tw_quantize_rows_args* args) {
-  const tw_quantize_rows_args a = *args;  // a copy: q, of a character type, might alias it
-  const int64_t size = tw_quantized_group(a.k, a.group), groups = tw_quantized_groups(a.k, a.group);
-  for (int64_t row = 0; row < a.rows; ++row) {
-    for (int64_t i = 0; i < groups; ++i) {
-      const int64_t at = i * size;
-      a.sum[row * a.group_stride + i] =
-          quantize_group<kDtype>(a.x, row * a.x_stride + at, a.k - at, size, a.q + row * a.q_stride + at,
-                                 a.scale + row * a.group_stride + i);
-    }
+// `Set` of x86_weights.h.
+struct WeightsAvx512 : Avx512 {
+  using Ints = __m512i;
+
+  static TW_INLINE Vector narrow(Vector v) { return tw_bf16_to_f32_avx512(tw_f32_to_bf16_avx512(v)); }
+  static TW_INLINE Ints integers(Vector v) { return _mm512_cvtps_epi32(v); }
+  static TW_INLINE Ints byte_of(Ints v) { return _mm512_and_si512(v, _mm512_set1_epi32(255)); }
+  static TW_INLINE Ints shifted_or(Ints line, Ints v, int by) {
+    return _mm512_or_si512(line, _mm512_slli_epi32(v, by));
   }
-}
+  static TW_INLINE void put(char* to, Ints line) { _mm512_storeu_si512(to, line); }
+};
 
 }  // namespace
 
 extern "C" void tw_quantize_rows_avx512(const tw_quantize_rows_args* a) {
-  a->x_dtype == TW_BF16 ? quantize<TW_BF16>(a) : quantize<TW_F32>(a);
+  a->x_dtype == TW_BF16 ? quantize_rows(a, quantize_group<TW_BF16>)
+                        : quantize_rows(a, quantize_group<TW_F32>);
+}
+
+extern "C" void tw_quantize_weights_avx512(const tw_quantize_weights_args* a) {
+  quantize_weights<WeightsAvx512>(a);
 }

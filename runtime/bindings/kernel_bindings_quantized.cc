@@ -72,7 +72,8 @@ Fn entry_of(std::span<const KernelEntry<Fn>> table, size_t index) {
 // (error, weight, finite): see QuantizationError. step: 2 packs every other panel, for gate or up of a
 // swiglu.
 std::tuple<double, double, bool> pack(int dtype, int64_t group, const SourceRows& source,
-                                      const Vector<uint8_t>& out, int64_t first, int64_t step) {
+                                      const Vector<uint8_t>& out, int64_t first, int64_t step,
+                                      const std::optional<size_t>& index) {
   require_format(dtype, group);
   require_rows(source, "source");
   const auto rows = static_cast<int64_t>(source.shape(0)), k = static_cast<int64_t>(source.shape(1));
@@ -81,8 +82,12 @@ std::tuple<double, double, bool> pack(int dtype, int64_t group, const SourceRows
   const int64_t needed = rows == 0 ? 0 : ((panels_of(rows) - 1) * step + first + 1) * bytes;
   require(static_cast<int64_t>(out.size()) >= needed, "out must have " + std::to_string(needed) + " bytes");
   const PackSource from = {source.data(), float_dtype(source, "source"), source.stride(0), rows, k};
+  const tw_quantize_weights_fn kernel =
+      index ? entry_of(quantize_weights_kernels(), *index)
+            : choose("quantize_weights", quantize_weights_kernels(), selected_isa());
   nb::gil_scoped_release release;
-  const QuantizationError e = quantize_panels(dtype, group, from, out.data() + first * bytes, step * bytes);
+  const QuantizationError e =
+      quantize_panels(kernel, dtype, group, from, out.data() + first * bytes, step * bytes);
   return {e.error, e.weight, e.finite};
 }
 
@@ -169,11 +174,14 @@ void bind_quantized_kernels(nb::module_& m) {
   m.def(
       "quantized_matmul_table", [](int dtype) { return names(quantized_matmul_kernels(dtype)); }, "dtype"_a,
       "(name, instruction set, runnable here) of every kernel, best first");
+  m.def("quantize_weights_table", [] { return names(quantize_weights_kernels()); });
   m.def("quantize_rows_table", [] { return names(quantize_rows_kernels()); });
   m.def("quantize_panels", &pack, "dtype"_a, "group"_a, "source"_a, "out"_a, "first"_a = 0, "step"_a = 1,
+        "index"_a = nb::none(),
         "Quantizes source [rows, k] (float32, or uint16 for bfloat16) into panels of out (uint8), every "
         "step-th from "
-        "first on: (sum of squared errors, sum of squared weights, whether all were finite)");
+        "first on: (sum of squared errors, sum of squared weights, whether all were finite). index: of the "
+        "kernel in quantize_weights_table, by default the best");
   m.def("quantize_rows", &quantize_rows, "index"_a, "group"_a, "x"_a, "q"_a, "scale"_a, "sum"_a);
   m.def("run_quantized_matmul", &run, "dtype"_a, "index"_a, "group"_a, "k"_a, "x"_a, "scale"_a, "sum"_a,
         "w"_a, "y"_a, "bias"_a = nb::none(), "residual"_a = nb::none(), "epilogue"_a = 0, "panel_begin"_a = 0,

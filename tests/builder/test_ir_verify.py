@@ -186,7 +186,7 @@ def test_the_table_of_stages():
     lowered = set(op_names("lowered")) - {"input", "weight", "constant"}
     assert lowered == {
         "embedding", "rms_norm", "matmul", "rotary_table", "rotary_kv_write", "paged_attention", "gather_rows",
-        "swiglu", "add", "elementwise", "rms_norm_columns", "layer_norm",
+        "swiglu", "add", "elementwise", "rms_norm_columns", "layer_norm", "quantized_matmul", "quantized_embedding",
     }  # fmt: skip
     # At the last stage names mean instructions, with other operands and attributes.
     assert find_spec("matmul", "lowered") is not find_spec("matmul", "traced")

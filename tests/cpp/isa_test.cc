@@ -8,6 +8,7 @@
 #include "plugins/common/bf16.h"
 #include "plugins/common/dispatch.h"
 #include "plugins/matmul/pack.h"
+#include "plugins/quantized_matmul/quantize.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;
@@ -70,6 +71,79 @@ void check_matmul(int dtype, int rows, int n, int k, int epilogue) {
   }
 }
 
+// A format of quantized weights, and n rows of k in it.
+struct Quantized {
+  int dtype;
+  int64_t group;
+
+  std::vector<char> panels(tw_quantize_weights_fn kernel, const std::vector<float>& w, int n, int k) const {
+    const int64_t bytes = tw_quantized_panel_bytes(dtype, k, group);
+    std::vector<char> out(static_cast<size_t>(panels_of(n) * bytes));
+    quantize_panels(kernel, dtype, group, {w.data(), TW_F32, k, n, k}, out.data(), bytes);
+    return out;
+  }
+};
+
+constexpr Quantized kFormats[] = {{TW_I4, 32}, {TW_I4, 64},  {TW_I4, 128}, {TW_I8, 32},
+                                  {TW_I8, 64}, {TW_I8, 128}, {TW_I8, 0}};
+
+// Activations [rows, k] as the kernel `fn` quantizes them; buffers of exactly the needed size.
+struct QuantizedRows {
+  std::vector<int8_t> q;
+  std::vector<float> scale;
+  std::vector<int32_t> sum;
+  int64_t groups, row;
+
+  QuantizedRows(tw_quantize_rows_fn fn, int64_t group, int dtype, const std::vector<char>& x, int rows, int k)
+      : groups(tw_quantized_groups(k, group)), row(tw_quantized_row(k, group)) {
+    q.resize(static_cast<size_t>(rows * row));
+    scale.resize(static_cast<size_t>(rows * groups));
+    sum.resize(scale.size());
+    const tw_quantize_rows_args a = {
+        rows,       k,     static_cast<int32_t>(group), dtype, x.data(), k, q.data(), row, scale.data(),
+        sum.data(), groups};
+    fn(&a);
+  }
+  bool operator==(const QuantizedRows&) const = default;
+};
+
+template <typename Entry>
+bool runs(const Entry& entry) {
+  return refusal(entry.isa, entry.extra, Isa::avx512).empty();
+}
+
+void check_quantized(const Quantized& format, int rows, int n, int k, int epilogue) {
+  const int wide = epilogue != TW_EPILOGUE_NONE ? static_cast<int>(panels_of(n)) * 2 * TW_LANES : n;
+  const std::vector<char> w =
+      format.panels(quantize_weights_kernels().back().fn,
+                    normal(static_cast<size_t>(wide) * static_cast<size_t>(k), 12), wide, k);
+  const std::vector<char> x = stored(TW_F32, normal(static_cast<size_t>(rows * k), 13));
+  const QuantizedRows made(quantize_rows_kernels().back().fn, format.group, TW_F32, x, rows, k);
+  const std::vector<float> bias = normal(static_cast<size_t>(wide), 14);
+  tw_quantized_matmul_args a = {};
+  a.matmul.rows = rows, a.matmul.k = k, a.matmul.n = n;
+  a.matmul.panel_end = static_cast<int32_t>(panels_of(wide)), a.matmul.epilogue = epilogue;
+  a.matmul.x = made.q.data(), a.matmul.x_stride = made.row, a.matmul.w = w.data();
+  a.matmul.bias = bias.data(), a.matmul.y_stride = n;
+  a.group = static_cast<int32_t>(format.group), a.x_scale = made.scale.data(), a.x_sum = made.sum.data();
+  a.group_stride = made.groups;
+  std::vector<std::vector<float>> results;
+  for (const auto& entry : quantized_matmul_kernels(format.dtype)) {
+    if (!runs(entry)) continue;
+    results.emplace_back(static_cast<size_t>(rows * n), -1.0f);
+    a.matmul.y = results.back().data();
+    entry.fn(&a);
+  }
+  for (const auto& result : results) TW_CHECK(result == results.back());
+}
+
+std::string taken(int dtype, const CpuFeatures& features, std::string* first_refusal) {
+  DispatchChoice choice;
+  choose("quantized_matmul", quantized_matmul_kernels(dtype), Isa::avx512, &choice, features);
+  *first_refusal = choice.refused.empty() ? "" : choice.refused[0];
+  return choice.taken;
+}
+
 }  // namespace
 
 TW_TEST(the_selected_level_is_printed) {
@@ -86,6 +160,64 @@ TW_TEST(matmul) {
     }
     for (int k : {1, 2, 3, 511, 512, 513, 1027}) check_matmul(dtype, 7, 37, k, TW_EPILOGUE_NONE);
     check_matmul(dtype, 100, 37, 515, TW_EPILOGUE_SWIGLU);
+  }
+}
+
+TW_TEST(quantized_matmul) {
+  for (const Quantized& format : kFormats) {
+    for (int rows : {1, 2, 3, 4, 5, 6, 7, 13}) check_quantized(format, rows, 5 * TW_LANES + 3, 70, 0);
+    for (int n : {1, 15, 16, 17, 33, 64}) {
+      for (int gated = 1; gated <= TW_EPILOGUE_LAST; ++gated) check_quantized(format, 2, n, 33, gated);
+    }
+    for (int k : {1, 4, 5, 127, 128, 129, 4100}) check_quantized(format, 9, 3 * TW_LANES, k, 0);
+  }
+}
+
+TW_TEST(quantize_rows) {
+  for (const Quantized& format : kFormats) {
+    for (int dtype : {TW_F32, TW_BF16}) {
+      for (int k : {1, 7, 8, 9, 15, 16, 17, 31, 33, 65, 129}) {
+        const std::vector<char> x = stored(dtype, normal(static_cast<size_t>(3 * k), 15));
+        const QuantizedRows expected(quantize_rows_kernels().back().fn, format.group, dtype, x, 3, k);
+        for (const auto& entry : quantize_rows_kernels()) {
+          if (runs(entry)) TW_CHECK(QuantizedRows(entry.fn, format.group, dtype, x, 3, k) == expected);
+        }
+      }
+    }
+  }
+}
+
+TW_TEST(quantize_weights) {
+  for (const Quantized& format : kFormats) {
+    for (int n : {1, 8, 9, 17}) {
+      for (int k : {1, 4, 5, 8, 9, 33, 130}) {
+        const std::vector<float> w = normal(static_cast<size_t>(n * k), 16);
+        const std::vector<char> expected = format.panels(quantize_weights_kernels().back().fn, w, n, k);
+        for (const auto& entry : quantize_weights_kernels()) {
+          if (runs(entry)) TW_CHECK(format.panels(entry.fn, w, n, k) == expected);
+        }
+      }
+    }
+  }
+}
+
+TW_TEST(without_vnni_the_avx2_kernel_is_taken_and_the_refusal_says_why) {
+  CpuFeatures features;
+  features.avx2 = features.fma = features.avx512 = true;
+  for (int dtype : {TW_I8, TW_I4}) {
+    const std::string name = dtype == TW_I8 ? "quantized_matmul_i8_" : "quantized_matmul_i4_";
+    std::string refused;
+    TW_CHECK_EQ(taken(dtype, features, &refused), name + "avx2");
+    TW_CHECK_EQ(refused, name + "avx512vnni: needs AVX512-VNNI, which this processor lacks");
+    features.avx_vnni = true;
+    TW_CHECK_EQ(taken(dtype, features, &refused), name + "avxvnni");
+    features.avx512_vnni = true;
+    TW_CHECK_EQ(taken(dtype, features, &refused), name + "avx512vnni");
+    features.avx512 = features.avx512_vnni = features.avx_vnni = false;
+    TW_CHECK_EQ(taken(dtype, features, &refused), name + "avx2");
+    TW_CHECK_EQ(refused, name + "avx512vnni: needs AVX-512 (F, BW, VL, DQ), which this processor lacks");
+    TW_CHECK_EQ(taken(dtype, CpuFeatures{}, &refused), name + "scalar");
+    features.avx512 = true;
   }
 }
 

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from support.made_matmul import offset_rows, same_bits
-from support.made_quantized import NAMES, QuantizedMatmul, kernels, pack, quantize_rows, row_kernels
+from support.made_quantized import (
+    NAMES,
+    SCALAR,
+    QuantizedMatmul,
+    kernels,
+    pack,
+    quantize_rows,
+    row_kernels,
+    weight_kernels,
+)
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.quantized_matmul import linear, op, quantize
 from tensorwright.plugins.quantized_matmul.formats import parse_format, parse_spec
@@ -27,31 +36,52 @@ def matrix(rows: int, k: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("index", weight_kernels())
 class TestPacker:
-    @pytest.mark.parametrize(("rows", "k"), [(1, 1), (16, 32), (17, 33), (40, 127), (5, 128), (33, 300)])
-    def test_bytes_are_those_of_the_definition(self, name: str, rows: int, k: int) -> None:
+    @pytest.mark.parametrize("rows", [1, 7, 8, 9, 15, 16, 17, 33])
+    @pytest.mark.parametrize("k", [1, 4, 5, 8, 9, 31, 32, 33, 127, 128, 129, 300])
+    def test_bytes_are_those_of_the_definition(self, name: str, index: int, rows: int, k: int) -> None:
         fmt, w = parse_format(name), matrix(rows, k)
-        assert same_bits(pack(w, fmt)[0], quantize.pack(quantize.quantize_weights(w, fmt), fmt, k).reshape(-1))
+        want = quantize.pack(quantize.quantize_weights(w, fmt), fmt, k).reshape(-1)
+        assert same_bits(pack(w, fmt, index)[0], want)
 
-    def test_bfloat16_source(self, name: str) -> None:
+    def test_bytes_of_many_groups(self, name: str, index: int) -> None:
+        """Enough that ties and roundings of every kind occur."""
+        fmt, w = parse_format(name), np.random.default_rng(3).standard_normal((64, 1024)).astype(np.float32)
+        w[:8] = np.rint(w[:8] * 4) / 4
+        assert same_bits(
+            pack(w, fmt, index)[0], quantize.pack(quantize.quantize_weights(w, fmt), fmt, 1024).reshape(-1)
+        )
+
+    def test_vanishing_weights_are_zero(self, name: str, index: int) -> None:
+        fmt, w = parse_format(name), np.full((16, 64), 2.0**-121, np.float32)
+        w[1] = -0.0
+        want = quantize.pack(quantize.quantize_weights(w, fmt), fmt, 64).reshape(-1)
+        assert same_bits(pack(w, fmt, index)[0], want)
+
+    @pytest.mark.parametrize("offset", [0, 1, 3])
+    def test_bfloat16_source_and_strides(self, name: str, index: int, offset: int) -> None:
         fmt, bits = parse_format(name), to_bfloat16_bits(matrix(20, 70))
-        assert same_bits(pack(bits, fmt)[0], pack(from_bfloat16_bits(bits), fmt)[0])
+        got = pack(offset_rows(bits, offset, offset), fmt, index)[0]
+        assert same_bits(got, pack(from_bfloat16_bits(bits), fmt, index)[0])
 
-    def test_the_error_it_reports(self, name: str) -> None:
+    def test_the_error_it_reports(self, name: str, index: int) -> None:
         fmt, w = parse_format(name), matrix(20, 90)
         lost = w - quantize.dequantized(quantize.quantize_weights(w, fmt), 90)
-        error, weight, finite = pack(w, fmt)[1]
+        error, weight, finite = reported = pack(w, fmt, index)[1]
+        assert reported == pack(w, fmt, SCALAR)[1]
         assert finite
         assert error == pytest.approx(float((lost.astype(float) ** 2).sum()), rel=1e-5)
         assert weight == pytest.approx(float((w.astype(float) ** 2).sum()), rel=1e-5)
 
     @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-    def test_a_weight_that_is_no_number_is_told(self, name: str, value: float) -> None:
+    @pytest.mark.parametrize("at", [(19, 89), (0, 0), (8, 31)])
+    def test_a_weight_that_is_no_number_is_told(self, name: str, index: int, value: float, at: tuple[int, int]) -> None:
         w = matrix(20, 90)
-        w[19, 89] = value
-        assert pack(w, parse_format(name))[1][2] is False
+        w[at] = value
+        assert pack(w, parse_format(name), index)[1][2] is False
 
-    def test_range_search_beats_the_plain_scale(self, name: str) -> None:
+    def test_range_search_beats_the_plain_scale(self, name: str, index: int) -> None:
         fmt, w = parse_format(name), RNG.standard_normal((32, 256)).astype(np.float32)
         groups = quantize.in_groups(w, fmt)
         plain = np.abs(groups).max(axis=-1) / np.float32(fmt.largest)
@@ -59,7 +89,7 @@ class TestPacker:
             plain = from_bfloat16_bits(to_bfloat16_bits(plain))
         naive = quantize.squared_error(groups, quantize.rounded(groups, plain, fmt), plain).sum()
         # With 8 bits there is little to win: the plain scale is the first candidate, so it is never worse.
-        assert pack(w, fmt)[1][0] <= naive * (0.95 if fmt.bits == 4 else 1 + 1e-5)
+        assert pack(w, fmt, index)[1][0] <= naive * (0.95 if fmt.bits == 4 else 1 + 1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

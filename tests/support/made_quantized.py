@@ -40,10 +40,18 @@ def row_kernels() -> list[object]:
     ]
 
 
-def pack(w: np.ndarray, fmt: WeightFormat) -> tuple[np.ndarray, tuple[float, float, bool]]:
+def weight_kernels() -> list[object]:
+    return [
+        pytest.param(i, id=kernel, marks=[] if here else pytest.mark.skip(f"this processor lacks {isa}"))
+        for i, (kernel, isa, here) in enumerate(_runtime.quantize_weights_table())
+    ]
+
+
+def pack(w: np.ndarray, fmt: WeightFormat, index: int | None = None) -> tuple[np.ndarray, tuple[float, float, bool]]:
     """uint8 panels of w (float32 or bfloat16 bits), and what the packer says of its error."""
     out = np.full(-(-len(w) // 16) * fmt.panel_bytes(w.shape[1]), 0xA5, np.uint8)
-    return out, _runtime.quantize_panels(number(fmt), fmt.group, w, out)
+    index = None if index is None else index % len(_runtime.quantize_weights_table())
+    return out, _runtime.quantize_panels(number(fmt), fmt.group, w, out, index=index)
 
 
 def quantize_rows(x: np.ndarray, fmt: WeightFormat, index: int = SCALAR) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

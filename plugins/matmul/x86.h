@@ -1,0 +1,18 @@
+// What the matmul kernels of every x86 instruction set share, float and quantized.
+#ifndef TENSORWRIGHT_PLUGINS_MATMUL_X86_H_
+#define TENSORWRIGHT_PLUGINS_MATMUL_X86_H_
+
+#include "plugins/common/x86_activation.h"
+#include "plugins/matmul/kernel.h"
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+constexpr int64_t kLanes = TW_LANES;
+constexpr int64_t kUnit = 4;  // panels
+
+inline int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_MATMUL_X86_H_

@@ -1,0 +1,130 @@
+// quantized_matmul on any x86 instruction set: what is cut into which calls of a micro kernel.
+//
+//   for each unit of 4 panels, for each chunk of rows, for each block of groups:
+//     for each R <= 6 rows of the chunk, for P panels at once, for each group:
+//       R x P panels of exact sums in registers, then scaled and added to R x P float sums in the L1 cache
+//   then bias, activation, residual and rounding for the chunk
+//
+// A file of an instruction set gives `Kind`: kBits of a weight, panels_at_once(rows), micro(rows, panels) and
+// finish(args, row, rows, panel, panels, sum).
+#ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_H_
+#define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_H_
+
+#include <string.h>
+
+#include "plugins/matmul/x86.h"
+#include "plugins/quantized_matmul/kernel.h"
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+constexpr int64_t kRows = 6;                // rows of a micro kernel at most
+constexpr int64_t kChunk = 96;              // rows
+constexpr int64_t kBlockBytes = 512 << 10;  // of a unit's weights: half the L2 cache
+
+// One group of K for R rows and P panels.
+struct Group {
+  const int8_t* x;  // first row
+  int64_t x_stride;
+  const float* x_scale;  // of the first row
+  const int32_t* x_sum;
+  int64_t group_stride;
+  const char* w;  // first panel
+  const char* scales;
+  int64_t w_stride;  // bytes between panels
+  int64_t lines;     // of 64 bytes, in a panel
+  float* sum;        // [R, kUnit, 16]
+};
+
+// Row r is at x[r / 3] + r % 3 * stride, panel p at w[p / 3] + p % 3 * stride: forms that x86 addresses
+// directly.
+struct Cursor {
+  const int8_t* x[2];
+  const char* w[2];
+};
+
+// What is the same for all of a call.
+struct Shape {
+  int dtype;
+  int64_t k, group, groups;
+  int64_t size;  // elements of a group as stored
+  int64_t w_stride;
+  int64_t block;  // groups whose weights of a unit stay in the L2 cache
+  int64_t chunk;  // rows
+};
+
+template <class Kind>
+Shape shape_of(const tw_quantized_matmul_args* a) {
+  Shape s;
+  s.dtype = Kind::kBits == 4 ? TW_I4 : TW_I8;
+  s.k = a->matmul.k;
+  s.group = a->group;
+  s.groups = tw_quantized_groups(s.k, s.group);
+  s.size = tw_quantized_group(s.k, s.group);
+  s.w_stride = tw_quantized_panel_bytes(s.dtype, s.k, s.group);
+  s.block = s.groups;
+  if (a->matmul.rows > kRows && s.w_stride * kUnit > kBlockBytes)
+    s.block = ceil_div(s.groups, ceil_div(s.w_stride * kUnit, kBlockBytes));
+  s.chunk = s.block < s.groups ? kChunk : kRows;
+  return s;
+}
+
+// Adds groups [begin, end) for R rows from `row` and `panels` panels from `panel` to `sum`.
+template <class Kind>
+void sum_rows(const tw_quantized_matmul_args* a, const Shape& s, int64_t row, int64_t rows, int64_t panel,
+              int64_t panels, int64_t begin, int64_t end, float* sum) {
+  const char* w = (const char*)a->matmul.w + panel * s.w_stride;
+  const auto micro = Kind::micro(rows, panels);
+  Group g = {(const int8_t*)a->matmul.x + row * a->matmul.x_stride + begin * s.size,
+             a->matmul.x_stride,
+             a->x_scale + row * a->group_stride + begin,
+             a->x_sum + row * a->group_stride + begin,
+             a->group_stride,
+             nullptr,
+             nullptr,
+             s.w_stride,
+             s.size * Kind::kBits / 32,
+             sum};
+  for (int64_t i = begin; i < end; ++i) {
+    g.w = w + tw_quantized_group_offset(s.dtype, s.k, s.group, i);
+    g.scales = w + tw_quantized_scale_offset(s.dtype, s.k, s.group, i);
+    micro(&g);
+    g.x += s.size, ++g.x_scale, ++g.x_sum;
+  }
+}
+
+// Groups [begin, end) for a chunk of rows and a unit of panels.
+template <class Kind>
+void sum_chunk(const tw_quantized_matmul_args* a, const Shape& s, int64_t row, int64_t rows, int64_t panel,
+               int64_t panels, int64_t begin, int64_t end, float* sum) {
+  const int64_t passes = ceil_div(rows, kRows);
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const int64_t first = rows * pass / passes, count = rows * (pass + 1) / passes - first;
+    const int64_t at_once = Kind::panels_at_once(count);
+    for (int64_t p = 0; p < panels; p += at_once) {
+      sum_rows<Kind>(a, s, row + first, count, panel + p, at_most(at_once, panels - p), begin, end,
+                     sum + (first * kUnit + p) * kLanes);
+    }
+  }
+}
+
+template <class Kind>
+void matmul(const tw_quantized_matmul_args* args) {
+  const tw_matmul_args* a = &args->matmul;
+  const Shape s = shape_of<Kind>(args);
+  float sum[kChunk * kUnit * kLanes];
+  for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += kUnit) {
+    const int64_t panels = at_most(kUnit, a->panel_end - panel);
+    for (int64_t row = 0; row < a->rows; row += s.chunk) {
+      const int64_t rows = at_most(s.chunk, a->rows - row);
+      memset(sum, 0, (size_t)(rows * kUnit * kLanes) * sizeof *sum);
+      for (int64_t begin = 0; begin < s.groups; begin += s.block) {
+        sum_chunk<Kind>(args, s, row, rows, panel, panels, begin, at_most(s.groups, begin + s.block), sum);
+      }
+      Kind::finish(a, row, rows, panel, panels, sum);
+    }
+  }
+}
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_H_

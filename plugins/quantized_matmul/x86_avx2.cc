@@ -1,0 +1,175 @@
+// quantized_matmul, quantize_rows and quantize_weights for AVX2. Same bits as scalar.cc.
+//
+// vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, which saturate. Nibbles are
+// unsigned as stored (w + 8): 32 elements of K, 16 products of at most 15 * 127, fit (30480 < 32768); what
+// the 8 adds to a sum is taken off its start. Bytes: |w| times x with the sign of w, two products (32258) at
+// most.
+#include "plugins/quantized_matmul/x86_rows.h"
+#include "plugins/quantized_matmul/x86_weights.h"
+#include "plugins/quantized_matmul/x86_ymm.h"
+
+namespace {
+
+// In place: of the intrinsic GCC may put the sum elsewhere, and run out of registers.
+TW_INLINE void add_words(__m256i& sum, __m256i x) { __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(x)); }
+TW_INLINE void add_doubles(__m256i& sum, __m256i x) { __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x)); }
+
+TW_INLINE __m256i widened(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+
+struct Bytes {
+  static constexpr int kBits = 8, kExcess = 0;
+
+  template <int R, int N>
+  static TW_INLINE void dot(__m256i (&acc)[R][N], const Group* g) {
+    Cursor c = cursor_of(g);
+    for (int64_t n = g->lines; n > 0; --n) {
+      TW_UNROLL
+      for (int i = 0; i < N; ++i) {
+        const __m256i w = weights(c, g->w_stride, i), size = _mm256_abs_epi8(w);
+        TW_UNROLL
+        for (int r = 0; r < R; ++r) {
+          const __m256i x = _mm256_sign_epi8(elements(c, g->x_stride, r, 0), w);
+          add_doubles(acc[r][i], widened(_mm256_maddubs_epi16(size, x)));
+        }
+        // Read x again: there are no registers to keep it in.
+        if (R > 1) __asm__("" : "+r"(c.x[0]), "+r"(c.x[1]));
+      }
+      pin(acc);
+      advance(c, 4);
+    }
+  }
+};
+
+TW_INLINE __m256i add_pairs(__m256i sum, __m256i x, __m256i w) {
+  add_words(sum, _mm256_maddubs_epi16(w, x));
+  return sum;
+}
+
+struct Nibbles {
+  static constexpr int kBits = 4, kExcess = 8;
+
+  // 32 elements of K, in 16 bits.
+  template <int R, int N>
+  static TW_INLINE void sum_pairs(__m256i (&acc)[R][N], Cursor& c, const Group* g) {
+    for (int n = 0; n < 4; ++n) {
+      multiply(
+          acc, [&](int r) TW_ALWAYS { return elements(c, g->x_stride, r, 0); },
+          [&](int i) TW_ALWAYS { return low_nibbles(weights(c, g->w_stride, i)); }, add_pairs);
+      pin(acc);
+      forget(c);
+      multiply(
+          acc, [&](int r) TW_ALWAYS { return elements(c, g->x_stride, r, 4); },
+          [&](int i) TW_ALWAYS { return high_nibbles(weights(c, g->w_stride, i)); }, add_pairs);
+      pin(acc);
+      advance(c, 8);
+    }
+  }
+
+  template <int R, int N>
+  static TW_INLINE void dot(__m256i (&acc)[R][N], const Group* g) {
+    Cursor c = cursor_of(g);
+    for (int64_t n = g->lines / 4; n > 0; --n) {
+      __m256i pairs[R][N];
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) {
+        TW_UNROLL
+        for (int i = 0; i < N; ++i) pairs[r][i] = _mm256_setzero_si256();
+      }
+      sum_pairs(pairs, c, g);
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) {
+        TW_UNROLL
+        for (int i = 0; i < N; ++i) acc[r][i] = _mm256_add_epi32(acc[r][i], widened(pairs[r][i]));
+      }
+    }
+  }
+};
+
+// 8 elements from `at` of a row that has `left` more; zeros past its end.
+template <int kDtype>
+TW_INLINE __m256 load(const void* x, int64_t at, int64_t left) {
+  return kDtype == TW_BF16 ? tw_load_bf16_avx2((const uint16_t*)x + at, left)
+                           : tw_load_avx2((const float*)x + at, left);
+}
+
+TW_INLINE __m128i halves_max(__m256i x) {
+  return _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+}
+
+// Bits of the largest magnitude: ordered as the magnitudes are, NaN above infinity.
+template <int kDtype>
+uint32_t largest_magnitude(const void* x, int64_t at, int64_t left, int64_t size) {
+  __m256i most = _mm256_setzero_si256();
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  for (int64_t e = 0; e < size && e < left; e += 8) {
+    const __m256i bits = _mm256_castps_si256(load<kDtype>(x, at + e, left - e));
+    most = _mm256_max_epu32(most, _mm256_and_si256(bits, magnitude));
+  }
+  __m128i m = halves_max(most);
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
+  m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
+  return (uint32_t)_mm_cvtsi128_si32(m);
+}
+
+TW_INLINE int32_t sum_of(__m256i x) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+}
+
+// The first `count`, a multiple of 4, of 8 integers in [-127, 127].
+TW_INLINE void store_bytes(int8_t* q, int64_t count, __m256i value) {
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(value), _mm256_extracti128_si256(value, 1));
+  const __m128i bytes = _mm_packs_epi16(words, words);
+  const int64_t all = _mm_cvtsi128_si64(bytes);
+  memcpy(q, &all, count >= 8 ? 8 : 4);
+}
+
+// Elements [0, size) of one group, of which the first `left` are there. Returns their sum.
+template <int kDtype>
+int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, int8_t* q, float* scale) {
+  const RowScale s = row_scale(largest_magnitude<kDtype>(x, at, left, size));
+  *scale = s.scale;
+  const __m256 inverse = _mm256_set1_ps(s.inverse);
+  __m256i sum = _mm256_setzero_si256();
+  for (int64_t e = 0; e < size; e += 8) {
+    __m256i value = _mm256_setzero_si256();
+    if (s.inverse > 0.0f)
+      value = _mm256_cvtps_epi32(_mm256_mul_ps(load<kDtype>(x, at + e, left - e), inverse));
+    sum = _mm256_add_epi32(sum, value);
+    store_bytes(q + e, size - e, value);
+  }
+  return sum_of(sum);
+}
+
+// `Set` of x86_weights.h.
+struct WeightsAvx2 : Avx2 {
+  using Ints = __m256i;
+
+  static TW_INLINE Vector narrow(Vector v) { return tw_bf16_to_f32_avx2(tw_f32_to_bf16_avx2(v)); }
+  static TW_INLINE Ints integers(Vector v) { return _mm256_cvtps_epi32(v); }
+  static TW_INLINE Ints byte_of(Ints v) { return _mm256_and_si256(v, _mm256_set1_epi32(255)); }
+  static TW_INLINE Ints shifted_or(Ints line, Ints v, int by) {
+    return _mm256_or_si256(line, _mm256_slli_epi32(v, by));
+  }
+  static TW_INLINE void put(char* to, Ints line) { _mm256_storeu_si256((__m256i*)to, line); }
+};
+
+}  // namespace
+
+extern "C" void tw_quantized_matmul_i8_avx2(const tw_quantized_matmul_args* a) {
+  a->group == 0 ? matmul<Kernels<Bytes, true>>(a) : matmul<Kernels<Bytes>>(a);
+}
+
+extern "C" void tw_quantized_matmul_i4_avx2(const tw_quantized_matmul_args* a) {
+  matmul<Kernels<Nibbles>>(a);
+}
+
+extern "C" void tw_quantize_rows_avx2(const tw_quantize_rows_args* a) {
+  a->x_dtype == TW_BF16 ? quantize_rows(a, quantize_group<TW_BF16>)
+                        : quantize_rows(a, quantize_group<TW_F32>);
+}
+
+extern "C" void tw_quantize_weights_avx2(const tw_quantize_weights_args* a) {
+  quantize_weights<WeightsAvx2>(a);
+}

@@ -1,0 +1,59 @@
+// quantized_matmul for AVX-VNNI, in registers of 256 bits. Same bits as scalar.cc.
+//
+// vpdpbusd multiplies unsigned by signed. Nibbles are unsigned as stored (w + 8); bytes become so by flipping
+// their sign bit (w + 128). What this adds to a sum is taken off its start.
+#include "plugins/quantized_matmul/x86_ymm.h"
+
+namespace {
+
+TW_INLINE __m256i add_products(__m256i sum, __m256i x, __m256i w) {
+  return _mm256_dpbusd_avx_epi32(sum, w, x);
+}
+
+struct Bytes {
+  static constexpr int kBits = 8, kExcess = 128;
+
+  template <int R, int N>
+  static TW_INLINE void dot(__m256i (&acc)[R][N], const Group* g) {
+    Cursor c = cursor_of(g);
+    const __m256i flip = _mm256_set1_epi8((char)0x80);
+    for (int64_t n = g->lines; n > 0; --n) {
+      multiply(
+          acc, [&](int r) TW_ALWAYS { return elements(c, g->x_stride, r, 0); },
+          [&](int i) TW_ALWAYS { return _mm256_xor_si256(weights(c, g->w_stride, i), flip); }, add_products);
+      pin(acc);
+      advance(c, 4);
+    }
+  }
+};
+
+struct Nibbles {
+  static constexpr int kBits = 4, kExcess = 8;
+
+  template <int R, int N>
+  static TW_INLINE void dot(__m256i (&acc)[R][N], const Group* g) {
+    Cursor c = cursor_of(g);
+    for (int64_t n = g->lines; n > 0; --n) {
+      multiply(
+          acc, [&](int r) TW_ALWAYS { return elements(c, g->x_stride, r, 0); },
+          [&](int i) TW_ALWAYS { return low_nibbles(weights(c, g->w_stride, i)); }, add_products);
+      pin(acc);
+      forget(c);
+      multiply(
+          acc, [&](int r) TW_ALWAYS { return elements(c, g->x_stride, r, 4); },
+          [&](int i) TW_ALWAYS { return high_nibbles(weights(c, g->w_stride, i)); }, add_products);
+      pin(acc);
+      advance(c, 8);
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" void tw_quantized_matmul_i8_avxvnni(const tw_quantized_matmul_args* a) {
+  a->group == 0 ? matmul<Kernels<Bytes, true>>(a) : matmul<Kernels<Bytes>>(a);
+}
+
+extern "C" void tw_quantized_matmul_i4_avxvnni(const tw_quantized_matmul_args* a) {
+  matmul<Kernels<Nibbles>>(a);
+}

@@ -1,0 +1,41 @@
+// quantize_rows on any x86 instruction set: the scale of a group, and the walk over rows and groups.
+#ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_ROWS_H_
+#define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_ROWS_H_
+
+#include <immintrin.h>
+#include <math.h>
+
+#include "plugins/quantized_matmul/kernel.h"
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+struct RowScale {
+  float inverse, scale;
+};
+
+// `most`: bits of the largest magnitude, NaN above infinity.
+inline RowScale row_scale(uint32_t most) {
+  if (most >= 0x7f800000u) return {0.0f, NAN};
+  const float largest = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)most)));
+  if (!(largest >= 0x1p-120f)) return {0.0f, 0.0f};
+  return {127.0f / largest, largest / 127.0f};
+}
+
+// group(x, at, left, size, q, scale): sum.
+template <typename Group>
+inline void quantize_rows(const tw_quantize_rows_args* args, Group group) {
+  const tw_quantize_rows_args a = *args;  // a copy: q, of a character type, might alias it
+  const int64_t size = tw_quantized_group(a.k, a.group), groups = tw_quantized_groups(a.k, a.group);
+  for (int64_t row = 0; row < a.rows; ++row) {
+    for (int64_t i = 0; i < groups; ++i) {
+      const int64_t at = i * size;
+      a.sum[row * a.group_stride + i] =
+          group(a.x, row * a.x_stride + at, a.k - at, size, a.q + row * a.q_stride + at,
+                a.scale + row * a.group_stride + i);
+    }
+  }
+}
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_ROWS_H_

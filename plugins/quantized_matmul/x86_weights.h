@@ -1,0 +1,192 @@
+// quantize_weights on any x86 instruction set. Same bytes as scalar_weights.cc.
+//
+// Lanes are rows, as there: a group is laid out [elements][16] first, and a vector goes through it for every
+// scale that is tried. `Set` is Avx2 or Avx512 with integers: Ints, narrow, integers, byte_of, shifted_or,
+// put.
+#ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_
+#define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_
+
+#include "plugins/common/bf16.h"
+#include "plugins/common/x86_avx2.h"
+#include "plugins/quantized_matmul/weights.h"
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+// 8 columns from `at` of a row that has `left` more; zeros past its end.
+TW_INLINE __m256 columns(const tw_quantize_weights_args* a, int64_t row, int64_t at) {
+  if (row >= a->rows) return _mm256_setzero_ps();
+  const int64_t from = row * a->w_stride + at;
+  return a->w_dtype == TW_BF16 ? tw_load_bf16_avx2((const uint16_t*)a->w + from, a->k - at)
+                               : tw_load_avx2((const float*)a->w + from, a->k - at);
+}
+
+// 8 rows of 8 become 8 columns of 8, 16 floats apart.
+TW_INLINE void transpose(const __m256 (&row)[8], float* to) {
+  __m256 pair[8], quad[8];
+  TW_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    pair[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
+    pair[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
+  }
+  TW_UNROLL
+  for (int i = 0; i < 8; i += 4) {
+    quad[i] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0x44);
+    quad[i + 1] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0xee);
+    quad[i + 2] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
+    quad[i + 3] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0xee);
+  }
+  TW_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(to + i * TW_LANES, _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x20));
+    _mm256_storeu_ps(to + (i + 4) * TW_LANES, _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x31));
+  }
+}
+
+// Columns [begin, begin + size) of the rows, zeros where there are none: [size][16], rounded up to 8 columns.
+void gather(const tw_quantize_weights_args* a, int64_t begin, int64_t size, float* x) {
+  for (int64_t k = 0; k < size; k += 8) {
+    for (int64_t half = 0; half < 2; ++half) {
+      __m256 row[8];
+      TW_UNROLL
+      for (int i = 0; i < 8; ++i) row[i] = columns(a, half * 8 + i, begin + k);
+      float block[8 * TW_LANES];  // a last group of 4 has no room for 8
+      transpose(row, size - k >= 8 ? x + k * TW_LANES + half * 8 : block);
+      for (int64_t e = 0; size - k < 8 && e < size - k; ++e)
+        memcpy(x + (k + e) * TW_LANES + half * 8, block + e * TW_LANES, 8 * sizeof(float));
+    }
+  }
+}
+
+// As many rows of a group as a vector has lanes.
+template <class Set>
+struct Search {
+  using Vector = typename Set::Vector;
+
+  const float* x;  // [size][16]
+  int64_t size;
+  SearchOf format;
+  Vector best, scale;  // so far
+  Vector largest, weight, none;
+
+  TW_INLINE Vector at(int64_t k) const { return Set::load(x + k * TW_LANES, Set::kLanes); }
+
+  static TW_INLINE Vector inverse_of(Vector s) {
+    const Vector zero = Set::all(0.0f);
+    return Set::choose(Set::less(Set::abs(s), Set::all(kTiny)), zero, Set::div(Set::all(1.0f), s));
+  }
+
+  // Round to nearest even by the float's own rounding.
+  static TW_INLINE Vector nearest(Vector v) {
+    const Vector round = Set::all(TW_EXP_ROUND);
+    return Set::sub(Set::add(v, round), round);
+  }
+
+  // The signed value of the largest magnitude, the first of equals; the sum of squares; and what stays 0
+  // unless something is infinite or NaN.
+  void survey() {
+    Vector most = Set::all(0.0f);
+    largest = weight = none = most;
+    for (int64_t k = 0; k < size; ++k) {
+      const Vector value = at(k), magnitude = Set::abs(value);
+      const auto more = Set::less(most, magnitude);
+      largest = Set::choose(more, value, largest);
+      most = Set::choose(more, magnitude, most);
+      weight = Set::add(weight, Set::mul(value, value));
+      none = Set::add(none, Set::mul(value, Set::all(0.0f)));
+    }
+  }
+
+  Vector squared_error(Vector s) const {
+    const Vector inverse = inverse_of(s), low = Set::all(format.low), high = Set::all(format.high);
+    Vector sum = Set::all(0.0f);
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < size; ++k) {
+      const Vector value = at(k);
+      const Vector q = nearest(Set::min(Set::max(Set::mul(value, inverse), low), high));
+      const Vector difference = Set::sub(value, Set::mul(q, s));
+      sum = Set::add(sum, Set::mul(difference, difference));
+    }
+    return sum;
+  }
+
+  void try_ladder(Vector top) {
+    for (int i = 0; i < format.steps; ++i) {
+      Vector s = Set::mul(top, Set::all(format.ladder[i]));
+      if (format.narrow) s = Set::narrow(s);
+      s = Set::choose(Set::less(Set::abs(s), Set::all(kTiny)), Set::all(0.0f), s);
+      const Vector error = squared_error(s);
+      const auto better = Set::less(error, best);
+      best = Set::choose(better, error, best);
+      scale = Set::choose(better, s, scale);
+    }
+  }
+
+  void run() {
+    survey();
+    best = Set::all(INFINITY);
+    scale = Set::all(0.0f);
+    const Vector magnitude = Set::abs(largest);
+    if (!format.nibbles) return try_ladder(Set::div(magnitude, Set::all(127.0f)));
+    try_ladder(Set::div(largest, Set::all(-8.0f)));
+    try_ladder(Set::div(magnitude, Set::all(7.0f)));
+  }
+
+  // kStep elements a line: `to` is where the first row's bytes of the first line go.
+  template <int kStep>
+  void write(char* to) const {
+    const Vector inverse = inverse_of(scale), low = Set::all(format.low), high = Set::all(format.high);
+    const Vector excess = Set::all(kStep == 8 ? 8.0f : 0.0f);
+    for (int64_t k = 0; k < size; k += kStep, to += 64) {
+      typename Set::Ints line = {};
+      TW_UNROLL
+      for (int e = 0; e < kStep; ++e) {
+        const Vector q = Set::min(Set::max(Set::mul(at(k + e), inverse), low), high);
+        // Rounded before 8 is added: halves would go the other way after it.
+        const auto value = Set::integers(Set::add(nearest(q), excess));
+        line = Set::shifted_or(line, kStep == 8 ? value : Set::byte_of(value), e % 4 * 8 + e / 4 * 4);
+      }
+      Set::put(to, line);
+    }
+  }
+};
+
+template <class Set>
+void quantize_panel_group(const tw_quantize_weights_args* a, int64_t i, int64_t size,
+                          const SearchOf& format) {
+  float error[TW_LANES], weight[TW_LANES], none[TW_LANES], scale[TW_LANES];
+  char* values = (char*)a->panel + tw_quantized_group_offset(a->dtype, a->k, a->group, i);
+  for (int lane = 0; lane < TW_LANES; lane += Set::kLanes) {
+    Search<Set> search;
+    search.x = a->x + lane, search.size = size, search.format = format;
+    search.run();
+    format.nibbles ? search.template write<8>(values + lane * 4)
+                   : search.template write<4>(values + lane * 4);
+    Set::store(error, TW_F32, lane, Set::kLanes, search.best);
+    Set::store(weight, TW_F32, lane, Set::kLanes, search.weight);
+    Set::store(none, TW_F32, lane, Set::kLanes, search.none);
+    Set::store(scale, TW_F32, lane, Set::kLanes, search.scale);
+  }
+  uint16_t bits[TW_LANES];
+  for (int lane = 0; lane < TW_LANES; ++lane) {
+    *a->weight += (double)weight[lane];
+    *a->error += (double)error[lane];
+    if (none[lane] != 0.0f) *a->finite = 0;
+    bits[lane] = tw_f32_to_bf16(scale[lane]);
+  }
+  char* to = (char*)a->panel + tw_quantized_scale_offset(a->dtype, a->k, a->group, i);
+  format.narrow ? memcpy(to, bits, sizeof bits) : memcpy(to, scale, sizeof scale);
+}
+
+template <class Set>
+void quantize_weights(const tw_quantize_weights_args* a) {
+  const int64_t size = tw_quantized_group(a->k, a->group), groups = tw_quantized_groups(a->k, a->group);
+  const SearchOf format = search_of(a->dtype, a->group);
+  for (int64_t i = 0; i < groups; ++i) {
+    gather(a, i * size, size, a->x);
+    quantize_panel_group<Set>(a, i, size, format);
+  }
+}
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_

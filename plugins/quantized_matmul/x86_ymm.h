@@ -1,0 +1,160 @@
+// quantized_matmul in registers of 256 bits: what AVX2 and AVX-VNNI share. A panel takes two of the 16
+// registers, so that 6 rows and 1 panel, or 1 row and 4 panels, fill them.
+//
+// The instruction set gives `Dot`: kBits of a weight, kExcess that it adds to the weights to make them
+// unsigned, and
+//   dot(acc, group): adds the exact sums of a group; they start at -kExcess * the sum of x.
+#ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
+#define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
+
+#include "plugins/matmul/x86_avx2_finish.h"
+#include "plugins/quantized_matmul/x86.h"
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+// Four elements of row r, in each of 8 lanes.
+TW_INLINE __m256i elements(const Cursor& c, int64_t x_stride, int r, int at) {
+  int32_t bits;
+  memcpy(&bits, c.x[r / 3] + r % 3 * x_stride + at, sizeof bits);
+  return _mm256_set1_epi32(bits);
+}
+
+// The i-th half line, of panel i / 2.
+TW_INLINE __m256i weights(const Cursor& c, int64_t w_stride, int i) {
+  return _mm256_loadu_si256((const __m256i*)(c.w[i / 6] + i / 2 % 3 * w_stride + i % 2 * 32));
+}
+
+TW_INLINE __m256i low_nibbles(__m256i bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
+TW_INLINE __m256i high_nibbles(__m256i bytes) { return low_nibbles(_mm256_srli_epi32(bytes, 4)); }
+
+TW_INLINE Cursor cursor_of(const Group* g) {
+  return {{g->x, g->x + 3 * g->x_stride}, {g->w, g->w + 3 * g->w_stride}};
+}
+
+TW_INLINE void advance(Cursor& c, int64_t elements) {
+  for (int i = 0; i < 2; ++i) c.x[i] += elements, c.w[i] += 64;
+  __asm__("" : "+r"(c.x[0]), "+r"(c.x[1]), "+r"(c.w[0]), "+r"(c.w[1]));
+}
+
+// Loads again what follows: there are no registers to keep it in.
+TW_INLINE void forget(Cursor& c) { __asm__("" : "+r"(c.w[0]), "+r"(c.w[1])); }
+
+// Sums that are not pinned in the loop over K end up in memory: the compiler sees more values alive than
+// registers.
+template <int R, int N>
+TW_INLINE void pin(__m256i (&acc)[R][N]) {
+  TW_UNROLL
+  for (int r = 0; r < R; ++r) {
+    TW_UNROLL
+    for (int i = 0; i < N; ++i) __asm__("" : "+x"(acc[r][i]));
+  }
+}
+
+// acc[r][i] = add(acc[r][i], x(r), w(i)). What there is more of, rows or vectors, is read one at a time.
+template <int R, int N, typename X, typename W, typename Add>
+TW_INLINE void multiply(__m256i (&acc)[R][N], X x, W w, Add add) {
+  if constexpr (N > R) {
+    __m256i row[R];
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) row[r] = x(r);
+    TW_UNROLL
+    for (int i = 0; i < N; ++i) {
+      const __m256i value = w(i);
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) acc[r][i] = add(acc[r][i], row[r], value);
+    }
+  } else {
+    __m256i value[N];
+    TW_UNROLL
+    for (int i = 0; i < N; ++i) value[i] = w(i);
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m256i row = x(r);
+      TW_UNROLL
+      for (int i = 0; i < N; ++i) acc[r][i] = add(acc[r][i], row, value[i]);
+    }
+  }
+}
+
+template <int kExcess, int R, int N>
+TW_INLINE void start(__m256i (&acc)[R][N], const Group* g) {
+  TW_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const __m256i excess = _mm256_set1_epi32(kExcess == 0 ? 0 : g->x_sum[r * g->group_stride] * -kExcess);
+    TW_UNROLL
+    for (int i = 0; i < N; ++i) acc[r][i] = excess;
+  }
+}
+
+// A group with scales of its own: its sums join those of the groups before.
+template <class Dot, int R, int P>
+void grouped(const Group* g) {
+  __m256i acc[R][2 * P];
+  start<Dot::kExcess>(acc, g);
+  Dot::dot(acc, g);
+  TW_UNROLL
+  for (int i = 0; i < 2 * P; ++i) {
+    const __m256 w_scale =
+        tw_bf16_to_f32_avx2(_mm_loadu_si128((const __m128i*)(g->scales + i / 2 * g->w_stride + i % 2 * 16)));
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) {
+      float* sum = g->sum + r * kUnit * kLanes + i * 8;
+      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(g->x_scale[r * g->group_stride]), w_scale);
+      _mm256_storeu_ps(sum, _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[r][i]), scale, _mm256_loadu_ps(sum)));
+    }
+  }
+}
+
+// The whole of K under one scale.
+template <class Dot, int R, int P>
+void whole(const Group* g) {
+  __m256i acc[R][2 * P];
+  start<Dot::kExcess>(acc, g);
+  Dot::dot(acc, g);
+  TW_UNROLL
+  for (int i = 0; i < 2 * P; ++i) {
+    const __m256 w_scale = _mm256_loadu_ps((const float*)(g->scales + i / 2 * g->w_stride + i % 2 * 32));
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(g->x_scale[r * g->group_stride]), w_scale);
+      _mm256_storeu_ps(g->sum + r * kUnit * kLanes + i * 8,
+                       _mm256_mul_ps(_mm256_cvtepi32_ps(acc[r][i]), scale));
+    }
+  }
+}
+
+typedef void (*Micro)(const Group*);
+
+template <class Dot, bool kWhole, int R, int P>
+constexpr Micro micro_of() {
+  return kWhole ? whole<Dot, R, P> : grouped<Dot, R, P>;
+}
+
+// `Kind` of x86.h.
+template <class Dot, bool kWhole = false>
+struct Kernels {
+  static constexpr int kBits = Dot::kBits;
+
+  static int64_t panels_at_once(int64_t rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+
+  static Micro micro(int64_t rows, int64_t panels) {
+    static const Micro one[kRows] = {micro_of<Dot, kWhole, 1, 1>(), micro_of<Dot, kWhole, 2, 1>(),
+                                     micro_of<Dot, kWhole, 3, 1>(), micro_of<Dot, kWhole, 4, 1>(),
+                                     micro_of<Dot, kWhole, 5, 1>(), micro_of<Dot, kWhole, 6, 1>()};
+    static const Micro two[2] = {micro_of<Dot, kWhole, 1, 2>(), micro_of<Dot, kWhole, 2, 2>()};
+    if (panels == 1) return one[rows - 1];
+    if (panels == 2) return two[rows - 1];
+    return panels == 3 ? micro_of<Dot, kWhole, 1, 3>() : micro_of<Dot, kWhole, 1, 4>();
+  }
+
+  static void finish(const tw_matmul_args* a, int64_t row, int64_t rows, int64_t panel, int64_t panels,
+                     const float* sum) {
+    const tw_matmul_args args = *a;  // a copy: y cannot alias it
+    const FinishRow finish_row = finish_row_for(args.epilogue);
+    for (int64_t r = 0; r < rows; ++r) finish_row(args, row + r, panel, panels, sum + r * kUnit * kLanes);
+  }
+};
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
