@@ -105,6 +105,8 @@ def show(console: Console, result: BuildResult) -> None:
     table.add_row("target", f"{config['target']}, {config['dtype']}, up to {config['limits']['max_seq_len']} tokens")
     if "tokenizer.json" not in config["sizes"]:
         table.add_row("tokenizer", "none: MODEL has no tokenizer.json, so the engine takes and gives token ids only")
+    if config["quantization"] is not None:
+        table.add_row("weights", quantization_line(config["quantization"]))
     table.add_row("size", f"{sum(config['sizes'].values()) / 1e6:.1f} MB")
     table.add_row("passes", ", ".join(f"{name} {count}" for name, count in config["passes"].items() if count))
     table.add_row("accuracy", accuracy_line(config["accuracy"]))
@@ -115,6 +117,11 @@ def show(console: Console, result: BuildResult) -> None:
 def memory_note(report: dict[str, Any]) -> str:
     peak = report["peak_memory_bytes"].get("anonymous")
     return "" if peak is None else f", at most {peak / 1e6:.0f} MB of memory beside mapped files"
+
+
+def quantization_line(record: dict[str, Any]) -> str:
+    bits = {role: count for role, count in record["bits_per_weight"].items() if count is not None}
+    return f"{record['spec']}; bits per weight: {', '.join(f'{role} {count}' for role, count in bits.items())}"
 
 
 def accuracy_line(record: dict[str, Any] | None) -> str:

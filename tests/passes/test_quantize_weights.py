@@ -1,4 +1,4 @@
-"""quantize_weights: which ops it claims, under which format, and that nothing but the rounding of quantize.py changes."""
+"""quantize_weights: which ops it claims, under which format, and that only the rounding of quantize.py is added."""
 
 from __future__ import annotations
 

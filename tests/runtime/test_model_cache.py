@@ -164,7 +164,7 @@ def test_an_engine_of_other_formats_is_refused(tmp_path: Path, monkeypatch: pyte
     plain = write_engine(tmp_path / "b")
     for asked in (None, "int4", spec):
         llm.LLM(quantized, kv_cache_memory="1MiB", quantize=asked).shutdown()
-    with pytest.raises(InvalidOptionError, match="quantize='int8': .* is an engine built as 'int4' or 'int4:g32,"):
+    with pytest.raises(InvalidOptionError, match=r"quantize='int8': .* is an engine built as 'int4' or 'int4:g32,"):
         llm.LLM(quantized, quantize="int8")
     with pytest.raises(InvalidOptionError, match="is an engine without quantized weights; build another one"):
         llm.LLM(plain, quantize="int4")
