@@ -33,6 +33,14 @@ class TestPacker:
         fmt, w = parse_format(name), matrix(rows, k)
         assert same_bits(pack(w, fmt)[0], quantize.pack(quantize.quantize_weights(w, fmt), fmt, k).reshape(-1))
 
+    @pytest.mark.parametrize(("rows", "k"), [(1, 1), (16, 32), (17, 33), (40, 127), (33, 300)])
+    def test_the_layout_is_invertible(self, name: str, rows: int, k: int) -> None:
+        fmt = parse_format(name)
+        made = quantize.quantize_weights(matrix(rows, k), fmt)
+        back = quantize.unpack(quantize.pack(made, fmt, k), fmt, rows, k)
+        assert same_bits(back.values, made.values)
+        assert same_bits(back.scales, made.scales)
+
     def test_bfloat16_source(self, name: str) -> None:
         fmt, bits = parse_format(name), to_bfloat16_bits(matrix(20, 70))
         assert same_bits(pack(bits, fmt)[0], pack(from_bfloat16_bits(bits), fmt)[0])
