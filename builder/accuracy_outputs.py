@@ -50,12 +50,12 @@ def products(graph: Graph, inputs: dict, weights: Weights) -> Iterator[tuple[Nod
     for value, data in run(graph, inputs, weights):
         if value in left:
             held[value] = data
-        node = value.node
-        if node is not None and node.op == "quantized_linear":
-            x = node.inputs[0]
+        made_by = value.node
+        if made_by is not None and made_by.op == "quantized_linear":
+            x = made_by.inputs[0]
             assert x is not None
             left[x] -= 1
-            yield node, held[x] if left[x] else held.pop(x), data
+            yield made_by, held[x] if left[x] else held.pop(x), data
 
 
 def product_error(node: Node, x: torch.Tensor, y: torch.Tensor, weights: Weights) -> tuple[float, float]:

@@ -77,8 +77,8 @@ def build(
         graph = _trace(checkpoint, options, phases)
         report = _rewrite(graph, checkpoint, phases, verify=verify, dump=graphs)
         weights = _emit(writer, report, checkpoint, phases)
-        accuracy = _measure(writer, graph, report.cached_graph, checkpoint, options, phases)
-        records = {"accuracy": accuracy, "quantization": quantization_record(report.graph, weights)}
+        measured = _measure(writer, graph, report.cached_graph, checkpoint, options, phases)
+        records = {"accuracy": measured, "quantization": quantization_record(report.graph, weights)}
         return _finish(writer, report, checkpoint, options, records, phases, memory.peaks)
 
 
