@@ -22,11 +22,13 @@ _SEED = 20240229
 _TEXT = Path(__file__).with_name("accuracy_text.txt")
 
 
-def measure_accuracy(kind: str, checkpoint: Checkpoint, cpu_files: Path, traced: Graph) -> dict[str, Any]:
+def measure_accuracy(
+    kind: str, checkpoint: Checkpoint, cpu_files: Path, traced: Graph, cached: Graph
+) -> dict[str, Any]:
     """The record of the engine whose plan.bin and weights.bin are in `cpu_files`; kind "quick" or "full".
 
-    `traced` is the graph that the engine was made from, at stage "traced". Raises MissingDependencyError if the C++
-    runtime is not built, CheckpointError if the tokenizer and the model disagree.
+    `traced` and `cached` are the graphs that the engine was made from, at these stages. Raises
+    MissingDependencyError if the C++ runtime is not built, CheckpointError if the tokenizer and the model disagree.
     """
     vocab_size, max_seq_len = traced.facts["vocab_size"], traced.facts["max_seq_len"]
     ids, text = sample_ids(checkpoint, min(token_budget(vocab_size), max_seq_len), vocab_size)
@@ -37,7 +39,12 @@ def measure_accuracy(kind: str, checkpoint: Checkpoint, cpu_files: Path, traced:
         end = done + len(logits)
         comparison.add(reference[done:end], logits, ids[done + 1 : end + 1])
         done = end
-    return {"kind": kind, "reference_dtype": "float32", "text": text, **comparison.record()}
+    record = {"kind": kind, "reference_dtype": "float32", "text": text, **comparison.record()}
+    if cached.find("quantized_linear"):
+        from tensorwright.builder.accuracy_outputs import output_errors
+
+        record["output_errors"] = output_errors(cached, checkpoint, ids)
+    return record
 
 
 def token_budget(vocab_size: int) -> int:

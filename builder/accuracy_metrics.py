@@ -58,9 +58,9 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - math.log(np.exp(shifted).sum())
 
 
-def rounded(value: float) -> float | None:
-    """Six significant digits; None where there is no number (JSON has no NaN)."""
-    return float(f"{value:.6g}") if math.isfinite(value) else None
+def rounded(value: float, digits: int = 6) -> float | None:
+    """That many significant digits; None where there is no number (JSON has no NaN)."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 def _largest(a: float, b: float) -> float:

@@ -13,6 +13,8 @@ from tensorwright.builder.ir.interpret import interpret
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.weights import WeightExpr, evaluate, evaluate_rows
+from tensorwright.plugins.quantized_matmul.formats import parse_format
+from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 
 _CHUNK_BYTES = 64 << 20
 
@@ -57,11 +59,15 @@ def transformers_logits(path: Path, ids: list[int], max_seq_len: int) -> np.ndar
 def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Turns every look-up of `ids` in a table of the checkpoint into a graph input. Gives these inputs' values."""
     values: dict[str, torch.Tensor] = {}
-    for node in graph.find("embedding"):
+    for node in [*graph.find("embedding"), *graph.find("quantized_embedding")]:
         table, index = node.inputs
-        if table is None or index is None or index.name != "input_ids" or _expr(table) is None:
+        if table is None or index is None or index.name not in ("input_ids", "token_ids") or _expr(table) is None:
             continue
-        rows = np.stack([_row(_expr(table), checkpoint, int(i)) for i in ids[0]])[None]
+        rows = np.stack([_row(_expr(table), checkpoint, int(i)) for i in ids.flatten()])
+        if node.op == "quantized_embedding":
+            fmt = parse_format(node.attrs["format"])
+            rows = dequantized(quantize_weights(rows, fmt), rows.shape[1])
+        rows = rows.reshape(*ids.shape, -1)
         scale = node.attrs.get("scale", 1.0)
         gathered = graph.add("input", types=[(node.output.dtype, node.output.shape)], names=["embedded"], before=node)
         graph.replace_uses(node.output, gathered.output)
@@ -71,8 +77,11 @@ def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -
 
 
 def split_large_linears(graph: Graph, chunk_bytes: int = _CHUNK_BYTES) -> None:
-    """linear(x, w, b) of a large w becomes a concatenation of linears over ranges of its rows; the same numbers."""
-    for node in graph.find("linear"):
+    """A linear (or a quantized one) of a large w becomes a concatenation of linears over ranges of its rows.
+
+    The numbers stay: no row of w depends on another, quantized or not.
+    """
+    for node in [*graph.find("linear"), *graph.find("quantized_linear")]:
         weight = node.inputs[1]
         expr = None if weight is None else _expr(weight)
         if weight is None or expr is None or prod(int(d) for d in weight.shape) * 4 <= chunk_bytes:
@@ -93,7 +102,7 @@ def _part(graph: Graph, node: Node, start: int, end: int) -> Value:
     if bias is not None:
         operands.append(_slice(graph, node, bias, start, end))
     shape = (*node.output.shape[:-1], end - start)
-    return graph.add("linear", operands, {}, [(node.output.dtype, shape)], before=node).output
+    return graph.add(node.op, operands, dict(node.attrs), [(node.output.dtype, shape)], before=node).output
 
 
 def _slice(graph: Graph, node: Node, value: Value, start: int, end: int) -> Value:

@@ -13,12 +13,14 @@ from tensorwright.builder.emit.engine_files import build_report, copy_text_side,
 from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
+from tensorwright.builder.quantization_record import quantization_record
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import expected_counts
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 if TYPE_CHECKING:
+    from tensorwright.builder.emit.cpu_weights import WeightTable
     from tensorwright.builder.ir.graph import Graph
     from tensorwright.passes.pipeline import PassReport
 
@@ -74,9 +76,10 @@ def build(
                 make_dump_folder(graphs)
         graph = _trace(checkpoint, options, phases)
         report = _rewrite(graph, checkpoint, phases, verify=verify, dump=graphs)
-        _emit(writer, report, checkpoint, phases)
-        record = _measure(writer, graph, checkpoint, options, phases)
-        return _finish(writer, report, checkpoint, options, record, phases, memory.peaks)
+        weights = _emit(writer, report, checkpoint, phases)
+        measured = _measure(writer, graph, report.cached_graph, checkpoint, options, phases)
+        records = {"accuracy": measured, "quantization": quantization_record(report.graph, weights)}
+        return _finish(writer, report, checkpoint, options, records, phases, memory.peaks)
 
 
 def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Graph:
@@ -100,7 +103,7 @@ def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Gra
 
 
 def _rewrite(graph: Graph, checkpoint: Checkpoint, phases: Phases, *, verify: bool, dump: Path | None) -> PassReport:
-    from tensorwright.builder.ir.interpret import checkpoint_weights
+    from tensorwright.builder.emit.quantized_weights import QuantizingWeights
     from tensorwright.passes.pipeline import PIPELINE, run_pipeline
 
     steps = sum(len(phase.steps) for phase in PIPELINE)
@@ -117,7 +120,7 @@ def _rewrite(graph: Graph, checkpoint: Checkpoint, phases: Phases, *, verify: bo
                 graph,
                 target="cpu",
                 verify=verify,
-                weights=checkpoint_weights(checkpoint) if verify else None,
+                weights=QuantizingWeights(checkpoint) if verify else None,
                 dump=dump,
                 expectations=expected_counts(checkpoint.config),
                 progress=count_pass,
@@ -128,7 +131,8 @@ def _rewrite(graph: Graph, checkpoint: Checkpoint, phases: Phases, *, verify: bo
             raise BuildError(f"{dump}: the graphs cannot be dumped there ({error.strerror}); choose another") from error
 
 
-def _emit(writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, phases: Phases) -> None:
+def _emit(writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, phases: Phases) -> WeightTable:
+    """Writes everything but config.json; gives the weights as they were laid out and streamed."""
     from tensorwright.builder.ir.text import print_graph
 
     with phases.run("plan"):
@@ -139,17 +143,18 @@ def _emit(writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, phas
         copy_text_side(writer, checkpoint)
     with phases.run("weights") as advance, writer.open("cpu/weights.bin") as file:
         plan.weights.stream(file, advance)
+    return plan.weights
 
 
 def _measure(
-    writer: EngineWriter, traced: Graph, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
+    writer: EngineWriter, traced: Graph, cached: Graph, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> dict[str, Any] | None:
     if options.accuracy == "none":
         return None
     from tensorwright.builder.accuracy import measure_accuracy
 
     with phases.run("accuracy"):
-        record = measure_accuracy(options.accuracy, checkpoint, writer.directory / "cpu", traced)
+        record = measure_accuracy(options.accuracy, checkpoint, writer.directory / "cpu", traced, cached)
     _require_numbers(record, checkpoint, traced.facts["dtype"])
     return record
 
@@ -173,7 +178,7 @@ def _finish(
     report: PassReport,
     checkpoint: Checkpoint,
     options: BuildOptions,
-    record: dict[str, Any] | None,
+    records: dict[str, dict[str, Any] | None],
     phases: Phases,
     memory: dict[str, int],
 ) -> BuildResult:
@@ -184,7 +189,7 @@ def _finish(
             facts=facts,
             build_options=asdict(options),
             passes=report.counts,
-            accuracy=record,
+            records=records,
             source=source_record(checkpoint),
             sizes=writer.sizes,
         )

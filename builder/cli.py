@@ -18,7 +18,7 @@ from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.options import ACCURACY, DTYPES, TARGETS
 from tensorwright.runtime.command import run_command
 
-EPILOG = "Example:  build-engine models/pico out/pico"
+EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pico out/pico4 --quantize int4"
 
 
 @click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,6 +34,12 @@ EPILOG = "Example:  build-engine models/pico out/pico"
     "--accuracy", type=click.Choice(ACCURACY), default="quick", show_default=True,
     help="Measure the engine against the traced graph (quick) or the model in transformers (full).",
 )  # fmt: skip
+@click.option(
+    "--quantize", metavar="SPEC",
+    help="Quantize the weights: int4, int8 (in groups of 32 along K; int4:g64, int8:g128 name others: 32, 64, 128) or "
+    "w8a8 (one scale per output row, one per token). Embedding and lm_head follow, or have a FORMAT or none of their "
+    "own: int4:g64,lm_head=int8,embedding=none. See docs/quantization.md. [default: none, all in --dtype]",
+)  # fmt: skip
 @click.option("--verify", is_flag=True, help="Check every pass against the graph before it, on real inputs.")
 @click.option("--dump", help="Write the graph after each pass here.")
 @click.option("--force", is_flag=True, help="Replace an engine that is already at OUT.")
@@ -47,6 +53,7 @@ def build_engine(
     dtype: str,
     max_seq_len: int | None,
     accuracy: str,
+    quantize: str | None,
     verify: bool,
     dump: str | None,
     force: bool,
@@ -57,7 +64,7 @@ def build_engine(
         with terminate_as_interrupt(), progress_bar(Console(stderr=True)) as progress:
             result = build(
                 model, out, target=target, dtype=dtype, max_seq_len=max_seq_len, verify=verify, dump=dump,
-                accuracy=accuracy, overwrite=force, progress=progress,
+                accuracy=accuracy, quantize=quantize, overwrite=force, progress=progress,
             )  # fmt: skip
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("interrupted; nothing half-built was left behind") from error
@@ -98,6 +105,8 @@ def show(console: Console, result: BuildResult) -> None:
     table.add_row("target", f"{config['target']}, {config['dtype']}, up to {config['limits']['max_seq_len']} tokens")
     if "tokenizer.json" not in config["sizes"]:
         table.add_row("tokenizer", "none: MODEL has no tokenizer.json, so the engine takes and gives token ids only")
+    if config["quantization"] is not None:
+        table.add_row("weights", quantization_line(config["quantization"]))
     table.add_row("size", f"{sum(config['sizes'].values()) / 1e6:.1f} MB")
     table.add_row("passes", ", ".join(f"{name} {count}" for name, count in config["passes"].items() if count))
     table.add_row("accuracy", accuracy_line(config["accuracy"]))
@@ -108,6 +117,11 @@ def show(console: Console, result: BuildResult) -> None:
 def memory_note(report: dict[str, Any]) -> str:
     peak = report["peak_memory_bytes"].get("anonymous")
     return "" if peak is None else f", at most {peak / 1e6:.0f} MB of memory beside mapped files"
+
+
+def quantization_line(record: dict[str, Any]) -> str:
+    bits = {role: count for role, count in record["bits_per_weight"].items() if count is not None}
+    return f"{record['spec']}; bits per weight: {', '.join(f'{role} {count}' for role, count in bits.items())}"
 
 
 def accuracy_line(record: dict[str, Any] | None) -> str:

@@ -8,6 +8,8 @@ Target-independent: the graph says what is rounded and how; packing belongs to t
 
 from __future__ import annotations
 
+from typing import Any
+
 from tensorwright.builder.ir import Graph, Node
 from tensorwright.passes.rewriter import make_node, splice
 from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, WeightFormat, parse_spec
@@ -24,7 +26,7 @@ def quantize_weights(graph: Graph) -> int:
         fmt = format_for(node, spec)
         if fmt is None:
             continue
-        attrs = {"format": str(fmt)}
+        attrs: dict[str, Any] = {"format": str(fmt)}
         if node.op == "embedding":
             attrs = {**attrs, "scale": float(node.attrs.get("scale", 1.0))}
         kind = (node.output.dtype, node.output.shape)

@@ -30,6 +30,7 @@ def cli(debug: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per prompt instead of text.")
 @click.option("--stats", is_flag=True, help="Times and tokens per second on stderr.")
 @click.option("--threads", type=int, help="Default: one per physical core.")
+@click.option("--quantize", metavar="SPEC", help="Of a model directory: formats of the weights, as in build-engine.")
 @click.option("--kv-cache-memory", help='Such as "512MiB". Default: half of the free memory, or what is useful.')
 def run(**options: Any) -> None:
     """Generate text with ENGINE (or with a model directory, which is built on first use)."""

@@ -29,6 +29,7 @@ _KEYS: dict[str, type | tuple[type, ...]] = {
     "build_options": dict,
     "passes": dict,
     "accuracy": (dict, type(None)),
+    "quantization": (dict, type(None)),
     "source": dict,
     "sizes": dict,
 }
@@ -59,6 +60,13 @@ class EngineDir:
     @property
     def dtype(self) -> str:
         return self.config["dtype"]
+
+    @property
+    def quantize_names(self) -> tuple[str, ...]:
+        """How its weights were quantized: as the build was asked, and spelled out; none if they were not."""
+        record = self.config["quantization"]
+        names = (self.config["build_options"].get("quantize"), record and record.get("spec"))
+        return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
 
     @property
     def model(self) -> dict[str, Any]:

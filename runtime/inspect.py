@@ -43,12 +43,36 @@ def show(facts: dict[str, Any], console: Console) -> None:
     _show_pairs(console, "Model", facts["model"])
     _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
     _show_pairs(console, "Files", {name: format_size(size) for name, size in facts["files"].items()})
-    _show_pairs(console, "Accuracy", facts["accuracy"] or {"not measured": "build with --accuracy quick or full"})
+    if facts["quantization"] is not None:
+        _show_quantization(console, facts["quantization"], facts["accuracy"])
+    accuracy = {name: value for name, value in (facts["accuracy"] or {}).items() if name != "output_errors"}
+    _show_pairs(console, "Accuracy", accuracy or {"not measured": "build with --accuracy quick or full"})
     kernels = {}
     for choice in facts["kernels"]:
         refused = "; ".join(choice["refused"])
         kernels[choice["family"]] = choice["taken"] + (f"   (refused: {refused})" if refused else "")
     _show_pairs(console, "Kernels on this machine", kernels)
+
+
+def _show_quantization(console: Console, record: dict[str, Any], accuracy: dict[str, Any] | None) -> None:
+    """Formats and bits; relative errors by kind of matrix: the mean over the layers and the worst layer."""
+    pairs: dict[str, Any] = {"formats": record["spec"]}
+    if record["tied"]:
+        pairs["tied"] = "embedding and lm_head are one matrix of the checkpoint, stored once for each format"
+    pairs["bits per weight"] = {role: bits for role, bits in record["bits_per_weight"].items() if bits is not None}
+    pairs["error of weights"] = {name: _spread(row) for name, row in record["weight_errors"].items()}
+    if accuracy is not None:
+        pairs["error of outputs"] = {name: _spread(row) for name, row in accuracy["output_errors"].items()}
+    _show_pairs(console, "Quantized weights", pairs)
+
+
+def _spread(row: list[float | None]) -> str:
+    """Of one value per layer, some of which may be absent."""
+    values = [(value, layer) for layer, value in enumerate(row) if value is not None]
+    if not values:
+        return "not a number"
+    mean, (worst, layer) = sum(value for value, _ in values) / len(values), max(values)
+    return f"{mean:.3g}" if len(row) == 1 else f"{mean:.3g}, at most {worst:.3g} (layer {layer})"
 
 
 def _show_pairs(console: Console, title: str, pairs: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from tensorwright.runtime.engine_dir import DTYPES, EngineDir, is_engine, open_e
 from tensorwright.runtime.host import default_threads
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.memory import check_kv_bytes, default_kv_bytes, parse_size
-from tensorwright.runtime.model_cache import engine_for_model, open_cached
+from tensorwright.runtime.model_cache import BuildChoices, engine_for_model, open_cached
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.progress import progress_bar
 from tensorwright.runtime.prompts import Capacity, CheckedRequest, Prompt, PromptDict, check_request
@@ -42,6 +42,8 @@ class LLM(StrictKeywords):
     enable_prefix_caching: keep keys and values of finished prompts for later ones with the same beginning.
     max_queue_size: requests that may wait; one more raises QueueFullError (`generate` waits instead).
     dtype: of a build from a model directory: "auto", "float32" or "bfloat16".
+    quantize: of a build from a model directory: formats of the weights, as `build` takes them ("int4", "int8:g64",
+        "w8a8", "int4,lm_head=int8"); None keeps them in dtype.
     Raises EngineError, InvalidOptionError, OutOfMemoryError, MissingDependencyError.
     """
 
@@ -59,6 +61,7 @@ class LLM(StrictKeywords):
         enable_prefix_caching: bool = True,
         max_queue_size: int = 1024,
         dtype: str = "auto",
+        quantize: str | None = None,
     ):
         asked = None if kv_cache_memory is None else parse_size(kv_cache_memory)
         options = native.RuntimeOptions(  # checked before a model directory is built, which may take minutes
@@ -72,7 +75,7 @@ class LLM(StrictKeywords):
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
         )
-        self.engine, self._lease = _engine_of(_path_of(engine_or_model_dir), dtype)
+        self.engine, self._lease = _engine_of(_path_of(engine_or_model_dir), BuildChoices(dtype, quantize))
         self.options = replace(options, kv_cache_bytes=_kv_bytes(self.engine, asked, max_batch_size))
         self._client = EngineClient(native.create_engine(self.engine, self.options))
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
@@ -207,16 +210,23 @@ def _path_of(engine_or_model_dir: str | Path) -> Path:
     return Path(os.path.expanduser(named))
 
 
-def _engine_of(path: Path, dtype: str) -> tuple[EngineDir, IO[str] | None]:
+def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | None]:
     """Opens the engine, or the cached engine of a model directory with what keeps it there."""
+    dtype, quantize = choices.dtype, choices.quantize
+    if quantize is not None and not (isinstance(quantize, str) and quantize.strip()):
+        raise InvalidOptionError(f'quantize must name formats, as in "int4" or "w8a8,embedding=none", got {quantize!r}')
     if is_model(path):
-        cached = engine_for_model(path, dtype)
+        cached = engine_for_model(path, choices)
         return open_cached(cached.path), cached.lease
     engine = open_engine(path)
     if dtype not in ("auto", *DTYPES):
         raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):
         raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
+    if quantize not in (None, *engine.quantize_names):
+        built = " or ".join(map(repr, engine.quantize_names))
+        built = f"built as {built}" if built else "without quantized weights"
+        raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")
     return engine, None
 
 

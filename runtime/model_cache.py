@@ -1,7 +1,7 @@
 """Engines built from model directories on first use, kept in the user's cache (engine_cache.py).
 
 The key covers what the engine depends on, without reading gigabytes: the directory, the names, sizes and times of
-its files, the dtype and the version of Tensorwright.
+its files, the dtype, the formats of quantized weights and the version of Tensorwright.
 """
 
 from __future__ import annotations
@@ -22,8 +22,21 @@ from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
 
-Builder = Callable[[Path, Path, str], object]
-"""(model directory, where the engine goes, dtype): builds the engine."""
+
+@dataclass(frozen=True)
+class BuildChoices:
+    """What a user may choose of an engine that is built on first use."""
+
+    dtype: str = "auto"
+    quantize: str | None = None
+    """Formats of the weights, as `build` takes them; None: all in dtype."""
+
+    def __str__(self) -> str:
+        return self.dtype if self.quantize is None else f"{self.dtype}, {self.quantize}"
+
+
+Builder = Callable[[Path, Path, BuildChoices], object]
+"""(model directory, where the engine goes, choices): builds the engine."""
 
 
 @dataclass(frozen=True)
@@ -34,24 +47,24 @@ class CachedEngine:
     lease: IO[str] | None
 
 
-def cache_key(model: Path, dtype: str) -> str:
+def cache_key(model: Path, choices: BuildChoices) -> str:
     files = sorted(path for path in model.rglob("*") if path.is_file())
     if not files:
         raise CheckpointError(f"{model}: an empty directory; it must hold a Hugging Face model or an engine")
-    lines = [str(model.resolve()), dtype, tensorwright.__version__]
+    lines = [str(model.resolve()), str(choices), tensorwright.__version__]
     for path in files:
         stat = path.stat()
         lines.append(f"{path.relative_to(model)}\0{stat.st_size}\0{stat.st_mtime_ns}")
     return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
 
 
-def is_cached(model: Path, dtype: str) -> bool:
-    return (cache_root() / cache_key(model, dtype)).is_dir()
+def is_cached(model: Path, choices: BuildChoices) -> bool:
+    return (cache_root() / cache_key(model, choices)).is_dir()
 
 
-def engine_for_model(model: Path, dtype: str, build: Builder | None = None) -> CachedEngine:
+def engine_for_model(model: Path, choices: BuildChoices, build: Builder | None = None) -> CachedEngine:
     """The cached engine of a model directory, built first if need be. One process builds, others wait for it."""
-    root, key = cache_root(), cache_key(model, dtype)
+    root, key = cache_root(), cache_key(model, choices)
     if (root / key).is_dir() and not os.access(root, os.W_OK):
         return CachedEngine(root / key, None)
     limit = cache_limit()  # a wrong value is told before minutes of building
@@ -64,16 +77,16 @@ def engine_for_model(model: Path, dtype: str, build: Builder | None = None) -> C
         build = build or _import_builder()
         with _lock(root, key, alone=True) as lock:
             if not (root / key).is_dir():  # else another process built it while we waited
-                _build(lock, root / key, model, dtype, build)
+                _build(lock, root / key, model, choices, build)
                 trim_cache(root, limit)
 
 
-def _build(lock: IO[str], engine: Path, model: Path, dtype: str, build: Builder) -> None:
+def _build(lock: IO[str], engine: Path, model: Path, choices: BuildChoices, build: Builder) -> None:
     partial = engine.with_name(f"{engine.name}.partial")
-    note_model(lock, model, dtype)
+    note_model(lock, model, str(choices))
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        build(model, partial, dtype)
+        build(model, partial, choices)
         partial.rename(engine)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -104,7 +117,7 @@ def _import_builder() -> Builder:
     # The one import of the builder below runtime/: lazy, so that running an engine needs no build packages.
     from tensorwright.builder.build import build
 
-    return lambda model, out, dtype: build(model, out, target="cpu", dtype=dtype)
+    return lambda model, out, choices: build(model, out, target="cpu", dtype=choices.dtype, quantize=choices.quantize)
 
 
 def _lock(root: Path, key: str, *, alone: bool) -> IO[str]:

@@ -17,7 +17,7 @@ from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.engine_cache import cache_root
 from tensorwright.runtime.llm import LLM, is_model
-from tensorwright.runtime.model_cache import is_cached
+from tensorwright.runtime.model_cache import BuildChoices, is_cached
 from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestOutput
 from tensorwright.runtime.prompts import PromptDict
 from tensorwright.runtime.sampling_params import SamplingParams
@@ -36,13 +36,14 @@ def run_prompts(
     as_json: bool,
     stats: bool,
     threads: int | None,
+    quantize: str | None,
     kv_cache_memory: str | None,
 ) -> None:
     """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
     template = None if chat_template is None else _read(chat_template, "--chat-template")
     texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
-    _tell_of_build(Path(os.path.expanduser(engine)))
-    with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory) as llm:
+    _tell_of_build(Path(os.path.expanduser(engine)), BuildChoices(quantize=quantize))
+    with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory, quantize=quantize) as llm:
         begin = time.perf_counter()
         asked = [_conversation(llm, text, system, template) for text in texts] if chat else texts
         handles = [llm.generate_async(prompt, params) for prompt in asked]
@@ -72,9 +73,9 @@ def _conversation(llm: LLM, text: str, system: str | None, template: str | None)
     return chat_prompt(llm.engine, messages, template, True, {})
 
 
-def _tell_of_build(path: Path) -> None:
+def _tell_of_build(path: Path, choices: BuildChoices) -> None:
     """A first use of a model directory takes minutes; silence would look like a fault."""
-    if is_model(path) and not is_cached(path, "auto"):
+    if is_model(path) and not is_cached(path, choices):
         click.echo(f"building the engine of {path} into {cache_root()}, once; this may take minutes", err=True)
 
 

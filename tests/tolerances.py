@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Spacing of each type at 1. Rounding to nearest moves a number by at most half of it, relatively."""
 
@@ -32,3 +34,22 @@ def chain_tolerance(dtype: str, widest: int, depth: int, max_abs: float) -> floa
 def function_tolerance(dtype: str, max_abs: float, ulps: int = 4) -> float:
     """exp, rsqrt, cos and the like by two libraries, each right to a few units in the last place."""
     return ulps * EPSILON[dtype] * max_abs
+
+
+def quantized_product_tolerance(x: np.ndarray, w: np.ndarray, largest: int, group: int) -> np.ndarray:
+    """x w^T [rows, columns] against the same with both operands quantized in groups of `group` along K (0: all of K).
+
+    A value moves by at most half a step, in steps of the group's largest / 127 for x and / `largest` for w; bfloat16
+    scales move w by 2^-9 of its size more. The range search only makes the sum of squares smaller, so by
+    Cauchy-Schwarz a group is off by |x| e(w) + |w| e(x) + e(x) e(w), with norms and errors e over the group.
+    """
+    size = group or x.shape[1]
+    total = np.zeros((len(x), len(w)))
+    for start in range(0, x.shape[1], size):
+        a, b = (np.asarray(m[:, start : start + size], np.float64) for m in (x, w))
+        root = math.sqrt(a.shape[1])
+        error_a = root * np.abs(a).max(axis=1) / 254
+        error_b = root * np.abs(b).max(axis=1) * (0.5 / largest + 2.0**-9)
+        norm_a, norm_b = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
+        total += np.outer(norm_a + error_a, norm_b + error_b) - np.outer(norm_a, norm_b)
+    return total

@@ -111,7 +111,7 @@ class WeightTable:
         self._index: dict[WeightKey, int] = {}
         self.plans: list[WeightPlan] = []
         self.total_bytes = 0
-        self.errors: dict[str, RelativeError] = {}
+        self.errors: dict[WeightKey, RelativeError] = {}
         """Of every quantized weight that was streamed."""
 
     def add(self, source: WeightExpr | ConstantArray, layout: str, dtype: str, name: str = "") -> int:
@@ -164,7 +164,7 @@ def _stored_rows(layout: str, rows: int, name: str) -> int:
     return 2 * panels_of(rows // 2) * LANES
 
 
-def _chunks(plan: WeightPlan, source: TensorSource, errors: dict[str, RelativeError]) -> Iterator[np.ndarray]:
+def _chunks(plan: WeightPlan, source: TensorSource, errors: dict[WeightKey, RelativeError]) -> Iterator[np.ndarray]:
     """The record's bytes in order, as contiguous arrays."""
     if plan.key.layout == "raw":
         yield _rows(plan, source, 0, plan.rows)
@@ -175,7 +175,7 @@ def _chunks(plan: WeightPlan, source: TensorSource, errors: dict[str, RelativeEr
         padded = np.pad(halves, ((0, 0), (0, plan.k // 2 - halves.shape[1])))
         yield np.ascontiguousarray(padded.reshape(2, -1, LANES).transpose(1, 0, 2))
     elif plan.format is not None:
-        error = errors.setdefault(plan.name, RelativeError())
+        error = errors.setdefault(plan.key, RelativeError())
         swiglu = plan.key.layout.startswith("quantized_swiglu")
         yield from quantized_chunks(
             plan.name, plan.format, plan.rows, plan.k, partial(_rows, plan, source), swiglu=swiglu, total=error

@@ -50,11 +50,14 @@ def engine_config(
     facts: dict[str, Any],
     build_options: dict[str, Any],
     passes: dict[str, int],
-    accuracy: dict[str, Any] | None,
+    records: dict[str, dict[str, Any] | None],
     source: dict[str, Any],
     sizes: dict[str, int],
 ) -> dict[str, Any]:
-    """config.json: no time, host or path in it, so that two builds of the same input are byte-identical."""
+    """config.json: no time, host or path in it, so that two builds of the same input are byte-identical.
+
+    records: what was measured, "accuracy" and "quantization".
+    """
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -69,7 +72,7 @@ def engine_config(
         },
         "build_options": build_options,
         "passes": passes,
-        "accuracy": accuracy,
+        **records,
         "source": source,
         "sizes": sizes,
     }

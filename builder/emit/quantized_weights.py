@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from tensorwright.errors import CheckpointError, MissingDependencyError
+from tensorwright.models.weights import TensorSource, WeightExpr
 from tensorwright.plugins.packing import LANES, panels_of
-from tensorwright.plugins.quantized_matmul.formats import WeightFormat
+from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
+from tensorwright.plugins.quantized_matmul.quantize import Quantized, unpack
 
 _NUMBERS = {"int8": 3, "int4": 4}  # tw_dtype
 _CHUNK_ELEMENTS = 2 << 20
@@ -73,6 +75,29 @@ def quantized_chunks(
                 )
             total.add(error, weight)
         yield out
+
+
+class QuantizingWeights:
+    """Weights of a checkpoint for the interpreter, with quantized matrices made by the packer: `QuantizedSource`.
+
+    The bytes are those that an engine gets, and the packer's are those of quantize.py, some hundred times sooner.
+    """
+
+    def __init__(self, source: TensorSource):
+        from tensorwright.builder.ir.interpret import checkpoint_weights  # torch: only where weights are computed with
+
+        self._read = checkpoint_weights(source)
+
+    def __call__(self, expr: WeightExpr) -> Any:
+        return self._read(expr)
+
+    def quantized(self, expr: WeightExpr, format_name: str) -> Quantized:
+        fmt, w = parse_format(format_name), self._read(expr).float().contiguous().numpy()
+        rows, k = w.shape
+        chunks = quantized_chunks(
+            str(expr), fmt, rows, k, lambda start, end: w[start:end], swiglu=False, total=RelativeError()
+        )
+        return unpack(np.concatenate(list(chunks)), fmt, rows, k)
 
 
 def _in_order(work: Callable[[int], Any], starts: Iterable[int]) -> Iterator[Any]:

@@ -6,7 +6,7 @@ Primitive ops are computed by torch in their value's type; compound ops by the n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,6 +21,14 @@ from tensorwright.errors import GraphError
 from tensorwright.models.weights import TensorSource, WeightExpr, evaluate
 
 Weights = Callable[[WeightExpr], torch.Tensor]
+
+
+@runtime_checkable
+class QuantizedSource(Protocol):
+    """Weights that can also come quantized; otherwise the plugins quantize what they are given, in numpy."""
+
+    def __call__(self, expr: WeightExpr, /) -> torch.Tensor: ...
+    def quantized(self, expr: WeightExpr, format_name: str, /) -> Any: ...
 
 
 def interpret(graph: Graph, inputs: dict[str, Any], weights: Weights) -> list[Any]:
@@ -66,9 +74,14 @@ def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tupl
         if node.op == "input":
             env[node.output] = inputs[node.output.name]
         else:
-            operands = [None if v is None else env[v] if v in env else _source(v, weights) for v in node.inputs]
+            ready = _quantized(node, weights)
+            operands = [
+                None if v is None else ready[v] if v in ready else env[v] if v in env else _source(v, weights)
+                for v in node.inputs
+            ]
             for v in node.inputs:
-                if v is not None and v.node is not None and v.node.op in ("weight", "constant") and last_use[v] > i:
+                lasts = v is not None and last_use[v] > i and v not in ready
+                if lasts and v is not None and v.node is not None and v.node.op in ("weight", "constant"):
                     env.setdefault(v, operands[node.inputs.index(v)])
             with torch.no_grad():
                 results = _compute(graph, node, operands, bindings)
@@ -102,6 +115,16 @@ def bind_inputs(graph: Graph, inputs: dict[str, Any]) -> dict[str, int]:
                 f"input %{value.name} must be {list(value.shape)} where {bindings}, not {list(data.shape)}"
             )
     return bindings
+
+
+def _quantized(node: Node, weights: Weights) -> dict[Value, Any]:
+    """The matrix of a quantized product, where `weights` gives it quantized."""
+    if node.op not in ("quantized_linear", "quantized_matmul") or not isinstance(weights, QuantizedSource):
+        return {}
+    w = node.inputs[1]
+    if w is None or w.node is None or w.node.op != "weight":
+        return {}
+    return {w: weights.quantized(w.node.attrs["expr"], node.attrs["format"])}
 
 
 def _source(value: Value, weights: Weights) -> Any:

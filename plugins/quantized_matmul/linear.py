@@ -14,7 +14,7 @@ import numpy as np
 from tensorwright.builder.ir.graph import Shape, Value
 from tensorwright.errors import GraphError
 from tensorwright.plugins.quantized_matmul.formats import parse_format
-from tensorwright.plugins.quantized_matmul.quantize import quantize_activations, quantize_weights
+from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_activations, quantize_weights
 from tensorwright.plugins.rounding import round_to
 
 NAME = "quantized_linear"
@@ -34,11 +34,12 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
     return [(x.dtype, (*x.shape[:-1], w.shape[0]))]
 
 
-def product(x: np.ndarray, w: np.ndarray, format_name: str) -> np.ndarray:
+def product(x: np.ndarray, w: np.ndarray | Quantized, format_name: str) -> np.ndarray:
     """float32 [T, N], as the kernels sum it but for the fused rounding of each step, which is done in float64."""
     fmt = parse_format(format_name)
-    a, b = quantize_activations(x, fmt), quantize_weights(w, fmt)
-    total = np.zeros((len(x), len(w)), np.float32)
+    b = w if isinstance(w, Quantized) else quantize_weights(np.asarray(w, np.float32), fmt)
+    a = quantize_activations(x, fmt)
+    total = np.zeros((len(x), len(b.values)), np.float32)
     for i in range(fmt.groups(x.shape[-1])):
         dot = (a.values[:, i].astype(np.float64) @ b.values[:, i].astype(np.float64).T).astype(np.float32)
         scale = a.scales[:, i, None] * b.scales[None, :, i]
@@ -46,11 +47,12 @@ def product(x: np.ndarray, w: np.ndarray, format_name: str) -> np.ndarray:
     return total
 
 
-def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    """w may have been quantized before."""
     x, w, bias = (*inputs, None)[:3]
     assert x is not None
     assert w is not None
     rows = round_to(x, act_dtype)
-    y = product(rows.reshape(-1, rows.shape[-1]), np.asarray(w, np.float32), attrs["format"])
-    y = y.reshape(*x.shape[:-1], len(w))
+    y = product(rows.reshape(-1, rows.shape[-1]), w, attrs["format"])
+    y = y.reshape(*x.shape[:-1], y.shape[1])
     return [y if bias is None else y + np.asarray(bias, np.float32)]

@@ -124,6 +124,30 @@ def pack(quantized: Quantized, fmt: WeightFormat, k: int) -> np.ndarray:
     return out
 
 
+def unpack(panels: np.ndarray, fmt: WeightFormat, rows: int, k: int) -> Quantized:
+    """The inverse of `pack`: uint8 [panels * panel bytes] of `rows` rows."""
+    panels = panels.reshape(-1, fmt.panel_bytes(k))
+    groups, size, count = fmt.groups(k), fmt.stored_group(k), len(panels)
+    values = np.empty((count, LANES, groups, size), np.int8)
+    scales = np.empty((count, LANES, groups), np.float32)
+    for i in range(groups):
+        at = (i // 2 + 1) * SCALE_BYTES + i * fmt.group_bytes(k)
+        values[:, :, i] = _values(panels[:, at : at + fmt.group_bytes(k)], fmt)
+        at = i // 2 * (SCALE_BYTES + 2 * fmt.group_bytes(k)) + i % 2 * 32
+        stored = np.ascontiguousarray(panels[:, at : at + (2 if fmt.group else 4) * LANES])
+        scales[:, :, i] = from_bfloat16_bits(stored.view(np.uint16)) if fmt.group else stored.view(np.float32)
+    return Quantized(values.reshape(-1, groups, size)[:rows], scales.reshape(-1, groups)[:rows])
+
+
+def _values(data: np.ndarray, fmt: WeightFormat) -> np.ndarray:
+    """The inverse of `_lines`: uint8 [panels, bytes of one group] -> int8 [panels, 16, size]."""
+    lines = data.reshape(len(data), -1, LANES, 4)
+    if fmt.bits == 8:
+        return lines.transpose(0, 2, 1, 3).reshape(len(data), LANES, -1).view(np.int8)
+    nibbles = np.stack([lines & 15, lines >> 4], axis=2).astype(np.int8) - np.int8(8)  # [panels, lines, half, 16, 4]
+    return nibbles.transpose(0, 3, 1, 2, 4).reshape(len(data), LANES, -1)
+
+
 def _lines(values: np.ndarray, fmt: WeightFormat) -> np.ndarray:
     """int8 [panels, 16, size] of one group -> its bytes, uint8 [panels, lines, 16, 4]."""
     panels, lanes, size = values.shape

@@ -73,6 +73,11 @@ def test_json_of_a_wrong_command_line(run, wrong):
     [
         (["--target", "abacus"], "'abacus' is not 'cpu'"),
         (["--dtype", "int3"], "'int3' is not one of"),
+        (["--quantize", "int3"], "a weight format must be int4, int8"),
+        (["--quantize", "int4:g16"], "not 'int4:g16'"),
+        (["--quantize", ""], "not ''"),
+        (["--quantize", "int4,head=int8"], "'head=int8' in 'int4,head=int8' is not"),
+        (["--quantize"], "requires an argument"),
         (["--max-seq-len", "1"], "1 is not in the range"),
         (["--max-seq-len", "4096"], "at most the model's 128 positions"),
         (["--no-such-option"], "No such option"),
@@ -111,4 +116,18 @@ def test_interrupt(tiny, tmp_path, monkeypatch, run):
 def test_help_shows_an_example(run):
     result = run("--help")
     assert result.exit_code == 0
-    assert "build-engine models/pico out/pico" in result.stdout
+    text = " ".join(result.stdout.split())
+    assert "build-engine models/pico out/pico" in text
+    assert "int4:g64,lm_head=int8,embedding=none" in text
+    assert all(name in text for name in ("--quantize SPEC", "w8a8", "32, 64, 128", "docs/quantization.md"))
+
+
+def test_quantized_weights_are_told(tiny, tmp_path, run):
+    result = run(tiny, tmp_path / "engine", "--quantize", "int4,lm_head=int8:g64", "--accuracy", "none")
+    assert result.exit_code == 0, result.stderr
+    text = " ".join(result.stdout.replace("│", " ").split())
+    assert "int4:g32,embedding=int4:g32,lm_head=int8:g64" in text
+    assert "bits per weight: all " in text
+    told = json.loads(run(tiny, tmp_path / "other", "--quantize", "int5", "--json").stdout)
+    assert (told["error"], told["exit_code"]) == ("InvalidOptionError", 2)
+    assert not (tmp_path / "other").exists()

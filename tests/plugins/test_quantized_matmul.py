@@ -181,6 +181,16 @@ class TestKernel:
         assert same_bits(dirty[[0, 1, 3]], clean[[0, 1, 3]])
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("rows", "k"), [(1, 1), (16, 32), (17, 33), (40, 127), (33, 300)])
+def test_the_layout_is_invertible(name: str, rows: int, k: int) -> None:
+    fmt = parse_format(name)
+    made = quantize.quantize_weights(matrix(rows, k), fmt)
+    back = quantize.unpack(quantize.pack(made, fmt, k), fmt, rows, k)
+    assert same_bits(back.values, made.values)
+    assert same_bits(back.scales, made.scales)
+
+
 def test_reference_swiglu_and_residual() -> None:
     x, w = RNG.standard_normal((3, 40)).astype(np.float32), RNG.standard_normal((20, 40)).astype(np.float32)
     (y,) = linear.reference([x, w, None], {"format": "int8:g32"}, "float32")

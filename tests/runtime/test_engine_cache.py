@@ -15,7 +15,7 @@ from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime import llm, model_cache, native
 from tensorwright.runtime.cli import main
 from tensorwright.runtime.engine_cache import cache_entries, cache_limit, remove_entry, take_lock, trim_cache
-from tensorwright.runtime.model_cache import cache_key, engine_for_model
+from tensorwright.runtime.model_cache import BuildChoices, cache_key, engine_for_model
 
 SIZE = 1000
 
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "tensorwright" / "engines"
 
 
-def build(source: Path, out: Path, dtype: str) -> None:
+def build(source: Path, out: Path, options: BuildChoices) -> None:
     out.mkdir()
     (out / "data").write_bytes(bytes(SIZE))
 
@@ -41,7 +41,7 @@ def make_model(tmp_path: Path, name: str) -> Path:
 
 def put(tmp_path: Path, name: str, used: int) -> str:
     """An engine of the cache that was last used then; its key."""
-    cached = engine_for_model(make_model(tmp_path, name), "auto", build)
+    cached = engine_for_model(make_model(tmp_path, name), BuildChoices(), build)
     assert cached.lease is not None
     cached.lease.close()
     os.utime(cached.path, (used, used))
@@ -69,7 +69,7 @@ def test_the_longest_unused_go_first(tmp_path: Path, cache: Path) -> None:
 
 def test_a_build_trims_but_never_what_runs(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORWRIGHT_CACHE_SIZE", str(2 * SIZE))
-    running = engine_for_model(make_model(tmp_path, "a"), "auto", build)
+    running = engine_for_model(make_model(tmp_path, "a"), BuildChoices(), build)
     os.utime(running.path, (1, 1))
     b = put(tmp_path, "b", 2)
     c = put(tmp_path, "c", 3)  # b had to go: a is older, but it runs
@@ -94,7 +94,7 @@ def test_an_engine_larger_than_the_bound_is_kept_while_it_is_new(
 
 def test_use_makes_an_engine_young(tmp_path: Path, cache: Path) -> None:
     a, b = put(tmp_path, "a", 100), put(tmp_path, "b", 200)
-    engine_for_model(tmp_path / "a", "auto", lambda *args: pytest.fail("it is there"))
+    engine_for_model(tmp_path / "a", BuildChoices(), lambda *args: pytest.fail("it is there"))
     assert keys(cache) == [b, a]
 
 
@@ -110,7 +110,7 @@ def test_what_killed_builds_left_goes_too(cache: Path) -> None:
 def test_a_wrong_bound_is_told_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("TENSORWRIGHT_CACHE_SIZE", value)
     with pytest.raises(InvalidOptionError, match="TENSORWRIGHT_CACHE_SIZE must be a positive number of bytes"):
-        engine_for_model(make_model(tmp_path, "a"), "auto", lambda *args: pytest.fail("built"))
+        engine_for_model(make_model(tmp_path, "a"), BuildChoices(), lambda *args: pytest.fail("built"))
 
 
 def test_the_bound_has_a_default() -> None:
@@ -131,7 +131,7 @@ def test_a_removed_lock_is_not_waited_on(cache: Path) -> None:
 
 def test_list(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = put(tmp_path, "a", 100)
-    running = engine_for_model(make_model(tmp_path, "b"), "float32", build)
+    running = engine_for_model(make_model(tmp_path, "b"), BuildChoices("float32"), build)
     told = json.loads(call(capsys, "list", "--json")[1])
     assert (told["root"], told["total_bytes"], told["limit_bytes"]) == (str(cache), 2 * SIZE, 50 << 30)
     assert told["engines"][0] == {
@@ -155,7 +155,7 @@ def test_an_empty_cache(cache: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_clear(tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b, c = (put(tmp_path, name, used) for name, used in (("a", 1), ("b", 2), ("c", 3)))
     assert json.loads(call(capsys, "clear", "--json", b[:9])[1])["removed"] == [b]
-    running = engine_for_model(tmp_path / "c", "auto", build)
+    running = engine_for_model(tmp_path / "c", BuildChoices(), build)
     assert call(capsys, "clear")[1].endswith(f"\nkept {c}: a process uses it\n")
     assert keys(cache) == [c]
     assert running.lease is not None
@@ -177,20 +177,20 @@ def test_clear_of_an_unknown_key(tmp_path: Path, cache: Path, capsys: pytest.Cap
 def test_llm_keeps_its_engine_until_shutdown(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "create_engine", lambda *args: FakeEngine())
     monkeypatch.setattr(native, "load_module", fake_module)
-    monkeypatch.setattr(model_cache, "_import_builder", lambda: lambda source, out, dtype: write_engine(out) and None)
+    monkeypatch.setattr(model_cache, "_import_builder", lambda: lambda source, out, options: write_engine(out) and None)
     model = make_model(tmp_path, "a")
     with llm.LLM(model, kv_cache_memory="1MiB"):
-        assert not remove_entry(cache, cache_key(model, "auto"))
-    assert remove_entry(cache, cache_key(model, "auto"))
+        assert not remove_entry(cache, cache_key(model, BuildChoices()))
+    assert remove_entry(cache, cache_key(model, BuildChoices()))
 
 
 SCRIPT = """
 import os, sys
 from pathlib import Path
 from tensorwright.runtime.engine_cache import cache_root, trim_cache
-from tensorwright.runtime.model_cache import engine_for_model
+from tensorwright.runtime.model_cache import BuildChoices, engine_for_model
 
-def build(source, out, dtype):
+def build(source, out, options):
     out.mkdir()
     for i in range(5):
         (out / str(i)).write_text(source.name)
@@ -198,7 +198,7 @@ def build(source, out, dtype):
 models = [Path(name) for name in sys.argv[2:]]
 for turn in range(60):
     model = models[(turn * 7 + int(sys.argv[1])) % len(models)]
-    cached = engine_for_model(model, "auto", build)
+    cached = engine_for_model(model, BuildChoices(), build)
     for i in range(5):  # while we hold it, it is there, whole and of this model
         assert (cached.path / str(i)).read_text() == model.name
     trim_cache(cache_root(), 0)

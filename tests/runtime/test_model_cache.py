@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from support.fake_runtime import FakeEngine, fake_module, write_engine
-from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError
+from support.fake_runtime import FakeEngine, engine_config, fake_module, write_engine
+from tensorwright.errors import BuildError, CheckpointError, InvalidOptionError, MissingDependencyError
 from tensorwright.runtime import llm, model_cache, native
 from tensorwright.runtime.engine_cache import cache_root
-from tensorwright.runtime.model_cache import cache_key, engine_for_model
+from tensorwright.runtime.model_cache import BuildChoices, cache_key, engine_for_model
 
 
 @pytest.fixture(autouse=True)
@@ -32,18 +32,19 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def test_key_covers_files_dtype_and_version(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {cache_key(model, "auto"), cache_key(model, "float32")}
+def test_key_covers_files_options_and_version(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {cache_key(model, BuildChoices()), cache_key(model, BuildChoices("float32"))}
+    keys |= {cache_key(model, BuildChoices(quantize=spec)) for spec in ("int4", "int8")}
     os.utime(model / "config.json", (1, 1))
-    keys.add(cache_key(model, "auto"))
+    keys.add(cache_key(model, BuildChoices()))
     (model / "model.safetensors").write_bytes(bytes(101))
-    keys.add(cache_key(model, "auto"))
+    keys.add(cache_key(model, BuildChoices()))
     (model / "extra.json").write_text("{}")
-    keys.add(cache_key(model, "auto"))
+    keys.add(cache_key(model, BuildChoices()))
     monkeypatch.setattr(model_cache.tensorwright, "__version__", "0.0.0")
-    keys.add(cache_key(model, "auto"))
-    assert len(keys) == 6
-    assert cache_key(model, "auto") == cache_key(model, "auto")
+    keys.add(cache_key(model, BuildChoices()))
+    assert len(keys) == 8
+    assert cache_key(model, BuildChoices()) == cache_key(model, BuildChoices())
 
 
 def test_root_follows_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,34 +57,34 @@ def test_root_follows_the_specification(monkeypatch: pytest.MonkeyPatch) -> None
 def test_built_once_then_found(model: Path, cache: Path) -> None:
     builds: list[str] = []
 
-    def build(source: Path, out: Path, dtype: str) -> None:
+    def build(source: Path, out: Path, options: BuildChoices) -> None:
         assert source == model
-        builds.append(dtype)
+        builds.append(str(options))
         write_engine(out)
 
-    first = engine_for_model(model, "auto", build).path
+    first = engine_for_model(model, BuildChoices(), build).path
     assert first.parent == cache
     assert (first / "config.json").exists()
-    assert engine_for_model(model, "auto", build).path == first
-    assert engine_for_model(model, "float32", build).path != first
+    assert engine_for_model(model, BuildChoices(), build).path == first
+    assert engine_for_model(model, BuildChoices("float32"), build).path != first
     assert builds == ["auto", "float32"]
 
 
 def test_a_failed_build_leaves_nothing(model: Path, cache: Path) -> None:
-    def build(source: Path, out: Path, dtype: str) -> None:
+    def build(source: Path, out: Path, options: BuildChoices) -> None:
         out.mkdir()
         raise BuildError("disk full")
 
     with pytest.raises(BuildError, match="disk full"):
-        engine_for_model(model, "auto", build)
-    assert [path.name for path in cache.iterdir()] == [f"{cache_key(model, 'auto')}.lock"]
+        engine_for_model(model, BuildChoices(), build)
+    assert [path.name for path in cache.iterdir()] == [f"{cache_key(model, BuildChoices())}.lock"]
 
 
 def test_what_a_killed_build_left_is_removed(model: Path, cache: Path) -> None:
-    left = cache / f"{cache_key(model, 'auto')}.partial"
+    left = cache / f"{cache_key(model, BuildChoices())}.partial"
     left.mkdir(parents=True)
     (left / "junk").write_text("x")
-    engine = engine_for_model(model, "auto", lambda source, out, dtype: write_engine(out) and None).path
+    engine = engine_for_model(model, BuildChoices(), lambda source, out, options: write_engine(out) and None).path
     assert not (engine / "junk").exists()
     assert not left.exists()
 
@@ -91,14 +92,15 @@ def test_what_a_killed_build_left_is_removed(model: Path, cache: Path) -> None:
 def test_others_wait_for_the_one_that_builds(model: Path) -> None:
     builds = []
 
-    def build(source: Path, out: Path, dtype: str) -> None:
+    def build(source: Path, out: Path, options: BuildChoices) -> None:
         builds.append(out)
         time.sleep(0.2)
         write_engine(out)
 
     found: list[Path] = []
     threads = [
-        threading.Thread(target=lambda: found.append(engine_for_model(model, "auto", build).path)) for _ in range(4)
+        threading.Thread(target=lambda: found.append(engine_for_model(model, BuildChoices(), build).path))
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -112,21 +114,57 @@ def test_others_wait_for_the_one_that_builds(model: Path) -> None:
 def test_empty_directory(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="empty directory"):
-        engine_for_model(tmp_path / "empty", "auto")
+        engine_for_model(tmp_path / "empty", BuildChoices())
 
 
 def test_without_the_build_extra_the_error_says_what_to_install(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match=r"torch and transformers.*pip install 'tensorwright\[build\]'"):
-        engine_for_model(model, "auto")
+        engine_for_model(model, BuildChoices())
 
 
 def test_llm_takes_a_model_directory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "create_engine", lambda *args: FakeEngine())
     monkeypatch.setattr(native, "load_module", fake_module)
-    monkeypatch.setattr(model_cache, "_import_builder", lambda: lambda source, out, dtype: write_engine(out) and None)
+    monkeypatch.setattr(model_cache, "_import_builder", lambda: lambda source, out, options: write_engine(out) and None)
     with llm.LLM(model, kv_cache_memory="1MiB") as first:
         assert first.generate("hi").finished
         built = first.engine.path
     with llm.LLM(str(model), kv_cache_memory="1MiB") as second:
         assert second.engine.path == built
+
+
+def test_llm_hands_the_formats_of_weights_to_the_build(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "create_engine", lambda *args: FakeEngine())
+    monkeypatch.setattr(native, "load_module", fake_module)
+    asked: list[BuildChoices] = []
+
+    def build(source: Path, out: Path, options: BuildChoices) -> None:
+        asked.append(options)
+        write_engine(out)
+
+    monkeypatch.setattr(model_cache, "_import_builder", lambda: build)
+    for quantize in ("int4", "int4", None, "w8a8,embedding=none"):
+        llm.LLM(model, kv_cache_memory="1MiB", quantize=quantize).shutdown()
+    assert [choices.quantize for choices in asked] == ["int4", None, "w8a8,embedding=none"]
+
+
+@pytest.mark.parametrize("quantize", ["", " ", 4, ["int4"]])
+def test_llm_refuses_what_names_no_format(model: Path, quantize: object) -> None:
+    with pytest.raises(InvalidOptionError, match="quantize must name formats"):
+        llm.LLM(model, quantize=quantize)
+
+
+def test_an_engine_of_other_formats_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "create_engine", lambda *args: FakeEngine())
+    monkeypatch.setattr(native, "load_module", fake_module)
+    spec = "int4:g32,embedding=int4:g32,lm_head=int4:g32"
+    config = engine_config(quantization={"spec": spec}, build_options={"quantize": "int4"})
+    quantized = write_engine(tmp_path / "a", config)
+    plain = write_engine(tmp_path / "b")
+    for asked in (None, "int4", spec):
+        llm.LLM(quantized, kv_cache_memory="1MiB", quantize=asked).shutdown()
+    with pytest.raises(InvalidOptionError, match=r"quantize='int8': .* is an engine built as 'int4' or 'int4:g32,"):
+        llm.LLM(quantized, quantize="int8")
+    with pytest.raises(InvalidOptionError, match="is an engine without quantized weights; build another one"):
+        llm.LLM(plain, quantize="int4")

@@ -1,0 +1,157 @@
+"""What each format of quantized weights costs: engines of one model in every format, on text it was not trained on.
+
+    python benchmarks/quantization_accuracy.py models/pico [--windows 24] [--text FILE ...] [--json FILE]
+
+Prints the table of docs/quantization.md: bits per weight and size of weights.bin as stored, perplexity, KL divergence
+from the same model in float32, and how often the likeliest token is the same. Windows of 512 tokens, spread evenly over
+the text; without --text, over the files of the standard library that models/train_pico.py holds out. All engines see
+the same windows. Nothing here depends on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.accuracy import engine_logits
+from tensorwright.builder.build import BLOCK_SIZE
+from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
+from tensorwright.builder.trace import trace
+from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.passes.pipeline import run_pipeline
+from tensorwright.plugins.quantized_matmul.formats import parse_spec
+
+WINDOW = 512
+REFERENCE = "float32"
+SPECS = (
+    "int8:g32", "int8:g64", "int8:g128", "w8a8", "w8a8,embedding=none,lm_head=none",
+    "int4:g32", "int4:g64", "int4:g128",
+    "int4:g32,embedding=int8,lm_head=int8", "int4:g64,embedding=int8,lm_head=int8",
+    "int4:g128,embedding=int8,lm_head=int8",
+)  # fmt: skip
+
+
+@dataclass
+class Row:
+    """One engine and what was summed over its positions."""
+
+    name: str
+    files: Path
+    size: int
+    losses: list[float] = field(default_factory=list)
+    divergences: list[float] = field(default_factory=list)
+    agreements: int = 0
+
+    def record(self, elements: float) -> dict[str, Any]:
+        return {
+            "format": self.name,
+            "bits_per_weight": 8 * self.size / elements,
+            "megabytes": self.size / 1e6,
+            "perplexity": math.exp(sum(self.losses) / len(self.losses)),
+            "kl_divergence": sum(self.divergences) / len(self.divergences),
+            "top1_agreement": self.agreements / len(self.divergences),
+        }
+
+
+def windows(model: Path, texts: list[str], count: int) -> list[list[int]]:
+    """Token ids, [count][WINDOW] at most, spread evenly over the texts; one text follows the other after token 0."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids = [i for text in texts for i in [*tokenizer.encode(text).ids, 0]]
+    whole = len(ids) // WINDOW
+    if whole == 0:
+        raise SystemExit(f"the text must have at least {WINDOW} tokens, has {len(ids)}")
+    starts = np.linspace(0, whole - 1, min(count, whole)).astype(int) * WINDOW
+    return [ids[start : start + WINDOW] for start in starts]
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def measure(rows: list[Row], ids: list[int]) -> None:
+    """Adds one window; the first row is the reference. Engines run side by side, 32 positions at a time."""
+    done = 0
+    for blocks in zip(*(engine_logits(row.files, ids) for row in rows), strict=True):
+        following = ids[done + 1 : done + 1 + len(blocks[0])]
+        exact = log_softmax(blocks[0])
+        for row, logits in zip(rows, blocks, strict=True):
+            log_q = log_softmax(logits)
+            row.divergences += (np.exp(exact) * (exact - log_q)).sum(axis=1).tolist()
+            row.agreements += int((exact.argmax(axis=1) == log_q.argmax(axis=1)).sum())
+            row.losses += [-float(log_q[i, token]) for i, token in enumerate(following)]
+        done += len(blocks[0])
+
+
+def build_all(model: Path, folder: Path) -> list[Row]:
+    """Plan and weights of every engine, as build() makes them; each type of activations is traced once."""
+    checkpoint = open_checkpoint(model)
+    rows = []
+    for dtype, specs in ((REFERENCE, (None,)), ("bfloat16", (None, *SPECS))):
+        graph = trace(checkpoint, dtype=dtype, max_seq_len=WINDOW)
+        graph.facts["block_size"] = BLOCK_SIZE
+        for spec in specs:
+            print(f"building {spec or dtype}", file=sys.stderr, flush=True)
+            if spec is not None:
+                graph.facts["quantize"] = str(parse_spec(spec))
+            plan = emit_cpu_plan(run_pipeline(graph).graph, checkpoint)
+            files = folder / str(len(rows))
+            files.mkdir()
+            (files / "plan.bin").write_bytes(plan.data)
+            with (files / "weights.bin").open("wb") as file:
+                plan.weights.stream(file)
+            rows.append(Row(spec or dtype, files, plan.weights.total_bytes))
+    return rows
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    base = next(r["perplexity"] for r in records if r["format"] == "bfloat16")
+    lines = [
+        "| format | bits per weight | size, MB | perplexity | against bfloat16 | KL divergence | same top token |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| `{r['format']}` | {r['bits_per_weight']:.2f} | {r['megabytes']:.1f} | {r['perplexity']:.3f} | "
+        f"{100 * (r['perplexity'] / base - 1):+.2f} % | {r['kl_divergence']:.2g} | {100 * r['top1_agreement']:.1f} % |"
+        for r in records
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--windows", type=int, default=24)
+    parser.add_argument("--text", type=Path, nargs="+", help="files of text instead of the held-out library files")
+    parser.add_argument("--json", type=Path, help="write the numbers here too")
+    options = parser.parse_args()
+    if options.text:
+        texts = [path.read_text(encoding="utf-8") for path in options.text]
+    else:
+        from tensorwright.models.train_pico import read_texts
+
+        _, texts = read_texts(None)
+    parts = windows(options.model, texts, options.windows)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = build_all(options.model, Path(folder))
+        for number, ids in enumerate(parts):
+            print(f"window {number + 1} of {len(parts)}", file=sys.stderr, flush=True)
+            measure(rows, ids)
+    records = [row.record(elements=rows[0].size / 4) for row in rows]
+    if options.json:
+        options.json.write_text(json.dumps({"windows": len(parts), "window": WINDOW, "formats": records}, indent=2))
+    print(f"{len(parts)} windows of {WINDOW} tokens\n\n{table(records)}")
+
+
+if __name__ == "__main__":
+    main()

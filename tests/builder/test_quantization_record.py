@@ -1,0 +1,153 @@
+"""What config.json says of quantized weights: bits as stored, errors of weights and of outputs by place."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from support.lowered import MemorySource
+from support.tiny_models import make_variant
+from tensorwright.builder.accuracy_outputs import output_errors
+from tensorwright.builder.accuracy_reference import split_large_linears
+from tensorwright.builder.build import build
+from tensorwright.builder.emit.quantized_weights import QuantizingWeights
+from tensorwright.builder.trace import trace
+from tensorwright.errors import CheckpointError
+from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
+from tensorwright.models.weights import Ref
+from tensorwright.passes.pipeline import PassReport, run_pipeline
+from tensorwright.plugins.quantized_matmul import linear, quantize
+from tensorwright.plugins.quantized_matmul.formats import parse_format
+
+MATRICES = ["mlp.down_proj", "mlp.gate_proj+up_proj", "self_attn.o_proj", "self_attn.q_proj+k_proj+v_proj"]
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return open_checkpoint(make_variant(tmp_path_factory.mktemp("record") / "model", "qwen2"))
+
+
+@pytest.fixture(scope="module")
+def built(tied: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    out = tmp_path_factory.mktemp("built") / "engine"
+    return build(tied.path, out, quantize="int4,lm_head=w8a8").config | {"path": str(out)}
+
+
+def rewritten(checkpoint: Checkpoint, quantize: str) -> PassReport:
+    graph = trace(checkpoint, dtype="float32", max_seq_len=64)
+    graph.facts["quantize"] = quantize
+    return run_pipeline(graph)
+
+
+def relative_error(w: np.ndarray, name: str) -> float:
+    lost = w - quantize.dequantized(quantize.quantize_weights(w, parse_format(name)), w.shape[1])
+    return float(np.linalg.norm(lost) / np.linalg.norm(w))
+
+
+def test_errors_of_weights_are_those_of_the_definition(built: dict, tied: Checkpoint) -> None:
+    record = built["quantization"]
+    assert record["spec"] == "int4:g32,embedding=int4:g32,lm_head=w8a8"
+    assert record["tied"] is True
+    errors = record["weight_errors"]
+    assert sorted(errors) == sorted(["embedding", "lm_head", *MATRICES])
+    down = [tied.read(f"model.layers.{i}.mlp.down_proj.weight").data for i in range(2)]
+    assert errors["mlp.down_proj"] == [pytest.approx(relative_error(w, "int4:g32"), rel=0.01) for w in down]
+    table = tied.read("model.embed_tokens.weight").data  # one matrix, two formats, two errors
+    assert errors["embedding"] == [pytest.approx(relative_error(table, "int4:g32"), rel=0.01)]
+    assert errors["lm_head"] == [pytest.approx(relative_error(table, "w8a8"), rel=0.01)]
+
+
+def test_bits_are_bytes_as_stored(built: dict) -> None:
+    bits = built["quantization"]["bits_per_weight"]
+    # 101 rows are 7 panels of 16; a panel of one group of 32 columns has 64 bytes of scales, of which half are used.
+    assert bits["embedding"] == pytest.approx(8 * 7 * (64 + 32 * 16 // 2) / (101 * 32), rel=1e-3)
+    assert bits["lm_head"] == pytest.approx(8 * 7 * (64 + 32 * 16) / (101 * 32), rel=1e-3)
+    size = built["sizes"]["cpu/weights.bin"]
+    header = (Path(built["path"]).parent / "engine/cpu/plan.bin").read_bytes()
+    assert struct.unpack_from("<Q", header, 24)[0] == size
+    weights = 101 * 32 + 2 * (32 * 64 + 64 + 32 * 32 + 96 * 32 + 32 * 48 + 2 * 32) + 32
+    frequencies = 4
+    assert bits["all"] == pytest.approx(8 * size / (weights + frequencies), rel=1e-3)
+
+
+def test_errors_of_outputs_are_by_place(built: dict) -> None:
+    outputs = built["accuracy"]["output_errors"]
+    assert sorted(outputs) == sorted(["lm_head", *MATRICES])
+    assert all(0.01 < error < 0.3 for name in MATRICES for error in outputs[name])
+    assert 0 < outputs["lm_head"][0] < 0.03  # 8 bits
+    assert len(outputs["mlp.down_proj"]) == 2
+
+
+def test_errors_of_outputs_are_of_the_products(tied: Checkpoint) -> None:
+    """The first product of all: its input is known without running anything else."""
+    cached = rewritten(tied, "int4,embedding=none,lm_head=none").cached_graph
+    ids = [5, 9, 1, 33, 33, 7]
+    got = output_errors(cached, tied, ids)
+    x = tied.read("model.embed_tokens.weight").data[ids].astype(np.float64)
+    x = x / np.sqrt((x**2).mean(axis=1, keepdims=True) + 1e-5)
+    x = (x * tied.read("model.layers.0.input_layernorm.weight").data).astype(np.float32)
+    names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    w = np.concatenate([tied.read(name).data for name in names])
+    exact = x.astype(np.float64) @ w.T
+    lost = linear.product(x, w, "int4:g32") - exact
+    want = np.linalg.norm(lost) / np.linalg.norm(exact)
+    assert got["self_attn.q_proj+k_proj+v_proj"][0] == pytest.approx(want, rel=0.01)
+    assert "lm_head" not in got
+    assert output_errors(cached, tied, [*ids, *range(60)])  # longer than what is measured
+
+
+def test_large_matrices_are_measured_in_parts(tied: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = rewritten(tied, "int8").cached_graph
+    whole = output_errors(cached, tied, [5, 9, 1])
+    sizes: list[int] = []
+
+    def split(graph) -> None:
+        split_large_linears(graph, chunk_bytes=32 * 4 * 20)
+        sizes.append(max(node.inputs[1].shape[0] for node in graph.find("quantized_linear")))
+
+    monkeypatch.setattr("tensorwright.builder.accuracy_outputs.split_large_linears", split)
+    assert output_errors(cached, tied, [5, 9, 1]) == whole
+    assert sizes == [20]
+
+
+def test_without_accuracy_the_errors_of_weights_are_kept(tied: Checkpoint, tmp_path: Path) -> None:
+    config = build(tied.path, tmp_path / "engine", quantize="int8", accuracy="none").config
+    assert config["accuracy"] is None
+    assert all(0 < e < 0.01 for row in config["quantization"]["weight_errors"].values() for e in row)
+    assert json.loads((tmp_path / "engine" / "config.json").read_text())["quantization"] == config["quantization"]
+    plain = build(tied.path, tmp_path / "plain", accuracy="quick").config
+    assert plain["quantization"] is None
+    assert "output_errors" not in plain["accuracy"]
+
+
+class TestQuantizingWeights:
+    @pytest.mark.parametrize("name", ["int4:g32", "int4:g128", "int8:g64", "w8a8"])
+    def test_it_gives_what_the_definition_gives(self, name: str) -> None:
+        w = np.random.default_rng(3).standard_normal((37, 70)).astype(np.float32)
+        made = QuantizingWeights(MemorySource({"w": w})).quantized(Ref("w"), name)
+        want = quantize.quantize_weights(w, parse_format(name))
+        np.testing.assert_array_equal(made.values, want.values)
+        np.testing.assert_array_equal(made.scales, want.scales)
+
+    def test_the_interpreter_takes_it(self, tied: Checkpoint) -> None:
+        """The same logits to the bit as with weights that the plugins quantize themselves, at both stages."""
+        from tensorwright.builder.ir.interpret import checkpoint_weights
+        from tensorwright.builder.ir.ragged import interpret_ragged
+
+        report = rewritten(tied, "int4,lm_head=int8")
+        for graph in (report.cached_graph, report.graph):
+            ready, plain = (
+                interpret_ragged(graph, [[5, 9, 1]], weights)[0]
+                for weights in (QuantizingWeights(tied), checkpoint_weights(tied))
+            )
+            assert torch.equal(ready, plain)
+
+    def test_a_weight_that_is_no_number_is_refused(self) -> None:
+        w = np.full((4, 8), np.inf, np.float32)
+        with pytest.raises(CheckpointError, match="infinity or a NaN"):
+            QuantizingWeights(MemorySource({"w": w})).quantized(Ref("w"), "int8:g32")

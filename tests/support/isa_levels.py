@@ -1,0 +1,56 @@
+"""One engine's logits at one instruction set level, in a process of its own since the choice is made once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorwright.runtime import _runtime
+
+SCRIPT = """
+import sys
+import numpy as np
+from tensorwright.runtime import _runtime
+
+cpu, out = sys.argv[1:]
+executor = _runtime.CpuExecutor(cpu + "/plan.bin", cpu + "/weights.bin", 1, "map")
+assert executor.facts()["block_size"] == 32
+executor.allocate([4], 64, 64, 64)
+ids = np.random.default_rng(0).integers(0, executor.facts()["vocab_size"], 51).astype(np.int32)
+table = np.array([[2, 0]], np.int32)
+rows = []
+for begin, end in ((0, 41), (41, 50), (50, 51)):  # a prompt, a chunk, a decode step
+    size = end - begin
+    positions = np.arange(begin, end, dtype=np.int32)
+    slots = table[0, positions // 32] * 32 + positions % 32
+    starts, lengths = np.array([0, size], np.int32), np.array([end], np.int32)
+    wanted = np.arange(size, dtype=np.int32)
+    rows.append(executor.step(ids[begin:end], positions, starts, lengths, wanted, [(table, slots)]))
+np.save(out, np.concatenate(rows))
+print(_runtime.isa(), *(taken for _, taken, _ in _runtime.explain_dispatch()))
+"""
+LEVELS = ("scalar", "avx2", "avx512")
+PRESENT = [level for level in LEVELS if level == "scalar" or _runtime.cpu_features()[level]]
+VECTOR_LEVELS = [
+    pytest.param(level, marks=[] if level in PRESENT else pytest.mark.skip(f"this processor lacks {level}"))
+    for level in LEVELS[1:]
+]
+
+
+def run_at_level(engine: Path, level: str, out: Path) -> tuple[np.ndarray, list[str]]:
+    """Logits [51, vocab], and the kernels that computed them."""
+    command = [sys.executable, "-P", "-c", SCRIPT, str(engine / "cpu"), str(out)]
+    environment = {**os.environ, "TENSORWRIGHT_ISA": level}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    selected, *kernels = done.stdout.split()
+    assert selected == level
+    logits = np.load(out)
+    assert logits.dtype == np.float32
+    assert np.isfinite(logits).all()
+    return logits, kernels
