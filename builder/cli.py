@@ -15,7 +15,8 @@ from rich.table import Table
 import tensorwright
 from tensorwright.builder.build import BuildResult, build
 from tensorwright.builder.interrupts import terminate_as_interrupt
-from tensorwright.builder.options import ACCURACY, DTYPES, KV_CACHE_DTYPES, TARGETS
+from tensorwright.builder.options import ACCURACY, DTYPES, TARGETS
+from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
 from tensorwright.runtime.command import run_command
 
 EPILOG = "Example:  build-engine models/pico out/pico"

@@ -10,12 +10,12 @@ from typing import Any
 
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 TARGETS = ("cpu",)
 DTYPES = ("auto", "float32", "bfloat16")
 ACCURACY = ("none", "quick", "full")
-KV_CACHE_DTYPES = ("auto", "int8")
 MOST_POSITIONS = 1 << 24
 """As runtime/core/plan.cc says."""
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from tensorwright.builder.ir import Graph
 from tensorwright.errors import InvalidOptionError, UnsupportedModelError
-from tensorwright.plugins.paged_attention.quantize import MOST_HEAD_DIM
-
-KV_CACHE_DTYPES = ("auto", "int8")
+from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES, MOST_HEAD_DIM
 
 
 def quantize_kv_cache(graph: Graph) -> int:

@@ -9,7 +9,7 @@ from tensorwright.plugins.registry import PLUGINS
 from tensorwright.runtime import _runtime
 
 LEVELS = ("scalar", "avx2", "avx512")
-FAMILIES = 13
+FAMILIES = 17
 
 
 def lacks(level: str) -> bool:
