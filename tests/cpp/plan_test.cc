@@ -2,6 +2,7 @@
 #include "runtime/core/plan.h"
 
 #include "plugins/embedding/kernel.h"
+#include "plugins/paged_attention/layout.h"
 #include "runtime/core/error.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/toy_plan.h"
