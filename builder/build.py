@@ -49,6 +49,7 @@ def build(
     dump: str | Path | None = None,
     accuracy: str = "quick",
     quantize: str | None = None,
+    kv_cache_dtype: str = "auto",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> BuildResult:
@@ -58,14 +59,15 @@ def build(
     together, by default the model's. verify: checks every pass against the graph before it. dump: a directory that
     gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against
     transformers). quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
-    (tensorwright.plugins.quantized_matmul.formats); None keeps them in the activation type. overwrite: replaces an
+    (tensorwright.plugins.quantized_matmul.formats); None keeps them in the activation type.
+    kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. overwrite: replaces an
     engine at `out`.
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, PassError, LoweringError,
     MissingDependencyError, and BuildError if `out` exists or cannot be written. Whatever is raised, `out` is as it was;
     only an interrupt may come when the engine is there, whole.
     """
-    options = BuildOptions(target, dtype, max_seq_len, accuracy, quantize)
+    options = BuildOptions(target, dtype, max_seq_len, accuracy, quantize, kv_cache_dtype)
     check_places(model, out, dump)
     graphs = None if dump is None else Path(os.path.expanduser(dump))
     phases = Phases(progress or (lambda phase, done, total: None))
@@ -97,6 +99,8 @@ def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Gra
     with phases.run("trace"):
         graph = trace(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
     graph.facts["block_size"] = BLOCK_SIZE
+    if options.kv_cache_dtype != "auto":
+        graph.facts["kv_cache_dtype"] = options.kv_cache_dtype
     if options.quantize is not None:
         graph.facts["quantize"] = str(parse_spec(options.quantize))
     return graph

@@ -16,6 +16,7 @@ import tensorwright
 from tensorwright.builder.build import BuildResult, build
 from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.options import ACCURACY, DTYPES, TARGETS
+from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
 from tensorwright.runtime.command import run_command
 
 EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pico out/pico4 --quantize int4"
@@ -28,6 +29,10 @@ EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pic
 @click.option(
     "--dtype", type=click.Choice(DTYPES), default="auto", show_default=True,
     help="Type of weights and activations; auto takes the checkpoint's, float32 for float16.",
+)  # fmt: skip
+@click.option(
+    "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), default="auto", show_default=True,
+    help="Type of the KV cache; auto is the activations', int8 has a scale for each token and head.",
 )  # fmt: skip
 @click.option("--max-seq-len", type=click.IntRange(min=2), help="Prompt and answer together. [default: the model's]")
 @click.option(
@@ -51,6 +56,7 @@ def build_engine(
     out: str,
     target: str,
     dtype: str,
+    kv_cache_dtype: str,
     max_seq_len: int | None,
     accuracy: str,
     quantize: str | None,
@@ -64,7 +70,8 @@ def build_engine(
         with terminate_as_interrupt(), progress_bar(Console(stderr=True)) as progress:
             result = build(
                 model, out, target=target, dtype=dtype, max_seq_len=max_seq_len, verify=verify, dump=dump,
-                accuracy=accuracy, quantize=quantize, overwrite=force, progress=progress,
+                accuracy=accuracy, quantize=quantize, kv_cache_dtype=kv_cache_dtype, overwrite=force,
+                progress=progress,
             )  # fmt: skip
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("interrupted; nothing half-built was left behind") from error

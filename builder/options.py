@@ -10,6 +10,7 @@ from typing import Any
 
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 TARGETS = ("cpu",)
@@ -31,9 +32,11 @@ class BuildOptions:
     max_seq_len: int | None = None
     accuracy: str = "quick"
     quantize: str | None = None
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("target", TARGETS), ("dtype", DTYPES), ("accuracy", ACCURACY)):
+        choices = {"target": TARGETS, "dtype": DTYPES, "accuracy": ACCURACY, "kv_cache_dtype": KV_CACHE_DTYPES}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
         if self.quantize is not None:

@@ -37,6 +37,7 @@ from tensorwright.passes.matcher import Pattern, closest
 from tensorwright.passes.merge_common_subexpressions import merge_common_subexpressions
 from tensorwright.passes.permute_rotary_rows import permute_rotary_rows
 from tensorwright.passes.plan_memory import plan_memory
+from tensorwright.passes.quantize_kv_cache import quantize_kv_cache
 from tensorwright.passes.quantize_weights import quantize_weights
 from tensorwright.passes.recognise_attention import recognise_attention
 from tensorwright.passes.recognise_gelu import recognise_gelu
@@ -119,6 +120,7 @@ PIPELINE: tuple[Phase, ...] = (
     )),
     Phase("quantize", "cached", (
         Step(quantize_weights, "what is rounded holds for any target", after=("insert_kv_cache",), lossy="always"),
+        Step(quantize_kv_cache, "one layer, one type of cache", after=("insert_kv_cache",), lossy="always"),
     )),
     Phase("lower", "lowered", (
         Step(lower_to_cpu, "one node per instruction, final types", after=("insert_kv_cache",), lossy="bfloat16"),

@@ -39,7 +39,7 @@ def show(facts: dict[str, Any], console: Console) -> None:
     """Prints `describe`'s facts for people."""
     head = {"engine": facts["path"], "target": facts["target"], "dtype": facts["dtype"]}
     built = {"built by": f"tensorwright {facts['tensorwright_version']}", "size": format_size(facts["total_bytes"])}
-    _show_pairs(console, "Engine", head | built | facts["limits"])
+    _show_pairs(console, "Engine", head | _formats(facts) | built | facts["limits"])
     _show_pairs(console, "Model", facts["model"])
     _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
     _show_pairs(console, "Files", {name: format_size(size) for name, size in facts["files"].items()})
@@ -73,6 +73,12 @@ def _spread(row: list[float | None]) -> str:
         return "not a number"
     mean, (worst, layer) = sum(value for value, _ in values) / len(values), max(values)
     return f"{mean:.3g}" if len(row) == 1 else f"{mean:.3g}, at most {worst:.3g} (layer {layer})"
+
+
+def _formats(facts: dict[str, Any]) -> dict[str, str]:
+    """The cache's type; engines of before there was a choice say nothing of it."""
+    asked = facts["build_options"].get("kv_cache_dtype", "auto")
+    return {"kv cache": facts["dtype"] if asked == "auto" else asked}
 
 
 def _show_pairs(console: Console, title: str, pairs: dict[str, Any]) -> None:

@@ -29,17 +29,23 @@ def pico_engine_float32(pico_model: Path, tmp_path_factory: pytest.TempPathFacto
     return _engine_once(tmp_path_factory, pico_model, "float32")
 
 
-def _engine_once(factory: pytest.TempPathFactory, model: Path, dtype: str) -> Path:
+@pytest.fixture(scope="session")
+def pico_engine_int8_kv(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bfloat16 with an int8 KV cache."""
+    return _engine_once(tmp_path_factory, pico_model, "bfloat16", "int8")
+
+
+def _engine_once(factory: pytest.TempPathFactory, model: Path, dtype: str, kv: str = "auto") -> Path:
     """Built once per run, whichever of xdist's workers comes first."""
     from tensorwright import build
 
     base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    engine = shared / f"{model.name}-{dtype}"
+    engine = shared / f"{model.name}-{dtype}-{kv}"
     with (shared / f"{engine.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not engine.exists():
-            build(model, engine, dtype=dtype, accuracy="none")
+            build(model, engine, dtype=dtype, kv_cache_dtype=kv, accuracy="none")
     return engine
 
 

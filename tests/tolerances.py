@@ -53,3 +53,13 @@ def quantized_product_tolerance(x: np.ndarray, w: np.ndarray, largest: int, grou
         norm_a, norm_b = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
         total += np.outer(norm_a + error_a, norm_b + error_b) - np.outer(norm_a, norm_b)
     return total
+
+
+def int8_attention_tolerance(q: float, k: float, v: float, head_dim: int, scale: float) -> float:
+    """Attention over an int8 cache against a float one; q, k and v: the largest magnitudes.
+
+    Half a step of each: q / 16256 / 2, k / 127 / 2, v / 127 / 2. A score moves by at most `score`, the weights by a
+    factor of at most e^(2 score), a mean of v by that share of v, and by half of v's own step.
+    """
+    score = scale * head_dim * (q * k / 254 + q * k / 32512 * (1 + 1 / 254))
+    return v * math.expm1(2 * score) + v / 254 * math.exp(2 * score)

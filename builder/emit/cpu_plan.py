@@ -4,7 +4,7 @@ What it reads, besides the nodes (one instruction each):
     node.attrs["buffers"]        buffer index of every result, in order; -1 for a cache, which lives elsewhere
     graph.facts["buffers"]       [(kind, dtype, cols, stride_bytes, offset)], kind "tokens" or "rows"
     graph.facts["token_arena_bytes"], ["row_arena_bytes"]
-    graph.facts["kv_layers"]     [{group, kv_heads, head_dim, window}], dtype the activations'
+    graph.facts["kv_layers"]     [{group, kv_heads, head_dim, window, dtype?}], without a dtype the activations'
     graph.facts["vocab_size"], ["max_seq_len"], ["block_size"], ["dtype"]
 """
 
@@ -172,7 +172,10 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
     dtype = DTYPES[facts["dtype"]]
     layers = facts["kv_layers"]
     kv_layers = [
-        KV_LAYER.pack(layer["group"], layer["kv_heads"], layer["head_dim"], dtype, layer["window"], 0)
+        KV_LAYER.pack(
+            layer["group"], layer["kv_heads"], layer["head_dim"], DTYPES[layer.get("dtype", facts["dtype"])],
+            layer["window"], 0,
+        )
         for layer in layers
     ]
     buffers = [

@@ -78,15 +78,19 @@ def engine_config(
     }
 
 
-def kv_block_bytes(layers: list[dict[str, int]], dtype: str, block_size: int) -> int:
-    """Bytes of one KV block over all layers, as plugins/paged_attention/layout.h pads keys and values."""
-    item = {"float32": 4, "bfloat16": 2}[dtype]
-    group = 4 // item
+def kv_block_bytes(layers: list[dict[str, Any]], dtype: str, block_size: int) -> int:
+    """Bytes of one KV block over all layers, as plugins/paged_attention/layout.h pads keys and values.
+
+    A layer without a dtype of its own has `dtype`, the activations'.
+    """
     total = 0
     for layer in layers:
+        item = {"float32": 4, "bfloat16": 2, "int8": 1}[layer.get("dtype", dtype)]
+        group = 4 // item
+        scales = 2 * 4 * block_size if item == 1 else 0
         keys = block_size * -(-layer["head_dim"] // group) * group * item
         values = -(-block_size * layer["head_dim"] * item // 64) * 64
-        total += layer["kv_heads"] * (keys + values)
+        total += layer["kv_heads"] * (keys + values + scales)
     return total
 
 

@@ -47,7 +47,9 @@ class RaggedAdapter:
             raise GraphError("the graph must have the fact kv_layers: a list of {kv_heads, head_dim, ...} per layer")
         dtype = self.graph.facts.get("dtype", "float32") if self.graph.stage == "lowered" else "float32"
         return {
-            i: PagedCache.empty(self.blocks, about["kv_heads"], self.block_size, about["head_dim"], dtype)
+            i: PagedCache.empty(
+                self.blocks, about["kv_heads"], self.block_size, about["head_dim"], about.get("dtype", dtype)
+            )
             for i, about in enumerate(layers)
         }
 

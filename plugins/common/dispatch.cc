@@ -149,6 +149,7 @@ std::vector<DispatchChoice> explain_dispatch() {
   add("rotary_kv_write", rotary_kv_write_kernels());
   add("attention float32", attention_kernels(TW_F32));
   add("attention bfloat16", attention_kernels(TW_BF16));
+  add("attention int8", attention_kernels(TW_I8));
   add("attention_combine", attention_combine_kernels());
   add("swiglu", swiglu_kernels());
   add("elementwise", elementwise_kernels());

@@ -6,24 +6,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 
 TILE = 16
 """Positions of one K tile: TW_LANES of plugins/common/kernel_types.h."""
+STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
+UNWRITTEN = -128
+"""What an int8 slot holds before it is written: no value becomes it."""
 
 
 @dataclass(frozen=True)
 class PagedCache:
-    """k and v: [blocks, kv_heads, block_size, head_dim] float32, every value representable in `dtype`."""
+    """k and v: [blocks, kv_heads, block_size, head_dim] float32, every value representable in `dtype`.
+
+    In "int8" they are integers, and k_scale and v_scale [blocks, kv_heads, block_size] float32 say what 1 stands for.
+    """
 
     k: np.ndarray
     v: np.ndarray
     dtype: str
+    k_scale: np.ndarray | None = None
+    v_scale: np.ndarray | None = None
 
     @staticmethod
     def empty(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: str) -> PagedCache:
-        """Slots start as NaN: nobody may read one before it is written."""
+        """Slots start as NaN, in int8 their scales: nobody may read one before it is written."""
         shape = (blocks, kv_heads, block_size, head_dim)
+        if dtype == "int8":
+            k, v = np.full((2, *shape), UNWRITTEN, np.float32)
+            return PagedCache(k, v, dtype, *np.full((2, *shape[:3]), np.nan, np.float32))
         return PagedCache(np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32), dtype)
 
     @property
@@ -33,43 +45,68 @@ class PagedCache:
     def write(self, slots: np.ndarray, k: np.ndarray, v: np.ndarray) -> PagedCache:
         """A copy with k and v [tokens, kv_heads, head_dim], rounded to `dtype`, at `slots` [tokens]."""
         block, offset = slots // self.block_size, slots % self.block_size
-        new = PagedCache(self.k.copy(), self.v.copy(), self.dtype)
-        new.k[block, :, offset] = round_to(k, self.dtype)
-        new.v[block, :, offset] = round_to(v, self.dtype)
+        if self.k_scale is None or self.v_scale is None:
+            new = PagedCache(self.k.copy(), self.v.copy(), self.dtype)
+            new.k[block, :, offset] = round_to(k, self.dtype)
+            new.v[block, :, offset] = round_to(v, self.dtype)
+            return new
+        k_scale, v_scale = self.k_scale.copy(), self.v_scale.copy()
+        new = PagedCache(self.k.copy(), self.v.copy(), self.dtype, k_scale, v_scale)
+        new.k[block, :, offset], k_scale[block, :, offset] = quantize_heads(k, KV_LEVELS)
+        new.v[block, :, offset], v_scale[block, :, offset] = quantize_heads(v, KV_LEVELS)
         return new
 
     def read(self, block_table: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions [0, length) of the sequence with this block table: k and v [length, kv_heads, head_dim]."""
+        """Positions [0, length) of the sequence with this block table: k and v [length, kv_heads, head_dim].
+
+        float32, of an int8 cache float64: integers times scales, exactly.
+        """
         position = np.arange(length)
         block, offset = block_table[position // self.block_size], position % self.block_size
-        return self.k[block, :, offset], self.v[block, :, offset]
+        k, v = self.k[block, :, offset], self.v[block, :, offset]
+        if self.k_scale is None or self.v_scale is None:
+            return k, v
+        return restore_heads(k, self.k_scale[block, :, offset]), restore_heads(v, self.v_scale[block, :, offset])
 
     def to_pages(self) -> np.ndarray:
         """The bytes of plugins/paged_attention/layout.h: [blocks, bytes of a block] uint8."""
         blocks, kv_heads, block_size, head_dim = self.k.shape
         k, v = (self._store(x) for x in (self.k, self.v))
         group = 4 // k.itemsize
-        tiles = k.reshape(blocks, kv_heads, block_size // TILE, TILE, head_dim // group, group).swapaxes(3, 4)
-        k_bytes = np.ascontiguousarray(tiles).view(np.uint8).reshape(blocks, kv_heads, -1)
+        k = np.pad(k, [(0, 0)] * 3 + [(0, -head_dim % group)])
+        tiles = k.reshape(blocks, kv_heads, block_size // TILE, TILE, -1, group).swapaxes(3, 4)
+        k_bytes = np.ascontiguousarray(tiles).view(np.uint8).reshape(blocks, kv_heads, block_size // TILE, -1)
         v_bytes = np.ascontiguousarray(v).view(np.uint8).reshape(blocks, kv_heads, -1)
-        padding = np.zeros((blocks, kv_heads, -v_bytes.shape[2] % 64), np.uint8)
-        return np.concatenate([k_bytes, v_bytes, padding], axis=2).reshape(blocks, -1)
+        v_bytes = np.pad(v_bytes, [(0, 0), (0, 0), (0, -v_bytes.shape[2] % 64)])
+        if self.k_scale is not None and self.v_scale is not None:
+            scales = self.k_scale.view(np.uint8).reshape(blocks, kv_heads, block_size // TILE, -1)
+            k_bytes = np.concatenate([k_bytes, scales], axis=3)
+            v_bytes = np.concatenate([v_bytes, self.v_scale.view(np.uint8)], axis=2)
+        return np.concatenate([k_bytes.reshape(blocks, kv_heads, -1), v_bytes], axis=2).reshape(blocks, -1)
 
     @staticmethod
     def from_pages(pages: np.ndarray, kv_heads: int, block_size: int, head_dim: int, dtype: str) -> PagedCache:
         """The inverse of `to_pages`."""
-        storage = np.dtype(np.uint16 if dtype == "bfloat16" else np.float32)
-        group, blocks = 4 // storage.itemsize, len(pages)
-        size = block_size * head_dim * storage.itemsize
+        storage = np.dtype(STORAGE[dtype])
+        group, blocks, tiles = 4 // storage.itemsize, len(pages), block_size // TILE
+        padded = -(-head_dim // group) * group
+        panel, scales = TILE * padded * storage.itemsize, 4 * TILE if dtype == "int8" else 0
         heads = np.ascontiguousarray(pages).reshape(blocks, kv_heads, -1)
-        k = np.ascontiguousarray(heads[:, :, :size]).view(storage)
-        k = k.reshape(blocks, kv_heads, block_size // TILE, head_dim // group, TILE, group).swapaxes(3, 4)
-        v = np.ascontiguousarray(heads[:, :, size : 2 * size]).view(storage)
-        shape = (blocks, kv_heads, block_size, head_dim)
-        k, v = np.ascontiguousarray(k).reshape(shape), v.reshape(shape)
+        k_part = heads[:, :, : tiles * (panel + scales)].reshape(blocks, kv_heads, tiles, -1)
+        k = np.ascontiguousarray(k_part[..., :panel]).view(storage)
+        k = k.reshape(blocks, kv_heads, tiles, padded // group, TILE, group).swapaxes(3, 4)
+        k = k.reshape(blocks, kv_heads, block_size, padded)[..., :head_dim]
+        v_start = tiles * (panel + scales)
+        v_size = block_size * head_dim * storage.itemsize
+        v = np.ascontiguousarray(heads[:, :, v_start : v_start + v_size]).view(storage)
+        k, v = np.ascontiguousarray(k), v.reshape(blocks, kv_heads, block_size, head_dim)
         if dtype == "bfloat16":
             k, v = from_bfloat16_bits(k), from_bfloat16_bits(v)
-        return PagedCache(k, v, dtype)
+        if dtype != "int8":
+            return PagedCache(k, v, dtype)
+        k_scale = np.ascontiguousarray(k_part[..., panel:]).view(np.float32).reshape(blocks, kv_heads, -1)
+        v_scale = np.ascontiguousarray(heads[:, :, -4 * block_size :]).view(np.float32)
+        return PagedCache(k.astype(np.float32), v.astype(np.float32), dtype, k_scale, v_scale)
 
     def _store(self, x: np.ndarray) -> np.ndarray:
-        return to_bfloat16_bits(x) if self.dtype == "bfloat16" else np.ascontiguousarray(x, np.float32)
+        return to_bfloat16_bits(x) if self.dtype == "bfloat16" else np.ascontiguousarray(x, STORAGE[self.dtype])

@@ -19,7 +19,8 @@ typedef struct tw_attention_args {
   int32_t split;           // index of the split to attend to
   float scale;
   float softcap;               // 0: none; else scores become softcap * tanh(score / softcap)
-  const void* q;               // query 0, head 0 of the group; [queries, group, head_dim], dtype of the cache
+  int32_t q_dtype;             // TW_F32 or TW_BF16: the cache's, unless that is int8
+  const void* q;               // query 0, head 0 of the group; [queries, group, head_dim]
   int64_t q_stride;            // elements between tokens
   const char* pages;           // this layer's pages, at this KV head's part
   int64_t page_bytes;          // bytes between blocks

@@ -1,5 +1,5 @@
-// The attention kernels, best first. The bf16 kernels that widen give the same bits; the one with dot
-// instructions need not.
+// The attention kernels, best first. The int8 kernels give the same bits, and so do the bf16
+// kernels that widen; the one with dot instructions need not.
 #include "plugins/common/dispatch.h"
 #include "runtime/core/error.h"
 
@@ -12,6 +12,10 @@ void attention_bf16_scalar(const tw_attention_args*);
 void attention_bf16_avx512(const tw_attention_args*);
 void attention_bf16_avx2(const tw_attention_args*);
 void attention_bf16_avx512bf16(const tw_attention_args*);
+void attention_i8_scalar(const tw_attention_args*);
+void attention_i8_avx512(const tw_attention_args*);
+void attention_i8_avx2(const tw_attention_args*);
+void attention_i8_avx512vnni(const tw_attention_args*);
 void attention_combine_scalar(const tw_attention_combine_args*);
 void attention_combine_avx512(const tw_attention_combine_args*);
 void attention_combine_avx2(const tw_attention_combine_args*);
@@ -28,10 +32,17 @@ std::span<const KernelEntry<tw_attention_fn>> attention_kernels(int dtype) {
       {"attention_bf16_avx2", Isa::avx2, Extra::none, attention_bf16_avx2},
       {"attention_bf16_scalar", Isa::scalar, Extra::none, attention_bf16_scalar},
   };
+  static const KernelEntry<tw_attention_fn> i8[] = {
+      {"attention_i8_avx512vnni", Isa::avx512, Extra::vnni, attention_i8_avx512vnni},
+      {"attention_i8_avx512", Isa::avx512, Extra::none, attention_i8_avx512},
+      {"attention_i8_avx2", Isa::avx2, Extra::none, attention_i8_avx2},
+      {"attention_i8_scalar", Isa::scalar, Extra::none, attention_i8_scalar},
+  };
   if (dtype == TW_F32) return f32;
   if (dtype == TW_BF16) return bf16;
+  if (dtype == TW_I8) return i8;
   throw Error("EngineError",
-              "attention needs a float32 or bfloat16 cache, not dtype " + std::to_string(dtype));
+              "attention needs a float32, bfloat16 or int8 cache, not dtype " + std::to_string(dtype));
 }
 
 std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels() {

@@ -1,21 +1,36 @@
 // The layout of one KV page. A block holds, for every KV head, a K part and then a V part:
 //   K: block_size/16 tiles of 16 positions, each a panel as a matmul weight has: [head_dim/g][16
 //   positions][g],
-//      g elements of head_dim in 4 bytes (1 for fp32, 2 for bf16), head_dim padded to a multiple of g;
-//   V: [block_size positions][head_dim].
+//      g elements of head_dim in 4 bytes (1 for fp32, 2 for bf16, 4 for int8), head_dim padded to a multiple
+//      of g; in an int8 page 16 fp32 scales follow each panel;
+//   V: [block_size positions][head_dim]; in an int8 page block_size fp32 scales follow, on 64 bytes.
+// An element of an int8 page is its integer times the scale of its position.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_LAYOUT_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_LAYOUT_H_
 
 #include "plugins/common/kernel_types.h"
 
-static inline size_t tw_kv_k_bytes(int dtype, int head_dim, int block_size) {
-  return (size_t)(block_size / TW_LANES) * tw_panel_bytes(dtype, (size_t)head_dim);
+// The most of head_dim that an int8 page may have: products of 15 and 8 bits sum up in 32.
+enum { TW_KV_I8_HEAD_DIM = 1024 };
+
+// Bytes of a K tile: its panel, and its scales if it has any.
+static inline size_t tw_kv_tile_bytes(int dtype, int head_dim) {
+  return tw_panel_bytes(dtype, (size_t)head_dim) + (dtype == TW_I8 ? TW_LANES * sizeof(float) : 0);
 }
 
-// V rows are padded so that a head's part, and so every part after it, starts on 64 bytes.
-static inline size_t tw_kv_v_bytes(int dtype, int head_dim, int block_size) {
+static inline size_t tw_kv_k_bytes(int dtype, int head_dim, int block_size) {
+  return (size_t)(block_size / TW_LANES) * tw_kv_tile_bytes(dtype, head_dim);
+}
+
+// V rows are padded so that what follows, V's scales or the next head's part, starts on 64 bytes.
+static inline size_t tw_kv_v_row_bytes(int dtype, int head_dim, int block_size) {
   size_t bytes = (size_t)block_size * (size_t)head_dim * tw_dtype_bytes(dtype);
   return (bytes + 63) / 64 * 64;
+}
+
+static inline size_t tw_kv_v_bytes(int dtype, int head_dim, int block_size) {
+  size_t scales = dtype == TW_I8 ? (size_t)block_size * sizeof(float) : 0;
+  return tw_kv_v_row_bytes(dtype, head_dim, block_size) + scales;
 }
 
 static inline size_t tw_kv_head_bytes(int dtype, int head_dim, int block_size) {
@@ -27,10 +42,15 @@ static inline size_t tw_kv_block_bytes(int dtype, int kv_heads, int head_dim, in
   return (size_t)kv_heads * tw_kv_head_bytes(dtype, head_dim, block_size);
 }
 
+// Bytes of one position of K, or of V, of one head: what a step reads and writes, padding left out.
+static inline int64_t tw_kv_position_bytes(int dtype, int64_t head_dim) {
+  return head_dim * (int64_t)tw_dtype_bytes(dtype) + (dtype == TW_I8 ? (int64_t)sizeof(float) : 0);
+}
+
 // Byte offset of element (position, d) of K inside a head's part.
 static inline size_t tw_kv_k_offset(int dtype, int head_dim, int position, int d) {
   int g = tw_k_group(dtype);
-  size_t tile = (size_t)(position / TW_LANES) * tw_panel_bytes(dtype, (size_t)head_dim);
+  size_t tile = (size_t)(position / TW_LANES) * tw_kv_tile_bytes(dtype, head_dim);
   size_t element = (size_t)(d / g) * TW_LANES * g + (size_t)(position % TW_LANES) * g + (size_t)(d % g);
   return tile + element * tw_dtype_bytes(dtype);
 }
@@ -39,6 +59,17 @@ static inline size_t tw_kv_k_offset(int dtype, int head_dim, int position, int d
 static inline size_t tw_kv_v_offset(int dtype, int head_dim, int block_size, int position, int d) {
   return tw_kv_k_bytes(dtype, head_dim, block_size) +
          ((size_t)position * (size_t)head_dim + (size_t)d) * tw_dtype_bytes(dtype);
+}
+
+// Byte offsets of a position's scales inside a head's part of an int8 page.
+static inline size_t tw_kv_k_scale_offset(int head_dim, int position) {
+  return (size_t)(position / TW_LANES) * tw_kv_tile_bytes(TW_I8, head_dim) +
+         tw_panel_bytes(TW_I8, (size_t)head_dim) + (size_t)(position % TW_LANES) * sizeof(float);
+}
+
+static inline size_t tw_kv_v_scale_offset(int head_dim, int block_size, int position) {
+  return tw_kv_k_bytes(TW_I8, head_dim, block_size) + tw_kv_v_row_bytes(TW_I8, head_dim, block_size) +
+         (size_t)position * sizeof(float);
 }
 
 #endif  // TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_LAYOUT_H_

@@ -2,6 +2,8 @@
 
 q: [T, H * D]; sequence s owns tokens seq_starts[s] .. seq_starts[s + 1], which are the last ones of its
 context_lens[s] positions; block_tables: [seqs, max_blocks]; sinks: [H].  Result: [T, H * D].
+
+Over an int8 cache every head of q is rounded to 15 bits and a scale (quantize.py).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import numpy as np
 from tensorwright.builder.ir.graph import Shape, Value
 from tensorwright.errors import GraphError
 from tensorwright.plugins.paged_attention.attention import attend, check_sinks, with_sinks
+from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import round_to
 
 NAME = "paged_attention"
@@ -45,6 +48,8 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
     """The cache operand is a tensorwright.plugins.paged_attention.cache.PagedCache."""
     q, cache, seq_starts, context_lens, block_tables, sinks = with_sinks(inputs, 5)
     rows = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
+    if cache.dtype == "int8":
+        rows = restore_heads(*quantize_heads(rows, QUERY_LEVELS))
     y = np.zeros(rows.shape, np.float64)
     for seq, length in enumerate(context_lens):
         begin, end = int(seq_starts[seq]), int(seq_starts[seq + 1])

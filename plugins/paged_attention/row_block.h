@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "plugins/common/bf16.h"
+#include "plugins/paged_attention/quantize.h"
 #include "plugins/paged_attention/visible.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags
@@ -29,6 +30,7 @@ struct Rows {
 // Tiles of the split, and the first ones after it as far as there are any.
 struct TilePointers {
   const char *k[TW_SPLIT_TILES + kChunk], *v[TW_SPLIT_TILES + kChunk];
+  const float* v_scale[TW_SPLIT_TILES + kChunk];  // of an int8 cache
 };
 
 // What rows [row, row + rows) see, row = query * group + head. False if that is nothing.
@@ -61,18 +63,20 @@ inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tile
   const int64_t begin = a->window > 0 ? (int64_t)a->first_position - a->window + 1 - start : 0;
   const int64_t end = (int64_t)a->first_position + a->queries - start;
   const size_t k_bytes = tw_kv_k_bytes(dtype, a->head_dim, a->block_size);
-  const size_t panel_bytes = tw_panel_bytes(dtype, a->head_dim),
+  const size_t tile_bytes = tw_kv_tile_bytes(dtype, a->head_dim),
                row_bytes = a->head_dim * tw_dtype_bytes(dtype);
-  const char *k = NULL, *v = NULL;
+  const char *k = NULL, *v = NULL, *v_scale = NULL;
   for (int tile = begin > 0 ? (int)(begin / TW_LANES) : 0; tile < TW_SPLIT_TILES + kChunk; ++tile) {
     if (tile * TW_LANES < end) {
       int32_t position;
       const char* page = tw_split_block(a, tile, &position);
-      k = page + position / TW_LANES * panel_bytes;
+      k = page + position / TW_LANES * tile_bytes;
       v = page + k_bytes + position * row_bytes;
+      v_scale = page + tw_kv_v_scale_offset(a->head_dim, a->block_size, position);
     }
     tiles.k[tile] = k;
     tiles.v[tile] = v;
+    tiles.v_scale[tile] = dtype == TW_I8 ? (const float*)v_scale : NULL;
   }
 }
 
@@ -84,6 +88,30 @@ inline void pack_widened(const tw_attention_args* a, int64_t row, int rows, floa
     for (int d = 0; d < a->head_dim; ++d) {
       const uint16_t* h = (const uint16_t*)a->q + at + d;
       to[d * rows + r] = kDtype == TW_BF16 ? tw_bf16_to_f32(*h) : ((const float*)a->q)[at + d];
+    }
+  }
+}
+
+// q of a row block over an int8 cache: the scales [rows], then for every four dimensions [rows] pairs of
+// 16-bit integers (0, 2) and [rows] pairs (1, 3).
+inline size_t quantized_q_words(int head_dim, int rows) { return (size_t)(1 + (head_dim + 3) / 4 * 2) * rows; }
+
+inline void pack_quantized(const tw_attention_args* a, int64_t row, int rows, int32_t* to) {
+  float x[TW_KV_I8_HEAD_DIM];
+  int16_t q[TW_KV_I8_HEAD_DIM];
+  for (int r = 0; r < rows; ++r) {
+    const int64_t at = (row + r) / a->group * a->q_stride + (row + r) % a->group * a->head_dim;
+    if (a->q_dtype == TW_BF16) {
+      for (int d = 0; d < a->head_dim; ++d) x[d] = tw_bf16_to_f32(((const uint16_t*)a->q)[at + d]);
+    } else {
+      memcpy(x, (const float*)a->q + at, (size_t)a->head_dim * sizeof *x);
+    }
+    const float scale = quantize_head(x, a->head_dim, kQueryLevels, q);
+    memcpy(to + r, &scale, sizeof scale);
+    for (int d = 0; d < a->head_dim; d += 4) {
+      int32_t* pairs = to + (1 + d / 2) * rows + r;
+      pairs[0] = (int32_t)((uint16_t)q[d] | (uint32_t)(uint16_t)q[d + 2] << 16);
+      pairs[rows] = (int32_t)((uint16_t)q[d + 1] | (uint32_t)(uint16_t)q[d + 3] << 16);
     }
   }
 }

@@ -6,40 +6,75 @@
 
 #include "plugins/common/bf16.h"
 #include "plugins/paged_attention/fold.h"
+#include "plugins/paged_attention/quantize.h"
 #include "plugins/paged_attention/visible.h"
 
 namespace tensorwright {
 namespace {
 
-template <typename T>
-float widen(T value);
-template <>
-inline float widen(float value) {
-  return value;
-}
-template <>
-inline float widen(uint16_t value) {
-  return tw_bf16_to_f32(value);
-}
+// How a row reads one kind of cache: float32 or bfloat16, its q of the same type,
+template <int kDtype>
+struct Plain {
+  const tw_attention_args* a;
+  int64_t q;  // element of a->q
 
-constexpr int dtype_of(float) { return TW_F32; }
-constexpr int dtype_of(uint16_t) { return TW_BF16; }
+  Plain(const tw_attention_args* args, int64_t at) : a(args), q(at) {}
+
+  static float widen(const void* from, int64_t at) {
+    return kDtype == TW_BF16 ? tw_bf16_to_f32(((const uint16_t*)from)[at]) : ((const float*)from)[at];
+  }
+
+  float dot(const char* page, int position) const {
+    float sum = 0;
+    for (int d = 0; d < a->head_dim; ++d) {
+      sum = fmaf(widen(a->q, q + d), widen(page + tw_kv_k_offset(kDtype, a->head_dim, position, d), 0), sum);
+    }
+    return sum;
+  }
+
+  float value_scale(const char*, int) const { return 1.0f; }
+  static float value(const char* v) { return widen(v, 0); }
+};
+
+// or integers of 8 bits, q quantized here to 15: their dot product is exact.
+struct Quantized {
+  const tw_attention_args* a;
+  int32_t q[TW_KV_I8_HEAD_DIM];
+  float q_scale;
+
+  Quantized(const tw_attention_args* args, int64_t at) : a(args) {
+    float x[TW_KV_I8_HEAD_DIM];
+    for (int d = 0; d < a->head_dim; ++d) {
+      x[d] = a->q_dtype == TW_BF16 ? Plain<TW_BF16>::widen(a->q, at + d) : Plain<TW_F32>::widen(a->q, at + d);
+    }
+    q_scale = quantize_head(x, a->head_dim, kQueryLevels, q);
+  }
+
+  float dot(const char* page, int position) const {
+    int32_t sum = 0;
+    for (int d = 0; d < a->head_dim; ++d) {
+      sum += q[d] * *(const int8_t*)(page + tw_kv_k_offset(TW_I8, a->head_dim, position, d));
+    }
+    return (float)sum * q_scale * *(const float*)(page + tw_kv_k_scale_offset(a->head_dim, position));
+  }
+
+  float value_scale(const char* page, int position) const {
+    return *(const float*)(page + tw_kv_v_scale_offset(a->head_dim, a->block_size, position));
+  }
+  static float value(const char* v) { return (float)*(const int8_t*)v; }
+};
 
 struct Softmax {  // of one row, over the tiles so far
   float max = -INFINITY;
   float sum[TW_LANES] = {0};
 };
 
-template <typename T>
-void score_tile(const tw_attention_args* a, const T* q, const T* k, uint32_t visible, float* score) {
-  constexpr int g = 4 / sizeof(T);
+template <typename Cache>
+void score_tile(const Cache& cache, const char* page, int position, uint32_t visible, float* score) {
+  const tw_attention_args* a = cache.a;
   for (int j = 0; j < TW_LANES; ++j) {
     if (!(visible >> j & 1)) continue;
-    float dot = 0;
-    for (int d = 0; d < a->head_dim; ++d) {
-      dot = fmaf(widen(q[d]), widen(k[d / g * TW_LANES * g + j * g + d % g]), dot);
-    }
-    dot *= a->scale;
+    const float dot = cache.dot(page, position + j) * a->scale;
     score[j] = a->softcap != 0 ? a->softcap * tw_tanh(dot / a->softcap) : dot;
   }
 }
@@ -69,45 +104,48 @@ float tree_sum(float* lanes) {
   return lanes[0];
 }
 
-template <typename T>
-void attend_row(const tw_attention_args* a, int query, const T* q, float* acc, float* max, float* sum) {
+template <int kDtype, typename Cache>
+void attend_row(const Cache& cache, int query, float* acc, float* max, float* sum) {
+  const tw_attention_args* a = cache.a;
   const tw_visible range = tw_visible_positions(a, query);
+  const size_t bytes = tw_dtype_bytes(kDtype);
   Softmax softmax;
   memset(acc, 0, (size_t)a->head_dim * sizeof *acc);
   for (int tile = range.begin / TW_LANES; tile * TW_LANES < range.end; ++tile) {
     const uint32_t visible = tw_visible_in_tile(range, tile);
     int position;
     const char* page = tw_split_block(a, tile, &position);
-    const T* k = (const T*)(page + tw_kv_k_offset(dtype_of(T()), a->head_dim, position, 0));
-    const T* v = (const T*)(page + tw_kv_v_offset(dtype_of(T()), a->head_dim, a->block_size, position, 0));
     float weight[TW_LANES];
-    score_tile(a, q, k, visible, weight);
+    score_tile(cache, page, position, visible, weight);
     const float rescale = soften_tile(softmax, visible, weight);
     for (int d = 0; d < a->head_dim; ++d) acc[d] *= rescale;
-    for (int j = 0; j < TW_LANES; ++j, v += a->head_dim) {
+    for (int j = 0; j < TW_LANES; ++j) {
       if (!(visible >> j & 1)) continue;  // such a slot may hold NaN, and 0 * NaN is NaN
-      for (int d = 0; d < a->head_dim; ++d) acc[d] = fmaf(weight[j], widen(v[d]), acc[d]);
+      const char* v = page + tw_kv_v_offset(kDtype, a->head_dim, a->block_size, position + j, 0);
+      const float p = weight[j] * cache.value_scale(page, position + j);
+      for (int d = 0; d < a->head_dim; ++d) acc[d] = fmaf(p, Cache::value(v + (size_t)d * bytes), acc[d]);
     }
   }
   *max = softmax.max + 0.0f;  // the sign of a zero must not depend on the order of comparisons
   *sum = tree_sum(softmax.sum);
 }
 
-template <typename T>
+template <int kDtype, typename Cache>
 void attend(const tw_attention_args* a) {
   for (int query = 0; query < a->queries; ++query) {
-    const T* q = (const T*)a->q + query * a->q_stride;
     for (int head = 0; head < a->group; ++head) {
       const int64_t row = (int64_t)query * a->group + head;
-      attend_row(a, query, q + head * a->head_dim, a->acc + row * a->head_dim, a->max + row, a->sum + row);
+      const Cache cache(a, query * a->q_stride + head * a->head_dim);
+      attend_row<kDtype>(cache, query, a->acc + row * a->head_dim, a->max + row, a->sum + row);
     }
   }
 }
 
 }  // namespace
 
-void attention_f32_scalar(const tw_attention_args* a) { attend<float>(a); }
-void attention_bf16_scalar(const tw_attention_args* a) { attend<uint16_t>(a); }
+void attention_f32_scalar(const tw_attention_args* a) { attend<TW_F32, Plain<TW_F32>>(a); }
+void attention_bf16_scalar(const tw_attention_args* a) { attend<TW_BF16, Plain<TW_BF16>>(a); }
+void attention_i8_scalar(const tw_attention_args* a) { attend<TW_I8, Quantized>(a); }
 
 // Splits in which a row sees nothing are left out, so the first that counts is taken as it is.
 void attention_combine_scalar(const tw_attention_combine_args* a) {

@@ -1,4 +1,4 @@
-// Attention on AVX2: fp32, and bf16 by exact widening; the bits of scalar.cc. And the combine kernel.
+// Attention on AVX2: fp32, bf16 by exact widening, and int8; the bits of scalar.cc. And the combine kernel.
 //
 // Up to 6 (query, head) rows go through a split together, so that each K and V vector is loaded once for all
 // of them. For each chunk of tiles: scores, online softmax, sums of V by weight in registers. Every output
@@ -6,20 +6,33 @@
 #include <stdint.h>
 
 #include "plugins/paged_attention/fold.h"
-#include "plugins/paged_attention/x86_avx2_softmax.h"
+#include "plugins/paged_attention/x86_avx2_i8.h"
 
 namespace tensorwright {
 namespace {
 
 template <int kDtype>
+constexpr int kBytes = kDtype == TW_I8 ? 1 : kDtype == TW_BF16 ? 2 : 4;
+
+template <int kDtype>
 TW_INLINE __m256 load_value(const char* v, int64_t count) {
+  if (kDtype == TW_I8) return load_i8(v, count);
   return kDtype == TW_BF16 ? tw_load_bf16_avx2((const uint16_t*)v, count)
                            : tw_load_avx2((const float*)v, count);
 }
 
 // Dot products of R rows of q, packed [head_dim][R], with N tiles of K.
-template <int kDtype, int R, int N>
-void score_tiles(const char* const* tile, const char* const* ahead, const float* q, int head_dim,
+template <int kStored>
+struct Widened {
+  using Q = float;
+  static constexpr int kDtype = kStored;
+  static size_t packed_bytes(int head_dim) { return (size_t)head_dim * kMaxRows * sizeof(Q); }
+  static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) {
+    pack_widened<kStored>(a, row, rows, to);
+  }
+
+template <int R, int N>
+static void tiles(const char* const* tile, const char* const* ahead, const float* q, int head_dim,
                  float* out) {
   __m256 acc[R][2 * N];
   TW_UNROLL
@@ -54,13 +67,14 @@ void score_tiles(const char* const* tile, const char* const* ahead, const float*
     for (int i = 0; i < 2 * N; ++i) _mm256_store_ps(out + r * kChunk * TW_LANES + i * 8, acc[r][i]);
   }
 }
+};
 
 // Adds position after position of a tile. What a row does not see is added to none of its sums, not even
 // times 0. `ahead` is as long as the tile of V and is fetched meanwhile.
 template <int kDtype, bool kWhole, int R, int W>
 TW_INLINE void add_tile(const RowBlock& block, int tile, int in_chunk, const char* v, const char* ahead,
                         int64_t row_bytes, int64_t count, __m256 (&acc)[R][W]) {
-  constexpr int kVector = 8 * (kDtype == TW_BF16 ? 2 : 4);
+  constexpr int kVector = 8 * kBytes<kDtype>;
   const float* weight = block.weight[0] + in_chunk * TW_LANES;
   for (int j = 0; j < TW_LANES; ++j, v += row_bytes, ahead += row_bytes, ++weight) {
     const auto row = [&](int r) TW_ALWAYS { return _mm256_broadcast_ss(weight + r * kChunk * TW_LANES); };
@@ -85,7 +99,7 @@ TW_INLINE void add_tile(const RowBlock& block, int tile, int in_chunk, const cha
 template <int kDtype, int R, int W>
 void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim,
                   int column, float* out) {
-  const int64_t bytes = kDtype == TW_BF16 ? 2 : 4, row_bytes = head_dim * bytes;
+  const int64_t bytes = kBytes<kDtype>, row_bytes = head_dim * bytes;
   const int64_t count = W == 1 ? head_dim - column : 8;
   __m256 acc[R][W];
   TW_UNROLL
@@ -121,9 +135,10 @@ void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, i
   }
 }
 
-template <int kDtype, int R>
-void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles, const float* q,
-                 int64_t row) {
+template <typename Scores, int R>
+void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles,
+                 const typename Scores::Q* q, int64_t row) {
+  constexpr int kDtype = Scores::kDtype;
   float* out = a->acc + row * a->head_dim;
   constexpr int kTiles = R == 1 ? 4 : R <= 3 ? 2 : 1;    // whose scores are summed together
   constexpr int kVectors = R == 1 ? 8 : R <= 3 ? 4 : 2;  // of head_dim that are summed together
@@ -132,14 +147,15 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
     for (int tile = begin; tile < end;) {
       float* score = block.weight[0] + (tile - begin) * TW_LANES;
       if (tile + kTiles <= end) {
-        score_tiles<kDtype, R, kTiles>(tiles.k + tile, tiles.v + tile, q, a->head_dim, score);
+        Scores::template tiles<R, kTiles>(tiles.k + tile, tiles.v + tile, q, a->head_dim, score);
         tile += kTiles;
       } else {
-        score_tiles<kDtype, R, 1>(tiles.k + tile, tiles.v + tile, q, a->head_dim, score);
+        Scores::template tiles<R, 1>(tiles.k + tile, tiles.v + tile, q, a->head_dim, score);
         ++tile;
       }
     }
     a->softcap != 0 ? soften<true>(a, block, R, begin, end) : soften<false>(a, block, R, begin, end);
+    if (kDtype == TW_I8) scale_weights<R>(block, tiles, begin, end, a->head_dim);
     int column = 0;
     for (; column + kVectors * 8 <= a->head_dim; column += kVectors * 8) {
       weigh_values<kDtype, R, kVectors>(block, tiles, begin, end, a->head_dim, column, out);
@@ -150,20 +166,16 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
   }
 }
 
-// What attend() of row_block.h wants to know.
-template <int kStored>
-struct Attention {
-  using Q = float;
-  static constexpr int kDtype = kStored, kMaxRows = ::kMaxRows;
-  typedef void (*Attend)(const tw_attention_args*, RowBlock&, const TilePointers&, const Q*, int64_t);
-  static size_t packed_bytes(int head_dim) { return (size_t)head_dim * kMaxRows * sizeof(Q); }
-  static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) {
-    pack_widened<kStored>(a, row, rows, to);
-  }
+// What attend() of row_block.h wants to know, for one way to compute scores.
+template <typename Scores>
+struct Attention : Scores {
+  static constexpr int kMaxRows = ::kMaxRows;
+  typedef void (*Attend)(const tw_attention_args*, RowBlock&, const TilePointers&, const typename Scores::Q*,
+                         int64_t);
   static Attend rows(int count) {
-    static constexpr Attend kAttend[kMaxRows] = {attend_rows<kStored, 1>, attend_rows<kStored, 2>,
-                                                 attend_rows<kStored, 3>, attend_rows<kStored, 4>,
-                                                 attend_rows<kStored, 5>, attend_rows<kStored, 6>};
+    static constexpr Attend kAttend[kMaxRows] = {attend_rows<Scores, 1>, attend_rows<Scores, 2>,
+                                                 attend_rows<Scores, 3>, attend_rows<Scores, 4>,
+                                                 attend_rows<Scores, 5>, attend_rows<Scores, 6>};
     return kAttend[count - 1];
   }
   static float tree_sum(const float* lanes) {
@@ -193,8 +205,9 @@ void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
 
 }  // namespace
 
-void attention_f32_avx2(const tw_attention_args* a) { attend<Attention<TW_F32>>(a); }
-void attention_bf16_avx2(const tw_attention_args* a) { attend<Attention<TW_BF16>>(a); }
+void attention_f32_avx2(const tw_attention_args* a) { attend<Attention<Widened<TW_F32>>>(a); }
+void attention_bf16_avx2(const tw_attention_args* a) { attend<Attention<Widened<TW_BF16>>>(a); }
+void attention_i8_avx2(const tw_attention_args* a) { attend<Attention<ScoresI8>>(a); }
 
 void attention_combine_avx2(const tw_attention_combine_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {

@@ -1,6 +1,6 @@
-// Attention on AVX-512: fp32 scores, bf16 scores by exact widening (the bits of scalar.cc), and the combine
-// kernel.
-#include "plugins/paged_attention/x86_avx512.h"
+// Attention on AVX-512: fp32 scores, bf16 scores by exact widening, int8 scores (the bits of scalar.cc), and
+// the combine kernel.
+#include "plugins/paged_attention/x86_avx512_i8.h"
 
 #include <stdint.h>
 
@@ -71,6 +71,12 @@ struct ScoresWidened : WidenedQ<TW_BF16> {
   }
 };
 
+struct AddPairs {
+  static TW_INLINE __m512i add(__m512i acc, __m512i k, __m512i q) {
+    return _mm512_add_epi32(acc, _mm512_madd_epi16(k, q));
+  }
+};
+
 constexpr int kFoldVectors = 4;
 
 inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
@@ -112,6 +118,7 @@ inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int co
 
 void attention_f32_avx512(const tw_attention_args* a) { attend<Attention<ScoresF32>>(a); }
 void attention_bf16_avx512(const tw_attention_args* a) { attend<Attention<ScoresWidened>>(a); }
+void attention_i8_avx512(const tw_attention_args* a) { attend<Attention<ScoresI8<AddPairs>>>(a); }
 
 void attention_combine_avx512(const tw_attention_combine_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {

@@ -1,4 +1,4 @@
-// Attention on AVX-512, shared by x86_avx512.cc and x86_avx512bf16.cc, which differ in how scores are
+// Attention on AVX-512, shared by x86_avx512.cc, x86_avx512bf16.cc and x86_avx512vnni.cc, which differ in how scores are
 // computed.
 //
 // Up to 8 (query, head) rows go through a split together, so that each K and V vector is loaded once for all
@@ -14,7 +14,11 @@
 namespace {
 
 template <int kDtype>
+constexpr int kBytes = kDtype == TW_I8 ? 1 : kDtype == TW_BF16 ? 2 : 4;
+
+template <int kDtype>
 inline __m512 load_value(const char* v, __mmask16 lanes) {
+  if (kDtype == TW_I8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, v)));
   if (kDtype == TW_BF16) return tw_bf16_to_f32_avx512(_mm256_maskz_loadu_epi16(lanes, v));
   return _mm512_maskz_loadu_ps(lanes, v);
 }
@@ -27,7 +31,7 @@ TW_INLINE void add_partial_tile(const RowBlock& block, int tile, int in_chunk, c
   for (int j = 0; j < TW_LANES; ++j, v += row_bytes) {
     TW_UNROLL
     for (int w = 0; w < W; ++w) {
-      const __m512 value = load_value<kDtype>(v + w * TW_LANES * (kDtype == TW_BF16 ? 2 : 4), lanes);
+      const __m512 value = load_value<kDtype>(v + w * TW_LANES * kBytes<kDtype>, lanes);
       TW_UNROLL
       for (int r = 0; r < R; ++r) {
         const __mmask16 seen = (__mmask16) - (block.visible[r][tile] >> j & 1);
@@ -42,7 +46,7 @@ TW_INLINE void add_partial_tile(const RowBlock& block, int tile, int in_chunk, c
 template <int kDtype, int R, int W>
 TW_INLINE void add_whole_tile(const float* weight, const char* v, const char* ahead, int64_t row_bytes,
                               __mmask16 lanes, __m512 (&acc)[R][W]) {
-  constexpr int kVector = TW_LANES * (kDtype == TW_BF16 ? 2 : 4);
+  constexpr int kVector = TW_LANES * kBytes<kDtype>;
   for (int j = 0; j < TW_LANES; ++j, v += row_bytes, ahead += row_bytes, ++weight) {
     __m512 value[W];
     TW_UNROLL
@@ -62,7 +66,7 @@ TW_INLINE void add_whole_tile(const float* weight, const char* v, const char* ah
 template <int kDtype, int R, int W>
 inline void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim,
                          int column, __mmask16 lanes, float* out) {
-  const int64_t bytes = kDtype == TW_BF16 ? 2 : 4, row_bytes = head_dim * bytes;
+  const int64_t bytes = kBytes<kDtype>, row_bytes = head_dim * bytes;
   __m512 acc[R][W];
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
@@ -114,6 +118,23 @@ inline void score_tiles(RowBlock& block, const TilePointers& tiles, int begin, i
   }
 }
 
+// Over an int8 cache: weights times the scales of V. Also fetches the next chunk's scales, which lie behind K
+// panels and V rows.
+template <int R>
+inline void scale_weights(RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim) {
+  const size_t panel_bytes = tw_panel_bytes(TW_I8, (size_t)head_dim);
+  for (int tile = begin; tile < end; ++tile) {
+    const __m512 scale = _mm512_loadu_ps(tiles.v_scale[tile]);
+    _mm_prefetch((const char*)tiles.v_scale[tile + kChunk], _MM_HINT_T0);
+    _mm_prefetch(tiles.k[tile + kChunk] + panel_bytes, _MM_HINT_T0);
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) {
+      float* weight = block.weight[r] + (tile - begin) * TW_LANES;
+      _mm512_store_ps(weight, _mm512_mul_ps(_mm512_load_ps(weight), scale));
+    }
+  }
+}
+
 template <typename Scores, int R>
 void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles,
                  const typename Scores::Q* q, int64_t row) {
@@ -123,6 +144,7 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
     const int end = begin + kChunk < block.tile_end ? begin + kChunk : block.tile_end;
     score_tiles<Scores, R>(block, tiles, begin, end, q, a->head_dim);
     a->softcap != 0 ? soften<true>(a, block, R, begin, end) : soften<false>(a, block, R, begin, end);
+    if (Scores::kDtype == TW_I8) scale_weights<R>(block, tiles, begin, end, a->head_dim);
     int column = 0;
     for (; column + kVectors * TW_LANES <= a->head_dim; column += kVectors * TW_LANES) {
       weigh_values<Scores::kDtype, R, kVectors>(block, tiles, begin, end, a->head_dim, column, 0xffff, out);

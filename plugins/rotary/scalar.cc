@@ -3,7 +3,7 @@
 #include <stdint.h>
 
 #include "plugins/common/bf16.h"
-#include "plugins/paged_attention/layout.h"
+#include "plugins/paged_attention/quantize.h"
 #include "plugins/rotary/kernel.h"
 
 namespace tensorwright {
@@ -23,6 +23,14 @@ float rotated(const float* x, const float* table, int half, int d) {
   const int i = d < half ? d : d - half;
   const float cosine = table[i], sine = table[half + i];
   return d < half ? x[i] * cosine - x[half + i] * sine : x[half + i] * cosine + x[i] * sine;
+}
+
+void put_quantized(const tw_rotary_kv_write_args* a, char* page, int position, const float* x,
+                   const float* table, const float* v) {
+  float k[TW_KV_I8_HEAD_DIM];
+  for (int d = 0; d < a->head_dim; ++d) k[d] = rotated(x, table, a->rotary_dim / 2, d);
+  put_k_i8(page, a->head_dim, position, k);
+  put_v_i8(page, a->head_dim, a->block_size, position, v);
 }
 
 }  // namespace
@@ -51,11 +59,15 @@ void rotary_kv_write_scalar(const tw_rotary_kv_write_args* a) {
     const int position = a->slots[t] % a->block_size;
     const float* v = x + (int64_t)a->kv_heads * a->head_dim;
     for (int h = 0; h < a->kv_heads; ++h, x += a->head_dim, v += a->head_dim) {
-      char* page = block + h * tw_kv_head_bytes(a->q_dtype, a->head_dim, a->block_size);
+      char* page = block + h * tw_kv_head_bytes(a->kv_dtype, a->head_dim, a->block_size);
+      if (a->kv_dtype == TW_I8) {
+        put_quantized(a, page, position, x, table, v);
+        continue;
+      }
       for (int d = 0; d < a->head_dim; ++d) {
-        store(page + tw_kv_k_offset(a->q_dtype, a->head_dim, position, d), a->q_dtype,
+        store(page + tw_kv_k_offset(a->kv_dtype, a->head_dim, position, d), a->kv_dtype,
               rotated(x, table, half, d));
-        store(page + tw_kv_v_offset(a->q_dtype, a->head_dim, a->block_size, position, d), a->q_dtype, v[d]);
+        store(page + tw_kv_v_offset(a->kv_dtype, a->head_dim, a->block_size, position, d), a->kv_dtype, v[d]);
       }
     }
   }

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "plugins/common/x86.h"
-#include "plugins/paged_attention/layout.h"
+#include "plugins/paged_attention/quantize.h"
 #include "plugins/rotary/kernel.h"
 
 namespace {  // each including file gets its own copy, compiled with its own flags
@@ -76,7 +76,7 @@ inline void rotate_head(const float* x, const float* table, int half, int head_d
 template <typename Set>
 inline void rotate_rows(const tw_rotary_kv_write_args* a) {
   const int half = a->rotary_dim / 2, dtype = a->q_dtype, bytes = (int)tw_dtype_bytes(dtype);
-  const size_t head_bytes = tw_kv_head_bytes(dtype, a->head_dim, a->block_size);
+  const size_t head_bytes = tw_kv_head_bytes(a->kv_dtype, a->head_dim, a->block_size);
   for (int64_t t = 0; t < a->tokens; ++t) {
     const float* x = a->qkv + t * a->qkv_stride;
     const float* table = a->table + t * a->table_stride;
@@ -89,6 +89,13 @@ inline void rotate_rows(const tw_rotary_kv_write_args* a) {
     const int position = a->slots[t] % a->block_size;
     const float* v = x + (int64_t)a->kv_heads * a->head_dim;
     for (int h = 0; h < a->kv_heads; ++h, x += a->head_dim, v += a->head_dim, page += head_bytes) {
+      if (a->kv_dtype == TW_I8) {
+        float k[TW_KV_I8_HEAD_DIM];
+        rotate_head<Set>(x, table, half, a->head_dim, RowSink<Set>{k, TW_F32});
+        put_k_i8(page, a->head_dim, position, k);
+        put_v_i8(page, a->head_dim, a->block_size, position, v);
+        continue;
+      }
       char* tile = page + tw_kv_k_offset(dtype, a->head_dim, position, 0);
       rotate_head<Set>(x, table, half, a->head_dim, TileSink<Set>{tile, dtype});
       char* row = page + tw_kv_v_offset(dtype, a->head_dim, a->block_size, position, 0);

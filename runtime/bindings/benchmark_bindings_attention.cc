@@ -30,6 +30,7 @@ struct Work {
   tw_attention_fn attention;
   tw_attention_combine_fn combine;
 
+  int q_dtype() const { return dtype == TW_I8 ? TW_BF16 : dtype; }  // as bf16 engines do it
   int group() const { return heads / kv_heads; }
   int blocks() const { return (context + block_size - 1) / block_size; }
   int splits() const { return (context + TW_ATTENTION_SPLIT - 1) / TW_ATTENTION_SPLIT; }
@@ -63,7 +64,7 @@ void run_task(const Work& w, const char* q, const char* pages, const int32_t* ta
   const int begin = tile * w.query_tile, count = std::min(w.query_tile, w.queries - begin);
   const int first = w.context - w.queries + begin, group = w.group();
   const int64_t rows = static_cast<int64_t>(count) * group,
-                bytes = static_cast<int64_t>(tw_dtype_bytes(w.dtype));
+                bytes = static_cast<int64_t>(tw_dtype_bytes(w.q_dtype()));
   const int low = w.window > 0 ? std::max(0, first - w.window + 1) / TW_ATTENTION_SPLIT : 0;
   const int high = (first + count - 1) / TW_ATTENTION_SPLIT;
   const int64_t all = rows * (high - low + 1);
@@ -83,6 +84,7 @@ void run_task(const Work& w, const char* q, const char* pages, const int32_t* ta
   a.first_position = first;
   a.window = w.window;
   a.scale = 0.125f;
+  a.q_dtype = w.q_dtype();
   a.q = q + (static_cast<int64_t>(begin) * w.heads + kv_head * group) * w.head_dim * bytes;
   a.q_stride = static_cast<int64_t>(w.heads) * w.head_dim;
   a.pages = pages + static_cast<size_t>(kv_head) * tw_kv_head_bytes(w.dtype, w.head_dim, w.block_size);
@@ -98,7 +100,7 @@ void run_task(const Work& w, const char* q, const char* pages, const int32_t* ta
   const tw_attention_combine_args c = {static_cast<int32_t>(rows),
                                        high - low + 1,
                                        w.head_dim,
-                                       w.dtype,
+                                       w.q_dtype(),
                                        scratch.acc.data(),
                                        scratch.max.data(),
                                        scratch.sum.data(),

@@ -67,6 +67,14 @@ int act_dtype(const Array& array, const char* what) {
   return is_dtype(array, TW_F32) ? TW_F32 : TW_BF16;
 }
 
+// The cache has q's type unless it is int8.
+int cache_dtype(std::optional<int> asked, int q_dtype, int head_dim) {
+  const int dtype = asked.value_or(q_dtype);
+  require(dtype == q_dtype || dtype == TW_I8, "kv_dtype must be q's or int8");
+  require(dtype != TW_I8 || head_dim <= TW_KV_I8_HEAD_DIM, "head_dim is too large for an int8 cache");
+  return dtype;
+}
+
 int64_t rows_of(const Array& array) { return static_cast<int64_t>(array.shape(0)); }
 
 template <typename Fn>
@@ -129,7 +137,7 @@ void run_rotary_table(size_t index, const Array& positions, const Array& inv_fre
 
 void run_rotary_kv_write(size_t index, const Array& qkv, const Array& table, const Array& slots,
                          const Array& q, const Array& pages, int heads, int kv_heads, int head_dim,
-                         int block_size) {
+                         int block_size, std::optional<int> kv_dtype) {
   require(qkv.ndim() == 2 && table.ndim() == 2 && q.ndim() == 2 && pages.ndim() == 2,
           "all but slots are matrices");
   const int64_t tokens = rows_of(slots);
@@ -141,6 +149,7 @@ void run_rotary_kv_write(size_t index, const Array& qkv, const Array& table, con
   a.rotary_dim = static_cast<int32_t>(table.shape(1));
   a.block_size = block_size;
   a.q_dtype = act_dtype(q, "q");
+  a.kv_dtype = cache_dtype(kv_dtype, a.q_dtype, head_dim);
   a.qkv = data<float>(qkv, TW_F32, tokens * (heads + 2 * kv_heads) * head_dim, "qkv");
   a.qkv_stride = qkv.stride(0);
   a.table = data<float>(table, TW_F32, tokens * a.rotary_dim, "table");
@@ -151,7 +160,7 @@ void run_rotary_kv_write(size_t index, const Array& qkv, const Array& table, con
   a.pages = data<char>(pages, TW_I8, 0, "pages");
   a.page_bytes = pages.stride(0);
   require(block_size > 0 && block_size % TW_LANES == 0, "block_size must be a multiple of 16");
-  require(pages.shape(1) >= tw_kv_block_bytes(a.q_dtype, kv_heads, head_dim, block_size),
+  require(pages.shape(1) >= tw_kv_block_bytes(a.kv_dtype, kv_heads, head_dim, block_size),
           "pages are too small");
   for (int64_t t = 0; t < tokens; ++t) {
     require(a.slots[t] >= 0 && a.slots[t] < rows_of(pages) * block_size, "slots must lie in the pages");
@@ -177,15 +186,17 @@ void require_block_table(const tw_attention_args& a, int64_t table_size, int64_t
 // q is [queries, group * head_dim], acc [queries, group, head_dim], max and sum [queries, group].
 void run_attention(size_t index, const Array& q, const Array& pages, const Array& block_table,
                    const Array& acc, const Array& max, const Array& sum, int kv_head, int block_size,
-                   int first_position, int split, float scale, int window, float softcap) {
+                   int first_position, int split, float scale, int window, float softcap,
+                   std::optional<int> kv_dtype) {
   require(q.ndim() == 2 && pages.ndim() == 2 && acc.ndim() == 3,
           "q and pages must be matrices, acc [Q, G, D]");
-  const int dtype = act_dtype(q, "q");
   tw_attention_args a = {};
+  a.q_dtype = act_dtype(q, "q");
   a.queries = static_cast<int32_t>(acc.shape(0));
   a.group = static_cast<int32_t>(acc.shape(1));
   a.head_dim = static_cast<int32_t>(acc.shape(2));
   const int64_t rows = static_cast<int64_t>(a.queries) * a.group;
+  const int dtype = cache_dtype(kv_dtype, a.q_dtype, a.head_dim);
   const size_t head_bytes = tw_kv_head_bytes(dtype, a.head_dim, block_size);
   require(kv_head >= 0 && pages.shape(1) >= (static_cast<size_t>(kv_head) + 1) * head_bytes,
           "pages are too small");
@@ -195,7 +206,7 @@ void run_attention(size_t index, const Array& q, const Array& pages, const Array
   a.split = split;
   a.scale = scale;
   a.softcap = softcap;
-  a.q = data<void>(q, dtype, rows * a.head_dim, "q");
+  a.q = data<void>(q, a.q_dtype, rows * a.head_dim, "q");
   a.q_stride = q.stride(0);
   a.pages = data<char>(pages, TW_I8, 0, "pages") + static_cast<size_t>(kv_head) * head_bytes;
   a.page_bytes = pages.stride(0);
@@ -248,10 +259,10 @@ void bind_attention_kernels(nb::module_& m) {
   m.def("run_rotary_table", &run_rotary_table, "index"_a, "positions"_a, "inv_freq"_a, "table"_a,
         "scale"_a = 1.0f);
   m.def("run_rotary_kv_write", &run_rotary_kv_write, "index"_a, "qkv"_a, "table"_a, "slots"_a, "q"_a,
-        "pages"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a);
+        "pages"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a, "kv_dtype"_a = nb::none());
   m.def("run_attention", &run_attention, "index"_a, "q"_a, "pages"_a, "block_table"_a, "acc"_a, "max"_a,
         "sum"_a, "kv_head"_a, "block_size"_a, "first_position"_a, "split"_a, "scale"_a, "window"_a = 0,
-        "softcap"_a = 0.0f);
+        "softcap"_a = 0.0f, "kv_dtype"_a = nb::none());
   m.def("run_attention_combine", &run_attention_combine, "index"_a, "acc"_a, "max"_a, "sum"_a, "y"_a,
         "y_offsets"_a, "sinks"_a = nb::none());
   m.def(

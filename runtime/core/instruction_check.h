@@ -66,6 +66,13 @@ class InstructionCheck {
     return plan.kv_layers[static_cast<size_t>(layer)];
   }
   // The heads attribute, in uint64 so that products with it cannot overflow.
+  // q has the cache's type; beside an int8 cache, the activations'.
+  void require_q(const BufferRecord* q, const KvLayerRecord& layer) const {
+    const uint32_t wanted = layer.dtype == TW_I8 ? plan.header.act_dtype : layer.dtype;
+    require(q->dtype == wanted, "q must have ", layer.dtype == TW_I8 ? "act_dtype " : "the kv layer's dtype ",
+            wanted, ", has ", q->dtype);
+  }
+
   uint64_t heads(const KvLayerRecord& layer) const {
     const int32_t heads = instruction.ints[1];
     require(heads >= 1 && heads <= (1 << 20) && static_cast<uint32_t>(heads) % layer.kv_heads == 0,

@@ -126,8 +126,7 @@ void check_rotary_kv_write(const Check& c) {
   c.require_cols("qkv", c.in(0), (heads + 2 * uint64_t{layer.kv_heads}) * layer.head_dim);
   c.require_float32("table", c.in(1));
   c.require_cols("table", c.in(1), static_cast<uint64_t>(rotary_dim));
-  c.require(c.out(0)->dtype == layer.dtype, "q must have the kv layer's dtype ", layer.dtype, ", has ",
-            c.out(0)->dtype);
+  c.require_q(c.out(0), layer);
   c.require_cols("q", c.out(0), heads * layer.head_dim);
 }
 
@@ -136,8 +135,7 @@ void check_paged_attention(const Check& c) {
   const uint64_t heads = c.heads(layer);
   c.require_kind("y", c.out(0), BufferKind::kTokens);
   c.require_same_kind();
-  c.require(c.in(0)->dtype == layer.dtype, "q must have the kv layer's dtype ", layer.dtype, ", has ",
-            c.in(0)->dtype);
+  c.require_q(c.in(0), layer);
   c.require_cols("q", c.in(0), heads * layer.head_dim);
   c.require_cols("y", c.out(0), heads * layer.head_dim);
   c.require_raw("sinks", c.weight(0), heads);

@@ -32,7 +32,7 @@ struct PlanHeader {
   uint32_t vocab_size;
   uint32_t max_seq_len;
   uint32_t block_size;
-  uint32_t act_dtype;  // tw_dtype of matmul inputs and of the KV cache: TW_F32 or TW_BF16
+  uint32_t act_dtype;  // tw_dtype of matmul inputs and of q: TW_F32 or TW_BF16
   uint32_t kv_layers;
   uint32_t cache_groups;
   uint32_t buffers;
@@ -47,7 +47,8 @@ struct PlanHeader {
 static_assert(sizeof(PlanHeader) == 96);
 
 struct KvLayerRecord {
-  uint32_t group, kv_heads, head_dim, dtype;
+  uint32_t group, kv_heads, head_dim;
+  uint32_t dtype;   // the header's act_dtype, or TW_I8
   uint32_t window;  // 0: none
   uint32_t reserved;
 };

@@ -36,6 +36,7 @@ bool runnable(const KernelEntry<Fn>& entry) {
 struct Shape {
   int heads, kv_heads, head_dim, rotary_dim, block_size, length, dtype;
   int blocks() const { return (length + block_size - 1) / block_size; }
+  int q_dtype() const { return dtype == TW_I8 ? TW_BF16 : dtype; }
   size_t block_bytes() const { return tw_kv_block_bytes(dtype, kv_heads, head_dim, block_size); }
 };
 
@@ -43,7 +44,8 @@ const Shape kShapes[] = {
     {7, 1, 64, 64, 32, 70, TW_F32},  {7, 1, 64, 64, 32, 70, TW_BF16}, {3, 3, 40, 20, 16, 33, TW_F32},
     {3, 3, 40, 20, 16, 33, TW_BF16}, {8, 2, 18, 10, 64, 520, TW_F32}, {8, 2, 18, 10, 64, 520, TW_BF16},
     {2, 1, 2, 2, 32, 1, TW_F32},     {2, 1, 2, 2, 32, 1, TW_BF16},    {4, 4, 26, 0, 32, 40, TW_F32},
-    {4, 4, 26, 0, 32, 40, TW_BF16},
+    {4, 4, 26, 0, 32, 40, TW_BF16},  {7, 1, 64, 64, 32, 70, TW_I8},   {8, 2, 18, 10, 64, 520, TW_I8},
+    {3, 3, 41, 20, 16, 33, TW_I8},   {2, 1, 1, 0, 32, 1, TW_I8},
 };
 
 struct Written {
@@ -60,7 +62,7 @@ Written write(const Shape& s, const KernelEntry<tw_rotary_kv_write_fn>& entry) {
     slots.push_back((s.blocks() - 1 - p / s.block_size) * s.block_size + p % s.block_size);
   }
   Written out;
-  out.q.resize(static_cast<size_t>(s.length) * s.heads * s.head_dim * tw_dtype_bytes(s.dtype));
+  out.q.resize(static_cast<size_t>(s.length) * s.heads * s.head_dim * tw_dtype_bytes(s.q_dtype()));
   out.pages.assign(s.blocks() * s.block_bytes(), static_cast<char>(0xff));
   const tw_rotary_kv_write_args args = {
       s.length,
@@ -69,6 +71,7 @@ Written write(const Shape& s, const KernelEntry<tw_rotary_kv_write_fn>& entry) {
       s.head_dim,
       s.rotary_dim,
       s.block_size,
+      s.q_dtype(),
       s.dtype,
       qkv.data(),
       width,
@@ -88,7 +91,7 @@ Written write(const Shape& s, const KernelEntry<tw_rotary_kv_write_fn>& entry) {
 std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, int queries, int window) {
   std::vector<int32_t> block_table;
   for (int b = s.blocks() - 1; b >= 0; --b) block_table.push_back(b);
-  const int group = s.heads / s.kv_heads, bytes = static_cast<int>(tw_dtype_bytes(s.dtype));
+  const int group = s.heads / s.kv_heads, bytes = static_cast<int>(tw_dtype_bytes(s.q_dtype()));
   const size_t rows = static_cast<size_t>(queries) * group;
   std::vector<float> all;
   for (int kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
@@ -103,6 +106,7 @@ std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, 
       a.window = window;
       a.split = split;
       a.scale = 0.25f;
+      a.q_dtype = s.q_dtype();
       a.softcap = window ? 4.0f : 0.0f;
       const int64_t first = static_cast<int64_t>(a.first_position) * s.heads + kv_head * group;
       a.q = w.q.data() + first * s.head_dim * bytes;

@@ -2,6 +2,7 @@
 #include "runtime/core/plan.h"
 
 #include "plugins/embedding/kernel.h"
+#include "plugins/paged_attention/layout.h"
 #include "runtime/core/error.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/toy_plan.h"
@@ -77,6 +78,12 @@ TW_TEST(header_faults_are_named) {
 
 TW_TEST(record_faults_are_named) {
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].dtype = TW_BF16; }), "kv layer 0: dtype");
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].dtype = TW_I32; }), "kv layer 0: dtype");
+  check_says(fault_of([](ToyPlan& t) {
+               t.kv_layers[0].dtype = TW_I8;
+               t.kv_layers[0].head_dim = TW_KV_I8_HEAD_DIM + 1;
+             }),
+             "kv layer 0: head_dim must be at most 1024 in int8");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].head_dim = 0; }), "kv layer 0: head_dim");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].group = 1; }), "kv layer 0: group");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers.push_back({0, 2, 8, TW_F32, 5, 0}); }),

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorwright import LLM, SamplingParams
+from tensorwright.runtime.engine_dir import open_engine
 
 SHAPED = {
     "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,
@@ -69,10 +70,21 @@ def bits(output) -> list:
     ]
 
 
+@pytest.fixture(scope="module", params=["pico_engine", "pico_engine_int8_kv"])
+def engine(request):
+    """In bfloat16, and with an int8 cache."""
+    return request.getfixturevalue(request.param)
+
+
+def room(engine, blocks: int) -> int:
+    """Bytes of a cache of so many blocks."""
+    return blocks * open_engine(engine).kv_block_bytes
+
+
 @pytest.fixture(scope="module")
-def solo(pico_engine):
+def solo(engine):
     with LLM(
-        str(pico_engine), threads=1, enable_prefix_caching=False, kv_cache_memory="64MiB", max_batch_size=1
+        str(engine), threads=1, enable_prefix_caching=False, kv_cache_memory="64MiB", max_batch_size=1
     ) as llm:
         yield Solo(llm)
 
@@ -134,27 +146,27 @@ def check(llm: LLM, solo: Solo, load: list[Ask]) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 512])
-def test_company_chunks_and_threads(pico_engine, solo, threads, chunk):
+def test_company_chunks_and_threads(engine, solo, threads, chunk):
     load = asks(12 if chunk == 1 else 24, seed=chunk)
     with LLM(
-        str(pico_engine), threads=threads, kv_cache_memory="64MiB", max_batch_size=8, max_num_tokens=520,
+        str(engine), threads=threads, kv_cache_memory="64MiB", max_batch_size=8, max_num_tokens=520,
         max_prefill_chunk=chunk, enable_prefix_caching=False,
     ) as llm:  # fmt: skip
         check(llm, solo, load)
 
 
-def test_prefix_hits(pico_engine, solo):
+def test_prefix_hits(engine, solo):
     load = asks(40, seed=5)
-    with LLM(str(pico_engine), threads=2, kv_cache_memory="64MiB", max_batch_size=4) as llm:
+    with LLM(str(engine), threads=2, kv_cache_memory="64MiB", max_batch_size=4) as llm:
         check(llm, solo, load)
         check(llm, solo, load)
         assert llm.get_stats()["prefix_hit_tokens"] > 0
 
 
-def test_forced_preemption(pico_engine, solo):
+def test_forced_preemption(engine, solo):
     load = asks(24, seed=6, longest=100, most_tokens=120)
     with LLM(
-        str(pico_engine), threads=2, kv_cache_memory="2MiB", max_batch_size=16,
+        str(engine), threads=2, kv_cache_memory=room(engine, 16), max_batch_size=16,
         enable_prefix_caching=False,
     ) as llm:  # fmt: skip
         check(llm, solo, load)
@@ -162,9 +174,9 @@ def test_forced_preemption(pico_engine, solo):
 
 
 @pytest.fixture(scope="module")
-def crowd(pico_engine):
+def crowd(engine):
     """One engine for all of hypothesis's examples, short of blocks so that preemption happens."""
-    with LLM(str(pico_engine), threads=2, kv_cache_memory="4MiB", max_batch_size=8, max_num_tokens=64) as llm:
+    with LLM(str(engine), threads=2, kv_cache_memory=room(engine, 32), max_batch_size=8, max_num_tokens=64) as llm:
         yield llm
 
 
@@ -189,7 +201,7 @@ def test_any_load(crowd, solo, load):
 
 
 @pytest.mark.slow
-def test_a_thousand_requests(pico_engine, solo):
+def test_a_thousand_requests(engine, solo):
     load = asks(1000, seed=7, longest=100, spread_ms=2000)
-    with LLM(str(pico_engine), threads=2, kv_cache_memory="8MiB", max_batch_size=16, max_queue_size=1000) as llm:
+    with LLM(str(engine), threads=2, kv_cache_memory=room(engine, 64), max_batch_size=16, max_queue_size=1000) as llm:
         check(llm, solo, load)

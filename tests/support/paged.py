@@ -8,12 +8,15 @@ import numpy as np
 
 from tensorwright.plugins.paged_attention.attention import attend
 from tensorwright.plugins.paged_attention.cache import PagedCache
+from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 from tensorwright.runtime import _runtime
 
 SPLIT = 512
 UNIT = 2.0**-24  # half the distance from 1 to the next float32
 DTYPES = ("float32", "bfloat16")
+INT8 = 3
+"""TW_I8 of plugins/common/kernel_types.h."""
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:
@@ -27,7 +30,10 @@ def restored(x: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Sequence:
-    """`length` positions of q [L, H, D], k and v [L, Hkv, D], with K and V in pages under a random block table."""
+    """`length` positions of q [L, H, D], k and v [L, Hkv, D], with K and V in pages under a random block table.
+
+    With `int8` the cache is int8, q stays of `dtype`, and k and v are what the cache's integers stand for.
+    """
 
     length: int
     kv_heads: int = 1
@@ -39,6 +45,7 @@ class Sequence:
     softcap: float = 0.0
     seed: int = 0
     with_sinks: bool = False
+    int8: bool = False
 
     def __post_init__(self) -> None:
         random = np.random.default_rng(self.seed)
@@ -50,26 +57,35 @@ class Sequence:
         self.k, self.v = self._normal(random, shape), self._normal(random, shape)
         self.block_table = random.permutation(needed + 3)[:needed].astype(np.int32)
         self.sinks = 3 * random.standard_normal(self.heads, np.float32) if self.with_sinks else None
-        cache = PagedCache.empty(needed + 3, self.kv_heads, self.block_size, self.head_dim, self.dtype)
+        cache = PagedCache.empty(needed + 3, self.kv_heads, self.block_size, self.head_dim, self.cache_dtype)
         position = np.arange(self.length)
         self.slots = self.block_table[position // self.block_size] * self.block_size + position % self.block_size
-        self.pages = cache.write(self.slots, self.k, self.v).to_pages()
+        cache = cache.write(self.slots, self.k, self.v)
+        self.k, self.v = cache.read(self.block_table, self.length)
+        self.pages = cache.to_pages()
+
+    @property
+    def cache_dtype(self) -> str:
+        return "int8" if self.int8 else self.dtype
 
     def _normal(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         return round_to(2 * random.standard_normal(shape, np.float32), self.dtype)
 
     def expected(self, begin: int, end: int) -> np.ndarray:
         """Queries [begin, end) by definition: [queries, H, D] float64."""
-        k, v = self.k[:end], self.v[:end]
-        return attend(self.q[begin:end], k, v, begin, self.scale, self.window, self.softcap, self.sinks)
+        q, k, v = self.q[begin:end], self.k[:end], self.v[:end]
+        if self.int8:
+            q = restore_heads(*quantize_heads(q, QUERY_LEVELS))
+        return attend(q, k, v, begin, self.scale, self.window, self.softcap, self.sinks)
 
     def tolerance(self, y_dtype: str = "float32") -> float:
         """Bound of |y - exact|: a score is off by dot-product rounding, a weight by twice that relatively, the weighted
-        mean of v by that and one rounding per position (and rescaling of each tile)."""
+        mean of v by that and one rounding per position (and rescaling of each tile). Integers sum up exactly: of an int8
+        score only four roundings are left, but a weight is rounded once more, times V's scale."""
         magnitude = float((np.abs(self.q).max((0, 1)) * np.abs(self.k).max((0, 1))).sum()) * self.scale
-        score = (self.head_dim + 8) * UNIT * magnitude + 8 * UNIT * self.softcap
+        score = ((0 if self.int8 else self.head_dim) + 8) * UNIT * magnitude + 8 * UNIT * self.softcap
         largest = float(np.abs(self.v).max())
-        return largest * (2 * score + 2 * (self.length + self.length / 16 + 32) * UNIT) + (
+        return largest * (2 * score + 2 * (self.length + self.length / 16 + 32 + self.int8) * UNIT) + (
             largest * 2.0**-8 if y_dtype == "bfloat16" else 0.0
         )
 
@@ -83,7 +99,7 @@ class Sequence:
         top, total = np.full((2, queries, self.group), np.nan, np.float32)
         _runtime.run_attention(
             kernel, part, self.pages, self.block_table, acc, top, total, kv_head, self.block_size, begin, split,
-            self.scale, self.window, self.softcap,
+            self.scale, self.window, self.softcap, INT8 if self.int8 else None,
         )  # fmt: skip
         return acc, top, total
 

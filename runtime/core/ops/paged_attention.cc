@@ -43,7 +43,7 @@ class PagedAttention : public Operation {
         scale_(instruction.floats[0]),
         softcap_(instruction.floats[1]),
         sinks_(context.weight_floats(instruction.weight[0])),
-        attend_(choose("attention", attention_kernels(q_.dtype), context.isa)),
+        attend_(choose("attention", attention_kernels(kv_dtype()), context.isa)),
         combine_(choose("attention_combine", attention_combine_kernels(), context.isa)) {}
 
   size_t reserve(const StepLimits& limits, int threads) override {
@@ -81,8 +81,7 @@ class PagedAttention : public Operation {
 
   Cost cost(const StepView& view) const override {
     Cost cost;
-    const int64_t position_bytes =
-        int64_t{2} * kv_heads_ * head_dim_ * static_cast<int64_t>(tw_dtype_bytes(q_.dtype));
+    const int64_t position_bytes = int64_t{2} * kv_heads_ * tw_kv_position_bytes(kv_dtype(), head_dim_);
     for (int32_t seq = 0; seq < view.step.seqs(); ++seq) {
       const int64_t queries = queries_of(view, seq);
       const int64_t context = view.step.context_lens[static_cast<size_t>(seq)];
@@ -96,6 +95,8 @@ class PagedAttention : public Operation {
   }
 
  private:
+  int kv_dtype() const { return static_cast<int>(layer_.dtype); }
+
   static int32_t queries_of(const StepView& view, int32_t seq) {
     const int32_t* start = view.step.seq_starts.data() + seq;
     return start[1] - start[0];
@@ -178,11 +179,12 @@ class PagedAttention : public Operation {
     args.split = tile.first_split + split;
     args.scale = scale_;
     args.softcap = softcap_;
+    args.q_dtype = q_.dtype;
     args.q =
         q_.at(view, tile.token) + static_cast<size_t>(kv_head * group_) * head_dim * tw_dtype_bytes(q_.dtype);
     args.q_stride = q_.stride;
     args.pages = kv_.pages(layer_index_) +
-                 static_cast<size_t>(kv_head) * tw_kv_head_bytes(q_.dtype, head_dim_, block_size_);
+                 static_cast<size_t>(kv_head) * tw_kv_head_bytes(kv_dtype(), head_dim_, block_size_);
     args.page_bytes = static_cast<int64_t>(kv_.block_bytes(layer_index_));
     args.block_table = tables.block_tables.data() + int64_t{tile.seq} * tables.max_blocks;
     args.acc = scratch + static_cast<size_t>(split) * rows * head_dim;

@@ -67,6 +67,7 @@ class RotaryKvWrite : public Operation {
       args.rotary_dim = rotary_dim_;
       args.block_size = block_size_;
       args.q_dtype = q_.dtype;
+      args.kv_dtype = kv_dtype();
       args.qkv = qkv_.floats(view, begin);
       args.qkv_stride = qkv_.stride;
       if (rotary_dim_ > 0) args.table = table_.floats(view, begin);
@@ -82,13 +83,14 @@ class RotaryKvWrite : public Operation {
 
   Cost cost(const StepView& view) const override {
     const int64_t rows = q_.rows(view);
-    const int64_t kv_bytes =
-        int64_t{2} * layer_.kv_heads * layer_.head_dim * static_cast<int64_t>(tw_dtype_bytes(q_.dtype));
+    const int64_t kv_bytes = int64_t{2} * layer_.kv_heads * tw_kv_position_bytes(kv_dtype(), layer_.head_dim);
     const int64_t table_bytes = rotary_dim_ > 0 ? table_.row_bytes() : 0;
     return {rows * (qkv_.row_bytes() + table_bytes + q_.row_bytes() + kv_bytes), rows * qkv_.cols * 3};
   }
 
  private:
+  int kv_dtype() const { return static_cast<int>(layer_.dtype); }
+
   BufferRef qkv_, q_, table_;
   KvStorage& kv_;
   size_t layer_index_;

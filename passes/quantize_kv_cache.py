@@ -1,0 +1,31 @@
+"""quantize_kv_cache:  kv_layers[l]  ->  kv_layers[l] with dtype "int8"
+
+The fact "kv_cache_dtype" asks for it; without it, or with "auto", the cache keeps the activations' type. Target-
+independent: rotary_kv_write then rounds each head of K (rotated) and V to 8 bits and a scale, and paged_attention each
+head of q to 15, as plugins/paged_attention/quantize.py defines it. Nothing is calibrated: scales belong to a token.
+"""
+
+from __future__ import annotations
+
+from tensorwright.builder.ir import Graph
+from tensorwright.errors import InvalidOptionError, UnsupportedModelError
+from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES, MOST_HEAD_DIM
+
+
+def quantize_kv_cache(graph: Graph) -> int:
+    """Returns how many layers' caches became int8. Raises UnsupportedModelError for heads too wide for it."""
+    asked = graph.facts.get("kv_cache_dtype", "auto")
+    if asked not in KV_CACHE_DTYPES:
+        raise InvalidOptionError(f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {asked!r}")
+    if asked == "auto":
+        return 0
+    layers = graph.facts["kv_layers"]
+    for i, layer in enumerate(layers):
+        if layer["head_dim"] > MOST_HEAD_DIM:
+            raise UnsupportedModelError(
+                f"an int8 KV cache takes heads of at most {MOST_HEAD_DIM} dimensions, those of layer {i} have "
+                f"{layer['head_dim']}; build with kv_cache_dtype auto"
+            )
+    count = sum(layer.get("dtype") != asked for layer in layers)
+    graph.facts["kv_layers"] = [{**layer, "dtype": asked} for layer in layers]
+    return count

@@ -1,0 +1,36 @@
+"""How one head of one token becomes integers and a scale; quantize.h gives the same bits.
+
+levels / max|x| and its product with each element are float32, rounded to nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+KV_CACHE_DTYPES = ("auto", "int8")
+"""What a build may ask for: the activations' type, or 8 bits with a scale for each token and head."""
+KV_LEVELS = 127
+"""K and V, when they are written: 8 bits."""
+QUERY_LEVELS = 127 * 128
+"""q, when attention reads it: 15 bits, so that products with 8 sum up exactly in 32."""
+MOST_HEAD_DIM = 1024
+"""TW_KV_I8_HEAD_DIM of layout.h."""
+SMALLEST = np.float32(2.0**-110)
+"""A head whose largest magnitude is below becomes zeros: the inverse of its scale might overflow."""
+
+
+def quantize_heads(x: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray]:
+    """x [..., D] -> integers [..., D] as float32, scales [...] float32: NaN for a head that holds NaN or infinity."""
+    x = np.asarray(x, np.float32)
+    largest = np.abs(x).max(axis=-1)
+    finite, some = np.isfinite(largest), np.isfinite(largest) & (largest >= SMALLEST)
+    safe = np.where(some, largest, np.float32(1))
+    scale = np.where(some, safe / np.float32(levels), np.float32(0))
+    inverse = np.float32(levels) / safe
+    q = np.rint(np.where(some[..., None], x, np.float32(0)) * inverse[..., None])
+    return q, np.where(finite, scale, np.float32(np.nan)).astype(np.float32)
+
+
+def restore_heads(q: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """What the integers stand for, exactly: [..., D] float64."""
+    return q.astype(np.float64) * scale.astype(np.float64)[..., None]

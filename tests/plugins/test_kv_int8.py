@@ -1,0 +1,294 @@
+"""The int8 KV cache: what is written against quantize.py bit for bit, what attention makes of it against its
+definition, and the same bits on every instruction set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.paged import DTYPES, INT8, Sequence, restored, stored
+from tensorwright.errors import InvalidOptionError
+from tensorwright.plugins.paged_attention import op, quantize
+from tensorwright.plugins.paged_attention.cache import PagedCache
+from tensorwright.plugins.rotary import rotary_kv_write
+from tensorwright.runtime import _runtime
+
+
+def entries(table: list[tuple[str, str, bool]]) -> list[Any]:
+    return [
+        pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
+        for i, (name, isa, runnable) in enumerate(table)
+    ]
+
+
+WRITES = entries(_runtime.rotary_kv_write_table())
+KERNELS = entries(_runtime.attention_table(INT8))
+RUNNABLE = [i for i, (_, _, runnable) in enumerate(_runtime.attention_table(INT8)) if runnable]
+HEAD_DIMS = [8, 14, 16, 18, 30, 40, 64, 80, 96, 128, 256]
+
+
+class TestQuantize:
+    @pytest.mark.parametrize("levels", [quantize.KV_LEVELS, quantize.QUERY_LEVELS])
+    def test_error_is_at_most_half_a_step(self, levels: int) -> None:
+        x = np.random.default_rng(1).standard_normal((50, 64), np.float32)
+        q, scale = quantize.quantize_heads(x, levels)
+        assert np.abs(q).max() == levels
+        np.testing.assert_array_equal(np.abs(q).max(axis=-1), levels)
+        # Half a step, and the roundings of the scale, its inverse and their products with x.
+        bound = scale[:, None].astype(np.float64) * (0.5 + 4 * levels * 2.0**-24)
+        assert (np.abs(quantize.restore_heads(q, scale) - x) <= bound).all()
+
+    def test_zeros_and_what_is_too_small(self) -> None:
+        x = np.zeros((3, 8), np.float32)
+        x[1] = 2.0**-111
+        x[2, 0] = -(2.0**-110)
+        q, scale = quantize.quantize_heads(x, quantize.KV_LEVELS)
+        np.testing.assert_array_equal(q[:2], 0)
+        np.testing.assert_array_equal(scale[:2], 0)
+        assert q[2, 0] == -127
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_what_is_not_finite_gives_nan(self, bad: float) -> None:
+        x = np.ones((2, 8), np.float32)
+        x[0, 3] = bad
+        q, scale = quantize.quantize_heads(x, quantize.KV_LEVELS)
+        assert np.isnan(scale[0])
+        assert scale[1] == np.float32(1) / np.float32(127)
+        np.testing.assert_array_equal(q[0], 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", WRITES)
+class TestWrite:
+    @staticmethod
+    def same(
+        kernel: int, dtype: str, kv_heads: int, head_dim: int, rotary_dim: int, tokens: int, *, block_size: int = 32,
+        shift: int = 0, special: float | None = None,
+    ) -> None:  # fmt: skip
+        """One call of the kernel against the definition; rows are padded and start `shift` past an allocation."""
+        heads, blocks = 3, 6
+        width = (heads + 2 * kv_heads) * head_dim
+        random = np.random.default_rng(head_dim)
+        storage = np.full(tokens * (width + 5) + shift, np.nan, np.float32)
+        qkv = storage[shift:].reshape(tokens, width + 5)[:, :width]
+        qkv[:] = random.standard_normal(qkv.shape) * 10.0 ** random.integers(-3, 4, (tokens, 1))
+        if special is not None:
+            qkv[::2, -head_dim] = qkv[::2, heads * head_dim] = special
+        table = random.standard_normal((tokens, rotary_dim), np.float32)
+        slots = random.permutation(blocks * block_size)[:tokens].astype(np.int32)
+        cache = PagedCache.empty(blocks, kv_heads, block_size, head_dim, "int8")
+        pages = cache.to_pages()
+        q = stored(np.full((tokens, heads * head_dim), np.nan, np.float32), dtype)
+        _runtime.run_rotary_kv_write(
+            kernel, qkv, table, slots, q, pages, heads, kv_heads, head_dim, block_size, INT8
+        )  # fmt: skip
+        attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
+        q_expected, expected = rotary_kv_write.reference([qkv, table, slots, cache], attrs, dtype)
+        got = PagedCache.from_pages(pages, kv_heads, block_size, head_dim, "int8")
+        np.testing.assert_array_equal(restored(q), q_expected)
+        for name in ("k", "v", "k_scale", "v_scale"):  # -128 and NaN where nothing was written: no stray store
+            np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), name)
+
+    @pytest.mark.parametrize("head_dim", [2, 6, *HEAD_DIMS])
+    def test_head_dims(self, kernel: int, dtype: str, head_dim: int) -> None:
+        self.same(kernel, dtype, 2, head_dim, head_dim, 9)
+
+    @pytest.mark.parametrize("head_dim", [*range(1, 35), 80, 1024])
+    @pytest.mark.parametrize("shift", [0, 3])
+    def test_no_rotation(self, kernel: int, dtype: str, head_dim: int, shift: int) -> None:
+        self.same(kernel, dtype, 2, head_dim, 0, 5, shift=shift)
+
+    @pytest.mark.parametrize("rotary_dim", [2, 10, 20, 32, 34, 62])
+    def test_partial_rotation(self, kernel: int, dtype: str, rotary_dim: int) -> None:
+        self.same(kernel, dtype, 1, 64, rotary_dim, 5)
+
+    @pytest.mark.parametrize("block_size", [16, 64, 512])
+    @pytest.mark.parametrize("tokens", [0, 1, 90])
+    def test_blocks_and_tokens(self, kernel: int, dtype: str, block_size: int, tokens: int) -> None:
+        self.same(kernel, dtype, 2, 24, 24, tokens, block_size=block_size, shift=1)
+
+    @pytest.mark.parametrize("special", [0.0, 2.0**-140, 2.0**-115, 3e38, np.inf, -np.inf, np.nan])
+    def test_special_values(self, kernel: int, dtype: str, special: float) -> None:
+        self.same(kernel, dtype, 1, 1, 0, 6, special=special)
+        self.same(kernel, dtype, 2, 40, 0, 6, special=special)
+
+
+def close(sequence: Sequence, kernel: int, begin: int, chunk: int = 0) -> None:
+    got = sequence.run(kernel, begin, sequence.length, chunk)
+    worst = np.abs(got - sequence.expected(begin, sequence.length)).max()
+    assert worst <= sequence.tolerance(), f"off by {worst}, allowed {sequence.tolerance()}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+class TestAttention:
+    @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 511, 512, 513, 1030])
+    def test_lengths_around_tiles_blocks_and_splits(self, kernel: int, dtype: str, length: int) -> None:
+        close(Sequence(length, dtype=dtype, int8=True), kernel, max(0, length - 3))
+
+    @pytest.mark.parametrize("head_dim", [1, 3, 7, 9, 15, 17, 31, 33, *HEAD_DIMS])
+    def test_head_dims(self, kernel: int, dtype: str, head_dim: int) -> None:
+        close(Sequence(45, head_dim=head_dim, dtype=dtype, kv_heads=2, group=3, int8=True), kernel, 30)
+
+    @pytest.mark.parametrize("group", [*range(1, 10), 16])
+    def test_groups(self, kernel: int, dtype: str, group: int) -> None:
+        close(Sequence(50, group=group, kv_heads=2, head_dim=32, dtype=dtype, int8=True), kernel, 46)
+
+    @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 600])
+    @pytest.mark.parametrize("length", [50, 700])
+    def test_windows(self, kernel: int, dtype: str, window: int, length: int) -> None:
+        close(Sequence(length, group=3, head_dim=16, dtype=dtype, window=window, int8=True), kernel, length - 20)
+
+    @pytest.mark.parametrize("window", [0, 24])
+    @pytest.mark.parametrize("with_sinks", [False, True])
+    def test_softcap_and_sinks(self, kernel: int, dtype: str, window: int, with_sinks: bool) -> None:
+        made = Sequence(70, group=2, dtype=dtype, softcap=3.0, window=window, with_sinks=with_sinks, int8=True)
+        close(made, kernel, 40)
+
+    @pytest.mark.parametrize("block_size", [16, 32, 64, 512])
+    def test_block_sizes(self, kernel: int, dtype: str, block_size: int) -> None:
+        close(Sequence(530, group=2, head_dim=16, dtype=dtype, block_size=block_size, int8=True), kernel, 500)
+
+    @pytest.mark.parametrize("group", [1, 3, 7])
+    @pytest.mark.parametrize("window", [0, 37])
+    def test_company_changes_no_bit(self, kernel: int, dtype: str, group: int, window: int) -> None:
+        sequence = Sequence(530, group=group, head_dim=24, dtype=dtype, window=window, int8=True)
+        alone = sequence.run(kernel, 490, 530, chunk=1)
+        for chunk in (2, 5, 16, 40):
+            np.testing.assert_array_equal(sequence.run(kernel, 490, 530, chunk), alone, f"chunk {chunk}")
+
+    def test_the_widest_head_overflows_nothing(self, kernel: int, dtype: str) -> None:
+        """All of q and k at their largest: the sum comes closest to 32 bits."""
+        sequence = Sequence(20, group=2, head_dim=quantize.MOST_HEAD_DIM, dtype=dtype, int8=True)
+        sequence.q = np.ones_like(sequence.q)
+        ones = np.ones((20, 1, quantize.MOST_HEAD_DIM), np.float32)
+        cache = PagedCache.empty(4, 1, 32, quantize.MOST_HEAD_DIM, "int8").write(sequence.slots, ones, ones)
+        sequence.pages, (sequence.k, sequence.v) = cache.to_pages(), cache.read(sequence.block_table, 20)
+        close(sequence, kernel, 15)
+
+    def test_misaligned_pages(self, kernel: int, dtype: str) -> None:
+        sequence = Sequence(70, group=3, head_dim=18, dtype=dtype, int8=True)
+        expected = sequence.run(kernel, 60, 70)
+        shape = sequence.pages.shape
+        moved = np.zeros(sequence.pages.size + 4, np.uint8)[4:].reshape(shape)
+        moved[:] = sequence.pages
+        sequence.pages = moved
+        np.testing.assert_array_equal(sequence.run(kernel, 60, 70), expected)
+
+    @pytest.mark.parametrize("bad", [np.inf, np.nan])
+    def test_bad_values_reach_no_earlier_query(self, kernel: int, dtype: str, bad: float) -> None:
+        sequence = Sequence(40, group=2, head_dim=16, dtype=dtype, int8=True)
+        clean = sequence.run(kernel, 30, 39)
+        cache = PagedCache.from_pages(sequence.pages, 1, 32, 16, "int8")
+        values = np.full((1, 1, 16), bad, np.float32)
+        sequence.pages = cache.write(sequence.slots[39:], values, values).to_pages()
+        got = sequence.run(kernel, 30, 40)
+        np.testing.assert_array_equal(got[:9], clean)
+        assert np.isnan(got[9]).all()
+
+    def test_a_split_that_nobody_sees_counts_for_nothing(self, kernel: int, dtype: str) -> None:
+        sequence = Sequence(600, group=2, head_dim=16, dtype=dtype, window=20, int8=True)
+        acc, top, total = sequence.partial(kernel, 590, 600, 0, 0)
+        assert (acc == 0).all()
+        assert (total == 0).all()
+        assert (top == -np.inf).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_every_kernel_gives_the_same_bits(dtype: str, data: st.DataObject) -> None:
+    length = data.draw(st.integers(1, 560), "length")
+    queries = data.draw(st.integers(1, min(length, 12)), "queries")
+    sequence = Sequence(
+        length,
+        group=data.draw(st.integers(1, 9), "group"),
+        head_dim=data.draw(st.integers(1, 100), "head_dim"),
+        block_size=data.draw(st.sampled_from([16, 32, 64]), "block_size"),
+        dtype=dtype,
+        window=data.draw(st.sampled_from([0, 1, 5, 16, 100, 540]), "window"),
+        softcap=data.draw(st.sampled_from([0.0, 5.0]), "softcap"),
+        seed=data.draw(st.integers(0, 9), "seed"),
+        int8=True,
+    )
+    begin = length - queries
+    for split in range(-(-length // 512)):
+        results = [sequence.partial(i, begin, length, 0, split) for i in RUNNABLE]
+        for other in results[1:]:
+            for a, b in zip(results[0], other, strict=True):
+                np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+class TestMutations:
+    """The comparison with the definition can fail: a broken page is far outside what is allowed."""
+
+    @staticmethod
+    def error(damage: Any) -> float:
+        sequence = Sequence(60, group=2, head_dim=24, int8=True)
+        cache = PagedCache.from_pages(sequence.pages, 1, 32, 24, "int8")
+        damage(cache)
+        sequence.pages = cache.to_pages()
+        return float(np.abs(sequence.run(0, 50, 60) - sequence.expected(50, 60)).max()) / sequence.tolerance()
+
+    def test_unbroken(self) -> None:
+        assert self.error(lambda cache: None) <= 1
+
+    def test_scales_of_v_dropped(self) -> None:
+        assert self.error(lambda cache: cache.v_scale.fill(1)) > 100
+
+    def test_scales_of_k_shifted_by_a_lane(self) -> None:
+        def shift(cache: PagedCache) -> None:
+            assert cache.k_scale is not None
+            written = np.where(np.isnan(cache.k_scale), np.float32(1), cache.k_scale)
+            cache.k_scale[:] = np.roll(written, 1, axis=-1)
+
+        assert self.error(shift) > 100
+
+    def test_elements_of_k_in_another_order(self) -> None:
+        def swap(cache: PagedCache) -> None:
+            cache.k[:] = cache.k[..., ::-1].copy()
+
+        assert self.error(swap) > 100
+
+
+@pytest.mark.parametrize("head_dim", [1, 6, 18, 64])
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_pages_round_trip(head_dim: int, block_size: int) -> None:
+    sequence = Sequence(70, kv_heads=2, head_dim=head_dim, block_size=block_size, int8=True)
+    assert sequence.pages.shape[1] == _runtime.kv_block_bytes(INT8, 2, head_dim, block_size)
+    cache = PagedCache.from_pages(sequence.pages, 2, block_size, head_dim, "int8")
+    k, v = cache.read(sequence.block_table, 70)
+    np.testing.assert_array_equal(k, sequence.k)
+    np.testing.assert_array_equal(v, sequence.v)
+    np.testing.assert_array_equal(cache.to_pages(), sequence.pages)
+
+
+def test_definition_quantizes_q() -> None:
+    """One position: its weight is 1, so the result is V as the cache holds it; two: q's rounding shows."""
+    random = np.random.default_rng(3)
+    k, v, q = random.standard_normal((3, 2, 1, 8)).astype(np.float32)
+    cache = PagedCache.empty(1, 1, 16, 8, "int8").write(np.arange(2), k, v)
+    attrs = {"heads": 1, "kv_heads": 1, "head_dim": 8, "scale": 1.0, "window": 0, "softcap": 0.0}
+    inputs = [q.reshape(2, 8), cache, np.array([0, 2]), np.array([2]), np.array([[0]])]
+    (y,) = op.reference(inputs, attrs, "float32")
+    k_read, v_read = cache.read(np.array([0]), 2)
+    np.testing.assert_array_equal(y[0], v_read[0, 0].astype(np.float32))
+    exact = quantize.restore_heads(*quantize.quantize_heads(q[1], quantize.QUERY_LEVELS))
+    weight = np.exp(k_read[:, 0] @ exact[0])
+    # float64 but for the last rounding.
+    np.testing.assert_allclose(y[1], (weight @ v_read[:, 0]) / weight.sum(), rtol=2.0**-23)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    sequence = Sequence(20, head_dim=quantize.MOST_HEAD_DIM + 1, group=1, int8=True)
+    with pytest.raises(InvalidOptionError, match="head_dim is too large"):
+        sequence.run(0, 19, 20)
+    sequence = Sequence(20, dtype="float32")
+    acc, top = np.zeros((1, 7, 64), np.float32), np.zeros((1, 7), np.float32)
+    q = sequence.q[19:].reshape(1, -1)
+    with pytest.raises(InvalidOptionError, match="kv_dtype must be q's or int8"):
+        _runtime.run_attention(0, q, sequence.pages, sequence.block_table, acc, top, top, 0, 32, 19, 0, 1.0, 0, 0.0, 1)
