@@ -19,6 +19,7 @@ from tensorwright.runtime.engine_cache import cache_root
 from tensorwright.runtime.llm import LLM, is_model
 from tensorwright.runtime.model_cache import is_cached
 from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestOutput
+from tensorwright.runtime.profile_command import start_profiler
 from tensorwright.runtime.prompts import PromptDict
 from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -37,12 +38,17 @@ def run_prompts(
     stats: bool,
     threads: int | None,
     kv_cache_memory: str | None,
+    profile: bool,
+    profile_svg: str | None,
 ) -> None:
     """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
+    profiler = start_profiler(threads, profile_svg) if profile or profile_svg is not None else None
     template = None if chat_template is None else _read(chat_template, "--chat-template")
     texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
     _tell_of_build(Path(os.path.expanduser(engine)))
     with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory) as llm:
+        if profiler is not None:
+            llm.profile(True)
         begin = time.perf_counter()
         asked = [_conversation(llm, text, system, template) for text in texts] if chat else texts
         handles = [llm.generate_async(prompt, params) for prompt in asked]
@@ -57,6 +63,9 @@ def run_prompts(
             outputs.append(_print(handle, text if echo else "", stream and params.n == 1))
         if stats:
             _print_stats(outputs, time.perf_counter() - begin)
+        if profiler is not None:
+            llm.profile(False)
+            profiler.finish(llm, as_json)
 
 
 def _read(file: TextIO, option: str) -> str:
