@@ -6,7 +6,6 @@ The roofline of an op is the time that its bytes or its arithmetic need at the c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tensorwright.runtime import native
 
@@ -49,13 +48,13 @@ def measure_ceilings(threads: int) -> Ceilings:
     return Ceilings(threads, rate("read"), rate("float32"), bfloat16, rate("int8"))
 
 
+def figures(ceilings: Ceilings) -> str:
+    """For people."""
+    rates = {"int8": ceilings.int8, "bf16": ceilings.bfloat16, "fp32": ceilings.float32}
+    peaks = [f"{name} {rate / 1e9:.0f} GOP/s" for name, rate in rates.items() if rate is not None]
+    return ", ".join([f"read {ceilings.read / 1e9:.1f} GB/s", *peaks])
+
+
 def describe(ceilings: Ceilings) -> str:
-    """One line for people."""
-    figures: dict[str, Any] = {
-        "read": f"{ceilings.read / 1e9:.1f} GB/s",
-        "int8": f"{ceilings.int8 / 1e9:.0f} GOP/s",
-        "bf16": None if ceilings.bfloat16 is None else f"{ceilings.bfloat16 / 1e9:.0f} GOP/s",
-        "fp32": f"{ceilings.float32 / 1e9:.0f} GOP/s",
-    }
-    listed = ", ".join(f"{name} {figure}" for name, figure in figures.items() if figure)
-    return f"ceilings measured at the start with {ceilings.threads} threads: {listed}"
+    """One line of what a command measured."""
+    return f"ceilings measured at the start with {ceilings.threads} threads: {figures(ceilings)}"

@@ -45,7 +45,12 @@ def run(**options: Any) -> None:
     for option, count in (("--logprobs", params.logprobs), ("--prompt-logprobs", params.prompt_logprobs)):
         if count is not None and not options["as_json"]:
             raise click.UsageError(f"{option} needs --json, which prints them")
-    run_prompts(params=params, **options)
+    profiler, profile, picture = None, options.pop("profile"), options.pop("profile_svg")
+    if profile or picture is not None:
+        from tensorwright.runtime.profile_command import start_profiler
+
+        profiler = start_profiler(options["threads"], picture)
+    run_prompts(params=params, profiler=profiler, **options)
 
 
 @cli.command()

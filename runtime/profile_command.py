@@ -24,7 +24,8 @@ class Profiler:
     svg: Path | None
 
     def finish(self, llm: LLM, as_json: bool) -> None:
-        """Tables on stderr, or one more object on stdout; and the picture."""
+        """Stops measuring. Tables on stderr, or one more object on stdout; and the picture."""
+        llm.profile(False)
         phases = summarise(llm.get_profile(), self.ceilings, llm.engine.dtype)
         if as_json:
             click.echo(json.dumps({"profile": as_dict(phases, self.ceilings)}))
