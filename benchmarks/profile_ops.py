@@ -14,12 +14,14 @@ import json
 import statistics
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tensorwright.runtime import _runtime
+from tensorwright.runtime.ceilings import Ceilings, figures, measure_ceilings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -57,7 +59,7 @@ def profile(executor: Any, inputs: tuple[Any, ...], repeats: int) -> tuple[float
     executor.profile(False)
     ops: dict[str, dict[str, float]] = {}
     for row in executor.profile_table():
-        kind = f"matmul {row['name'].rsplit('.', 1)[-1]}" if row["op"] == "matmul" else row["op"]
+        kind = f"{row['op']} {row['name'].rsplit('.', 1)[-1]}" if "matmul" in row["op"] else row["op"]
         sums = ops.setdefault(kind, {"seconds": 0.0, "bytes": 0.0, "ops": 0.0})
         sums["seconds"] += row["ns"] * 1e-9 / repeats
         sums["bytes"] += row["bytes"] / repeats
@@ -65,16 +67,22 @@ def profile(executor: Any, inputs: tuple[Any, ...], repeats: int) -> tuple[float
     return statistics.fmean(walls), ops
 
 
-def show(name: str, wall: float, ops: dict[str, dict[str, float]], read: float, peak: float) -> None:
-    print(f"\n{name}: {wall * 1e3:.2f} ms; ceilings {read:.1f} GB/s, {peak:.0f} GFLOP/s")
-    print(f"  {'op':28}{'ms':>9}{'share':>8}{'GB/s':>8}{'GFLOP/s':>9}{'roofline':>10}")
+def show(name: str, wall: float, ops: dict[str, dict[str, float]], ceilings: Ceilings, dtype: str) -> None:
+    print(f"\n{name}: {wall * 1e3:.2f} ms; ceilings: {figures(ceilings)}")
+    print(f"  {'op':28}{'ms':>9}{'share':>8}{'GB/s':>8}{'GOP/s':>9}{'roofline':>10}")
     for kind, o in sorted(ops.items(), key=lambda item: -item[1]["seconds"]):
-        ideal = max(o["bytes"] / read, o["ops"] / peak) / 1e9
+        ideal = ceilings.ideal_seconds(kind.split()[0], dtype, o["bytes"], o["ops"])
         seconds = max(o["seconds"], 1e-12)
         print(f"  {kind:28}{seconds * 1e3:9.3f}{seconds / wall:8.1%}{o['bytes'] / seconds / 1e9:8.1f}"
               f"{o['ops'] / seconds / 1e9:9.1f}{ideal / seconds:10.0%}")  # fmt: skip
     rest = wall - sum(o["seconds"] for o in ops.values())
     print(f"  {'outside':28}{rest * 1e3:9.3f}{rest / wall:8.1%}")
+
+
+def best(*measured: Ceilings) -> Ceilings:
+    """A ceiling is the most that was seen of it."""
+    rates = [asdict(ceilings) for ceilings in measured]
+    return Ceilings(**{name: max((each[name] for each in rates), key=lambda rate: rate or 0) for name in rates[0]})
 
 
 def main() -> None:
@@ -85,7 +93,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    from ceilings import measure
     from machine import describe, wait_until_idle
 
     config = json.loads((args.engine / "config.json").read_text())
@@ -96,13 +103,11 @@ def main() -> None:
     print(describe(), f"threads {args.threads}, machine {wait_until_idle():.1%} busy before")
     report = {}
     for name, (seqs, context, tokens) in STEPS.items():
-        before = measure(args.threads)
+        before = measure_ceilings(args.threads)
         wall, ops = profile(executor, step_inputs(seqs, context, tokens, block), args.repeats)
-        after = measure(args.threads)
-        ceilings = {key: max(before[key], after[key]) for key in before}
-        peak = ceilings["bf16 GFLOP/s" if config["dtype"] == "bfloat16" else "fp32 GFLOP/s"]
-        show(name, wall, ops, ceilings["read GB/s"], peak)
-        report[name] = {"wall_seconds": wall, "ops": ops, "ceilings": ceilings}
+        ceilings = best(before, measure_ceilings(args.threads))
+        show(name, wall, ops, ceilings, config["dtype"])
+        report[name] = {"wall_seconds": wall, "ops": ops, "ceilings": asdict(ceilings)}
     if args.json:
         args.json.write_text(json.dumps(report, indent=2))
 

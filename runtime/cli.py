@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 import tensorwright
+from tensorwright.runtime.bench_options import load_options, take_load
 from tensorwright.runtime.command import run_command
 from tensorwright.runtime.request_options import request_options, take_params
 
@@ -32,6 +33,8 @@ def cli(debug: bool) -> None:
 @click.option("--threads", type=int, help="Default: one per physical core.")
 @click.option("--quantize", metavar="SPEC", help="Of a model directory: formats of the weights, as in build-engine.")
 @click.option("--kv-cache-memory", help='Such as "512MiB". Default: half of the free memory, or what is useful.')
+@click.option("--profile", is_flag=True, help="On stderr: time, bytes and operations by op and module, and rooflines.")
+@click.option("--profile-svg", metavar="FILE", help="Draw the profile into FILE, an SVG picture. Implies --profile.")
 def run(**options: Any) -> None:
     """Generate text with ENGINE (or with a model directory, which is built on first use)."""
     from tensorwright.runtime.run_command import run_prompts
@@ -43,7 +46,12 @@ def run(**options: Any) -> None:
     for option, count in (("--logprobs", params.logprobs), ("--prompt-logprobs", params.prompt_logprobs)):
         if count is not None and not options["as_json"]:
             raise click.UsageError(f"{option} needs --json, which prints them")
-    run_prompts(params=params, **options)
+    profiler, profile, picture = None, options.pop("profile"), options.pop("profile_svg")
+    if profile or picture is not None:
+        from tensorwright.runtime.profile_command import start_profiler
+
+        profiler = start_profiler(options["threads"], picture)
+    run_prompts(params=params, profiler=profiler, **options)
 
 
 @cli.command()
@@ -66,6 +74,51 @@ def inspect(engine: str, as_json: bool, graph: bool) -> None:
         click.echo(json.dumps(describe(opened), indent=2))
     else:
         show(describe(opened), Console(highlight=False))
+
+
+@cli.command("eval")
+@click.argument("engine")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--window", type=int, default=512, show_default=True, help="Tokens that the engine sees at a time.")
+@click.option("--threads", type=int, help="Default: one per physical core.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def evaluate(engine: str, files: tuple[str, ...], window: int, threads: int | None, as_json: bool) -> None:
+    """Perplexity of text FILEs by ENGINE itself, each and in total.
+
+    A file is tokenized whole, with the special tokens that the tokenizer adds (a first <s>, if it does), and cut into
+    windows side by side. The first token of a window is not scored.
+    """
+    from tensorwright.runtime.eval_command import evaluate as evaluate_files
+
+    evaluate_files(engine, files, window, threads, as_json)
+
+
+@cli.group()
+def bench() -> None:
+    """How fast ENGINE is with made-up requests: random token ids, outputs of a fixed length."""
+
+
+@bench.command()
+@click.argument("engine")
+@load_options(batch_size=1, requests=10)
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def latency(engine: str, as_json: bool, **options: Any) -> None:
+    """Time to the first token, per output token and between tokens, of batches one after the other."""
+    from tensorwright.runtime.bench_command import bench_latency
+
+    bench_latency(engine, take_load(options), as_json)
+
+
+@bench.command()
+@click.argument("engine")
+@load_options(batch_size=16, requests=64)
+@click.option("--repeats", type=int, default=3, show_default=True, help="Of the whole; rates are percentiles of them.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def throughput(engine: str, repeats: int, as_json: bool, **options: Any) -> None:
+    """Requests and tokens per second, all requests submitted at once."""
+    from tensorwright.runtime.bench_command import bench_throughput
+
+    bench_throughput(engine, take_load(options), repeats, as_json)
 
 
 @cli.group()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorwright.errors import EngineStoppedError, QueueFullError, RequestAbortedError
+from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.request_state import RequestState
 
@@ -66,6 +67,12 @@ class EngineClient:
         with self._lock:
             self._check_open()
         return dict(self._engine.stats())
+
+    def profile(self, enable: bool) -> None:
+        self._engine.profile(enable)
+
+    def read_profile(self) -> dict[str, Any]:
+        return native.read_profile(self._engine)
 
     def close(self, drain: bool = False, timeout: float = 30.0) -> None:
         """Ends all requests (with drain: lets them finish, for at most `timeout` seconds) and stops the engine."""

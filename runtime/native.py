@@ -87,6 +87,13 @@ def create_engine(engine: EngineDir, options: RuntimeOptions) -> Any:
     return started
 
 
+def create_executor(engine: EngineDir, threads: int) -> Any:
+    """Opens the plan and the weights to run steps by hand: `_runtime.CpuExecutor`. Its allocate() is yet to call."""
+    executor = load_module().CpuExecutor(str(engine.plan), str(engine.weights), threads, "map")
+    _check_facts(engine, executor.facts())
+    return executor
+
+
 def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
     """config.json and the plan say the same, or they come from two builds."""
     plan = {**plan, "kv_block_bytes": sum(plan["block_bytes"])}
@@ -96,6 +103,14 @@ def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
                 f"{engine.path / 'config.json'}: {key} is {getattr(engine, key)}, but {plan[key]} in cpu/plan.bin: "
                 f"files of two builds are mixed; {REMEDY}"
             )
+
+
+def read_profile(engine: Any) -> dict[str, Any]:
+    """What a `_runtime.Engine` measured, by phase: its steps, and each instruction's sums."""
+    return {
+        phase: {"steps": steps, "instructions": engine.profile_table(phase)}
+        for phase, steps in engine.profile_steps().items()
+    }
 
 
 def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -22,6 +22,9 @@ from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestOutpu
 from tensorwright.runtime.prompts import PromptDict
 from tensorwright.runtime.sampling_params import SamplingParams
 
+if TYPE_CHECKING:
+    from tensorwright.runtime.profile_command import Profiler
+
 
 def run_prompts(
     engine: str,
@@ -33,6 +36,7 @@ def run_prompts(
     chat_template: TextIO | None,
     stream: bool,
     echo: bool,
+    profiler: Profiler | None,
     as_json: bool,
     stats: bool,
     threads: int | None,
@@ -45,19 +49,20 @@ def run_prompts(
     _tell_of_build(Path(os.path.expanduser(engine)), BuildChoices(quantize=quantize))
     with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory, quantize=quantize) as llm:
         begin = time.perf_counter()
+        if profiler is not None:
+            llm.profile(True)
         asked = [_conversation(llm, text, system, template) for text in texts] if chat else texts
         handles = [llm.generate_async(prompt, params) for prompt in asked]
         outputs = []
         for text, handle in zip(texts, handles, strict=True):
-            if as_json:
-                outputs.append(handle.result())
-                click.echo(json.dumps(_as_dict(outputs[-1])))
-                continue
-            if len(texts) > 1:
+            if len(texts) > 1 and not as_json:
                 click.echo(f"==> {text!r} <==")
-            outputs.append(_print(handle, text if echo else "", stream and params.n == 1))
+            before = text if echo else ""
+            outputs.append(_print_json(handle) if as_json else _print(handle, before, stream and params.n == 1))
         if stats:
             _print_stats(outputs, time.perf_counter() - begin)
+        if profiler is not None:
+            profiler.finish(llm, as_json)
 
 
 def _read(file: TextIO, option: str) -> str:
@@ -77,6 +82,12 @@ def _tell_of_build(path: Path, choices: BuildChoices) -> None:
     """A first use of a model directory takes minutes; silence would look like a fault."""
     if is_model(path) and not is_cached(path, choices):
         click.echo(f"building the engine of {path} into {cache_root()}, once; this may take minutes", err=True)
+
+
+def _print_json(handle: RequestHandle) -> RequestOutput:
+    output = handle.result()
+    click.echo(json.dumps(_as_dict(output)))
+    return output
 
 
 def _print(handle: RequestHandle, before: str, stream: bool) -> RequestOutput:

@@ -5,9 +5,11 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
+#include <string>
 #include <tuple>
 #include <vector>
 
+#include "runtime/core/profile.h"
 #include "runtime/core/request.h"
 
 namespace tensorwright {
@@ -19,6 +21,11 @@ void bind_engine(nanobind::module_& m);    // the served engine
 
 using LogprobTuples = std::vector<std::tuple<int32_t, double, int32_t>>;
 LogprobTuples to_tuples(const std::vector<TokenLogprob>& logprobs);
+
+// What was measured: a dict per instruction (phase: one of kPhaseNames, or "" for the sum), and a dict per
+// phase.
+nanobind::list profile_table(const Profile& profile, const std::string& phase);
+nanobind::dict profile_steps(const Profile& profile);
 
 }  // namespace tensorwright
 

@@ -65,7 +65,9 @@ class PyEngine {
   PyEngine(const std::string& plan, const std::string& weights, const PyEngineOptions& options) {
     CpuExecutorOptions executor{options.threads, load_mode(options.load)};
     nb::gil_scoped_release release;
-    engine_ = std::make_unique<Engine>(make_cpu_executor(plan, weights, executor), options);
+    auto cpu = std::make_unique<CpuExecutor>(plan, weights, executor);
+    profile_ = &cpu->profile();
+    engine_ = std::make_unique<Engine>(std::move(cpu), options);
     live_engines().add(engine_.get());
   }
   ~PyEngine() {
@@ -94,6 +96,7 @@ class PyEngine {
   bool stopped() const { return engine_->stopped(); }
   nb::dict stats() const;
   nb::dict facts() const;
+  Profile& profile() const { return *profile_; }
 
  private:
   static Ints to_tokens(nb::handle prompt) {
@@ -107,6 +110,7 @@ class PyEngine {
   }
 
   std::unique_ptr<Engine> engine_;
+  Profile* profile_ = nullptr;  // of the engine's executor, which lives as long as the engine
 };
 
 nb::dict PyEngine::stats() const {
@@ -234,6 +238,15 @@ void bind_engine(nb::module_& m) {
            "Counts as of the last step; blocks are those of the cache group with the widest window, `groups` "
            "has all.")
       .def("facts", &PyEngine::facts, "vocab_size, max_seq_len, block_size, blocks and more.")
+      .def(
+          "profile", [](PyEngine& self, bool enable) { self.profile().enable(enable); }, "enable"_a,
+          "Turns profiling on, from zero, or off; at any time.")
+      .def(
+          "profile_table",
+          [](PyEngine& self, const std::string& phase) { return profile_table(self.profile(), phase); },
+          "phase"_a = "", "As CpuExecutor's.")
+      .def(
+          "profile_steps", [](PyEngine& self) { return profile_steps(self.profile()); }, "As CpuExecutor's.")
       .def("shutdown", &PyEngine::shutdown, "drain"_a = true, "timeout_s"_a = -1.0,
            "Refuses new requests; lets the others finish (drain, at most timeout_s, negative: no limit) or "
            "aborts.")

@@ -13,6 +13,7 @@
 #include "runtime/core/concat.h"
 #include "runtime/core/cpu_executor.h"
 #include "runtime/core/error.h"
+#include "runtime/core/logit_row.h"
 
 namespace nb = nanobind;
 
@@ -31,6 +32,24 @@ Ints to_ints(nb::handle object) {
   Ints ints;
   if (!nb::try_cast(list, ints)) throw nb::type_error("step: every array must hold 32-bit ints");
   return ints;
+}
+
+using Groups = std::vector<std::tuple<Table, nb::object>>;
+
+Step to_step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts, nb::handle context_lens,
+             nb::handle logit_rows, const Groups& groups) {
+  Step step{to_ints(token_ids),    to_ints(positions),  to_ints(seq_starts),
+            to_ints(context_lens), to_ints(logit_rows), {}};
+  for (const auto& [table, slots] : groups) {
+    if (table.shape(0) != step.context_lens.size()) {
+      throw Error("InvalidRequestError", concat("step: block_tables must have ", step.context_lens.size(),
+                                                " rows, has ", table.shape(0)));
+    }
+    const int32_t* data = table.data();
+    step.groups.push_back(
+        {static_cast<int32_t>(table.shape(1)), Ints(data, data + table.size()), to_ints(slots)});
+  }
+  return step;
 }
 
 LoadMode load_mode(const std::string& name) {
@@ -64,18 +83,8 @@ class PyCpuExecutor {
   }
 
   Logits step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts, nb::handle context_lens,
-              nb::handle logit_rows, const std::vector<std::tuple<Table, nb::object>>& groups) {
-    Step step{to_ints(token_ids),    to_ints(positions),  to_ints(seq_starts),
-              to_ints(context_lens), to_ints(logit_rows), {}};
-    for (const auto& [table, slots] : groups) {
-      if (table.shape(0) != step.context_lens.size()) {
-        throw Error("InvalidRequestError", concat("step: block_tables must have ", step.context_lens.size(),
-                                                  " rows, has ", table.shape(0)));
-      }
-      const int32_t* data = table.data();
-      step.groups.push_back(
-          {static_cast<int32_t>(table.shape(1)), Ints(data, data + table.size()), to_ints(slots)});
-    }
+              nb::handle logit_rows, const Groups& groups) {
+    const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups);
     const auto vocab = static_cast<size_t>(executor_.facts().vocab_size);
     std::unique_ptr<float[]> copy;
     {
@@ -93,38 +102,34 @@ class PyCpuExecutor {
     return Logits(data, {step.logit_rows.size(), vocab}, owner);
   }
 
+  // As step(), but of each row only the logprob of one token: nothing as large as the logits is copied.
+  std::vector<double> score(nb::handle token_ids, nb::handle positions, nb::handle seq_starts,
+                            nb::handle context_lens, nb::handle logit_rows, const Groups& groups,
+                            nb::handle targets) {
+    const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups);
+    const Ints wanted = to_ints(targets);
+    check_targets(wanted, step.logit_rows.size());
+    const auto vocab = static_cast<size_t>(executor_.facts().vocab_size);
+    std::vector<double> logprobs(wanted.size());
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    const LogitRows rows = executor_.wait(executor_.enqueue(step));
+    executor_.team().run(rows.rows, [&](int row, int) {
+      const auto i = static_cast<size_t>(row);
+      logprobs[i] = logprob({rows.data + row * rows.stride, vocab}, wanted[i]);
+    });
+    return logprobs;
+  }
+
   void copy_block(int32_t group, int32_t from, int32_t to) {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     executor_.copy_block(group, from, to);
   }
 
-  void profile(bool enable) {
-    const nb::gil_scoped_release release;
-    const std::lock_guard lock(mutex_);
-    executor_.profile().enable(enable);
-  }
+  void enable_profile(bool enable) { executor_.profile().enable(enable); }
 
-  nb::list profile_table() {
-    std::vector<ProfileRow> rows;
-    {
-      const nb::gil_scoped_release release;
-      const std::lock_guard lock(mutex_);
-      rows = executor_.profile().rows();
-    }
-    nb::list table;
-    for (const ProfileRow& row : rows) {
-      nb::dict entry;
-      entry["name"] = row.name;
-      entry["op"] = row.op;
-      entry["calls"] = row.calls;
-      entry["ns"] = row.nanoseconds;
-      entry["bytes"] = row.cost.bytes;
-      entry["ops"] = row.cost.operations;
-      table.append(entry);
-    }
-    return table;
-  }
+  const Profile& profile() { return executor_.profile(); }
 
   nb::list dispatch() const {
     nb::list table;
@@ -139,6 +144,19 @@ class PyCpuExecutor {
   }
 
  private:
+  void check_targets(const Ints& targets, size_t rows) const {
+    if (targets.size() != rows) {
+      throw Error("InvalidRequestError",
+                  concat("score: targets must have ", rows, " entries, has ", targets.size()));
+    }
+    const int32_t vocab = executor_.facts().vocab_size;
+    for (int32_t target : targets) {
+      if (target >= 0 && target < vocab) continue;
+      throw Error("InvalidRequestError",
+                  concat("score: targets must be 0 to ", vocab - 1, ", one is ", target));
+    }
+  }
+
   std::mutex mutex_;
   CpuExecutor executor_;
 };
@@ -161,11 +179,24 @@ void bind_executor(nb::module_& m) {
            "max_blocks], slots "
            "[tokens])]. Returns float32 "
            "[rows, vocab]. Raises InvalidRequestError, with nothing done, if the step is malformed.")
+      .def("score", &PyCpuExecutor::score, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
+           "logit_rows"_a, "groups"_a, "targets"_a,
+           "Runs a step and returns, for each logit row, the natural logarithm of the probability of its "
+           "target, a list of "
+           "floats. Raises InvalidRequestError as step does, NumericalError if a row holds no distribution.")
       .def("copy_block", &PyCpuExecutor::copy_block, "group"_a, "source"_a, "target"_a,
            "Copies one KV block in all layers of a cache group.")
-      .def("profile", &PyCpuExecutor::profile, "enable"_a, "Turns profiling on, from zero, or off.")
-      .def("profile_table", &PyCpuExecutor::profile_table,
-           "Per instruction: name, op, calls, ns, bytes (moved at least), ops (arithmetic).")
+      .def("profile", &PyCpuExecutor::enable_profile, "enable"_a, "Turns profiling on, from zero, or off.")
+      .def(
+          "profile_table",
+          [](PyCpuExecutor& self, const std::string& phase) { return profile_table(self.profile(), phase); },
+          "phase"_a = "",
+          "Per instruction: name, op, calls, ns, bytes (moved at least), ops (arithmetic). phase: of steps "
+          "in "
+          "which sequences have several tokens (prefill), one (decode), or some of either (mixed).")
+      .def(
+          "profile_steps", [](PyCpuExecutor& self) { return profile_steps(self.profile()); },
+          "Per phase: steps, tokens, sequences, rows, ns.")
       .def("dispatch", &PyCpuExecutor::dispatch,
            "Per kernel family: the kernel taken, and why better ones were not.");
 }

@@ -101,13 +101,17 @@ void CpuExecutor::run(const StepView& view) {
 }
 
 void CpuExecutor::run_profiled(const StepView& view) {
-  int64_t begin = now_ns();
+  std::vector<Measured> measured(operations_.size());
+  const int64_t first = now_ns();
+  int64_t begin = first;
   for (size_t i = 0; i < operations_.size(); ++i) {
     operations_[i]->run(view, team_);
     const int64_t end = now_ns();
-    profile_.add(i, end - begin, operations_[i]->cost(view));
-    begin = now_ns();
+    measured[i].nanoseconds = end - begin;
+    begin = end;
   }
+  for (size_t i = 0; i < operations_.size(); ++i) measured[i].cost = operations_[i]->cost(view);
+  profile_.add(view.step, measured, begin - first);
 }
 
 LogitRows CpuExecutor::wait(Ticket ticket) {

@@ -105,6 +105,12 @@ double sum_exp_below(std::span<const float> x, float max) {
   return lanes[0];
 }
 
+double logprob(std::span<const float> row, int32_t token) {
+  const float max = row_max(row).value;
+  const double log_total = static_cast<double>(max) + std::log(sum_exp_below(row, max));
+  return static_cast<double>(row[static_cast<size_t>(token)]) - log_total;
+}
+
 int32_t count_greater(std::span<const float> row, float value) {
   int32_t count = 0;
   for (float x : row) count += x > value;

@@ -23,6 +23,9 @@ void exp_below(std::span<const float> x, float max, double* out);
 // The sum of those: eight lanes by index, then a fixed tree.
 double sum_exp_below(std::span<const float> x, float max);
 
+// The natural logarithm of the probability that the row gives to a token. Throws as row_max does.
+double logprob(std::span<const float> row, int32_t token);
+
 int32_t count_greater(std::span<const float> row, float value);
 
 // The ids of the k largest values and of all that tie with the k-th, ascending; 1 <= k <= row size. No sort
