@@ -22,7 +22,7 @@ STEP_TOKENS = 8192
 
 
 def convert(checkpoint: Path, folder: Path, form: str) -> None:
-    command = [str(Path(sys.executable).parent / "optimum-cli"), "export", "openvino", "-m", str(checkpoint)]
+    command = [sys.executable, "-m", "optimum.commands.optimum_cli", "export", "openvino", "-m", str(checkpoint)]
     task = ["--task", "text-generation-with-past", "--weight-format", *OPTIONS[form], str(folder)]
     subprocess.run(command + task, check=True)
 
