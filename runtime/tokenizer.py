@@ -57,6 +57,10 @@ class Tokenizer:
 
 
 def _has_byte_fallback(tokenizer: tokenizers.Tokenizer) -> bool:
-    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    if tokenizer.decoder is None:
+        return False
+    decoder = json.loads(
+        tokenizer.decoder.__getstate__()
+    )  # of the decoder alone: writing out the vocabulary takes long
     parts = decoder.get("decoders", [decoder])
     return any(part.get("type") == "ByteFallback" for part in parts)
