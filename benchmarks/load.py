@@ -9,6 +9,7 @@ token of a short text. The engine's files are in the page cache after the first 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -35,7 +36,7 @@ def measure(engine: str) -> list[tuple[float, float]]:
     """(wall, processor) seconds of each of PARTS in a process of its own."""
     done = subprocess.run([sys.executable, "-P", "-c", CHILD, engine], capture_output=True, text=True, check=True)
     marks = json.loads(done.stdout)
-    spans = [*zip(marks, marks[1:], strict=False), (marks[0], marks[-1])]
+    spans = [*itertools.pairwise(marks), (marks[0], marks[-1])]
     return [(after[0] - before[0], after[1] - before[1]) for before, after in spans]
 
 

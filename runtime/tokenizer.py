@@ -59,8 +59,6 @@ class Tokenizer:
 def _has_byte_fallback(tokenizer: tokenizers.Tokenizer) -> bool:
     if tokenizer.decoder is None:
         return False
-    decoder = json.loads(
-        tokenizer.decoder.__getstate__()
-    )  # of the decoder alone: writing out the vocabulary takes long
+    decoder = json.loads(tokenizer.decoder.__getstate__())  # its own: the whole with the vocabulary takes long
     parts = decoder.get("decoders", [decoder])
     return any(part.get("type") == "ByteFallback" for part in parts)
