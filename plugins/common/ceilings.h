@@ -23,6 +23,13 @@ float tw_ceiling_fma_avx2(int64_t iterations);
 // `iterations` times 16 independent bf16 dot vectors: 16 * 16 * 4 operations each.
 float tw_ceiling_bf16_avx512bf16(int64_t iterations);
 
+// `iterations` times 16 independent int8 dot vectors (vpdpbusd): 16 * 64 * 2 operations each.
+float tw_ceiling_int8_avx512vnni(int64_t iterations);
+
+// `iterations` times 8 independent int8 dot vectors (vpmaddubsw, vpmaddwd, vpaddd): 8 * 32 * 2 operations
+// each.
+float tw_ceiling_int8_avx2(int64_t iterations);
+
 #ifdef __cplusplus
 }
 #endif

@@ -24,3 +24,17 @@ extern "C" float tw_ceiling_fma_avx2(int64_t iterations) {
   for (int i = 2; i < 12; ++i) acc[i % 2] = _mm256_add_ps(acc[i % 2], acc[i]);
   return tw_tree_sum_avx2(acc[0], acc[1]);
 }
+
+extern "C" float tw_ceiling_int8_avx2(int64_t iterations) {
+  __m256i acc[8], a = _mm256_set1_epi8(1), b = a;
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (int i = 0; i < 8; ++i) acc[i] = _mm256_set1_epi32(i);
+  for (int64_t n = 0; n < iterations; ++n) {
+    for (int i = 0; i < 8; ++i) {
+      acc[i] = _mm256_add_epi32(acc[i], _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), ones));
+      __asm__ volatile("" : "+x"(a));  // each product anew, or the compiler would make one serve all
+    }
+  }
+  for (int i = 1; i < 8; ++i) acc[0] = _mm256_add_epi32(acc[0], acc[i]);
+  return (float)_mm256_extract_epi32(acc[0], 0);
+}

@@ -138,6 +138,26 @@ std::vector<double> time_operations(float (*run)(int64_t), int threads, int repe
   return timed(threads, repeats, [&](int, int) { sink = run(kIterations); });
 }
 
+// One rate that the vector units can reach: what runs, and how many operations an iteration of it is.
+struct Peak {
+  const char* name;
+  bool runs;
+  float (*run)(int64_t);
+  double operations;
+};
+
+// By name, best first: the first that runs here is the ceiling of that name.
+std::vector<Peak> peaks() {
+  const CpuFeatures& has = cpu_features();
+  return {{"float32", has.avx512, tw_ceiling_fma_avx512, 16 * 32},
+          {"float32", true, tw_ceiling_fma_avx2, 12 * 16},
+          {"float32 avx2", true, tw_ceiling_fma_avx2, 12 * 16},
+          {"bfloat16", has.avx512_bf16, tw_ceiling_bf16_avx512bf16, 16 * 64},
+          {"int8", has.avx512_vnni, tw_ceiling_int8_avx512vnni, 16 * 128},
+          {"int8", true, tw_ceiling_int8_avx2, 8 * 64},
+          {"int8 avx2", true, tw_ceiling_int8_avx2, 8 * 64}};
+}
+
 // Best of `repeats` rounds: bytes per second of reads, or operations per second.
 double ceiling(const std::string& what, int threads, int repeats) {
   const CpuFeatures& has = cpu_features();
@@ -146,18 +166,15 @@ double ceiling(const std::string& what, int threads, int repeats) {
   const auto best = [](const std::vector<double>& seconds) {
     return *std::min_element(seconds.begin(), seconds.end());
   };
-  const double operations = 16.0 * 32 * kIterations * threads;
   if (what == "read") return kReadPart / best(time_reads(threads, repeats));
-  const double avx2_operations = 12.0 * 16 * kIterations * threads;
-  if (what == "float32 avx2" || (what == "float32" && !has.avx512)) {
-    return avx2_operations / best(time_operations(tw_ceiling_fma_avx2, threads, repeats));
+  for (const Peak& peak : peaks()) {
+    if (what != peak.name || !peak.runs) continue;
+    return peak.operations * kIterations * threads / best(time_operations(peak.run, threads, repeats));
   }
-  if (what == "float32") return operations / best(time_operations(tw_ceiling_fma_avx512, threads, repeats));
-  if (what == "bfloat16" && has.avx512_bf16) {
-    return 2 * operations / best(time_operations(tw_ceiling_bf16_avx512bf16, threads, repeats));
-  }
-  throw Error("InvalidOptionError",
-              "ceiling must be read, float32, float32 avx2 or (with AVX512-BF16) bfloat16, not " + what);
+  throw Error(
+      "InvalidOptionError",
+      "ceiling must be read, float32, float32 avx2, int8, int8 avx2 or (with AVX512-BF16) bfloat16, not " +
+          what);
 }
 
 }  // namespace
@@ -169,8 +186,9 @@ void bind_benchmarks(nb::module_& m) {
         "Seconds of each repeat of one matmul kernel, split over threads by panels or by rows.");
   m.def("ceiling", &ceiling, "what"_a, "threads"_a = 1, "repeats"_a = 3,
         nb::call_guard<nb::gil_scoped_release>(),
-        "Best measured rate per second: \"read\" (bytes), \"float32\", \"float32 avx2\" or \"bfloat16\" "
-        "(operations).");
+        "Best measured rate per second: \"read\" (bytes), \"float32\", \"float32 avx2\", \"bfloat16\", "
+        "\"int8\" or "
+        "\"int8 avx2\" (operations).");
 }
 
 }  // namespace tensorwright

@@ -24,6 +24,8 @@ FLAGS = {
     "x86_avx2": ["-mavx2", "-mfma", "-mf16c"],
     "x86_avx512": AVX512,
     "x86_avx512bf16": [*AVX512, "-mavx512bf16"],
+    "x86_avx512vnni": [*AVX512, "-mavx512vnni"],
+    "x86_avxvnni": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
 }
 """As in CMakeLists.txt: a file that needs more than its own set does not compile."""
 
