@@ -6,16 +6,18 @@ when they want one, so a slow reader costs nothing and misses nothing: every sna
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorwright import errors
 from tensorwright.errors import EngineStoppedError, RequestAbortedError, TensorwrightError
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.request_state import RequestState
+
+if TYPE_CHECKING:  # whoever waits in an event loop has imported it; nobody else pays for it
+    import asyncio
 
 
 class RequestHandle:
@@ -76,6 +78,8 @@ class RequestHandle:
             raise
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        import asyncio
+
         seen = 0
         try:
             while True:
@@ -93,6 +97,8 @@ class RequestHandle:
         return self._finished().__await__()
 
     async def _finished(self) -> RequestOutput:
+        import asyncio
+
         try:
             while (seen := self._version, self._done)[1] is False:  # the version first, lest the end slip between
                 await self._wait_for_change(seen)
@@ -102,6 +108,8 @@ class RequestHandle:
         return self.result()
 
     async def _wait_for_change(self, seen: int) -> None:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         with self._changed:
             if self._version > seen:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import EngineError
-from tensorwright.runtime.checksums import REMEDY, FileSum, read_checksums, verify_files
+from tensorwright.runtime.checksums import REMEDY, WEIGHTS, FileSum, read_checksums, verify_files
 from tensorwright.runtime.tokenizer import Tokenizer
 
 FORMAT = "tensorwright-engine"
@@ -95,7 +95,7 @@ class EngineDir:
 
     @property
     def weights(self) -> Path:
-        return self.file("cpu/weights.bin")
+        return self.file(WEIGHTS)
 
     @property
     def eos_token_ids(self) -> list[int]:
@@ -116,6 +116,10 @@ class EngineDir:
         """None for an engine that was built from a checkpoint without one."""
         return Tokenizer.from_file(self.file("tokenizer.json")) if "tokenizer.json" in self.files else None
 
+    def load_tokenizer(self) -> None:
+        """Reads it now rather than when it is first asked for."""
+        _ = self.tokenizer
+
 
 def is_engine(path: Path) -> bool:
     """Whether the directory claims to be an engine, whole or not; a Hugging Face model does not."""
@@ -127,8 +131,11 @@ def is_engine(path: Path) -> bool:
         return sums
 
 
-def open_engine(path: str | Path) -> EngineDir:
-    """Validates format, version, target, sizes and checksums; EngineError names the file and the remedy."""
+def open_engine(path: str | Path, *, read_tokenizer: bool = False) -> EngineDir:
+    """Validates format, version, target, sizes and checksums; EngineError names the file and the remedy.
+
+    read_tokenizer: now, while the weights are being checked, rather than when it is first asked for.
+    """
     if not str(path).strip():
         raise EngineError("an engine directory must be named, not an empty text")
     root = Path(path)
@@ -144,10 +151,10 @@ def open_engine(path: str | Path) -> EngineDir:
     files = read_checksums(root)
     if "config.json" not in files:
         raise EngineError(f"{root / 'checksums.txt'}: does not list config.json; {REMEDY}")
-    verify_files(root, files)
-    _check_config(root / "config.json", config)
     engine = EngineDir(root, config, files)
-    for name in ("cpu/plan.bin", "cpu/weights.bin"):
+    verify_files(root, files, engine.load_tokenizer if read_tokenizer else None)
+    _check_config(root / "config.json", config)
+    for name in ("cpu/plan.bin", WEIGHTS):
         engine.file(name)
     _ = engine.eos_token_ids  # raises where they are none
     return engine

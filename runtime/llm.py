@@ -12,7 +12,6 @@ from typing import IO, Any, overload
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
-from tensorwright.runtime.chat import chat_prompt, is_conversation
 from tensorwright.runtime.engine_client import EngineClient
 from tensorwright.runtime.engine_dir import DTYPES, EngineDir, is_engine, open_engine
 from tensorwright.runtime.host import default_threads
@@ -142,6 +141,8 @@ class LLM(StrictKeywords):
         text instead of the model's. add_generation_prompt: end with the start of the assistant's answer.
         template_variables: what else the template looks at, such as tools or enable_thinking.
         """
+        from tensorwright.runtime.chat import chat_prompt, is_conversation  # Jinja takes as long to import as all else
+
         single = is_conversation(messages)
         prompts = [
             chat_prompt(self.engine, each, chat_template, add_generation_prompt, template_variables or {})
@@ -228,7 +229,7 @@ def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
     if is_model(path):
         cached = engine_for_model(path, choices)
         return open_cached(cached.path), cached.lease
-    engine = open_engine(path)
+    engine = open_engine(path, read_tokenizer=True)
     if dtype not in ("auto", *DTYPES):
         raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):

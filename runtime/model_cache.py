@@ -95,7 +95,7 @@ def _build(lock: IO[str], engine: Path, model: Path, choices: BuildChoices, buil
 def open_cached(engine: Path) -> EngineDir:
     """Opens an engine of the cache. If it is damaged, the remedy is to remove it: it is built anew on the next use."""
     try:
-        return open_engine(engine)
+        return open_engine(engine, read_tokenizer=True)
     except EngineError as error:
         fault = str(error).removesuffix(f"; {REMEDY}")
         remedy = f"remove it with 'tensorwright cache clear {engine.name}' and it is built again"

@@ -14,7 +14,6 @@ import click
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.async_requests import RequestHandle
-from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.engine_cache import cache_root
 from tensorwright.runtime.llm import LLM, is_model
 from tensorwright.runtime.model_cache import BuildChoices, is_cached
@@ -73,6 +72,8 @@ def _read(file: TextIO, option: str) -> str:
 
 
 def _conversation(llm: LLM, text: str, system: str | None, template: str | None) -> PromptDict:
+    from tensorwright.runtime.chat import chat_prompt  # imports Jinja, which prompts without chat do not need
+
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": text})
     return chat_prompt(llm.engine, messages, template, True, {})

@@ -57,6 +57,8 @@ class Tokenizer:
 
 
 def _has_byte_fallback(tokenizer: tokenizers.Tokenizer) -> bool:
-    decoder = json.loads(tokenizer.to_str()).get("decoder") or {}
+    if tokenizer.decoder is None:
+        return False
+    decoder = json.loads(tokenizer.decoder.__getstate__())  # its own: the whole with the vocabulary takes long
     parts = decoder.get("decoders", [decoder])
     return any(part.get("type") == "ByteFallback" for part in parts)

@@ -11,6 +11,7 @@ import pytest
 
 from support.fake_runtime import engine_config, write_checksums, write_engine
 from tensorwright.errors import EngineError
+from tensorwright.runtime import checksums
 from tensorwright.runtime.engine_dir import is_engine, open_engine
 
 
@@ -106,6 +107,39 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], words: 
         open_engine(root)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["cpu/weights.bin", "tokenizer.json"])
+def test_damage_is_named_when_the_tokenizer_is_read_meanwhile(tmp_path: Path, name: str) -> None:
+    root = write_engine(tmp_path / "engine")
+    assert "tokenizer" in vars(open_engine(root, read_tokenizer=True))
+    assert "tokenizer" not in vars(open_engine(root))
+    flip(name)(root)
+    with pytest.raises(EngineError, match=f"{Path(name).name}: altered"):
+        open_engine(root, read_tokenizer=True)
+
+
+def test_damaged_weights_come_before_what_fails_meanwhile(tmp_path: Path) -> None:
+    root = write_engine(tmp_path / "engine")
+    (root / "tokenizer.json").write_text("{}")
+    write_checksums(root, covered(root))
+    with pytest.raises(EngineError, match="not a tokenizer"):
+        open_engine(root, read_tokenizer=True)
+    flip("cpu/weights.bin")(root)
+    with pytest.raises(EngineError, match=r"weights\.bin: altered"):
+        open_engine(root, read_tokenizer=True)
+
+
+def test_weights_that_could_not_be_checked_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    root = write_engine(tmp_path / "engine")
+    monkeypatch.setattr(
+        checksums, "_check_content", lambda path, _: no_memory() if path.name == "weights.bin" else None
+    )
+    with pytest.raises(MemoryError):
+        open_engine(root)
 
 
 def test_shortened_checksum_list_is_noticed(tmp_path: Path) -> None:
