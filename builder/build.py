@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tensorwright.builder.collector import paused_collector
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, copy_text_side, engine_config, source_record
@@ -84,6 +85,7 @@ def build(
         return _finish(writer, report, checkpoint, options, records, phases, memory.peaks)
 
 
+@paused_collector()
 def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Graph:
     dtype, max_seq_len = options.dtype_for(checkpoint), options.max_seq_len_for(checkpoint)
     with phases.run("import"):
