@@ -73,6 +73,7 @@ def test_json_of_a_wrong_command_line(run, wrong):
     [
         (["--target", "abacus"], "'abacus' is not 'cpu'"),
         (["--dtype", "int3"], "'int3' is not one of"),
+        (["--kv-cache-dtype", "fp8"], "'fp8' is not one of 'auto', 'int8'"),
         (["--max-seq-len", "1"], "1 is not in the range"),
         (["--max-seq-len", "4096"], "at most the model's 128 positions"),
         (["--no-such-option"], "No such option"),
