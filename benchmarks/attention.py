@@ -17,7 +17,8 @@ import machine
 
 from tensorwright.runtime import _runtime
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = {"float32": 0, "bfloat16": 1, "int8": 3}
+"""Of the cache, and their numbers in plugins/common/kernel_types.h. Beside an int8 cache q is bfloat16."""
 DECODE_BYTES = 128 << 20
 """Of K and V per repeat of a decode run: more than any cache holds."""
 
@@ -55,7 +56,7 @@ def best_seconds(
 ) -> float:
     return min(
         _runtime.time_attention(
-            DTYPES.index(dtype), index, context, queries, model.heads, model.kv_heads, model.head_dim,
+            DTYPES[dtype], index, context, queries, model.heads, model.kv_heads, model.head_dim,
             min(args.query_tile, queries), layers, threads=threads, repeats=args.repeats,
         )
     )  # fmt: skip
@@ -64,8 +65,9 @@ def best_seconds(
 def report(
     dtype: str, index: int, model: Heads, queries: int, context: int, threads: int, args: argparse.Namespace
 ) -> None:
-    name = _runtime.attention_table(DTYPES.index(dtype))[index][0]
-    kv_bytes = 2 * context * model.kv_heads * model.head_dim * (2 if dtype == "bfloat16" else 4)
+    name = _runtime.attention_table(DTYPES[dtype])[index][0]
+    position = model.head_dim * {"float32": 4, "bfloat16": 2, "int8": 1}[dtype] + 4 * (dtype == "int8")
+    kv_bytes = 2 * context * model.kv_heads * position
     layers = max(1, DECODE_BYTES // kv_bytes) if queries == 1 else 1
     before = ceilings(dtype, threads, name.endswith("avx512bf16"))
     seconds = best_seconds(dtype, index, model, context, queries, layers, threads, args)
@@ -94,7 +96,7 @@ def main() -> None:
     model = MODELS[args.model]
     print(machine.describe(), f"busy {machine.busy_fraction():.0%}")
     for dtype in args.dtype:
-        runnable = [i for i, entry in enumerate(_runtime.attention_table(DTYPES.index(dtype))) if entry[2]]
+        runnable = [i for i, entry in enumerate(_runtime.attention_table(DTYPES[dtype])) if entry[2]]
         for index in runnable if args.all_kernels else runnable[:1]:
             for threads in args.threads:
                 for context in args.decode:

@@ -173,8 +173,12 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
     layers = facts["kv_layers"]
     kv_layers = [
         KV_LAYER.pack(
-            layer["group"], layer["kv_heads"], layer["head_dim"], DTYPES[layer.get("dtype", facts["dtype"])],
-            layer["window"], 0,
+            layer["group"],
+            layer["kv_heads"],
+            layer["head_dim"],
+            DTYPES[layer.get("dtype", facts["dtype"])],
+            layer["window"],
+            0,
         )
         for layer in layers
     ]

@@ -52,7 +52,8 @@ std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype);     
 std::span<const KernelEntry<tw_rms_norm_fn>> rms_norm_kernels();
 std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels();
 std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels();
-std::span<const KernelEntry<tw_attention_fn>> attention_kernels(int dtype);  // the cache's: TW_F32, TW_BF16, TW_I8
+std::span<const KernelEntry<tw_attention_fn>> attention_kernels(
+    int dtype);  // the cache's: TW_F32, TW_BF16, TW_I8
 std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels();
 std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels();
 std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels();

@@ -94,7 +94,9 @@ inline void pack_widened(const tw_attention_args* a, int64_t row, int rows, floa
 
 // q of a row block over an int8 cache: the scales [rows], then for every four dimensions [rows] pairs of
 // 16-bit integers (0, 2) and [rows] pairs (1, 3).
-inline size_t quantized_q_words(int head_dim, int rows) { return (size_t)(1 + (head_dim + 3) / 4 * 2) * rows; }
+inline size_t quantized_q_words(int head_dim, int rows) {
+  return (size_t)(1 + (head_dim + 3) / 4 * 2) * rows;
+}
 
 inline void pack_quantized(const tw_attention_args* a, int64_t row, int rows, int32_t* to) {
   float x[TW_KV_I8_HEAD_DIM];

@@ -12,7 +12,9 @@ namespace tensorwright {
 namespace {
 
 template <int kDtype>
-constexpr int kBytes = kDtype == TW_I8 ? 1 : kDtype == TW_BF16 ? 2 : 4;
+constexpr int kBytes = kDtype == TW_I8     ? 1
+                       : kDtype == TW_BF16 ? 2
+                                           : 4;
 
 template <int kDtype>
 TW_INLINE __m256 load_value(const char* v, int64_t count) {
@@ -31,42 +33,42 @@ struct Widened {
     pack_widened<kStored>(a, row, rows, to);
   }
 
-template <int R, int N>
-static void tiles(const char* const* tile, const char* const* ahead, const float* q, int head_dim,
-                 float* out) {
-  __m256 acc[R][2 * N];
-  TW_UNROLL
-  for (int r = 0; r < R; ++r) {
+  template <int R, int N>
+  static void tiles(const char* const* tile, const char* const* ahead, const float* q, int head_dim,
+                    float* out) {
+    __m256 acc[R][2 * N];
     TW_UNROLL
-    for (int i = 0; i < 2 * N; ++i) acc[r][i] = _mm256_setzero_ps();
-  }
-  const char *k[N], *next[N];
-  TW_UNROLL
-  for (int n = 0; n < N; ++n) k[n] = tile[n], next[n] = ahead[n];
-  const int64_t bytes = (int64_t)tw_panel_bytes(kDtype, (size_t)head_dim);
-  for (int64_t at = 0; at < bytes; at += 64) {
-    TW_UNROLL
-    for (int n = 0; n < N; ++n) _mm_prefetch(next[n] + at, _MM_HINT_T1);
-    const auto row = [&](int r) TW_ALWAYS { return _mm256_broadcast_ss(q + r); };
-    if (kDtype == TW_BF16) {
-      tw_multiply_avx2(acc, row,
-                       [&](int i) TW_ALWAYS { return tw_low_halves_avx2(k[i / 2] + at + i % 2 * 32); });
-      q += R;
-      tw_multiply_avx2(acc, row,
-                       [&](int i) TW_ALWAYS { return tw_high_halves_avx2(k[i / 2] + at + i % 2 * 32); });
-    } else {
-      tw_multiply_avx2(acc, row, [&](int i) TW_ALWAYS {
-        return _mm256_loadu_ps((const float*)(k[i / 2] + at) + i % 2 * 8);
-      });
+    for (int r = 0; r < R; ++r) {
+      TW_UNROLL
+      for (int i = 0; i < 2 * N; ++i) acc[r][i] = _mm256_setzero_ps();
     }
-    q += R;
-  }
-  TW_UNROLL
-  for (int r = 0; r < R; ++r) {
+    const char *k[N], *next[N];
     TW_UNROLL
-    for (int i = 0; i < 2 * N; ++i) _mm256_store_ps(out + r * kChunk * TW_LANES + i * 8, acc[r][i]);
+    for (int n = 0; n < N; ++n) k[n] = tile[n], next[n] = ahead[n];
+    const int64_t bytes = (int64_t)tw_panel_bytes(kDtype, (size_t)head_dim);
+    for (int64_t at = 0; at < bytes; at += 64) {
+      TW_UNROLL
+      for (int n = 0; n < N; ++n) _mm_prefetch(next[n] + at, _MM_HINT_T1);
+      const auto row = [&](int r) TW_ALWAYS { return _mm256_broadcast_ss(q + r); };
+      if (kDtype == TW_BF16) {
+        tw_multiply_avx2(acc, row,
+                         [&](int i) TW_ALWAYS { return tw_low_halves_avx2(k[i / 2] + at + i % 2 * 32); });
+        q += R;
+        tw_multiply_avx2(acc, row,
+                         [&](int i) TW_ALWAYS { return tw_high_halves_avx2(k[i / 2] + at + i % 2 * 32); });
+      } else {
+        tw_multiply_avx2(acc, row, [&](int i) TW_ALWAYS {
+          return _mm256_loadu_ps((const float*)(k[i / 2] + at) + i % 2 * 8);
+        });
+      }
+      q += R;
+    }
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) {
+      TW_UNROLL
+      for (int i = 0; i < 2 * N; ++i) _mm256_store_ps(out + r * kChunk * TW_LANES + i * 8, acc[r][i]);
+    }
   }
-}
 };
 
 // Adds position after position of a tile. What a row does not see is added to none of its sums, not even

@@ -1,10 +1,9 @@
 // Attention on AVX-512: fp32 scores, bf16 scores by exact widening, int8 scores (the bits of scalar.cc), and
 // the combine kernel.
-#include "plugins/paged_attention/x86_avx512_i8.h"
-
 #include <stdint.h>
 
 #include "plugins/paged_attention/fold.h"
+#include "plugins/paged_attention/x86_avx512_i8.h"
 
 namespace tensorwright {
 namespace {

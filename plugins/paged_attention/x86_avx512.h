@@ -1,5 +1,5 @@
-// Attention on AVX-512, shared by x86_avx512.cc, x86_avx512bf16.cc and x86_avx512vnni.cc, which differ in how scores are
-// computed.
+// Attention on AVX-512, shared by x86_avx512.cc, x86_avx512bf16.cc and x86_avx512vnni.cc, which differ in how
+// scores are computed.
 //
 // Up to 8 (query, head) rows go through a split together, so that each K and V vector is loaded once for all
 // of them. For each chunk of tiles:
@@ -14,7 +14,9 @@
 namespace {
 
 template <int kDtype>
-constexpr int kBytes = kDtype == TW_I8 ? 1 : kDtype == TW_BF16 ? 2 : 4;
+constexpr int kBytes = kDtype == TW_I8     ? 1
+                       : kDtype == TW_BF16 ? 2
+                                           : 4;
 
 template <int kDtype>
 inline __m512 load_value(const char* v, __mmask16 lanes) {

@@ -42,7 +42,10 @@ struct ScoresI8 {
       for (int r = 0; r < R; ++r) {
         const __m512i x = _mm512_set1_epi32(q[r]), y = _mm512_set1_epi32(q[R + r]);
         TW_UNROLL
-        for (int n = 0; n < N; ++n) acc[r][n] = Pairs::add(Pairs::add(acc[r][n], even[n], x), odd[n], y);
+        for (int n = 0; n < N; ++n) {
+          acc[r][n] = Pairs::add(Pairs::add(acc[r][n], even[n], x), odd[n], y);
+          __asm__("" : "+v"(acc[r][n]));  // stays in a register; GCC stores some in every turn otherwise
+        }
       }
     }
     TW_UNROLL

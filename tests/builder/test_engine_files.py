@@ -15,3 +15,8 @@ def test_kv_block_bytes(dtype: str, number: int, kv_heads: int, head_dim: int, b
     assert kv_block_bytes(layers, dtype, block_size) == 2 * _runtime.kv_block_bytes(
         number, kv_heads, head_dim, block_size
     )
+    # A layer's own type comes before the activations'.
+    mixed = [layers[0], {**layers[1], "dtype": "int8"}]
+    assert kv_block_bytes(mixed, dtype, block_size) == sum(
+        _runtime.kv_block_bytes(code, kv_heads, head_dim, block_size) for code in (number, 3)
+    )

@@ -83,9 +83,7 @@ def room(engine, blocks: int) -> int:
 
 @pytest.fixture(scope="module")
 def solo(engine):
-    with LLM(
-        str(engine), threads=1, enable_prefix_caching=False, kv_cache_memory="64MiB", max_batch_size=1
-    ) as llm:
+    with LLM(str(engine), threads=1, enable_prefix_caching=False, kv_cache_memory="64MiB", max_batch_size=1) as llm:
         yield Solo(llm)
 
 

@@ -11,12 +11,17 @@ import numpy as np
 import pytest
 
 from support.isa_levels import VECTOR_LEVELS, run_at_level
+from tensorwright import build
 
 
 @pytest.fixture(scope="module")
-def scalar(pico_engine: Path, pico_engine_float32: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+def scalar(
+    pico_engine: Path, pico_engine_float32: Path, pico_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict:
     folder = tmp_path_factory.mktemp("scalar")
-    engines = {"float32": pico_engine_float32, "bfloat16": pico_engine}
+    # float32 with an int8 cache: matmuls without dot instructions, so that every bit must agree.
+    build(pico_model, folder / "engine", dtype="float32", kv_cache_dtype="int8", accuracy="none")
+    engines = {"float32": pico_engine_float32, "bfloat16": pico_engine, "int8 cache": folder / "engine"}
     return {
         dtype: (engine, run_at_level(engine, "scalar", folder / f"{dtype}.npy")[0]) for dtype, engine in engines.items()
     }
@@ -27,7 +32,7 @@ SCALAR_ONLY = ["rotary_table_scalar"]
 
 
 @pytest.mark.parametrize("level", VECTOR_LEVELS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8 cache"])
 def test_every_level_gives_the_bits_of_scalar(scalar: dict, dtype: str, level: str, tmp_path: Path) -> None:
     engine, expected = scalar[dtype]
     logits, kernels = run_at_level(engine, level, tmp_path / "logits.npy")

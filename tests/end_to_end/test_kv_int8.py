@@ -22,7 +22,8 @@ from tensorwright.runtime import _runtime
 from tensorwright.runtime.engine_dir import open_engine
 
 VARIANTS = ["llama", "llama_mqa", "gpt2", "gemma2", "flint", "mistral", "gpt_neox", "falcon_groups"]
-"""Grouped heads, one KV head of 10 dimensions, no rotation, soft caps with windows, sinks, windows, partial rotation."""
+"""Grouped heads, one KV head of 10 dimensions, no rotation, soft caps and windows, sinks, windows, partial rotation."""
+OVERRIDES = {"flint": {"num_experts": 1}}
 TOKENS = 70
 
 
@@ -31,7 +32,7 @@ class Made:
 
     def __init__(self, root: Path, variant: str):
         self.root = root
-        self.checkpoint = open_checkpoint(make_variant(root / "model", variant, seed=5))
+        self.checkpoint = open_checkpoint(make_variant(root / "model", variant, seed=5, **OVERRIDES.get(variant, {})))
         vocabulary = self.checkpoint.config["vocab_size"]
         self.ids = np.random.default_rng(1).integers(0, min(vocabulary, 97), TOKENS).tolist()
         self.reports = {kv: self.rewrite(kv) for kv in ("auto", "int8")}
@@ -114,9 +115,9 @@ def test_forks_copy_scales_too(pico_engine_int8_kv: Path) -> None:
     """Completions of one prompt share its last block until they write to it: then it is copied, scales and all."""
     prompt = {"prompt_token_ids": list(range(40, 85))}
     with LLM(pico_engine_int8_kv, threads=2, kv_cache_memory="8MiB") as llm:
-        greedy = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=1)
-        alone = llm.generate(prompt, greedy).outputs[0]
-        many = llm.generate(prompt, SamplingParams(max_tokens=24, ignore_eos=True, logprobs=1, n=3)).outputs
+        options = {"temperature": 0, "max_tokens": 24, "ignore_eos": True, "logprobs": 1}
+        alone = llm.generate(prompt, SamplingParams(**options)).outputs[0]
+        many = llm.generate(prompt, SamplingParams(**options, n=3)).outputs
         assert len(many) == 3
         for completion in many:
             assert completion.token_ids == alone.token_ids

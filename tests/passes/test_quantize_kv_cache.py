@@ -31,7 +31,7 @@ INPUTS = """
   %table: float32[20, 24] = weight() {expr = @"table"}
   %x: float32[tokens, 24] = embedding(%table, %token_ids) {scale = 1.0}"""
 WRITE = f"""
-  %q: float32[tokens, 12], %c: kv[] = rotary_kv_write(%x, none, %slots, %kv_cache.0) {{layer = 0, {HEADS}, rotary_dim = 0}}"""
+  %q: float32[tokens, 12], %c: kv[] = rotary_kv_write(%x, none, %slots, %kv_cache.0) {{layer = 0, {HEADS}, rotary_dim = 0}}"""  # noqa: E501
 READ = f"""
   %a: float32[tokens, 12] = paged_attention(%q, %c, %seq_starts, %context_lens, %block_tables) {{layer = 0, {HEADS}, scale = 0.25, window = 0, softcap = 0.0}}"""  # noqa: E501
 BODY = f"""{INPUTS}{WRITE}{READ}
@@ -147,5 +147,5 @@ def test_pinned_count(rewritten, variant: str) -> None:
 def test_the_pipeline_names_the_pass_that_refuses(rewritten) -> None:
     traced = rewritten("llama").traced.clone()
     traced.facts["kv_cache_dtype"] = "fp8"
-    with pytest.raises((PassError, InvalidOptionError), match="pass quantize_kv_cache .* not 'fp8'"):
+    with pytest.raises((PassError, InvalidOptionError), match=r"pass quantize_kv_cache .* not 'fp8'"):
         run_pipeline(traced)

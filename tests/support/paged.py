@@ -80,8 +80,8 @@ class Sequence:
 
     def tolerance(self, y_dtype: str = "float32") -> float:
         """Bound of |y - exact|: a score is off by dot-product rounding, a weight by twice that relatively, the weighted
-        mean of v by that and one rounding per position (and rescaling of each tile). Integers sum up exactly: of an int8
-        score only four roundings are left, but a weight is rounded once more, times V's scale."""
+        mean of v by that and one rounding per position (and rescaling of each tile). Integers sum up exactly: of an
+        int8 score only four roundings are left, but a weight is rounded once more, times V's scale."""
         magnitude = float((np.abs(self.q).max((0, 1)) * np.abs(self.k).max((0, 1))).sum()) * self.scale
         score = ((0 if self.int8 else self.head_dim) + 8) * UNIT * magnitude + 8 * UNIT * self.softcap
         largest = float(np.abs(self.v).max())
