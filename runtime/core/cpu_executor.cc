@@ -135,6 +135,14 @@ void CpuExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
   kv_.copy_block(group, from, to);
 }
 
+// With denormals, as outside of the team: what is computed must not depend on where.
+void CpuExecutor::run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) {
+  team_.run(tasks, [&](int task, int thread) {
+    const DenormalGuard guard(false);
+    fn(task, thread);
+  });
+}
+
 std::unique_ptr<Executor> make_cpu_executor(const std::string& plan_path, const std::string& weights_path,
                                             const CpuExecutorOptions& options) {
   return std::make_unique<CpuExecutor>(plan_path, weights_path, options);

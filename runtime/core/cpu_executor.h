@@ -38,7 +38,8 @@ class CpuExecutor : public Executor {
   LogitRows wait(Ticket ticket) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
 
-  int threads() const { return team_.threads(); }
+  int threads() const override { return team_.threads(); }
+  void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
   // The kernels in use, and why better ones were refused.
   const std::vector<DispatchChoice>& dispatch() const { return dispatch_; }
   Profile& profile() { return profile_; }

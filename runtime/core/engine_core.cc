@@ -29,7 +29,7 @@ Error as_error(const std::exception& error) {
 }
 
 EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options)
-    : executor_(std::move(executor)) {
+    : executor_(std::move(executor)), samplers_(static_cast<size_t>(executor_->threads())) {
   validate_options(options);
   const ModelFacts& facts = executor_->facts();
   shapes_ = share_blocks(facts, options);

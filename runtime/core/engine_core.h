@@ -2,8 +2,10 @@
 #ifndef TENSORWRIGHT_RUNTIME_CORE_ENGINE_CORE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_ENGINE_CORE_H_
 
+#include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -75,6 +77,11 @@ class EngineCore {
     int32_t prompt;
     bool sampled;
   };
+  // What the sampler gave for a sequence's row, or threw.
+  struct Drawn {
+    Sample sample;
+    std::exception_ptr error;
+  };
   using Name = std::pair<int64_t, int32_t>;  // request, completion
 
   bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
@@ -82,12 +89,14 @@ class EngineCore {
   std::vector<Name> alive(const std::function<bool(const Sequence&)>& wanted) const;
   LogitRows execute(const StepPlan& plan, int32_t rows);
   void take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits, std::vector<Event>* events);
+  std::vector<std::optional<Drawn>> draw_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits);
+  Sample sample(const Sequence& sequence, std::span<const float> logits, int thread);
   std::span<const float> values(const LogitRows& logits, int32_t row) const;
   void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
                             std::vector<Event>* events);
-  void take_tokens(Sequence& first, std::span<const float> logits, std::vector<Event>* events,
-                   std::vector<Failure>* failures);
-  void take_token(Sequence& sequence, std::span<const float> logits, std::vector<Event>* events);
+  void take_tokens(Sequence& first, std::span<const float> logits, std::optional<Drawn> drawn,
+                   std::vector<Event>* events, std::vector<Failure>* failures);
+  void take_token(Sequence& sequence, Sample sample, std::vector<Event>* events);
   void close(int64_t id, const char* finish, const Error* error, std::vector<Event>* events);
   void close_one(Name name, const char* finish, const Error* error, std::vector<Event>* events);
   void count(int64_t id, int32_t ended, int64_t* counter);
@@ -97,7 +106,7 @@ class EngineCore {
   std::vector<GroupShape> shapes_;
   std::unique_ptr<KvBlocks> kv_;
   std::unique_ptr<Scheduler> scheduler_;  // after kv_: sequences give their blocks back to it
-  Sampler sampler_;
+  std::vector<Sampler> samplers_;         // one per thread of the executor
   Step step_;
   std::unordered_map<int64_t, int32_t> open_;  // request -> completions that have not ended
   int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0;

@@ -4,6 +4,7 @@
 #define TENSORWRIGHT_RUNTIME_CORE_EXECUTOR_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace tensorwright {
@@ -64,6 +65,12 @@ class Executor {
   virtual LogitRows wait(Ticket ticket) = 0;
   // Copies one block of a group, for copy-on-write.
   virtual void copy_block(int32_t group, int32_t from, int32_t to) = 0;
+  // Its threads, for work between steps: calls fn(task, thread) once for every task in [0, tasks), thread in
+  // [0, threads()), and returns when all are done. fn must not throw.
+  virtual int threads() const { return 1; }
+  virtual void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) {
+    for (int task = 0; task < tasks; ++task) fn(task, 0);
+  }
 };
 
 }  // namespace tensorwright

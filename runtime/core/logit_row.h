@@ -18,10 +18,13 @@ struct RowMax {
 RowMax row_max(std::span<const float> row);
 
 // out[i] = exp(x[i] - max), all x <= max; exactly 0 from 700 below on. In double, the same bits on every
-// machine.
-void exp_below(std::span<const float> x, float max, double* out);
+// machine. Returns their sum, taken in order.
+double exp_below(std::span<const float> x, float max, double* out);
 // The sum of those: eight lanes by index, then a fixed tree.
 double sum_exp_below(std::span<const float> x, float max);
+
+// out[i] = row[i] / divisor.
+void divide_row(std::span<const float> row, float divisor, float* out);
 
 // The natural logarithm of the probability that the row gives to a token. Throws as row_max does.
 double logprob(std::span<const float> row, int32_t token);

@@ -1,6 +1,8 @@
 #include "runtime/core/sampler.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -9,6 +11,38 @@
 #include "runtime/core/philox.h"
 
 namespace tensorwright {
+
+namespace {
+
+// Ascending keys are descending scores, of equal ones higher indices first. -0 and 0 are equal.
+uint64_t descending_key(float score, uint32_t index) {
+  const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);
+  const uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
+  return uint64_t{~ascending} << 32 | ~index;
+}
+
+// Sorts keys[from, end). Many of them by their digits: far fewer steps than comparisons would take.
+void sort_keys(std::vector<uint64_t>& keys, size_t from, std::vector<uint64_t>* spare) {
+  constexpr size_t kMany = 4096, kDigits = 1 << 11;
+  const size_t n = keys.size() - from;
+  if (n < kMany) {
+    std::sort(keys.begin() + static_cast<std::ptrdiff_t>(from), keys.end());
+    return;
+  }
+  spare->resize(n);
+  uint64_t *in = keys.data() + from, *out = spare->data();
+  for (int shift = 0; shift < 64; shift += 11) {
+    std::array<uint32_t, kDigits> place{};
+    for (size_t i = 0; i < n; ++i) ++place[in[i] >> shift & (kDigits - 1)];
+    if (place[in[0] >> shift & (kDigits - 1)] == n) continue;  // all alike
+    std::exclusive_scan(place.begin(), place.end(), place.begin(), 0u);
+    for (size_t i = 0; i < n; ++i) out[place[in[i] >> shift & (kDigits - 1)]++] = in[i];
+    std::swap(in, out);
+  }
+  if (in == spare->data()) std::copy_n(in, n, keys.data() + from);
+}
+
+}  // namespace
 
 Sample Sampler::sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed,
                        int64_t position, const History& history) {
@@ -47,7 +81,7 @@ void Sampler::select(std::span<const float> logits, const Sampling& sampling) {
   scaled_.resize(logits.size());
   // fp32 as transformers divides: ties that the division makes are ties for top_k.
   float temperature = static_cast<float>(sampling.temperature);
-  for (size_t i = 0; i < logits.size(); ++i) scaled_[i] = logits[i] / temperature;
+  divide_row(logits, temperature, scaled_.data());
   RowMax max = row_max(scaled_);  // the division may overflow
   if (sampling.top_k > 0 && sampling.top_k < vocab) {
     top_ids(scaled_, sampling.top_k, &ids_);
@@ -59,7 +93,7 @@ void Sampler::select(std::span<const float> logits, const Sampling& sampling) {
     scores_ = scaled_;
   }
   weights_.resize(ids_.size());
-  exp_below(scores_, max.value, weights_.data());
+  total_ = exp_below(scores_, max.value, weights_.data());
   if (sampling.top_p < 1) keep_top_p(sampling.top_p);
   if (sampling.min_p > 0) keep_min_p(sampling.min_p);
 }
@@ -68,47 +102,54 @@ void Sampler::select(std::span<const float> logits, const Sampling& sampling) {
 // last. From the other end: a token stays while (total - weight of those after it) / total > 1 - top_p.
 // Compared in fp32 as there; of equal scores the higher id stays, as a stable ascending sort has it.
 void Sampler::keep_top_p(double top_p) {
-  double total = std::accumulate(weights_.begin(), weights_.end(), 0.0);
+  const double total = total_;
   float bound = static_cast<float>(1.0 - top_p);
   // What stays has cumulative weight > bound * total made of at most n weights no larger than its own; so
   // only weights above that n-th part need sorting. The slack covers the fp32 comparison.
   double floor = bound * total / static_cast<double>(weights_.size()) * (1 - 1e-6);
-  std::vector<int32_t> order;
+  order_.clear();
   for (size_t i = 0; i < weights_.size(); ++i) {
-    if (weights_[i] >= floor) order.push_back(static_cast<int32_t>(i));
+    if (weights_[i] >= floor) order_.push_back(descending_key(scores_[i], static_cast<uint32_t>(i)));
   }
-  auto before = [&](int32_t a, int32_t b) {
-    return scores_[a] != scores_[b] ? scores_[a] > scores_[b] : ids_[a] > ids_[b];
-  };
   double after = 0;
   size_t kept = 0, sorted = 0;
+  kept_ids_.clear();
+  kept_weights_.clear();
   auto stays = [&] { return kept == 0 || static_cast<float>((total - after) / total) > bound; };
-  for (; kept < order.size() && stays(); ++kept) {
-    if (kept == sorted) {  // few stay, mostly: sort no more than it takes
-      auto from = order.begin() + static_cast<std::ptrdiff_t>(sorted);
-      sorted = std::min(order.size(), std::max<size_t>(256, 8 * sorted));
-      auto to = order.begin() + static_cast<std::ptrdiff_t>(sorted);
-      std::nth_element(from, to - 1, order.end(), before);
-      std::sort(from, to, before);
-    }
-    after += weights_[order[kept]];
+  for (; kept < order_.size() && stays(); ++kept) {
+    if (kept == sorted) sorted = sort_more(sorted);
+    const size_t i = ~static_cast<uint32_t>(order_[kept]);
+    after += weights_[i];
+    kept_ids_.push_back(ids_[i]);
+    kept_weights_.push_back(weights_[i]);
   }
-  std::vector<int32_t> ids(kept);
-  std::vector<double> weights(kept);
-  for (size_t i = 0; i < kept; ++i) {
-    ids[i] = ids_[order[i]];
-    weights[i] = weights_[order[i]];
+  ids_.swap(kept_ids_);
+  weights_.swap(kept_weights_);
+  total_ = after;
+}
+
+// Sorts the next keys of order_ after the first `sorted`; returns how many are sorted now. Few stay, mostly:
+// no more than it takes.
+size_t Sampler::sort_more(size_t sorted) {
+  constexpr size_t kFew = 256;
+  auto from = order_.begin() + static_cast<std::ptrdiff_t>(sorted);
+  if (sorted > 0 || order_.size() <= kFew) {
+    sort_keys(order_, sorted, &spare_);
+    return order_.size();
   }
-  ids_.swap(ids);
-  weights_.swap(weights);
+  std::nth_element(from, from + (kFew - 1), order_.end());
+  std::sort(from, from + kFew);
+  return kFew;
 }
 
 // The likeliest token's weight is exactly 1, so a weight is its ratio to it. It always stays.
 void Sampler::keep_min_p(double min_p) {
   float floor = static_cast<float>(min_p);
   size_t kept = 0;
+  total_ = 0;
   for (size_t i = 0; i < weights_.size(); ++i) {
     if (static_cast<float>(weights_[i]) < floor) continue;
+    total_ += weights_[i];
     ids_[kept] = ids_[i];
     weights_[kept++] = weights_[i];
   }
@@ -117,7 +158,7 @@ void Sampler::keep_min_p(double min_p) {
 }
 
 int32_t Sampler::draw(double uniform) const {
-  double target = uniform * std::accumulate(weights_.begin(), weights_.end(), 0.0);
+  double target = uniform * total_;
   double sum = 0;
   size_t last = 0;  // rounding never picks a token of weight zero
   for (size_t i = 0; i < weights_.size(); ++i) {

@@ -38,6 +38,7 @@ class Sampler {
  private:
   void select(std::span<const float> logits, const Sampling& sampling);
   void keep_top_p(double top_p);
+  size_t sort_more(size_t sorted);
   void keep_min_p(double min_p);
   int32_t draw(double uniform) const;
   std::vector<TokenLogprob> logprobs(std::span<const float> logits, float max, int32_t token, int32_t top);
@@ -47,6 +48,10 @@ class Sampler {
   std::vector<int32_t> ids_;     // [kept] candidates
   std::vector<float> scores_;    // [kept]
   std::vector<double> weights_;  // [kept] probabilities up to a common factor
+  double total_ = 0;             // of weights_, in order
+  std::vector<uint64_t> order_, spare_;
+  std::vector<int32_t> kept_ids_;
+  std::vector<double> kept_weights_;
 };
 
 }  // namespace tensorwright

@@ -47,7 +47,9 @@ int checked_threads(int threads) {
 
 }  // namespace
 
-DenormalGuard::DenormalGuard() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | kFlushDenormals); }
+DenormalGuard::DenormalGuard(bool flush) : saved_(_mm_getcsr()) {
+  _mm_setcsr(flush ? saved_ | kFlushDenormals : saved_ & ~kFlushDenormals);
+}
 DenormalGuard::~DenormalGuard() { _mm_setcsr(saved_); }
 
 int usable_processors() {

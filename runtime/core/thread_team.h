@@ -16,10 +16,11 @@
 
 namespace tensorwright {
 
-// Flushes denormals to zero, on input and output, while it lives; then restores the thread's setting.
+// Flushes denormals to zero, on input and output, while it lives, or (flush = false) computes with them; then
+// restores the thread's setting.
 class DenormalGuard {
  public:
-  DenormalGuard();
+  explicit DenormalGuard(bool flush = true);
   ~DenormalGuard();
   DenormalGuard(const DenormalGuard&) = delete;
   DenormalGuard& operator=(const DenormalGuard&) = delete;

@@ -159,6 +159,48 @@ TW_TEST(token_sets_against_brute_force) {
   }
 }
 
+TW_TEST(long_rows_against_brute_force) {
+  std::mt19937 random(4);
+  Sampler sampler;
+  for (size_t n : {4096, 6000, 20011}) {
+    for (int levels : {7, 400, 1 << 20}) {
+      std::vector<float> row = random_row(random, n, levels);
+      row[n / 2] = -0.f, row[n / 3] = 0.f;  // equal scores
+      auto largest = std::max_element(row.begin(), row.end()) - row.begin();
+      TW_CHECK_EQ(sampler.sample(row, sampling(0), 0, 0).token, static_cast<int32_t>(largest));
+      for (double p : {0.5, 0.99, 0.999999}) {
+        std::vector<int32_t> order = brute_token_set(row, 4, 0, p);
+        std::erase_if(order, [&](int32_t id) { return row[id] == -kInf; });
+        TW_CHECK(sampler.token_set(row, sampling(4, 0, p)) == order);
+        // The likeliest first, of equal ones the higher id: the order in which a draw counts them.
+        std::sort(order.begin(), order.end(),
+                  [&](int32_t a, int32_t b) { return row[a] != row[b] ? row[a] > row[b] : a > b; });
+        double total = 0;
+        for (int32_t id : order) total += std::exp((row[id] - row[largest]) / 4.0);
+        for (uint64_t position = 0; position < 20; ++position) {
+          double left = philox_uniform(9, position) * total;
+          size_t at = 0;
+          while (at + 1 < order.size() && left >= std::exp((row[order[at]] - row[largest]) / 4.0))
+            left -= std::exp((row[order[at++]] - row[largest]) / 4.0);
+          TW_CHECK_EQ(sampler.sample(row, sampling(4, 0, p), 9, static_cast<int64_t>(position)).token,
+                      order[at]);
+        }
+      }
+    }
+  }
+}
+
+TW_TEST(exponentials_are_summed_in_order) {
+  std::mt19937 random(5);
+  for (size_t n = 0; n <= 70; ++n) {
+    std::vector<float> x(n);
+    for (float& v : x) v = -static_cast<float>(random() % 100000) / 9000.f;
+    std::vector<double> y(n);
+    double total = exp_below(x, 0, y.data());
+    TW_CHECK_EQ(total, std::accumulate(y.begin(), y.end(), 0.0));
+  }
+}
+
 TW_TEST(token_sets_at_the_edges) {
   Sampler sampler;
   std::vector<float> ten(10, 2.f);
