@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <exception>
 #include <mutex>
 
 #include "runtime/bindings/bindings.h"
@@ -111,13 +112,20 @@ class PyCpuExecutor {
     check_targets(wanted, step.logit_rows.size());
     const auto vocab = static_cast<size_t>(executor_.facts().vocab_size);
     std::vector<double> logprobs(wanted.size());
+    std::vector<std::exception_ptr> errors(wanted.size());
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     const LogitRows rows = executor_.wait(executor_.enqueue(step));
-    executor_.team().run(rows.rows, [&](int row, int) {
+    executor_.run_tasks(rows.rows, [&](int row, int) {
       const auto i = static_cast<size_t>(row);
-      logprobs[i] = logprob({rows.data + row * rows.stride, vocab}, wanted[i]);
+      try {
+        logprobs[i] = logprob({rows.data + row * rows.stride, vocab}, wanted[i]);
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
     });
+    for (const std::exception_ptr& error : errors)
+      if (error) std::rethrow_exception(error);
     return logprobs;
   }
 

@@ -43,8 +43,6 @@ class CpuExecutor : public Executor {
   // The kernels in use, and why better ones were refused.
   const std::vector<DispatchChoice>& dispatch() const { return dispatch_; }
   Profile& profile() { return profile_; }
-  // For work on the logits of a step, between steps.
-  ThreadTeam& team() { return team_; }
 
  private:
   void run(const StepView& view);

@@ -160,7 +160,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "--version")[1] == f"tensorwright, version {tensorwright.__version__}\n"
     code, out, _ = call(capsys, "--help")
     assert code == 0
-    for command in ("run", "inspect", "build"):
+    for command in ("run", "eval", "bench", "inspect", "build"):
         assert f"  {command} " in out
     assert call(capsys)[0] == 2
 
@@ -177,6 +177,8 @@ def test_neither_torch_nor_transformers_is_imported() -> None:
         "import sys, tensorwright\n"
         "from tensorwright import LLM, SamplingParams\n"
         "import tensorwright.runtime.cli, tensorwright.runtime.run_command, tensorwright.runtime.inspect\n"
+        "import tensorwright.runtime.eval_command, tensorwright.runtime.bench_command\n"
+        "import tensorwright.runtime.profile_command, tensorwright.runtime.profile_show\n"
         "heavy = {'torch', 'transformers', 'tensorwright.builder', 'tensorwright.passes', 'tensorwright.models'}\n"
         "heavy |= {'jinja2', 'asyncio', 'ssl'}  # each takes as long as all of ours\n"
         "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"
