@@ -30,7 +30,7 @@ baseline, seen, done = anonymous(), [], threading.Event()
 thread = threading.Thread(target=watch)
 thread.start()
 try:
-    tensorwright.builder.build.build(sys.argv[1], sys.argv[2])
+    tensorwright.builder.build.build(sys.argv[1], sys.argv[2], quantize=sys.argv[3] or None)
 finally:
     done.set()
     thread.join()
@@ -40,10 +40,11 @@ print(json.dumps({"above_baseline": max(seen) - baseline, "baseline": baseline, 
 
 @pytest.mark.slow  # writes and reads gigabytes
 @pytest.mark.timeout(900)
-def test_anonymous_memory(tmp_path):
+@pytest.mark.parametrize("quantize", ["", "int4"])
+def test_anonymous_memory(tmp_path, quantize):
     largest = write_sparse_checkpoint(tmp_path / "model", LLAMA_1B)
     assert (tmp_path / "model" / "model.safetensors").stat().st_size > 2e9
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(tmp_path / "engine")]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(tmp_path / "engine"), quantize]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     (tmp_path / "engine" / "cpu" / "weights.bin").unlink(missing_ok=True)  # pytest keeps temporary directories
     assert result.returncode == 0, result.stderr

@@ -31,14 +31,14 @@ WIDE = {"hidden_size": 144, "intermediate_size": 208}
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TinyModel]:
-    made: dict[str, TinyModel] = {}
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyModel]:
+    made: dict[tuple[str, str], TinyModel] = {}
 
-    def get(variant: str) -> TinyModel:
-        if variant not in made:
+    def get(variant: str, dtype: str = "float32") -> TinyModel:
+        if (variant, dtype) not in made:
             overrides = WIDE if variant == "llama" else {}
-            made[variant] = TinyModel(tmp_path_factory.mktemp(variant), variant, **overrides)
-        return made[variant]
+            made[variant, dtype] = TinyModel(tmp_path_factory.mktemp(variant), variant, dtype=dtype, **overrides)
+        return made[variant, dtype]
 
     return get
 
@@ -84,10 +84,11 @@ def test_mutations_turn_red(tiny, change: Callable[[Quantized], None]) -> None:
 
 
 class TestSameBits:
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("spec", ["int4", "int4:g128", "int8:g64", "w8a8"])
-    def test_in_any_company(self, tiny, spec: str) -> None:
+    def test_in_any_company(self, tiny, spec: str, dtype: str) -> None:
         """Alone in one piece on one thread: what chunks, crowds and threads must give too."""
-        cpu = tiny("llama").quantized(spec).path / "cpu"
+        cpu = tiny("llama", dtype).quantized(spec).path / "cpu"
 
         def ragged(threads: int) -> Ragged:
             return Ragged(_runtime.CpuExecutor(str(cpu / "plan.bin"), str(cpu / "weights.bin"), threads, "map"), 40)
@@ -132,6 +133,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(model, tmp_path_factory.mktemp("engine") / "engine", quantize="int4", accuracy="none").path
+
+
+@pytest.mark.slow  # three builds of pico with their accuracy records
+@pytest.mark.parametrize(
+    ("spec", "growth", "divergence"),
+    [("int8", 1.005, 1e-3), ("w8a8", 1.03, 3e-3), ("int4,embedding=int8,lm_head=int8", 1.15, 2e-2)],
+)
+def test_what_quantization_costs_pico(
+    pico_model: Path, tmp_path: Path, spec: str, growth: float, divergence: float
+) -> None:
+    """The limits that these formats are held to; docs/quantization.md has what was measured, on longer text."""
+    config = build(pico_model, tmp_path / "engine", quantize=spec).config
+    record = config["accuracy"]
+    assert record["perplexity_engine"] <= growth * record["perplexity_reference"]
+    assert record["kl_divergence"] <= divergence
+    assert config["quantization"]["bits_per_weight"]["all"] < (8.6 if spec != "w8a8" else 8.1)
 
 
 class TestEngines:

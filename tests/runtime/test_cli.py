@@ -13,7 +13,7 @@ import pytest
 
 import tensorwright
 from support.command_line import call
-from support.fake_runtime import FakeEngine, fake_module, write_engine
+from support.fake_runtime import FakeEngine, engine_config, fake_module, write_engine
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime import model_cache, native
 from tensorwright.runtime.cli import main
@@ -134,6 +134,29 @@ def test_inspect_for_programs(engine: str, capsys: pytest.CaptureFixture[str]) -
     assert call(capsys, "inspect", engine, "--graph")[1] == "graph fake {\n}\n"
 
 
+def test_inspect_shows_quantized_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = {
+        "spec": "int4:g32,embedding=none,lm_head=int8:g32",
+        "tied": True,
+        "bits_per_weight": {"all": 5.25, "layers": 4.5, "embedding": None, "lm_head": 8.5},
+        "weight_errors": {"mlp.up": [0.08, None, 0.1], "lm_head": [0.006]},
+    }
+    engine = write_engine(tmp_path / "engine", engine_config(quantization=record))
+    _, out, _ = call(capsys, "inspect", str(engine))
+    rows = {" ".join(line.split()) for line in out.splitlines()}
+    assert "bits per weight.layers 4.5" in rows
+    assert "error of weights.lm_head 0.006" in rows
+    assert not any("bits per weight.embedding" in row or "error of outputs" in row for row in rows)
+    text = " ".join(out.split())
+    assert "0.09, at most 0.1 (layer 2)" in text
+    assert "stored once for each format" in text
+    measured = {"kl_divergence": 0.01, "output_errors": {"mlp.up": [0.04, 0.05]}}
+    engine = write_engine(tmp_path / "other", engine_config(quantization=record, accuracy=measured))
+    text = " ".join(call(capsys, "inspect", str(engine))[1].split())
+    assert "error of outputs.mlp.up 0.045, at most 0.05 (layer 1)" in text
+    assert "kl_divergence 0.01" in text
+
+
 def test_a_broken_build_report_is_named(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     (Path(engine) / "build-report.json").write_text("{")
     code, out, err = call(capsys, "inspect", engine)
@@ -154,6 +177,20 @@ def test_a_first_build_is_told(
     assert (code, out) == (0, "ab\n")
     assert "building the engine of" in err
     assert call(capsys, *run) == (0, "ab\n", "")
+    asked: list[model_cache.BuildChoices] = []
+
+    def build(source: Path, out: Path, choices: model_cache.BuildChoices) -> None:
+        asked.append(choices)
+        write_engine(out)
+
+    monkeypatch.setattr(model_cache, "_import_builder", lambda: build)
+    code, out, err = call(capsys, *run, "--quantize", "int4")  # another engine of the same model
+    assert (code, out) == (0, "ab\n")
+    assert "building the engine of" in err
+    assert call(capsys, *run, "--quantize", "int4") == (0, "ab\n", "")
+    assert asked == [model_cache.BuildChoices(quantize="int4")]
+    code, _, err = call(capsys, "run", engine, "--prompt", "ab", "--quantize", "int4")
+    assert (code, "without quantized weights" in err) == (2, True)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

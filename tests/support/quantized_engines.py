@@ -28,10 +28,10 @@ SEQUENCES = [np.random.default_rng(i).integers(0, 97, 10).tolist() for i in rang
 class TinyModel:
     """A variant's checkpoint, traced once."""
 
-    def __init__(self, root: Path, variant: str, **overrides: int):
+    def __init__(self, root: Path, variant: str, *, dtype: str = "float32", **overrides: int):
         self.root = root
         self.checkpoint: Checkpoint = open_checkpoint(make_variant(root / "model", variant, seed=5, **overrides))
-        self.traced: Graph = trace(self.checkpoint, dtype="float32", max_seq_len=128)
+        self.traced: Graph = trace(self.checkpoint, dtype=dtype, max_seq_len=128)
         self.traced.facts["block_size"] = 32
         self._made: dict[str, QuantizedEngine] = {}
 
