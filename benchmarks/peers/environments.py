@@ -117,6 +117,10 @@ class Cache:
     def command(self, side: Side, *words: str) -> list[str]:
         return [self.python(side.peer), str(FOLDER / f"{MODULES[side.peer]}.py"), *words]
 
+    def variables(self, peer: str) -> dict[str, str]:
+        """Environment variables of its processes: they find protocol.py beside them, and only their own packages."""
+        return {"PYTHONSAFEPATH": ""} | ({} if peer == OURS else {"PYTHONPATH": ""})
+
     def convert(self, side: Side, checkpoint: Path, *, again: bool) -> dict[str, Any]:
         """The facts of a converted model: seconds, peak_bytes, bytes_per_token, file_bytes."""
         out = self.models / side.file_name
@@ -127,7 +131,7 @@ class Cache:
         shutil.rmtree(out, ignore_errors=True)
         command, log = self.command(side, "convert", str(checkpoint), str(out), side.form), f"convert-{side.file_name}"
         start = time.perf_counter()
-        facts = _answer(command, self.logs / f"{log}.log")
+        facts = _answer(command, self.logs / f"{log}.log", self.variables(side.peer))
         wall = time.perf_counter() - start
         size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file() and "tokenizer" not in f.name)
         facts |= {"wall_seconds": wall, "file_bytes": size}
@@ -135,10 +139,11 @@ class Cache:
         return facts | {"earlier": False}
 
 
-def _answer(command: list[str], log: Path) -> dict[str, Any]:
+def _answer(command: list[str], log: Path, variables: dict[str, str]) -> dict[str, Any]:
     """The last line of standard output of a command, as JSON."""
     with log.open("w") as errors:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        variables = os.environ | variables
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables)
     if done.returncode != 0:
         raise PeerError(f"conversion ended with code {done.returncode}: {last_lines(log)}")
     return json.loads(done.stdout.splitlines()[-1])

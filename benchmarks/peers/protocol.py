@@ -13,11 +13,13 @@ and says {"seconds": ..., "peak_bytes": ..., "bytes_per_token": ...}.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import json
 import os
 import random
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -83,6 +85,12 @@ def own_stdout() -> TextIO:
     return answers
 
 
+def die_with_parent() -> None:
+    """A stopped worker cannot see that the tool has gone: the kernel ends it then."""
+    set_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
 def answer(runner: Runner, job: dict[str, Any]) -> dict[str, Any]:
     if job["job"] == "memory":
         return {"peak_bytes": peak_bytes()}
@@ -128,6 +136,7 @@ def main(
             facts = {"seconds": seconds, "peak_bytes": max(peak_bytes(), children)}
             answers.write(json.dumps(facts | {"bytes_per_token": bytes_per_token(*places, form)}) + "\n")
         case ["serve", folder, form, threads]:
+            die_with_parent()
             serve(lambda: runner(Path(folder), form, int(threads)), packages, sys.stdin, answers)
         case other:
             sys.exit(f"usage: convert CHECKPOINT FOLDER FORM, or serve FOLDER FORM THREADS; not {other}")

@@ -29,7 +29,7 @@ import idle  # noqa: E402
 import measure  # noqa: E402
 import plot  # noqa: E402
 import report as pages  # noqa: E402
-from environments import Cache, Side, parse_sides  # noqa: E402
+from environments import MODULES, OURS, Cache, Side, parse_sides  # noqa: E402
 from machine import describe  # noqa: E402
 from shapes import SHAPES  # noqa: E402
 from worker import PeerError, Worker  # noqa: E402
@@ -57,13 +57,13 @@ def ceilings(threads: int) -> dict[str, float]:
     return json.loads(done.stdout)[str(threads)]
 
 
-def prepare(cache: Cache, sides: list[Side], checkpoint: Path, again: bool) -> Ready:
-    """Environments and conversions, before anything is timed."""
+def prepare(cache: Cache, sides: list[Side], checkpoint: Path, again: set[str]) -> Ready:
+    """Environments and conversions, before anything is timed; of the peers in `again` anew."""
     ready = Ready({}, {}, {})
     for side in sides:
         say(f"{side}: environment and conversion")
         try:
-            made = cache.convert(side, checkpoint, again=again)
+            made = cache.convert(side, checkpoint, again=side.peer in again)
         except PeerError as error:
             ready.refused[str(side)] = str(error)
             say(f"{side} is out: {error}")
@@ -85,9 +85,10 @@ def start(cache: Cache, sides: list[Side], ready: Ready, threads: int, timeout: 
     """One worker per side, loaded and woken one after the other, then stopped until it is asked."""
     for side in [s for s in sides if str(s) in ready.sides]:
         command = cache.command(side, "serve", str(cache.models / side.file_name), side.form, str(threads))
+        variables = cache.variables(side.peer) | {"OMP_NUM_THREADS": str(threads)}
         worker = None
         try:
-            worker = Worker(command, cache.logs / f"serve-{side.file_name}.log", timeout)
+            worker = Worker(command, cache.logs / f"serve-{side.file_name}.log", timeout, variables)
             first = measure.wake(worker)
         except PeerError as error:
             if worker is not None:
@@ -161,7 +162,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "tensorwright-peers")
     parser.add_argument("--out", type=Path, default=Path("out/peers"), help="without suffix; default: %(default)s")
-    parser.add_argument("--reconvert", action="store_true", help="convert anew, so that its times belong to this run")
+    parser.add_argument(
+        "--reconvert", action="store_true", help="convert all anew (without it: only this project's engines)"
+    )
     parser.add_argument("--setup-only", action="store_true", help="environments and conversions, nothing timed")
     parser.add_argument(
         "--force", action="store_true", help="measure on a machine that is not idle; the report says so"
@@ -200,9 +203,11 @@ def main() -> None:
     args = options()
     sides = parse_sides(args.sides)
     cache = Cache(args.cache.expanduser().resolve(), args.shape)
-    forced = args.reconvert and not args.setup_only and require_idle(args.patience, args.force)
+    forced = not args.setup_only and require_idle(args.patience, args.force)  # conversions are timed too
     checkpoint = args.checkpoint.resolve() if args.checkpoint else cache.checkpoint()
-    ready = prepare(cache, sides, checkpoint, args.reconvert)
+    # An engine of this project is of its code today; what others made stays as it is.
+    again = set(MODULES) if args.reconvert else set() if args.setup_only else {OURS}
+    ready = prepare(cache, sides, checkpoint, again)
     if args.setup_only:
         say(f"set up: {', '.join(ready.sides) or 'nothing'}")
         return

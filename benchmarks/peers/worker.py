@@ -30,6 +30,7 @@ class Worker:
                 stderr=errors,
                 text=True,
                 env=os.environ | (environment or {}),
+                start_new_session=True,  # else stopping one may hang up the tool, when its shell has gone
             )
         assert self.process.stdout is not None
         self.lines: queue.Queue[str] = queue.Queue()

@@ -6,8 +6,10 @@ What needs the real peers is tried by `run.py --setup-only` and by the run itsel
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import textwrap
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +149,35 @@ def test_a_stopped_worker_does_nothing(worker: Worker) -> None:
     worker.resume()
     worker.timeout = 30
     assert worker._read()["peak_bytes"]
+
+
+def test_a_stopped_worker_ends_with_the_tool(fake: Path, tmp_path: Path) -> None:
+    script = f"""
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, {str(FOLDER)!r})
+from worker import Worker
+worker = Worker([sys.executable, {str(fake)!r}, "serve", "folder", "form", "2"], Path({str(tmp_path / "log")!r}), 30)
+worker.pause()
+print(worker.process.pid, os.getpgid(worker.process.pid) == os.getpgid(0), flush=True)
+os._exit(0)
+"""
+    pid, same_group = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert same_group == "False"
+    deadline = time.monotonic() + 30
+    while alive(int(pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(int(pid))
+
+
+def alive(pid: int) -> bool:
+    """A zombie that nobody has waited for is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_rounds_go_on_without_a_side_that_fails(fake: Path, tmp_path: Path) -> None:
