@@ -17,7 +17,6 @@ namespace {
 
 constexpr int64_t kRows = 6;    // rows of a micro kernel at most: with 4 panels 29 of 32 registers
 constexpr int64_t kChunk = 96;  // rows
-constexpr int kFewRows = 4;     // as many wait for memory more than they compute
 constexpr int64_t kAheadBytes = 128 << 10;  // of a unit's weights whose next unit is fetched ahead
 constexpr int64_t kBlockBytes = 512 << 10;  // of a unit's weights: half the L2 cache
 
@@ -31,7 +30,7 @@ struct Group {
   const char* w;  // first panel
   const char* scales;
   int64_t w_stride;  // bytes between panels
-  int64_t ahead;     // bytes to the same group of the next unit, which few rows fetch meanwhile
+  int64_t ahead;     // bytes to the same group of the next unit, which is fetched meanwhile
   int64_t steps;     // 64-byte lines of a panel
   float* sum;        // [R, kUnit, 16]
 };
@@ -74,11 +73,9 @@ inline __attribute__((always_inline)) void dot(__m512i (&acc)[R][P], const Group
   for (int64_t s = g->steps; s > 0; --s) {
     // A panel may be as short as two pages, which ends before the processor's own fetching ahead is under
     // way.
-    if (R <= kFewRows) {
-      const char* ahead = c.w[0] + g->ahead;
+    const char* ahead = c.w[0] + g->ahead;
 #pragma GCC unroll 16
-      for (int p = 0; p < P; ++p) _mm_prefetch(ahead + p * w_stride, _MM_HINT_T1);
-    }
+    for (int p = 0; p < P; ++p) _mm_prefetch(ahead + p * w_stride, _MM_HINT_T1);
     step<kBits, false>(acc, c, x_stride, w_stride);
     if (kBits == 4) {
       __asm__("" : "+r"(c.w[0]), "+r"(c.w[1]));  // load again: there are no registers to keep the bytes in
