@@ -2,10 +2,10 @@
 
 For every shape of a model, prints GFLOP/s, GB/s of weights and the part of the ceiling reached. The ceilings are
 measured right before and after each figure, since shared machines drift: dot or FMA peak of the kernel's instruction
-set for operations, streaming reads for bytes. Weights rotate through memory in decode (few rows), as the layers of a
-model do.
+set for operations, streaming reads for bytes; "% roof" is of whichever allows less. Weights rotate through memory in
+decode (few rows), as the layers of a model do.
 
-    python benchmarks/matmul.py --model qwen2.5-0.5b --dtype bfloat16 --threads 1 2 --rows 1 4 16 512
+    python benchmarks/matmul.py --model qwen2.5-0.5b --dtype bfloat16 int4:g32 w8a8 --threads 1 2
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
 from tensorwright.runtime import _runtime
 
 DTYPES = ("float32", "bfloat16")
+QUANTIZED = ("int8:g32", "int4:g32", "int4:g128", "w8a8")
+CODES = {"int8": 3, "int4": 4}
+LANES = 16
 SWIGLU = 1
 FLAT_ROWS = 16
 ROTATED_BYTES = 256 << 20
@@ -55,6 +59,43 @@ MODELS = {
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """One entry of the table of a dtype or of a format of quantized weights."""
+
+    dtype: str
+    index: int
+
+    @property
+    def format(self) -> WeightFormat | None:
+        return None if self.dtype in DTYPES else parse_format(self.dtype)
+
+    @property
+    def name(self) -> str:
+        if self.format is None:
+            return _runtime.matmul_table(DTYPES.index(self.dtype))[self.index][0]
+        return _runtime.quantized_matmul_table(CODES[self.format.dtype])[self.index][0]
+
+    @property
+    def ceiling(self) -> str:
+        """Of its operations. What widens bfloat16 multiplies in float32."""
+        if self.format is not None:
+            return "int8 avx2" if self.name.endswith("avx2") else "int8"
+        return "float32 avx2" if self.name.endswith("avx2") else "bfloat16" if self.name.endswith("bf16") else "float32"
+
+    def bytes(self, shape: Shape) -> int:
+        """Of the weights as stored, scales included."""
+        if self.format is None:
+            return shape.weights * (4 if self.dtype == "float32" else 2)
+        return shape.weights // shape.k // LANES * self.format.panel_bytes(shape.k)
+
+    def time(self, shape: Shape, rows: int, repeats: int, threads: int, copies: int) -> list[float]:
+        size = (self.index, rows, shape.n, shape.k, shape.epilogue, threads, repeats, copies)
+        if self.format is None:
+            return _runtime.time_matmul(DTYPES.index(self.dtype), *size)
+        return _runtime.time_quantized_matmul(CODES[self.format.dtype], self.format.group, *size)
+
+
+@dataclass(frozen=True)
 class Figure:
     seconds: float
     peak: float
@@ -63,64 +104,59 @@ class Figure:
     """Bytes per second."""
 
 
-def measure(shape: Shape, dtype: int, rows: int, threads: int, index: int, seconds: float) -> Figure:
+def measure(shape: Shape, kernel: Kernel, rows: int, threads: int, seconds: float) -> Figure:
     """The lower decile of the repeats that fit into `seconds`, and the better of two looks at the ceilings."""
-    size = shape.weights * (2 if dtype else 4)
-    copies = max(1, ROTATED_BYTES // size) if rows <= FLAT_ROWS else 1
-    split = {"threads": threads, "copies": copies}
-
-    name = _runtime.matmul_table(dtype)[index][0]
-    # What widens bfloat16 multiplies in float32.
-    best = "float32 avx2" if name.endswith("avx2") else "bfloat16" if name.endswith("bf16") else "float32"
+    copies = max(1, ROTATED_BYTES // kernel.bytes(shape)) if rows <= FLAT_ROWS else 1
 
     def ceilings() -> tuple[float, float]:
-        return _runtime.ceiling(best, threads), _runtime.ceiling("read", threads)
+        return _runtime.ceiling(kernel.ceiling, threads), _runtime.ceiling("read", threads)
 
     before = ceilings()
-    once = _runtime.time_matmul(dtype, index, rows, shape.n, shape.k, shape.epilogue, repeats=2, **split)[-1]
+    once = kernel.time(shape, rows, 2, threads, copies)[-1]
     repeats = min(400, max(3, int(seconds / once)))
-    times = sorted(_runtime.time_matmul(dtype, index, rows, shape.n, shape.k, shape.epilogue, repeats=repeats, **split))
+    times = sorted(kernel.time(shape, rows, repeats, threads, copies))
     after = ceilings()
     return Figure(times[len(times) // 10], max(before[0], after[0]), max(before[1], after[1]))
 
 
-def report(shape: Shape, dtype: int, rows: int, threads: int, figure: Figure) -> str:
+def report(shape: Shape, kernel: Kernel, rows: int, threads: int, figure: Figure) -> str:
     operations = 2 * rows * shape.weights / figure.seconds
-    read = shape.weights * (2 if dtype else 4) / figure.seconds
+    read = kernel.bytes(shape) / figure.seconds
+    roof = max(operations / figure.peak, read / figure.read)
     return (
-        f"{threads:7} {DTYPES[dtype]:8} {shape.name:8} {rows:5} {shape.n:7} {shape.k:5}"
+        f"{threads:7} {kernel.dtype:9} {shape.name:8} {rows:5} {shape.n:7} {shape.k:5}"
         f" {figure.seconds * 1e6:9.0f} {operations / 1e9:9.1f} {100 * operations / figure.peak:6.1f}"
-        f" {read / 1e9:7.1f} {100 * read / figure.read:6.1f}"
+        f" {read / 1e9:7.1f} {100 * read / figure.read:6.1f} {100 * roof:6.1f}"
     )
 
 
 HEADER = (
-    f"{'threads':7} {'dtype':8} {'weight':8} {'rows':>5} {'n':>7} {'k':>5}"
-    f" {'us':>9} {'GFLOP/s':>9} {'% peak':>6} {'GB/s':>7} {'% read':>6}"
+    f"{'threads':7} {'dtype':9} {'weight':8} {'rows':>5} {'n':>7} {'k':>5}"
+    f" {'us':>9} {'GFLOP/s':>9} {'% peak':>6} {'GB/s':>7} {'% read':>6} {'% roof':>6}"
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(MODELS), nargs="+", default=sorted(MODELS))
-    parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=list(DTYPES))
+    parser.add_argument("--dtype", nargs="+", default=[*DTYPES, *QUANTIZED], help="dtypes and formats of weights")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 512])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 96, 512])
     parser.add_argument("--kernel", type=int, default=0, help="index in the table, best first")
     parser.add_argument("--seconds", type=float, default=0.5, help="time given to each figure")
     options = parser.parse_args()
     for model in options.model:
         print(f"{model}, {_runtime.cpu_features()}")
         print(HEADER)
-        for dtype in map(DTYPES.index, options.dtype):
-            print("kernel:", _runtime.matmul_table(dtype)[options.kernel][0])
+        for kernel in (Kernel(dtype, options.kernel) for dtype in options.dtype):
+            print("kernel:", kernel.name)
             for threads in options.threads:
                 for shape in MODELS[model]:
                     for rows in options.rows:
                         if shape.name == "head" and rows > FLAT_ROWS:
                             continue  # logits are wanted for few rows
-                        figure = measure(shape, dtype, rows, threads, options.kernel, options.seconds)
-                        print(report(shape, dtype, rows, threads, figure), flush=True)
+                        figure = measure(shape, kernel, rows, threads, options.seconds)
+                        print(report(shape, kernel, rows, threads, figure), flush=True)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,11 @@ inline __attribute__((always_inline)) void dot(__m512i (&acc)[R][P], const Group
   const int64_t x_stride = g->x_stride, w_stride = g->w_stride;
   Cursor c = {{g->x, g->x + 3 * x_stride}, {g->w, g->w + 3 * w_stride}};
   for (int64_t s = g->lines; s > 0; --s) {
+    // A panel may be as short as two pages, which ends before the processor's own fetching ahead is under
+    // way.
+    const char* ahead = c.w[0] + g->ahead;
+#pragma GCC unroll 16
+    for (int p = 0; p < P; ++p) _mm_prefetch(ahead + p * w_stride, _MM_HINT_T1);
     step<kBits, false>(acc, c, x_stride, w_stride);
     if (kBits == 4) {
       __asm__("" : "+r"(c.w[0]), "+r"(c.w[1]));  // load again: there are no registers to keep the bytes in

@@ -80,6 +80,23 @@ Buffer buffer(size_t bytes) {
   return out;
 }
 
+// What a thread takes of a matmul: all rows of a share of the panels, or (by_rows) all panels of a share of
+// the rows.
+void take_share(tw_matmul_args* a, int rows, int panels, int pair, int thread, int threads, bool by_rows) {
+  const int parts = by_rows ? rows : panels / pair;
+  const int grain = by_rows ? TW_MATMUL_ROW_BLOCK : TW_MATMUL_PANEL_BLOCK / pair;
+  auto cut = [&](int t) { return t == threads ? parts : parts * t / threads / grain * grain; };
+  const int begin = cut(thread), end = cut(thread + 1);
+  a->rows = by_rows ? end - begin : rows;
+  a->panel_begin = by_rows ? 0 : begin * pair;
+  a->panel_end = by_rows ? panels : end * pair;
+}
+
+// The first row of a thread's share.
+int first_row(int rows, int thread, int threads, bool by_rows) {
+  return by_rows ? rows * thread / threads / TW_MATMUL_ROW_BLOCK * TW_MATMUL_ROW_BLOCK : 0;
+}
+
 // One matmul as a plan would run it. by_rows: threads split rows, else panels. Weight copies rotate so that
 // caches do not hold them.
 std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k, int epilogue, int threads,
@@ -97,16 +114,10 @@ std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k,
   const Buffer y = buffer(static_cast<size_t>(rows) * static_cast<size_t>(n) * sizeof(float));
   return timed(threads, repeats, [&](int thread, int round) {
     tw_matmul_args a = {};
-    const int parts = by_rows ? rows : panels / pair;
-    const int grain = by_rows ? TW_MATMUL_ROW_BLOCK : TW_MATMUL_PANEL_BLOCK / pair;
-    auto cut = [&](int t) { return t == threads ? parts : parts * t / threads / grain * grain; };
-    const int begin = cut(thread), end = cut(thread + 1);
-    const int64_t first = by_rows ? begin : 0;
-    a.rows = by_rows ? end - begin : rows;
+    const int64_t first = first_row(rows, thread, threads, by_rows);
+    take_share(&a, rows, panels, pair, thread, threads, by_rows);
     a.k = k;
     a.n = n;
-    a.panel_begin = by_rows ? 0 : begin * pair;
-    a.panel_end = by_rows ? panels : end * pair;
     a.epilogue = epilogue;
     a.y_dtype = y_dtype;
     a.x = x.get() + first * k * static_cast<int64_t>(tw_dtype_bytes(dtype));
@@ -114,6 +125,45 @@ std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k,
     a.w = w.get() + bytes * static_cast<size_t>(round % copies);
     a.y = y.get() + first * n * static_cast<int64_t>(tw_dtype_bytes(y_dtype));
     a.y_stride = n;
+    table[index].fn(&a);
+  });
+}
+
+// The same of a quantized matmul; quantizing x is not counted. Every byte is 0x3c, as weight and as scale.
+std::vector<double> time_quantized_matmul(int dtype, int group, size_t index, int rows, int n, int k,
+                                          int epilogue, int threads, int repeats, int copies, bool by_rows) {
+  const auto table = quantized_matmul_kernels(dtype);
+  if (index >= table.size()) throw Error("InvalidOptionError", "kernel index out of range");
+  const std::string reason = refusal(table[index].isa, table[index].extra, Isa::avx512);
+  if (!reason.empty()) throw Error("IsaError", std::string(table[index].name) + ": " + reason);
+  const int pair = tw_epilogue_panels(epilogue);
+  const int panels = static_cast<int>(panels_of(n)) * pair;
+  const auto bytes = static_cast<size_t>(panels * tw_quantized_panel_bytes(dtype, k, group));
+  const int64_t row = tw_quantized_row(k, group), groups = tw_quantized_groups(k, group);
+  const auto count = static_cast<size_t>(rows);
+  const Buffer w = buffer(bytes * static_cast<size_t>(copies));
+  const Buffer x = buffer(count * static_cast<size_t>(row));
+  const Buffer scales = buffer(count * static_cast<size_t>(groups) * sizeof(float));
+  const Buffer y = buffer(count * static_cast<size_t>(n) * sizeof(float));
+  const std::vector<int32_t> sums(count * static_cast<size_t>(groups),
+                                  0x3c * static_cast<int32_t>(row / groups));
+  return timed(threads, repeats, [&](int thread, int round) {
+    tw_quantized_matmul_args a = {};
+    const int64_t first = first_row(rows, thread, threads, by_rows);
+    take_share(&a.matmul, rows, panels, pair, thread, threads, by_rows);
+    a.matmul.k = k;
+    a.matmul.n = n;
+    a.matmul.epilogue = epilogue;
+    a.matmul.y_dtype = TW_F32;
+    a.matmul.x = x.get() + first * row;
+    a.matmul.x_stride = row;
+    a.matmul.w = w.get() + bytes * static_cast<size_t>(round % copies);
+    a.matmul.y = reinterpret_cast<float*>(y.get()) + first * n;
+    a.matmul.y_stride = n;
+    a.group = group;
+    a.x_scale = reinterpret_cast<const float*>(scales.get()) + first * groups;
+    a.x_sum = sums.data() + first * groups;
+    a.group_stride = groups;
     table[index].fn(&a);
   });
 }
@@ -184,6 +234,10 @@ void bind_benchmarks(nb::module_& m) {
         "threads"_a = 1, "repeats"_a = 10, "copies"_a = 1, "by_rows"_a = false,
         nb::call_guard<nb::gil_scoped_release>(),
         "Seconds of each repeat of one matmul kernel, split over threads by panels or by rows.");
+  m.def("time_quantized_matmul", &time_quantized_matmul, "dtype"_a, "group"_a, "index"_a, "rows"_a, "n"_a,
+        "k"_a, "epilogue"_a = 0, "threads"_a = 1, "repeats"_a = 10, "copies"_a = 1, "by_rows"_a = false,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "The same of a quantized matmul kernel; dtype: 3 int8, 4 int4; group: 0 for whole rows.");
   m.def("ceiling", &ceiling, "what"_a, "threads"_a = 1, "repeats"_a = 3,
         nb::call_guard<nb::gil_scoped_release>(),
         "Best measured rate per second: \"read\" (bytes), \"float32\", \"float32 avx2\", \"bfloat16\", "

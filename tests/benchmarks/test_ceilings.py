@@ -47,7 +47,7 @@ def test_every_ceiling_is_measured(what: str) -> None:
 
 
 def test_an_unknown_ceiling_is_refused() -> None:
-    with pytest.raises(errors.InvalidOptionError, match="int8 avx2 or .* not int3"):
+    with pytest.raises(errors.InvalidOptionError, match=r"int8 avx2 or .* not int3"):
         _runtime.ceiling("int3", 1, 1)
 
 
