@@ -156,9 +156,10 @@ LAYERS = {
         "instruction_check", "program_check", "step_check",
     },
     "executor": {"cpu_executor", "profile"},
+    "rows": {"logit_row"},
     "scheduler": {
         "block_allocator", "group_shape", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder",
-        "request", "sampler", "logit_row", "logit_processors", "philox",
+        "request", "sampler", "logit_processors", "philox",
     },
     "engine": {"engine", "engine_core", "engine_rows", "engine_options"},
 }  # fmt: skip
@@ -168,11 +169,13 @@ MAY_INCLUDE = {
     "interface": {"base"},
     "storage": {"base", "kernels", "interface"},
     "ops": {"base", "kernels", "interface", "storage"},
-    "executor": {"base", "kernels", "interface", "storage", "ops"},
+    "executor": {"base", "kernels", "interface", "storage", "ops", "rows"},
+    # Loops over one row of logits, compiled for each instruction set.
+    "rows": {"base", "kernels"},
     # These two know of tensors only what executor.h says.
-    "scheduler": {"base", "interface"},
-    "engine": {"base", "interface", "scheduler"},
-    "bindings": {"base", "kernels", "interface", "storage", "ops", "executor", "scheduler", "engine"},
+    "scheduler": {"base", "interface", "rows"},
+    "engine": {"base", "interface", "rows", "scheduler"},
+    "bindings": {"base", "kernels", "interface", "storage", "ops", "executor", "rows", "scheduler", "engine"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 C_HEADERS = {"float.h", "immintrin.h", "math.h", "stddef.h", "stdint.h", "string.h"}
