@@ -42,7 +42,7 @@ def test_header(dtype):
     emitted = emit_cpu_plan(lowered_graph(dtype), small_source())
     header = parse(emitted.data)["header"]
     assert header["magic"] == b"TWCPUPLN"
-    assert header["version"] == 1
+    assert header["version"] == 2
     assert header["header_bytes"] == 96
     assert header["weights_bytes"] == emitted.weights.total_bytes
     assert (header["vocab_size"], header["max_seq_len"], header["block_size"]) == (VOCAB, 64, 32)
@@ -128,7 +128,9 @@ def test_op_numbers_are_those_of_the_header_file():
     text = (Path(__file__).parents[2] / "runtime" / "core" / "plan_format.h").read_text()
     body = text[text.index("enum class Op") :]
     numbers = {name.lower(): int(number) for name, number in re.findall(r"k(\w+) = (\d+),", body[: body.index("};")])}
-    assert numbers == {op.replace("_", ""): record.number for op, record in OPS.items()}
+    assert OPS["quantized_embedding"].number == OPS["embedding"].number  # told apart by the layout of its weight
+    emitted = {op.replace("_", ""): record.number for op, record in OPS.items() if op != "quantized_embedding"}
+    assert numbers == emitted
     sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", text))
     structs = {
         "PlanHeader": HEADER, "KvLayerRecord": KV_LAYER, "BufferRecord": BUFFER, "WeightRecord": WEIGHT,

@@ -12,6 +12,14 @@ from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.interrupts import terminate_as_interrupt, uninterrupted
 
 
+@pytest.fixture(autouse=True)
+def interrupts_are_heard():
+    """A shell starts what runs in the background with interrupts ignored, and then they are none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_waits(number):
     done = []

@@ -80,7 +80,8 @@ def check(output: RequestOutput, params: dict[str, Any]) -> None:
     scored = None if output.prompt_logprobs is None else len(output.prompt_logprobs)
     assert scored == (None if params.get("prompt_logprobs") is None else len(output.prompt_token_ids))
     for completion in output.outputs:
-        assert completion.finish_reason in ("stop", "length")
+        ends = ("stop", "length") if params.get("timeout") is None else ("stop", "length", "timeout")
+        assert completion.finish_reason in ends
         assert len(completion.token_ids) <= (params.get("max_tokens", 16) or MAX_SEQ_LEN)
         assert all(0 <= token < VOCAB for token in completion.token_ids)
 
