@@ -54,9 +54,10 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS)
 
-# What runs kernels by way of the dispatch. The 100 prompts would take the scalar kernels minutes.
-ISA_TESTS = tests/plugins tests/runtime $(addprefix tests/end_to_end/test_,$(addsuffix .py,attention_sinks \
-	batch_invariance families llm_pico parity_bfloat16 parity_float32))
+# What runs kernels by way of the dispatch. The pico model would take the scalar kernels minutes.
+ISA_TESTS = tests/plugins tests/runtime tests/end_to_end/test_attention_sinks.py tests/end_to_end/test_families.py
+test-avx2: ISA_TESTS += $(addprefix tests/end_to_end/test_,$(addsuffix .py,batch_invariance llm_pico parity_bfloat16 \
+	parity_float32 quantized))
 
 test-avx2 test-scalar: setup
 	TENSORWRIGHT_ISA=$(@:test-%=%) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(ISA_TESTS) \
