@@ -9,19 +9,12 @@
 namespace tensorwright {
 namespace {
 
-inline float tree_sum(__m512 lanes) {
-  __m256 h = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
-  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
-}
-
 inline float sum_of(const float* x, int32_t width) {
   __m512 lanes = _mm512_setzero_ps();
   for (int32_t c = 0; c < width; c += TW_LANES) {
     lanes = _mm512_add_ps(lanes, _mm512_maskz_loadu_ps(tw_lanes_avx512(width - c), x + c));
   }
-  return tree_sum(lanes);
+  return tw_tree_sum_avx512(lanes);
 }
 
 inline float add_and_sum(const float* x, const float* residual, float* sum, int32_t width) {
@@ -33,7 +26,7 @@ inline float add_and_sum(const float* x, const float* residual, float* sum, int3
     _mm512_mask_storeu_ps(sum + c, there, s);
     lanes = _mm512_add_ps(lanes, s);
   }
-  return tree_sum(lanes);
+  return tw_tree_sum_avx512(lanes);
 }
 
 // Lanes past the end hold no mean: they add nothing.
@@ -44,7 +37,7 @@ inline float centred_square_sum(const float* x, int32_t width, __m512 mean) {
     const __m512 s = _mm512_maskz_sub_ps(there, _mm512_maskz_loadu_ps(there, x + c), mean);
     lanes = _mm512_fmadd_ps(s, s, lanes);
   }
-  return tree_sum(lanes);
+  return tw_tree_sum_avx512(lanes);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include "plugins/common/bf16.h"
 #include "plugins/common/exp.h"
-#include "plugins/common/tanh.h"
+#include "plugins/matmul/scalar_finish.h"
 #include "plugins/quantized_matmul/kernel.h"
 
 namespace {
@@ -39,36 +39,9 @@ void panel_dot(const tw_quantized_matmul_args* a, int dtype, int64_t row, int64_
   }
 }
 
-float biased(const tw_matmul_args* a, int64_t panel, int64_t lane, float sum) {
-  return a->bias ? sum + a->bias[panel * TW_LANES + lane] : sum;
-}
-
-void store(const tw_matmul_args* a, int64_t row, int64_t column, float value) {
-  if (a->residual) value += a->residual[row * a->residual_stride + column];
-  const int64_t at = row * a->y_stride + column;
-  if (a->y_dtype == TW_BF16) {
-    ((uint16_t*)a->y)[at] = tw_f32_to_bf16(value);
-  } else {
-    ((float*)a->y)[at] = value;
-  }
-}
-
-void matmul(const tw_quantized_matmul_args* args, int dtype) {
-  const tw_matmul_args* a = &args->matmul;
-  const int step = tw_epilogue_panels(a->epilogue);
-  float acc[TW_LANES], up[TW_LANES];
-  for (int64_t row = 0; row < a->rows; ++row) {
-    for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += step) {
-      const int64_t column = panel / step * TW_LANES;
-      panel_dot(args, dtype, row, panel, acc);
-      if (step == 2) panel_dot(args, dtype, row, panel + 1, up);
-      for (int64_t lane = 0; lane < TW_LANES && column + lane < a->n; ++lane) {
-        float value = biased(a, panel, lane, acc[lane]);
-        if (step == 2) value = tw_activate(a->epilogue - 1, value) * biased(a, panel + 1, lane, up[lane]);
-        store(a, row, column + lane, value);
-      }
-    }
-  }
+void matmul(const tw_quantized_matmul_args* a, int dtype) {
+  for_outputs(&a->matmul,
+              [=](int64_t row, int64_t panel, float* acc) { panel_dot(a, dtype, row, panel, acc); });
 }
 
 float element(const tw_quantize_rows_args* a, int64_t row, int64_t k) {
