@@ -9,7 +9,7 @@ from pathlib import Path
 import protocol
 
 NAME = "tensorwright"
-FORMS = {"bf16": 16, "int8": 8, "int4": 4}
+FORMS = {"bf16": 16, "int8": 8, "w8a8": 8, "int4": 4, "int4:g128": 4}
 PACKAGES = ("tensorwright", "numpy")
 REMOVE = ()
 ENVIRONMENT: dict[str, str] = {}

@@ -15,13 +15,13 @@
 typedef struct tw_quantized_matmul_args {
   tw_matmul_args matmul;  // x: [rows, tw_quantized_row(k, group)] int8; w: panels of layout.h
   int32_t group;          // 0: whole rows
-  const float* x_scale;   // [rows, groups]
-  const int32_t* x_sum;   // [rows, groups]: sum of x over the group
-  int64_t group_stride;   // elements between rows of x_scale and of x_sum
+  const float* x_scale;   // [groups, rows]
+  const int32_t* x_sum;   // [groups, rows]: tw_sum_factor(dtype of w) times the sum of x over the group
+  int64_t group_stride;   // elements between groups of x_scale and of x_sum
 } tw_quantized_matmul_args;
 
 // x [rows, k] -> int8 in [-127, 127], a scale and a sum per row and group:
-//   scale = max|x| / 127,  q = rint(x * (127 / max|x|)),  all 0 where max|x| is 0.
+//   scale = max|x| / 127,  q = rint(x * (127 / max|x|)),  all 0 where max|x| is 0,  sum = factor * sum of q.
 // Elements past k are 0. A group with an infinity or a NaN gets the scale NaN, so that results are NaN.
 typedef struct tw_quantize_rows_args {
   int32_t rows, k;
@@ -31,9 +31,10 @@ typedef struct tw_quantize_rows_args {
   int64_t x_stride;  // elements
   int8_t* q;         // [rows, tw_quantized_row(k, group)]
   int64_t q_stride;  // elements
-  float* scale;      // [rows, groups]
-  int32_t* sum;      // [rows, groups]
+  float* scale;      // [groups, rows]
+  int32_t* sum;      // [groups, rows]
   int64_t group_stride;
+  int32_t factor;  // tw_sum_factor(dtype of the weights)
 } tw_quantize_rows_args;
 
 // One panel of layout.h from up to 16 rows of weights, by the range search of quantize.py.

@@ -42,6 +42,10 @@ static inline int64_t tw_quantized_panel_bytes(int dtype, int64_t k, int64_t gro
   return (groups + 1) / 2 * TW_SCALE_BYTES + groups * tw_quantized_group_bytes(dtype, k, group);
 }
 
+// A weight plus 8, or plus 128 for TW_I8, is unsigned, as dot product instructions want it. A sum over
+// weights made so is too large by 8 or 128 times the sum of x: this is what the sum of x is multiplied with.
+static inline int32_t tw_sum_factor(int dtype) { return dtype == TW_I4 ? -8 : -128; }
+
 // Offset in a panel of group i's first element, and of its 16 scales.
 static inline int64_t tw_quantized_group_offset(int dtype, int64_t k, int64_t group, int64_t i) {
   return (i / 2 + 1) * TW_SCALE_BYTES + i * tw_quantized_group_bytes(dtype, k, group);

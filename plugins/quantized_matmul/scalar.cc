@@ -33,7 +33,7 @@ void panel_dot(const tw_quantized_matmul_args* a, int dtype, int64_t row, int64_
     for (int64_t lane = 0; lane < TW_LANES; ++lane) {
       int32_t dot = 0;
       for (int64_t e = 0; e < size; ++e) dot += x[i * size + e] * weight(dtype, values, e, lane);
-      const float scale = a->x_scale[row * a->group_stride + i] * weight_scale(scales, group, lane);
+      const float scale = a->x_scale[i * a->group_stride + row] * weight_scale(scales, group, lane);
       acc[lane] = group == 0 ? (float)dot * scale : fmaf((float)dot, scale, acc[lane]);
     }
   }
@@ -72,8 +72,8 @@ void quantize_group(const tw_quantize_rows_args* a, int64_t row, int64_t i, int6
     q[e] = there ? (int8_t)((element(a, row, begin + e) * inverse + TW_EXP_ROUND) - TW_EXP_ROUND) : (int8_t)0;
     sum += q[e];
   }
-  a->scale[row * a->group_stride + i] = finite ? (inverse > 0.0f ? largest / 127.0f : 0.0f) : NAN;
-  a->sum[row * a->group_stride + i] = sum;
+  a->scale[i * a->group_stride + row] = finite ? (inverse > 0.0f ? largest / 127.0f : 0.0f) : NAN;
+  a->sum[i * a->group_stride + row] = a->factor * sum;
 }
 
 }  // namespace

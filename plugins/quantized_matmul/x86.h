@@ -1,4 +1,5 @@
-// quantized_matmul on any x86 instruction set: what is cut into which calls of a micro kernel.
+// quantized_matmul in registers of 256 bits: what is cut into which calls of a micro kernel. (AVX-512 has
+// room for the float sums in registers, and its own cut: x86_avx512vnni.cc.)
 //
 //   for each unit of 4 panels, for each chunk of rows, for each block of groups:
 //     for each R <= 6 rows of the chunk, for P panels at once, for each group:
@@ -26,9 +27,8 @@ constexpr int64_t kBlockBytes = 512 << 10;  // of a unit's weights: half the L2 
 struct Group {
   const int8_t* x;  // first row
   int64_t x_stride;
-  const float* x_scale;  // of the first row
+  const float* x_scale;  // of the R rows
   const int32_t* x_sum;
-  int64_t group_stride;
   const char* w;  // first panel
   const char* scales;
   int64_t w_stride;  // bytes between panels
@@ -78,9 +78,8 @@ void sum_rows(const tw_quantized_matmul_args* a, const Shape& s, int64_t row, in
   const auto micro = Kind::micro(rows, panels);
   Group g = {(const int8_t*)a->matmul.x + row * a->matmul.x_stride + begin * s.size,
              a->matmul.x_stride,
-             a->x_scale + row * a->group_stride + begin,
-             a->x_sum + row * a->group_stride + begin,
-             a->group_stride,
+             a->x_scale + begin * a->group_stride + row,
+             a->x_sum + begin * a->group_stride + row,
              nullptr,
              nullptr,
              s.w_stride,
@@ -91,7 +90,7 @@ void sum_rows(const tw_quantized_matmul_args* a, const Shape& s, int64_t row, in
     g.w = w + tw_quantized_group_offset(s.dtype, s.k, s.group, i);
     g.scales = w + tw_quantized_scale_offset(s.dtype, s.k, s.group, i);
     micro(&g);
-    g.x += s.size, ++g.x_scale, ++g.x_sum;
+    g.x += s.size, g.x_scale += a->group_stride, g.x_sum += a->group_stride;
   }
 }
 

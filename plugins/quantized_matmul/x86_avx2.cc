@@ -17,7 +17,8 @@ TW_INLINE void add_doubles(__m256i& sum, __m256i x) { __asm__("vpaddd %1, %0, %0
 TW_INLINE __m256i widened(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
 struct Bytes {
-  static constexpr int kBits = 8, kExcess = 0;
+  static constexpr int kBits = 8;
+  static constexpr bool kUnsigned = false;
 
   template <int R, int N>
   static TW_INLINE void dot(__m256i (&acc)[R][N], const Group* g) {
@@ -46,7 +47,8 @@ TW_INLINE __m256i add_pairs(__m256i sum, __m256i x, __m256i w) {
 }
 
 struct Nibbles {
-  static constexpr int kBits = 4, kExcess = 8;
+  static constexpr int kBits = 4;
+  static constexpr bool kUnsigned = true;
 
   // 32 elements of K, in 16 bits.
   template <int R, int N>

@@ -1,160 +1,110 @@
 // quantized_matmul for AVX-512 with VNNI. Same bits as scalar.cc.
 //
-// vpdpbusd multiplies unsigned by signed. Nibbles are unsigned as stored (w + 8); bytes become so by flipping
-// their sign bit (w + 128). What this adds to a sum is known beforehand, 8 or 128 times the sum of x, and
-// taken off the start.
+//   for each unit of 4 panels, for each chunk of rows:
+//     for P panels, for R rows of the chunk: a tile in registers, over the whole of K (x86_avx512_tile.h)
+//   then bias, activation, residual and rounding for the chunk
+//
+// Few rows take many panels at once, since they wait for memory; many rows take one, since the row's share of
+// the work on weights is then least.
 #include "plugins/matmul/x86_avx512_finish.h"
-#include "plugins/quantized_matmul/x86.h"
+#include "plugins/quantized_matmul/kernel.h"
+#include "plugins/quantized_matmul/x86_avx512_tile.h"
 
 namespace {
 
-// What 64 bytes of a panel hold: for nibbles, the low or the high half of each byte.
-template <int kBits, bool kHigh>
-inline __attribute__((always_inline)) __m512i unsigned_weights(const char* w) {
-  const __m512i bytes = _mm512_loadu_si512(w);
-  if (kBits == 8) return _mm512_xor_si512(bytes, _mm512_set1_epi8((char)0x80));
-  return _mm512_and_si512(kHigh ? _mm512_srli_epi32(bytes, 4) : bytes, _mm512_set1_epi8(15));
-}
+constexpr int64_t kRows = 12;               // of a tile at most
+constexpr int64_t kChunk = 48;              // rows: their sums stay in the L1 cache
+constexpr int64_t kAheadBytes = 128 << 10;  // of panels: what is further off than that is not fetched ahead
 
-template <int kBits, bool kHigh, int R, int P>
-inline __attribute__((always_inline)) void step(__m512i (&acc)[R][P], const Cursor& c, int64_t x_stride,
-                                                int64_t w_stride) {
-  __m512i w[P];
-#pragma GCC unroll 16
-  for (int p = 0; p < P; ++p) w[p] = unsigned_weights<kBits, kHigh>(c.w[p / 3] + p % 3 * w_stride);
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    int32_t bits;
-    memcpy(&bits, c.x[r / 3] + r % 3 * x_stride + (kHigh ? 4 : 0), sizeof bits);
-    const __m512i x = _mm512_set1_epi32(bits);
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], w[p], x);
+typedef void (*Micro)(const Tile*);
+
+// The tile of R rows and P panels, where it fits into the registers.
+template <class Of, int R, int P>
+constexpr Micro tile() {
+  if constexpr (R * P <= Of::kTile) {
+    return Of::template run<R, P>;
+  } else {
+    return nullptr;
   }
 }
-
-template <int kBits, int R, int P>
-inline __attribute__((always_inline)) void dot(__m512i (&acc)[R][P], const Group* g) {
-  const int64_t x_stride = g->x_stride, w_stride = g->w_stride;
-  Cursor c = {{g->x, g->x + 3 * x_stride}, {g->w, g->w + 3 * w_stride}};
-  for (int64_t s = g->lines; s > 0; --s) {
-    // A panel may be as short as two pages, which ends before the processor's own fetching ahead is under
-    // way.
-    const char* ahead = c.w[0] + g->ahead;
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) _mm_prefetch(ahead + p * w_stride, _MM_HINT_T1);
-    step<kBits, false>(acc, c, x_stride, w_stride);
-    if (kBits == 4) {
-      __asm__("" : "+r"(c.w[0]), "+r"(c.w[1]));  // load again: there are no registers to keep the bytes in
-      step<kBits, true>(acc, c, x_stride, w_stride);
-    }
-    // Sums that are not pinned here end up in memory: the compiler sees more values alive than registers.
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-      for (int p = 0; p < P; ++p) __asm__("" : "+v"(acc[r][p]));
-    }
-    for (int i = 0; i < 2; ++i) c.x[i] += 32 / kBits, c.w[i] += 64;
-    __asm__("" : "+r"(c.x[0]), "+r"(c.x[1]), "+r"(c.w[0]), "+r"(c.w[1]));
-  }
-}
-
-template <int kBits, int R, int P>
-inline __attribute__((always_inline)) void start(__m512i (&acc)[R][P], const Group* g) {
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    const __m512i excess = _mm512_set1_epi32(g->x_sum[r * g->group_stride] * (kBits == 4 ? -8 : -128));
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) acc[r][p] = excess;
-  }
-}
-
-// A group with scales of its own: its sums join those of the groups before.
-template <int kBitsOfWeight>
-struct Grouped {
-  static constexpr int kBits = kBitsOfWeight;
-
-  template <int R, int P>
-  static void run(const Group* g) {
-    __m512i acc[R][P];
-    start<kBits>(acc, g);
-    dot<kBits>(acc, g);
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) {
-      const __m512 w_scale =
-          tw_bf16_to_f32_avx512(_mm256_loadu_si256((const __m256i*)(g->scales + p * g->w_stride)));
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        float* sum = g->sum + (r * kUnit + p) * kLanes;
-        const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(g->x_scale[r * g->group_stride]), w_scale);
-        _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r][p]), scale, _mm512_loadu_ps(sum)));
-      }
-    }
-  }
-};
-
-// The whole of K under one scale.
-struct Whole {
-  static constexpr int kBits = 8;
-
-  template <int R, int P>
-  static void run(const Group* g) {
-    __m512i acc[R][P];
-    start<kBits>(acc, g);
-    dot<kBits>(acc, g);
-#pragma GCC unroll 16
-    for (int p = 0; p < P; ++p) {
-      const __m512 w_scale = _mm512_loadu_ps(g->scales + p * g->w_stride);
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) {
-        const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(g->x_scale[r * g->group_stride]), w_scale);
-        _mm512_storeu_ps(g->sum + (r * kUnit + p) * kLanes,
-                         _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r][p]), scale));
-      }
-    }
-  }
-};
-
-typedef void (*Micro)(const Group*);
 
 template <class Of, int P>
-Micro micro_of(int64_t rows) {
-  static const Micro table[kRows] = {Of::template run<1, P>, Of::template run<2, P>, Of::template run<3, P>,
-                                     Of::template run<4, P>, Of::template run<5, P>, Of::template run<6, P>};
+Micro tile_of(int64_t rows) {
+  static const Micro table[kRows] = {tile<Of, 1, P>(),  tile<Of, 2, P>(),  tile<Of, 3, P>(),
+                                     tile<Of, 4, P>(),  tile<Of, 5, P>(),  tile<Of, 6, P>(),
+                                     tile<Of, 7, P>(),  tile<Of, 8, P>(),  tile<Of, 9, P>(),
+                                     tile<Of, 10, P>(), tile<Of, 11, P>(), tile<Of, 12, P>()};
   return table[rows - 1];
 }
 
-// `Kind` of x86.h. Six rows and four panels take 29 of 32 registers.
 template <class Of>
-struct Kernels {
-  static constexpr int kBits = Of::kBits;
+Micro tile_of(int64_t rows, int64_t panels) {
+  switch (panels) {
+    case 1:
+      return tile_of<Of, 1>(rows);
+    case 2:
+      return tile_of<Of, 2>(rows);
+    case 3:
+      return tile_of<Of, 3>(rows);
+    default:
+      return tile_of<Of, 4>(rows);
+  }
+}
 
-  static int64_t panels_at_once(int64_t) { return kUnit; }
+// 4, 2 or 1: units have 4 panels.
+int64_t panels_at_once(int64_t rows, int64_t most) { return rows * 4 <= most ? 4 : rows * 2 <= most ? 2 : 1; }
 
-  static Micro micro(int64_t rows, int64_t panels) {
-    switch (panels) {
-      case 1:
-        return micro_of<Of, 1>(rows);
-      case 2:
-        return micro_of<Of, 2>(rows);
-      case 3:
-        return micro_of<Of, 3>(rows);
-      default:
-        return micro_of<Of, 4>(rows);
+// The sums of a chunk of rows and a unit of panels.
+template <class Of>
+void sum_chunk(const Tile& first, int64_t rows, int64_t panels, float* sum) {
+  const int64_t passes = ceil_div(rows, kRows);
+  const int64_t at_once = panels_at_once(ceil_div(rows, passes), Of::kTile);
+  for (int64_t p = 0; p < panels; p += at_once) {
+    const int64_t width = at_most(at_once, panels - p);
+    for (int64_t pass = 0; pass < passes; ++pass) {
+      const int64_t row = rows * pass / passes, count = rows * (pass + 1) / passes - row;
+      Tile t = first;
+      t.x += row * t.x_stride;
+      t.x_scale += row;
+      t.x_sum += row;
+      t.w += p * t.w_stride;
+      t.ahead = t.w_stride * at_once > kAheadBytes ? 0 : t.w_stride * at_once;
+      t.sum = sum + (row * kUnit + p) * kLanes;
+      tile_of<Of>(count, width)(&t);
     }
   }
+}
 
-  static void finish(const tw_matmul_args* a, int64_t row, int64_t rows, int64_t panel, int64_t panels,
-                     const float* sum) {
-    finish_for(a, panels)(a, row, rows, panel, sum);
+template <class Of>
+void matmul(const tw_quantized_matmul_args* args, int dtype) {
+  const tw_matmul_args* a = &args->matmul;
+  Tile t = {};
+  t.x_stride = a->x_stride;
+  t.group_stride = args->group_stride;
+  t.w_stride = tw_quantized_panel_bytes(dtype, a->k, args->group);
+  t.groups = tw_quantized_groups(a->k, args->group);
+  t.lines = tw_quantized_group_bytes(dtype, a->k, args->group) / 64;
+  float sum[kChunk * kUnit * kLanes];
+  for (int64_t panel = a->panel_begin; panel < a->panel_end; panel += kUnit) {
+    const int64_t panels = at_most(kUnit, a->panel_end - panel);
+    t.w = (const char*)a->w + panel * t.w_stride;
+    for (int64_t row = 0; row < a->rows; row += kChunk) {
+      const int64_t rows = at_most(kChunk, a->rows - row);
+      t.x = (const int8_t*)a->x + row * t.x_stride;
+      t.x_scale = args->x_scale + row;
+      t.x_sum = args->x_sum + row;
+      sum_chunk<Of>(t, rows, panels, sum);
+      finish_for(a, panels)(a, row, rows, panel, sum);
+    }
   }
-};
+}
 
 }  // namespace
 
 extern "C" void tw_quantized_matmul_i8_avx512vnni(const tw_quantized_matmul_args* a) {
-  a->group == 0 ? matmul<Kernels<Whole>>(a) : matmul<Kernels<Grouped<8>>>(a);
+  a->group == 0 ? matmul<Whole>(a, TW_I8) : matmul<Grouped<8>>(a, TW_I8);
 }
 
 extern "C" void tw_quantized_matmul_i4_avx512vnni(const tw_quantized_matmul_args* a) {
-  matmul<Kernels<Grouped<4>>>(a);
+  matmul<Grouped<4>>(a, TW_I4);
 }

@@ -11,7 +11,8 @@ TW_INLINE __m256i add_products(__m256i sum, __m256i x, __m256i w) {
 }
 
 struct Bytes {
-  static constexpr int kBits = 8, kExcess = 128;
+  static constexpr int kBits = 8;
+  static constexpr bool kUnsigned = true;
 
   template <int R, int N>
   static TW_INLINE void dot(__m256i (&acc)[R][N], const Group* g) {
@@ -28,7 +29,8 @@ struct Bytes {
 };
 
 struct Nibbles {
-  static constexpr int kBits = 4, kExcess = 8;
+  static constexpr int kBits = 4;
+  static constexpr bool kUnsigned = true;
 
   template <int R, int N>
   static TW_INLINE void dot(__m256i (&acc)[R][N], const Group* g) {

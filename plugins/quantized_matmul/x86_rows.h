@@ -29,9 +29,9 @@ inline void quantize_rows(const tw_quantize_rows_args* args, Group group) {
   for (int64_t row = 0; row < a.rows; ++row) {
     for (int64_t i = 0; i < groups; ++i) {
       const int64_t at = i * size;
-      a.sum[row * a.group_stride + i] =
-          group(a.x, row * a.x_stride + at, a.k - at, size, a.q + row * a.q_stride + at,
-                a.scale + row * a.group_stride + i);
+      a.sum[i * a.group_stride + row] =
+          a.factor * group(a.x, row * a.x_stride + at, a.k - at, size, a.q + row * a.q_stride + at,
+                           a.scale + i * a.group_stride + row);
     }
   }
 }

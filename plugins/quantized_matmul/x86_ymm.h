@@ -1,9 +1,8 @@
 // quantized_matmul in registers of 256 bits: what AVX2 and AVX-VNNI share. A panel takes two of the 16
 // registers, so that 6 rows and 1 panel, or 1 row and 4 panels, fill them.
 //
-// The instruction set gives `Dot`: kBits of a weight, kExcess that it adds to the weights to make them
-// unsigned, and
-//   dot(acc, group): adds the exact sums of a group; they start at -kExcess * the sum of x.
+// The instruction set gives `Dot`: kBits of a weight, kUnsigned if it adds 8 or 128 to them, and
+//   dot(acc, group): adds the sums of a group; they start at what takes that off again, x_sum.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
 
@@ -76,11 +75,11 @@ TW_INLINE void multiply(__m256i (&acc)[R][N], X x, W w, Add add) {
   }
 }
 
-template <int kExcess, int R, int N>
+template <bool kUnsigned, int R, int N>
 TW_INLINE void start(__m256i (&acc)[R][N], const Group* g) {
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
-    const __m256i excess = _mm256_set1_epi32(kExcess == 0 ? 0 : g->x_sum[r * g->group_stride] * -kExcess);
+    const __m256i excess = _mm256_set1_epi32(kUnsigned ? g->x_sum[r] : 0);
     TW_UNROLL
     for (int i = 0; i < N; ++i) acc[r][i] = excess;
   }
@@ -90,7 +89,7 @@ TW_INLINE void start(__m256i (&acc)[R][N], const Group* g) {
 template <class Dot, int R, int P>
 void grouped(const Group* g) {
   __m256i acc[R][2 * P];
-  start<Dot::kExcess>(acc, g);
+  start<Dot::kUnsigned>(acc, g);
   Dot::dot(acc, g);
   TW_UNROLL
   for (int i = 0; i < 2 * P; ++i) {
@@ -99,7 +98,7 @@ void grouped(const Group* g) {
     TW_UNROLL
     for (int r = 0; r < R; ++r) {
       float* sum = g->sum + r * kUnit * kLanes + i * 8;
-      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(g->x_scale[r * g->group_stride]), w_scale);
+      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(g->x_scale[r]), w_scale);
       _mm256_storeu_ps(sum, _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[r][i]), scale, _mm256_loadu_ps(sum)));
     }
   }
@@ -109,14 +108,14 @@ void grouped(const Group* g) {
 template <class Dot, int R, int P>
 void whole(const Group* g) {
   __m256i acc[R][2 * P];
-  start<Dot::kExcess>(acc, g);
+  start<Dot::kUnsigned>(acc, g);
   Dot::dot(acc, g);
   TW_UNROLL
   for (int i = 0; i < 2 * P; ++i) {
     const __m256 w_scale = _mm256_loadu_ps((const float*)(g->scales + i / 2 * g->w_stride + i % 2 * 32));
     TW_UNROLL
     for (int r = 0; r < R; ++r) {
-      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(g->x_scale[r * g->group_stride]), w_scale);
+      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(g->x_scale[r]), w_scale);
       _mm256_storeu_ps(g->sum + r * kUnit * kLanes + i * 8,
                        _mm256_mul_ps(_mm256_cvtepi32_ps(acc[r][i]), scale));
     }

@@ -161,9 +161,9 @@ std::vector<double> time_quantized_matmul(int dtype, int group, size_t index, in
     a.matmul.y = reinterpret_cast<float*>(y.get()) + first * n;
     a.matmul.y_stride = n;
     a.group = group;
-    a.x_scale = reinterpret_cast<const float*>(scales.get()) + first * groups;
-    a.x_sum = sums.data() + first * groups;
-    a.group_stride = groups;
+    a.x_scale = reinterpret_cast<const float*>(scales.get()) + first;
+    a.x_sum = sums.data() + first;
+    a.group_stride = rows;
     table[index].fn(&a);
   });
 }

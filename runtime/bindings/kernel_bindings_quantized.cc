@@ -91,7 +91,7 @@ std::tuple<double, double, bool> pack(int dtype, int64_t group, const SourceRows
   return {e.error, e.weight, e.finite};
 }
 
-void quantize_rows(size_t index, int64_t group, const AnyRows& x, const Rows<int8_t>& q,
+void quantize_rows(int dtype, size_t index, int64_t group, const AnyRows& x, const Rows<int8_t>& q,
                    const Rows<float>& scale, const Rows<int32_t>& sum) {
   require_rows(x, "x");
   require_rows(q, "q");
@@ -101,9 +101,9 @@ void quantize_rows(size_t index, int64_t group, const AnyRows& x, const Rows<int
   require(q.shape(0) == rows &&
               static_cast<int64_t>(q.shape(1)) == tw_quantized_row(static_cast<int64_t>(k), group),
           "q must have x's rows, with whole groups");
-  require(scale.shape(0) == rows && scale.shape(1) == groups && sum.shape(0) == rows &&
-              sum.shape(1) == groups && scale.stride(0) == sum.stride(0),
-          "scale and sum must be [rows, groups]");
+  require(scale.shape(0) == groups && scale.shape(1) == rows && sum.shape(0) == groups &&
+              sum.shape(1) == rows && scale.stride(0) == sum.stride(0),
+          "scale and sum must be [groups, rows]");
   const tw_quantize_rows_args a = {static_cast<int32_t>(rows),
                                    static_cast<int32_t>(k),
                                    static_cast<int32_t>(group),
@@ -114,7 +114,8 @@ void quantize_rows(size_t index, int64_t group, const AnyRows& x, const Rows<int
                                    q.stride(0),
                                    scale.data(),
                                    sum.data(),
-                                   scale.stride(0)};
+                                   scale.stride(0),
+                                   tw_sum_factor(dtype)};
   entry_of(quantize_rows_kernels(), index)(&a);
 }
 
@@ -131,9 +132,9 @@ void run(int dtype, size_t index, int64_t group, int64_t k, const Rows<int8_t>& 
   const auto groups = static_cast<size_t>(tw_quantized_groups(k, group));
   require(static_cast<int64_t>(x.shape(1)) == tw_quantized_row(k, group) && x.shape(0) == y.shape(0),
           "x must be [rows of y, whole groups]");
-  require(scale.shape(0) == x.shape(0) && scale.shape(1) == groups && sum.shape(0) == x.shape(0) &&
-              sum.shape(1) == groups && scale.stride(0) == sum.stride(0),
-          "scale and sum must be [rows, groups]");
+  require(scale.shape(0) == groups && scale.shape(1) == x.shape(0) && sum.shape(0) == groups &&
+              sum.shape(1) == x.shape(0) && scale.stride(0) == sum.stride(0),
+          "scale and sum must be [groups, rows]");
   require(static_cast<int64_t>(w.size()) >= panels * tw_quantized_panel_bytes(dtype, k, group),
           "w is too short");
   if (panel_end < 0) panel_end = static_cast<int>(panels);
@@ -182,7 +183,7 @@ void bind_quantized_kernels(nb::module_& m) {
         "step-th from "
         "first on: (sum of squared errors, sum of squared weights, whether all were finite). index: of the "
         "kernel in quantize_weights_table, by default the best");
-  m.def("quantize_rows", &quantize_rows, "index"_a, "group"_a, "x"_a, "q"_a, "scale"_a, "sum"_a);
+  m.def("quantize_rows", &quantize_rows, "dtype"_a, "index"_a, "group"_a, "x"_a, "q"_a, "scale"_a, "sum"_a);
   m.def("run_quantized_matmul", &run, "dtype"_a, "index"_a, "group"_a, "k"_a, "x"_a, "scale"_a, "sum"_a,
         "w"_a, "y"_a, "bias"_a = nb::none(), "residual"_a = nb::none(), "epilogue"_a = 0, "panel_begin"_a = 0,
         "panel_end"_a = -1);

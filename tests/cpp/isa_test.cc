@@ -94,14 +94,15 @@ struct QuantizedRows {
   std::vector<int32_t> sum;
   int64_t groups, row;
 
-  QuantizedRows(tw_quantize_rows_fn fn, int64_t group, int dtype, const std::vector<char>& x, int rows, int k)
-      : groups(tw_quantized_groups(k, group)), row(tw_quantized_row(k, group)) {
+  QuantizedRows(tw_quantize_rows_fn fn, const Quantized& format, int dtype, const std::vector<char>& x,
+                int rows, int k)
+      : groups(tw_quantized_groups(k, format.group)), row(tw_quantized_row(k, format.group)) {
     q.resize(static_cast<size_t>(rows * row));
     scale.resize(static_cast<size_t>(rows * groups));
     sum.resize(scale.size());
     const tw_quantize_rows_args a = {
-        rows,       k,     static_cast<int32_t>(group), dtype, x.data(), k, q.data(), row, scale.data(),
-        sum.data(), groups};
+        rows,       k,    static_cast<int32_t>(format.group), dtype, x.data(), k, q.data(), row, scale.data(),
+        sum.data(), rows, tw_sum_factor(format.dtype)};
     fn(&a);
   }
   bool operator==(const QuantizedRows&) const = default;
@@ -118,7 +119,7 @@ void check_quantized(const Quantized& format, int rows, int n, int k, int epilog
       format.panels(quantize_weights_kernels().back().fn,
                     normal(static_cast<size_t>(wide) * static_cast<size_t>(k), 12), wide, k);
   const std::vector<char> x = stored(TW_F32, normal(static_cast<size_t>(rows * k), 13));
-  const QuantizedRows made(quantize_rows_kernels().back().fn, format.group, TW_F32, x, rows, k);
+  const QuantizedRows made(quantize_rows_kernels().back().fn, format, TW_F32, x, rows, k);
   const std::vector<float> bias = normal(static_cast<size_t>(wide), 14);
   tw_quantized_matmul_args a = {};
   a.matmul.rows = rows, a.matmul.k = k, a.matmul.n = n;
@@ -126,7 +127,7 @@ void check_quantized(const Quantized& format, int rows, int n, int k, int epilog
   a.matmul.x = made.q.data(), a.matmul.x_stride = made.row, a.matmul.w = w.data();
   a.matmul.bias = bias.data(), a.matmul.y_stride = n;
   a.group = static_cast<int32_t>(format.group), a.x_scale = made.scale.data(), a.x_sum = made.sum.data();
-  a.group_stride = made.groups;
+  a.group_stride = rows;
   std::vector<std::vector<float>> results;
   for (const auto& entry : quantized_matmul_kernels(format.dtype)) {
     if (!runs(entry)) continue;
@@ -178,9 +179,9 @@ TW_TEST(quantize_rows) {
     for (int dtype : {TW_F32, TW_BF16}) {
       for (int k : {1, 7, 8, 9, 15, 16, 17, 31, 33, 65, 129}) {
         const std::vector<char> x = stored(dtype, normal(static_cast<size_t>(3 * k), 15));
-        const QuantizedRows expected(quantize_rows_kernels().back().fn, format.group, dtype, x, 3, k);
+        const QuantizedRows expected(quantize_rows_kernels().back().fn, format, dtype, x, 3, k);
         for (const auto& entry : quantize_rows_kernels()) {
-          if (runs(entry)) TW_CHECK(QuantizedRows(entry.fn, format.group, dtype, x, 3, k) == expected);
+          if (runs(entry)) TW_CHECK(QuantizedRows(entry.fn, format, dtype, x, 3, k) == expected);
         }
       }
     }

@@ -55,13 +55,13 @@ def pack(w: np.ndarray, fmt: WeightFormat, index: int | None = None) -> tuple[np
 
 
 def quantize_rows(x: np.ndarray, fmt: WeightFormat, index: int = SCALAR) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """int8 [rows, whole groups], float32 and int32 [rows, groups]."""
+    """int8 [rows, whole groups], float32 and int32 [groups, rows]."""
     rows, k = x.shape
     groups = fmt.groups(k)
     q = np.full((rows, groups * fmt.stored_group(k)), 99, np.int8)
-    scale, total = np.zeros((rows, groups), np.float32), np.zeros((rows, groups), np.int32)
+    scale, total = np.zeros((groups, rows), np.float32), np.zeros((groups, rows), np.int32)
     index = index % len(_runtime.quantize_rows_table())
-    _runtime.quantize_rows(index, fmt.group, x, q, scale, total)
+    _runtime.quantize_rows(number(fmt), index, fmt.group, x, q, scale, total)
     return q, scale, total
 
 
@@ -114,7 +114,7 @@ class QuantizedMatmul:
     ) -> np.ndarray:
         index = index % len(_runtime.quantized_matmul_table(number(self.fmt)))
         q = offset_rows(self.q[rows].view(np.uint8), offset, pad).view(np.int8)
-        scale, total = self.scale[rows].copy(), self.sum[rows].copy()
+        scale, total = self.scale[:, rows].copy(), self.sum[:, rows].copy()
         residual = None if self.r is None else offset_rows(self.r[rows], offset, pad)
         packed = offset_rows(self.packed[None], 4 * offset, 0)[0] if offset else self.packed
         if y is None:

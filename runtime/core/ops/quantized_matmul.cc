@@ -32,7 +32,7 @@ class QuantizedMatmul : public Operation {
     if (has_residual_) residual_ = context.buffer(instruction.in[1]);
   }
 
-  // [rows][row_] int8, then [rows][groups_] scales and [rows][groups_] sums.
+  // [rows][row_] int8, then [groups_][rows] scales and as many sums.
   size_t reserve(const StepLimits& limits, int) override {
     const int64_t rows = x_.kind == static_cast<int>(BufferKind::kTokens) ? limits.tokens : limits.rows;
     return static_cast<size_t>(scales_at(rows) + 2 * align64(rows * groups_ * 4));
@@ -67,12 +67,12 @@ class QuantizedMatmul : public Operation {
     return reinterpret_cast<int8_t*>(view.scratch) + row * row_;
   }
   float* scales(const StepView& view, int32_t row) const {
-    return reinterpret_cast<float*>(view.scratch + scales_at(x_.rows(view))) + row * groups_;
+    return reinterpret_cast<float*>(view.scratch + scales_at(x_.rows(view))) + row;
   }
   int32_t* sums(const StepView& view, int32_t row) const {
     const int64_t rows = x_.rows(view);
     char* at = view.scratch + scales_at(rows) + align64(rows * groups_ * 4);
-    return reinterpret_cast<int32_t*>(at) + row * groups_;
+    return reinterpret_cast<int32_t*>(at) + row;
   }
 
   void quantize(const StepView& view, int32_t begin, int32_t end) const {
@@ -86,7 +86,8 @@ class QuantizedMatmul : public Operation {
                                         row_,
                                         scales(view, begin),
                                         sums(view, begin),
-                                        groups_};
+                                        x_.rows(view),
+                                        tw_sum_factor(static_cast<int>(weight_.dtype))};
     quantize_(&args);
   }
 
@@ -113,7 +114,7 @@ class QuantizedMatmul : public Operation {
     args.group = group_;
     args.x_scale = scales(view, row);
     args.x_sum = sums(view, row);
-    args.group_stride = groups_;
+    args.group_stride = x_.rows(view);
     kernel_(&args);
   }
 

@@ -1,0 +1,198 @@
+// R rows times P panels of a quantized matmul in registers of AVX-512 with VNNI, over the whole of K.
+//
+// vpdpbusd multiplies unsigned by signed. Nibbles are unsigned as stored (w + 8); bytes become so by flipping
+// their sign bit (w + 128). What this adds to a sum is known beforehand, 8 or 128 times the sum of x, and
+// taken off the start.
+//
+// Exact sums of a group and, where groups have scales of their own, float sums of all groups before: both
+// stay in registers, so that a group costs one multiplication and one fused multiply-add next to its dot
+// products.
+#ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_AVX512_TILE_H_
+#define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_AVX512_TILE_H_
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "plugins/common/x86.h"
+#include "plugins/common/x86_avx512.h"
+#include "plugins/matmul/x86.h"
+#include "plugins/quantized_matmul/layout.h"
+
+namespace {  // each including file gets its own copy, compiled with its own flags
+
+constexpr int64_t kNearBytes = 1024;
+
+struct Tile {
+  const int8_t* x;  // first row
+  int64_t x_stride;
+  const float* x_scale;  // [groups, R]
+  const int32_t* x_sum;
+  int64_t group_stride;
+  const char* w;     // first panel
+  int64_t w_stride;  // bytes between panels
+  int64_t ahead;     // bytes to the panels that come next, which are fetched meanwhile; 0 if that is far
+  int64_t groups;
+  int64_t lines;  // of 64 bytes, in a group of a panel
+  float* sum;     // [R, kUnit, 16]
+};
+
+// Row r is at x[r / 3] + r % 3 * stride, panel p at w[p / 3] + p % 3 * stride: forms that x86 addresses
+// directly.
+template <int R, int P>
+struct Cursors {
+  const int8_t* x[(R + 2) / 3];
+  const char* w[(P + 2) / 3];
+
+  TW_INLINE void advance(int64_t elements, int64_t bytes) {
+    TW_UNROLL
+    for (const int8_t*& row : x) {
+      row += elements;
+      __asm__("" : "+r"(row));  // else the compiler makes one pointer of all, and spills the sums
+    }
+    TW_UNROLL
+    for (const char*& panel : w) {
+      panel += bytes;
+      __asm__("" : "+r"(panel));
+    }
+  }
+
+  // Loads again what follows: there are no registers to keep the bytes in.
+  TW_INLINE void forget() {
+    TW_UNROLL
+    for (const char*& panel : w) __asm__("" : "+r"(panel));
+  }
+};
+
+// What 64 bytes of a panel hold: for nibbles, the low or the high half of each byte.
+template <int kBits, bool kHigh>
+TW_INLINE __m512i unsigned_weights(const char* w) {
+  const __m512i bytes = _mm512_loadu_si512(w);
+  if (kBits == 8) return _mm512_xor_si512(bytes, _mm512_set1_epi8((char)0x80));
+  return _mm512_and_si512(kHigh ? _mm512_srli_epi32(bytes, 4) : bytes, _mm512_set1_epi8(15));
+}
+
+template <int kBits, bool kHigh, int R, int P>
+TW_INLINE void step(__m512i (&acc)[R][P], const Cursors<R, P>& at, const Tile& t) {
+  __m512i w[P];
+  TW_UNROLL
+  for (int p = 0; p < P; ++p) w[p] = unsigned_weights<kBits, kHigh>(at.w[p / 3] + p % 3 * t.w_stride);
+  TW_UNROLL
+  for (int r = 0; r < R; ++r) {
+    int32_t bits;
+    memcpy(&bits, at.x[r / 3] + r % 3 * t.x_stride + (kHigh ? 4 : 0), sizeof bits);
+    const __m512i x = _mm512_set1_epi32(bits);
+    TW_UNROLL
+    for (int p = 0; p < P; ++p) acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], w[p], x);
+  }
+}
+
+// The exact sums of one group. Leaves the cursors behind it.
+template <int kBits, int R, int P>
+TW_INLINE void dot(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t, const int32_t* x_sum) {
+  TW_UNROLL
+  for (int r = 0; r < R; ++r) {
+    const __m512i excess = _mm512_set1_epi32(x_sum[r]);
+    TW_UNROLL
+    for (int p = 0; p < P; ++p) acc[r][p] = excess;
+  }
+  int64_t line = t.lines;
+  do {
+    // A panel may be as short as two pages, which ends before the processor's own fetching ahead is under
+    // way: the panels that come next go to the L2 cache, what comes next of these to the L1.
+    const char *ahead = at.w[0] + t.ahead, *near = at.w[0] + kNearBytes;
+    TW_UNROLL
+    for (int p = 0; p < P; ++p) {
+      _mm_prefetch(ahead + p * t.w_stride, _MM_HINT_T1);
+      _mm_prefetch(near + p * t.w_stride, _MM_HINT_T0);
+    }
+    step<kBits, false>(acc, at, t);
+    if (kBits == 4) {
+      at.forget();
+      step<kBits, true>(acc, at, t);
+    }
+    // Sums that are not pinned here end up in memory: the compiler sees more values alive than registers.
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) {
+      TW_UNROLL
+      for (int p = 0; p < P; ++p) __asm__("" : "+v"(acc[r][p]));
+    }
+    at.advance(32 / kBits, 64);
+  } while (--line > 0);
+}
+
+template <int R, int P>
+TW_INLINE Cursors<R, P> start(const Tile& t) {
+  Cursors<R, P> at;
+  TW_UNROLL
+  for (int i = 0; i < (R + 2) / 3; ++i) at.x[i] = t.x + 3 * i * t.x_stride;
+  TW_UNROLL
+  for (int i = 0; i < (P + 2) / 3; ++i) at.w[i] = t.w + 3 * i * t.w_stride;
+  return at;
+}
+
+// Groups with scales of their own, in pairs that begin with their scales.
+template <int kBits>
+struct Grouped {
+  static constexpr int kTile = 12;  // R * P: twice so many sums, 5 registers besides
+
+  template <int R, int P>
+  static void run(const Tile* tile) {
+    const Tile t = *tile;
+    Cursors<R, P> at = start<R, P>(t);
+    const float* x_scale = t.x_scale;
+    const int32_t* x_sum = t.x_sum;
+    __m512 sum[R][P] = {};
+    int64_t to_scales = 0;  // from the group's start, back
+    for (int64_t i = 0; i < t.groups; ++i) {
+      if (i % 2 == 0) at.advance(0, TW_SCALE_BYTES);
+      to_scales = i % 2 == 0 ? TW_SCALE_BYTES + t.lines * 64 : to_scales + t.lines * 64 - 32;
+      __m512i acc[R][P];
+      dot<kBits>(acc, at, t, x_sum);
+      TW_UNROLL
+      for (int p = 0; p < P; ++p) {
+        const char* scales = at.w[p / 3] + p % 3 * t.w_stride - to_scales;
+        const __m512 w_scale = tw_bf16_to_f32_avx512(_mm256_loadu_si256((const __m256i*)scales));
+        TW_UNROLL
+        for (int r = 0; r < R; ++r) {
+          const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(x_scale[r]), w_scale);
+          sum[r][p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[r][p]), scale, sum[r][p]);
+          __asm__("" : "+v"(sum[r][p]));
+        }
+      }
+      x_scale += t.group_stride, x_sum += t.group_stride;
+    }
+    TW_UNROLL
+    for (int r = 0; r < R; ++r) {
+      TW_UNROLL
+      for (int p = 0; p < P; ++p) _mm512_storeu_ps(t.sum + (r * kUnit + p) * kLanes, sum[r][p]);
+    }
+  }
+};
+
+// The whole of K under one scale.
+struct Whole {
+  static constexpr int kTile = 24;
+
+  template <int R, int P>
+  static void run(const Tile* tile) {
+    const Tile t = *tile;
+    Cursors<R, P> at = start<R, P>(t);
+    at.advance(0, TW_SCALE_BYTES);
+    __m512i acc[R][P];
+    dot<8>(acc, at, t, t.x_sum);
+    TW_UNROLL
+    for (int p = 0; p < P; ++p) {
+      const __m512 w_scale = _mm512_loadu_ps(t.w + p * t.w_stride);
+      TW_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(t.x_scale[r]), w_scale);
+        _mm512_storeu_ps(t.sum + (r * kUnit + p) * kLanes,
+                         _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r][p]), scale));
+      }
+    }
+  }
+};
+
+}  // namespace
+
+#endif  // TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_AVX512_TILE_H_
