@@ -37,6 +37,8 @@ SPECS = (
     "int4:g32,embedding=int8,lm_head=int8", "int4:g64,embedding=int8,lm_head=int8",
     "int4:g128,embedding=int8,lm_head=int8",
 )  # fmt: skip
+WITH_INT8_KV = (None, "int8:g32", "int4:g32,embedding=int8,lm_head=int8")
+"""Formats that are measured with an int8 KV cache as well."""
 
 
 @dataclass
@@ -97,20 +99,21 @@ def build_all(model: Path, folder: Path) -> list[Row]:
     """Plan and weights of every engine, as build() makes them; each type of activations is traced once."""
     checkpoint = open_checkpoint(model)
     rows = []
-    for dtype, specs in ((REFERENCE, (None,)), ("bfloat16", (None, *SPECS))):
+    plain = [(spec, "auto") for spec in (None, *SPECS)]
+    for dtype, choices in ((REFERENCE, plain[:1]), ("bfloat16", plain + [(spec, "int8") for spec in WITH_INT8_KV])):
         graph = trace(checkpoint, dtype=dtype, max_seq_len=WINDOW)
-        graph.facts["block_size"] = BLOCK_SIZE
-        for spec in specs:
-            print(f"building {spec or dtype}", file=sys.stderr, flush=True)
-            if spec is not None:
-                graph.facts["quantize"] = str(parse_spec(spec))
+        for spec, kv_cache in choices:
+            name = (spec or dtype) + (" + int8 KV cache" if kv_cache == "int8" else "")
+            print(f"building {name}", file=sys.stderr, flush=True)
+            asked = {"quantize": None if spec is None else str(parse_spec(spec)), "kv_cache_dtype": kv_cache}
+            graph.facts.update(block_size=BLOCK_SIZE, **asked)
             plan = emit_cpu_plan(run_pipeline(graph).graph, checkpoint)
             files = folder / str(len(rows))
             files.mkdir()
             (files / "plan.bin").write_bytes(plan.data)
             with (files / "weights.bin").open("wb") as file:
                 plan.weights.stream(file)
-            rows.append(Row(spec or dtype, files, plan.weights.total_bytes))
+            rows.append(Row(name, files, plan.weights.total_bytes))
     return rows
 
 

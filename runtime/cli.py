@@ -32,6 +32,12 @@ def cli(debug: bool) -> None:
 @click.option("--stats", is_flag=True, help="Times and tokens per second on stderr.")
 @click.option("--threads", type=int, help="Default: one per physical core.")
 @click.option("--quantize", metavar="SPEC", help="Of a model directory: formats of the weights, as in build-engine.")
+@click.option(
+    "--kv-cache-dtype",
+    type=click.Choice(["auto", "int8"]),
+    default="auto",
+    help="Of a model directory: the type of the KV cache, as in build-engine.",
+)
 @click.option("--kv-cache-memory", help='Such as "512MiB". Default: half of the free memory, or what is useful.')
 @click.option("--profile", is_flag=True, help="On stderr: time, bytes and operations by op and module, and rooflines.")
 @click.option("--profile-svg", metavar="FILE", help="Draw the profile into FILE, an SVG picture. Implies --profile.")

@@ -17,6 +17,7 @@ FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
 TARGETS = ("cpu",)
 DTYPES = ("float32", "bfloat16")
+KV_CACHE_DTYPES = ("auto", "int8")
 
 _KEYS: dict[str, type | tuple[type, ...]] = {
     "format": str,
@@ -60,6 +61,11 @@ class EngineDir:
     @property
     def dtype(self) -> str:
         return self.config["dtype"]
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        """As the build was asked: one of KV_CACHE_DTYPES."""
+        return self.config["build_options"].get("kv_cache_dtype", "auto")
 
     @property
     def quantize_names(self) -> tuple[str, ...]:

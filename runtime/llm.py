@@ -13,7 +13,7 @@ from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.engine_client import EngineClient
-from tensorwright.runtime.engine_dir import DTYPES, EngineDir, is_engine, open_engine
+from tensorwright.runtime.engine_dir import DTYPES, KV_CACHE_DTYPES, EngineDir, is_engine, open_engine
 from tensorwright.runtime.host import default_threads
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.memory import check_kv_bytes, default_kv_bytes, parse_size
@@ -43,6 +43,7 @@ class LLM(StrictKeywords):
     dtype: of a build from a model directory: "auto", "float32" or "bfloat16".
     quantize: of a build from a model directory: formats of the weights, as `build` takes them ("int4", "int8:g64",
         "w8a8", "int4,lm_head=int8"); None keeps them in dtype.
+    kv_cache_dtype: of a build from a model directory: "auto", the type of the activations, or "int8".
     Raises EngineError, InvalidOptionError, OutOfMemoryError, MissingDependencyError.
     """
 
@@ -61,6 +62,7 @@ class LLM(StrictKeywords):
         max_queue_size: int = 1024,
         dtype: str = "auto",
         quantize: str | None = None,
+        kv_cache_dtype: str = "auto",
     ):
         asked = None if kv_cache_memory is None else parse_size(kv_cache_memory)
         options = native.RuntimeOptions(  # checked before a model directory is built, which may take minutes
@@ -74,7 +76,9 @@ class LLM(StrictKeywords):
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
         )
-        self.engine, self._lease = _engine_of(_path_of(engine_or_model_dir), BuildChoices(dtype, quantize))
+        self.engine, self._lease = _engine_of(
+            _path_of(engine_or_model_dir), BuildChoices(dtype, quantize, kv_cache_dtype)
+        )
         self.options = replace(options, kv_cache_bytes=_kv_bytes(self.engine, asked, max_batch_size))
         self._client = EngineClient(native.create_engine(self.engine, self.options))
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
@@ -226,6 +230,10 @@ def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
     dtype, quantize = choices.dtype, choices.quantize
     if quantize is not None and not (isinstance(quantize, str) and quantize.strip()):
         raise InvalidOptionError(f'quantize must name formats, as in "int4" or "w8a8,embedding=none", got {quantize!r}')
+    if choices.kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise InvalidOptionError(
+            f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {choices.kv_cache_dtype!r}"
+        )
     if is_model(path):
         cached = engine_for_model(path, choices)
         return open_cached(cached.path), cached.lease
@@ -238,6 +246,11 @@ def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
         built = " or ".join(map(repr, engine.quantize_names))
         built = f"built as {built}" if built else "without quantized weights"
         raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")
+    if choices.kv_cache_dtype not in ("auto", engine.kv_cache_dtype):
+        raise InvalidOptionError(
+            f"kv_cache_dtype={choices.kv_cache_dtype!r}: {path} is an engine with a KV cache of "
+            f"{engine.kv_cache_dtype!r}; build another one"
+        )
     return engine, None
 
 

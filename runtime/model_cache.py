@@ -1,7 +1,8 @@
 """Engines built from model directories on first use, kept in the user's cache (engine_cache.py).
 
 The key covers what the engine depends on, without reading gigabytes: the directory, the names, sizes and times of
-its files, the dtype, the formats of quantized weights and the version of Tensorwright.
+its files, what was chosen (dtype, formats of quantized weights, the type of the KV cache) and the version of
+Tensorwright.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ class BuildChoices:
     dtype: str = "auto"
     quantize: str | None = None
     """Formats of the weights, as `build` takes them; None: all in dtype."""
+    kv_cache_dtype: str = "auto"
 
     def __str__(self) -> str:
-        return self.dtype if self.quantize is None else f"{self.dtype}, {self.quantize}"
+        kv_cache = "" if self.kv_cache_dtype == "auto" else f"{self.kv_cache_dtype} KV cache"
+        return ", ".join(choice for choice in (self.dtype, self.quantize, kv_cache) if choice)
 
 
 Builder = Callable[[Path, Path, BuildChoices], object]
@@ -117,7 +120,7 @@ def _import_builder() -> Builder:
     # The one import of the builder below runtime/: lazy, so that running an engine needs no build packages.
     from tensorwright.builder.build import build
 
-    return lambda model, out, choices: build(model, out, target="cpu", dtype=choices.dtype, quantize=choices.quantize)
+    return lambda model, out, choices: build(model, out, target="cpu", **vars(choices))
 
 
 def _lock(root: Path, key: str, *, alone: bool) -> IO[str]:

@@ -40,13 +40,15 @@ def run_prompts(
     stats: bool,
     threads: int | None,
     quantize: str | None,
+    kv_cache_dtype: str,
     kv_cache_memory: str | None,
 ) -> None:
     """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
     template = None if chat_template is None else _read(chat_template, "--chat-template")
     texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
-    _tell_of_build(Path(os.path.expanduser(engine)), BuildChoices(quantize=quantize))
-    with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory, quantize=quantize) as llm:
+    choices = BuildChoices(quantize=quantize, kv_cache_dtype=kv_cache_dtype)
+    _tell_of_build(Path(os.path.expanduser(engine)), choices)
+    with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory, **vars(choices)) as llm:
         begin = time.perf_counter()
         if profiler is not None:
             llm.profile(True)

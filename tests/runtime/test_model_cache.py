@@ -149,6 +149,27 @@ def test_llm_hands_the_formats_of_weights_to_the_build(model: Path, monkeypatch:
     assert [choices.quantize for choices in asked] == ["int4", None, "w8a8,embedding=none"]
 
 
+def test_the_type_of_the_kv_cache_is_handed_on_and_told_apart(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "create_engine", lambda *args: FakeEngine())
+    monkeypatch.setattr(native, "load_module", fake_module)
+
+    def build(source: Path, out: Path, options: BuildChoices) -> None:
+        write_engine(out, engine_config(build_options={"kv_cache_dtype": options.kv_cache_dtype}))
+
+    monkeypatch.setattr(model_cache, "_import_builder", lambda: build)
+    with llm.LLM(model, kv_cache_memory="1MiB", kv_cache_dtype="int8") as rounded:
+        assert rounded.engine.kv_cache_dtype == "int8"
+        path = rounded.engine.path
+    with llm.LLM(model, kv_cache_memory="1MiB") as plain:
+        assert plain.engine.kv_cache_dtype == "auto"
+        other = plain.engine.path
+    llm.LLM(path, kv_cache_memory="1MiB", kv_cache_dtype="int8").shutdown()
+    with pytest.raises(InvalidOptionError, match="is an engine with a KV cache of 'auto'; build another one"):
+        llm.LLM(other, kv_cache_dtype="int8")
+    with pytest.raises(InvalidOptionError, match="kv_cache_dtype must be one of auto, int8, got 'fp8'"):
+        llm.LLM(model, kv_cache_dtype="fp8")
+
+
 @pytest.mark.parametrize("quantize", ["", " ", 4, ["int4"]])
 def test_llm_refuses_what_names_no_format(model: Path, quantize: object) -> None:
     with pytest.raises(InvalidOptionError, match="quantize must name formats"):
