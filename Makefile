@@ -36,7 +36,7 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 
 $(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE)
 	@echo "== Compiling the runtime and installing tensorwright into $(VENV) (a minute or two)"
-	@$(PIP) --no-build-isolation -e '.[build,dev]'
+	@$(PIP) --no-build-isolation -e '.[build,serve,dev]'
 	@touch $@
 
 demo: setup
