@@ -1,11 +1,14 @@
 # Everything here sets up its own virtual environment first. Needs Python 3.11 with venv and headers, g++ and make.
 #   make demo      build the bundled model's engine and generate text with it
-#   make test      all tests
+#   make test      all tests; sets up a real tritonserver for them too, in .venv-triton
 #   make test-avx2, test-scalar   the tests that computing matters to, on that instruction set
 #   make check     linters, types, format and the fast tests
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 PYTHON ?= python3
 VENV ?= .venv
+# Where tests/tritonserver finds a real tritonserver. A place of its own: its embedded Python needs numpy 1.
+TRITON_VENV ?= .venv-triton
+TRITON_SPEC ?= nvidia-pytriton==0.7.0
 BIN := $(VENV)/bin
 # On a machine with the public PyPI, PIP_TORCH_ARGS='--index-url https://download.pytorch.org/whl/cpu' takes the CPU
 # build of torch; without it pip takes the one with several GB of CUDA libraries, which works as well.
@@ -15,12 +18,21 @@ PIP_TORCH_ARGS ?=
 PYTEST_ARGS ?= -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 NATIVE := $(shell find runtime plugins -name '*.cc' -o -name '*.h' 2>/dev/null)
+TRITON_PIP := $(TRITON_VENV)/bin/python -m pip --disable-pip-version-check
+define TRITON_NEEDS
+import tomllib
+project = tomllib.load(open('pyproject.toml', 'rb'))['project']
+print('numpy<2', *project['dependencies'], *project['optional-dependencies']['guided'], sep=chr(10))
+endef
+export TRITON_NEEDS
 # mypy looks for packages in folders, and here they are folders only once installed: show it the same as links.
 TYPED := build/typed/tensorwright
 ROOMS := models builder passes plugins runtime
 CPP_FILES = $(shell git ls-files '*.cc' '*.h')
 
-.PHONY: help setup demo test test-avx2 test-scalar check lint fast-tests sanitize clean
+export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
+
+.PHONY: help setup triton-venv demo test test-avx2 test-scalar check lint fast-tests sanitize clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -39,6 +51,25 @@ $(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE)
 	@$(PIP) --no-build-isolation -e '.[build,serve,dev]'
 	@touch $@
 
+triton-venv: $(TRITON_VENV)/.installed
+
+# The wheel cannot be had everywhere: then tests/tritonserver is skipped with what pip said. The second tensorwright is compiled
+# by the first one's tools in the same build folder, so nothing is compiled again.
+$(TRITON_VENV)/.installed: $(VENV)/.installed
+	@echo "== Setting up $(TRITON_VENV): tritonserver (55 MB) for tests/tritonserver"
+	@test -x $(TRITON_VENV)/bin/python || $(BIN)/python -m venv $(TRITON_VENV)
+	@rm -f $(TRITON_VENV)/unavailable
+	@$(TRITON_PIP) download -q --no-deps -d $(TRITON_VENV)/wheels $(TRITON_SPEC) 2> $(TRITON_VENV)/pip.log || \
+	  { grep ERROR $(TRITON_VENV)/pip.log | tail -n 1 > $(TRITON_VENV)/unavailable; \
+	    echo "   tests/tritonserver will be skipped, no tritonserver: $$(cat $(TRITON_VENV)/unavailable)"; }
+	@test -f $(TRITON_VENV)/unavailable || { \
+	  grep -v '^numpy==' constraints.txt > $(TRITON_VENV)/constraints.txt && \
+	  $(BIN)/python -c "$$TRITON_NEEDS" > $(TRITON_VENV)/requirements.txt && \
+	  $(TRITON_PIP) install -q -c $(TRITON_VENV)/constraints.txt -r $(TRITON_VENV)/requirements.txt && \
+	  $(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation --ignore-installed \
+	    --prefix $(TRITON_VENV) -e . && \
+	  $(TRITON_PIP) install -q --no-deps $(TRITON_VENV)/wheels/*.whl && touch $@; }
+
 demo: setup
 	@test -f out/pico/config.json || $(BIN)/build-engine models/pico out/pico
 	@echo
@@ -51,7 +82,7 @@ demo: setup
 	@echo "   build-engine MODEL_DIR out/mine           your own model: any Hugging Face directory"
 	@echo "   make test                                 all tests"
 
-test: setup
+test: setup triton-venv
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS)
 
 # What runs kernels by way of the dispatch. The pico model would take the scalar kernels minutes.
@@ -79,7 +110,8 @@ fast-tests: setup
 # Debug keeps the asserts that Release drops; -O1 keeps it bearable. Threads are only in these tests.
 SANITIZED = -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
 	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF
-THREADED_TESTS = scheduler_test engine_test engine_faults_test thread_team_test executor_test
+THREADED_TESTS = scheduler_test engine_test engine_faults_test thread_team_test executor_test token_masks_test \
+	guided_engine_test
 
 sanitize: setup
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined
@@ -91,4 +123,4 @@ sanitize: setup
 		-R '^($(shell echo $(THREADED_TESTS) | tr ' ' '|'))$$'
 
 clean:
-	rm -rf build out $(VENV)
+	rm -rf build out $(VENV) $(TRITON_VENV)

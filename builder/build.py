@@ -17,7 +17,7 @@ from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.quantization_record import quantization_record
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
-from tensorwright.models.registry import expected_counts
+from tensorwright.models.registry import Quantized, expected_counts
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 if TYPE_CHECKING:
@@ -128,13 +128,19 @@ def _rewrite(graph: Graph, checkpoint: Checkpoint, phases: Phases, *, verify: bo
                 verify=verify,
                 weights=QuantizingWeights(checkpoint) if verify else None,
                 dump=dump,
-                expectations=expected_counts(checkpoint.config),
+                expectations=expected_counts(checkpoint.config, _quantized(graph)),
                 progress=count_pass,
             )
         except OSError as error:
             if dump is None:
                 raise
             raise BuildError(f"{dump}: the graphs cannot be dumped there ({error.strerror}); choose another") from error
+
+
+def _quantized(graph: Graph) -> Quantized:
+    """Which matrices the build was asked to quantize."""
+    spec = parse_spec(str(graph.facts.get("quantize", "none")))
+    return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, spec.lm_head)))
 
 
 def _emit(writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, phases: Phases) -> WeightTable:

@@ -1,13 +1,14 @@
 """What is expected of each model family: how often every rewrite must fire, per layer and once per model.
 
 A family without an entry gets what its config implies for any decoder. A pass that is not named has no expectation.
+For quantize_weights a family's table names every matrix that there is; a build asks for all of them or for some.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorwright.errors import CheckpointError
 
@@ -23,6 +24,20 @@ class Expected:
         return self.per_layer * layers + self.constant
 
 
+class Quantized(NamedTuple):
+    """Which matrices of a model a build quantizes."""
+
+    layers: bool = False
+    embedding: bool = False
+    lm_head: bool = False
+
+
+NOTHING = Quantized()
+MATRICES = Expected(4, 2)
+"""What quantize_weights can rewrite in a decoder: qkv, o, gate and up (or up alone) and down, once fused; then the
+embedding and lm_head, tied or not."""
+
+
 def _llama(config: dict[str, Any]) -> dict[str, Expected]:
     """Pre-norm decoder: two RMS norms and one attention a layer, gated MLP, one final norm."""
     grouped = config.get("num_key_value_heads", config.get("num_attention_heads")) != config.get("num_attention_heads")
@@ -36,6 +51,7 @@ def _llama(config: dict[str, Any]) -> dict[str, Expected]:
         "fuse_swiglu": Expected(1),
         "fuse_add_rms_norm": Expected(2),
         "insert_kv_cache": Expected(1),
+        "quantize_weights": MATRICES,
     }
 
 
@@ -112,6 +128,7 @@ def _gpt2(config: dict[str, Any]) -> dict[str, Expected]:
         "fuse_qkv": Expected(),
         "fuse_add_layer_norm": Expected(2, 1),
         "insert_kv_cache": Expected(1),
+        "quantize_weights": MATRICES,
     }
 
 
@@ -129,6 +146,7 @@ def _falcon(config: dict[str, Any]) -> dict[str, Expected]:
         "fuse_qkv": Expected(1),
         "fuse_add_layer_norm": Expected(1 if grouped or config.get("parallel_attn", True) else 2),
         "insert_kv_cache": Expected(1),
+        "quantize_weights": MATRICES,
     }
 
 
@@ -211,21 +229,25 @@ def registered() -> dict[str, Callable[[dict[str, Any]], dict[str, Expected]]]:
     return dict(_FAMILIES)
 
 
-def expectations(config: dict[str, Any]) -> dict[str, Expected]:
-    """Pass name -> how often it must fire, from a config.json.
+def expectations(config: dict[str, Any], quantized: Quantized = NOTHING) -> dict[str, Expected]:
+    """Pass name -> how often it must fire, from a config.json and what the build quantizes.
 
     Raises CheckpointError if the config does not name its family.
     """
     family = config.get("model_type")
     if not isinstance(family, str):
         raise CheckpointError(f"config.json: model_type must name the model's family, not {family!r}")
-    return _FAMILIES.get(family, _any_decoder)(config)
+    expected = _FAMILIES.get(family, _any_decoder)(config)
+    if "quantize_weights" in expected:
+        per_layer = expected["quantize_weights"].per_layer if quantized.layers else 0
+        expected["quantize_weights"] = Expected(per_layer, quantized.embedding + quantized.lm_head)
+    return expected
 
 
-def expected_counts(config: dict[str, Any]) -> dict[str, int]:
+def expected_counts(config: dict[str, Any], quantized: Quantized = NOTHING) -> dict[str, int]:
     """The same as whole numbers for this model's layers."""
     name = "n_layer" if "n_layer" in config and "num_hidden_layers" not in config else "num_hidden_layers"
     layers = config.get(name)
     if not isinstance(layers, int) or layers < 1:
         raise CheckpointError(f"config.json: {name} must be a positive number, not {layers!r}")
-    return {name: expected.count(layers) for name, expected in expectations(config).items()}
+    return {name: expected.count(layers) for name, expected in expectations(config, quantized).items()}

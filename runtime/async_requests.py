@@ -19,6 +19,8 @@ from tensorwright.runtime.request_state import RequestState
 if TYPE_CHECKING:  # whoever waits in an event loop has imported it; nobody else pays for it
     import asyncio
 
+    from tensorwright.runtime.guided.matcher import GrammarMatcher
+
 
 class RequestHandle:
     """What `LLM.generate_async` returns. Awaitable (the finished RequestOutput), iterable in both worlds
@@ -38,6 +40,7 @@ class RequestHandle:
         self._error: BaseException | None = None
         self._done = False
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._listeners: list[Callable[[], None]] = []
 
     @property
     def request_id(self) -> int:
@@ -46,6 +49,16 @@ class RequestHandle:
     @property
     def done(self) -> bool:
         return self._done
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the request ended with, if not with an output."""
+        return self._error
+
+    def so_far(self) -> RequestOutput:
+        """What there is, also of a request that failed; it never waits or raises."""
+        with self._changed:
+            return self._state.output()
 
     def abort(self) -> bool:
         """Ends the request soon; what was generated stays readable. False if it had already ended."""
@@ -61,6 +74,18 @@ class RequestHandle:
             if not self._changed.wait_for(lambda: self._done, timeout):
                 raise TimeoutError(f"request {self.request_id} is unfinished after {timeout} s")
             return self._snapshot()
+
+    def latest(self) -> RequestOutput:
+        """What there is now, without waiting; raises the request's error."""
+        with self._changed:
+            return self._snapshot()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Calls it at once, and again after every change, until the request has ended: from the thread that hands out
+        the engine's events, which it must neither hold up nor read this request in."""
+        with self._changed:
+            self._listeners.append(callback)
+        callback()
 
     def __iter__(self) -> Iterator[RequestOutput]:
         seen = 0
@@ -125,6 +150,11 @@ class RequestHandle:
 
     # The consumer thread's side.
 
+    def matcher(self, completion: int) -> GrammarMatcher | None:
+        """Of a completion that is to go on; None if it has ended or is free to say what it likes."""
+        state = self._state.completions[completion]
+        return None if state.finished else state.matcher
+
     def on_event(self, event: Any) -> bool:
         """Takes one event of the engine; True if it was the request's last."""
         with self._changed:
@@ -162,6 +192,8 @@ class RequestHandle:
     def _changed_now(self) -> bool:
         self._version += 1
         self._changed.notify_all()
+        for tell in self._listeners:
+            tell()
         waiters, self._waiters = self._waiters, []
         for loop, future in waiters:
             try:

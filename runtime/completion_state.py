@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.detokenizer import IncrementalDetokenizer
 from tensorwright.runtime.outputs import CompletionOutput, Logprob
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.stop_strings import StopStrings
 from tensorwright.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.guided.matcher import GrammarMatcher
 
 
 def logprob_table(entries: list[tuple[int, float, int]], tokenizer: Tokenizer | None) -> dict[int, Logprob]:
@@ -21,11 +25,18 @@ def logprob_table(entries: list[tuple[int, float, int]], tokenizer: Tokenizer | 
 
 
 class CompletionState:
-    """index: which of the request's n. tokenizer: None if nothing is to be decoded."""
+    """index: which of the request's n. tokenizer: None if nothing is to be decoded. matcher: None without a grammar."""
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer | None):
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        matcher: GrammarMatcher | None = None,
+    ):
         self.index = index
         self.params = params
+        self.matcher = matcher
         self._tokenizer = tokenizer
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
@@ -37,6 +48,7 @@ class CompletionState:
         self._cumulative = 0.0
         self._finish: str | None = None
         self._stop_reason: int | str | None = None
+        self._stopped_here = False
 
     def apply(self, event: Any) -> None:
         """event: one of the engine's events for this completion."""
@@ -51,6 +63,8 @@ class CompletionState:
                 break
         if event.finish and not self.finished:
             self._end(event)
+        if self.matcher is not None and self.matcher.ended and not self.finished:
+            self._end_of_grammar()
 
     @property
     def length(self) -> int:
@@ -63,8 +77,8 @@ class CompletionState:
 
     @property
     def stopped_early(self) -> bool:
-        """By a stop string, of which the engine knows nothing."""
-        return isinstance(self._stop_reason, str)
+        """By a stop string or the end of a grammar, of which the engine knows nothing."""
+        return self._stopped_here
 
     def output(self) -> CompletionOutput:
         """A snapshot that later events do not touch."""
@@ -90,15 +104,32 @@ class CompletionState:
         if len(self._token_ids) > self.params.min_tokens:
             text, stop = self._stops.push(text)
             if stop is not None:
-                self._finish, self._stop_reason = "stop", stop
+                self._finish, self._stop_reason, self._stopped_here = "stop", stop, True
         self._pieces.append(text)
 
-    def _end(self, event: Any) -> None:
+    def _end_of_grammar(self) -> None:
+        """Nothing can follow, and there is no token that would tell the engine so."""
+        if len(self._token_ids) < self.params.min_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must be at most {len(self._token_ids)}, for nothing may follow that in guided_decoding, "
+                f"got {self.params.min_tokens}"
+            )
+        if not self._add_rest():
+            self._finish = "stop"
+        self._stopped_here = True
+
+    def _add_rest(self) -> bool:
+        """The text that is still held back. True if a stop string was in it."""
         if self._detokenizer is not None:
             self._add_text(self._detokenizer.flush())
             if self.finished:
-                return
+                return True
             self._pieces.append(self._stops.flush())
+        return False
+
+    def _end(self, event: Any) -> None:
+        if self._add_rest():
+            return
         self._finish = event.finish
         if event.finish == "stop" and event.stop_token in self.params.stop_token_ids:
             self._stop_reason = event.stop_token

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,14 @@ from typing import Any
 from tensorwright.errors import EngineStoppedError, QueueFullError, RequestAbortedError
 from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.guided.mask_feeder import MaskFeeder
+from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.request_state import RequestState
 
+logger = logging.getLogger(__name__)
 POLL = 0.5  # seconds that one wait lasts at most
+
+Observer = Callable[[RequestOutput, BaseException | None], None]
 
 
 class EngineClient:
@@ -20,20 +26,26 @@ class EngineClient:
 
     def __init__(self, engine: Any):
         self._engine = engine
+        self._feeder = MaskFeeder(engine)
         self._ids = itertools.count(1)
         self._requests: dict[int, RequestHandle] = {}
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)  # notified when a request ends
         self._closing = False  # no new requests
         self._cause: BaseException | None = None
+        self._observers: tuple[Observer, ...] = ()
         self._thread = threading.Thread(target=self._consume, name="tensorwright-events", daemon=True)
         self._thread.start()
 
     def submit(
-        self, make_state: Callable[[int], RequestState], sampling: Any, wait_for_room: bool = False
+        self,
+        make_state: Callable[[int], RequestState],
+        sampling: Any,
+        wait_for_room: bool = False,
+        first_mask: Any = None,
     ) -> RequestHandle:
         """make_state: builds the request's state from its id. With wait_for_room a full queue is waited for,
-        else it raises QueueFullError."""
+        else it raises QueueFullError. first_mask: of a guided request, the tokens that may come first."""
         while True:
             state = make_state(next(self._ids))
             handle = RequestHandle(state, self.abort)
@@ -41,7 +53,7 @@ class EngineClient:
                 self._check_open()
                 self._requests[state.request_id] = handle
             try:
-                self._engine.submit(state.request_id, state.prompt_token_ids, sampling)
+                self._engine.submit(state.request_id, state.prompt_token_ids, sampling, first_mask)
                 return handle
             except QueueFullError:
                 self._forget(state.request_id)
@@ -62,6 +74,15 @@ class EngineClient:
         with self._lock:
             handle = self._requests.get(request_id)
         return handle is not None and handle.abort()
+
+    @property
+    def running(self) -> bool:
+        """Whether it takes requests: not closed, and its loop alive."""
+        return not self._closing and self._cause is None and not self._engine.stopped
+
+    def add_observer(self, observer: Observer) -> None:
+        with self._lock:
+            self._observers = (*self._observers, observer)
 
     def stats(self) -> dict[str, Any]:
         with self._lock:
@@ -97,6 +118,8 @@ class EngineClient:
             while True:
                 stopped = self._engine.stopped  # before the events: what came until then is among them
                 events = self._engine.wait_events(POLL)
+                for request_id, error in self._feeder.feed(events, self._requests).items():
+                    self._give_up(request_id, error)  # the loop waits for masks: they come before all else
                 for event in events:
                     self._dispatch(event)
                 if stopped and not events:
@@ -113,11 +136,27 @@ class EngineClient:
         try:
             ended = handle.on_event(event)
         except Exception as error:  # whatever one request's text or reader does must not end the others
-            self._engine.abort(event.request_id)
-            handle.fail(error)
-            ended = True
+            self._give_up(event.request_id, error)
+            return
         if ended:
             self._forget(event.request_id)
+            self._observe(handle)
+
+    def _observe(self, handle: RequestHandle) -> None:
+        for observer in self._observers:
+            try:
+                observer(handle.so_far(), handle.error)
+            except Exception:  # who counts requests must not end them
+                logger.exception("an observer of requests failed")
+
+    def _give_up(self, request_id: int, error: BaseException) -> None:
+        handle = self._requests.get(request_id)
+        self._engine.abort(request_id)
+        if handle is not None:
+            handle.fail(error)
+        self._forget(request_id)
+        if handle is not None:
+            self._observe(handle)
 
     def _forget(self, request_id: int) -> None:
         with self._room:
@@ -136,3 +175,4 @@ class EngineClient:
                 handle.fail(
                     RequestAbortedError(f"request {handle.request_id}: the LLM was shut down before it finished")
                 )
+            self._observe(handle)

@@ -7,11 +7,14 @@ import os
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorwright.errors import EngineError
 from tensorwright.runtime.checksums import REMEDY, WEIGHTS, FileSum, read_checksums, verify_files
 from tensorwright.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
 FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
@@ -121,6 +124,13 @@ class EngineDir:
     def tokenizer(self) -> Tokenizer | None:
         """None for an engine that was built from a checkpoint without one."""
         return Tokenizer.from_file(self.file("tokenizer.json")) if "tokenizer.json" in self.files else None
+
+    @cached_property
+    def guided_vocabulary(self) -> GuidedVocabulary:
+        """For guided decoding. InvalidRequestError without a tokenizer, MissingDependencyError without the library."""
+        from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
+
+        return GuidedVocabulary(self)
 
     def load_tokenizer(self) -> None:
         """Reads it now rather than when it is first asked for."""

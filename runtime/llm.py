@@ -12,7 +12,7 @@ from typing import IO, Any, overload
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
-from tensorwright.runtime.engine_client import EngineClient
+from tensorwright.runtime.engine_client import EngineClient, Observer
 from tensorwright.runtime.engine_dir import DTYPES, KV_CACHE_DTYPES, EngineDir, is_engine, open_engine
 from tensorwright.runtime.host import default_threads
 from tensorwright.runtime.keywords import StrictKeywords
@@ -23,6 +23,7 @@ from tensorwright.runtime.progress import progress_bar
 from tensorwright.runtime.prompts import Capacity, CheckedRequest, Prompt, PromptDict, check_request
 from tensorwright.runtime.request_state import RequestState
 from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.weight_formats import spelled_out
 
 
 class LLM(StrictKeywords):
@@ -168,6 +169,16 @@ class LLM(StrictKeywords):
         """Counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
         return self._client.stats()
 
+    @property
+    def running(self) -> bool:
+        """Whether it takes requests: it was not shut down, and its loop is alive."""
+        return self._client.running
+
+    def add_observer(self, observer: Observer) -> None:
+        """observer(output, error) is called for every request that ends from now on, in the thread that all requests
+        wait for, so it must be quick. error: what the request raises; output then holds what it had."""
+        self._client.add_observer(observer)
+
     def profile(self, enable: bool) -> None:
         """Measures every instruction of the steps that follow, from zero, or stops. It costs less than a microsecond
         each."""
@@ -204,12 +215,13 @@ class LLM(StrictKeywords):
 
     def _submit(self, request: CheckedRequest, wait_for_room: bool = False) -> RequestHandle:
         sampling = native.make_sampling(request, self.engine.eos_token_ids)
-        tokenizer = self.engine.tokenizer
+        tokenizer, params, grammar = self.engine.tokenizer, request.params, request.grammar
+        first_mask = None if grammar is None else grammar.first_mask(params.ignore_eos)
 
         def make_state(request_id: int) -> RequestState:
-            return RequestState(request_id, request.text, request.ids, request.params, tokenizer)
+            return RequestState(request_id, request.text, request.ids, params, tokenizer, grammar)
 
-        return self._client.submit(make_state, sampling, wait_for_room)
+        return self._client.submit(make_state, sampling, wait_for_room, first_mask)
 
 
 def is_model(path: Path) -> bool:
@@ -242,7 +254,7 @@ def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
         raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):
         raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
-    if quantize not in (None, *engine.quantize_names):
+    if quantize is not None and spelled_out(quantize) not in map(spelled_out, engine.quantize_names):
         built = " or ".join(map(repr, engine.quantize_names))
         built = f"built as {built}" if built else "without quantized weights"
         raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +22,7 @@ from tensorwright.errors import BuildError, CheckpointError, EngineError, Missin
 from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.weight_formats import spelled_out
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class BuildChoices:
     def __str__(self) -> str:
         kv_cache = "" if self.kv_cache_dtype == "auto" else f"{self.kv_cache_dtype} KV cache"
         return ", ".join(choice for choice in (self.dtype, self.quantize, kv_cache) if choice)
+
+    def spelled_out(self) -> BuildChoices:
+        """The same choices, in the one spelling that the cache knows them by."""
+        return replace(self, quantize=self.quantize and spelled_out(self.quantize))
 
 
 Builder = Callable[[Path, Path, BuildChoices], object]
@@ -54,7 +59,7 @@ def cache_key(model: Path, choices: BuildChoices) -> str:
     files = sorted(path for path in model.rglob("*") if path.is_file())
     if not files:
         raise CheckpointError(f"{model}: an empty directory; it must hold a Hugging Face model or an engine")
-    lines = [str(model.resolve()), str(choices), tensorwright.__version__]
+    lines = [str(model.resolve()), str(choices.spelled_out()), tensorwright.__version__]
     for path in files:
         stat = path.stat()
         lines.append(f"{path.relative_to(model)}\0{stat.st_size}\0{stat.st_mtime_ns}")

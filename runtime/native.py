@@ -137,6 +137,7 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
     sampling.eos_token_ids = eos_token_ids
     sampling.logprobs = -1 if params.logprobs is None else int(params.logprobs)
     sampling.prompt_logprobs = -1 if params.prompt_logprobs is None else int(params.prompt_logprobs)
+    sampling.guided = request.grammar is not None
     return sampling
 
 

@@ -44,12 +44,16 @@ class RequestMetrics:
     time_to_first_token: from arrival to the first sampled token.
     time_per_output_token: mean over the tokens after the first; None for a single token.
     cached_tokens: prompt tokens whose keys and values came from the prefix cache.
+    total_time: from arrival to the end; None too if nothing was sampled.
+    inter_token_times: between a completion's token and its next, of all completions. Grows while the request runs.
     """
 
     queue_time: float | None = None
     time_to_first_token: float | None = None
     time_per_output_token: float | None = None
     cached_tokens: int = 0
+    total_time: float | None = None
+    inter_token_times: list[float] = field(default_factory=list, repr=False)
 
 
 @dataclass

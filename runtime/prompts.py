@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.keywords import closest
 from tensorwright.runtime.parameter_checks import is_int
 from tensorwright.runtime.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.guided.grammar import Grammar
 
 
 class PromptDict(TypedDict, total=False):
@@ -26,13 +29,14 @@ Prompt = str | PromptDict
 @dataclass(frozen=True)
 class CheckedRequest:
     """A request that the engine can run. max_tokens: how many tokens it may generate, always a number. bad_words: as
-    token ids."""
+    token ids. grammar: what guided_decoding was compiled to."""
 
     text: str | None
     ids: list[int]
     params: SamplingParams
     max_tokens: int
     bad_words: list[list[int]]
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,10 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
             f"{capacity.max_batch_size}, got {params.n}: lower it, or raise max_batch_size"
         )
     most = _max_tokens(ids, params, engine, capacity)
-    return CheckedRequest(text, [int(token) for token in ids], params, most, _bad_words(params, engine))
+    grammar = None if params.guided_decoding is None else engine.guided_vocabulary.compile(params.guided_decoding)
+    if grammar is not None:
+        grammar.first_mask(params.ignore_eos)  # refuses what cannot begin
+    return CheckedRequest(text, [int(token) for token in ids], params, most, _bad_words(params, engine), grammar)
 
 
 def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorwright.runtime.guided.options import guided_options, take_guided
+
 if TYPE_CHECKING:
     from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -86,7 +88,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives the command all OPTIONS, in their order."""
+    """Gives the command all OPTIONS, in their order, and those of guided decoding."""
+    command = guided_options(command)
     for field, (declaration, settings) in reversed(OPTIONS.items()):
         shown = settings.get("default") is not None
         command = click.option(declaration, field, show_default=shown, **settings)(command)
@@ -97,4 +100,5 @@ def take_params(options: dict[str, Any]) -> SamplingParams:
     """Takes what request_options gave out of `options`."""
     from tensorwright.runtime.sampling_params import SamplingParams
 
-    return SamplingParams(**{field: options.pop(field) for field in OPTIONS})
+    guided = take_guided(options)
+    return SamplingParams(guided_decoding=guided, **{field: options.pop(field) for field in OPTIONS})

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorwright.runtime.completion_state import CompletionState, logprob_table
 from tensorwright.runtime.outputs import Logprob, RequestMetrics, RequestOutput
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.guided.grammar import Grammar
 
 
 class RequestState:
@@ -20,17 +23,22 @@ class RequestState:
         prompt_token_ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer | None,
+        grammar: Grammar | None = None,
     ):
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
-        self.completions = [CompletionState(index, params, tokenizer) for index in range(params.n)]
+        self.completions = [
+            CompletionState(index, params, tokenizer, None if grammar is None else grammar.start(params.ignore_eos))
+            for index in range(params.n)
+        ]
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if params.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
         self._metrics = RequestMetrics()
         self._first_token_at: float | None = None
+        self._last_token_at: dict[int, float] = {}  # by completion
 
     def apply(self, event: Any, now: float) -> None:
         """event: one of the engine's events for this request; now: seconds on the monotonic clock."""
@@ -41,10 +49,22 @@ class RequestState:
             self._metrics.cached_tokens = event.cached_tokens
         if self._prompt_logprobs is not None:
             self._prompt_logprobs += [logprob_table(entries, self._tokenizer) for entries in event.prompt_logprobs]
+        self._add_gaps(event, now)
         self.completions[event.completion].apply(event)
         longest = max(completion.length for completion in self.completions)
         if self.finished and self._first_token_at is not None and longest > 1:
             self._metrics.time_per_output_token = (now - self._first_token_at) / (longest - 1)
+        if self.finished and self._first_token_at is not None:
+            self._metrics.total_time = (self._metrics.time_to_first_token or 0.0) + now - self._first_token_at
+
+    def _add_gaps(self, event: Any, now: float) -> None:
+        """Tokens that come together share the time since the last one; there is none since before the first."""
+        if not (count := len(event.tokens)):
+            return
+        last = self._last_token_at.get(event.completion)
+        gaps = [0.0] * (count - 1) if last is None else [(now - last) / count] * count
+        self._metrics.inter_token_times += gaps
+        self._last_token_at[event.completion] = now
 
     @property
     def finished(self) -> bool:

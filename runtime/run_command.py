@@ -47,7 +47,7 @@ def run_prompts(
     template = None if chat_template is None else _read(chat_template, "--chat-template")
     texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
     choices = BuildChoices(quantize=quantize, kv_cache_dtype=kv_cache_dtype)
-    _tell_of_build(Path(os.path.expanduser(engine)), choices)
+    tell_of_build(Path(os.path.expanduser(engine)), choices)
     with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory, **vars(choices)) as llm:
         begin = time.perf_counter()
         if profiler is not None:
@@ -81,7 +81,7 @@ def _conversation(llm: LLM, text: str, system: str | None, template: str | None)
     return chat_prompt(llm.engine, messages, template, True, {})
 
 
-def _tell_of_build(path: Path, choices: BuildChoices) -> None:
+def tell_of_build(path: Path, choices: BuildChoices) -> None:
     """A first use of a model directory takes minutes; silence would look like a fault."""
     if is_model(path) and not is_cached(path, choices):
         click.echo(f"building the engine of {path} into {cache_root()}, once; this may take minutes", err=True)
@@ -119,11 +119,12 @@ def _print_stream(handle: RequestHandle) -> RequestOutput:
 def _as_dict(output: RequestOutput) -> dict[str, Any]:
     """For --json: the whole output, with the first completion's text and tokens where they are easy to reach."""
     completions = [_completion_as_dict(completion) for completion in output.outputs]
+    metrics = {name: value for name, value in asdict(output.metrics).items() if name != "inter_token_times"}
     result = {
         "prompt": output.prompt,
         "prompt_tokens": len(output.prompt_token_ids),
         **completions[0],
-        "metrics": asdict(output.metrics),
+        "metrics": metrics,
     }
     if len(completions) > 1:
         result["completions"] = completions

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorwright.runtime import parameter_checks as checks
+from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.parameter_checks import MAX_INT32, check, check_int, check_range, real
 
 MAX_SEED = 2**64 - 1
+GUIDED = "GuidedDecodingParams or None"
 TEMPERATURES = (1e-6, 1e6)  # what the sampler's single precision takes, besides 0
 
 Words = tuple[str | tuple[int, ...], ...] | list[str | list[int]]
@@ -49,6 +51,9 @@ class SamplingParams(StrictKeywords):
     truncate_prompt_tokens: use only the last k tokens of the prompt; None: all.
     detokenize: False leaves the text empty and needs no tokenizer.
     skip_special_tokens: leave special tokens out of the text (they stay in token_ids).
+    guided_decoding: what the output must look like, a GuidedDecodingParams. It decides which tokens may be sampled, the
+        end-of-sequence token included; all else that is said here holds too. A text that max_tokens or a stop string
+        cuts off is only the beginning of one that is admitted.
 
     The order in which these shape a token is in runtime/core/logit_processors.h.
     """
@@ -77,6 +82,7 @@ class SamplingParams(StrictKeywords):
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    guided_decoding: GuidedDecodingParams | None = None
 
     def __post_init__(self) -> None:
         check_int("n", self.n, 1, MAX_INT32, "a positive integer")
@@ -95,6 +101,8 @@ class SamplingParams(StrictKeywords):
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
             value = getattr(self, name)
             check(name, value, isinstance(value, bool), "True or False")
+        guide = self.guided_decoding
+        check("guided_decoding", guide, guide is None or isinstance(guide, GuidedDecodingParams), GUIDED)
         # As tuples, so that it hashes.
         object.__setattr__(self, "stop_token_ids", checks.token_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "stop", checks.texts("stop", self.stop))

@@ -45,6 +45,10 @@ class Tokenizer:
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def spelling(self, token: int) -> str | None:
+        """As the vocabulary has it, which need not be text; None beyond the ids of the tokenizer."""
+        return self._tokenizer.id_to_token(token)
+
     def has_text(self, token: int, skip_special_tokens: bool) -> bool:
         """Whether decoding sees the token at all: not a skipped special one, nor one beyond the tokenizer's ids."""
         if skip_special_tokens and token in self._special:

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tensorwright.builder.build import build as build
+    from tensorwright.runtime.guided.params import GuidedDecodingParams as GuidedDecodingParams
     from tensorwright.runtime.llm import LLM as LLM
     from tensorwright.runtime.outputs import CompletionOutput as CompletionOutput
     from tensorwright.runtime.outputs import Logprob as Logprob
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "LLM": "tensorwright.runtime.llm",
+    "GuidedDecodingParams": "tensorwright.runtime.guided.params",
     "SamplingParams": "tensorwright.runtime.sampling_params",
     "RequestOutput": "tensorwright.runtime.outputs",
     "CompletionOutput": "tensorwright.runtime.outputs",
@@ -27,7 +29,7 @@ _HOMES = {
     "build": "tensorwright.builder.build",
 }
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "build"]
+__all__ = ["LLM", "CompletionOutput", "GuidedDecodingParams", "Logprob", "RequestOutput", "SamplingParams", "build"]
 
 
 def __getattr__(name: str) -> Any:

@@ -77,6 +77,10 @@ class PromptTooLongError(InvalidRequestError):
     """Prompt plus max_tokens do not fit the engine's maximum length or the KV cache."""
 
 
+class UnknownModelError(InvalidRequestError):
+    """A request names a model that the server does not have."""
+
+
 class QueueFullError(TensorwrightError):
     """The waiting queue is full; try again later."""
 
@@ -91,6 +95,10 @@ class NumericalError(TensorwrightError):
 
 class RequestAbortedError(TensorwrightError):
     """The request was aborted before it finished."""
+
+
+class LoadTestError(TensorwrightError):
+    """The server under a load test is not there, answers nothing usable, or has completed no request at all."""
 
 
 class EngineStoppedError(TensorwrightError):

@@ -159,9 +159,9 @@ LAYERS = {
     "rows": {"logit_row"},
     "scheduler": {
         "block_allocator", "group_shape", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder",
-        "request", "sampler", "logit_processors", "philox",
+        "request", "sampler", "logit_processors", "philox", "token_masks",
     },
-    "engine": {"engine", "engine_core", "engine_rows", "engine_options"},
+    "engine": {"engine", "engine_core", "engine_rows", "engine_options", "mask_source"},
 }  # fmt: skip
 MAY_INCLUDE = {
     "base": set(),

@@ -20,6 +20,9 @@ void bind_sampling(nanobind::module_& m);  // sampling parameters, and the sampl
 void bind_engine(nanobind::module_& m);    // the served engine
 
 using LogprobTuples = std::vector<std::tuple<int32_t, double, int32_t>>;
+// The words of a one-dimensional uint32 array; `what` names it in the InvalidRequestError for anything else.
+MaskWords to_mask(nanobind::handle bits, const char* what);
+
 LogprobTuples to_tuples(const std::vector<TokenLogprob>& logprobs);
 
 // What was measured: a dict per instruction (phase: one of kPhaseNames, or "" for the sum), and a dict per

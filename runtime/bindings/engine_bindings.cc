@@ -76,10 +76,16 @@ class PyEngine {
     engine_.reset();
   }
 
-  void submit(int64_t id, nb::handle prompt, const Sampling& sampling) {
-    Request request{id, to_tokens(prompt), sampling};
+  void submit(int64_t id, nb::handle prompt, const Sampling& sampling, nb::handle first_mask) {
+    Request request{id, to_tokens(prompt), sampling, {}};
+    if (!first_mask.is_none()) request.first_mask = to_mask(first_mask, "first_mask");
     nb::gil_scoped_release release;
     engine_->submit(std::move(request));
+  }
+  bool set_mask(int64_t id, int32_t completion, int32_t generated, nb::handle bits) {
+    MaskWords words = to_mask(bits, "bits");
+    nb::gil_scoped_release release;
+    return engine_->set_mask(id, completion, generated, std::move(words));
   }
   bool abort(int64_t id, int32_t completion) {
     nb::gil_scoped_release release;
@@ -226,10 +232,15 @@ void bind_engine(nb::module_& m) {
                        "The served engine: in-flight batching on a thread of its own. Thread-safe.")
       .def(nb::init<const std::string&, const std::string&, const PyEngineOptions&>(), "plan_path"_a,
            "weights_path"_a, "options"_a, "Raises EngineError, InvalidOptionError, OutOfMemoryError.")
-      .def("submit", &PyEngine::submit, "request_id"_a, "prompt"_a, "sampling"_a,
-           "prompt: list of ints or int32 [tokens]. Raises InvalidRequestError, PromptTooLongError, "
+      .def("submit", &PyEngine::submit, "request_id"_a, "prompt"_a, "sampling"_a, "first_mask"_a = nb::none(),
+           "prompt: list of ints or int32 [tokens]. first_mask: as set_mask's bits, of token 0 of every "
+           "completion, for guided requests only. Raises InvalidRequestError, PromptTooLongError, "
            "QueueFullError, "
            "EngineStoppedError, before anything starts.")
+      .def("set_mask", &PyEngine::set_mask, "request_id"_a, "completion"_a, "generated"_a, "bits"_a,
+           "Which tokens a guided completion may have as token number `generated`, from 0: uint32 "
+           "[ceil(vocab_size / 32)], bit t % 32 of word t / 32 for token t. It is waited for. False if the "
+           "completion is not alive. Raises InvalidRequestError.")
       .def("abort", &PyEngine::abort, "request_id"_a, "completion"_a = int32_t{Engine::kAll},
            "False if it is not alive; else its last event follows. completion: one that has tokens, -1: all.")
       .def("wait_events", &PyEngine::wait_events, "timeout_s"_a,

@@ -24,6 +24,14 @@ LogprobTuples to_tuples(const std::vector<TokenLogprob>& logprobs) {
   return tuples;
 }
 
+MaskWords to_mask(nb::handle bits, const char* what) {
+  nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> array;
+  if (nb::try_cast(bits, array, false)) return MaskWords(array.data(), array.data() + array.size());
+  throw Error("InvalidRequestError", std::string("[request] ") + what +
+                                         " must be a contiguous one-dimensional uint32 array, got " +
+                                         nb::repr(bits.type()).c_str() + "; convert it");
+}
+
 namespace {
 
 using Ints = std::vector<int32_t>;
@@ -37,6 +45,16 @@ History history(const Row& logits, const Ints& tokens, int32_t prompt_tokens) {
     throw Error("InvalidRequestError",
                 "[sampler] tokens must be ids of the row, and hold the prompt; they do not");
   return {tokens, prompt_tokens};
+}
+
+// None: no mask.
+MaskWords mask_of(const Row& logits, nb::handle bits) {
+  if (bits.is_none()) return {};
+  MaskWords words = to_mask(bits, "mask");
+  if (words.size() == mask_words(static_cast<int32_t>(logits.size()))) return words;
+  throw Error("InvalidRequestError", "[sampler] mask must have a bit for each of the row's values; it has " +
+                                         std::to_string(words.size()) + " words of 32 for " +
+                                         std::to_string(logits.size()));
 }
 
 // Any Python int by its low bits would be a silent change of the seed; out of range is an error by name.
@@ -78,7 +96,8 @@ void bind_parameters(nb::module_& m) {
       .def_rw("ignore_eos", &Sampling::ignore_eos)
       .def_rw("logprobs", &Sampling::logprobs,
               "-1: none, 0: of the sampled token, n: of the n likeliest as well")
-      .def_rw("prompt_logprobs", &Sampling::prompt_logprobs, "the same of each prompt token but the first");
+      .def_rw("prompt_logprobs", &Sampling::prompt_logprobs, "the same of each prompt token but the first")
+      .def_rw("guided", &Sampling::guided, "no token is sampled before its mask was set");
 }
 
 void bind_sampler(nb::module_& m) {
@@ -86,20 +105,20 @@ void bind_sampler(nb::module_& m) {
   m.def(
       "sample",
       [](Row logits, const Sampling& sampling, uint64_t seed, int64_t position, const Ints& tokens,
-         int32_t prompt_tokens) {
+         int32_t prompt_tokens, nb::handle mask) {
         Sample sample = Sampler().sample({logits.data(), logits.size()}, sampling, seed, position,
-                                         history(logits, tokens, prompt_tokens));
+                                         history(logits, tokens, prompt_tokens), mask_of(logits, mask));
         return std::make_tuple(sample.token, to_tuples(sample.logprobs));
       },
       "logits"_a, "sampling"_a, "seed"_a, "position"_a, "tokens"_a = Ints(), "prompt_tokens"_a = 0,
-      "One draw from float32 [vocab]: (token, logprobs).");
+      "mask"_a = nb::none(), "One draw from float32 [vocab]: (token, logprobs).");
   m.def(
       "token_set",
-      [](Row logits, const Sampling& sampling, const Ints& tokens, int32_t prompt_tokens) {
+      [](Row logits, const Sampling& sampling, const Ints& tokens, int32_t prompt_tokens, nb::handle mask) {
         return Sampler().token_set({logits.data(), logits.size()}, sampling,
-                                   history(logits, tokens, prompt_tokens));
+                                   history(logits, tokens, prompt_tokens), mask_of(logits, mask));
       },
-      "logits"_a, "sampling"_a, "tokens"_a = Ints(), "prompt_tokens"_a = 0,
+      "logits"_a, "sampling"_a, "tokens"_a = Ints(), "prompt_tokens"_a = 0, "mask"_a = nb::none(),
       "The ids of float32 [vocab] that may be drawn after `tokens`, ascending.");
 }
 

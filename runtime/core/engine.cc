@@ -33,7 +33,7 @@ auto duration(double seconds) {
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
-    : core_(std::move(executor), options),
+    : core_(std::move(executor), options, this),
       facts_(core_.facts()),
       groups_(core_.groups()),
       max_seqs_(options.max_batch_size),
@@ -65,8 +65,11 @@ void Engine::submit(Request request) {
   }
   std::set<int32_t>& completions = alive_[request.id];
   for (int32_t i = 0; i < request.sampling.n; ++i) completions.insert(i);
+  if (request.sampling.guided)
+    masks_.open(request.id, request.sampling.n, std::exchange(request.first_mask, {}));
   inbox_.emplace_back(std::move(request), arrived);
   wake_.notify_one();
+  masks_.wake();  // its deadline counts from now on
 }
 
 bool Engine::abort(int64_t id, int32_t completion) {
@@ -75,7 +78,18 @@ bool Engine::abort(int64_t id, int32_t completion) {
   if (alive == alive_.end() || (completion != kAll && !alive->second.contains(completion))) return false;
   aborts_.emplace_back(id, completion);
   wake_.notify_one();
+  masks_.wake();
   return true;
+}
+
+bool Engine::set_mask(int64_t id, int32_t completion, int32_t generated, MaskWords words) {
+  validate_mask(words, facts_);
+  if (masks_.put(id, completion, generated, std::move(words))) return true;
+  std::lock_guard lock(mutex_);
+  auto alive = alive_.find(id);
+  if (alive == alive_.end() || !alive->second.contains(completion)) return false;
+  throw Error("InvalidRequestError", "[engine] a mask must be of a guided request, got one of request " +
+                                         std::to_string(id) + ", which is not; set sampling.guided");
 }
 
 std::vector<Event> Engine::wait_events(double timeout_s) {
@@ -102,10 +116,12 @@ void Engine::shutdown(bool drain, double timeout_s) {
     std::unique_lock lock(mutex_);
     state_ = std::max(state_, drain ? State::kDraining : State::kAborting);
     wake_.notify_one();
+    masks_.wake();
     auto ended = [&] { return state_ == State::kStopped; };
     if (drain && !news_.wait_for(lock, duration(timeout_s < 0 ? kForever : timeout_s), ended)) {
       state_ = State::kAborting;
       wake_.notify_one();
+      masks_.wake();
     }
   }
   std::lock_guard lock(join_mutex_);
@@ -130,14 +146,23 @@ void Engine::loop() {
 
 // Waits for something to do and hands it to the core; false when the loop is to end.
 bool Engine::take_inbox(std::vector<Event>* events) {
-  std::vector<std::pair<Request, Clock::time_point>> inbox;
-  std::vector<Name> aborts;
-  State state;
   {
     std::unique_lock lock(mutex_);
     wake_.wait(lock, [&] {
       return state_ != State::kServing || !inbox_.empty() || !aborts_.empty() || !core_.idle();
     });
+  }
+  State state = hand_over(events);
+  return state == State::kServing || (state == State::kDraining && !core_.idle());
+}
+
+// To the core: what was submitted and aborted, what time it is, and whether all is to end.
+Engine::State Engine::hand_over(std::vector<Event>* events) {
+  std::vector<std::pair<Request, Clock::time_point>> inbox;
+  std::vector<Name> aborts;
+  State state;
+  {
+    std::lock_guard lock(mutex_);
     inbox.swap(inbox_);
     aborts.swap(aborts_);
     state = state_;
@@ -154,7 +179,18 @@ bool Engine::take_inbox(std::vector<Event>* events) {
   }
   core_.expire(Clock::now(), events);
   if (state == State::kAborting) core_.end_all(events);
-  return state == State::kServing || (state == State::kDraining && !core_.idle());
+  return state;
+}
+
+SharedMask Engine::take_mask(int64_t id, int32_t completion, int32_t generated) {
+  return masks_.take(id, completion, generated);
+}
+
+// The others' news are told before the wait; aborts, deadlines and shutdowns end it.
+void Engine::wait_for_masks(std::vector<Event>* events) {
+  if (!events->empty()) publish(events);
+  masks_.wait(core_.next_deadline());
+  hand_over(events);
 }
 
 void Engine::publish(std::vector<Event>* events) {
@@ -180,6 +216,7 @@ void Engine::forget(Name name) {
   auto alive = alive_.find(name.first);
   alive->second.erase(name.second);
   std::erase(aborts_, name);
+  masks_.close(name.first, name.second);
   if (!alive->second.empty()) return;
   alive_.erase(alive);
   std::erase(aborts_, Name(name.first, kAll));
@@ -206,6 +243,7 @@ void Engine::stop(const std::string& cause) {
     }
   }
   alive_.clear();
+  masks_.close_all();
   stats_.running = stats_.waiting = 0;
   inbox_.clear();
   news_.notify_all();

@@ -15,14 +15,15 @@
 #include <vector>
 
 #include "runtime/core/engine_core.h"
+#include "runtime/core/token_masks.h"
 
 namespace tensorwright {
 
-class Engine {
+class Engine : private MaskSource {
  public:
   // Throws Error: InvalidOptionError, OutOfMemoryError, and what the executor throws.
   Engine(std::unique_ptr<Executor> executor, const EngineOptions& options);
-  ~Engine();  // aborts what is alive and waits for the current step
+  ~Engine() override;  // aborts what is alive and waits for the current step
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -33,6 +34,11 @@ class Engine {
   // unless it finished in the step under way. With a completion, which must have tokens, only that one ends.
   bool abort(int64_t id, int32_t completion = kAll);
   static constexpr int32_t kAll = -1;
+  // The mask of token number `generated` (from 0) of a guided request's completion. The loop computes that
+  // token's logits meanwhile and then waits for the mask: until it comes, or the request ends. False if the
+  // completion is not alive. Throws Error{"InvalidRequestError"}: a wrong length, a token sampled already, a
+  // request that is not guided.
+  bool set_mask(int64_t id, int32_t completion, int32_t generated, MaskWords words);
   // All news so far, in order per completion; waits up to `timeout_s` for some. Empty at once if the engine
   // has stopped and everything was fetched.
   std::vector<Event> wait_events(double timeout_s);
@@ -51,6 +57,9 @@ class Engine {
 
   void loop();
   bool take_inbox(std::vector<Event>* events);
+  State hand_over(std::vector<Event>* events);
+  SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) override;
+  void wait_for_masks(std::vector<Event>* events) override;
   void publish(std::vector<Event>* events);
   void forget(Name name);
   void stop(const std::string& cause);
@@ -59,6 +68,7 @@ class Engine {
   const ModelFacts facts_;
   const std::vector<GroupShape> groups_;
   const int32_t max_seqs_;
+  TokenMasks masks_;        // of guided requests that are alive
   const size_t max_alive_;  // running and waiting; a count that no moment of the loop can blur
 
   mutable std::mutex mutex_;      // guards what follows

@@ -28,8 +28,8 @@ Error as_error(const std::exception& error) {
   return Error("TensorwrightError", std::string("[engine] a step failed: ") + error.what());
 }
 
-EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options)
-    : executor_(std::move(executor)), samplers_(static_cast<size_t>(executor_->threads())) {
+EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks)
+    : executor_(std::move(executor)), samplers_(static_cast<size_t>(executor_->threads())), masks_(masks) {
   validate_options(options);
   const ModelFacts& facts = executor_->facts();
   shapes_ = share_blocks(facts, options);
@@ -47,6 +47,8 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
 }
 
 void EngineCore::add(Request request, Clock::time_point arrived) {
+  if (request.sampling.guided && !masks_)
+    throw std::logic_error("[engine] a guided request needs a source of masks");
   auto sequence = std::make_unique<Sequence>();
   sequence->id = request.id;
   sequence->tokens = std::move(request.prompt);
@@ -90,6 +92,7 @@ void EngineCore::close(int64_t id, const char* finish, const Error* error, std::
 // Its forks that are still to come end with it.
 void EngineCore::close_one(Name name, const char* finish, const Error* error, std::vector<Event>* events) {
   std::unique_ptr<Sequence> sequence = scheduler_->remove(name.first, name.second);
+  std::erase_if(pending_, [&](const Draw& draw) { return draw.sequence == sequence.get(); });
   Event event = event_of(*sequence);
   event.finish = finish;
   if (error) {
@@ -127,6 +130,12 @@ void EngineCore::end_all(std::vector<Event>* events) {
 void EngineCore::expire(Clock::time_point now, std::vector<Event>* events) {
   for (Name name : alive([&](const Sequence& sequence) { return sequence.deadline <= now; }))
     close_one(name, "timeout", nullptr, events);
+}
+
+Clock::time_point EngineCore::next_deadline() const {
+  Clock::time_point first = Clock::time_point::max();
+  scheduler_->for_each([&](const Sequence& sequence) { first = std::min(first, sequence.deadline); });
+  return first;
 }
 
 void EngineCore::step(std::vector<Event>* events) {

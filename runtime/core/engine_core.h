@@ -5,7 +5,6 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -16,6 +15,7 @@
 #include "runtime/core/error.h"
 #include "runtime/core/executor.h"
 #include "runtime/core/kv_blocks.h"
+#include "runtime/core/mask_source.h"
 #include "runtime/core/request.h"
 #include "runtime/core/sampler.h"
 #include "runtime/core/scheduler.h"
@@ -44,8 +44,9 @@ Error as_error(const std::exception& error);
 
 class EngineCore {
  public:
-  // Throws Error: InvalidOptionError, OutOfMemoryError, and what the executor throws.
-  EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options);
+  // masks: of guided requests; without it there may be none. Throws Error: InvalidOptionError,
+  // OutOfMemoryError, and what the executor throws.
+  EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks = nullptr);
 
   const ModelFacts& facts() const { return executor_->facts(); }
   const std::vector<GroupShape>& groups() const { return shapes_; }
@@ -62,6 +63,9 @@ class EngineCore {
   // One step, if anything is alive. An executor that throws costs the requests at fault their life, no other.
   void step(std::vector<Event>* events);
 
+  // The first moment at which expire() would end something.
+  Clock::time_point next_deadline() const;
+
   bool idle() const { return scheduler_->idle(); }
   EngineStats stats() const;
 
@@ -77,8 +81,11 @@ class EngineCore {
     int32_t prompt;
     bool sampled;
   };
-  // What the sampler gave for a sequence's row, or threw.
-  struct Drawn {
+  // A row that a sequence's next token comes from, and what the sampler gave or threw.
+  struct Draw {
+    Sequence* sequence;
+    int32_t row;
+    SharedMask mask;  // null: none
     Sample sample;
     std::exception_ptr error;
   };
@@ -89,13 +96,14 @@ class EngineCore {
   std::vector<Name> alive(const std::function<bool(const Sequence&)>& wanted) const;
   LogitRows execute(const StepPlan& plan, int32_t rows);
   void take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits, std::vector<Event>* events);
-  std::vector<std::optional<Drawn>> draw_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits);
-  Sample sample(const Sequence& sequence, std::span<const float> logits, int thread);
+  void fork(Sequence& first, int32_t row);
+  std::vector<Draw> take_ready();
+  void take_tokens(std::vector<Draw> draws, const LogitRows& logits, std::vector<Event>* events);
+  Sample sample(const Draw& draw, const LogitRows& logits, int thread);
   std::span<const float> values(const LogitRows& logits, int32_t row) const;
   void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
                             std::vector<Event>* events);
-  void take_tokens(Sequence& first, std::span<const float> logits, std::optional<Drawn> drawn,
-                   std::vector<Event>* events, std::vector<Failure>* failures);
+  void end_failed(const std::vector<Failure>& failures, std::vector<Event>* events);
   void take_token(Sequence& sequence, Sample sample, std::vector<Event>* events);
   void close(int64_t id, const char* finish, const Error* error, std::vector<Event>* events);
   void close_one(Name name, const char* finish, const Error* error, std::vector<Event>* events);
@@ -108,6 +116,8 @@ class EngineCore {
   std::unique_ptr<Scheduler> scheduler_;  // after kv_: sequences give their blocks back to it
   std::vector<Sampler> samplers_;         // one per thread of the executor
   Step step_;
+  MaskSource* masks_;
+  std::vector<Draw> pending_;                  // of the step under way; not of sequences that have ended
   std::unordered_map<int64_t, int32_t> open_;  // request -> completions that have not ended
   int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0;
 };

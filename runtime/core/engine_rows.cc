@@ -24,53 +24,89 @@ std::span<const float> EngineCore::values(const LogitRows& logits, int32_t row) 
   return {logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size)};
 }
 
-// A sequence that others fork off gives its row to all of them. A failure ends the whole request, after all
-// rows: others of it may be among them.
+// Tells of prompt positions. Then what needs no mask, or has it, is drawn; then the masks of the others are
+// waited for.
 void EngineCore::take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits,
                            std::vector<Event>* events) {
+  pending_.clear();
   std::vector<Failure> failures;
-  std::vector<std::optional<Drawn>> drawn = draw_rows(wanted, logits);
   int32_t row = 0;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    auto [sequence, prompt, sampled] = wanted[i];
-    int64_t id = sequence->id;  // it may be gone in the next line
+  for (auto [sequence, prompt, sampled] : wanted) {
     try {
       take_prompt_logprobs(*sequence, logits, row, prompt, events);
-      if (sampled)
-        take_tokens(*sequence, values(logits, row + prompt), std::move(drawn[i]), events, &failures);
+      if (sampled) fork(*sequence, row + prompt);
     } catch (const std::exception& error) {
-      failures.push_back({id, as_error(error)});
+      failures.push_back({sequence->id, as_error(error)});
     }
     row += prompt + sampled;
   }
-  for (const Failure& failure : failures) end(failure.id, &failure.error, events);
+  end_failed(failures, events);
+  while (!pending_.empty()) {
+    std::vector<Draw> ready = take_ready();
+    if (!ready.empty()) {
+      take_tokens(std::move(ready), logits, events);
+    } else {
+      masks_->wait_for_masks(events);  // it may end some: close_one() takes those from pending_
+    }
+  }
 }
 
-// Samples from all rows at once, on the executor's threads; not from a row that others fork off.
-std::vector<std::optional<EngineCore::Drawn>> EngineCore::draw_rows(const std::vector<WantedRows>& wanted,
-                                                                    const LogitRows& logits) {
-  std::vector<std::optional<Drawn>> drawn(wanted.size());
-  std::vector<std::pair<size_t, int32_t>> tasks;  // index in wanted, row
-  int32_t row = 0;
-  for (size_t i = 0; i < wanted.size(); ++i) {
-    row += wanted[i].prompt + wanted[i].sampled;
-    if (wanted[i].sampled && wanted[i].sequence->forks == 0) tasks.emplace_back(i, row - 1);
+// The sequences that fork off this one, if any, draw from the same row.
+void EngineCore::fork(Sequence& first, int32_t row) {
+  std::vector<Sequence*> sequences = scheduler_->fork(first);
+  for (Sequence* fork : sequences) fork->seed = completion_seed(fork->seed, fork->completion);
+  sequences.insert(sequences.begin(), &first);
+  for (Sequence* sequence : sequences) pending_.push_back({sequence, row, nullptr, {}, nullptr});
+}
+
+// Those of pending_ that can be drawn from now.
+std::vector<EngineCore::Draw> EngineCore::take_ready() {
+  std::vector<Draw> ready, rest;
+  for (Draw& draw : pending_) {
+    const Sequence& sequence = *draw.sequence;
+    bool guided = sequence.sampling.guided;
+    if (guided) draw.mask = masks_->take_mask(sequence.id, sequence.completion, sequence.generated());
+    (guided && !draw.mask ? rest : ready).push_back(std::move(draw));
   }
-  executor_->run_tasks(static_cast<int>(tasks.size()), [&](int task, int thread) {
-    auto [i, at] = tasks[static_cast<size_t>(task)];
-    Drawn& mine = drawn[i].emplace();
+  pending_ = std::move(rest);
+  return ready;
+}
+
+// Draws from all rows at once, on the executor's threads. A failure ends the whole request, after all rows:
+// others of it may be among them.
+void EngineCore::take_tokens(std::vector<Draw> draws, const LogitRows& logits, std::vector<Event>* events) {
+  executor_->run_tasks(static_cast<int>(draws.size()), [&](int task, int thread) {
+    Draw& mine = draws[static_cast<size_t>(task)];
     try {
-      mine.sample = sample(*wanted[i].sequence, values(logits, at), thread);
+      mine.sample = sample(mine, logits, thread);
     } catch (...) {
       mine.error = std::current_exception();
     }
   });
-  return drawn;
+  std::vector<Failure> failures;
+  for (Draw& draw : draws) {
+    int64_t id = draw.sequence->id;  // it may be gone in the next line
+    try {
+      if (draw.error) std::rethrow_exception(draw.error);
+      take_token(*draw.sequence, std::move(draw.sample), events);
+    } catch (const std::exception& error) {
+      failures.push_back({id, as_error(error)});
+    }
+  }
+  end_failed(failures, events);
 }
 
-Sample EngineCore::sample(const Sequence& sequence, std::span<const float> logits, int thread) {
-  return samplers_[static_cast<size_t>(thread)].sample(
-      logits, sequence.sampling, sequence.seed, sequence.size(), {sequence.tokens, sequence.prompt_tokens});
+void EngineCore::end_failed(const std::vector<Failure>& failures, std::vector<Event>* events) {
+  for (const Failure& failure : failures) end(failure.id, &failure.error, events);
+}
+
+Sample EngineCore::sample(const Draw& draw, const LogitRows& logits, int thread) {
+  const Sequence& sequence = *draw.sequence;
+  std::span<const uint32_t> mask;
+  if (draw.mask) mask = *draw.mask;
+  return samplers_[static_cast<size_t>(thread)].sample(values(logits, draw.row), sequence.sampling,
+                                                       sequence.seed, sequence.size(),
+                                                       {sequence.tokens, sequence.prompt_tokens}, mask);
 }
 
 // Tells of the sequence's next `rows` prompt positions, whose logits are from `row` on.
@@ -85,27 +121,6 @@ void EngineCore::take_prompt_logprobs(Sequence& sequence, const LogitRows& logit
   }
   sequence.scored += rows;
   events->push_back(std::move(event));
-}
-
-// drawn: what the row gave, if it was sampled from already. Throws what the sampler threw, before anything
-// else happens.
-void EngineCore::take_tokens(Sequence& first, std::span<const float> logits, std::optional<Drawn> drawn,
-                             std::vector<Event>* events, std::vector<Failure>* failures) {
-  if (drawn) {
-    if (drawn->error) std::rethrow_exception(drawn->error);
-    return take_token(first, std::move(drawn->sample), events);
-  }
-  std::vector<Sequence*> sequences = scheduler_->fork(first);
-  for (Sequence* fork : sequences) fork->seed = completion_seed(fork->seed, fork->completion);
-  sequences.insert(sequences.begin(), &first);
-  for (Sequence* sequence : sequences) {
-    int64_t id = sequence->id;  // it may be gone in the next line
-    try {
-      take_token(*sequence, sample(*sequence, logits, 0), events);
-    } catch (const std::exception& error) {
-      failures->push_back({id, as_error(error)});
-    }
-  }
 }
 
 void EngineCore::take_token(Sequence& sequence, Sample sample, std::vector<Event>* events) {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "runtime/core/error.h"
+#include "runtime/core/logit_row.h"
 
 namespace tensorwright {
 
@@ -20,6 +21,15 @@ bool changes_row(const Sampling& s, const History& history) {
          s.presence_penalty != 0 || !s.bad_words.empty() || too_short(s, history);
 }
 
+// Mostly the first part has one.
+bool any_left(std::span<const float> row) {
+  constexpr size_t kPart = 2048;
+  for (size_t i = 0; i < row.size(); i += kPart) {
+    if (count_greater(row.subspan(i, std::min(kPart, row.size() - i)), kLowest) > 0) return true;
+  }
+  return false;
+}
+
 // Whether the sequence ends in all of the word but its last token.
 bool about_to_complete(std::span<const int32_t> tokens, const std::vector<int32_t>& word) {
   size_t prefix = word.size() - 1;
@@ -29,21 +39,36 @@ bool about_to_complete(std::span<const int32_t> tokens, const std::vector<int32_
 }  // namespace
 
 std::span<const float> LogitProcessors::apply(std::span<const float> logits, const Sampling& sampling,
-                                              const History& history) {
-  if (!changes_row(sampling, history)) return logits;
-  row_.assign(logits.begin(), logits.end());
+                                              const History& history, std::span<const uint32_t> mask) {
+  const bool changes = changes_row(sampling, history);
+  if (!changes && mask.empty()) return logits;
+  copy(logits, mask);
+  if (changes) change(sampling, history);
+  if (!any_left(row_)) {
+    throw Error(
+        "InvalidRequestError",
+        "[sampler] logit_bias, bad_words, min_tokens and guided decoding must leave a token to sample, "
+        "they left none; forbid less");
+  }
+  return row_;
+}
+
+// Masked at once: -inf stays -inf whatever the other steps make of it.
+void LogitProcessors::copy(std::span<const float> logits, std::span<const uint32_t> mask) {
+  if (mask.empty()) {
+    row_.assign(logits.begin(), logits.end());
+    return;
+  }
+  row_.resize(logits.size());
+  mask_row(logits, mask, row_.data());
+}
+
+void LogitProcessors::change(const Sampling& sampling, const History& history) {
   counts_.resize(row_.size(), 0);
   for (auto [token, bias] : sampling.logit_bias) row_[token] += static_cast<float>(bias);
   if (sampling.repetition_penalty != 1) repetition(sampling, history);
   if (sampling.frequency_penalty != 0 || sampling.presence_penalty != 0) occurrences(sampling, history);
   ban(sampling, history);
-  if (std::ranges::all_of(row_, [](float x) { return x == kLowest; })) {
-    throw Error(
-        "InvalidRequestError",
-        "[sampler] logit_bias, bad_words and min_tokens must leave a token to sample, they left none; "
-        "forbid less");
-  }
-  return row_;
 }
 
 void LogitProcessors::repetition(const Sampling& sampling, const History& history) {

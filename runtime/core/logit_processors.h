@@ -8,7 +8,8 @@
 //   4. presence_penalty    x - p, if in the output
 //   5. bad_words           -inf for the token that would complete one, prompt included
 //   6. min_tokens          -inf for whatever ends the request, while the output is shorter
-//   7. temperature, top_k, top_p, min_p: the sampler
+//   7. the mask            -inf for what a guided request's grammar does not allow here
+//   8. temperature, top_k, top_p, min_p: the sampler
 // The answer is a function of the row, the request's parameters and its own tokens.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_LOGIT_PROCESSORS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_LOGIT_PROCESSORS_H_
@@ -31,12 +32,15 @@ struct History {
 
 class LogitProcessors {
  public:
-  // The row as steps 1 to 6 leave it: `logits` itself if nothing is asked for, else a copy that stays valid
-  // until the next call. Throws Error{"InvalidRequestError"} if no token is left.
+  // The row as steps 1 to 7 leave it: `logits` itself if nothing is asked for, else a copy that stays valid
+  // until the next call. mask: as token_masks.h has it, empty: none. Throws Error{"InvalidRequestError"} if
+  // no token is left.
   std::span<const float> apply(std::span<const float> logits, const Sampling& sampling,
-                               const History& history);
+                               const History& history, std::span<const uint32_t> mask = {});
 
  private:
+  void copy(std::span<const float> logits, std::span<const uint32_t> mask);
+  void change(const Sampling& sampling, const History& history);
   void repetition(const Sampling& sampling, const History& history);
   void occurrences(const Sampling& sampling, const History& history);
   void ban(const Sampling& sampling, const History& history);

@@ -131,6 +131,21 @@ TW_INLINE void divide(const float* x, size_t n, float divisor, float* out) {
   for (size_t i = 0; i < n; ++i) out[i] = x[i] / divisor;
 }
 
+// A bit of its own for each lane: what needs no shift by lane is fast on every instruction set.
+TW_INLINE void mask(const float* __restrict x, size_t n, const uint32_t* words, float* __restrict out) {
+  constexpr size_t kWord = 32;
+  uint32_t bits[kWord];
+  for (size_t j = 0; j < kWord; ++j) bits[j] = uint32_t{1} << j;
+  for (size_t i = 0; i < n; i += kWord) {
+    const uint32_t word = words[i / kWord];
+    if (n - i < kWord) {
+      for (size_t j = 0; i + j < n; ++j) out[i + j] = word & bits[j] ? x[i + j] : kLowest;
+      break;
+    }
+    for (size_t j = 0; j < kWord; ++j) out[i + j] = word & bits[j] ? x[i + j] : kLowest;
+  }
+}
+
 TW_INLINE void maxima(const float* x, size_t n, float* out) {
   for (size_t i = 0; i < n; i += kBlock) *out++ = block_max(x + i, n - i < kBlock ? n - i : kBlock);
 }
@@ -142,6 +157,7 @@ struct Loops {
   double (*sum_exp)(const float*, size_t, double);
   int32_t (*count)(const float*, size_t, float);
   void (*divide)(const float*, size_t, float, float*);
+  void (*mask)(const float*, size_t, const uint32_t*, float*);
   void (*maxima)(const float*, size_t, float*);
 };
 
@@ -158,8 +174,12 @@ struct Loops {
     __VA_ARGS__ static void divide_row(const float* x, size_t n, float d, float* out) {                \
       divide(x, n, d, out);                                                                            \
     }                                                                                                  \
+    __VA_ARGS__ static void mask_row(const float* x, size_t n, const uint32_t* words, float* out) {    \
+      mask(x, n, words, out);                                                                          \
+    }                                                                                                  \
     __VA_ARGS__ static void maxima_row(const float* x, size_t n, float* out) { maxima(x, n, out); }    \
-    static constexpr Loops kLoops = {scan_row, exp_row, sum_row, count_row, divide_row, maxima_row};   \
+    static constexpr Loops kLoops = {                                                                  \
+        scan_row, exp_row, sum_row, count_row, divide_row, mask_row, maxima_row};                      \
   };
 TW_LOOPS(Portable)
 TW_LOOPS(ForAvx2, __attribute__((target("avx2"))))
@@ -216,6 +236,10 @@ int32_t count_greater(std::span<const float> row, float value) {
 
 void divide_row(std::span<const float> row, float divisor, float* out) {
   loops().divide(row.data(), row.size(), divisor, out);
+}
+
+void mask_row(std::span<const float> row, std::span<const uint32_t> mask, float* out) {
+  loops().mask(row.data(), row.size(), mask.data(), out);
 }
 
 void top_ids(std::span<const float> row, int32_t k, std::vector<int32_t>* ids) {

@@ -26,6 +26,9 @@ double sum_exp_below(std::span<const float> x, float max);
 // out[i] = row[i] / divisor.
 void divide_row(std::span<const float> row, float divisor, float* out);
 
+// out[i] = row[i] if bit i % 32 of mask[i / 32] is set, else -inf; out is not row.
+void mask_row(std::span<const float> row, std::span<const uint32_t> mask, float* out);
+
 // The natural logarithm of the probability that the row gives to a token. Throws as row_max does.
 double logprob(std::span<const float> row, int32_t token);
 

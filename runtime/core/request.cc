@@ -88,11 +88,33 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
   validate_processors(s, facts);
 }
 
+// What says which tokens a guided request may begin with.
+void validate_first_mask(const Request& request, const ModelFacts& facts) {
+  if (request.sampling.guided) {
+    if (request.first_mask.empty())
+      refuse("InvalidRequestError", "a guided request must bring the mask of its first token", "none",
+             "pass first_mask");
+    return validate_mask(request.first_mask, facts);
+  }
+  if (!request.first_mask.empty())
+    refuse("InvalidRequestError", "only a guided request may bring a mask", "one with guided off",
+           "set sampling.guided");
+}
+
 }  // namespace
+
+void validate_mask(const MaskWords& words, const ModelFacts& facts) {
+  if (words.size() == mask_words(facts.vocab_size)) return;
+  refuse(
+      "InvalidRequestError",
+      "a mask must have ceil(vocab_size / 32) = " + std::to_string(mask_words(facts.vocab_size)) + " words",
+      std::to_string(words.size()), "make one bit for each of the engine's tokens");
+}
 
 void validate_request(const Request& request, const ModelFacts& facts, const std::vector<GroupShape>& groups,
                       int32_t max_seqs) {
   validate_sampling(request.sampling, facts);
+  validate_first_mask(request, facts);
   int32_t n = request.sampling.n;
   if (n < 1 || n > max_seqs) {
     refuse("InvalidRequestError",

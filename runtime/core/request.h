@@ -10,6 +10,7 @@
 
 #include "runtime/core/executor.h"
 #include "runtime/core/group_shape.h"
+#include "runtime/core/token_masks.h"
 
 namespace tensorwright {
 
@@ -34,12 +35,14 @@ struct Sampling {
   int32_t priority = 0;                         // higher ones start first
   int32_t logprobs = -1;         // -1: none; 0: of the sampled token; n: of the n likeliest as well
   int32_t prompt_logprobs = -1;  // the same of each prompt token but the first
+  bool guided = false;           // no token is sampled before its mask has come; see token_masks.h
 };
 
 struct Request {
   int64_t id = 0;
   std::vector<int32_t> prompt;
   Sampling sampling;
+  MaskWords first_mask;  // of token 0 of each completion; empty unless guided
 };
 
 struct TokenLogprob {
@@ -73,6 +76,9 @@ struct Event {
 constexpr uint64_t completion_seed(uint64_t seed, int32_t completion) {
   return seed + static_cast<uint64_t>(completion) * 0x9E3779B97F4A7C15u;
 }
+
+// Throws Error{"InvalidRequestError"} unless `words` is the length of a mask.
+void validate_mask(const MaskWords& words, const ModelFacts& facts);
 
 // Throws Error: InvalidRequestError, or PromptTooLongError if the request, with its n completions side by
 // side, could never be finished with the KV blocks there are or within the model's maximum length.

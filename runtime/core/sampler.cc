@@ -45,12 +45,12 @@ void sort_keys(std::vector<uint64_t>& keys, size_t from, std::vector<uint64_t>* 
 }  // namespace
 
 Sample Sampler::sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed,
-                       int64_t position, const History& history) {
+                       int64_t position, const History& history, std::span<const uint32_t> mask) {
   RowMax max = row_max(logits);
-  std::span<const float> processed = processors_.apply(logits, sampling, history);
+  std::span<const float> processed = processors_.apply(logits, sampling, history, mask);
   Sample sample;
   if (sampling.temperature > 0) {
-    select(processed, sampling);
+    select(processed, sampling, mask);
     sample.token = draw(philox_uniform(seed, static_cast<uint64_t>(position)));
   } else {
     sample.token = processed.data() == logits.data() ? max.id : row_max(processed).id;
@@ -64,11 +64,11 @@ std::vector<TokenLogprob> Sampler::score(std::span<const float> logits, int32_t 
 }
 
 std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sampling& sampling,
-                                        const History& history) {
+                                        const History& history, std::span<const uint32_t> mask) {
   row_max(logits);  // refuses a row without a distribution
-  std::span<const float> processed = processors_.apply(logits, sampling, history);
+  std::span<const float> processed = processors_.apply(logits, sampling, history, mask);
   if (sampling.temperature == 0) return {row_max(processed).id};
-  select(processed, sampling);
+  select(processed, sampling, mask);
   std::vector<int32_t> ids = ids_;
   std::erase_if(ids, [&](int32_t id) { return processed[id] == -std::numeric_limits<float>::infinity(); });
   std::ranges::sort(ids);
@@ -76,14 +76,17 @@ std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sam
 }
 
 // Leaves the candidates in ids_, with their weights, in an order that the row alone decides.
-void Sampler::select(std::span<const float> logits, const Sampling& sampling) {
-  int32_t vocab = static_cast<int32_t>(logits.size());
+void Sampler::select(std::span<const float> logits, const Sampling& sampling,
+                     std::span<const uint32_t> mask) {
+  const bool few = few_allowed(logits, mask);
+  if (few) logits = allowed_logits_;
+  int32_t count = static_cast<int32_t>(logits.size());
   scaled_.resize(logits.size());
   // fp32 as transformers divides: ties that the division makes are ties for top_k.
   float temperature = static_cast<float>(sampling.temperature);
   divide_row(logits, temperature, scaled_.data());
   RowMax max = row_max(scaled_);  // the division may overflow
-  if (sampling.top_k > 0 && sampling.top_k < vocab) {
+  if (sampling.top_k > 0 && sampling.top_k < count) {
     top_ids(scaled_, sampling.top_k, &ids_);
     scores_.resize(ids_.size());
     for (size_t i = 0; i < ids_.size(); ++i) scores_[i] = scaled_[ids_[i]];
@@ -92,10 +95,31 @@ void Sampler::select(std::span<const float> logits, const Sampling& sampling) {
     std::iota(ids_.begin(), ids_.end(), 0);
     scores_ = scaled_;
   }
+  if (few) std::ranges::transform(ids_, ids_.begin(), [&](int32_t at) { return allowed_[at]; });
   weights_.resize(ids_.size());
   total_ = exp_below(scores_, max.value, weights_.data());
   if (sampling.top_p < 1) keep_top_p(sampling.top_p);
   if (sampling.min_p > 0) keep_min_p(sampling.min_p);
+}
+
+// Whether the mask leaves so few tokens that they are better looked at alone: then they are in allowed_,
+// ascending. The others would have the weight zero, so the draw is the same.
+bool Sampler::few_allowed(std::span<const float> logits, std::span<const uint32_t> mask) {
+  constexpr size_t kFewOf = 8;
+  size_t count = 0;
+  for (uint32_t word : mask) count += static_cast<size_t>(std::popcount(word));
+  if (mask.empty() || count * kFewOf > logits.size()) return false;
+  allowed_.clear();
+  allowed_logits_.clear();
+  for (size_t i = 0; i < mask.size(); ++i) {
+    for (uint32_t word = mask[i]; word; word &= word - 1) {
+      const size_t id = i * 32 + static_cast<size_t>(std::countr_zero(word));
+      if (id >= logits.size()) break;  // bits past the vocabulary
+      allowed_.push_back(static_cast<int32_t>(id));
+      allowed_logits_.push_back(logits[id]);
+    }
+  }
+  return true;
 }
 
 // transformers sorts ascending and removes while the cumulative probability is <= 1 - top_p, but for the

@@ -16,8 +16,9 @@ from support.made_checkpoints import write_checkpoint
 from support.tiny_models import make_tiny, make_variant
 from tensorwright import build
 from tensorwright.builder.emit import cpu_weights
-from tensorwright.errors import BuildError, CheckpointError, InvalidOptionError, UnsupportedModelError
+from tensorwright.errors import BuildError, CheckpointError, InvalidOptionError, PassError, UnsupportedModelError
 from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.passes import quantize_weights
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +157,19 @@ def test_nothing_is_left_by_a_failure_midway(tiny, tmp_path, monkeypatch, error)
     monkeypatch.setattr(cpu_weights, "pack_panels", explode)
     with pytest.raises(BuildError if isinstance(error, OSError) else type(error)):
         build(tiny, tmp_path / "out" / "engine", accuracy="none")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_matrix_that_is_not_quantized_fails_the_build(tiny, tmp_path, monkeypatch):
+    """As when a new transformers hides a matrix from the pass: nothing may stay unquantized unseen."""
+    chosen = quantize_weights.format_for
+    monkeypatch.setattr(
+        quantize_weights,
+        "format_for",
+        lambda node, spec: None if node.scope.endswith("layers.1.mlp.down_proj") else chosen(node, spec),
+    )
+    with pytest.raises(PassError, match="pass quantize_weights must rewrite 10 times in this model, and rewrote 9"):
+        build(tiny, tmp_path / "out", accuracy="none", quantize="int4")
     assert list(tmp_path.iterdir()) == []
 
 

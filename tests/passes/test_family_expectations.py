@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from support.tiny_models import VARIANTS
 from tensorwright.builder.ir.interpret import checkpoint_weights
 from tensorwright.errors import PassError
-from tensorwright.models.registry import _FAMILIES, expected_counts
+from tensorwright.models.registry import _FAMILIES, Quantized, expected_counts
 from tensorwright.passes.pipeline import run_pipeline
+from tensorwright.passes.quantize_weights import quantize_weights
 
 KNOWN = [variant for variant, (family, _) in VARIANTS.items() if family in _FAMILIES]
 
@@ -25,6 +28,27 @@ def test_counts_and_numbers(rewritten, variant):
         model.traced, verify=True, weights=checkpoint_weights(model.checkpoint), expectations=expected
     )
     assert {name: report.counts[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("variant", KNOWN)
+def test_every_matrix_of_a_family_is_quantized(rewritten, variant):
+    model = rewritten(variant)
+    graph = model.report.cached_graph.clone()
+    graph.facts["quantize"] = "int8"
+    expected = expected_counts(model.checkpoint.config, Quantized(True, True, True))
+    assert quantize_weights(graph) == expected["quantize_weights"]
+    tables = [node for node in graph.find("embedding") if node.inputs[1].name != "positions"]
+    assert not [*graph.find("linear"), *tables]
+
+
+@pytest.mark.parametrize(("layers", "embedding", "head"), [*itertools.product([False, True], repeat=3)])
+def test_what_is_not_asked_for_is_not_expected(rewritten, layers, embedding, head):
+    model = rewritten("llama_tied")
+    names = ["int8" if asked else "none" for asked in (layers, embedding, head)]
+    graph = model.report.cached_graph.clone()
+    graph.facts["quantize"] = "{},embedding={},lm_head={}".format(*names)
+    expected = expected_counts(model.checkpoint.config, Quantized(layers, embedding, head))
+    assert quantize_weights(graph) == expected["quantize_weights"] == 8 * layers + embedding + head
 
 
 @pytest.mark.parametrize("variant", ["gemma2"])

@@ -81,8 +81,9 @@ def test_latency(engine: EngineDir, capsys: Capture) -> None:
     result = json.loads(out)
     assert (result["benchmark"], result["rounds"], result["load"]["threads"]) == ("latency", 2, 1)
     assert set(result["seconds"]) == {"ttft", "tpot", "itl", "request"}
-    for values in result["seconds"].values():
-        assert 0 < values["p50"] <= values["p90"] <= values["p99"]
+    for name, values in result["seconds"].items():
+        assert 0 <= values["p50"] <= values["p90"] <= values["p99"]
+        assert values["p50"] > 0 or name in ("tpot", "itl")  # tokens of so small a model may come together
     assert result["seconds"]["request"]["mean"] > result["seconds"]["ttft"]["mean"]
     assert set(result["phases"]) <= {"prefill", "decode", "mixed"}
     assert result["phases"]["decode"]["roofline"] > 0

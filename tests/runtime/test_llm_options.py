@@ -35,7 +35,7 @@ def ids(count: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kv_cache_size": 1}, "no option 'kv_cache_size'; did you mean kv_cache_memory"),
+        ({"kv_cache_size": 1}, "no option 'kv_cache_size'; did you mean kv_cache_dtype or kv_cache_memory"),
         ({"kv_cache_memory": "much"}, "kv_cache_memory must be a positive number of bytes"),
         ({"max_batch_size": 0}, "max_batch_size must be a positive integer of at most 2147483647, got 0"),
         ({"max_batch_size": 600}, "at least max_batch_size"),

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from support.fake_runtime import A, B, FakeEngine, ids, wait_until
+from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -32,6 +33,28 @@ def test_streaming_and_awaiting_in_a_loop(llm: LLM) -> None:
     assert finished[-1]
     assert not any(finished[:-1])
     assert (text, others) == ("abcd", "xy" * 20)
+
+
+def test_a_listener_hears_of_every_change(llm: LLM, fake: FakeEngine) -> None:
+    fake.gate.clear()
+    handle = llm.generate_async(ids(A, B), SamplingParams(max_tokens=3))
+    calls: list[str] = []
+    handle.on_change(lambda: calls.append(threading.current_thread().name))
+    assert calls == [threading.current_thread().name]  # at once: what came before is not missed
+    assert handle.latest().outputs[0].token_ids == []
+    fake.gate.set()
+    assert handle.result() == handle.latest()
+    wait_until(lambda: len(calls) == 4)  # one token an event
+    assert set(calls[1:]) == {"tensorwright-events"}
+
+
+def test_the_latest_of_a_failed_request_is_its_error(llm: LLM, fake: FakeEngine) -> None:
+    fake.gate.clear()
+    handle = llm.generate_async(ids(A, B))
+    fake.fail_request(handle.request_id, "OutOfMemoryError", "no block left")
+    wait_until(lambda: handle.done)
+    with pytest.raises(OutOfMemoryError, match="no block left"):
+        handle.latest()
 
 
 def test_abort_keeps_what_there_is(llm: LLM, fake: FakeEngine) -> None:

@@ -47,6 +47,19 @@ def test_key_covers_files_options_and_version(model: Path, monkeypatch: pytest.M
     assert cache_key(model, BuildChoices()) == cache_key(model, BuildChoices())
 
 
+def test_each_spelling_of_the_same_formats_is_one_engine(model: Path) -> None:
+    same = ("int4:g32", "int4:g32,embedding=int4", "int4, lm_head=int4:g32,embedding=int4:g32")
+    builds: list[str | None] = []
+
+    def build(source: Path, out: Path, options: BuildChoices) -> None:
+        builds.append(options.quantize)
+        write_engine(out)
+
+    for formats in ("int4", *same, "int4:g64", "int4,lm_head=int8"):
+        engine_for_model(model, BuildChoices(quantize=formats), build)
+    assert builds == ["int4", "int4:g64", "int4,lm_head=int8"]
+
+
 def test_root_follows_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert cache_root() == Path.home() / ".cache" / "tensorwright" / "engines"
@@ -183,7 +196,7 @@ def test_an_engine_of_other_formats_is_refused(tmp_path: Path, monkeypatch: pyte
     config = engine_config(quantization={"spec": spec}, build_options={"quantize": "int4"})
     quantized = write_engine(tmp_path / "a", config)
     plain = write_engine(tmp_path / "b")
-    for asked in (None, "int4", spec):
+    for asked in (None, "int4", "int4:g32", spec):
         llm.LLM(quantized, kv_cache_memory="1MiB", quantize=asked).shutdown()
     with pytest.raises(InvalidOptionError, match=r"quantize='int8': .* is an engine built as 'int4' or 'int4:g32,"):
         llm.LLM(quantized, quantize="int8")

@@ -101,7 +101,7 @@ def test_impossible_part_of_a_value_is_refused_by_name(field: str, value: Any, r
 def test_unknown_keyword_names_the_closest() -> None:
     with pytest.raises(InvalidOptionError, match=r"no option 'temprature'; did you mean temperature\?"):
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
-    with pytest.raises(InvalidOptionError, match="there are bad_words, detokenize, frequency_penalty, ignore_eos"):
+    with pytest.raises(InvalidOptionError, match="there are bad_words, detokenize, frequency_penalty, guided_decoding"):
         SamplingParams(zzz=1)  # type: ignore[call-arg]
 
 

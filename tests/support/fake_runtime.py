@@ -2,7 +2,7 @@
 
 The fake engine keeps the contract of `_runtime.Engine`: typed errors from submit, events from wait_events. Its
 "model" says what the prompt said: token i of the output is token i of the prompt, starting over at its end; completion
-c starts at token c.
+c starts at token c. Where a guided completion's mask forbids what it would say, it says the lowest token allowed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import xxhash
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tensorwright.errors import EngineStoppedError, QueueFullError
+from tensorwright.errors import EngineStoppedError, InvalidRequestError, QueueFullError
 
 EOS = 256
 A, B, C = 10, 20, 30  # three letters of the byte-level alphabet
+
+COUNTERS = (
+    "waste_slots", "waiting", "evictions", "requests_finished", "requests_aborted", "requests_timed_out",
+    "requests_failed", "steps", "steps_rolled_back", "preemptions", "generated_tokens", "prefill_tokens",
+    "decode_tokens", "prefix_lookup_tokens", "prefix_hit_tokens",
+)  # fmt: skip
+"""Statistics of the real engine that this one leaves at 0."""
 
 
 @dataclass
@@ -54,25 +62,38 @@ class FakeEngine:
         self.blocks = 100
         self.windows = [0]  # of the cache groups
         self.tokens_per_event = 1
+        self.obeys = True  # what masks say
         self.death: Exception | None = None
         self._max_queue = max_queue
         self._alive: dict[tuple[int, int], tuple[list[int], Any, int]] = {}  # by request and completion
+        self.masks: dict[tuple[int, int, int], np.ndarray] = {}  # those set, by request, completion and token number
         self._events: list[FakeEvent] = []
         self._lock = threading.Lock()
         self.stopped = False
 
-    def submit(self, request_id: int, prompt: list[int], sampling: Any) -> None:
+    def submit(self, request_id: int, prompt: list[int], sampling: Any, first_mask: Any = None) -> None:
         with self._lock:
             if self.stopped:
                 raise EngineStoppedError("stopped")
             if len({alive for alive, _ in self._alive}) >= self._max_queue:
                 raise QueueFullError(f"{self._max_queue} requests wait already")
+            if (first_mask is not None) != getattr(sampling, "guided", False):
+                raise InvalidRequestError("a guided request, and no other, brings the mask of its first token")
             self.submitted[request_id] = sampling
             for completion in range(sampling.n):
+                if first_mask is not None:
+                    self.masks[request_id, completion, 0] = np.array(first_mask, np.uint32)
                 self._alive[request_id, completion] = (list(prompt), sampling, completion)
             if sampling.prompt_logprobs >= 0:  # in two events, as two chunks of the prompt would tell of them
                 told = [[(token, -0.5 * at, 1)] for at, token in enumerate(prompt)][1:]
                 self._events += [FakeEvent(request_id, prompt_logprobs=part) for part in (told[:1], told[1:])]
+
+    def set_mask(self, request_id: int, completion: int, generated: int, bits: Any) -> bool:
+        with self._lock:
+            if (request_id, completion) not in self._alive:
+                return False
+            self.masks[request_id, completion, generated] = np.array(bits, np.uint32)
+            return True
 
     def abort(self, request_id: int, completion: int = -1) -> bool:
         with self._lock:
@@ -101,8 +122,9 @@ class FakeEngine:
             time.sleep(0.002)
 
     def stats(self) -> dict[str, Any]:
-        groups = [{"window": window, "total_blocks": self.blocks} for window in self.windows]
-        return {"running": len(self._alive), "total_blocks": self.blocks, "block_size": 32, "groups": groups}
+        blocks = {"total_blocks": self.blocks, "free_blocks": self.blocks, "cached_blocks": 0, "used_blocks": 0}
+        groups = [{"window": window, **blocks} for window in self.windows]
+        return {**dict.fromkeys(COUNTERS, 0), **blocks, "running": len(self._alive), "block_size": 32, "groups": groups}
 
     def shutdown(self, drain: bool, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -126,7 +148,11 @@ class FakeEngine:
         for _ in range(self.tokens_per_event):
             if name in self._alive:
                 self._step(name)
-        whole, self._events[first:] = self._events[first:], []
+        told, self._events[first:] = self._events[first:], []
+        whole = [event for event in told if event.completion == name[1]]
+        self._events += [event for event in told if event.completion != name[1]]  # they ended with it
+        if not whole:
+            return  # it waits for its mask
         whole[-1].tokens = [token for event in whole for token in event.tokens]
         whole[-1].logprobs = [table for event in whole for table in event.logprobs]
         self._events.append(whole[-1])
@@ -134,6 +160,15 @@ class FakeEngine:
     def _step(self, name: tuple[int, int]) -> None:
         prompt, sampling, made = self._alive[name]
         token = prompt[made % len(prompt)]
+        if getattr(sampling, "guided", False):
+            mask = self.masks.get((*name, made - name[1]))
+            if mask is None:
+                return
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if not allowed.size:
+                self._end(name[0], finish="error", error_type="InvalidRequestError", error="the mask leaves no token")
+                return
+            token = token if token in allowed or not self.obeys else int(allowed[0])
         stops = list(sampling.stop_token_ids) + ([] if sampling.ignore_eos else sampling.eos_token_ids)
         finish = "stop" if token in stops else "length" if made + 1 - name[1] == sampling.max_tokens else ""
         event = FakeEvent(*name, tokens=[token], finish=finish, stop_token=token if finish == "stop" else -1)

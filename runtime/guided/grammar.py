@@ -1,0 +1,114 @@
+"""From what a request asks for to a compiled grammar, through llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.guided.matcher import GrammarMatcher, clipped, library_words
+from tensorwright.runtime.guided.params import GuidedDecodingParams
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
+
+LIMITS: dict[str, int] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 250_000,
+    "max_grammar_size": 500_000,
+}
+"""What one grammar may cost: some 20 ms to start, 15 ms per mask and 500 MB, in the library's units."""
+
+JSON_OPTIONS = {"lenient": False, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
+"""Unknown keywords are refused. Unbounded blanks would let a model that is unsure make nothing else."""
+
+RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+ESCAPE = re.compile(r"\\(?:\\|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
+
+
+class Grammar:
+    """Shared by the requests that ask for the same; each of their completions starts a matcher of its own."""
+
+    def __init__(self, vocabulary: GuidedVocabulary, matcher: Any, name: str):
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._name = name
+        self._lock = threading.Lock()
+        self._row = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)
+
+    def first_mask(self, ignore_eos: bool) -> NDArray[np.uint32]:
+        """Of the first token. InvalidRequestError if there is none."""
+        mask = self._vocabulary.trim(self._row, self._ends_by_token(ignore_eos))
+        if not mask.any():
+            raise InvalidRequestError(
+                f"{self._name}: no token of the model begins a text that it admits; change it"
+                + ("" if self._ends_by_token(ignore_eos) else ", or let the end-of-sequence token end it")
+            )
+        return mask
+
+    def start(self, ignore_eos: bool) -> GrammarMatcher:
+        with self._lock:
+            matcher = self._matcher.deep_copy()
+        return GrammarMatcher(self._vocabulary, matcher, self._ends_by_token(ignore_eos), self._name)
+
+    def _ends_by_token(self, ignore_eos: bool) -> bool:
+        """Whether a sampled token ends the completion, or whoever follows the grammar has to."""
+        return bool(self._vocabulary.eos) and not ignore_eos
+
+
+def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams) -> Grammar:
+    name = f"guided_decoding: {params.kind}"
+    library = vocabulary.library
+    try:
+        text = _library_grammar(library, params)
+    except Exception as error:  # of the library's converters, which raise the plain class
+        raise InvalidRequestError(f"{name} cannot be followed: {clipped(str(error))}") from error
+    limits = library.LLParserLimits(**LIMITS, verbose_errors=False)
+    tokens = vocabulary.json_tokens if params.kind in ("json", "json_object") else vocabulary.tokens
+    matcher = library.LLMatcher(tokens, text, log_level=0, limits=limits)
+    if not matcher.is_error():
+        grammar = Grammar(vocabulary, matcher, name)
+    if matcher.is_error():
+        raise InvalidRequestError(f"{name} cannot be followed: {library_words(matcher)}")
+    return grammar
+
+
+def _library_grammar(library: Any, params: GuidedDecodingParams) -> str:
+    make = library.LLMatcher
+    if params.kind == "json":
+        return make.grammar_from_json_schema(params.text, overrides=JSON_OPTIONS)
+    if params.kind == "json_object":
+        return make.grammar_from_json_schema('{"type":"object"}', overrides=JSON_OPTIONS)
+    if params.kind == "regex":
+        return make.grammar_from_regex(params.text)
+    if params.kind == "choice":
+        quoted = [json.dumps(text, ensure_ascii=False) for text in params.choice or ()]
+        return make.grammar_from_lark("start: " + " | ".join(quoted))
+    return make.grammar_from_lark(_lark(params.text))
+
+
+def _lark(text: str) -> str:
+    if not RULE.search(text):
+        return text
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    return gbnf_to_lark(ESCAPE.sub(_plain, text))
+
+
+def _plain(escape: re.Match[str]) -> str:
+    """The character itself, for the library's converter spells some escapes as Lark does not know them."""
+    digits = escape[1] or escape[2] or escape[3]
+    if digits is None:
+        return escape[0]
+    character = chr(int(digits, 16))
+    if character in '"\\[]':
+        return "\\" + character
+    return character if character.isprintable() and character not in "-^/" else escape[0]

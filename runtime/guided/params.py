@@ -1,0 +1,100 @@
+"""What a request's output must look like."""
+
+from __future__ import annotations
+
+import json as json_text
+from dataclasses import dataclass, fields
+from typing import Any
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.keywords import StrictKeywords
+
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
+MAX_TEXT = 2**20  # characters of a grammar; longer ones are no grammars but attacks
+
+
+@dataclass(frozen=True)
+class GuidedDecodingParams(StrictKeywords):
+    """Immutable; exactly one of the fields is given. Needs `pip install 'tensorwright[guided]'`.
+
+    json: a JSON schema, as a dict or as text; the output is a JSON value that it admits. Properties come in the
+        schema's order.
+    json_object: True: the output is any JSON object.
+    regex: a regular expression that the whole output matches, in the syntax of Rust's regex crate, without
+        look-around.
+    choice: the output is one of these texts.
+    grammar: a context-free grammar, as EBNF (`root ::= ...`, as llama.cpp and xgrammar take it) or as Lark
+        (`start: ...`), told apart by `::=`.
+
+    A value that cannot be meant raises InvalidRequestError, an unknown keyword InvalidOptionError. Whether an engine
+    can follow it is found out when a request is submitted.
+    """
+
+    json: str | dict[str, Any] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | list[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.json_object, bool):
+            raise _wrong("json_object", "True or False", self.json_object)
+        given = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
+        if len(given) != 1:
+            came = " and ".join(given) or "none"
+            raise InvalidRequestError(
+                f"GuidedDecodingParams: exactly one of {', '.join(KINDS)} must be given, got {came}"
+            )
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", _choices(self.choice))
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, str) and value.strip()):
+                raise _wrong(name, "a text that is not blank", value)
+        if (length := len(self.text)) > MAX_TEXT:
+            raise InvalidRequestError(
+                f"GuidedDecodingParams: {self.kind} must have at most {MAX_TEXT} characters, got {length}"
+            )
+
+    @property
+    def kind(self) -> str:
+        """Which of KINDS was given."""
+        return next(name for name in KINDS if getattr(self, name) not in (None, False))
+
+    @property
+    def text(self) -> str:
+        """What was given, as text."""
+        value = getattr(self, self.kind)
+        return value if isinstance(value, str) else json_text.dumps(value)
+
+
+def _schema_text(schema: Any) -> str:
+    """One spelling of each schema. The order of its keys stays, for that of the properties has a meaning."""
+    must = "a JSON schema, as a dict or as the text of a JSON object"
+    try:
+        parsed = json_text.loads(schema) if isinstance(schema, str) else schema
+        if not isinstance(parsed, dict):
+            raise _wrong("json", must, schema)
+        return json_text.dumps(parsed, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, InvalidRequestError):
+            raise
+        raise InvalidRequestError(f"GuidedDecodingParams: json must be {must}: {error}") from error
+
+
+def _choices(choice: Any) -> tuple[str, ...]:
+    must = "a list of texts, none empty"
+    if not isinstance(choice, (list, tuple)) or not choice:
+        raise _wrong("choice", must, choice)
+    for text in choice:
+        if not isinstance(text, str) or not text:
+            raise _wrong("choice", must, text)
+    return tuple(choice)
+
+
+def _wrong(name: str, must: str, value: Any) -> InvalidRequestError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 200 else shown[:200] + "..."
+    return InvalidRequestError(f"GuidedDecodingParams: {name} must be {must}, got {shown}")
