@@ -1,0 +1,78 @@
+"""The options of `tensorwright serve`, in three groups: of every engine, of the application, of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+# Keyword of LLM -> its option.
+ENGINE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "kv_cache_memory": ("--kv-cache-memory", {"help": 'Such as "512MiB". Default: half of the free memory.'}),
+    "max_batch_size": ("--max-batch-size", {"type": int, "default": 64, "help": "Completions that run at once."}),
+    "max_num_tokens": ("--max-num-tokens", {"type": int, "default": 512, "help": "Most tokens of one step."}),
+    "max_prefill_chunk": ("--max-prefill-chunk", {"type": int, "help": "Most tokens of one prompt in one step."}),
+    "max_queue_size": (
+        "--max-queue-size",
+        {"type": int, "default": 256, "help": "Requests that may wait; one more is answered 429."},
+    ),
+    "threads": ("--threads", {"type": int, "help": "Default: one per physical core."}),
+    "load": ("--load", {"type": click.Choice(["map", "copy"]), "default": "map", "help": "How weights are read."}),
+    "enable_prefix_caching": ("--prefix-caching/--no-prefix-caching", {"default": True}),
+    "dtype": (
+        "--dtype",
+        {"type": click.Choice(["auto", "float32", "bfloat16"]), "default": "auto", "help": "Of a model directory."},
+    ),
+    "quantize": ("--quantize", {"metavar": "SPEC", "help": "Of a model directory: formats of the weights."}),
+    "kv_cache_dtype": (
+        "--kv-cache-dtype",
+        {"type": click.Choice(["auto", "int8"]), "default": "auto", "help": "Of a model directory: its KV cache."},
+    ),
+}
+# Field of ServerOptions -> its option.
+APP_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "api_keys": ("--api-key", {"multiple": True, "help": "Clients need one of these as bearer. May be repeated."}),
+    "protect_metrics": ("--protect-metrics", {"is_flag": True, "help": "/metrics needs a key, too."}),
+    "max_body_size": ("--max-body-size", {"default": "4MiB", "help": "A larger body is answered 413."}),
+    "body_timeout": ("--body-timeout", {"type": float, "default": 30.0, "help": "Seconds for a body to come."}),
+    "request_timeout": ("--request-timeout", {"type": float, "help": "Seconds for a request. Default: no limit."}),
+    "cors_origins": (
+        "--cors-origin",
+        {"multiple": True, "help": 'A web page\'s origin that may call, or "*". May be repeated. Default: none.'},
+    ),
+    "retry_after": ("--retry-after", {"type": int, "default": 1, "help": "Seconds, in the header of a 429 or 503."}),
+    "log_prompts": ("--log-prompts", {"is_flag": True, "help": "Bodies of requests go into the log."}),
+}
+# Field of Listen -> its option.
+NETWORK_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "host": ("--host", {"default": "127.0.0.1", "help": "0.0.0.0: all networks."}),
+    "port": ("--port", {"type": int, "default": 8000, "help": "0: any that is free."}),
+    "tls_cert": ("--tls-cert", {"metavar": "FILE", "help": "Certificate chain, PEM. With --tls-key: https."}),
+    "tls_key": ("--tls-key", {"metavar": "FILE", "help": "Its key, PEM."}),
+    "max_connections": ("--max-connections", {"type": int, "default": 1024, "help": "One more is answered 503."}),
+    "keep_alive": ("--keep-alive", {"type": float, "default": 65.0, "help": "Seconds for an idle connection."}),
+    "header_timeout": ("--header-timeout", {"type": float, "default": 15.0, "help": "Seconds for headers to come."}),
+    "client_timeout": (
+        "--client-timeout",
+        {"type": float, "default": 60.0, "help": "Seconds that a client may take nothing of its answer."},
+    ),
+    "drain_timeout": (
+        "--drain-timeout",
+        {"type": float, "default": 30.0, "help": "Seconds for requests to finish after SIGTERM or Ctrl-C."},
+    ),
+}
+
+
+def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the command all three groups, in their order."""
+    groups = (*NETWORK_OPTIONS.items(), *APP_OPTIONS.items(), *ENGINE_OPTIONS.items())
+    for field, (declaration, settings) in reversed(groups):
+        shown = settings.get("default") is not None
+        command = click.option(declaration, field, show_default=shown, **settings)(command)
+    return command
+
+
+def take(options: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+    """Takes what belongs to the group out of `options`."""
+    return {field: options.pop(field) for field in group}

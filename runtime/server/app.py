@@ -1,0 +1,83 @@
+"""The application: engines, options, routers, and the guards round them. Without sockets; see process.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+
+from fastapi import APIRouter, FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+import tensorwright
+from tensorwright.errors import InvalidOptionError
+from tensorwright.runtime.llm import LLM
+from tensorwright.runtime.server import health
+from tensorwright.runtime.server.errors import install_handlers
+from tensorwright.runtime.server.exposition import Exposition
+from tensorwright.runtime.server.guards import WATCH_PATHS, BodyGuard, DrainGuard, KeyGuard, TimeGuard
+from tensorwright.runtime.server.lifecycle import Lifecycle
+from tensorwright.runtime.server.options import ServerOptions
+from tensorwright.runtime.server.registry import EngineRegistry
+from tensorwright.runtime.server.request_log import RequestLog
+
+
+def create_app(
+    engines: Mapping[str, LLM],
+    options: ServerOptions | None = None,
+    routers: Iterable[APIRouter] | None = None,
+) -> FastAPI:
+    """The server's application. Handlers find `engines` (EngineRegistry) and `options` in `request.app.state`.
+
+    engines: by the name that clients call them; they are shut down with the application. routers: None: OpenAI's API.
+    """
+    if not engines:
+        raise InvalidOptionError("create_app: engines must name at least one engine")
+    options = ServerOptions() if options is None else options
+    app = FastAPI(
+        title="Tensorwright", version=tensorwright.__version__, docs_url=None, redoc_url=None, lifespan=_lifespan
+    )
+    app.state.engines = EngineRegistry(engines)
+    app.state.options = options
+    app.state.lifecycle = Lifecycle()
+    app.state.exposition = Exposition(app.state.engines)
+    app.include_router(health.router)
+    for router in _openai_routers() if routers is None else routers:
+        app.include_router(router)
+    install_handlers(app)
+    _add_guards(app, options)
+    return app
+
+
+def _openai_routers() -> list[APIRouter]:
+    from tensorwright.runtime.server.routes import routers
+
+    return routers()
+
+
+def _add_guards(app: FastAPI, options: ServerOptions) -> None:
+    """The last one added is the outermost."""
+    app.add_middleware(TimeGuard, options=options)
+    app.add_middleware(DrainGuard, lifecycle=app.state.lifecycle, options=options, unguarded=WATCH_PATHS)
+    app.add_middleware(BodyGuard, options=options)
+    if options.api_keys:
+        app.add_middleware(KeyGuard, options=options)
+    if options.cors_origins:  # outside the keys, for a browser asks first without one
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(options.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    app.add_middleware(RequestLog, metrics=app.state.exposition.http)
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        app.state.lifecycle.draining = True
+        for llm in app.state.engines.values():
+            await asyncio.to_thread(llm.shutdown)

@@ -1,0 +1,134 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.chat import chat_prompt
+from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
+from tensorwright.runtime.prompts import PromptDict
+from tensorwright.runtime.server.chat_request import ChatCompletionRequest, ChatFields
+from tensorwright.runtime.server.completions import CLIENT_CLOSED, STREAMED
+from tensorwright.runtime.server.event_stream import EventStream
+from tensorwright.runtime.server.logprobs import chat_logprobs
+from tensorwright.runtime.server.request_log import note_work
+from tensorwright.runtime.server.requests import ClientGone, count_usage, finish_all, follow_all, start_all
+from tensorwright.runtime.server.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+)
+from tensorwright.runtime.server.sampling import chat_params
+from tensorwright.runtime.server.text_engine import TextEngine, find_engine
+
+router = APIRouter(tags=["openai"])
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)
+async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
+    """Answers a conversation. With stream: true the answer is a series of events, each with the text that is new."""
+    engine = find_engine(request, body.model)
+    params = chat_params(body)
+    answer = ChatAnswer(engine, body)
+    handles = await start_all(engine.llm, lambda: [prompt_of(engine, body)], params)
+    note_work(request, body.model, handles)
+    if body.stream:
+        return EventStream(answer.events(handles), handles)
+    try:
+        [output] = await finish_all(handles, request.receive)
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED)
+    whole = await asyncio.to_thread(answer.whole, output)
+    return Response(whole.model_dump_json(), media_type="application/json")
+
+
+def prompt_of(engine: TextEngine, body: ChatFields) -> PromptDict:
+    """By the model's chat template; it may take long."""
+    messages = [message.for_template() for message in body.messages]
+    variables = body.chat_template_kwargs or {}
+    return chat_prompt(engine.llm.engine, messages, None, body.add_generation_prompt, variables)
+
+
+class ChatAnswer:
+    """The answer to one request, at once or in pieces."""
+
+    def __init__(self, engine: TextEngine, body: ChatCompletionRequest):
+        self._engine = engine
+        self._body = body
+        self._told: dict[int, tuple[int, int]] = {}  # choice -> characters and tokens of it that are told
+        self._ended: set[int] = set()
+        self._head: dict[str, Any] = {
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": engine.fingerprint,
+        }
+
+    def whole(self, output: RequestOutput) -> ChatCompletion:
+        choices = [
+            ChatChoice(
+                index=choice.index,
+                message=ChatMessage(content=choice.text),
+                logprobs=self._logprobs(choice, 0),
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+            )
+            for choice in output.outputs
+        ]
+        return ChatCompletion(**self._head, choices=choices, usage=count_usage([output]))
+
+    async def events(self, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
+        counts = self._body.stream_options is not None and self._body.stream_options.include_usage
+        nothing_yet: dict[str, Any] = {"usage": None} if counts else {}
+        async for _, output in follow_all(handles):
+            for choice in output.outputs:
+                for piece in self._pieces(choice):
+                    chunk = ChatChunk(**self._head, choices=[piece], **nothing_yet)
+                    yield chunk.model_dump_json(exclude_unset=True)
+        if counts:
+            usage = count_usage([output])
+            yield ChatChunk(**self._head, choices=[], usage=usage).model_dump_json(exclude_unset=True)
+
+    def _pieces(self, choice: CompletionOutput) -> list[ChatChunkChoice]:
+        """What is new: the role before the first text, the text, and the reason of the end after the last."""
+        pieces = []
+        if choice.index in self._ended or not (choice.token_ids or choice.finish_reason):
+            return []
+        if choice.index not in self._told:
+            self._told[choice.index] = (0, 0)
+            pieces.append(self._piece(choice, ChatDelta(role="assistant", content="")))
+        characters, tokens = self._told[choice.index]
+        text, logprobs = choice.text[characters:], self._logprobs(choice, tokens)
+        if text or (logprobs is not None and logprobs.content):
+            self._told[choice.index] = (len(choice.text), len(choice.token_ids))
+            pieces.append(self._piece(choice, ChatDelta(content=text), logprobs))
+        if choice.finish_reason is not None:
+            self._ended.add(choice.index)
+            last = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+            pieces.append(self._piece(choice, ChatDelta(), None, **last))
+        return pieces
+
+    def _piece(
+        self, choice: CompletionOutput, delta: ChatDelta, logprobs: ChatLogprobs | None = None, **end: Any
+    ) -> ChatChunkChoice:
+        end = end or {"finish_reason": None}
+        return ChatChunkChoice(index=choice.index, delta=delta, logprobs=logprobs, **end)
+
+    def _logprobs(self, choice: CompletionOutput, start: int) -> ChatLogprobs | None:
+        """Of the tokens from `start` on; None unless they were asked for."""
+        if choice.logprobs is None:
+            return None
+        tables = choice.logprobs[start:]
+        return chat_logprobs(self._engine, choice.token_ids[start:], tables, self._body.top_logprobs or 0)

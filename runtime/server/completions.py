@@ -1,0 +1,132 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.outputs import RequestOutput
+from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.server.completion_request import CompletionRequest
+from tensorwright.runtime.server.event_stream import EventStream
+from tensorwright.runtime.server.logprobs import CompletionLogprobWriter, Table
+from tensorwright.runtime.server.request_log import note_work
+from tensorwright.runtime.server.requests import ClientGone, count_usage, finish_all, follow_all, start_all
+from tensorwright.runtime.server.responses import CompletionChoice, CompletionResponse
+from tensorwright.runtime.server.sampling import completion_params
+from tensorwright.runtime.server.text_engine import TextEngine, find_engine
+
+CLIENT_CLOSED = 499  # nobody reads it but our own log
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
+router = APIRouter(tags=["openai"])
+
+
+@router.post("/v1/completions", response_model=CompletionResponse, responses=STREAMED)
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    """Continues texts. With stream: true the answer is a series of events, each with the text that is new."""
+    engine = find_engine(request, body.model)
+    params = completion_params(body)
+    answer = CompletionAnswer(engine, body, params)
+    handles = await start_all(engine.llm, lambda: body.prompts, params)
+    note_work(request, body.model, handles)
+    if body.stream:
+        return EventStream(answer.events(handles), handles)
+    try:
+        outputs = await finish_all(handles, request.receive)
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED)
+    whole = await asyncio.to_thread(answer.whole, outputs)
+    return Response(whole.model_dump_json(), media_type="application/json")
+
+
+class CompletionAnswer:
+    """The answer to one request, at once or in pieces. Choice j of prompt i has the index i * n + j."""
+
+    def __init__(self, engine: TextEngine, body: CompletionRequest, params: SamplingParams):
+        self._engine = engine
+        self._body = body
+        self._choices = [
+            ChoiceWriter(engine, body, params, index, index % params.n) for index in range(len(body.prompts) * params.n)
+        ]
+        self._n = params.n
+        self._head: dict[str, Any] = {
+            "object": "text_completion",
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": engine.fingerprint,
+        }
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> CompletionResponse:
+        choices = [choice for number, output in enumerate(outputs) for choice in self._news(number, output)]
+        usage = count_usage(outputs, not self._body.only_scores)
+        return CompletionResponse(**self._head, choices=choices, usage=usage)
+
+    async def events(self, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
+        latest: dict[int, RequestOutput] = {}
+        counts = self._body.stream_options is not None and self._body.stream_options.include_usage
+        nothing_yet: dict[str, Any] = {"usage": None} if counts else {}
+        async for number, output in follow_all(handles):
+            latest[number] = output
+            for choice in self._news(number, output):
+                chunk = CompletionResponse(**self._head, choices=[choice], **nothing_yet)
+                yield chunk.model_dump_json(exclude_unset=True)
+        if counts:
+            usage = count_usage(list(latest.values()), not self._body.only_scores)
+            yield CompletionResponse(**self._head, choices=[], usage=usage).model_dump_json(exclude_unset=True)
+
+    def _news(self, number: int, output: RequestOutput) -> list[CompletionChoice]:
+        writers = self._choices[number * self._n : (number + 1) * self._n]
+        return [choice for writer in writers if (choice := writer.write(output)) is not None]
+
+
+class ChoiceWriter:
+    """What of one choice is not yet told. completion: its number among those of its prompt."""
+
+    def __init__(
+        self, engine: TextEngine, body: CompletionRequest, params: SamplingParams, index: int, completion: int
+    ):
+        self._engine = engine
+        self._body = body
+        self._params = params
+        self._index = index
+        self._completion = completion
+        self._begun = self._ended = False
+        self._characters = self._tokens = 0  # told so far
+        self._logprobs = None
+        if params.logprobs is not None:
+            self._logprobs = CompletionLogprobWriter(engine, params.skip_special_tokens)
+
+    def write(self, output: RequestOutput) -> CompletionChoice | None:
+        """None if there is nothing new."""
+        completion = output.outputs[self._completion]
+        finish, scores = completion.finish_reason, self._body.only_scores
+        text = "" if scores else completion.text[self._characters :]
+        tokens = [] if scores else completion.token_ids[self._tokens :]
+        tables: list[Table] = [] if scores else [*(completion.logprobs or [])[self._tokens :]]
+        logprobs_wait = self._logprobs is not None and tokens
+        if self._ended or not (finish or text or logprobs_wait):
+            return None
+        self._characters += len(text)
+        self._tokens += len(tokens)
+        if not self._begun and self._body.echo:
+            text = self._prompt_text(output) + text
+            tokens = output.prompt_token_ids + tokens
+            tables = [*(output.prompt_logprobs or []), *tables]
+        self._begun, self._ended = True, finish is not None
+        logprobs = None if self._logprobs is None else self._logprobs.write(tokens, tables)
+        reason = "length" if scores and finish == "stop" else finish  # the token that ended it is not told of
+        return CompletionChoice(
+            index=self._index, text=text, logprobs=logprobs, finish_reason=reason, stop_reason=completion.stop_reason
+        )
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        if output.prompt is not None and self._params.truncate_prompt_tokens is None:
+            return output.prompt
+        return self._engine.tokenizer.decode(output.prompt_token_ids, self._params.skip_special_tokens)

@@ -1,0 +1,103 @@
+"""Every error leaves the server in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from tensorwright.errors import (
+    EngineStoppedError,
+    InvalidOptionError,
+    InvalidRequestError,
+    PromptTooLongError,
+    QueueFullError,
+    RequestAbortedError,
+    TensorwrightError,
+    UnknownModelError,
+)
+
+
+@dataclass(frozen=True)
+class ApiError:
+    """An error as a client sees it. message: may tell of the request, never of the server's inside."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """Also what a stream sends as its last event when it fails."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, dict(self.headers))
+
+
+# The first class that fits: subclasses stand before their bases.
+_KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
+    (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
+    (PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
+    (InvalidRequestError, 400, "invalid_request_error", None),
+    (InvalidOptionError, 400, "invalid_request_error", None),
+    (QueueFullError, 429, "rate_limit_error", "queue_full"),
+    (EngineStoppedError, 503, "service_unavailable_error", "engine_stopped"),
+    (RequestAbortedError, 503, "service_unavailable_error", "request_aborted"),
+)
+
+
+def describe_error(error: BaseException, retry_after: int = 1) -> ApiError:
+    """How a client is told of an error. One that nobody foresaw shows nothing of itself; the log has it."""
+    for kind, status, name, code in _KNOWN:
+        if isinstance(error, kind):
+            param = "model" if kind is UnknownModelError else None
+            headers = {"retry-after": str(retry_after)} if status in (429, 503) else {}
+            return ApiError(status, str(error), name, param, code, headers)
+    if isinstance(error, TensorwrightError):
+        return ApiError(500, str(error), "server_error", None, type(error).__name__)
+    return ApiError(500, "the server failed; its log says why", "server_error", None, "internal_error")
+
+
+def describe_invalid(error: RequestValidationError) -> ApiError:
+    """The first of what a body or a path has wrong, with its place; never what it held."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body must be JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+    place = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
+    param = ".".join(place) or None
+    return ApiError(400, f"{param or 'the request'}: {first['msg']}", param=param)
+
+
+def _describe_http(error: HTTPException) -> ApiError:
+    if error.status_code == 404 and error.detail == HTTPStatus(404).phrase:
+        return ApiError(404, "there is nothing at this path; see /openapi.json", code="not_found")
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    return ApiError(error.status_code, str(error.detail), kind, headers=error.headers or {})
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Exceptions of handlers and of the framework. Those that nobody foresaw end in middleware.RequestLog."""
+
+    async def on_ours(request: Request, error: Exception) -> JSONResponse:
+        return describe_error(error, request.app.state.options.retry_after).response()
+
+    async def on_invalid(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return describe_invalid(error).response()
+
+    async def on_http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return _describe_http(error).response()
+
+    app.add_exception_handler(TensorwrightError, on_ours)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(HTTPException, on_http)

@@ -1,0 +1,192 @@
+"""What stands between the network and the handlers, each as plain ASGI: keys, bodies, time, draining.
+
+None of them touches the answer's stream, so tokens leave as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tensorwright.runtime.server.errors import ApiError
+from tensorwright.runtime.server.lifecycle import Lifecycle
+from tensorwright.runtime.server.options import ServerOptions
+
+OPEN_PATHS = ("/health", "/ready")
+WATCH_PATHS = (*OPEN_PATHS, "/metrics")
+LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # of a refused body, so that the client gets to read why
+
+
+class KeyGuard:
+    """Bearer keys. Compared by digest, all of them each time: the time taken tells nothing of a key."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions):
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in options.api_keys]
+        self._open = OPEN_PATHS if options.protect_metrics else WATCH_PATHS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._open or self._admits(scope):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            401,
+            'this server needs a key, as the header "Authorization: Bearer KEY"; none came, or one that is not known',
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )
+        await error.response()(scope, receive, send)
+
+    def _admits(self, scope: Scope) -> bool:
+        scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        asked = _digest(key.strip().encode("latin-1", "replace"))
+        matches = [hmac.compare_digest(asked, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(matches)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class BodyGuard:
+    """Takes a request's body whole before anybody works on it: at most so many bytes, within so much time, whether its
+    length is announced or not."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions):
+        self._app = app
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._options.body_timeout):
+                body = await self._read(Headers(scope=scope), receive)
+        except TimeoutError:
+            seconds = self._options.body_timeout
+            late = ApiError(408, f"the request's body must come within {seconds:g} seconds", code="body_timeout")
+            await _close(late)(scope, receive, send)
+            return
+        if body is None:
+            return  # the client left
+        if isinstance(body, ApiError):
+            await _close(body)(scope, receive, send)
+            return
+        if self._options.log_prompts and body:
+            scope["state"]["facts"]["body"] = _readable(body)
+        await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes | ApiError | None:
+        most, length = self._options.max_body_size, headers.get("content-length", "")
+        announced = int(length) if length.isdigit() else 0
+        if announced > most and headers.get("expect"):
+            return self._too_large()  # it waits to hear whether it shall send
+        body, size, deadline = bytearray(), 0, time.monotonic() + LINGER_SECONDS
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            size += len(message.get("body", b""))
+            if max(size, announced) <= most:
+                body += message.get("body", b"")
+            elif size > most + LINGER_BYTES or time.monotonic() > deadline:
+                return self._too_large()
+            if not message.get("more_body", False):
+                return self._too_large() if size > most else bytes(body)
+
+    def _too_large(self) -> ApiError:
+        most = self._options.max_body_size
+        return ApiError(413, f"the request's body must have at most {most} bytes", code="body_too_large")
+
+
+def _close(error: ApiError) -> ASGIApp:
+    """With a body half read the connection cannot be used again."""
+    return ApiError(
+        error.status, error.message, error.type, error.param, error.code, {**error.headers, "connection": "close"}
+    ).response()
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body as one message, then whatever else comes: that the client left."""
+    first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return first.pop() if first else await receive()
+
+    return replayed
+
+
+def _readable(body: bytes) -> object:
+    with suppress(ValueError, RecursionError):
+        return json.loads(body)
+    return body.decode("utf-8", "replace")
+
+
+class TimeGuard:
+    """Ends a request that takes too long: with an error, or, where an answer streams already, with an event and no
+    regular end. Whoever computes for it is cancelled."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions):
+        self._app = app
+        self._timeout = options.request_timeout
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._timeout is None:
+            await self._app(scope, receive, send)
+            return
+        kind: str | None = None
+
+        async def watched(message: Message) -> None:
+            nonlocal kind
+            if message["type"] == "http.response.start":
+                kind = Headers(raw=message["headers"]).get("content-type", "")
+            await send(message)
+
+        try:
+            async with asyncio.timeout(self._timeout) as limit:
+                await self._app(scope, receive, watched)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            scope["state"]["facts"]["timed_out"] = True
+            error = ApiError(504, f"the request took longer than {self._timeout:g} seconds", "timeout_error")
+            if kind is None:
+                await error.response()(scope, receive, send)
+            elif kind.startswith("text/event-stream"):
+                event = f"data: {json.dumps(error.body())}\n\n".encode()
+                await send({"type": "http.response.body", "body": event, "more_body": False})
+            else:
+                raise
+
+
+class DrainGuard:
+    """Counts requests, and refuses new ones while the server drains."""
+
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, options: ServerOptions, unguarded: Iterable[str]):
+        self._app = app
+        self._lifecycle = lifecycle
+        self._retry_after = str(options.retry_after)
+        self._unguarded = tuple(unguarded)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self._unguarded:
+            await self._app(scope, receive, send)
+            return
+        if self._lifecycle.draining:
+            headers = {"retry-after": self._retry_after, "connection": "close"}
+            error = ApiError(
+                503, "this server is shutting down", "service_unavailable_error", None, "draining", headers
+            )
+            await error.response()(scope, receive, send)
+            return
+        with self._lifecycle.request():
+            await self._app(scope, receive, send)

@@ -1,0 +1,90 @@
+"""The server's side of the network: address, TLS, connections and their limits. Checked before an engine is loaded."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from dataclasses import dataclass
+
+from tensorwright.errors import InvalidOptionError
+from tensorwright.runtime.keywords import StrictKeywords
+from tensorwright.runtime.parameter_checks import is_int
+from tensorwright.runtime.server.options import positive
+
+
+@dataclass(frozen=True)
+class Listen(StrictKeywords):
+    """port 0: the system chooses one. tls_cert and tls_key: files in PEM form, both or neither.
+
+    max_connections: one more is answered 503. keep_alive: seconds that an idle connection stays open.
+    header_timeout: seconds in which a request's headers must have come.
+    client_timeout: seconds after which a client that takes nothing of its answer is cut off.
+    drain_timeout: seconds that requests have to finish in once the server is told to end.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    max_connections: int = 1024
+    keep_alive: float = 65.0
+    header_timeout: float = 15.0
+    client_timeout: float = 60.0
+    drain_timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not is_int(self.port) or not 0 <= self.port <= 65535:
+            raise InvalidOptionError(f"port must be from 0 to 65535, got {self.port!r}")
+        if not is_int(self.max_connections) or self.max_connections < 1:
+            raise InvalidOptionError(f"max_connections must be a positive integer, got {self.max_connections!r}")
+        for name in ("keep_alive", "header_timeout", "client_timeout"):
+            if not positive(getattr(self, name)):
+                raise InvalidOptionError(f"{name} must be a positive number of seconds, got {getattr(self, name)!r}")
+        if self.drain_timeout != 0 and not positive(self.drain_timeout):
+            raise InvalidOptionError(f"drain_timeout must be 0 or more seconds, got {self.drain_timeout!r}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidOptionError("tls_cert and tls_key must be given together")
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.tls_cert is None else "https"
+
+    def check_tls(self) -> None:
+        """Raises InvalidOptionError if certificate and key cannot be read or do not belong together."""
+        if self.tls_cert is None or self.tls_key is None:
+            return
+        for name in (self.tls_cert, self.tls_key):
+            if not os.path.isfile(name):
+                raise InvalidOptionError(f"tls_cert and tls_key must be files in PEM form, but {name} is no file")
+        try:
+            # An empty password, or OpenSSL would ask for one at the terminal.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key, password="")
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise InvalidOptionError(
+                f"tls_cert {self.tls_cert} and tls_key {self.tls_key} must be a certificate and its key, unencrypted, "
+                f"in PEM form: {error}"
+            ) from error
+
+    def bind(self) -> socket.socket:
+        """A socket with this address, which does not listen yet. InvalidOptionError if somebody else has it."""
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, kind, protocol, _, address = found[0]
+            bound = socket.socket(family, kind, protocol)
+        except OSError as error:
+            raise InvalidOptionError(f"host {self.host!r} must be an address of this machine: {error}") from error
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError as error:
+            bound.close()
+            raise InvalidOptionError(
+                f"port {self.port} of {self.host} must be free: {error.strerror}; choose another with --port, or 0 for "
+                "any"
+            ) from error
+        return bound
+
+    def url(self, bound: socket.socket) -> str:
+        host, port = bound.getsockname()[:2]
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{port}"

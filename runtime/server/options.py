@@ -1,0 +1,64 @@
+"""What the server's application is told: keys, limits, what it logs. The sockets' side is in listen.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tensorwright.errors import InvalidOptionError
+from tensorwright.runtime.keywords import StrictKeywords
+from tensorwright.runtime.parameter_checks import is_int, real
+
+
+@dataclass(frozen=True)
+class ServerOptions(StrictKeywords):
+    """Immutable; what is impossible raises InvalidOptionError.
+
+    api_keys: any of them opens the door as "Authorization: Bearer KEY"; none: everybody may enter.
+    protect_metrics: /metrics needs a key too. /health and /ready never do.
+    max_body_size: most bytes of a request's body. body_timeout: most seconds in which it must have come.
+    request_timeout: seconds after which a request ends with an error; None: never.
+    cors_origins: web pages that may call, such as "https://example.org", or "*" for all; none: CORS is off.
+    retry_after: seconds that a client is told to wait when the queue is full or the server drains.
+    log_prompts: requests' bodies go into the log.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    protect_metrics: bool = False
+    max_body_size: int = 4 << 20
+    body_timeout: float = 30.0
+    request_timeout: float | None = None
+    cors_origins: tuple[str, ...] = ()
+    retry_after: int = 1
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        for key in self.api_keys:
+            check_key(key, "api_keys")
+        for name in ("max_body_size", "retry_after"):
+            value = getattr(self, name)
+            _check(name, value, is_int(value) and value > 0, "a positive integer")
+        _check("body_timeout", self.body_timeout, positive(self.body_timeout), "a positive number of seconds")
+        if self.request_timeout is not None:
+            _check("request_timeout", self.request_timeout, positive(self.request_timeout), "positive, or None")
+        if self.protect_metrics and not self.api_keys:
+            raise InvalidOptionError("protect_metrics needs api_keys: without a key there is nothing to protect with")
+        for origin in self.cors_origins:
+            known = origin == "*" or origin.startswith(("http://", "https://"))
+            _check("cors_origins", origin, known and not origin.endswith("/"), '"*" or like "https://example.org"')
+
+
+def positive(value: Any) -> bool:
+    return math.isfinite(real(value)) and value > 0
+
+
+def check_key(key: str, where: str) -> None:
+    """What cannot stand in a header can never match. The message does not show the key."""
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise InvalidOptionError(f"{where}: a key must be one or more printable ASCII characters without spaces")
+
+
+def _check(name: str, value: Any, holds: bool, must: str) -> None:
+    if not holds:
+        raise InvalidOptionError(f"{name} must be {must}, got {value!r}")

@@ -1,0 +1,83 @@
+"""POST /tokenize and /detokenize, in vLLM's form."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from pydantic import Field, model_validator
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.server.chat import prompt_of
+from tensorwright.runtime.server.chat_request import ChatFields, Message
+from tensorwright.runtime.server.request_fields import StrictModel
+from tensorwright.runtime.server.responses import DetokenizeResponse, TokenizeResponse
+from tensorwright.runtime.server.text_engine import TextEngine, find_engine
+
+router = APIRouter(tags=["tokens"])
+
+
+class TokenizeRequest(StrictModel):
+    """A prompt, or the messages of a conversation, of which the chat template makes one.
+
+    model: may be left out where there is one alone. add_special_tokens: those that the model's tokenizer puts around a
+    prompt; a chat template writes its own. return_token_strs: the tokens as the vocabulary spells them, too.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("exactly one of prompt and messages must be given")
+        if self.messages is None and (self.add_generation_prompt is not None or self.chat_template_kwargs is not None):
+            raise ValueError("add_generation_prompt and chat_template_kwargs must come with messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise ValueError("add_special_tokens must come with prompt: a chat template writes its own special tokens")
+        return self
+
+
+class DetokenizeRequest(StrictModel):
+    """model: may be left out where there is one alone."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+    """The token ids that a prompt has for a model."""
+    engine = find_engine(request, body.model)
+    ids = await asyncio.to_thread(_encode, engine, body)
+    texts = [engine.tokenizer.spelling(token) or "" for token in ids] if body.return_token_strs else None
+    size = engine.llm.engine.max_seq_len
+    return TokenizeResponse(count=len(ids), max_model_len=size, tokens=ids, token_strs=texts)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
+    """The text of token ids, special tokens included."""
+    engine = find_engine(request, body.model)
+    engine.check_ids(body.tokens)
+    text = await asyncio.to_thread(engine.tokenizer.decode, body.tokens, False)
+    return DetokenizeResponse(prompt=text)
+
+
+def _encode(engine: TextEngine, body: TokenizeRequest) -> list[int]:
+    if body.messages is not None:
+        start = True if body.add_generation_prompt is None else body.add_generation_prompt
+        fields = ChatFields.model_construct(
+            messages=body.messages, add_generation_prompt=start, chat_template_kwargs=body.chat_template_kwargs
+        )
+        return list(prompt_of(engine, fields)["prompt_token_ids"])
+    assert body.prompt is not None
+    try:
+        return engine.tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+    except (TypeError, ValueError) as error:  # a lone surrogate is not text
+        raise InvalidRequestError(f"prompt must be valid Unicode text: {error}") from error

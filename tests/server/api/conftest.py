@@ -1,0 +1,86 @@
+"""One real server on loopback for all of these tests: pico with a chat template, OpenAI's own clients."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+import uvicorn
+import xxhash
+from fastapi import FastAPI
+
+from support.waiting import wait_until
+from tensorwright import LLM
+from tensorwright.builder.emit.engine_dir import checksum_text
+from tensorwright.runtime.checksums import read_checksums
+from tensorwright.runtime.server.app import create_app
+
+TEMPLATE = """{% if tone is defined %}# {{ tone }}
+{% endif %}{% for message in messages %}# {{ message.role }}: {{ message.content }}
+{% endfor %}{% if add_generation_prompt %}def {% endif %}"""
+
+
+@pytest.fixture(scope="session")
+def chat_engine(pico_engine_float32: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """pico's engine, with a chat template put in."""
+    engine = tmp_path_factory.mktemp("chat") / "pico"
+    shutil.copytree(pico_engine_float32, engine)
+    (engine / "chat_template.jinja").write_text(TEMPLATE)
+    sums = {name: tuple(file) for name, file in read_checksums(engine).items()}
+    sums["chat_template.jinja"] = (xxhash.xxh3_128_hexdigest(TEMPLATE.encode()), len(TEMPLATE.encode()))
+    (engine / "checksums.txt").write_text(checksum_text(sums))
+    return engine
+
+
+@pytest.fixture(scope="session")
+def llm(chat_engine: Path) -> Iterator[LLM]:
+    with LLM(chat_engine, kv_cache_memory="64MiB", threads=2, max_batch_size=32) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def tiny_llm(chat_engine: Path) -> Iterator[LLM]:
+    """Its queue is soon full."""
+    with LLM(chat_engine, kv_cache_memory="16MiB", threads=1, max_batch_size=1, max_queue_size=1) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def app(llm: LLM, tiny_llm: LLM) -> FastAPI:
+    return create_app({"pico": llm, "some/tiny": tiny_llm})
+
+
+@pytest.fixture(scope="session")
+def url(app: FastAPI) -> Iterator[str]:
+    """Of the running server, without a path."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(llm: LLM, tiny_llm: LLM) -> Iterator[None]:
+    """After every test all blocks are free, or remember a prompt."""
+    yield
+    wait_until(lambda: not busy(llm) and not busy(tiny_llm))
+
+
+def busy(llm: LLM) -> bool:
+    """Whether any request runs or waits, or holds blocks."""
+    stats = llm.get_stats()
+    return bool(stats["running"] or stats["waiting"] or stats["used_blocks"])

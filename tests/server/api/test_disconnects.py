@@ -1,0 +1,124 @@
+"""A client that goes away ends its requests: running, waiting or still being tokenized, streamed or not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from support.waiting import wait_until
+from tensorwright import LLM, SamplingParams
+from tensorwright.runtime.tokenizer import Tokenizer
+
+ENDLESS: dict[str, Any] = {"prompt": "def read(", "max_tokens": 2000, "ignore_eos": True}
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "x"}], "max_tokens": 1900, "ignore_eos": True
+}  # fmt: skip
+
+
+async def leave_when(url: str, path: str, bodies: list[dict[str, Any]], ready: Callable[[], bool]) -> None:
+    """Asks all at once, and hangs up as soon as `ready`."""
+    async with httpx.AsyncClient(timeout=60) as client:
+        asking = [asyncio.ensure_future(client.post(f"{url}{path}", json=body)) for body in bodies]
+        deadline = time.monotonic() + 20
+        while not ready():
+            assert time.monotonic() < deadline
+            assert not any(task.done() for task in asking)
+            await asyncio.sleep(0.01)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "shape", "requests", "sequences"),
+    [
+        ("/v1/completions", ENDLESS, 1, 1),
+        ("/v1/completions", {**ENDLESS, "prompt": ["a", "b", "c"]}, 3, 3),
+        ("/v1/chat/completions", {**CHAT, "n": 3}, 1, 3),
+    ],
+)
+def test_running_requests_end(
+    url: str, llm: LLM, path: str, shape: dict[str, Any], requests: int, sequences: int, stream: bool
+) -> None:
+    aborted = llm.get_stats()["requests_aborted"]
+    body = {"model": "pico", "stream": stream, **shape}
+    asyncio.run(leave_when(url, path, [body], lambda: llm.get_stats()["running"] == sequences))
+    wait_until(lambda: llm.get_stats()["requests_aborted"] == aborted + requests)
+
+
+def running(llm: LLM) -> bool:
+    return llm.get_stats()["running"] > 0
+
+
+def test_a_storm_of_clients_that_leave(url: str, llm: LLM) -> None:
+    before = llm.get_stats()["requests_aborted"]
+    bodies = [{"model": "pico", "stream": number % 2 == 0, **ENDLESS, "prompt": f"f{number}("} for number in range(32)]
+    asyncio.run(leave_when(url, "/v1/completions", bodies, lambda: llm.get_stats()["running"] == 32))
+    wait_until(lambda: llm.get_stats()["requests_aborted"] == before + 32)
+
+
+@pytest.fixture
+def occupied(tiny_llm: LLM) -> Iterator[LLM]:
+    """Its only place is taken."""
+    handle = tiny_llm.generate_async("x", SamplingParams(max_tokens=2000, ignore_eos=True))
+    wait_until(lambda: running(tiny_llm))
+    yield tiny_llm
+    assert handle.abort(), "it should have been running all the time"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_waiting_requests_end(url: str, occupied: LLM, stream: bool) -> None:
+    body = {"model": "some/tiny", "stream": stream, **ENDLESS}
+    asyncio.run(leave_when(url, "/v1/completions", [body], lambda: occupied.get_stats()["waiting"] == 1))
+    wait_until(lambda: occupied.get_stats()["waiting"] == 0)
+
+
+@pytest.mark.parametrize("prompts", [["x"], list("abcdefgh")])
+def test_a_full_queue_is_told_with_a_time_to_come_back(url: str, occupied: LLM, prompts: list[str]) -> None:
+    filler = occupied.generate_async("y", SamplingParams(max_tokens=2000))
+    answer = httpx.post(f"{url}/v1/completions", json={"model": "some/tiny", "prompt": prompts})
+    filler.abort()
+    assert answer.status_code == 429
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["code"] == "queue_full"
+
+
+def test_if_one_prompt_finds_no_place_none_is_worked_on(url: str, tiny_llm: LLM) -> None:
+    body = {"model": "some/tiny", **ENDLESS, "prompt": list("abcdefgh")}
+    assert httpx.post(f"{url}/v1/completions", json=body).status_code == 429
+    # nothing_left_behind sees that those before it ended
+
+
+@pytest.fixture
+def slow_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """(it has begun, it may go on)"""
+    begun, go_on = threading.Event(), threading.Event()
+    encode = Tokenizer.encode
+
+    def wait_and_encode(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        begun.set()
+        assert go_on.wait(20)
+        return encode(self, text, add_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "encode", wait_and_encode)
+    yield begun, go_on
+    go_on.set()
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", ENDLESS), ("/v1/chat/completions", CHAT)])
+def test_tokenizing_holds_nobody_up_and_may_be_left(
+    url: str, llm: LLM, slow_tokenizer: Any, path: str, body: dict[str, Any]
+) -> None:
+    begun, go_on = slow_tokenizer
+    before = llm.get_stats()["requests_aborted"]
+    asyncio.run(leave_when(url, path, [{"model": "pico", **body}], begun.is_set))
+    assert httpx.get(f"{url}/v1/models", timeout=10).status_code == 200  # while a thread still waits
+    go_on.set()
+    wait_until(lambda: llm.get_stats()["requests_aborted"] == before + 1)

@@ -1,0 +1,63 @@
+"""response_format and guided_* shape the output, at once and streamed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tensorwright import LLM, SamplingParams
+from tensorwright.runtime.guided.params import GuidedDecodingParams
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"enum": ["read", "write"]}, "fast": {"type": "boolean"}},
+    "required": ["name", "fast"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "call", "schema": SCHEMA, "strict": True}}
+GRAMMAR = 'root ::= "a" | "b" root'
+SHAPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"guided_json": SCHEMA}, {"json": SCHEMA}),
+    ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
+    ({"guided_regex": "[a-c]{3,5}"}, {"regex": "[a-c]{3,5}"}),
+    ({"guided_choice": ["yes", "no"]}, {"choice": ["yes", "no"]}),
+    ({"guided_grammar": GRAMMAR}, {"grammar": GRAMMAR}),
+    ({"response_format": FORMAT}, {"json": SCHEMA}),
+    ({"response_format": {"type": "text"}}, {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "keywords"), SHAPES, ids=[f"{'-'.join(fields)}{at}" for at, (fields, _) in enumerate(SHAPES)]
+)
+def test_the_text_is_that_of_the_python_api(
+    client: openai.OpenAI, llm: LLM, fields: dict[str, Any], keywords: dict[str, Any]
+) -> None:
+    body: dict[str, Any] = {"model": "pico", "prompt": "x = ", "seed": 3, "max_tokens": 60, "extra_body": fields}
+    guided = {"guided_decoding": GuidedDecodingParams(**keywords)} if keywords else {}
+    expected = llm.generate("x = ", SamplingParams(seed=3, max_tokens=60, **guided)).outputs[0]
+    [choice] = client.completions.create(**body).choices
+    assert (choice.text, choice.finish_reason) == (expected.text, expected.finish_reason)
+    chunks = list(client.completions.create(stream=True, **body))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+
+
+def test_a_chat_answers_in_the_schema(client: openai.OpenAI) -> None:
+    talk: Any = [{"role": "user", "content": "call it"}]
+    answer = client.chat.completions.create(model="pico", messages=talk, response_format=FORMAT, n=3, seed=1)
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        value = json.loads(choice.message.content or "")
+        assert value["name"] in ("read", "write")
+        assert isinstance(value["fast"], bool)
+
+
+def test_a_schema_that_cannot_be_followed_is_refused(url: str) -> None:
+    body = {"model": "pico", "prompt": "x", "guided_json": {"type": "nothing"}}
+    answer = httpx.post(f"{url}/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"

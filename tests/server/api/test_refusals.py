@@ -1,0 +1,143 @@
+"""What is refused, by name, with OpenAI's form of error and the right code; and that the server goes on after it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+BASE: dict[str, dict[str, Any]] = {
+    COMPLETION: {"model": "pico", "prompt": "x", "max_tokens": 1},
+    CHAT: {"model": "pico", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    "/tokenize": {"model": "pico"},
+    "/detokenize": {"model": "pico"},
+}
+USER = {"role": "user", "content": "x"}
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{**USER, **fields}]}
+
+
+# path, fields, what the message or the parameter must name
+BOTH: list[tuple[dict[str, Any], str]] = [
+    ({"temprature": 1}, "temprature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"temperature": -1}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"n": 0}, "n"),
+    ({"n": 64}, "n must be at most max_batch_size"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", 3]}, "stop"),
+    ({"seed": 2**64}, "seed"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"8192": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 1e9}}, "logit_bias"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"chunks": 1}}, "chunks"),
+    ({"stop_token_ids": [8192]}, "stop_token_ids"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"bad_words": [""]}, "bad_words"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "json_schema"),
+    ({"response_format": {"type": "text", "json_schema": {"name": "a", "schema": {}}}}, "json_schema"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice"),
+    ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json and response_format"),
+]
+CASES = [(path, *case) for path in (COMPLETION, CHAT) for case in BOTH] + [
+    (COMPLETION, {"prompt": []}, "prompt"),
+    (COMPLETION, {"prompt": ""}, "prompt"),
+    (COMPLETION, {"prompt": ["a", ""]}, "prompt"),
+    (COMPLETION, {"prompt": [1, "a"]}, "prompt"),
+    (COMPLETION, {"prompt": [[1], []]}, "prompt"),
+    (COMPLETION, {"prompt": [8192]}, "prompt_token_ids"),
+    (COMPLETION, {"prompt": [-1]}, "prompt_token_ids"),
+    (COMPLETION, {"prompt": None}, "prompt"),
+    (COMPLETION, {"prompt": "\ud800"}, "Unicode"),
+    (COMPLETION, {"suffix": "a"}, "suffix is not supported"),
+    (COMPLETION, {"best_of": 2}, "best_of"),
+    (COMPLETION, {"best_of": 1, "n": 2}, "best_of"),
+    (COMPLETION, {"logprobs": 21}, "logprobs"),
+    (COMPLETION, {"logprobs": True}, "logprobs"),
+    (COMPLETION, {"max_tokens": 0}, "max_tokens"),
+    (COMPLETION, {"messages": []}, "messages"),
+    (CHAT, {"max_completion_tokens": 2}, "max_completion_tokens"),
+    (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"logprobs": 1}, "logprobs"),
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": [{"role": "user"}]}, "content"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, "role"),
+    (CHAT, message(content=[{"type": "image_url", "image_url": {"url": "http://x"}}]), "image_url"),
+    (CHAT, message(content=[{"type": "input_audio", "input_audio": {}}]), "input_audio"),
+    (CHAT, message(content=[{"type": "text", "text": "x", "more": 1}]), "more"),
+    (CHAT, message(content="\ud800"), "Unicode"),
+    (CHAT, message(tool_calls=[]), "tool_calls is not supported"),
+    (CHAT, {"tools": []}, "tools is not supported"),
+    (CHAT, {"tool_choice": "auto"}, "tool_choice"),
+    (CHAT, {"functions": []}, "functions is not supported"),
+    (CHAT, {"audio": {}}, "audio is not supported"),
+    (CHAT, {"modalities": ["audio"]}, "modalities"),
+    (CHAT, {"store": True}, "store"),
+    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort is not supported"),
+    (CHAT, {"prompt": "x"}, "prompt"),
+    (CHAT, {"chat_template_kwargs": {"messages": []}}, "messages"),
+    ("/tokenize", {}, "prompt and messages"),
+    ("/tokenize", {"prompt": "x", "messages": [USER]}, "prompt and messages"),
+    ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+    ("/tokenize", {"messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
+    ("/tokenize", {"prompt": "\ud800"}, "Unicode"),
+    ("/detokenize", {}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ("/detokenize", {"tokens": [8192]}, "tokens"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "named"), CASES)
+def test_it_is_refused_by_name(url: str, path: str, fields: dict[str, Any], named: str) -> None:
+    body = json.dumps({**BASE[path], **fields})  # in ASCII, so that a lone surrogate can be sent
+    answer = httpx.post(f"{url}{path}", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert set(answer.json()) == {"error"}
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert named in f"{error['message']} {error['param']}"
+
+
+@pytest.mark.parametrize("path", BASE)
+def test_unknown_models_are_not_found(url: str, path: str) -> None:
+    more = {"/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [1]}}.get(path, {})
+    answer = httpx.post(f"{url}{path}", json={**BASE[path], **more, "model": "gpt"})
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "model_not_found"
+    assert "pico" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"model": "\xff"}', b"null", b"[" * 100000])
+def test_bodies_that_are_no_request(url: str, body: bytes) -> None:
+    for path in BASE:
+        answer = httpx.post(f"{url}{path}", content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"]
+
+
+def test_what_is_too_long_has_a_code_of_its_own(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="pico", prompt="x", max_tokens=100000)
+    assert caught.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="pico", prompt=["x", "a b c d " * 2000])
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_a_stream_that_cannot_begin_is_refused_like_any_other(url: str) -> None:
+    answer = httpx.post(f"{url}{COMPLETION}", json={**BASE[COMPLETION], "stream": True, "max_tokens": 100000})
+    assert answer.status_code == 400
+    assert answer.headers["content-type"] == "application/json"

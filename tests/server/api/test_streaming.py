@@ -1,0 +1,143 @@
+"""Streams, joined, are the answers that are given at once: texts, logprobs, reasons, usage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from support.waiting import wait_until
+from tensorwright import LLM, SamplingParams
+from tensorwright.errors import NumericalError
+from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.server.app import create_app
+from tensorwright.runtime.server.options import ServerOptions
+
+PROMPTS = ["def read_file(", "日本語🙂", "class Node:\n    def __init__("]
+SHAPES: list[dict[str, Any]] = [
+    {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 20},
+    {"prompt": PROMPTS, "n": 2, "seed": 11, "temperature": 1.5, "max_tokens": 20, "logprobs": 2},
+    {"prompt": PROMPTS, "echo": True, "logprobs": 1, "temperature": 0},
+    {"prompt": PROMPTS[0], "echo": True, "max_tokens": 0},
+    {"prompt": PROMPTS[2], "stop": ["self", "):"], "temperature": 0, "max_tokens": 40, "logprobs": 0},
+]
+
+
+def events_of(url: str, path: str, body: dict[str, Any]) -> list[Any]:
+    """Every event as JSON; the raw bytes of each are whole UTF-8."""
+    with httpx.stream("POST", f"{url}{path}", json=body, timeout=60) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert "content-length" not in answer.headers
+        raw = b"".join(answer.iter_raw())
+    lines = raw.split(b"\n\n")
+    assert lines.pop() == b""
+    assert all(line.startswith(b"data: ") for line in lines)
+    return [line[6:].decode() if line == b"data: [DONE]" else json.loads(line[6:].decode()) for line in lines]
+
+
+def joined(chunks: list[Any]) -> dict[int, dict[str, Any]]:
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for piece in chunk["choices"]:
+            old = choices.setdefault(piece["index"], {"index": piece["index"], "text": "", "logprobs": None})
+            assert old.get("finish_reason") is None, "something came after the end"
+            old["text"] += piece["text"]
+            old.update({key: piece[key] for key in ("finish_reason", "stop_reason")})
+            if piece["logprobs"] is not None:
+                whole = old["logprobs"] or {key: [] for key in piece["logprobs"]}
+                old["logprobs"] = {key: whole[key] + piece["logprobs"][key] for key in whole}
+    return choices
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(shape))
+def test_a_streamed_completion_is_the_whole_one(url: str, shape: dict[str, Any]) -> None:
+    body = {"model": "pico", **shape}
+    whole = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, done = events_of(url, "/v1/completions", {**body, **options})
+    assert done == "[DONE]"
+    assert joined(chunks) == {choice["index"]: choice for choice in whole["choices"]}
+    assert last["choices"] == []
+    for usage in (last["usage"], whole["usage"]):
+        usage.pop("prompt_tokens_details")  # the second finds the first one's prompt
+    assert last["usage"] == whole["usage"]
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert len({(chunk["id"], chunk["object"], chunk["system_fingerprint"]) for chunk in [*chunks, last]}) == 1
+
+
+def test_usage_comes_only_when_asked_for(url: str) -> None:
+    *chunks, done = events_of(url, "/v1/completions", {"model": "pico", "prompt": "x", "stream": True})
+    assert done == "[DONE]"
+    assert not any("usage" in chunk for chunk in chunks)
+    assert all(len(chunk["choices"]) == 1 for chunk in chunks)
+
+
+def test_text_arrives_while_more_is_computed(client: openai.OpenAI, llm: LLM) -> None:
+    with client.completions.create(
+        model="pico", prompt=PROMPTS[0], stream=True, max_tokens=1000, extra_body={"ignore_eos": True}
+    ) as stream:
+        for _ in range(3):
+            assert next(stream).choices[0].finish_reason is None
+        assert llm.get_stats()["running"] == 1
+
+
+def test_an_error_in_midstream_is_the_last_event(
+    client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = RequestHandle.on_event
+
+    def fail_soon(handle: RequestHandle, event: Any) -> bool:
+        ended = taken(handle, event)
+        if len(handle._state.completions[0]._token_ids) < 3:
+            return ended
+        raise NumericalError("the logits are NaN")
+
+    monkeypatch.setattr(RequestHandle, "on_event", fail_soon)
+    body = {"model": "pico", "prompt": PROMPTS[:1] * 2, "stream": True, "ignore_eos": True, "max_tokens": 200}
+    *_, last = events_of(url, "/v1/completions", body)
+    error = {"message": "the logits are NaN", "type": "server_error", "param": None, "code": "NumericalError"}
+    assert last == {"error": error}
+    with pytest.raises(openai.APIError, match="the logits are NaN"):
+        list(client.completions.create(model="pico", prompt="x", stream=True, max_tokens=100))
+    with pytest.raises(openai.InternalServerError, match="the logits are NaN"):
+        client.completions.create(model="pico", prompt=["x", "y"], max_tokens=100)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_time_limit_ends_the_engines_requests_too(llm: LLM, stream: bool) -> None:
+    app = create_app({"pico": llm}, ServerOptions(request_timeout=0.2))
+    body = {"model": "pico", "prompt": ["x", "y"], "max_tokens": 2000, "ignore_eos": True, "stream": stream}
+    aborted = llm.get_stats()["requests_aborted"]
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.post("/v1/completions", json=body, timeout=60)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == (200 if stream else 504)
+    last = answer.text.split("\n\n")[-2].removeprefix("data: ") if stream else answer.text
+    assert json.loads(last)["error"]["type"] == "timeout_error"
+    wait_until(lambda: llm.get_stats()["requests_aborted"] == aborted + 2)
+
+
+def test_32_clients_at_once_get_what_each_would_get_alone(url: str, llm: LLM) -> None:
+    prompts = [f"def function_{number}(" for number in range(32)]
+
+    async def ask(client: openai.AsyncOpenAI, number: int) -> str:
+        body: dict[str, Any] = {"model": "pico", "prompt": prompts[number], "seed": number, "max_tokens": 24}
+        if number % 2:
+            return (await client.completions.create(**body)).choices[0].text
+        stream = await client.completions.create(stream=True, **body)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(32)))
+
+    expected = llm.generate(prompts, [SamplingParams(seed=number, max_tokens=24) for number in range(32)])
+    assert asyncio.run(ask_all()) == [output.outputs[0].text for output in expected]

@@ -1,0 +1,33 @@
+"""One server for most tests; what must be told otherwise gets its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, Served, serve
+
+
+@pytest.fixture(scope="session")
+def served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """With two keys, small bodies and a queue of one beside the one that runs."""
+    folder = tmp_path_factory.mktemp("served")
+    keys = folder / "keys"
+    keys.write_text(f"# who may enter\n\n{OTHER_KEY}\n")
+    options = (
+        "--api-key", KEY, "--api-key-file", str(keys), "--max-body-size", str(MAX_BODY), "--max-batch-size", "2",
+        "--max-queue-size", "1", "--body-timeout", "1", "--header-timeout", "1", "--retry-after", "3",
+        "--client-timeout", "2",
+    )  # fmt: skip
+    with serve(pico_engine, folder, *options, headers={"authorization": f"Bearer {KEY}"}) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def open_served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Without keys; it has CORS, logs prompts, and ends requests after a second."""
+    options = ("--cors-origin", PAGE, "--log-prompts", "--request-timeout", "1")
+    with serve(pico_engine, tmp_path_factory.mktemp("open"), *options) as server:
+        yield server

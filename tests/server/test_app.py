@@ -1,0 +1,92 @@
+"""The application without a network: faults of handlers, and engines that stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from fastapi.responses import StreamingResponse
+
+from support.served import completion
+from tensorwright import LLM
+from tensorwright.errors import InvalidOptionError, NumericalError
+from tensorwright.runtime.server.app import create_app
+
+faulty = APIRouter()
+
+
+@faulty.get("/fault")
+async def fault() -> None:
+    raise RuntimeError("the secret inside")
+
+
+@faulty.get("/numbers")
+async def numbers() -> None:
+    raise NumericalError("logits are NaN")
+
+
+@faulty.get("/half")
+async def half() -> StreamingResponse:
+    async def parts() -> Any:
+        yield b"a"
+        raise RuntimeError("the secret inside")
+
+    return StreamingResponse(parts())
+
+
+@pytest.fixture(scope="module")
+def llm(pico_engine: Path) -> Iterator[LLM]:
+    with LLM(pico_engine, threads=1, kv_cache_memory="16MiB") as llm:
+        yield llm
+
+
+def call(app: FastAPI, method: str, path: str, **keywords: Any) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await client.request(method, path, **keywords)
+
+    return asyncio.run(ask())
+
+
+def test_a_fault_shows_nothing_but_its_id(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    app = create_app({"pico": llm}, routers=[faulty])
+    with caplog.at_level(logging.INFO, "tensorwright.server"):
+        answer = call(app, "GET", "/fault", headers={"x-request-id": "abc"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert answer.headers["x-request-id"] == "abc"
+    assert "secret" not in answer.text
+    failed = [record for record in caplog.records if record.exc_info]
+    assert [record.facts for record in failed] == [{"request_id": "abc"}]  # type: ignore[attr-defined]
+    told = call(app, "GET", "/numbers").json()["error"]
+    assert (told["code"], told["message"]) == ("NumericalError", "logits are NaN")
+
+
+def test_an_answer_that_fails_half_way_is_not_ended_as_if_whole(llm: LLM) -> None:
+    with pytest.raises(RuntimeError, match="secret"):  # for uvicorn, which cuts the connection
+        call(create_app({"pico": llm}, routers=[faulty]), "GET", "/half")
+
+
+def test_a_stopped_engine_is_not_ready(pico_engine: Path) -> None:
+    llm = LLM(pico_engine, threads=1, kv_cache_memory="16MiB")
+    app = create_app({"pico": llm})
+    assert call(app, "GET", "/ready").status_code == 200
+    llm.shutdown()
+    ready = call(app, "GET", "/ready")
+    assert (ready.status_code, ready.json()["error"]["message"]) == (503, "stopped engines: pico")
+    assert call(app, "GET", "/health").status_code == 200
+    assert 'tensorwright_engine_up{model="pico"} 0.0' in call(app, "GET", "/metrics").text
+    refused = call(app, "POST", "/v1/completions", json=completion())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
+    assert refused.headers["retry-after"] == "1"
+
+
+def test_there_must_be_an_engine() -> None:
+    with pytest.raises(InvalidOptionError, match="at least one engine"):
+        create_app({})

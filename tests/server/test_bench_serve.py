@@ -1,0 +1,49 @@
+"""`tensorwright bench serve` against `tensorwright serve`: lengths are exact, refusals are counted as what they are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from support.command_line import call
+from support.served import KEY, Served
+
+Capture = pytest.CaptureFixture[str]
+COMMON = ("--profile", "code", "--input-len", "60", "--output-len", "12", "--seed", "3", "--json")
+
+
+def counted(served: Served) -> tuple[float, float]:
+    """Tokens of prompts, computed or found in the prefix cache, and tokens generated, since the server began."""
+    prompts = sum(served.metric(f"tensorwright_{name}_total") for name in ("prefill_tokens", "prefix_hit_tokens"))
+    return prompts, served.metric("tensorwright_generated_tokens_total")
+
+
+def test_prompts_are_of_the_length_that_the_server_counts(served: Served, capsys: Capture) -> None:
+    """Text of exact length through /tokenize, every token asked for is there, and the metrics agree."""
+    before = counted(served)
+    command = ("bench", "serve", served.url, "--api-key", KEY, "--requests", "6", "--warmup", "0")
+    code, out, _ = call(capsys, *command, "--concurrency", "1", *COMMON)
+    assert code == 0
+    result = json.loads(out)
+    tokens = result["tokens"]
+    assert (result["requests"]["completed"], tokens["counted_by"]) == (6, "usage")
+    assert tokens["output"] == tokens["output_asked_for"]
+    after = counted(served)
+    assert (after[0] - before[0], after[1] - before[1]) == (tokens["input"], tokens["output"])
+
+
+def test_a_full_queue_is_counted(served: Served, capsys: Capture) -> None:
+    """Two run and one waits: of twelve at once some are refused, and the others are answered."""
+    command = ("bench", "serve", served.url, "--api-key", KEY, "--requests", "12", "--arrival", "burst")
+    result = json.loads(call(capsys, *command, *COMMON)[1])
+    errors = result["requests"]["errors"]
+    assert set(errors) == {"http 429"}
+    assert result["requests"]["completed"] + errors["http 429"]["count"] == 12
+    assert result["goodput"]["share"] == result["requests"]["completed"] / 12
+
+
+def test_a_wrong_key_is_refused(served: Served, capsys: Capture) -> None:
+    code, _, err = call(capsys, "bench", "serve", served.url, "--api-key", "wrong")
+    assert code == 1
+    assert "/v1/models must list the models; it answered 401" in err

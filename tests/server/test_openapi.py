@@ -1,0 +1,53 @@
+"""The OpenAPI document, and made-up requests after it: whatever comes, nothing fails inside."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from support.served import Served
+
+PATHS = {
+    "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
+    "/health", "/ready", "/metrics",
+}  # fmt: skip
+FEW = settings(
+    max_examples=5,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_the_document_lists_every_path(served: Served) -> None:
+    document = served.client.get("/openapi.json").json()
+    assert set(document["paths"]) == PATHS
+
+
+def test_made_up_requests_are_answered(served: Served) -> None:
+    """Nothing above 499 but a full queue; errors in OpenAI's form."""
+    schema = schemathesis.openapi.from_dict(served.client.get("/openapi.json").json())
+    statuses: set[int] = set()
+    for operation in (found.ok() for found in schema.get_all_operations()):
+        valid = operation.as_strategy()
+        wrong = operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE)
+
+        @FEW
+        @given(case=st.one_of(valid, wrong) if operation.body else valid)
+        def check(case: Any) -> None:
+            if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
+                case.body["model"] = "pico"  # or hardly any comes to an engine
+            answer = case.call(base_url=served.url, headers=dict(served.client.headers), timeout=20)
+            statuses.add(answer.status_code)
+            assert answer.status_code < 500, (answer.status_code, answer.content[:300])
+            if answer.status_code >= 400:
+                assert set(json.loads(answer.content)["error"]) == {"message", "type", "param", "code"}
+
+        check()
+    assert {200, 400} <= statuses

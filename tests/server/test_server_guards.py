@@ -1,0 +1,219 @@
+"""Keys, bodies, the queue, ids, logs, CORS: what stands between the network and the engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import httpx
+import pytest
+
+from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, Served, completion, read_events, wait_until
+
+JSON = {"content-type": "application/json"}
+
+
+def error_of(answer: httpx.Response) -> dict[str, object]:
+    """The error, which must be in OpenAI's form."""
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
+
+
+@pytest.mark.parametrize("key", [KEY, OTHER_KEY])
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_every_key_opens(served: Served, key: str, scheme: str) -> None:
+    answer = served.client.get("/v1/models", headers={"authorization": f"{scheme} {key}"})
+    assert answer.status_code == 200
+    assert [model["id"] for model in answer.json()["data"]] == ["pico"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "Bearer",
+        "Bearer wrong",
+        f"Basic {KEY}",
+        KEY,
+        f"Bearer {KEY}x",
+        f"Bearer {KEY[:-1]}",
+        "Bearer \xe9",
+    ],
+)
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/completions"), ("GET", "/nowhere")])
+def test_without_a_key_nothing_opens(served: Served, header: str, method: str, path: str) -> None:
+    answer = served.client.request(method, path, headers={"authorization": header.encode("latin-1")})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert error_of(answer)["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+def test_watchers_need_no_key(served: Served, path: str) -> None:
+    with httpx.Client(base_url=served.url) as stranger:
+        assert stranger.get(path).status_code == 200
+
+
+def test_a_body_may_be_as_large_as_allowed(served: Served) -> None:
+    body = b'{"model": "pico", "prompt": [1], "max_tokens": 1}'
+    answer = served.client.post("/v1/completions", content=body.ljust(MAX_BODY), headers=JSON)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("size", [MAX_BODY + 1, 3 << 20])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_larger_bodies_are_refused(served: Served, size: int, chunked: bool) -> None:
+    parts = iter([b" " * 10_000] * (size // 10_000) + [b" " * (size % 10_000)])
+    answer = served.client.post("/v1/completions", content=parts if chunked else b" " * size, headers=JSON)
+    assert answer.status_code == 413
+    assert str(MAX_BODY) in str(error_of(answer)["message"])
+
+
+def test_a_client_that_asks_first_is_refused_at_once(served: Served) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n"
+    raw = served.send_raw(f"{head}content-length: 99999999\r\nexpect: 100-continue\r\n\r\n".encode())
+    with raw:
+        assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(served: Served) -> None:
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\ncontent-length: 100\r\n\r\n"
+    with served.send_raw(head.encode() + b"{") as raw:
+        assert raw.recv(4096).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: a\r\nx"])
+def test_headers_that_do_not_come_are_not_waited_for(served: Served, begin: bytes) -> None:
+    with served.send_raw(begin) as raw:
+        begin_wait = time.monotonic()
+        while raw.recv(4096):
+            pass
+        assert time.monotonic() - begin_wait < 10
+
+
+def test_nor_are_those_of_a_second_request(served: Served) -> None:
+    with served.send_raw(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n") as raw:
+        assert raw.recv(4096).startswith(b"HTTP/1.1 200 ")
+        raw.sendall(b"GET /hea")
+        while raw.recv(4096):
+            pass
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"model": ',
+        b"\xff\xfe{}",
+        b'{"prompt": "\xc3"}',
+        b'{"prompt": "\\ud800"',
+        b"[" * 10_000,
+        b"null",
+        b"7",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_what_is_not_json_is_a_bad_request(served: Served, body: bytes, path: str) -> None:
+    answer = served.client.post(path, content=body, headers=JSON)
+    assert answer.status_code == 400
+    assert error_of(answer)["type"] == "invalid_request_error"
+
+
+def test_errors_have_one_form(served: Served) -> None:
+    unknown = served.client.post("/v1/completions", json=completion() | {"model": "nobody"})
+    assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
+    nowhere = served.client.get("/nowhere")
+    assert (nowhere.status_code, error_of(nowhere)["code"]) == (404, "not_found")
+    method = served.client.delete("/v1/models")
+    assert (method.status_code, error_of(method)["param"]) == (405, None)
+    long = served.client.post("/v1/completions", json=completion([1] * 4000))
+    assert (long.status_code, error_of(long)["code"]) == (400, "context_length_exceeded")
+
+
+def test_a_full_queue_is_told_with_when_to_come_again(served: Served) -> None:
+    """Two run, one waits; the others are refused at once, and who waited is served."""
+
+    async def ask() -> list[httpx.Response]:
+        headers = served.client.headers
+        async with httpx.AsyncClient(base_url=served.url, headers=headers, timeout=30, trust_env=False) as client:
+            body = completion(max_tokens=150)
+            return await asyncio.gather(*(client.post("/v1/completions", json=body) for _ in range(12)))
+
+    answers = asyncio.run(ask())
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert 1 <= len(refused) <= 9
+    for answer in refused:
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+        assert error_of(answer)["code"] == "queue_full"
+    assert len({answer.json()["choices"][0]["text"] for answer in answers if answer.status_code == 200}) == 1
+
+
+def test_request_ids_come_back_and_stand_in_the_log(served: Served) -> None:
+    mine = served.client.post("/v1/completions", json=completion(), headers={"x-request-id": "mine-1"})
+    assert mine.headers["x-request-id"] == "mine-1"
+    line = served.log_line("mine-1")
+    assert {name: line[name] for name in ("method", "path", "status", "model")} == {
+        "method": "POST", "path": "/v1/completions", "status": 200, "model": "pico",
+    }  # fmt: skip
+    assert (line["completion_tokens"], line["finish_reasons"]) == (4, ["length"])
+    assert line["prompt_tokens"] == mine.json()["usage"]["prompt_tokens"]
+    assert len(line["engine_requests"]) == 1
+    assert line["seconds"] > 0
+    made = [served.client.get("/health", headers={"x-request-id": bad}).headers for bad in ("", "a b", "x" * 200)]
+    assert len({headers["x-request-id"] for headers in made}) == 3
+    assert all(len(headers["x-request-id"]) == 32 for headers in made)
+    assert error_of(served.client.get("/nowhere", headers={"x-request-id": "lost"}))
+    assert served.log_line("lost")["status"] == 404
+
+
+def test_logs_hold_no_prompts_answers_or_keys(served: Served) -> None:
+    answer = served.client.post(
+        "/v1/completions", json=completion("xyzzy_secret = "), headers={"x-request-id": "secret-1"}
+    )
+    bad = served.client.post(
+        "/v1/completions", content=b'{"prompt": "xyzzy_secret', headers={"x-request-id": "secret-2"}
+    )
+    assert (answer.status_code, bad.status_code) == (200, 400)
+    served.log_line("secret-1")
+    served.log_line("secret-2")
+    text = served.log.read_text(encoding="utf-8")
+    assert "xyzzy_secret" not in text
+    assert KEY not in text
+    assert OTHER_KEY not in text
+
+
+def test_with_log_prompts_bodies_are_in_the_log(open_served: Served) -> None:
+    open_served.client.post("/v1/completions", json=completion("xyzzy_open"), headers={"x-request-id": "open-1"})
+    assert open_served.log_line("open-1")["body"]["prompt"] == "xyzzy_open"
+    open_served.client.post("/v1/completions", content=b"\xff{", headers={"x-request-id": "open-2"})
+    assert open_served.log_line("open-2")["body"].endswith("{")
+
+
+def test_pages_may_call_only_where_it_was_asked_for(served: Served, open_served: Served) -> None:
+    ask = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    off = served.client.options("/v1/completions", headers=ask)
+    assert off.status_code == 405
+    assert not [name for name in off.headers if name.startswith("access-control")]
+    on = open_served.client.options("/v1/completions", headers=ask)
+    assert (on.status_code, on.headers["access-control-allow-origin"]) == (200, PAGE)
+    read = open_served.client.get("/v1/models", headers={"origin": PAGE})
+    assert read.headers["access-control-allow-origin"] == PAGE
+    other = open_served.client.get("/v1/models", headers={"origin": "https://other.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_a_request_that_takes_too_long_ends(open_served: Served) -> None:
+    """A stream with an event, another with an error; what was computed for them is free again."""
+    body = completion(max_tokens=1900, n=2)
+    whole = open_served.client.post("/v1/completions", json=body, headers={"x-request-id": "slow"})
+    assert (whole.status_code, error_of(whole)["type"]) == (504, "timeout_error")
+    assert open_served.log_line("slow")["timed_out"]
+    with open_served.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+        events = read_events(answer.iter_lines())
+    assert answer.status_code == 200
+    assert json.loads(events[-1])["error"]["type"] == "timeout_error"
+    wait_until(lambda: open_served.metric("tensorwright_kv_blocks_used") == 0)

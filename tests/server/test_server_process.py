@@ -1,0 +1,225 @@
+"""The process: metrics, slow clients, TLS, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.served import Served, completion, read_events, serve, wait_until
+
+SHUT = (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError)
+
+
+def texts(events: list[str]) -> str:
+    assert events[-1] == "[DONE]", events[-1]
+    return "".join(choice["text"] for event in events[:-1] for choice in json.loads(event)["choices"])
+
+
+def total(server: Served, names: Iterable[str]) -> dict[str, float]:
+    samples = server.metrics()
+    return {name: sum(value for other, _, value in samples if other == name) for name in names}
+
+
+def test_metrics_move_as_requests_run(served: Served) -> None:
+    names = {
+        "tensorwright_generated_tokens_total": 6,
+        "tensorwright_time_to_first_token_seconds_count": 1,
+        "tensorwright_request_seconds_count": 1,
+        "tensorwright_inter_token_seconds_count": 5,
+        "tensorwright_output_tokens_sum": 6,
+        "tensorwright_steps_total": 6,
+    }
+    served.client.post("/v1/completions", json=completion(max_tokens=2))  # each series is there from then on
+    wait_until(lambda: all(f"{name}{{" in served.client.get("/metrics").text for name in names))
+    before: dict[str, float] = {}
+    while before != (now := total(served, names)):  # earlier requests may still be on their way into them
+        before = now
+    asked = served.metric("tensorwright_http_requests_total", path="/v1/completions", status="200")
+    answer = served.client.post("/v1/completions", json=completion(max_tokens=6))
+    assert answer.status_code == 200
+
+    after = {name: before[name] + more for name, more in names.items()}
+    wait_until(lambda: total(served, names) == after)
+    assert served.metric("tensorwright_http_requests_total", path="/v1/completions", status="200") == asked + 1
+    assert served.metric("tensorwright_prompt_tokens_sum") >= answer.json()["usage"]["prompt_tokens"]
+    assert served.metric("tensorwright_completions_by_reason_total", reason="length") >= 2
+    assert served.metric("tensorwright_engine_up", model="pico") == 1
+    served.client.get("/nowhere/4711")
+    assert "4711" not in served.client.get("/metrics").text
+
+
+def shows_work(server: Served) -> bool:
+    """Whether two completions run, in blocks of the cache, for one request beside this one."""
+    samples = server.metrics()
+    values = {name: value for name, labels, value in samples}
+    return (
+        values["tensorwright_requests_running"] == 2
+        and values["tensorwright_kv_blocks_used"] > 0
+        and values["tensorwright_http_requests_in_flight"] == 2
+    )
+
+
+def test_running_requests_show_in_metrics(served: Served) -> None:
+    body = completion(max_tokens=1000, n=2, stream=True)
+    with served.client.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()  # let go of, it would close the connection
+        next(lines)
+        wait_until(lambda: shows_work(served))
+    wait_until(lambda: served.metric("tensorwright_requests_running") == 0)  # the client left early
+    assert served.metric("tensorwright_kv_blocks_used") == 0
+
+
+def test_a_slow_reader_holds_nobody_up(served: Served) -> None:
+    """A client that takes a byte at a time, and one that takes none, while others are served."""
+    body = json.dumps(completion(max_tokens=300, stream=True)).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: {served.client.headers['authorization']}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    raw.connect(served.address)
+    with raw:
+        raw.sendall(head.encode() + body)
+        taken = bytearray(raw.recv(1))
+        for _ in range(3):
+            begin = time.monotonic()
+            answer = served.client.post("/v1/completions", json=completion(max_tokens=2))
+            assert answer.status_code == 200
+            assert time.monotonic() - begin < 10
+            taken += raw.recv(1)
+        while part := raw.recv(65536):
+            taken += part
+    assert taken.startswith(b"HTTP/1.1 200 ")
+    assert b"data: [DONE]" in taken
+
+
+def stuck(server: Served) -> bool:
+    """Whether an answer is under way that does not come to its end."""
+    name = "tensorwright_http_requests_in_flight"
+    first, second = (
+        [(value, labels) for other, labels, value in server.metrics() if other == name or "openapi" in str(labels)]
+        for _ in range(2)
+    )
+    return first == second and server.metric(name) == 2
+
+
+def test_a_client_that_takes_nothing_is_cut_off(served: Served) -> None:
+    """Its window stays shut, while an answer waits to be sent."""
+    head = f"GET /openapi.json HTTP/1.1\r\nhost: a\r\nauthorization: {served.client.headers['authorization']}\r\n\r\n"
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    raw.connect(served.address)
+    with raw:
+        raw.sendall(head.encode() * 600)  # more answers than the system keeps for us
+        wait_until(lambda: stuck(served))
+        wait_until(lambda: served.metric("tensorwright_http_requests_in_flight") == 1)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """cert.pem and key.pem for 127.0.0.1 in a folder."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command, which makes the certificate")
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def safe(pico_engine: Path, certificate: Path) -> Iterator[Served]:
+    options = ("--tls-cert", str(certificate / "cert.pem"), "--tls-key", str(certificate / "key.pem"))
+    trusts = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
+    with serve(pico_engine, certificate, *options, "--max-connections", "3", verify=trusts) as server:
+        yield server
+
+
+def test_tls_serves_who_trusts_it_and_nobody_in_the_clear(safe: Served) -> None:
+    assert safe.url.startswith("https://127.0.0.1:")
+    assert safe.client.post("/v1/completions", json=completion()).status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{safe.url}/health")
+    with pytest.raises(SHUT):
+        httpx.get(f"{safe.url.replace('https', 'http')}/health")
+
+
+def test_more_connections_than_allowed_are_turned_away(safe: Served, certificate: Path) -> None:
+    trusts = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
+    held = [trusts.wrap_socket(socket.create_connection(safe.address), server_hostname="127.0.0.1") for _ in range(3)]
+    with httpx.Client(base_url=safe.url, verify=trusts) as other:
+        assert other.get("/health").status_code == 503
+    for connection in held:
+        connection.close()
+    wait_until(lambda: httpx.get(f"{safe.url}/health", verify=trusts).status_code == 200)
+
+
+def test_it_drains(pico_engine: Path, tmp_path: Path) -> None:
+    """A stream under way comes to its end, new requests are refused, and the exit code is 0."""
+    with serve(pico_engine, tmp_path) as server:
+        expected = texts(stream(server, 400))
+        begun = threading.Event()
+        events: list[str] = []
+        reader = threading.Thread(target=lambda: events.extend(stream(server, 400, begun)))
+        reader.start()
+        assert begun.wait(20)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: server.client.get("/ready").status_code == 503)
+        refused = server.client.post("/v1/completions", json=completion())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert refused.headers["retry-after"] == "1"
+        assert server.client.get("/health").status_code == 200
+        assert reader.is_alive(), "the stream was too short to test anything"
+        reader.join(20)
+        assert texts(events) == expected
+        assert server.process.wait(20) == 0
+        assert [line["message"] for line in server.log_lines() if line["level"] in ("warning", "error")] == []
+
+
+def stream(server: Served, tokens: int, begun: threading.Event | None = None) -> list[str]:
+    body = completion(max_tokens=tokens, stream=True)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        if begun is not None:
+            begun.set()
+        return read_events(iter([first, *lines]))
+
+
+def test_what_does_not_finish_in_time_ends_with_an_error(pico_engine: Path, tmp_path: Path) -> None:
+    with serve(pico_engine, tmp_path, "--drain-timeout", "0.2") as server:
+        begun, events = threading.Event(), list[str]()
+        reader = threading.Thread(target=lambda: events.extend(stream(server, 1900, begun)))
+        reader.start()
+        assert begun.wait(20)
+        begin = time.monotonic()
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 0
+        assert time.monotonic() - begin < 10
+        reader.join(20)
+        assert json.loads(events[-1])["error"]["code"] == "request_aborted"
+
+
+def test_a_second_signal_ends_at_once(pico_engine: Path, tmp_path: Path) -> None:
+    with serve(pico_engine, tmp_path) as server:
+        body = completion(max_tokens=1900, n=2, stream=True)
+        with server.client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()  # let go of, it would close the connection
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: server.client.get("/ready").status_code == 503)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(10) == 130
+        assert "Traceback" not in server.log.read_text(encoding="utf-8")

@@ -1,0 +1,113 @@
+"""A real server: the command in a process of its own, on loopback, with a port that the system chose."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+KEY = "first-key"
+OTHER_KEY = "second-key"
+MAX_BODY = 20_000
+PAGE = "https://page.example"
+SMALL = ("--threads", "1", "--kv-cache-memory", "32MiB")
+
+
+@dataclass
+class Served:
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+    client: httpx.Client
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.rpartition("/")[2].rsplit(":", 1)
+        return host, int(port)
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
+
+    def log_line(self, request_id: str) -> dict[str, Any]:
+        """The line of one request; it is written just after the answer."""
+        found: list[dict[str, Any]] = []
+
+        def seen() -> bool:
+            lines = self.log_lines()
+            found[:] = [line for line in lines if line.get("request_id") == request_id and line["message"] == "request"]
+            return bool(found)
+
+        wait_until(seen)
+        return found[0]
+
+    def metrics(self) -> list[tuple[str, dict[str, str], float]]:
+        """All samples: name, labels, value."""
+        from prometheus_client.parser import text_string_to_metric_families as parse
+
+        families = parse(self.client.get("/metrics").raise_for_status().text)
+        return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples that have these labels."""
+        samples = [sample for sample in self.metrics() if sample[0] == name]
+        assert samples, f"no metric {name}"
+        return sum(value for _, has, value in samples if labels.items() <= has.items())
+
+    def send_raw(self, data: bytes) -> socket.socket:
+        raw = socket.create_connection(self.address, timeout=20)
+        raw.sendall(data)
+        return raw
+
+
+@contextmanager
+def serve(engine: Path, folder: Path, *options: str, **client: Any) -> Iterator[Served]:
+    """client: keywords of httpx.Client. The engine is called "pico"."""
+    log = folder / f"{time.monotonic_ns()}.log"
+    command = [sys.executable, "-P", "-m", "tensorwright.runtime.cli", "serve", f"pico={engine}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [*command, "--port", "0", *SMALL, *options],
+            stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
+        )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()  # "" if it ended
+        found = re.fullmatch(r"serving pico at (\S+)\n", first)
+        assert found, (first, log.read_text(encoding="utf-8"))
+        with httpx.Client(base_url=found[1], timeout=30, trust_env=False, **client) as opened:
+            yield Served(process, found[1], log, opened)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(20)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not come about"
+        time.sleep(0.005)
+
+
+def completion(prompt: Any = "import os", max_tokens: int = 4, **fields: Any) -> dict[str, Any]:
+    """The body of a request to /v1/completions."""
+    return {"model": "pico", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0} | fields
+
+
+def read_events(lines: Iterator[str]) -> list[str]:
+    """What is left of a stream of events, without "data: "."""
+    return [line.removeprefix("data: ") for line in lines if line]
