@@ -1,0 +1,83 @@
+"""How each side is served: this project by `tensorwright serve`, llama.cpp by its llama-server, OpenVINO GenAI's
+ContinuousBatchingPipeline behind openvino_server.py.
+
+The peers' environments and conversions are those of benchmarks/peers, read from its cache. What is made here lies under
+a folder of its own: today's engine of this project, llama-server, and its GGUF file with a vocabulary.
+All sides get the same number of sequences at once, tokens of a step and threads, and no cache of prefixes.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import llama_build
+from environments import OURS, Cache, Side, run_logged
+from server_process import ServerProcess, free_port
+from worker import PeerError
+
+FOLDER = Path(__file__).resolve().parent
+LLAMA, OPENVINO = "llama.cpp", "openvino-genai"
+DEFAULT_SIDES = [f"{OURS}=int4", f"{LLAMA}=Q4_0", f"{OPENVINO}=int4:g128"]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """length: tokens of the longest sequence."""
+
+    threads: int
+    sequences: int
+    step_tokens: int
+    length: int
+
+
+class Sides:
+    def __init__(self, peers: Cache, own: Cache, llama_server: Path | None):
+        self.peers, self.own, self.llama_server = peers, own, llama_server
+
+    def prepare(self, side: Side) -> Path:
+        """What the side's server is given; converted if it is not there."""
+        if side.peer not in (OURS, LLAMA, OPENVINO):
+            raise PeerError(f"it has no server here; those with one are {OURS}, {LLAMA}, {OPENVINO}")
+        checkpoint = self.peers.checkpoint()
+        if side.peer == OURS:
+            self.own.convert(side, checkpoint, again=True)
+            return self.own.models / side.file_name / "engine"
+        self.peers.convert(side, checkpoint, again=False)
+        converted = self.peers.models / side.file_name
+        if side.peer == OPENVINO:
+            return converted
+        self.llama_server = self.llama_server or llama_build.build(self.own, self.peers.python(LLAMA))
+        return self._with_vocabulary(side, converted / "model.gguf")
+
+    def _with_vocabulary(self, side: Side, source: Path) -> Path:
+        """llama-server needs the text of tokens, which the benchmark's GGUF files leave out."""
+        out = self.own.models / f"{side.file_name}.gguf"
+        if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
+            script = str(FOLDER / "gguf_vocabulary.py")
+            log = self.own.logs / f"vocabulary-{side.file_name}.log"
+            run_logged([self.peers.python(LLAMA), script, str(source), str(out)], log, self.peers.variables(LLAMA))
+        return out
+
+    def start(self, side: Side, model: Path, capacity: Capacity) -> ServerProcess:
+        port = free_port()
+        log = self.own.logs / f"serving-{side.file_name}.log"
+        command, ready = self._command(side, str(model), port, capacity)
+        variables = self.peers.variables(side.peer) if side.peer != OURS else {}
+        return ServerProcess(command, port, ready, log, variables | {"OMP_NUM_THREADS": str(capacity.threads)})
+
+    def _command(self, side: Side, model: str, port: int, capacity: Capacity) -> tuple[list[str], str]:
+        threads, sequences, step = map(str, (capacity.threads, capacity.sequences, capacity.step_tokens))
+        if side.peer == OURS:
+            command = [sys.executable, "-P", "-m", "tensorwright.runtime.cli", "serve", f"{OURS}={model}"]
+            network = ["--port", str(port), "--log-level", "warning", "--threads", threads]
+            return [*command, *network, "--max-batch-size", sequences, "--max-num-tokens", step,
+                    "--no-prefix-caching"], "/ready"  # fmt: skip
+        if side.peer == LLAMA:
+            context = str(capacity.length * capacity.sequences)
+            return [str(self.llama_server), "-m", model, "--alias", LLAMA, "--host", "127.0.0.1", "--port", str(port),
+                    "-t", threads, "-tb", threads, "-np", sequences, "-c", context, "-b", step, "-ub", step,
+                    "--no-webui", "--cache-ram", "0", "--no-cache-prompt"], "/health"  # fmt: skip
+        python, script = self.peers.python(OPENVINO), str(FOLDER / "openvino_server.py")
+        return [python, script, model, str(port), threads, sequences, step], "/v1/models"

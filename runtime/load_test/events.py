@@ -1,0 +1,66 @@
+"""Server-sent events out of a stream of bytes that is cut anywhere, and what an event of a completion says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+class BadAnswer(Exception):
+    """What came is no stream of completions; counted as an error of its request."""
+
+
+class EventParser:
+    """Bytes in, the data of whole events out."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[str] = []
+
+    def feed(self, received: bytes) -> list[str]:
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        events = []
+        for line in lines:
+            text = line.rstrip(b"\r").decode("utf-8", errors="replace")
+            if text.startswith("data:"):
+                self._data.append(text[5:].removeprefix(" "))
+            elif not text and self._data:
+                events.append("\n".join(self._data))
+                self._data = []
+        return events
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One event: whether it has text, the tokens that the server counts so far, its error, whether it is the last."""
+
+    has_text: bool = False
+    usage: int | None = None
+    error: str | None = None
+    done: bool = False
+
+
+def read_chunk(data: str) -> Chunk:
+    """Raises BadAnswer for what no completions server says."""
+    if data.strip() == "[DONE]":
+        return Chunk(done=True)
+    try:
+        event: Any = json.loads(data)
+    except json.JSONDecodeError:
+        raise BadAnswer(f"an event that is no JSON: {data[:100]!r}") from None
+    if not isinstance(event, dict) or not ("choices" in event or "error" in event):
+        raise BadAnswer(f"an event without choices: {data[:100]!r}")
+    if event.get("error") is not None:
+        return Chunk(error=error_message(event))
+    try:
+        usage = (event.get("usage") or {}).get("completion_tokens")
+        return Chunk(any(choice.get("text") for choice in event["choices"]), usage)
+    except (AttributeError, TypeError):
+        raise BadAnswer(f"an event of another form: {data[:100]!r}") from None
+
+
+def error_message(body: Any) -> str:
+    """Of OpenAI's {"error": {"message": ...}}, or of whatever came in its place."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message", error) if isinstance(error, dict) else error)
