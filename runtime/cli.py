@@ -9,7 +9,10 @@ import click
 import tensorwright
 from tensorwright.runtime.bench_options import load_options, take_load
 from tensorwright.runtime.command import run_command
+from tensorwright.runtime.load_test.command import bench_serve
 from tensorwright.runtime.request_options import request_options, take_params
+from tensorwright.runtime.serve_options import serve_options
+from tensorwright.runtime.triton.command import triton_repo
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,6 +64,27 @@ def run(**options: Any) -> None:
 
 
 @cli.command()
+@click.argument("engines", metavar="ENGINE...", nargs=-1, required=True)
+@serve_options
+@click.option("--api-key-file", metavar="FILE", help="Keys, one per line; unlike --api-key not seen in process lists.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error", "critical"]),
+    default="info",
+    show_default=True,
+    help="Of the lines of JSON on stderr; info: one per request.",
+)
+def serve(engines: tuple[str, ...], api_key_file: str | None, log_level: str, **options: Any) -> None:
+    """Serve ENGINEs behind OpenAI's API. Each is PATH or NAME=PATH; clients call it by its name.
+
+    SIGTERM or Ctrl-C refuses new requests, lets those under way finish, and exits; a second one exits at once.
+    """
+    from tensorwright.runtime.serve_command import serve_engines
+
+    serve_engines(engines, api_key_file, log_level, options)
+
+
+@cli.command()
 @click.argument("engine")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 @click.option("--graph", is_flag=True, help="The graph's text instead.")
@@ -101,7 +125,10 @@ def evaluate(engine: str, files: tuple[str, ...], window: int, threads: int | No
 
 @cli.group()
 def bench() -> None:
-    """How fast ENGINE is with made-up requests: random token ids, outputs of a fixed length."""
+    """How fast an engine or a server is with made-up requests."""
+
+
+bench.add_command(bench_serve)
 
 
 @bench.command()
@@ -167,6 +194,9 @@ def build(arguments: tuple[str, ...]) -> None:
     from tensorwright.builder.cli import build_engine
 
     build_engine.main(args=list(arguments), prog_name="tensorwright build", standalone_mode=False)
+
+
+cli.add_command(triton_repo)
 
 
 def main(arguments: list[str] | None = None) -> None:

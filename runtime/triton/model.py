@@ -1,0 +1,167 @@
+"""TritonPythonModel: what Triton's Python backend loads. It feeds LLM.generate_async and holds no logic of its own.
+
+The file in a model repository (or in the backend's folder) imports this class. Reading tensors is the interfaces'
+business, answering that of exchange.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tensorwright import errors
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.llm import LLM
+from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.triton.exchange import CancelledByClient, Exchange, Stream
+from tensorwright.runtime.triton.interfaces import Interface, interface_of
+from tensorwright.runtime.triton.metrics import TritonMetrics
+from tensorwright.runtime.triton.model_config import complete
+from tensorwright.runtime.triton.model_options import ModelOptions, parse_options
+from tensorwright.runtime.triton.replies import Job, Reply
+from tensorwright.runtime.triton.tensors import split_rows
+from tensorwright.runtime.triton.watch import Watch
+
+# Texts have no batch dimension in TensorRT-LLM's responses either.
+_UNBATCHED_OUTPUTS = {"text_output", "finish_reason", "stop_reason"}
+
+
+class TritonPythonModel:
+    """One engine in one process. Requests of any number of clients are batched in flight by the engine."""
+
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Adds what the engine's model needs and config.pbtxt does not say: tensors and the decoupled mode."""
+        return complete(config)
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        self.options: ModelOptions = parse_options(config)
+        self.interface: Interface = interface_of(self.options.interface)
+        self._decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
+        self._batched = config.get("max_batch_size", 0) > 0
+        self.llm = LLM(self.options.engine_path(args["model_repository"]), **self.options.llm)
+        self.exchange = Exchange(self.options.cancellation_check_period_ms / 1e3)
+        self.metrics = TritonMetrics(_backend(), self.llm, args["model_name"], args["model_version"])
+        self.watch = Watch(_backend(), self.llm, args["model_name"])
+
+    def execute(self, requests: list[Any]) -> None:
+        """Starts every request and returns; responses come from the exchange's thread."""
+        for request in requests:
+            channel = _Channel(request.get_response_sender(), self._batched, self._decoupled)
+            try:
+                self._start(request, channel)
+            except Exception as error:  # this request's own: the others of the list must start
+                channel.send(None, error, True)
+
+    def finalize(self) -> None:
+        """Ends what still runs with an error, and the engine."""
+        self.watch.close()
+        self.llm.shutdown()
+        self.exchange.close()
+        self.metrics.close()
+
+    def _start(self, request: Any, channel: _Channel) -> None:
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        rows = split_rows(inputs, self._batched)
+        for row in rows:
+            self.interface.check_names(row)
+        self.interface.check_parameters(json.loads(request.parameters() or "{}"))
+        if any(row.flag("stop") for row in rows):
+            self._stop(request.request_id(), channel)
+            return
+        jobs = [self.interface.read(row, self.llm.engine, self.options.exclude_input_in_output) for row in rows]
+        if not self._decoupled:
+            _check_single(jobs)
+        stream = Stream(request.request_id(), channel)
+        block_size = self.llm.engine.block_size
+        try:
+            for index, job in enumerate(jobs):
+                handle = self.llm.generate_async(job.prompt, _timed(job, request))
+                stream.parts.append((handle, Reply(job, index if len(jobs) > 1 else None, block_size)))
+        except BaseException:
+            stream.abort()
+            raise
+        self.exchange.add(stream)
+
+    def _stop(self, request_id: str, channel: _Channel) -> None:
+        """The request of the same id ends with what it has; this one has an empty answer, whether there was one."""
+        if not request_id:
+            raise InvalidRequestError("input 'stop' needs the id of the request to stop as request id")
+        self.exchange.stop(request_id)
+        channel.send(None, None, True)
+
+
+class _Channel:
+    """Over Triton's response sender. batched: outputs get a batch dimension of 1. decoupled: if not, there must be
+    exactly one response, if only an empty one."""
+
+    def __init__(self, sender: Any, batched: bool, decoupled: bool):
+        self._sender = sender
+        self._batched = batched
+        self._decoupled = decoupled
+
+    def is_cancelled(self) -> bool:
+        return self._sender.is_cancelled()
+
+    def send(self, tensors: Mapping[str, np.ndarray] | None, error: Exception | None, final: bool) -> None:
+        backend = _backend()
+        flags = backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        if error is not None:
+            response = backend.InferenceResponse(output_tensors=[], error=_triton_error(error))
+            self._sender.send(response, flags=flags)
+        elif tensors is not None:
+            outputs = [backend.Tensor(name, self._shaped(name, value)) for name, value in tensors.items()]
+            self._sender.send(backend.InferenceResponse(output_tensors=outputs), flags=flags)
+        elif final and self._decoupled:
+            self._sender.send(flags=flags)
+        elif final:
+            self._sender.send(backend.InferenceResponse(output_tensors=[]), flags=flags)
+
+    def _shaped(self, name: str, value: np.ndarray) -> np.ndarray:
+        return value[np.newaxis] if self._batched and name not in _UNBATCHED_OUTPUTS else value
+
+
+def _check_single(jobs: list[Job]) -> None:
+    """Of a model that is not decoupled, whose requests have exactly one response."""
+    for what, asked in (
+        ("streaming", any(job.asked.stream for job in jobs)),
+        ("several completions", any(job.params.n > 1 for job in jobs)),
+        ("several prompts in one request", len(jobs) > 1),
+    ):
+        if asked:
+            raise InvalidRequestError(
+                f"{what} needs the decoupled mode: write the model without --no-decoupled, or ask for one answer"
+            )
+
+
+def _timed(job: Job, request: Any) -> SamplingParams:
+    """The request's timeout in microseconds (0: none) holds unless its tensors name one."""
+    microseconds = request.timeout()
+    if job.params.timeout is not None or not microseconds:
+        return job.params
+    return replace(job.params, timeout=min(microseconds / 1e6, 1e7))
+
+
+def _backend() -> Any:
+    """The module that only Triton's stub process has."""
+    import triton_python_backend_utils
+
+    return triton_python_backend_utils
+
+
+def _triton_error(error: Exception) -> Any:
+    kind = _backend().TritonError
+    codes = [
+        (CancelledByClient, kind.CANCELLED),
+        (errors.InvalidRequestError, kind.INVALID_ARG),
+        (errors.QueueFullError, kind.UNAVAILABLE),
+        (errors.EngineStoppedError, kind.UNAVAILABLE),
+        (errors.RequestAbortedError, kind.UNAVAILABLE),
+    ]
+    code = next((code for types, code in codes if isinstance(error, types)), kind.INTERNAL)
+    return kind(str(error), code)

@@ -1,0 +1,118 @@
+"""`tensorwright triton-repo`: models of a Triton model repository, and the backend's own folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tensorwright.errors import InvalidOptionError
+from tensorwright.runtime.engine_dir import open_engine
+from tensorwright.runtime.triton.model_config import config_text
+from tensorwright.runtime.triton.model_options import parse_options
+
+MODEL_FILE = '''"""Written by `tensorwright triton-repo`: the model itself is in the tensorwright package."""
+
+from tensorwright.runtime.triton.model import TritonPythonModel as TritonPythonModel
+'''
+TRTLLM_NAMES = {"ensemble": "text", "tensorrt_llm_bls": "text", "tensorrt_llm": "tokens"}
+"""Models of TensorRT-LLM's repository that clients call, and the interface that each of them has."""
+BACKENDS = ("python", "tensorwright")
+
+
+@dataclass(frozen=True)
+class RepositoryOptions:
+    """name: of the model. backend: "python", or "tensorwright" for a server with that backend's folder.
+    interface: as in runtime/triton/interfaces.py. trtllm_names: of TRTLLM_NAMES, models of their own to write as well.
+    max_batch_size: most completions that run at once, and most prompts of one request.
+    batch_dimension: tensors have one, so that a request may hold several prompts; never those of the LLM-API interface.
+    decoupled: streams, several answers to a request; if not, exactly one, and clients call `infer`.
+    relative: name the engine relative to the model's folder. parameters: further ones of config.pbtxt, as text."""
+
+    name: str = "tensorwright"
+    backend: str = "python"
+    interface: str = "both"
+    trtllm_names: tuple[str, ...] = ()
+    max_batch_size: int = 64
+    batch_dimension: bool = True
+    decoupled: bool = True
+    relative: bool = False
+    overwrite: bool = False
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+    def models(self) -> dict[str, str]:
+        """Name of each model to write -> its interface."""
+        return {self.name: self.interface, **{name: TRTLLM_NAMES[name] for name in self.trtllm_names}}
+
+
+def write_repository(engine: str | Path, repository: str | Path, options: RepositoryOptions) -> list[Path]:
+    """Writes every model or none, and returns their folders. The engine is opened once, to be sure of it."""
+    _check(options)
+    opened = open_engine(engine).path.resolve()
+    root = Path(repository)
+    root.mkdir(parents=True, exist_ok=True)
+    targets = {root / name: interface for name, interface in options.models().items()}
+    taken = [str(target) for target in targets if target.exists()]
+    if taken and not options.overwrite:
+        raise InvalidOptionError(f"{', '.join(taken)}: already there; remove it, or replace it with --overwrite")
+    # Whole folders are renamed into place, so that a server that polls the repository never sees half a model.
+    with tempfile.TemporaryDirectory(prefix=".tensorwright-", dir=root) as made:
+        for target, interface in targets.items():
+            _write_model(Path(made) / target.name, target, opened, interface, options)
+        for target in targets:
+            if target.exists():
+                target.rename(Path(made) / f"{target.name}.replaced")
+            (Path(made) / target.name).rename(target)
+    return list(targets)
+
+
+def write_backend(folder: str | Path, overwrite: bool = False) -> Path:
+    """The folder `tensorwright` for tritonserver's --backend-directory, beside its `python`."""
+    target = Path(folder) / "tensorwright"
+    if target.exists() and not overwrite:
+        raise InvalidOptionError(f"{target}: already there; remove it, or replace it with --overwrite")
+    target.mkdir(parents=True, exist_ok=True)
+    made = target / ".model.py"
+    made.write_text(MODEL_FILE, encoding="utf-8")
+    made.replace(target / "model.py")
+    return target
+
+
+def _write_model(folder: Path, target: Path, engine: Path, interface: str, options: RepositoryOptions) -> None:
+    """folder: where it is made. target: where it will be, from which a relative path to the engine starts."""
+    version = folder / "1"
+    version.mkdir(parents=True)
+    path = os.path.relpath(engine, target.resolve()) if options.relative else str(engine)
+    parameters = {
+        "engine": path, "interface": interface, "max_batch_size": str(options.max_batch_size), **options.parameters,
+    }  # fmt: skip
+    batch = options.max_batch_size if options.batch_dimension and interface != "llmapi" else 0
+    parse_options(
+        {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
+    )  # or refuses them
+    text = config_text(target.name, options.backend, batch, parameters, options.decoupled)
+    (folder / "config.pbtxt").write_text(text, encoding="utf-8")
+    if options.backend == "python":
+        (version / "model.py").write_text(MODEL_FILE, encoding="utf-8")
+
+
+def _check(options: RepositoryOptions) -> None:
+    if options.backend not in BACKENDS:
+        raise InvalidOptionError(f"backend must be one of {', '.join(BACKENDS)}, got {options.backend!r}")
+    for name in options.trtllm_names:
+        if name not in TRTLLM_NAMES:
+            raise InvalidOptionError(f"trtllm_names must be of {', '.join(TRTLLM_NAMES)}, got {name!r}")
+    if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", options.name) is None:
+        raise InvalidOptionError(f"a model's name must be letters, digits and _ . - alone, got {options.name!r}")
+    if options.name in options.trtllm_names:
+        raise InvalidOptionError(f"--name {options.name} is among --trtllm-names too; name it once")
+    if options.max_batch_size < 1:
+        raise InvalidOptionError(f"max_batch_size must be a positive integer, got {options.max_batch_size}")
+    if len(options.models()) > 1 and "kv_cache_memory" not in options.parameters:
+        raise InvalidOptionError(
+            f"{len(options.models())} models each run an engine with a KV cache of its own: say how much memory each "
+            "gets with --kv-cache-memory (or write only the name that your clients call, with --name and --interface)"
+        )

@@ -1,0 +1,76 @@
+"""Inputs that the text and the token interface share, as TensorRT-LLM's models name them, into SamplingParams.
+
+A request is greedy unless top_k or top_p asks for sampling, as TensorRT-LLM has it: temperature alone changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.triton.refusals import REFUSED_COMMON, check_refused
+from tensorwright.runtime.triton.tensors import Row, Tensor, tensors
+
+INPUTS: tuple[Tensor, ...] = (
+    *tensors("INT32", "num_return_sequences end_id pad_id min_tokens beam_width"),
+    *tensors("FP32", "temperature repetition_penalty presence_penalty frequency_penalty"),
+    *tensors("UINT64", "seed"),
+    *tensors(
+        "BOOL",
+        "return_log_probs return_perf_metrics return_num_input_tokens return_num_output_tokens "
+        "exclude_input_in_output stop return_finish_reason",
+    ),
+    *tensors("INT32", "priority"),
+    *tensors("FP32", "timeout"),
+    *tensors("STRING", "guided_decoding_guide_type guided_decoding_guide"),
+    *REFUSED_COMMON,
+)
+"""return_finish_reason, priority and timeout (seconds) are ours."""
+
+_GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+
+
+def sampling_fields(row: Row, top_k_name: str, top_p_name: str) -> dict[str, Any]:
+    """Keywords of SamplingParams, without the number of tokens and the words."""
+    check_refused(row)
+    fields: dict[str, Any] = {"n": row.integer("num_return_sequences"), "seed": row.integer("seed")}
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "timeout"):
+        fields[name] = row.number(name)
+    for name in ("min_tokens", "priority"):
+        fields[name] = row.integer(name)
+    fields |= _distribution(row.integer(top_k_name), row.number(top_p_name), row.number("temperature"))
+    end = row.integer("end_id")
+    if end is not None and end != -1:
+        fields["stop_token_ids"], fields["ignore_eos"] = [end], True
+    if row.flag("return_log_probs"):
+        fields["logprobs"] = 0  # the sampled tokens' own
+    if (guide := _guide(row)) is not None:
+        fields["guided_decoding"] = guide
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _distribution(top_k: int | None, top_p: float | None, temperature: float | None) -> dict[str, Any]:
+    if not top_k and not top_p:
+        SamplingParams(temperature=1.0 if temperature is None else temperature)  # no effect, but not anything either
+        return {"temperature": 0.0}
+    return {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p or None}
+
+
+def _guide(row: Row) -> Any:
+    kind, guide = row.text("guided_decoding_guide_type"), row.text("guided_decoding_guide")
+    if not kind:
+        if guide:
+            raise InvalidRequestError("input 'guided_decoding_guide' needs 'guided_decoding_guide_type'")
+        return None
+    if kind != "json" and kind not in _GUIDES:
+        known = ", ".join(["json", *_GUIDES])
+        raise InvalidRequestError(f"input 'guided_decoding_guide_type' must be one of {known}, got {kind!r}")
+    if kind != "json" and not guide:
+        raise InvalidRequestError(f"input 'guided_decoding_guide' is required by guide type {kind!r} and was not sent")
+    from tensorwright.runtime.guided.params import GuidedDecodingParams
+
+    if kind == "json":
+        return GuidedDecodingParams(json_object=True)
+    texts: dict[str, Any] = {_GUIDES[kind]: guide}
+    return GuidedDecodingParams(**texts)

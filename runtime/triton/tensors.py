@@ -1,0 +1,146 @@
+"""Tensors of a Triton request as the interfaces see them: specifications, and typed reading of one row of a batch.
+
+Plain numpy and names; nothing here knows of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorwright.errors import InvalidRequestError
+
+NUMPY: dict[str, Any] = {
+    "STRING": np.object_,
+    "BOOL": np.bool_,
+    "UINT8": np.uint8,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT64": np.uint64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+}
+"""Triton's types as config.pbtxt has them without TYPE_, and numpy's."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output of a model. dims are without the batch dimension."""
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...] = (1,)
+    required: bool = False
+
+
+def tensors(dtype: str, names: str, dims: tuple[int, ...] = (1,)) -> tuple[Tensor, ...]:
+    """Several alike, their names in one text."""
+    return tuple(Tensor(name, dtype, dims) for name in names.split())
+
+
+def split_rows(values: Mapping[str, np.ndarray], batched: bool) -> list[Row]:
+    """One Row for each prompt. batched: every tensor has a batch dimension in front, the same for all."""
+    if not batched:
+        return [Row(values)]
+    sizes = {name: (value.shape[0] if value.ndim else 0) for name, value in values.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise InvalidRequestError(f"all inputs must have the same first dimension, the batch's, got {sizes}")
+    rows = next(iter(sizes.values()))
+    return [Row({name: value[index : index + 1] for name, value in values.items()}) for index in range(rows)]
+
+
+class Row:
+    """The inputs of one prompt, read by name and type; InvalidRequestError names the input that is wrong."""
+
+    def __init__(self, values: Mapping[str, np.ndarray]):
+        self._values = values
+
+    def has(self, name: str) -> bool:
+        """An empty tensor counts as not sent: clients send those for what they do not use."""
+        return name in self._values and self._values[name].size > 0
+
+    def names(self) -> list[str]:
+        return [name for name in self._values if self.has(name)]
+
+    def require(self, name: str, where: str) -> None:
+        if not self.has(name):
+            raise InvalidRequestError(f"input {name!r} is required by the {where} interface and was not sent")
+
+    def integer(self, name: str) -> int | None:
+        value = self._one(name, "iu")
+        return None if value is None else int(value)
+
+    def number(self, name: str) -> float | None:
+        value = self._one(name, "f")
+        return None if value is None else float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self._one(name, "b")
+        return default if value is None else bool(value)
+
+    def text(self, name: str) -> str | None:
+        value = self._one(name, "OSU")
+        return None if value is None else _decode(name, value)
+
+    def texts(self, name: str) -> list[str]:
+        """All of them but the empty ones, with which clients fill up rows of unequal length."""
+        found = [_decode(name, value) for value in self._all(name, "OSU")]
+        return [text for text in found if text]
+
+    def integers(self, name: str) -> list[int]:
+        return [int(value) for value in self._all(name, "iu")]
+
+    def numbers(self, name: str) -> list[float]:
+        return [float(value) for value in self._all(name, "f")]
+
+    def array(self, name: str) -> np.ndarray | None:
+        return self._values[name] if self.has(name) else None
+
+    def _all(self, name: str, kinds: str) -> list[Any]:
+        if not self.has(name):
+            return []
+        value = self._values[name]
+        if value.dtype.kind not in kinds:
+            raise InvalidRequestError(f"input {name!r} has the wrong type, {value.dtype}")
+        return list(value.reshape(-1))
+
+    def _one(self, name: str, kinds: str) -> Any:
+        found = self._all(name, kinds)
+        if len(found) > 1:
+            raise InvalidRequestError(f"input {name!r} must hold one value per prompt, got {len(found)}")
+        return found[0] if found else None
+
+
+def _decode(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return bytes(value).decode("utf-8")
+    except (UnicodeDecodeError, TypeError) as error:
+        raise InvalidRequestError(f"input {name!r} must be UTF-8 text: {error}") from error
+
+
+def word_list(row: Row, name: str) -> list[list[int]]:
+    """Words as token ids out of TensorRT-LLM's [2, n] encoding: the ids of all words one after the other, and below
+    them where each word ends, filled up with -1."""
+    value = row.array(name)
+    if value is None:
+        return []
+    if value.dtype.kind not in "iu" or value.ndim < 2 or value.shape[-2] != 2 or value.size != 2 * value.shape[-1]:
+        raise InvalidRequestError(f"input {name!r} must be INT32 of shape [2, n] per prompt, got {list(value.shape)}")
+    flat, ends = value.reshape(2, -1).tolist()
+    words, begin = [], 0
+    for end in ends:
+        if end == -1:
+            break
+        if not begin < end <= len(flat):
+            raise InvalidRequestError(
+                f"input {name!r}: its second row must hold the ends of words, rising from 1 to at most {len(flat)}, "
+                f"then -1, got {ends}"
+            )
+        words.append(flat[begin:end])
+        begin = end
+    return words

@@ -1,0 +1,70 @@
+"""The text interface: tensors of TensorRT-LLM's `ensemble` and `tensorrt_llm_bls`. Text in, text out.
+
+text_input, max_tokens -> text_output. Streaming, text_output is what is new; otherwise all, after the prompt's text
+unless exclude_input_in_output. A stop word stays at the end of the text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.engine_dir import EngineDir
+from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.triton import replies, sampling_inputs
+from tensorwright.runtime.triton.refusals import REFUSED_TEXT
+from tensorwright.runtime.triton.replies import Asked, Job, Part, shared_outputs, text_array
+from tensorwright.runtime.triton.sampling_inputs import sampling_fields
+from tensorwright.runtime.triton.tensors import Row, Tensor, tensors
+
+INPUTS: tuple[Tensor, ...] = (
+    Tensor("text_input", "STRING", required=True),
+    Tensor("max_tokens", "INT32", required=True),
+    *tensors("STRING", "bad_words stop_words embedding_bias_words", (-1,)),
+    *tensors("FP32", "embedding_bias_weights", (-1,)),
+    *tensors("INT32", "top_k"),
+    *tensors("FP32", "top_p"),
+    *tensors("BOOL", "stream"),
+    *sampling_inputs.INPUTS,
+    *REFUSED_TEXT,
+)
+OUTPUTS: tuple[Tensor, ...] = (Tensor("text_output", "STRING", (-1,)), *replies.OUTPUTS)
+
+
+def read(row: Row, engine: EngineDir, exclude_input: bool) -> Job:
+    """exclude_input: what holds if the request does not say exclude_input_in_output."""
+    row.require("text_input", "text")
+    row.require("max_tokens", "text")
+    fields: dict[str, Any] = sampling_fields(row, "top_k", "top_p")
+    fields["max_tokens"] = row.integer("max_tokens")
+    fields["bad_words"] = row.texts("bad_words")
+    fields["stop"], fields["include_stop_str_in_output"] = row.texts("stop_words"), True
+    fields["logit_bias"] = _biases(row, engine)
+    asked = Asked.of(row, row.flag("stream"), exclude_input, write)
+    return Job(row.text("text_input") or "", SamplingParams(**fields), asked)
+
+
+def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
+    before = part.output.prompt or "" if asked.echo else ""
+    return {"text_output": text_array(before + part.text), **shared_outputs(asked, part)}
+
+
+def _biases(row: Row, engine: EngineDir) -> dict[int, float] | None:
+    """Each weight goes to every token of its word."""
+    words, weights = row.texts("embedding_bias_words"), row.numbers("embedding_bias_weights")
+    if len(words) != len(weights):
+        raise InvalidRequestError(
+            f"inputs 'embedding_bias_words' and 'embedding_bias_weights' must be as many, got {len(words)} and "
+            f"{len(weights)}"
+        )
+    if not words:
+        return None
+    if engine.tokenizer is None:
+        raise InvalidRequestError(f"input 'embedding_bias_words' needs a tokenizer, and {engine.path.name} has none")
+    biases: dict[int, float] = {}
+    for word, weight in zip(words, weights, strict=True):
+        for token in dict.fromkeys(engine.tokenizer.encode(word, add_special_tokens=False)):
+            biases[token] = biases.get(token, 0.0) + weight
+    return biases

@@ -1,0 +1,97 @@
+"""The token interface: tensors of TensorRT-LLM's `tensorrt_llm`. Token ids in, token ids out.
+
+input_ids, input_lengths, request_output_len -> output_ids [beams, tokens], sequence_length [beams]; there is one beam.
+Streaming, output_ids is what is new; otherwise all, after the prompt's ids unless exclude_input_in_output. Nothing is
+padded: every completion has a response of its own, so pad_id is taken and has no effect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.engine_dir import EngineDir
+from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.triton import replies, sampling_inputs
+from tensorwright.runtime.triton.refusals import REFUSED_TOKENS
+from tensorwright.runtime.triton.replies import Asked, Job, Part, shared_outputs
+from tensorwright.runtime.triton.sampling_inputs import sampling_fields
+from tensorwright.runtime.triton.tensors import Row, Tensor, tensors, word_list
+
+INPUTS: tuple[Tensor, ...] = (
+    Tensor("input_ids", "INT32", (-1,)),  # needed, but optional for the server, as it is in TensorRT-LLM's
+    Tensor("input_lengths", "INT32", required=True),
+    Tensor("request_output_len", "INT32", required=True),
+    *tensors("INT32", "stop_words_list bad_words_list", (2, -1)),
+    *tensors("FP32", "embedding_bias", (-1,)),
+    *tensors("INT32", "runtime_top_k"),
+    *tensors("FP32", "runtime_top_p"),
+    *tensors("BOOL", "streaming"),
+    *sampling_inputs.INPUTS,
+    *REFUSED_TOKENS,
+)
+OUTPUTS: tuple[Tensor, ...] = (
+    Tensor("output_ids", "INT32", (-1, -1)),
+    Tensor("sequence_length", "INT32", (-1,)),
+    *replies.OUTPUTS,
+)
+
+
+def read(row: Row, engine: EngineDir, exclude_input: bool) -> Job:
+    """exclude_input: what holds if the request does not say exclude_input_in_output."""
+    for name in ("input_ids", "input_lengths", "request_output_len"):
+        row.require(name, "token")
+    ids, length = row.integers("input_ids"), row.integer("input_lengths")
+    assert length is not None
+    if not 0 < length <= len(ids):
+        raise InvalidRequestError(f"input 'input_lengths' must be from 1 to {len(ids)}, as input_ids has, got {length}")
+    fields: dict[str, Any] = sampling_fields(row, "runtime_top_k", "runtime_top_p")
+    fields["max_tokens"] = row.integer("request_output_len")
+    fields["bad_words"] = word_list(row, "bad_words_list")
+    fields["logit_bias"] = _biases(row, engine)
+    fields |= _stops(word_list(row, "stop_words_list"), fields.get("stop_token_ids", []), engine)
+    asked = Asked.of(row, row.flag("streaming"), exclude_input, write)
+    return Job({"prompt_token_ids": ids[:length]}, SamplingParams(**fields), asked)
+
+
+def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
+    tokens = part.output.prompt_token_ids + part.tokens if asked.echo else part.tokens
+    return {
+        "output_ids": np.array([tokens], np.int32).reshape(1, -1),  # [beams, tokens]
+        "sequence_length": np.array([len(tokens)], np.int32),  # [beams]
+        **shared_outputs(asked, part),
+    }
+
+
+def _stops(words: list[list[int]], tokens: list[int], engine: EngineDir) -> dict[str, Any]:
+    """Words of one token stop at that token. Longer ones stop where their text is complete, however it is spelled; so
+    the text is followed only if there are such."""
+    single = [word[0] for word in words if len(word) == 1]
+    longer = [word for word in words if len(word) > 1]
+    result: dict[str, Any] = {"stop_token_ids": [*tokens, *single], "detokenize": bool(longer)}
+    if not longer:
+        return result
+    if engine.tokenizer is None:
+        raise InvalidRequestError(
+            f"input 'stop_words_list': words of several tokens need a tokenizer, and {engine.path.name} has none"
+        )
+    for word in longer:
+        if not all(0 <= token < engine.vocab_size for token in word):
+            raise InvalidRequestError(f"input 'stop_words_list' must hold ids below {engine.vocab_size}, got {word}")
+    texts = [engine.tokenizer.decode(word, skip_special_tokens=False) for word in longer]
+    if any(not text or "\ufffd" in text for text in texts):
+        raise InvalidRequestError(f"input 'stop_words_list' must hold words that are whole text, got {longer}")
+    return result | {"stop": texts, "skip_special_tokens": False}
+
+
+def _biases(row: Row, engine: EngineDir) -> dict[int, float] | None:
+    biases = row.numbers("embedding_bias")
+    if not biases:
+        return None
+    if len(biases) != engine.vocab_size:
+        raise InvalidRequestError(
+            f"input 'embedding_bias' must hold one number per token, {engine.vocab_size}, got {len(biases)}"
+        )
+    return {token: bias for token, bias in enumerate(biases) if bias != 0}

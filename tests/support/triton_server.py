@@ -1,0 +1,226 @@
+"""The real tritonserver out of the nvidia-pytriton wheel, on loopback, and whether this machine can run it.
+
+The server lives in a virtual environment of its own (`make triton-venv`): its embedded Python needs numpy 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+SHM = Path("/dev/shm")
+
+
+class ServerVenv:
+    """The virtual environment in which the server runs. `problem`: why it cannot, or None."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.problem: str | None = None
+        self.environment: dict[str, str] = {}
+        said = path / "unavailable"
+        python = path / "bin" / "python"
+        if said.is_file():
+            self.problem = said.read_text().strip()
+        elif not python.exists():
+            self.problem = f"{path} is not there; `make triton-venv` makes it"
+        else:
+            self._look_at(python)
+
+    def _look_at(self, python: Path) -> None:
+        asked = "import sys, sysconfig as s; print('%d.%d' % sys.version_info[:2], s.get_path('purelib'), sep='\\n')"
+        asked += "; print(s.get_config_var('LIBDIR'))"
+        version, packages, libraries = subprocess.check_output([python, "-c", asked], text=True).splitlines()
+        self.root = Path(packages) / "pytriton" / "tritonserver"
+        self.server = self.root / "bin" / "tritonserver"
+        if not self.server.exists():
+            self.problem = f"{self.path} holds no tritonserver; remove it, then `make triton-venv`"
+            return
+        stub = self.root / "backends" / "python" / "triton_python_backend_stub"
+        stubs = self.root / "python_backend_stubs" / version / stub.name
+        if not stub.exists() and not stubs.exists():
+            self.problem = f"nvidia-pytriton has no stub for Python {version}, only for {_names(stubs.parent.parent)}"
+            return
+        if not stub.exists():
+            shutil.copy(stubs, stub)
+        self._find_libpython(stub, version, Path(libraries))
+
+    def _find_libpython(self, stub: Path, version: str, libraries: Path) -> None:
+        """The stub embeds libpython: that of the environment's own Python, else one that the loader knows."""
+        name = f"libpython{version}.so.1.0"
+        environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+        environment["PATH"] = (
+            f"{self.path / 'bin'}:{os.environ['PATH']}"  # the stub's interpreter takes its prefix here
+        )
+        # The wheel's own libraries are found by the programs where they are, and not where tests link them.
+        paths = [self.root.parents[1] / "nvidia_pytriton.libs", libraries if (libraries / name).exists() else None]
+        environment["LD_LIBRARY_PATH"] = ":".join(str(path) for path in paths if path)
+        missing = [
+            line.split(" =>")[0].strip()
+            for program in (stub, self.server)
+            for line in subprocess.run(
+                ["ldd", program], env=environment, text=True, capture_output=True, check=True
+            ).stdout.splitlines()
+            if "not found" in line
+        ]
+        if missing:
+            self.problem = (
+                f"tritonserver needs {', '.join(sorted(set(missing)))}, which is neither in {libraries} nor known"
+            )
+            self.problem += f" to the loader; on Debian: apt install libpython{version}"
+        self.environment = environment
+
+
+def _names(folder: Path) -> str:
+    return ", ".join(sorted(each.name for each in folder.iterdir())) if folder.is_dir() else "none"
+
+
+def server_venv() -> ServerVenv:
+    return ServerVenv(Path(os.environ.get("TENSORWRIGHT_TRITON_VENV", ROOT / ".venv-triton")).absolute())
+
+
+class TritonServer:
+    """A running server. `http`, `grpc` and `metrics` are addresses; `stop` returns the exit status."""
+
+    def __init__(
+        self,
+        venv: ServerVenv,
+        repository: Path,
+        log: Path,
+        *arguments: str,
+        backends: Path | None = None,
+        exit_timeout: int = 10,
+    ):
+        self.prefix = f"tensorwright_{uuid.uuid4().hex[:8]}_"
+        self.log = log
+        self.exit_timeout = exit_timeout
+        http, grpc, metrics = free_ports(3)
+        self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in (http, grpc, metrics))
+        command: list[Any] = [venv.server, f"--model-repository={repository}"]
+        command += [f"--backend-directory={backends or venv.root / 'backends'}", f"--exit-timeout-secs={exit_timeout}"]
+        for kind, port in (("http", http), ("grpc", grpc), ("metrics", metrics)):
+            command += [f"--{kind}-address=127.0.0.1", f"--{kind}-port={port}"]
+        command += ["--pinned-memory-pool-byte-size=0", "--allow-gpu-metrics=false", "--log-verbose=0"]
+        command += [f"--backend-config=python,shm-region-prefix-name={self.prefix}", *arguments]
+        with log.open("wb") as output:
+            # Not in the repository's root: the working folder is on the embedded Python's path.
+            self.process = subprocess.Popen(
+                command,
+                env=venv.environment,
+                cwd=log.parent,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_ready(60)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _wait_until_ready(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.get("/v2/health/ready")[0] != 200:
+            status = self.process.poll()
+            if status is not None or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"tritonserver: status {status}, not ready; its log:\n{self.log.read_text()[-6000:]}"
+                )
+            time.sleep(0.05)
+
+    def get(self, path: str, body: Any = None, timeout: float = 30, address: str | None = None) -> tuple[int, str]:
+        """GET, or POST of a body as JSON; status and text, 0 if there was no answer."""
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(f"http://{address or self.http}{path}", data, timeout=timeout) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def is_ready(self, model: str) -> bool:
+        return self.get(f"/v2/models/{model}/ready")[0] == 200
+
+    def load(self, model: str, **parameters: Any) -> tuple[int, str]:
+        return self.get(f"/v2/repository/models/{model}/load", {"parameters": parameters} if parameters else {})
+
+    def unload(self, model: str) -> tuple[int, str]:
+        return self.get(f"/v2/repository/models/{model}/unload", {})
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """The value of one sample on the metrics port; labels: those that it must have, among others."""
+        for line in self.get("/metrics", address=self.metrics)[1].splitlines():
+            sample, _, value = line.rpartition(" ")
+            family, _, rest = sample.partition("{")
+            if family == name and all(f'{key}="{wanted}"' in rest for key, wanted in labels.items()):
+                return float(value)
+        return None
+
+    def processes(self) -> list[int]:
+        """The models' processes: children of the server's threads."""
+        found: list[int] = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # a thread that ended meanwhile
+                found += map(int, (task / "children").read_text().split())
+        return found
+
+    def shared_memory(self) -> list[str]:
+        return sorted(each.name for each in SHM.glob(f"{self.prefix}*"))
+
+    def stop(self) -> int:
+        """SIGTERM, and kill when the server's own exit timeout has passed."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(self.exit_timeout + 5)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self.process.wait()
+
+    def kill(self) -> None:
+        """Ends the server and its models' processes at once; what they leave in shared memory is removed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for each in self.shared_memory():
+            (SHM / each).unlink(missing_ok=True)
+
+    def __enter__(self) -> TritonServer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+        self.kill()
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def wait_for(condition: Any, seconds: float = 10, what: str = "a condition") -> Any:
+    """Polls until the condition is true, and returns what it gave."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
+        time.sleep(0.02)
+    return found

@@ -1,0 +1,223 @@
+"""Tensors to SamplingParams, on plain numpy: every input of the three interfaces, and the refusals."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.fake_runtime import byte_tokenizer
+from support.triton_models import as_inputs
+from tensorwright import SamplingParams
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.tokenizer import Tokenizer
+from tensorwright.runtime.triton import refusals
+from tensorwright.runtime.triton.interfaces import INTERFACES
+from tensorwright.runtime.triton.replies import Job
+from tensorwright.runtime.triton.tensors import NUMPY, split_rows
+
+TEXT = {"text_input": "hello", "max_tokens": 5}
+TOKENS = {"input_ids": [1, 2, 3], "input_lengths": 3, "request_output_len": 5}
+LLMAPI = {"text_input": "hello"}
+
+
+def engine(tokenizer: bool = True) -> Any:
+    known = Tokenizer(byte_tokenizer()) if tokenizer else None
+    return SimpleNamespace(tokenizer=known, vocab_size=257, path=SimpleNamespace(name="engine"))
+
+
+def read(interface: str, values: dict[str, Any], batched: bool = True, tokenizer: bool = True) -> Job:
+    (row,) = split_rows(as_inputs(values, batched), batched)
+    return INTERFACES[interface].read(row, engine(tokenizer), False)
+
+
+def spell(text: str) -> list[int]:
+    return Tokenizer(byte_tokenizer()).encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize(
+    ("values", "fields"),
+    [
+        ({}, {"temperature": 0.0}),
+        ({"temperature": 0.5}, {"temperature": 0.0}),  # without top_k and top_p TensorRT-LLM is greedy
+        ({"temperature": 0.5, "top_k": 4}, {"temperature": 0.5, "top_k": 4}),
+        ({"temperature": 0.5, "top_k": 0, "top_p": 0.25}, {"temperature": 0.5, "top_p": 0.25}),
+        ({"top_k": 3, "top_p": 0.0}, {"top_k": 3}),
+        ({"seed": np.array([2**63 - 1], np.uint64)}, {"temperature": 0.0, "seed": 2**63 - 1}),
+        ({"num_return_sequences": 2, "min_tokens": 3}, {"temperature": 0.0, "n": 2, "min_tokens": 3}),
+        ({"repetition_penalty": 1.5}, {"temperature": 0.0, "repetition_penalty": 1.5}),
+        (
+            {"presence_penalty": 0.5, "frequency_penalty": -0.5},
+            {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": -0.5},
+        ),
+        ({"end_id": 9}, {"temperature": 0.0, "stop_token_ids": [9], "ignore_eos": True}),
+        ({"end_id": -1, "pad_id": 0}, {"temperature": 0.0}),
+        ({"return_log_probs": True}, {"temperature": 0.0, "logprobs": 0}),
+        ({"timeout": 1.5, "priority": 3}, {"temperature": 0.0, "timeout": 1.5, "priority": 3}),
+        ({"bad_words": ["a", ""], "stop_words": [""]}, {"temperature": 0.0, "bad_words": ["a"]}),
+        ({"stop_words": ["x", "yz"]}, {"temperature": 0.0, "stop": ["x", "yz"]}),
+        (
+            {"embedding_bias_words": ["a", "ab"], "embedding_bias_weights": [1.0, 2.0]},
+            {"temperature": 0.0, "logit_bias": {spell("a")[0]: 3.0, spell("b")[0]: 2.0}},
+        ),
+        ({"beam_width": 1, "length_penalty": 1.0, "num_draft_tokens": 0}, {"temperature": 0.0}),
+    ],
+)
+def test_text_inputs(values: dict[str, Any], fields: dict[str, Any], batched: bool) -> None:
+    job = read("text", TEXT | values, batched)
+    assert job.prompt == "hello"
+    assert job.params == SamplingParams(max_tokens=5, include_stop_str_in_output=True, **fields)
+    assert read("both", TEXT | values, batched).params == job.params
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize(
+    ("values", "fields"),
+    [
+        ({}, {}),
+        ({"runtime_top_k": 7, "temperature": 0.5}, {"top_k": 7, "temperature": 0.5}),
+        ({"runtime_top_p": 0.5}, {"top_p": 0.5, "temperature": 1.0}),
+        ({"end_id": 4}, {"stop_token_ids": [4], "ignore_eos": True}),
+        (
+            {"end_id": 4, "stop_words_list": np.array([[8, 9], [1, 2]], np.int32)},
+            {"stop_token_ids": [4, 8, 9], "ignore_eos": True},
+        ),
+        (
+            {"stop_words_list": np.array([[*spell("ab"), 7], [2, 3, -1]], np.int32)},
+            {"stop_token_ids": [7], "stop": ["ab"], "detokenize": True, "skip_special_tokens": False},
+        ),
+        ({"stop_words_list": np.array([[0, 0], [-1, -1]], np.int32)}, {}),  # none
+        ({"bad_words_list": np.array([[5, 6, 7, 0], [2, 3, -1, -1]], np.int32)}, {"bad_words": [[5, 6], [7]]}),
+        ({"embedding_bias": [0.0] * 256 + [-2.0]}, {"logit_bias": {256: -2.0}}),
+        ({"runtime_top_p_decay": 1.0, "runtime_top_p_min": 0.1, "len_penalty": 1.0, "early_stopping": False}, {}),
+    ],
+)
+def test_token_inputs(values: dict[str, Any], fields: dict[str, Any], batched: bool) -> None:
+    job = read("tokens", TOKENS | values, batched)
+    assert job.prompt == {"prompt_token_ids": [1, 2, 3]}
+    expected: dict[str, Any] = {"max_tokens": 5, "temperature": 0.0, "detokenize": False, **fields}
+    assert job.params == SamplingParams(**expected)
+    assert read("both", TOKENS | values, batched).params == job.params
+
+
+def test_input_lengths_cut_what_fills_up_input_ids() -> None:
+    assert read("tokens", TOKENS | {"input_lengths": 2}).prompt == {"prompt_token_ids": [1, 2]}
+    for length in (0, 4):
+        with pytest.raises(InvalidRequestError, match=f"'input_lengths' must be from 1 to 3.*got {length}"):
+            read("tokens", TOKENS | {"input_lengths": length})
+
+
+@pytest.mark.parametrize(
+    ("values", "fields"),
+    [
+        ({}, {"temperature": 0.0, "max_tokens": 32}),
+        ({"sampling_param_max_tokens": 4}, {"temperature": 0.0, "max_tokens": 4}),
+        ({"sampling_param_temperature": 0.5}, {"temperature": 0.5, "max_tokens": 32}),
+        ({"sampling_param_temperature": 0.0, "sampling_param_top_k": 9}, {"temperature": 0.0, "max_tokens": 32}),
+        (
+            {"sampling_param_top_k": 9, "sampling_param_top_p": 0.5, "sampling_param_seed": 3},
+            {"top_k": 9, "top_p": 0.5, "seed": 3, "max_tokens": 32},
+        ),
+        (
+            {"sampling_param_frequency_penalty": 0.5, "sampling_param_presence_penalty": 0.25},
+            {"temperature": 0.0, "max_tokens": 32, "frequency_penalty": 0.5, "presence_penalty": 0.25},
+        ),
+        ({"sampling_param_stop": ["a", "b"]}, {"temperature": 0.0, "max_tokens": 32, "stop": ["a", "b"]}),
+        ({"return_cumulative_logprob": True}, {"temperature": 0.0, "max_tokens": 32, "logprobs": 0}),
+        ({"sampling_param_best_of": 1}, {"temperature": 0.0, "max_tokens": 32}),
+    ],
+)
+def test_llmapi_inputs(values: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert read("llmapi", LLMAPI | values, batched=False).params == SamplingParams(**fields)
+
+
+WRONG = [
+    ("text", TEXT | {"beam_width": 2}, "'beam_width' must be 1, got 2: beam search"),
+    ("text", TEXT | {"temperature": -1.0}, "temperature must be 0 or from"),
+    ("text", TEXT | {"length_penalty": 2.0}, "'length_penalty' cannot be served: beam search"),
+    ("text", TEXT | {"num_draft_tokens": 2}, "'num_draft_tokens' cannot be served: draft tokens"),
+    ("text", TEXT | {"return_context_logits": True}, "'return_context_logits' cannot be served: logits"),
+    ("text", TEXT | {"embedding_bias_words": ["a"]}, "must be as many, got 1 and 0"),
+    ("text", TEXT | {"guided_decoding_guide": "x"}, "needs 'guided_decoding_guide_type'"),
+    ("text", TEXT | {"guided_decoding_guide_type": "structural_tag"}, "must be one of json, json_schema, regex"),
+    ("text", TEXT | {"guided_decoding_guide_type": "regex"}, "required by guide type 'regex'"),
+    ("text", TEXT | {"end_id": -5}, "stop_token_ids must be a list of token ids >= 0"),
+    ("tokens", TOKENS | {"runtime_top_p_decay": 0.5}, "'runtime_top_p_decay' cannot be served"),
+    ("tokens", TOKENS | {"draft_input_ids": [1]}, "'draft_input_ids' cannot be served: draft tokens"),
+    ("tokens", TOKENS | {"embedding_bias": [1.0, 2.0]}, "'embedding_bias' must hold one number per token, 257, got 2"),
+    ("tokens", TOKENS | {"stop_words_list": [1, 2]}, "'stop_words_list' must be INT32 of shape [2, n]"),
+    ("tokens", TOKENS | {"bad_words_list": np.array([[1, 2], [2, 1]], np.int32)}, "the ends of words"),
+    ("tokens", TOKENS | {"bad_words_list": np.array([[1, 2], [3, -1]], np.int32)}, "from 1 to at most 2"),
+    ("tokens", TOKENS | {"stop_words_list": np.array([[1, 999], [2, -1]], np.int32)}, "must hold ids below 257"),
+    (
+        "tokens",
+        TOKENS | {"stop_words_list": np.array([[spell("é")[0]] * 2, [2, -1]], np.int32)},
+        "words that are whole text",
+    ),
+    ("llmapi", {"streaming": True}, "'text_input' is required by the LLM-API interface"),
+    ("llmapi", LLMAPI | {"sampling_param_best_of": 2}, "'sampling_param_best_of' must be 1, got 2"),
+    ("llmapi", LLMAPI | {"lora_name": "x"}, "'lora_name' cannot be served: LoRA"),
+]
+
+
+@pytest.mark.parametrize(("interface", "values", "message"), WRONG, ids=[message[:40] for *_, message in WRONG])
+def test_what_cannot_be_served_is_refused_by_name(interface: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read(interface, values, batched=interface != "llmapi")
+    assert message in str(caught.value)
+
+
+def refused(interface: str, values: dict[str, Any], name: str) -> bool:
+    """By name, that is."""
+    try:
+        read(interface, values, batched=False)
+    except InvalidRequestError as error:
+        return name in str(error)
+    return False
+
+
+@pytest.mark.parametrize("interface", ["text", "tokens", "llmapi"])
+def test_every_input_is_read_or_refused(interface: str) -> None:
+    """A value of its type in each declared input: there is none that is taken and forgotten."""
+    without_effect = {"pad_id", "stop", *refusals.WITHOUT_EFFECT}  # the model itself sees stop
+    base = {"text": TEXT, "tokens": TOKENS, "llmapi": LLMAPI}[interface]
+    plain = read(interface, base, batched=False)
+    for tensor in INTERFACES[interface].inputs:
+        if tensor.name in base or tensor.name in without_effect:
+            continue
+        value: Any = np.full([2 if size == -1 else size for size in tensor.dims], 2).astype(NUMPY[tensor.dtype])
+        if tensor.dtype == "STRING":
+            value = np.full(tensor.dims if -1 not in tensor.dims else (2,), b"words", np.object_)
+        elif tensor.name == "runtime_top_p" or tensor.name.endswith("top_p"):
+            value = np.array([0.5], np.float32)
+        elif tensor.name.endswith("words_list"):
+            value = np.array([[3], [1]], np.int32)
+        elif tensor.name == "embedding_bias":
+            value = np.ones(257, np.float32)
+        if refused(interface, base | {tensor.name: value}, tensor.name):
+            continue
+        job = read(interface, base | {tensor.name: value}, batched=False)
+        changed = job.params != plain.params or vars(job.asked) != vars(plain.asked)
+        heat = tensor.name == "temperature"  # alone it changes nothing, as in TensorRT-LLM
+        assert changed or heat, f"{tensor.name} is taken and forgotten"
+
+
+def test_every_refused_input_has_its_reason() -> None:
+    for name in refusals._REFUSED:
+        assert refusals._reason(name)
+
+
+def test_rows_must_agree_on_the_batch() -> None:
+    values = {"text_input": np.array([[b"a"], [b"b"]], np.object_), "max_tokens": np.array([[1]], np.int32)}
+    with pytest.raises(InvalidRequestError, match="the same first dimension"):
+        split_rows(values, batched=True)
+
+
+def test_without_a_tokenizer_words_are_refused() -> None:
+    words = {"stop_words_list": np.array([[3, 4], [2, -1]], np.int32)}
+    with pytest.raises(InvalidRequestError, match="words of several tokens need a tokenizer"):
+        read("tokens", TOKENS | words, tokenizer=False)
+    assert read("tokens", TOKENS, tokenizer=False).params.detokenize is False

@@ -1,0 +1,293 @@
+"""The model on pico: the Python API's tokens under TensorRT-LLM's tensor names, and every way for a request to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.fake_triton import ModelConfig, Request, Sender, TritonError
+from support.triton_models import as_inputs, load
+from tensorwright import SamplingParams
+from tensorwright.errors import InvalidOptionError
+from tensorwright.runtime.triton.interfaces import INTERFACES
+from tensorwright.runtime.triton.model import TritonPythonModel
+
+Ask = Callable[..., Request]
+
+PROMPT = "import os"
+LONG = 400  # tokens: a request that is sure to be alive while the test looks at it
+
+
+def text_of(request: Request) -> str:
+    return b"".join(response["text_output"][0] for response in request.sender.wait()).decode()
+
+
+def error_of(request: Request) -> TritonError:
+    assert request.sender.wait() == []
+    (error,) = request.sender.errors
+    return error
+
+
+def wait_until_idle(model: TritonPythonModel) -> None:
+    deadline = time.monotonic() + 30
+    while (stats := model.llm.get_stats())["running"] or stats["waiting"]:
+        assert time.monotonic() < deadline, stats
+        time.sleep(0.001)
+
+
+def test_text_is_that_of_the_python_api(model: TritonPythonModel, ask: Ask) -> None:
+    expected = model.llm.generate(PROMPT, SamplingParams(max_tokens=12, temperature=0)).outputs[0].text
+    assert text_of(ask(text_input=PROMPT, max_tokens=12)) == PROMPT + expected
+    assert text_of(ask(text_input=PROMPT, max_tokens=12, exclude_input_in_output=True)) == expected
+    streamed = ask(text_input=PROMPT, max_tokens=12, stream=True)
+    assert text_of(streamed) == expected
+    assert len(streamed.sender.responses) > 1
+
+
+def test_tokens_are_those_of_the_python_api(model: TritonPythonModel, ask: Ask, batched: bool) -> None:
+    heat = float(np.float32(0.8))
+    params = SamplingParams(max_tokens=9, temperature=heat, top_k=40, seed=7, logprobs=0)
+    expected = model.llm.generate({"prompt_token_ids": [5, 6, 7]}, params).outputs[0]
+    inputs: dict[str, Any] = {"input_ids": [5, 6, 7, 0], "input_lengths": 3, "request_output_len": 9, "seed": 7}
+    inputs |= {"temperature": heat, "runtime_top_k": 40, "return_log_probs": True}
+    (whole,) = ask(**inputs).sender.wait()
+    front = [1] if batched else []
+    assert whole["output_ids"].shape == (*front, 1, 12)
+    assert whole["output_ids"].dtype == np.int32
+    assert whole["output_ids"].reshape(-1).tolist() == [5, 6, 7, *expected.token_ids]
+    assert whole["sequence_length"].shape == (*front, 1)
+    assert whole["sequence_length"].reshape(-1).tolist() == [12]
+    assert whole["output_log_probs"].shape == (*front, 1, 9)
+    assert whole["output_log_probs"].dtype == np.float32
+    assert expected.logprobs is not None
+    each = [table[token].logprob for token, table in zip(expected.token_ids, expected.logprobs, strict=True)]
+    np.testing.assert_array_equal(whole["output_log_probs"].reshape(-1), np.array(each, np.float32))
+    np.testing.assert_array_equal(whole["cum_log_probs"].reshape(-1), np.float32([expected.cumulative_logprob]))
+
+    streamed = ask(**inputs, streaming=True).sender.wait()
+    tokens = [token for response in streamed for token in response["output_ids"].reshape(-1).tolist()]
+    assert tokens == expected.token_ids
+    assert sum(int(response["sequence_length"].reshape(-1)[0]) for response in streamed) == 9
+    assert sum(response["output_log_probs"].size for response in streamed) == 9
+
+
+def test_several_completions_have_a_response_each(model: TritonPythonModel, ask: Ask) -> None:
+    params = SamplingParams(n=3, max_tokens=6, top_k=50, seed=11)
+    expected = [completion.text for completion in model.llm.generate(PROMPT, params).outputs]
+    for stream in (False, True):
+        request = ask(
+            text_input=PROMPT, max_tokens=6, top_k=50, seed=11, num_return_sequences=3, stream=stream,
+            exclude_input_in_output=True,
+        )  # fmt: skip
+        texts = ["", "", ""]
+        for response in request.sender.wait():
+            texts[int(response["sequence_index"].reshape(-1)[0])] += response["text_output"][0].decode()
+        assert texts == expected
+        assert len(set(texts)) > 1
+
+
+def test_one_request_may_hold_several_prompts(pico_engine: Path) -> None:
+    model = load(pico_engine)
+    prompts = ["import os", "def main", "class A"]
+    values = {
+        "text_input": np.array([[prompt.encode()] for prompt in prompts], np.object_),
+        "max_tokens": np.array([[3], [5], [4]], np.int32),
+        "return_num_output_tokens": np.ones((3, 1), np.bool_),
+    }
+    request = Request(values)
+    model.execute([request])
+    answers = {int(each["batch_index"][0, 0]): each for each in request.sender.wait()}
+    for index, (prompt, most) in enumerate(zip(prompts, [3, 5, 4], strict=True)):
+        expected = model.llm.generate(prompt, SamplingParams(max_tokens=most, temperature=0)).outputs[0].text
+        assert answers[index]["text_output"][0].decode() == prompt + expected
+        assert answers[index]["num_output_tokens"].tolist() == [[most]]
+    model.finalize()
+
+
+def test_requests_of_one_call_are_each_answered(model: TritonPythonModel, batched: bool) -> None:
+    good = {"text_input": PROMPT, "max_tokens": 4}
+    requests = [Request(as_inputs(values, batched)) for values in (good, {"max_tokens": 4}, good)]
+    model.execute(requests)
+    assert text_of(requests[0]) == text_of(requests[2])
+    assert "neither came" in str(error_of(requests[1]))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"text_input": PROMPT}, "input 'max_tokens' is required by the text interface"),
+        ({"input_ids": [1, 2], "request_output_len": 3}, "input 'input_lengths' is required by the token interface"),
+        ({"text_input": PROMPT, "input_ids": [1], "max_tokens": 1}, "both came"),
+        ({"text_input": PROMPT, "max_tokens": 1, "streaming": True}, "did you mean stream"),
+        ({"text_input": PROMPT, "max_tokens": 0}, "max_tokens must be a positive integer"),
+        ({"text_input": PROMPT, "max_tokens": 10**6}, "tokens of prompt and output together"),
+        ({"text_input": PROMPT, "max_tokens": 1, "beam_width": 4}, "'beam_width' must be 1, got 4"),
+        ({"text_input": PROMPT, "max_tokens": 1, "lora_task_id": np.array([3], np.uint64)}, "LoRA adapters"),
+        ({"text_input": PROMPT, "max_tokens": 1, "image_url_input": "http://x"}, "images and video"),
+        ({"text_input": np.array([b"\xff"], np.object_), "max_tokens": 1}, "'text_input' must be UTF-8"),
+        ({"text_input": [PROMPT, PROMPT], "max_tokens": 1}, "'text_input' must hold one value per prompt, got 2"),
+        ({"text_input": PROMPT, "max_tokens": 1.0}, "'max_tokens' has the wrong type"),
+        ({"stop": True}, "needs the id of the request to stop"),
+    ],
+)
+def test_a_wrong_request_ends_with_its_own_error(ask: Ask, values: dict[str, Any], message: str) -> None:
+    error = error_of(ask(**values))
+    assert message in str(error)
+    assert error.code == TritonError.INVALID_ARG
+
+
+def test_a_misspelt_input_that_became_a_parameter_is_refused(model: TritonPythonModel, batched: bool) -> None:
+    inputs = as_inputs({"text_input": PROMPT, "max_tokens": 2}, batched)
+    wrong = Request(inputs, json_parameters='{"temprature": 0.5}')
+    other = Request(inputs, json_parameters='{"user": "me"}')
+    model.execute([wrong, other])
+    assert "no input 'temprature'; did you mean temperature?" in str(error_of(wrong))
+    assert text_of(other)
+
+
+def test_stop_with_the_same_id_ends_a_request_with_what_it_has(model: TritonPythonModel, ask: Ask) -> None:
+    request = ask("7", text_input=PROMPT, max_tokens=LONG, end_id=1, stream=True, return_finish_reason=True)
+    other = ask("8", text_input=PROMPT, max_tokens=20)
+    request.sender.wait_for_responses(2)
+    stop = ask("7", stop=True)
+    assert stop.sender.wait() == []
+    assert stop.sender.errors == []
+    responses = request.sender.wait()
+    assert responses[-1]["finish_reason"][0] == b"abort"
+    assert 2 <= len(responses) < LONG
+    assert request.sender.errors == []
+    assert len(text_of(other)) > len(PROMPT)
+    assert ask("no such id", stop=True).sender.wait() == []
+
+
+def test_a_cancelled_request_frees_its_blocks(model: TritonPythonModel, ask: Ask) -> None:
+    wait_until_idle(model)
+    request = ask(text_input=PROMPT, max_tokens=LONG, end_id=1, stream=True)
+    request.sender.wait_for_responses(1)
+    request.sender.cancelled = True
+    assert len(request.sender.wait()) < LONG
+    assert request.sender.errors[0].code == TritonError.CANCELLED
+    wait_until_idle(model)
+
+
+def test_a_request_that_triton_forgot_ends_and_others_can_be_cancelled(model: TritonPythonModel, ask: Ask) -> None:
+    for attribute in ("forgotten", "cancelled"):
+        request = ask(text_input=PROMPT, max_tokens=LONG, end_id=1, stream=True)
+        request.sender.wait_for_responses(1)
+        setattr(request.sender, attribute, True)
+        assert len(request.sender.wait()) < LONG
+    wait_until_idle(model)
+    assert not model.exchange._streams
+
+
+def test_a_client_that_takes_nothing_ends_its_request_alone(model: TritonPythonModel, ask: Ask) -> None:
+    other = ask(text_input=PROMPT, max_tokens=20, stream=True)
+    request = ask(text_input=PROMPT, max_tokens=LONG, end_id=1, stream=True)
+    request.sender.fail_sends = True
+    assert len(request.sender.wait()) < LONG
+    assert len(text_of(other)) > 20
+    wait_until_idle(model)
+
+
+def test_timeouts_end_a_request_with_what_it_has(model: TritonPythonModel, batched: bool) -> None:
+    values: dict[str, Any] = {"text_input": PROMPT, "max_tokens": LONG, "end_id": 1, "return_finish_reason": True}
+    of_triton = Request(as_inputs(values, batched), timeout_us=1)
+    of_ours = Request(as_inputs({**values, "timeout": 1e-6}, batched))
+    model.execute([of_triton, of_ours])
+    for request in (of_triton, of_ours):
+        (response,) = request.sender.wait()
+        assert response["finish_reason"][0] == b"timeout"
+
+
+def test_times_and_blocks_of_a_request(ask: Ask) -> None:
+    (response,) = ask(
+        text_input=PROMPT, max_tokens=5, return_perf_metrics=True, return_num_input_tokens=True
+    ).sender.wait()
+    names = ("arrival_time_ns", "first_scheduled_time_ns", "first_token_time_ns", "last_token_time_ns")
+    times = [int(response[name].reshape(-1)[0]) for name in names]
+    assert times == sorted(times)
+    assert times[0] < times[2] < times[3]
+    assert all(response[name].dtype == np.int64 for name in names)
+    assert response["kv_cache_alloc_total_blocks"].reshape(-1).tolist() == [1]
+    assert response["num_input_tokens"].dtype == np.int32
+
+
+def test_every_output_is_declared(ask: Ask, batched: bool) -> None:
+    """With the type that the configuration names, and as many dimensions; texts have no batch dimension."""
+    everything = {"return_log_probs": True, "return_perf_metrics": True, "return_finish_reason": True}
+    everything |= {"return_num_input_tokens": True, "return_num_output_tokens": True}
+    many = {"num_return_sequences": 2}
+    asked = [
+        ask(text_input=PROMPT, max_tokens=3, **everything, **many),
+        ask(input_ids=[5, 6], input_lengths=2, request_output_len=3, **everything, **many),
+    ]
+    declared = {tensor.name: tensor for tensor in INTERFACES["both"].outputs}
+    seen = set()
+    for response in (response for request in asked for response in request.sender.wait()):
+        for name, value in response.items():
+            front = 1 if batched and value.dtype != np.object_ else 0
+            assert value.ndim == len(declared[name].dims) + front, name
+            expected = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "STRING": np.object_}
+            assert value.dtype == expected[declared[name].dtype], name
+            seen.add(name)
+    assert seen == set(declared) - {"batch_index"}
+
+
+def test_finalize_answers_what_still_runs(pico_engine: Path) -> None:
+    model = load(pico_engine)
+    values = {"text_input": PROMPT, "max_tokens": LONG, "end_id": 1, "stream": True}
+    request = Request(as_inputs(values, True))
+    model.execute([request])
+    request.sender.wait_for_responses(1)
+    model.finalize()
+    assert request.sender.final.is_set()
+    assert request.sender.errors[0].code == TritonError.UNAVAILABLE
+
+
+def test_a_model_that_cannot_be_is_refused_when_it_loads(pico_engine: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="no parameter 'kv_cache_memry'; did you mean kv_cache_memory"):
+        load(pico_engine, kv_cache_memry="1MiB")
+    with pytest.raises(InvalidOptionError, match="parameter 'threads' must be a positive integer, got '-1'"):
+        load(pico_engine, threads="-1")
+    with pytest.raises(InvalidOptionError, match="interface must be one of both, text, tokens, llmapi"):
+        load(pico_engine, interface="json")
+
+
+@pytest.mark.parametrize("interface", INTERFACES)
+def test_a_configuration_without_tensors_is_completed(interface: str) -> None:
+    config = ModelConfig({"parameters": {"interface": {"string_value": interface}}})
+    done = TritonPythonModel.auto_complete_config(config).as_dict()
+    assert done["model_transaction_policy"] == {"decoupled": True}
+    assert [tensor["name"] for tensor in done["input"]] == [each.name for each in INTERFACES[interface].inputs]
+    assert [tensor["name"] for tensor in done["output"]] == [each.name for each in INTERFACES[interface].outputs]
+    policy = {"model_transaction_policy": {"decoupled": False}}
+    assert TritonPythonModel.auto_complete_config(ModelConfig({**done, **policy})).as_dict() == {**done, **policy}
+    again = TritonPythonModel.auto_complete_config(ModelConfig(done)).as_dict()
+    assert again == done
+
+
+def test_without_the_decoupled_mode_a_request_has_one_answer(pico_engine: Path) -> None:
+    model = load(pico_engine, decoupled=False)
+    requests = [
+        Request(as_inputs({"text_input": PROMPT, **values}, True), "1", sender=Sender(decoupled=False))
+        for values in (
+            {"max_tokens": 4},
+            {"max_tokens": LONG, "end_id": 1, "return_finish_reason": True},
+            {"max_tokens": 4, "stream": True},
+            {"max_tokens": 4, "num_return_sequences": 2},
+        )
+    ]
+    model.execute(requests)
+    assert len(text_of(requests[0])) > len(PROMPT)
+    stop = Request(as_inputs({"stop": True}, True), "1", sender=Sender(decoupled=False))
+    model.execute([stop])
+    assert stop.sender.wait() == [{}]
+    assert requests[1].sender.wait()[0]["finish_reason"][0] == b"abort"
+    assert "streaming needs the decoupled mode" in str(error_of(requests[2]))
+    assert "several completions needs the decoupled mode" in str(error_of(requests[3]))
+    model.finalize()
