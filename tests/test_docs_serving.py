@@ -1,0 +1,57 @@
+"""The pages on serving are whole: every metric, field, option and Triton tensor that there is, and none that is not."""
+
+from __future__ import annotations
+
+import re
+
+from support.doc_words import FLAG, ROOT, Commands, Page
+from tensorwright.builder.cli import build_engine
+from tensorwright.runtime import metrics
+from tensorwright.runtime.cli import cli
+from tensorwright.runtime.server.chat_request import ChatCompletionRequest
+from tensorwright.runtime.server.completion_request import CompletionRequest
+from tensorwright.runtime.triton.interfaces import INTERFACES
+
+METRIC = re.compile(r"\btensorwright_[a-z_]+\b")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def text_of(name: str) -> str:
+    return (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+
+
+def test_every_metric_is_explained() -> None:
+    """And no metric is named anywhere that there is not."""
+    known = {metric.name for metric in (*metrics.GAUGES_AND_TOTALS, *metrics.OBSERVED)}
+    text = (ROOT / "runtime/server/exposition.py").read_text(encoding="utf-8")
+    known |= set(METRIC.findall(text))
+    explained = {name for line in Page(text_of("operating")).code for name in METRIC.findall(line)}
+    assert known <= explained
+    for path in PAGES:
+        named = {name for line in Page(path.read_text(encoding="utf-8")).code for name in METRIC.findall(line)}
+        assert {re.sub(r"_(sum|count|bucket)$", "", name) for name in named} <= known, path.name
+
+
+def test_every_field_of_the_server_is_listed() -> None:
+    """What it takes in the tables of fields, what it refuses under that heading; and no other field."""
+    text = text_of("serving")
+    taken, _, refused = text.partition("## What is refused")
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", taken, re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    fields = {**CompletionRequest.model_fields, **ChatCompletionRequest.model_fields}
+    wanted = {name for name, field in fields.items() if field.annotation is not type(None)}
+    assert listed == wanted
+    assert not [name for name in fields.keys() - wanted if f"`{name}`" not in refused]
+
+
+def test_every_option_of_the_server_is_explained() -> None:
+    pages = [Page(text_of(name)) for name in ("serving", "operating")]
+    named = {flag for each in pages for line in each.shell for flag in FLAG.findall(line)}
+    assert Commands(cli, build_engine).flags["tensorwright serve"] - named == {"--help"}
+
+
+def test_every_tensor_of_the_triton_models_is_listed() -> None:
+    text = text_of("migrating-from-tensorrt-llm")
+    tensors = {tensor.name for each in INTERFACES.values() for tensor in (*each.inputs, *each.outputs)}
+    assert len(tensors) > 100
+    assert sorted(name for name in tensors if f"`{name}`" not in text) == []
