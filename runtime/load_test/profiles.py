@@ -1,8 +1,7 @@
 """How long prompts and outputs are: log-normal lengths of three uses, or one fixed length.
 
-The means are those that DistServe (Zhong et al., OSDI 2024, arXiv:2401.09670, figure 7) gives for the data sets that
-it takes for these uses: ShareGPT (chat), LongBench (summarisation), HumanEval (code). It prints no variance: the sigmas
-are ours, wide where people write freely, narrow where a task sets the form.
+Means and sigmas are our choice, not a fit to anybody's traffic: chat has prompts of a conversation and answers of a
+paragraph or two, wide both; summarisation long prompts and short outputs; code short prompts and outputs.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Profile:
 
 FIXED = "fixed"
 PROFILES = {
-    "chat": Profile(LogNormal(755.5, 1.2), LogNormal(200.3, 0.9)),
-    "summarisation": Profile(LogNormal(1738.3, 0.5), LogNormal(90.7, 0.6)),
-    "code": Profile(LogNormal(171.3, 0.5), LogNormal(98.2, 0.7)),
+    "chat": Profile(LogNormal(750, 1.2), LogNormal(200, 0.9)),
+    "summarisation": Profile(LogNormal(1750, 0.5), LogNormal(90, 0.6)),
+    "code": Profile(LogNormal(170, 0.5), LogNormal(100, 0.7)),
 }
 
 
