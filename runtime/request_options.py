@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorwright.runtime.guided.options import guided_options, take_guided
+from tensorwright.runtime.option_tables import OptionTable, add_options
 
 if TYPE_CHECKING:
     from tensorwright.runtime.sampling_params import SamplingParams
@@ -30,7 +31,7 @@ def _biases(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) 
     return biases
 
 
-OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+OPTIONS: OptionTable = {
     "n": ("-n", {"type": int, "default": 1, "help": "Completions per prompt; several are printed when all are done."}),
     "max_tokens": ("--max-tokens", {"type": int, "default": 64, "help": "Most tokens to generate per prompt."}),
     "min_tokens": ("--min-tokens", {"type": int, "default": 0, "help": "Do not end before so many tokens."}),
@@ -89,11 +90,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives the command all OPTIONS, in their order, and those of guided decoding."""
-    command = guided_options(command)
-    for field, (declaration, settings) in reversed(OPTIONS.items()):
-        shown = settings.get("default") is not None
-        command = click.option(declaration, field, show_default=shown, **settings)(command)
-    return command
+    return add_options(guided_options(command), OPTIONS)
 
 
 def take_params(options: dict[str, Any]) -> SamplingParams:

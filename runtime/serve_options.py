@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
+from tensorwright.runtime.option_tables import OptionTable, add_options
+
 # Keyword of LLM -> its option.
-ENGINE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+ENGINE_OPTIONS: OptionTable = {
     "kv_cache_memory": ("--kv-cache-memory", {"help": 'Such as "512MiB". Default: half of the free memory.'}),
     "max_batch_size": ("--max-batch-size", {"type": int, "default": 64, "help": "Completions that run at once."}),
     "max_num_tokens": ("--max-num-tokens", {"type": int, "default": 512, "help": "Most tokens of one step."}),
@@ -31,7 +33,7 @@ ENGINE_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 # Field of ServerOptions -> its option.
-APP_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+APP_OPTIONS: OptionTable = {
     "api_keys": ("--api-key", {"multiple": True, "help": "Clients need one of these as bearer. May be repeated."}),
     "protect_metrics": ("--protect-metrics", {"is_flag": True, "help": "/metrics needs a key, too."}),
     "max_body_size": ("--max-body-size", {"default": "4MiB", "help": "A larger body is answered 413."}),
@@ -45,7 +47,7 @@ APP_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "log_prompts": ("--log-prompts", {"is_flag": True, "help": "Bodies of requests go into the log."}),
 }
 # Field of Listen -> its option.
-NETWORK_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+NETWORK_OPTIONS: OptionTable = {
     "host": ("--host", {"default": "127.0.0.1", "help": "0.0.0.0: all networks."}),
     "port": ("--port", {"type": int, "default": 8000, "help": "0: any that is free."}),
     "tls_cert": ("--tls-cert", {"metavar": "FILE", "help": "Certificate chain, PEM. With --tls-key: https."}),
@@ -66,11 +68,7 @@ NETWORK_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives the command all three groups, in their order."""
-    groups = (*NETWORK_OPTIONS.items(), *APP_OPTIONS.items(), *ENGINE_OPTIONS.items())
-    for field, (declaration, settings) in reversed(groups):
-        shown = settings.get("default") is not None
-        command = click.option(declaration, field, show_default=shown, **settings)(command)
-    return command
+    return add_options(command, {**NETWORK_OPTIONS, **APP_OPTIONS, **ENGINE_OPTIONS})
 
 
 def take(options: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:

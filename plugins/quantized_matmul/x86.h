@@ -20,7 +20,6 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 
 constexpr int64_t kRows = 6;                // rows of a micro kernel at most
 constexpr int64_t kChunk = 96;              // rows
-constexpr int64_t kAheadBytes = 128 << 10;  // of a unit's weights whose next unit is fetched ahead
 constexpr int64_t kBlockBytes = 512 << 10;  // of a unit's weights: half the L2 cache
 
 // One group of K for R rows and P panels.
@@ -32,7 +31,6 @@ struct Group {
   const char* w;  // first panel
   const char* scales;
   int64_t w_stride;  // bytes between panels
-  int64_t ahead;     // bytes to the same group of the next unit, which may be fetched meanwhile
   int64_t lines;     // of 64 bytes, in a panel
   float* sum;        // [R, kUnit, 16]
 };
@@ -83,7 +81,6 @@ void sum_rows(const tw_quantized_matmul_args* a, const Shape& s, int64_t row, in
              nullptr,
              nullptr,
              s.w_stride,
-             s.w_stride * kUnit > kAheadBytes ? 0 : s.w_stride * kUnit,
              s.size * Kind::kBits / 32,
              sum};
   for (int64_t i = begin; i < end; ++i) {

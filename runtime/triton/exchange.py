@@ -6,7 +6,7 @@ Triton from time to time which requests were cancelled. Neither there is a threa
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Mapping
@@ -16,6 +16,8 @@ import numpy as np
 
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.triton.replies import Reply
+
+logger = logging.getLogger(__name__)
 
 
 class Channel(Protocol):
@@ -73,20 +75,26 @@ class Stream:
     def _responses(self, index: int, handle: RequestHandle, reply: Reply) -> list[Any]:
         try:
             output = handle.latest()
-        except Exception as error:  # the request's own
+            due = [(tensors, None) for tensors in reply.responses(output)]
+        except Exception as error:  # the request's own, or of its answer: the client hears of both
             self._ended.add(index)
+            handle.abort()
             return [(None, error)]
         if output.finished:
             self._ended.add(index)
-        return [(tensors, None) for tensors in reply.responses(output)]
+        return due
 
     def give_up(self) -> None:
         """After a send that failed: ends the request, and tells Triton that nothing follows."""
         self.abort()
-        with self._lock, contextlib.suppress(Exception):
-            if not self.closed:
-                self.closed = True
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            try:
                 self._channel.send(None, None, True)
+            except Exception as error:
+                logger.warning("request %r cannot be closed, Triton has forgotten it: %s", self.request_id, error)
 
 
 class Exchange:
@@ -143,7 +151,8 @@ class Exchange:
                 stream.queued = False  # before reading: a change after it is announced again
             try:
                 stream.send_news()
-            except Exception:  # Triton has no use for it any more; the others go on
+            except Exception as error:  # mostly Triton has no use for it any more; the others go on
+                logger.warning("request %r ends, an answer could not be sent: %s", stream.request_id, error)
                 stream.give_up()
             if stream.closed:
                 with self._state:

@@ -6,7 +6,6 @@ server. Each call is a message to the server's process, so a value is sent only 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import deque
@@ -111,8 +110,11 @@ class TritonMetrics:
 
     def _run(self) -> None:
         while not self._stop.wait(PERIOD):
-            with LOCK, contextlib.suppress(self._pb.TritonModelException):
-                self._update()
+            try:
+                with LOCK:
+                    self._update()
+            except self._pb.TritonModelException as error:
+                self._pb.Logger.log_warn(f"tensorwright: metrics were not updated: {error}")
 
     def _update(self) -> None:
         stats = self._stats()

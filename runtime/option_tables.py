@@ -1,0 +1,18 @@
+"""Options of a command as a table: a field of some parameters, its option, and what click is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+OptionTable = dict[str, tuple[str, dict[str, Any]]]
+
+
+def add_options(command: Callable[..., Any], table: OptionTable) -> Callable[..., Any]:
+    """Gives the command all options of the table, in its order. Help texts show defaults other than None."""
+    for field, (declaration, settings) in reversed(table.items()):
+        shown = settings.get("default") is not None
+        command = click.option(declaration, field, show_default=shown, **settings)(command)
+    return command
