@@ -16,6 +16,9 @@ TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
 # Two workers; each test file stays on one, so that its fixtures are made once.
 PYTEST_ARGS ?= -n 2 --dist loadfile
+# What the tests of the other targets need, about 600 MB. GPU_EXTRAS= leaves it out, and those tests are skipped with the reason.
+GPU_EXTRAS ?= onnx,gpu,tensorrt-rtx
+comma := ,
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 NATIVE := $(shell find runtime plugins -name '*.cc' -o -name '*.h' 2>/dev/null)
 TRITON_PIP := $(TRITON_VENV)/bin/python -m pip --disable-pip-version-check
@@ -44,11 +47,12 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps $(PIP_TORCH_ARGS) $(TORCH_SPEC)
 	@$(PIP) scikit-build-core nanobind cmake ninja
+	@$(if $(findstring tensorrt-rtx,$(GPU_EXTRAS)),$(PIP) 'tensorrt-rtx-cu13>=1.7$(comma)<2')
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE)
 	@echo "== Compiling the runtime and installing tensorwright into $(VENV) (a minute or two)"
-	@$(PIP) --no-build-isolation -e '.[build,serve,dev]'
+	@$(PIP) --no-build-isolation -e '.[build,serve,$(if $(GPU_EXTRAS),$(GPU_EXTRAS)$(comma))dev]'
 	@touch $@
 
 triton-venv: $(TRITON_VENV)/.installed

@@ -16,6 +16,7 @@ from tensorwright.plugins.paged_attention import attention
 from tensorwright.plugins.paged_attention import op as paged_attention
 from tensorwright.plugins.quantized_matmul import linear as quantized_linear
 from tensorwright.plugins.quantized_matmul import op as quantized_matmul
+from tensorwright.plugins.quantized_matmul import weight_only as weight_only_linear
 from tensorwright.plugins.rms_norm import add_rms_norm, rms_norm_columns
 from tensorwright.plugins.rms_norm import op as rms_norm
 from tensorwright.plugins.rotary import op as rotary
@@ -45,5 +46,6 @@ PLUGINS: dict[str, ModuleType] = {
         rotary_kv_write,
         rotary_table,
         swiglu,
+        weight_only_linear,
     )
 }

@@ -18,10 +18,13 @@ def from_bfloat16_bits(bits: np.ndarray) -> np.ndarray:
 
 
 def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 array of the values nearest to `x` that `dtype` ("float32" or "bfloat16") can hold."""
+    """float32 array of the values nearest to `x` that `dtype` ("float32", "bfloat16" or "float16") can hold."""
     x = np.asarray(x, np.float32)
     if dtype == "float32":
         return x
     if dtype == "bfloat16":
         return from_bfloat16_bits(to_bfloat16_bits(x)).reshape(x.shape)
-    raise TypeError(f"activations are float32 or bfloat16, not {dtype}")
+    if dtype == "float16":
+        with np.errstate(over="ignore"):  # what is too large becomes infinity, as in bfloat16
+            return x.astype(np.float16).astype(np.float32)
+    raise TypeError(f"activations are float32, bfloat16 or float16, not {dtype}")

@@ -61,6 +61,10 @@ class EngineError(TensorwrightError):
     exit_code = 2
 
 
+class KernelError(TensorwrightError):
+    """A GPU kernel does not compile for an SM, has no code for it, or was to be started as it does not allow."""
+
+
 class IsaError(TensorwrightError):
     """TENSORWRIGHT_ISA names an unknown instruction set or one this processor lacks."""
 
@@ -87,6 +91,10 @@ class QueueFullError(TensorwrightError):
 
 class OutOfMemoryError(TensorwrightError, MemoryError):
     """The KV-cache budget is too small for one block per sequence, or memory could not be had."""
+
+
+class DeviceError(TensorwrightError):
+    """The GPU, its driver or TensorRT failed at something that this engine was made for."""
 
 
 class NumericalError(TensorwrightError):

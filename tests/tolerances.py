@@ -63,3 +63,20 @@ def int8_attention_tolerance(q: float, k: float, v: float, head_dim: int, scale:
     """
     score = scale * head_dim * (q * k / 254 + q * k / 32512 * (1 + 1 / 254))
     return v * math.expm1(2 * score) + v / 254 * math.exp(2 * score)
+
+
+def gpu_attention_tolerance(
+    dtype: str, q: float, k: float, v: float, head_dim: int, positions: int, scale: float, softcap: float, int8_kv: bool
+) -> float:
+    """plugins/paged_attention/gpu*.py against the definition; q, k and v: the largest magnitudes.
+
+    Scores are float32 sums, and a soft cap adds its cancellation; over int8 the definition rounds q to 15 bits, which
+    the GPU does not. A score off by e moves weights by e^(2 e). Each weight is rounded to `dtype`, over int8 with V's
+    scale to bfloat16, and the result to `dtype`: neither can move a mean of v by more than half a spacing of v.
+    """
+    score = scale * sum_tolerance("float32", head_dim, head_dim * q * k) + 4 * EPSILON["float32"] * softcap
+    if int8_kv:
+        score += scale * head_dim * q * k / 32512
+    weights = "bfloat16" if int8_kv and dtype == "float16" else dtype
+    sums = sum_tolerance("float32", positions, v) + function_tolerance("float32", v)
+    return v * math.expm1(2 * score) + sums + rounding_tolerance(weights, v) + rounding_tolerance(dtype, v)

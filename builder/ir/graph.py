@@ -93,6 +93,12 @@ class Graph:
                 self._names.add(name)
                 return name
 
+    def restart_names(self) -> None:
+        """Lets numbers in new names follow the largest in use, so that a graph read from text gets the same names."""
+        self._names = {value.name for value in self.values()}
+        ends = [name.rpartition(".")[2] for name in self._names]
+        self._counter = max((int(end) for end in ends if end.isascii() and end.isdigit()), default=0)
+
     def add(
         self,
         op: str,

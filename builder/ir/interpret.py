@@ -119,7 +119,8 @@ def bind_inputs(graph: Graph, inputs: dict[str, Any]) -> dict[str, int]:
 
 def _quantized(node: Node, weights: Weights) -> dict[Value, Any]:
     """The matrix of a quantized product, where `weights` gives it quantized."""
-    if node.op not in ("quantized_linear", "quantized_matmul") or not isinstance(weights, QuantizedSource):
+    products = ("quantized_linear", "quantized_matmul", "weight_only_linear")
+    if node.op not in products or not isinstance(weights, QuantizedSource):
         return {}
     w = node.inputs[1]
     if w is None or w.node is None or w.node.op != "weight":

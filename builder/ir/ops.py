@@ -123,9 +123,8 @@ def _compounds() -> None:
     _op("paged_attention", (5, 6), compound=True, optional_inputs=frozenset((5,)), stages=cached)
     _op("gather_rows", 2, compound=True, stages=("cached", "lowered"))
     optional_bias = frozenset((2,))
-    _op(
-        "quantized_linear", (2, 3), compound=True, optional_inputs=optional_bias, stages=cached, attrs={"format": "str"}
-    )
+    for name in ("quantized_linear", "weight_only_linear"):
+        _op(name, (2, 3), compound=True, optional_inputs=optional_bias, stages=cached, attrs={"format": "str"})
     _op("quantized_embedding", 2, compound=True, stages=cached, attrs={"format": "str", "scale": "float"})
 
 

@@ -20,7 +20,8 @@ _COMPOUND_ROWS = {
     "layer_norm": (0,), "layer_norm_columns": (0,), "add_layer_norm": (0, 1),
 }  # fmt: skip
 """The operands that compound ops read row by row; the others must be shared."""
-_OVER_LAST_DIM = frozenset(_COMPOUND_ROWS) - {"rotary_table"} | {"linear", "quantized_linear"}
+_LINEARS = ("linear", "quantized_linear", "weight_only_linear")
+_OVER_LAST_DIM = frozenset(_COMPOUND_ROWS) - {"rotary_table"} | frozenset(_LINEARS)
 
 
 def is_per_row(value: Value) -> bool:
@@ -170,7 +171,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(REDUCTIONS, _not_dim_0("dims")),
     **dict.fromkeys(("softmax", "cumsum", "slice", "select", "unsqueeze", "squeeze"), _not_dim_0("dim")),
-    **dict.fromkeys((*_COMPOUND_ROWS, "linear", "quantized_linear"), _first_only),
+    **dict.fromkeys((*_COMPOUND_ROWS, *_LINEARS), _first_only),
     "transpose": _not_dim_0("dim0", "dim1"),
     "permute": _permute,
     "view": _view,

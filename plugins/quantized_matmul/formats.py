@@ -2,6 +2,9 @@
 
 int4:gN, int8:gN  groups of N (32, 64, 128) along K share a bfloat16 scale; activations likewise, per token and group
 w8a8              int8, one float32 scale per output row; activations one scale per token
+fp8               E4M3 floats, one float32 scale per output row (of bfloat16's precision); not for cpu and onnx
+
+Targets other than cpu keep activations as they are: there int4, int8 and fp8 are weight-only and w8a8 does not exist.
 """
 
 from __future__ import annotations
@@ -18,21 +21,26 @@ LANES = 16
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """`bits` of a weight; `group` elements of K under one scale, 0: the whole row."""
+    """`bits` of a weight; `group` elements of K under one scale, 0: the whole row. `kind`: "int" or "fp"."""
 
     bits: int
     group: int
+    kind: str = "int"
 
     def __str__(self) -> str:
+        if self.kind == "fp":
+            return "fp8"
         return "w8a8" if self.group == 0 else f"int{self.bits}:g{self.group}"
 
     @property
     def dtype(self) -> str:
-        return f"int{self.bits}"
+        return "float8_e4m3fn" if self.kind == "fp" else f"int{self.bits}"
 
     @property
     def largest(self) -> int:
         """Magnitude that a scale is made for on the positive side."""
+        if self.kind == "fp":
+            return 448
         return 127 if self.bits == 8 else 7
 
     def groups(self, k: int) -> int:
@@ -40,6 +48,8 @@ class WeightFormat:
 
     def stored_group(self, k: int) -> int:
         """Elements of a group as stored."""
+        if self.kind == "fp":
+            return k
         return self.group or -(-k // 4) * 4
 
     def group_bytes(self, k: int) -> int:
@@ -47,7 +57,9 @@ class WeightFormat:
         return self.stored_group(k) * LANES * self.bits // 8
 
     def panel_bytes(self, k: int) -> int:
-        """Of 16 rows of K columns, scales included: plugins/quantized_matmul/layout.h."""
+        """Of 16 rows of K columns, scales included: plugins/quantized_matmul/layout.h. fp8 has no panels."""
+        if self.kind == "fp":
+            raise InvalidOptionError("target cpu has no kernels for fp8 weights; quantize to int4, int8 or w8a8")
         groups = self.groups(k)
         return (groups + 1) // 2 * SCALE_BYTES + groups * self.group_bytes(k)
 
@@ -56,9 +68,11 @@ class WeightFormat:
 
 
 def parse_format(text: str) -> WeightFormat:
-    """ "int4", "int8:g64", "w8a8". Raises InvalidOptionError that says what there is."""
+    """ "int4", "int8:g64", "w8a8", "fp8". Raises InvalidOptionError that says what there is."""
     if text == "w8a8":
         return WeightFormat(8, 0)
+    if text == "fp8":
+        return WeightFormat(8, 0, "fp")
     kind, _, group = text.partition(":")
     if kind in ("int4", "int8"):
         if not group and ":" not in text:
@@ -67,7 +81,8 @@ def parse_format(text: str) -> WeightFormat:
             return WeightFormat(int(kind[3:]), int(group[1:]))
     sizes = ", ".join(f"g{size}" for size in GROUPS)
     raise InvalidOptionError(
-        f"a weight format must be int4, int8 (each also with a group: {sizes}, as in int4:g64) or w8a8, not {text!r}"
+        f"a weight format must be int4, int8 (each also with a group: {sizes}, as in int4:g64), w8a8 or fp8, "
+        f"not {text!r}"
     )
 
 
@@ -91,6 +106,43 @@ def parse_spec(text: str) -> QuantizeSpec:
 
     Raises InvalidOptionError.
     """
+    return _resolve(text)[0]
+
+
+def cpu_spec(text: str) -> QuantizeSpec:
+    """parse_spec for target cpu, which has no fp8."""
+    spec = parse_spec(text)
+    _refuse(spec, "fp8", "target cpu has no kernels for it; quantize to int4, int8 or w8a8")
+    return spec
+
+
+def weight_only_spec(text: str, target: str, *, fp8: bool) -> QuantizeSpec:
+    """parse_spec for the targets that round weights only. Raises InvalidOptionError for what they cannot do.
+
+    An embedding has rows of int8 or of the activation type there: one that is not named stays in the activation type
+    where it cannot follow the linears.
+    """
+    spec, named = _resolve(text)
+    _refuse(spec, "w8a8", f"target {target} keeps activations as they are; quantize to int8, weight-only there")
+    if not fp8:
+        _refuse(spec, "fp8", f"target {target} has no such products; quantize to int8 or int4")
+    if spec.embedding is None or spec.embedding.dtype == "int8":
+        return spec
+    if "embedding" in named:
+        raise InvalidOptionError(
+            f"quantize: on target {target} the embedding must be int8 or none, not {spec.embedding}; "
+            "say embedding=int8 or embedding=none"
+        )
+    return QuantizeSpec(spec.linears, None, spec.lm_head)
+
+
+def _refuse(spec: QuantizeSpec, name: str, why: str) -> None:
+    if name in (str(spec.linears), str(spec.embedding), str(spec.lm_head)):
+        raise InvalidOptionError(f"quantize: the format must not be {name}: {why}")
+
+
+def _resolve(text: str) -> tuple[QuantizeSpec, set[str]]:
+    """The formats, and which parts were named."""
     first, *others = [part.strip() for part in text.split(",")]
     linears = None if first == "none" else parse_format(first)
     named: dict[str, WeightFormat | None] = {"embedding": linears, "lm_head": linears}
@@ -104,4 +156,4 @@ def parse_spec(text: str) -> QuantizeSpec:
             )
         seen.add(name)
         named[name] = None if value == "none" else parse_format(value)
-    return QuantizeSpec(linears, named["embedding"], named["lm_head"])
+    return QuantizeSpec(linears, named["embedding"], named["lm_head"]), seen

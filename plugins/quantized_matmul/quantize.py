@@ -3,7 +3,9 @@
 Weights, per group of a row: of a ladder of scales, the one with the least sum of squared errors; the first wins a tie.
     int8   largest / 127 * t, values in [-127, 127]
     int4   signed largest / -8 * t, then largest / 7 * t, values in [-8, 7]: a negative scale lets the largest be -8
-Grouped scales are bfloat16, those of whole rows float32.
+    fp8    largest / 448, values E4M3; a row of zeros has scale 1
+Grouped scales are bfloat16, those of whole rows float32; of fp8 float32 numbers that bfloat16 holds, so that a target
+may store them in either.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorwright.plugins.quantized_matmul.formats import LANES, SCALE_BYTES, WeightFormat
-from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
+from tensorwright.plugins.quantized_matmul.fp8 import LARGEST, round_to_e4m3
+from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 
 LADDERS = {
     4: tuple(np.float32(1 - 0.04 * i) for i in range(8)),
@@ -27,7 +30,7 @@ TINY = np.float32(2.0**-120)
 
 @dataclass
 class Quantized:
-    """values: int8 [rows, groups, elements of a group]; scales: float32 [rows, groups]."""
+    """values: int8 [rows, groups, elements of a group], of fp8 float32; scales: float32 [rows, groups]."""
 
     values: np.ndarray
     scales: np.ndarray
@@ -47,6 +50,8 @@ def quantize_weights(w: np.ndarray, fmt: WeightFormat) -> Quantized:
     if not np.isfinite(w).all():
         raise ValueError("a weight is infinite or not a number")
     x = in_groups(np.asarray(w, np.float32), fmt)
+    if fmt.kind == "fp":
+        return _to_fp8(x)
     best = np.full(x.shape[:2], np.inf, np.float32)
     scales = np.zeros(x.shape[:2], np.float32)
     for scale in candidates(x, fmt):
@@ -54,6 +59,16 @@ def quantize_weights(w: np.ndarray, fmt: WeightFormat) -> Quantized:
         better = error < best
         best[better], scales[better] = error[better], scale[better]
     return Quantized(rounded(x, scales, fmt), scales)
+
+
+def _to_fp8(x: np.ndarray) -> Quantized:
+    scales = fp8_scales(np.abs(x).max(axis=-1, initial=0))
+    return Quantized(round_to_e4m3(x / scales[..., None]), scales)
+
+
+def fp8_scales(largest: np.ndarray) -> np.ndarray:
+    """Of rows by their largest magnitude."""
+    return round_to(np.where(largest >= TINY, largest, LARGEST) / LARGEST, "bfloat16")
 
 
 def candidates(x: np.ndarray, fmt: WeightFormat) -> list[np.ndarray]:

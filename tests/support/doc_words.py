@@ -14,6 +14,8 @@ from pathlib import Path
 
 import click
 
+from tensorwright.builder.rebuild_cli import rebuild_engine
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 OTHERS = re.compile(r"TensorRT-LLM|vLLM|OpenAI")
 """A heading with one of these: the column holds their names."""
@@ -98,6 +100,7 @@ class Commands:
         self.flags: dict[str, set[str]] = {"build-engine": options(build_engine)}
         self._walk("tensorwright", cli)
         self.flags["tensorwright build"] = options(build_engine)
+        self.flags["tensorwright rebuild"] = options(rebuild_engine)
 
     def _walk(self, name: str, command: click.Command) -> None:
         self.flags[name] = options(command)

@@ -70,6 +70,7 @@ class FakeEngine:
         self._events: list[FakeEvent] = []
         self._lock = threading.Lock()
         self.stopped = False
+        self.called_here = False
 
     def submit(self, request_id: int, prompt: list[int], sampling: Any, first_mask: Any = None) -> None:
         with self._lock:

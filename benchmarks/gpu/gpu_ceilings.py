@@ -1,0 +1,91 @@
+"""What a GPU can do at most, measured: the rate of a copy on the device and of a large bf16 product."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+
+import numpy as np
+from gpu_device import Device, with_memory
+
+from tensorwright.plugins.gpu.interpret import Memory
+from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor, make_launch
+from tensorwright.plugins.rounding import to_bfloat16_bits
+
+COPY_BYTES = 1 << 30
+PRODUCT = 8192
+"""Rows, columns and depth of the product that is timed."""
+TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
+REPEATS = 50
+RANDOM = 1 << 24
+
+
+def filled(memory: Memory, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Random numbers, the same few over and over: zeros would let the clock run higher."""
+    tensor, rng = memory.empty(name, shape, dtype), np.random.default_rng(0)
+    data = memory.blocks[name].data
+    count = min(RANDOM, data.size)
+    if dtype == "int8":
+        values = rng.integers(-127, 128, count, np.int8)
+    else:
+        values = rng.standard_normal(count, np.float32)
+        values = to_bfloat16_bits(values) if dtype == "bfloat16" else values.astype(data.dtype)
+    data.reshape(-1)[:] = np.resize(values, data.size)
+    return tensor
+
+
+def copy_rate(device: Device) -> float:
+    """Bytes read and written per second by the driver's own copy."""
+    source, target = (int(device.call("cuMemAlloc", COPY_BYTES)) for _ in range(2))
+    device.call("cuMemsetD32", source, 0x3F8CCCCD, COPY_BYTES // 4)
+    device.call("cuCtxSynchronize")  # the stream of the copies does not wait for it
+
+    def copy(stream: int) -> None:
+        device.call("cuMemcpyDtoDAsync", target, source, COPY_BYTES, stream)
+
+    microseconds = device.microseconds([copy], REPEATS)
+    for address in (source, target):
+        device.call("cuMemFree", address)
+    return 2 * COPY_BYTES / (microseconds * 1e-6)
+
+
+def product_rate(device: Device) -> tuple[float, str]:
+    """(operations per second of a bf16 product, whose): Triton's, or cuBLAS's where torch has it and it is faster."""
+    memory = Memory()
+    a, b, c = (filled(memory, name, (PRODUCT, PRODUCT), "bfloat16") for name in "abc")
+    spec, launch = product(a, b, c)
+    microseconds = with_memory(
+        device, memory, lambda real: device.microseconds(device.prepared([spec], [launch], real), REPEATS)
+    )
+    found = [(2 * PRODUCT**3 / (microseconds * 1e-6), "Triton"), (_cublas_rate(), "cuBLAS")]
+    return max(found)
+
+
+def product(a: Tensor, b: Tensor, c: Tensor) -> tuple[KernelSpec, Launch]:
+    """c [M, N] = a [M, K] b [K, N]; sizes are multiples of the tile."""
+    (m, k), n = a.shape, b.shape[1]
+    names = ("a", "b", "c")
+    signature = (*((name, "*bf16") for name in names), ("n", "i32"), ("k", "i32"))
+    spec = KernelSpec("product_kernel", "product_kernel", signature, tuple(TILE.items()), (*names, "n", "k"), 8, 3)
+    grid = (m // TILE["BLOCK_M"] * (n // TILE["BLOCK_N"]), 1, 1)
+    return spec, make_launch(spec, grid, {"a": a, "b": b, "c": c, "n": n, "k": k})
+
+
+def _cublas_rate() -> float:
+    """0 without torch or without its CUDA."""
+    if importlib.util.find_spec("torch") is None:
+        return 0.0
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0.0
+    a, b = (torch.randn(PRODUCT, PRODUCT, device="cuda").bfloat16() for _ in range(2))
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(REPEATS):
+            torch.mm(a, b)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) / REPEATS)
+    return 2 * PRODUCT**3 / min(times)

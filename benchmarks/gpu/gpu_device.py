@@ -1,0 +1,120 @@
+"""An NVIDIA GPU for tests and benchmarks: runs the launches that plugins/gpu/interpret.py interprets, and times them.
+
+Through cuda-bindings and plugins/gpu/driver.py, as the TensorRT plugins start them; neither torch nor Triton's runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tensorwright.plugins.gpu import bundle
+from tensorwright.plugins.gpu.compile import SMS, compile_kernel
+from tensorwright.plugins.gpu.driver import CudaDriver
+from tensorwright.plugins.gpu.interpret import Memory
+from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
+
+PORTABLE_SM = 80
+"""Whose PTX an SM takes that nothing is compiled for."""
+STREAM = 0
+"""The default one."""
+
+
+class Device:
+    """Device 0. Raises MissingDependencyError where there is no driver. `api`: cuda.bindings.driver, or a stand-in."""
+
+    def __init__(self, api: Any = None) -> None:
+        self._driver = CudaDriver(api)
+        self.sm = self._driver.sm()
+        if api is None:
+            from cuda.bindings import driver as api
+        self._api = api
+
+    def run(self, specs: Iterable[KernelSpec], launches: Sequence[Launch], memory: Memory) -> None:
+        """As Interpreter.run: in order, and `memory` then holds the results."""
+        with_memory(self, memory, lambda real: [start(STREAM) for start in self.prepared(specs, launches, real)])
+
+    def prepared(
+        self, specs: Iterable[KernelSpec], launches: Sequence[Launch], real: dict[int, int]
+    ) -> list[Callable[[int], None]]:
+        """One function per launch that puts it on a stream. `real`: device addresses by those of `memory`."""
+        target = self.sm if self.sm in SMS else PORTABLE_SM
+        kernels = bundle.from_bytes(bundle.to_bytes(compile_kernel(spec, target) for spec in specs))
+        starts = []
+        for launch in launches:
+            kernel, image = kernels.find(launch.kernel, launch.variant, self.sm)
+            moved = replace(launch, args=tuple(_moved(value, real) for value in launch.args))
+            ready = self._driver.prepare(kernel, image, moved)
+            starts.append(lambda stream, ready=ready: self._driver.start(ready, stream))
+        return starts
+
+    def microseconds(self, starts: Sequence[Callable[[int], None]], repeats: int = 200) -> float:
+        """Of all of them once, on the GPU: the median over `repeats`, after a tenth as many to warm up.
+
+        They are replayed from a CUDA graph: Python starts kernels more slowly than these run.
+        """
+        stream, run = self._recorded(starts)
+        begin, end = self.call("cuEventCreate", 0), self.call("cuEventCreate", 0)
+        times = []
+        for _ in range(repeats + repeats // 10):
+            self.call("cuEventRecord", begin, stream)
+            self.call("cuGraphLaunch", run, stream)
+            self.call("cuEventRecord", end, stream)
+            self.call("cuEventSynchronize", end)
+            times.append(1e3 * self.call("cuEventElapsedTime", begin, end))
+        return float(np.median(times[repeats // 10 :]))
+
+    def _recorded(self, starts: Sequence[Callable[[int], None]]) -> tuple[Any, Any]:
+        """(a stream, a graph of the launches that runs on it)."""
+        stream = self.call("cuStreamCreate", self._api.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self.call("cuStreamBeginCapture", stream, self._api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        for start in starts:
+            start(int(stream))
+        return stream, self.call("cuGraphInstantiate", self.call("cuStreamEndCapture", stream), 0)
+
+    def attribute(self, name: str) -> int:
+        device = self.call("cuCtxGetDevice")
+        return int(self.call("cuDeviceGetAttribute", getattr(self._api.CUdevice_attribute, name), device))
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """A function of the CUDA driver; its result without the status."""
+        status, *values = getattr(self._api, name)(*arguments)
+        if int(status):
+            raise RuntimeError(f"{name} failed: {self._api.cuGetErrorName(status)[1]!r}")
+        return values[0] if values else None
+
+
+def with_memory(device: Device, memory: Memory, work: Callable[[dict[int, int]], Any]) -> Any:
+    """work(device addresses by those of `memory`), with every tensor copied there before and back after it."""
+    real: dict[int, int] = {}
+    try:
+        for block in memory.blocks.values():
+            pointer = device.call("cuMemAlloc", max(block.nbytes, 1))
+            real[block.tensor.address] = int(pointer)
+            if block.nbytes:
+                data = np.ascontiguousarray(block.data)
+                device.call("cuMemcpyHtoD", pointer, data.ctypes.data, block.nbytes)
+        # a copy from pageable memory may return before it has arrived, and a non-blocking stream does not wait for it
+        device.call("cuCtxSynchronize")
+        result = work(real)
+        device.call("cuCtxSynchronize")
+        for block in memory.blocks.values():
+            data = np.empty_like(block.data, order="C")
+            if block.nbytes:
+                device.call("cuMemcpyDtoH", data.ctypes.data, real[block.tensor.address], block.nbytes)
+            block.data = data
+        return result
+    finally:
+        for address in real.values():
+            device.call("cuMemFree", address)
+
+
+def _moved(value: Any, real: dict[int, int]) -> Any:
+    """A tensor at the device's address: of the last block that begins at or before it."""
+    if not isinstance(value, Tensor):
+        return value
+    base = max(address for address in real if address <= value.address)
+    return replace(value, address=real[base] + value.address - base)

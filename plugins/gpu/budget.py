@@ -1,0 +1,111 @@
+"""What each kernel may take of a multiprocessor, and the specialisations that docs/gpu-kernels.md shows.
+
+A budget is a promise about occupancy: registers of a thread times threads against the 65536 of a multiprocessor, and
+shared memory against what the smallest of the SMs gives to one block, for code of SM 80 also runs on 86 and 89.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorwright.errors import KernelError
+from tensorwright.plugins.gpu.compile import CompiledKernel
+from tensorwright.plugins.gpu.launch import KernelSpec
+from tensorwright.plugins.paged_attention import launch as attention
+from tensorwright.plugins.quantized_matmul import launch as int4
+from tensorwright.plugins.rms_norm import launch as rms_norm
+from tensorwright.plugins.rotary import launch as rotary
+
+SHOWN_SMS = (80, 86, 89, 90, 120)
+MOST_SHARED = {**dict.fromkeys(SHOWN_SMS, 99 * 1024), 90: 227 * 1024}
+"""Bytes that a block may have. SM 80 has 163 KiB, but its code must also run on 86 and 89."""
+REGISTERS = 65536
+"""Of a multiprocessor, on all of these."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """At most, on every SM."""
+
+    registers: int
+    shared_bytes: int
+    spill_bytes: int = 0
+
+
+BUDGETS = {
+    "rms_norm_kernel": Budget(96, 1024),
+    "add_rms_norm_kernel": Budget(96, 1024),
+    "rotary_kv_write_kernel": Budget(64, 4096),
+    # Of the GEMV three blocks of 128 threads (four but for 4 tokens on SM 86 and 89), of the GEMM two or one of 256.
+    "int4_gemv_kernel": Budget(152, 24576),
+    "int4_gemm_kernel": Budget(176, 49152),
+    "int4_reduce_kernel": Budget(64, 0),
+    # One block of 256 threads with two tiles of K and V on the SMs of 99 KiB, three on 90. What is spilt is some of the
+    # addresses: 8 bytes are one register, written and read once a tile.
+    "attention_prefill_kernel": Budget(255, 128 * 1024, 160),
+    "attention_decode_kernel": Budget(255, 74 * 1024, 64),
+    "attention_combine_kernel": Budget(64, 2560),
+}
+"""By the name of the kernel. Without one a kernel may not be shown or shipped."""
+
+
+def check(kernel: CompiledKernel) -> None:
+    """Raises KernelError for a kernel that has no budget or goes over it."""
+    budget = BUDGETS.get(kernel.kernel)
+    if budget is None:
+        raise KernelError(f"{kernel.kernel} has no budget in plugins/gpu/budget.py")
+    taken = (kernel.registers, kernel.shared_bytes, kernel.spill_bytes)
+    allowed = (budget.registers, min(budget.shared_bytes, MOST_SHARED.get(kernel.sm, 99 * 1024)), budget.spill_bytes)
+    if any(a > b for a, b in zip(taken, allowed, strict=True)):
+        raise KernelError(
+            f"{kernel.kernel} ({kernel.variant}) on SM {kernel.sm}: registers, bytes of shared memory and of spills "
+            f"must be at most {allowed}, got {taken}"
+        )
+
+
+def shown() -> list[tuple[str, KernelSpec]]:
+    """(what it is, specialisation): the kernels of an 8 B Llama in float16, and their other forms."""
+    half = dict.fromkeys(("x", "y", "scales", "qkv", "k_pages"), "float16")
+    heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
+    products = int4.kernels({"n": 4096, "k": 4096, "group": 128}, half, 80)
+    return [
+        *_named("RMS norm, 4096 channels", rms_norm.kernels({"channels": 4096}, half, 80)),
+        *_named(
+            "sum and RMS norm, 4096 channels",
+            rms_norm.kernels({"channels": 4096}, {**half, "residual": "float16"}, 80),
+        ),
+        *_named("rotary and KV write, heads of 128", rotary.kernels({**heads, "rotary_dim": 128}, half, 80)),
+        *_named(
+            "the same, int8 cache, half of a head turned",
+            rotary.kernels({**heads, "rotary_dim": 64}, {**half, "k_pages": "int8"}, 80),
+        ),
+        *((_int4_name(spec), spec) for spec in products),
+        *_attention(),
+    ]
+
+
+def _attention() -> list[tuple[str, KernelSpec]]:
+    """An 8 B Llama's; the same with an int8 cache, a window and sinks; a Gemma's heads of 256."""
+    llama = {"heads": 32, "kv_heads": 8, "head_dim": 128, "scale": 0.0884, "window": 0, "softcap": 0.0, "has_sinks": 0,
+             "int8_kv": 0}  # fmt: skip
+    forms = {
+        "heads of 128": llama,
+        "int8 cache, window, sinks": {**llama, "int8_kv": 1, "window": 4096, "has_sinks": 1},
+        "heads of 256, window, soft cap": {**llama, "head_dim": 256, "window": 4096, "softcap": 50.0},
+    }
+    found = []
+    for name, attrs in forms.items():
+        prefill, decode, combine = attention.kernels(attrs, {"q": "float16"}, 80)
+        found += [(f"attention, prefill, {name}", prefill), (f"attention, decode, {name}", decode)]
+    return [*found, ("attention, sum of decode's splits", combine)]
+
+
+def _named(name: str, specs: tuple[KernelSpec, ...]) -> list[tuple[str, KernelSpec]]:
+    return [(name, spec) for spec in specs]
+
+
+def _int4_name(spec: KernelSpec) -> str:
+    constants = dict(spec.constants)
+    if "TOKENS" in constants:
+        return f"int4 GEMV, groups of 128, {constants['TOKENS']} tokens"
+    return f"int4 GEMM, groups of 128, {constants['ROWS']} rows" if "ROWS" in constants else "int4, sum of K's parts"

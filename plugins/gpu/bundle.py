@@ -1,0 +1,116 @@
+"""The compiled kernels that an engine carries, as bytes: machine code per SM, and PTX of the lowest SM for later ones.
+
+magic 8 bytes, sha256 of the rest 32 bytes, zlib(length of the index 4 bytes, index as JSON, code one after another)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tensorwright.errors import EngineError, KernelError
+from tensorwright.plugins.gpu.compile import CompiledKernel
+
+MAGIC = b"TWGPUK\x00\x01"
+"""The last byte is the version."""
+_HEAD = len(MAGIC) + 32
+_ARCH_SPECIFIC = 90
+"""Code for this SM and above runs on its SM only (sm_90a, sm_120a), and so does its PTX."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """Kernels by (kernel, variant, sm). The `ptx` of all but the lowest SM is empty."""
+
+    kernels: dict[tuple[str, str, int], CompiledKernel]
+
+    def sms(self) -> tuple[int, ...]:
+        return tuple(sorted({sm for _, _, sm in self.kernels}))
+
+    def find(self, kernel: str, variant: str, sm: int) -> tuple[CompiledKernel, bytes]:
+        """The kernel's facts and what to load on this SM: its own code, that of a lower SM of its generation, or PTX,
+        which the driver compiles (a text that ends in a zero byte). Raises KernelError."""
+        known = {at: k for (name, form, at), k in self.kernels.items() if (name, form) == (kernel, variant)}
+        if sm in known:
+            return known[sm], known[sm].cubin
+        older = [at for at in known if at // 10 == sm // 10 and at < sm and at < _ARCH_SPECIFIC]
+        if older:
+            return known[max(older)], known[max(older)].cubin
+        portable = [at for at in known if at < min(sm, _ARCH_SPECIFIC) and known[at].ptx]
+        if portable:
+            return known[max(portable)], known[max(portable)].ptx.encode() + b"\x00"
+        there = ", ".join(map(str, sorted(known))) or "no SM at all"
+        raise KernelError(
+            f"{kernel} ({variant}): the engine has code for {there}, none that runs on SM {sm}; build it with --sm {sm}"
+        )
+
+
+def to_bytes(kernels: Iterable[CompiledKernel]) -> bytes:
+    """The same bytes for the same kernels, in whichever order."""
+    ordered = sorted({(k.kernel, k.variant, k.sm): k for k in kernels}.items())
+    lowest: dict[tuple[str, str], int] = {}
+    for (name, variant, sm), _ in ordered:
+        lowest[name, variant] = min(sm, lowest.get((name, variant), sm))
+    index, code = [], []
+    for (name, variant, sm), kernel in ordered:
+        fields = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel)}
+        text, cubin = fields.pop("ptx"), fields.pop("cubin")
+        ptx = text.encode() if sm == lowest[name, variant] else b""
+        index.append({**fields, "cubin_bytes": len(cubin), "ptx_bytes": len(ptx)})
+        code += [cubin, ptx]
+    head = json.dumps(index, sort_keys=True).encode()
+    body = zlib.compress(len(head).to_bytes(4, "little") + head + b"".join(code), 6)
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def from_bytes(data: bytes) -> Bundle:
+    """Raises EngineError where the bytes are not what `to_bytes` made."""
+    if data[: len(MAGIC) - 1] != MAGIC[:-1]:
+        raise EngineError("the GPU kernels of the engine do not begin as they must: rebuild the engine")
+    if data[len(MAGIC) - 1] != MAGIC[-1]:
+        raise EngineError(
+            f"the GPU kernels of the engine are of version {data[len(MAGIC) - 1]}, this is {MAGIC[-1]}: rebuild it"
+        )
+    body = data[_HEAD:]
+    if hashlib.sha256(body).digest() != data[len(MAGIC) : _HEAD]:
+        raise EngineError("the GPU kernels of the engine are truncated or altered: rebuild the engine")
+    content = zlib.decompress(body)
+    size = int.from_bytes(content[:4], "little")
+    at, kernels = 4 + size, {}
+    for entry in json.loads(content[4:at]):
+        cubin_bytes, ptx_bytes = entry.pop("cubin_bytes"), entry.pop("ptx_bytes")
+        cubin, ptx = content[at : at + cubin_bytes], content[at + cubin_bytes : at + cubin_bytes + ptx_bytes]
+        at += cubin_bytes + ptx_bytes
+        kernel = _kernel(entry, cubin, ptx.decode())
+        kernels[kernel.kernel, kernel.variant, kernel.sm] = kernel
+    return Bundle(kernels)
+
+
+def _kernel(entry: dict[str, Any], cubin: bytes, ptx: str) -> CompiledKernel:
+    return CompiledKernel(**{**entry, "parameters": tuple(entry["parameters"])}, cubin=cubin, ptx=ptx)
+
+
+def read_cached(path: Path) -> CompiledKernel | None:
+    """A kernel of the user's cache; None where there is none, or a file that a crash or a disk spoilt."""
+    try:
+        (kernel,) = from_bytes(path.read_bytes()).kernels.values()
+    except (OSError, EngineError):
+        return None
+    return kernel
+
+
+def write_cached(path: Path, kernel: CompiledKernel) -> None:
+    """Nobody sees half a file. A cache that cannot be written costs time only."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(to_bytes([kernel]))
+        os.replace(file.name, path)

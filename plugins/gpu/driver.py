@@ -1,0 +1,188 @@
+"""Kernels started on an NVIDIA GPU through cuda-bindings: `CudaDriver`; no torch, no Triton, nothing loaded at import.
+
+`Driver` is what the TensorRT plugins ask of it; tests pass a stand-in that records (tests/support/recording_driver.py).
+A launch is prepared once for its addresses and sizes, and started as often as they stay the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tensorwright.errors import KernelError, MissingDependencyError
+from tensorwright.plugins.gpu.compile import CompiledKernel
+from tensorwright.plugins.gpu.launch import Launch, kernel_params
+
+PLAIN_SHARED_BYTES = 48 * 1024
+"""Shared memory that a kernel may have without asking for it first."""
+THREADS_OF_A_WARP = 32
+NO_DRIVER = "no NVIDIA driver can be used: this target runs on an NVIDIA GPU with its driver, the target cpu without"
+
+
+class Driver(Protocol):
+    """Starts launches on the device of the calling thread."""
+
+    def sm(self) -> int:
+        """Compute capability times ten: 80, 89, 120."""
+
+    def prepare(self, kernel: CompiledKernel, image: bytes, launch: Launch) -> Any:
+        """`image`: machine code or PTX of `kernel`, as Bundle.find returns it. The result is for `start`."""
+
+    def start(self, prepared: Any, stream: int) -> None:
+        """Puts the launch on a CUDA stream and does not wait for it."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A function and its arguments, in the form that cuLaunchKernel takes."""
+
+    name: str
+    function: Any
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    arguments: Arguments
+
+
+class Arguments:
+    """The array of pointers to arguments that a raw cuLaunchKernel reads: `address`. It must outlive the call."""
+
+    def __init__(self, values: tuple[Any, ...], types: tuple[Any, ...]) -> None:
+        self._values = [kind(value) for kind, value in zip(types, values, strict=True)]
+        self._pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in self._values))
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._pointers)
+
+
+class CudaDriver:
+    """The device of the calling thread's CUDA context, which TensorRT sets; without one, device 0's primary context.
+
+    `api` is cuda.bindings.driver, or in tests what answers like it. A module is loaded once per context and kept.
+    """
+
+    def __init__(self, api: Any = None) -> None:
+        self._given_api = api
+        self._ready_api: Any = None
+        self._retained: int | None = None
+        self._functions: dict[tuple[int, str, bytes], Any] = {}
+        self._modules: list[Any] = []
+        self._sms: dict[int, int] = {}
+
+    def sm(self) -> int:
+        context = self._context()
+        if context not in self._sms:
+            attributes = self._api.CUdevice_attribute
+            major = self._device_attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+            minor = self._device_attribute(attributes.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+            self._sms[context] = major * 10 + minor
+        return self._sms[context]
+
+    def prepare(self, kernel: CompiledKernel, image: bytes, launch: Launch) -> Prepared:
+        # bytes remember their hash: the code itself is the cheapest key that cannot be wrong
+        key = (self._context(), kernel.name, image)
+        if key not in self._functions:
+            self._functions[key] = self._load(kernel, image)
+        return Prepared(
+            kernel.name,
+            self._functions[key],
+            launch.grid,
+            kernel.num_warps * THREADS_OF_A_WARP,
+            kernel.shared_bytes,
+            Arguments(*kernel_params(kernel.parameters, launch)),
+        )
+
+    def start(self, prepared: Prepared, stream: int) -> None:
+        shape = (*prepared.grid, prepared.threads, 1, 1, prepared.shared_bytes)
+        answer = self._api.cuLaunchKernel(prepared.function, *shape, stream, prepared.arguments.address, 0)
+        self._check(f"starting {prepared.name} on a grid of {prepared.grid}", answer)
+
+    def close(self) -> None:
+        """Unloads the modules and gives the primary context back; nothing may run any more."""
+        for module in self._modules:
+            self._check("unloading a module", self._api.cuModuleUnload(module))
+        if self._retained is not None:
+            self._check("releasing the primary context", self._api.cuDevicePrimaryCtxRelease(self._retained))
+        self._modules.clear()
+        self._functions.clear()
+        self._sms.clear()
+        self._retained = None
+
+    @property
+    def _api(self) -> Any:
+        if self._ready_api is None:
+            self._ready_api = _initialised(self._given_api)
+        return self._ready_api
+
+    def _context(self) -> int:
+        """Of the calling thread; the primary one of device 0 is made current where there is none."""
+        current = self._check("asking for the context", self._api.cuCtxGetCurrent())
+        if int(current):
+            return int(current)
+        device = self._check("asking for device 0", self._api.cuDeviceGet(0))
+        primary = self._check("retaining the primary context", self._api.cuDevicePrimaryCtxRetain(device))
+        if self._retained is not None:  # another thread of ours came first: one reference is enough
+            self._check("releasing the primary context", self._api.cuDevicePrimaryCtxRelease(device))
+        self._retained = device
+        self._check("setting the context", self._api.cuCtxSetCurrent(primary))
+        return int(primary)
+
+    def _load(self, kernel: CompiledKernel, image: bytes) -> Any:
+        what = f"loading {kernel.kernel} for SM {kernel.sm}"
+        module = self._check(what, self._api.cuModuleLoadData(image))
+        self._modules.append(module)
+        function = self._check(what, self._api.cuModuleGetFunction(module, kernel.name.encode()))
+        if kernel.shared_bytes > PLAIN_SHARED_BYTES:
+            attributes = self._api.CUdevice_attribute
+            most = self._device_attribute(attributes.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+            if kernel.shared_bytes > most:
+                raise KernelError(
+                    f"{kernel.kernel} needs {kernel.shared_bytes} bytes of shared memory, this GPU (SM {self.sm()}) "
+                    f"has {most}: build the engine with --sm {self.sm()}"
+                )
+            allowed = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._check(what, self._api.cuFuncSetAttribute(function, allowed, kernel.shared_bytes))
+            # as Triton's own launcher does: several such blocks fit a multiprocessor only if its L1 cache gives way
+            self._check(
+                what, self._api.cuFuncSetCacheConfig(function, self._api.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED)
+            )
+        return function
+
+    def _device_attribute(self, attribute: Any) -> int:
+        device = self._check("asking for the device", self._api.cuCtxGetDevice())
+        return int(self._check("asking for a device's attribute", self._api.cuDeviceGetAttribute(attribute, device)))
+
+    def _check(self, what: str, answer: tuple[Any, ...]) -> Any:
+        status, *values = answer
+        if int(status) == 0:
+            return values[0] if values else None
+        name = self._api.cuGetErrorName(status)[1]
+        text = self._api.cuGetErrorString(status)[1]
+        raise KernelError(f"CUDA: {what} failed: {_text(name)}, {_text(text)}")
+
+
+def _initialised(api: Any) -> Any:
+    """cuda.bindings.driver with the driver loaded; one sentence where there is none."""
+    if api is None:
+        try:
+            api = importlib.import_module("cuda.bindings.driver")
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"GPU kernels are started through cuda-bindings, which is not installed ({error}): "
+                "pip install tensorwright[tensorrt-rtx]"
+            ) from error
+    try:
+        (status,) = api.cuInit(0)
+    except RuntimeError as error:  # what cuda-bindings raise where libcuda is not found
+        raise MissingDependencyError(f"{NO_DRIVER} (libcuda was not found)") from error
+    if int(status):
+        name = api.cuGetErrorName(status)[1]
+        raise MissingDependencyError(f"{NO_DRIVER} (cuInit answers {_text(name)})")
+    return api
+
+
+def _text(name: Any) -> str:
+    return name.decode() if isinstance(name, bytes) else str(name)

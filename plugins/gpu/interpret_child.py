@@ -1,0 +1,165 @@
+"""The other side of interpret.py: a process with TRITON_INTERPRET=1 that runs launches on copies of the memory."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+from tensorwright.errors import KernelError
+from tensorwright.plugins.gpu.interpret import ADDRESS_ALIGNMENT, receive, send
+from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
+from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
+
+TYPES = {
+    "fp32": tl.float32,
+    "fp16": tl.float16,
+    "bf16": tl.bfloat16,
+    "i8": tl.int8,
+    "i32": tl.int32,
+    "i64": tl.int64,
+}
+NUMPY = {"i32": np.int32, "i64": np.int64, "fp32": np.float32}
+
+
+class Bounds:
+    """The memory that kernels may touch, by its real addresses."""
+
+    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+        self.starts, self.ends = np.array(sorted(ranges), np.uint64).reshape(-1, 2).T
+
+    def check(self, pointers: Any, mask: Any, what: str) -> None:
+        size = np.uint64(max(pointers.get_element_ty().primitive_bitwidth // 8, 1))
+        addresses = pointers.data[np.broadcast_to(mask, pointers.data.shape)]
+        at = np.searchsorted(self.starts, addresses, side="right") - 1
+        outside = (at < 0) | (addresses + size > self.ends[np.maximum(at, 0)])
+        if outside.any():
+            raise KernelError(f"a {what} outside every tensor, in {int(outside.sum())} of {addresses.size} elements")
+
+
+_bounds = Bounds([])
+
+
+def _watch() -> None:
+    """Each access of Triton's interpreter is checked first."""
+    builder = interpreter.InterpreterBuilder
+    load, store, update = builder.create_masked_load, builder.create_masked_store, builder.create_atomic_rmw
+
+    def as_bool(mask: Any) -> Any:
+        """The `and` of a block's mask and a scalar condition comes as integers."""
+        return interpreter.TensorHandle(mask.data.astype(np.bool_), tl.int1)
+
+    def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        mask = as_bool(mask)
+        _bounds.check(pointers, mask.data, "load")
+        return load(self, pointers, mask, *rest, **named)
+
+    def checked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        mask = as_bool(mask)
+        _bounds.check(pointers, mask.data, "store")
+        return store(self, pointers, value, mask, *rest)
+
+    def checked_update(self: Any, kind: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        mask = as_bool(mask)
+        _bounds.check(pointers, mask.data, "atomic update")
+        return update(self, kind, pointers, value, mask, *rest)
+
+    builder.create_masked_load = checked_load
+    builder.create_masked_store = checked_store
+    builder.create_atomic_rmw = checked_update
+
+
+def _compute_bfloat16() -> None:
+    """Triton 3.9's interpreter cuts bfloat16 off and multiplies its bit patterns; a GPU rounds, to nearest even."""
+    builder = interpreter.InterpreterBuilder
+    cast, dot, binary = builder.cast_impl, builder.create_dot, builder.binary_op
+
+    def rounding_cast(self: Any, source: Any, target: Any, *_: Any) -> Any:
+        kind = target.scalar
+        if source.dtype.scalar == tl.bfloat16 and kind != tl.bfloat16:
+            source = interpreter.TensorHandle(from_bfloat16_bits(source.data), tl.float32)
+        if kind != tl.bfloat16:
+            return cast(self, source, target)
+        if source.dtype.scalar == tl.bfloat16:
+            return source
+        data = to_bfloat16_bits(source.data.astype(np.float32)).reshape(source.data.shape)
+        return interpreter.TensorHandle(data, kind)
+
+    def wide_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = (rounding_cast(self, x, tl.float32) for x in (a, b))
+        return dot(self, a, b, *rest)
+
+    def refusing_binary(self: Any, left: Any, right: Any, op: Any) -> Any:
+        if tl.bfloat16 in (left.dtype.scalar, right.dtype.scalar):
+            raise KernelError("arithmetic in bfloat16 is not interpreted: kernels compute in float32")
+        return binary(self, left, right, op)
+
+    builder.cast_impl = builder.create_fp_to_fp = rounding_cast
+    builder.create_dot = wide_dot
+    builder.binary_op = refusing_binary
+
+
+def run(work: list[tuple[KernelSpec, Launch]], blocks: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """What the blocks hold afterwards, by the addresses that launches know."""
+    global _bounds
+    real = {address: _aligned_copy(data) for address, data in blocks.items()}
+    _bounds = Bounds([(copy.ctypes.data, copy.ctypes.data + copy.nbytes) for copy in real.values()])
+    for spec, launch in work:
+        function = getattr(importlib.import_module(spec.module), spec.kernel)
+        given = zip(spec.signature, launch.args, strict=True)
+        values = {name: _argument(kind, value, real) for (name, kind), value in given}
+        function[launch.grid](**values, **dict(spec.constants))
+    return real
+
+
+def _aligned_copy(data: np.ndarray) -> np.ndarray:
+    """Aligned as a GPU's memory is, with as much room in front."""
+    raw = np.empty(data.nbytes + 2 * ADDRESS_ALIGNMENT, np.uint8)
+    start = ADDRESS_ALIGNMENT - raw.ctypes.data % ADDRESS_ALIGNMENT
+    copy = raw[start : start + data.nbytes].view(data.dtype).reshape(data.shape)
+    copy[...] = data
+    return copy
+
+
+def _argument(kind: str, value: Any, real: dict[int, np.ndarray]) -> Any:
+    """A scalar or a pointer as Triton's interpreter holds it."""
+    if not kind.startswith("*"):
+        handle = interpreter.TensorHandle(np.array([value], NUMPY[kind]), TYPES[kind])
+        return tl.tensor(handle, TYPES[kind])
+    pointer = tl.pointer_type(TYPES[kind[1:]])
+    handle = interpreter.TensorHandle(np.array([_real_address(value, real)], np.uint64), pointer)
+    return tl.tensor(handle, pointer)
+
+
+def _real_address(tensor: Tensor, real: dict[int, np.ndarray]) -> int:
+    for address, data in real.items():
+        if address <= tensor.address <= address + data.nbytes:
+            return data.ctypes.data + tensor.address - address
+    raise KernelError(f"{tensor.name} lies at {tensor.address:#x}, where no memory is")
+
+
+def main() -> None:
+    requests = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what kernels print must not go between the answers
+    _watch()
+    _compute_bfloat16()
+    np.seterr(all="ignore")
+    while (request := receive(requests)) is not None:
+        try:
+            answer: Any = run(*request)
+        except Exception:
+            answer = traceback.format_exc()
+        send(answers, answer)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""What a GPU kernel is called with: tensors as addresses and ints, a grid, and which compiled form of the kernel.
+
+Plain Python that every side shares: compile.py makes a `KernelSpec` into machine code, driver.py starts a `Launch` on a
+GPU, interpret.py runs the same `Launch` on the CPU. An op's launch.py makes both. Neither Triton nor torch is imported.
+
+The constants of a specialisation must not depend on the SM, so that code of another SM of the family can stand in;
+`num_warps` and `num_stages` may, they belong to the machine code. What else depends on the SM is a run-time argument.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tensorwright.errors import KernelError
+
+POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "int32": "*i32"}
+"""Triton's name of a pointer to each element type."""
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4}
+SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
+SCRATCH = "scratch"
+"""Type of the two pointers that each kernel takes after its arguments; both are null (see compile.py)."""
+ALIGNMENT = 16
+MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+"""Of a CUDA grid, in x, y and z."""
+
+Constant = int | float | str | bool | None
+Argument = "Tensor | int | float"
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Memory as a kernel sees it. Strides count elements."""
+
+    name: str
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+    @staticmethod
+    def dense(name: str, address: int, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """Row-major, without gaps."""
+        strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        return Tensor(name, address, tuple(shape), strides, dtype)
+
+    @property
+    def item_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One specialisation of a kernel: what compile.py needs.
+
+    `constants` and `signature` together are the kernel's parameters: those that are fixed when it is compiled (an
+    absent tensor is the constant None) and those that a launch gives, in the order of the function. `aligned`:
+    arguments that every launch promises to be multiples of 16; `make_launch` checks it.
+    """
+
+    kernel: str
+    module: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Constant], ...] = ()
+    aligned: tuple[str, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 2
+    fp_fusion: bool = True
+    """Whether a product and a sum may become one rounding."""
+
+    @property
+    def variant(self) -> str:
+        """Names this specialisation among those of its kernel; warps and stages do not count."""
+        aligned = tuple(sorted(self.aligned))
+        content = (self.kernel, self.module, self.signature, self.constants, aligned, self.fp_fusion)
+        return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
+
+    def __str__(self) -> str:
+        types = ", ".join(f"{name}: {kind}" for name, kind in self.signature)
+        constants = "".join(f", {name}={value}" for name, value in self.constants)
+        return f"{self.kernel}({types}{constants})"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of a kernel: `args` in the order of the specialisation's signature."""
+
+    kernel: str
+    variant: str
+    grid: tuple[int, int, int]
+    args: tuple[Any, ...]
+
+
+def make_launch(spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any]) -> Launch:
+    """`values` by the names of the signature. Raises KernelError for what the specialisation does not allow."""
+    names = [name for name, _ in spec.signature]
+    if set(values) != set(names):
+        raise KernelError(f"{spec.kernel}: arguments must be {', '.join(names)}; got {', '.join(values)}")
+    if any(not 1 <= size <= most for size, most in zip(grid, MOST_BLOCKS, strict=True)):
+        raise KernelError(f"{spec.kernel}: a grid must be from (1, 1, 1) to {MOST_BLOCKS}, got {grid}")
+    for name, kind in spec.signature:
+        _check_argument(spec, name, kind, values[name])
+    return Launch(spec.kernel, spec.variant, grid, tuple(values[name] for name in names))
+
+
+def _check_argument(spec: KernelSpec, name: str, kind: str, value: Any) -> None:
+    what = f"{spec.kernel}: {name}"
+    if kind.startswith("*"):
+        if not isinstance(value, Tensor) or POINTERS.get(value.dtype) != kind:
+            raise KernelError(f"{what} must be a tensor of {kind[1:]}, got {value}")
+        number = value.address
+    elif kind == "fp32":
+        if not isinstance(value, float):
+            raise KernelError(f"{what} must be a float, got {value!r}")
+        return
+    else:
+        bits = int(kind[1:])
+        if not isinstance(value, int) or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            raise KernelError(f"{what} must be an integer of {bits} bits, got {value!r}")
+        number = value
+    if name in spec.aligned and number % ALIGNMENT:
+        raise KernelError(f"{what} must be a multiple of {ALIGNMENT}, got {number}: give the tensor an aligned address")
+
+
+def kernel_params(parameters: tuple[str, ...], launch: Launch) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """(values, ctypes types) of a raw cuLaunchKernel, as cuda-bindings takes them: `parameters` of the CompiledKernel.
+
+    A pointer is its address; the scratch pointers at the end are null, for compile.py refuses kernels that need any.
+    """
+    own = parameters[: len(parameters) - parameters.count(SCRATCH)]
+    if len(own) != len(launch.args):
+        raise KernelError(f"{launch.kernel}: {len(own)} arguments are expected, got {len(launch.args)}")
+    values: list[Any] = []
+    types: list[Any] = []
+    for kind, value in zip(own, launch.args, strict=True):
+        values.append(value.address if kind.startswith("*") else value)
+        types.append(ctypes.c_void_p if kind.startswith("*") else SCALARS[kind])
+    for _ in range(parameters.count(SCRATCH)):
+        values.append(0)
+        types.append(ctypes.c_void_p)
+    return tuple(values), tuple(types)
+
+
+def require_dense(*tensors: Tensor) -> None:
+    """Raises KernelError for a tensor with gaps or another order of its dimensions."""
+    for tensor in tensors:
+        dense = Tensor.dense(tensor.name, 0, tensor.shape, tensor.dtype).strides
+        if tensor.strides != dense:
+            raise KernelError(f"{tensor.name} {list(tensor.shape)} must have strides {dense}, got {tensor.strides}")
+
+
+def require_shape(tensor: Tensor, shape: tuple[int, ...], dtype: str) -> None:
+    """Raises KernelError for another shape or type."""
+    if (tensor.shape, tensor.dtype) != (shape, dtype):
+        raise KernelError(f"{tensor.name} must be {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")
+
+
+def grid_of(*sizes: int) -> tuple[int, int, int]:
+    """Sizes along x, y, z; those left out are 1."""
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()

@@ -1,0 +1,71 @@
+"""python -m tensorwright.plugins.gpu.report [PAGE]: what the shown kernels take on each SM.
+
+Printed; the table of a page, docs/gpu-kernels.md, is replaced.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tensorwright.errors import InvalidOptionError
+from tensorwright.plugins.gpu import budget
+from tensorwright.plugins.gpu.compile import CompiledKernel, compile_kernel, import_triton
+from tensorwright.plugins.gpu.launch import KernelSpec
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def cell(kernel: CompiledKernel) -> str:
+    """Registers of a thread / KiB of shared memory of a block / bytes spilt."""
+    return f"{kernel.registers} / {kernel.shared_bytes / 1024:.1f} / {kernel.spill_bytes}"
+
+
+def row(name: str, spec: KernelSpec, cells: list[str]) -> str:
+    limit = budget.BUDGETS[spec.kernel]
+    allowed = f"{limit.registers} / {limit.shared_bytes / 1024:.1f} / {limit.spill_bytes}"
+    return f"| {name} | {32 * spec.num_warps} | {' | '.join(cells)} | {allowed} |"
+
+
+def heading() -> list[str]:
+    return [
+        f"Triton {import_triton().__version__}; registers / KiB of shared memory / bytes spilt.",
+        "",
+        "| kernel | threads | " + " | ".join(f"SM {sm}" for sm in budget.SHOWN_SMS) + " | budget |",
+        "|---|---|" + "---|" * (len(budget.SHOWN_SMS) + 1),
+    ]
+
+
+def table(compiled: Callable[[KernelSpec, int], CompiledKernel] = compile_kernel) -> str:
+    """Raises KernelError where a kernel goes over its budget."""
+    lines = heading()
+    for name, spec in budget.shown():
+        kernels = [compiled(spec, sm) for sm in budget.SHOWN_SMS]
+        for kernel in kernels:
+            budget.check(kernel)
+        lines.append(row(name, spec, [cell(kernel) for kernel in kernels]))
+    return "\n".join(lines)
+
+
+def table_of(page: str) -> str:
+    """The table that stands in a page. Raises InvalidOptionError if there is none."""
+    found = re.search(f"{BEGIN}\n(.*)\n{END}", page, re.DOTALL)
+    if found is None:
+        raise InvalidOptionError(f"the page must have a part between {BEGIN} and {END}, and has none")
+    return found.group(1)
+
+
+def main(arguments: list[str]) -> None:
+    text = table()
+    print(text)
+    for name in arguments:
+        path = Path(name)
+        page = path.read_text(encoding="utf-8")
+        old = f"{BEGIN}\n{table_of(page)}\n{END}"
+        path.write_text(page.replace(old, f"{BEGIN}\n{text}\n{END}"), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

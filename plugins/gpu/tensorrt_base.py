@@ -1,0 +1,260 @@
+"""A PluginOp as a TensorRT plugin: IPluginV3 with the core, build (V2: aliased outputs) and runtime capabilities.
+
+`plugin_class(trt)` makes the class for `tensorrt` or `tensorrt_rtx`, which is handed in. All methods are those that
+TensorRT calls. Where it would take an exception for an answer, or crash, the method returns a refusal instead; either
+way the exception is noted in the PluginContext, which raises it where a person sees it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tensorwright.errors import GraphError, KernelError
+from tensorwright.plugins.gpu.build_context import PluginContext
+from tensorwright.plugins.gpu.launch import ITEM_BYTES, Tensor
+from tensorwright.plugins.gpu.tensorrt_op import UNKNOWN, Dim, Operand, PluginOp, constant
+
+VERSION = "1"
+NAMESPACE = "tensorwright"
+WORKSPACE = "workspace"
+_TYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "INT32": "int32"}
+"""TensorRT's names of the types that kernels take."""
+_R = TypeVar("_R")
+
+
+def _noted(method: Callable[..., _R]) -> Callable[..., _R]:
+    """For a method whose exception TensorRT turns into a failure of the build or of the step."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any) -> _R:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            self.context.note(f"{self.op.name} {self.layer}, {method.__name__}", error)
+            raise
+
+    return call
+
+
+def _answering(refusal: Any) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
+    """For a method whose exception TensorRT would not survive, or not notice."""
+
+    def decorate(method: Callable[..., _R]) -> Callable[..., _R]:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any) -> _R:
+            try:
+                return method(self, *args)
+            except Exception as error:
+                self.context.note(f"{self.op.name} {self.layer}, {method.__name__}", error)
+                return refusal
+
+        return call
+
+    return decorate
+
+
+class PluginMethods:
+    """What a plugin does, apart from the base classes of the module it is for."""
+
+    trt: Any
+
+    def _set_up(self, op: PluginOp, layer: str, attrs: dict[str, int | float], context: PluginContext) -> None:
+        self.op, self.layer, self.attrs, self.context = op, layer, attrs, context
+        self.dtypes: dict[str, str] = {}
+        self.digest = ""
+        self.workspace_bytes = 0
+        self.is_carrier = False
+        self.plugin_name, self.plugin_version, self.plugin_namespace = op.name, VERSION, NAMESPACE
+        self.num_outputs = len(self._outputs())
+        self.timing_cache_id = ""
+        self.metadata_string = ", ".join(f"{name}={value}" for name, value in attrs.items())
+        self._prepared: tuple[Any, list[Any]] = (None, [])
+
+    # core
+
+    def get_capability_interface(self, kind: Any) -> Any:
+        return self
+
+    def clone(self) -> Any:
+        copy = type(self)(self.op, self.layer, self.attrs, self.context)  # type: ignore[call-arg]
+        copy.dtypes, copy.digest, copy.is_carrier = self.dtypes, self.digest, self.is_carrier
+        copy.workspace_bytes = self.workspace_bytes
+        return copy
+
+    # build
+
+    @_noted
+    def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
+        self.dtypes = self.op.dtypes(self.attrs, [self._name(kind) for kind in input_types])
+        names = {name: kind for kind, name in _TYPES.items()}
+        return [getattr(self.trt.DataType, names[self.dtypes[o.name]]) for o in self._outputs()]
+
+    @_noted
+    def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], exprs: Any) -> list[Any]:
+        """Also compiles: an error in the parser's time ends the parse, one in the builder's might end the process."""
+        known = [[dim.get_constant_value() if dim.is_constant() else UNKNOWN for dim in dims] for dims in inputs]
+        sizes = self.op.sizes(self.attrs, known)
+        if not self.digest:
+            attrs = self.op.full_attrs(self.attrs, sizes)
+            specs = ((sm, tuple(self.op.kernels(attrs, self.dtypes, sm))) for sm in self.context.sms)
+            self.digest = self.context.compile(specs)
+        return [self.trt.DimsExprs([self._dim(dim, inputs, exprs) for dim in o.dims]) for o in self._outputs()]
+
+    def _dim(self, dim: Dim, inputs: Sequence[Any], exprs: Any) -> Any:
+        size = constant(self.attrs, dim)
+        if size is not None:
+            return exprs.constant(size)
+        index, axis = self.op.source(str(dim), self.attrs, len(inputs))
+        return inputs[index][axis]
+
+    @_answering(False)
+    def supports_format_combination(self, position: int, operands: Sequence[Any], num_inputs: int) -> bool:
+        """Row-major memory, each operand of the one type it was given. Those after `position` are not set."""
+        desc = operands[position].desc
+        if desc.format != self.trt.TensorFormat.LINEAR:
+            return False
+        types = [self._name(o.desc.type) for o in operands[: position + 1]]
+        expected = self.op.expected(self.attrs, num_inputs, types[:num_inputs])
+        return types[position] == list(expected.values())[position]
+
+    @_answering(None)
+    def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Checks the profile's sizes, which the parser did not know, and measures the memory for the largest."""
+        for shapes in ([x.min for x in inputs], [x.opt for x in inputs]):
+            self.op.sizes(self.attrs, [tuple(shape) for shape in shapes])
+        self.workspace_bytes = self._workspace_bytes(inputs, outputs)
+
+    @_answering(0)
+    def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        return self._workspace_bytes(inputs, outputs)
+
+    def _workspace_bytes(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        shapes = [tuple(x.max) for x in (*inputs, *outputs)]
+        attrs = self.op.full_attrs(self.attrs, self.op.sizes(self.attrs, shapes[: len(inputs)]))
+        return self.op.workspace_bytes(attrs, dict(zip(self.dtypes, shapes, strict=True)))
+
+    def get_valid_tactics(self) -> list[int]:
+        """None of our own."""
+        return []
+
+    @_answering(-1)
+    def get_aliased_input(self, output: int) -> int:
+        """The pages are written in place."""
+        alias = self.op.alias_of(output, self.attrs)
+        if not alias:
+            return -1
+        names = [o.name for o in self.op.inputs if not o.when or self.attrs[o.when]]
+        return names.index(alias)
+
+    # runtime
+
+    def set_tactic(self, tactic: int) -> None:
+        """There is one only."""
+
+    def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """`enqueue` looks at the shapes of each call."""
+
+    def attach_to_context(self, resources: Any) -> Any:
+        return self.clone()
+
+    @_noted
+    def enqueue(
+        self,
+        input_desc: Sequence[Any],
+        output_desc: Sequence[Any],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        workspace: int,
+        stream: int,
+    ) -> None:
+        if self.context.sms:  # a build on a GPU times layers on made-up numbers, and such block tables lead anywhere
+            return
+        # a slice of Dims is a tuple, made in a fifth of the time
+        shapes = tuple(desc.dims[:] for desc in (*input_desc, *output_desc))
+        key = (shapes, tuple(inputs), tuple(outputs), workspace)
+        if self._prepared[0] != key:  # in decode steps nothing moves, and the launches of the last step serve again
+            if self._prepared[0] is None:
+                self._check_types((*input_desc, *output_desc))
+            self._prepared = (key, self._prepare(shapes, (*inputs, *outputs), len(inputs), workspace))
+        for launch in self._prepared[1]:
+            self.context.driver.start(launch, int(stream))
+
+    @_answering(None)
+    def get_fields_to_serialize(self) -> Any:
+        if not self.digest:
+            raise KernelError(f"{self.op.name} {self.layer}: TensorRT writes a plugin that it has not asked for shapes")
+        values: dict[str, Any] = dict(self.attrs)
+        values |= {"dtypes": json.dumps(self.dtypes), "kernels_digest": self.digest}
+        values["workspace_bytes"] = np.array([self.workspace_bytes], np.int64)
+        if self.is_carrier or (self.context.sms and self.context.carries(self.digest, self.layer)):
+            values["kernels"] = self.context.kernel_bytes(self.digest)
+        # TensorRT keeps pointers only: the arrays must live as long as the plugin
+        self._field_data = [(name, *_field(value)) for name, value in values.items()]
+        kinds = self.trt.PluginFieldType
+        fields = [self.trt.PluginField(name, data, getattr(kinds, kind)) for name, data, kind in self._field_data]
+        self._fields = self.trt.PluginFieldCollection(fields)
+        return self._fields
+
+    def _outputs(self) -> tuple[Operand, ...]:
+        return self.op.outputs_of(self.attrs)
+
+    def _check_types(self, descs: Sequence[Any]) -> None:
+        got = [self._name(desc.type) for desc in descs]
+        if got != list(self.dtypes.values()):
+            raise KernelError(f"{self.op.name} {self.layer}: it was built for {self.dtypes}, TensorRT gives it {got}")
+
+    def _prepare(
+        self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int], num_inputs: int, workspace: int
+    ) -> list[Any]:
+        """The launches of one call. An output that shares an input's memory has the input's name there."""
+        attrs = self.op.full_attrs(self.attrs, self.op.sizes(self.attrs, shapes[:num_inputs]))
+        floats = self.workspace_bytes // ITEM_BYTES["float32"]
+        scratch = Tensor.dense(WORKSPACE, int(workspace), (floats,), "float32") if floats else None
+        aliases = {o.name: o.alias for o in self._outputs() if o.alias}
+        tensors = [
+            Tensor.dense(aliases.get(name, name), int(address), shape, kind)
+            for (name, kind), address, shape in zip(self.dtypes.items(), addresses, shapes, strict=True)
+        ]
+        inputs, outputs = ({t.name: t for t in part} for part in (tensors[:num_inputs], tensors[num_inputs:]))
+        driver, kernels = self.context.driver, self.context.kernels(self.digest)
+        sm = driver.sm()
+        launches = self.op.launches(attrs, inputs, outputs, scratch, sm)
+        return [driver.prepare(*kernels.find(launch.kernel, launch.variant, sm), launch) for launch in launches]
+
+    def _name(self, kind: Any) -> str:
+        if kind.name not in _TYPES:
+            raise GraphError(f"{self.op.name}: operands must be of {', '.join(_TYPES.values())}, got {kind.name}")
+        return _TYPES[kind.name]
+
+
+def _field(value: Any) -> tuple[np.ndarray, str]:
+    """A PluginField's data and the name of its type."""
+    if isinstance(value, np.ndarray):
+        return value, "INT64"
+    if isinstance(value, bytes):
+        return np.frombuffer(value, np.int8), "INT8"
+    if isinstance(value, str):
+        return np.frombuffer(value.encode(), np.int8), "CHAR"
+    if isinstance(value, float):
+        return np.array([value], np.float32), "FLOAT32"
+    return np.array([value], np.int32), "INT32"
+
+
+@functools.cache
+def plugin_class(trt: Any) -> type:
+    """For the module `tensorrt` or `tensorrt_rtx`."""
+
+    class Plugin(PluginMethods, trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):
+        def __init__(self, op: PluginOp, layer: str, attrs: dict[str, int | float], context: PluginContext) -> None:
+            # pybind11 asks that each base is initialised by name
+            for base in (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):
+                base.__init__(self)
+            self._set_up(op, layer, attrs, context)
+
+    Plugin.trt = trt
+    return Plugin

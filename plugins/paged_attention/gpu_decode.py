@@ -1,0 +1,133 @@
+"""Decode: attention of every sequence that brings one token, its positions split among many programs.
+
+A split is a stretch of `length` positions that starts at a multiple of `length`, and `length` follows from the
+sequence's own context alone: a token's bits do not depend on who else is in the step. `decode` folds one split for
+HEADS heads of one KV head, which share each page, and writes (top, total) and acc to the workspace; `combine` adds
+them up in the order of positions. A sequence of one split needs no workspace: `decode` writes its result.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from tensorwright.plugins.paged_attention.gpu_fold import LOG2E, LOWEST, fold_all
+
+
+@triton.jit
+def plan_splits(context, window, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """(start of the first split, positions of a split, splits): at most MOST_SPLITS of a multiple of SPLIT."""
+    visible = context
+    if HAS_WINDOW:
+        visible = tl.minimum(context, window)
+    # stretches of a window start anywhere in the first one, so one more may be touched
+    length = SPLIT * tl.cdiv(visible, SPLIT * (MOST_SPLITS - 1 if HAS_WINDOW else MOST_SPLITS))
+    first = (context - visible) // length * length
+    return first, length, tl.cdiv(context - first, length)
+
+
+@triton.jit
+def attention_decode_kernel(
+    q, k_pages, v_pages, k_scales, v_scales, seq_starts, context_lens, block_tables, sinks, out, partials, splits,
+    max_blocks, q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, INT8: tl.constexpr,
+):  # fmt: skip
+    """Grid: sequences, KV heads * parts of a group of HEADS heads, splits.
+
+    partials: acc [seqs, splits, heads, HEAD_DIM], then (top, total) [seqs, splits, heads, 2], float32.
+    """
+    PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    seq = tl.program_id(0)
+    split = tl.program_id(2)
+    token = tl.load(seq_starts + seq)
+    if tl.load(seq_starts + seq + 1) - token != 1:
+        return
+    context = tl.load(context_lens + seq)
+    first, length, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
+    if split >= count:
+        return
+    kv_head = tl.program_id(1) // PARTS
+    row = tl.arange(0, BLOCK_M)
+    in_group = tl.program_id(1) % PARTS * HEADS + row
+    valid = (row < HEADS) & (in_group < GROUP)
+    head = kv_head * GROUP + in_group
+    d = tl.arange(0, BLOCK_D)
+    mask = valid[:, None] & (d < HEAD_DIM)[None, :]
+    column = head[:, None] * HEAD_DIM + d[None, :]
+    rows_of_q = tl.load(q + token.to(tl.int64) * q_stride + column, mask=mask, other=0)
+
+    # [begin, end): what this split has to see; only its last tile, and with a window its first, need a mask.
+    end = tl.minimum(first + (split + 1) * length, context)
+    begin = first + split * length
+    seen_from = begin
+    inner = begin
+    if HAS_WINDOW:
+        seen_from = tl.maximum(begin, context - window)
+        begin = seen_from // BLOCK_N * BLOCK_N
+        inner = tl.minimum(tl.cdiv(seen_from, BLOCK_N) * BLOCK_N, end)
+    full = tl.maximum(end // BLOCK_N * BLOCK_N, inner)
+
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    top = tl.full([BLOCK_M], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:  # the first split brings the sink
+        sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
+        top = tl.where(split == 0, sink, top)
+        total = tl.where(split == 0, 1.0, total)
+    table = block_tables + seq.to(tl.int64) * max_blocks
+    factor = scale * LOG2E
+    position = tl.full([BLOCK_M], 0, tl.int32) + (context - 1)
+    acc, top, total = fold_all(
+        acc, top, total, rows_of_q, position, begin, inner, full, end, seen_from, table, kv_head, k_pages, v_pages,
+        k_scales, v_scales, factor, softcap, window, KV_HEADS, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, HAS_WINDOW,
+        HAS_SOFTCAP, INT8,
+    )  # fmt: skip
+    if count == 1:
+        y = acc / total[:, None]
+        tl.store(out + token.to(tl.int64) * out_stride + column, y.to(out.dtype.element_ty), mask=mask)
+    else:
+        heads = KV_HEADS * GROUP
+        at = (seq.to(tl.int64) * splits + split) * heads
+        tl.store(partials + at * HEAD_DIM + column, acc, mask=mask)
+        pair = partials + tl.num_programs(0).to(tl.int64) * splits * heads * HEAD_DIM + (at + head) * 2
+        tl.store(pair, top, mask=valid)
+        tl.store(pair + 1, total, mask=valid)
+
+
+@triton.jit
+def attention_combine_kernel(
+    partials, seq_starts, context_lens, out, splits, out_stride, window, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Grid: sequences, heads. Partial results of AT_ONCE splits are in flight at a time, added up in order."""
+    seq = tl.program_id(0)
+    head = tl.program_id(1)
+    token = tl.load(seq_starts + seq)
+    if tl.load(seq_starts + seq + 1) - token != 1:
+        return
+    context = tl.load(context_lens + seq)
+    _, _, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
+    if count == 1:
+        return
+    heads = KV_HEADS * GROUP
+    every = tl.arange(0, MOST_SPLITS)
+    d = tl.arange(0, BLOCK_D)
+    at = seq.to(tl.int64) * splits * heads + head
+    pairs = partials + tl.num_programs(0).to(tl.int64) * splits * heads * HEAD_DIM + at * 2
+    highest = tl.max(tl.load(pairs + every * heads * 2, mask=every < count, other=LOWEST), 0)
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    total = 0.0
+    for start in range(0, count, AT_ONCE):
+        split = start + tl.arange(0, AT_ONCE)
+        there = split < count
+        top = tl.load(pairs + split * heads * 2, mask=there, other=LOWEST)
+        weight = tl.where(there, tl.exp2(top - highest), 0.0)
+        total += tl.sum(weight * tl.load(pairs + split * heads * 2 + 1, mask=there, other=0.0), 0)
+        rows = partials + (at + split * heads)[:, None] * HEAD_DIM + d[None, :]
+        part = tl.load(rows, mask=there[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+        acc += tl.sum(part * weight[:, None], 0)
+    y = (acc / total).to(out.dtype.element_ty)
+    tl.store(out + token.to(tl.int64) * out_stride + head * HEAD_DIM + d, y, mask=d < HEAD_DIM)

@@ -1,0 +1,138 @@
+"""How paged attention is cut up on a GPU: the op's attributes, checked, and the tiles of its kernels for them.
+
+Counted, not measured: no GPU was at hand.
+* Decode reads each KV byte once, so bandwidth bounds it. A program computes one tile while the next is on its way: at
+  head_dim 128 in 16 bits 32 KiB, and three programs fit an SM 90, two an SM 80, one an SM 86, 89 or 120. In flight must
+  be bandwidth x latency: about 20 KiB for each of 132 SMs at 3.3 TB/s and 800 ns.
+  64 sequences x 4096 positions x 8 KV heads are 4096 programs of 512 positions, 10 rounds of what 132 SMs hold; one
+  sequence of 32768 is 512 programs, more than one round. Partial results, written and read again, are group / 256 of
+  the KV bytes: 1.6% for a group of 4.
+* Prefill: per tile of 128 rows x 64 positions at head_dim 128, 4.2 million operations on tensor cores and 8192 exp2.
+  Tiles behind the diagonal or before the window are skipped, only those on an edge are masked: with a group of 4 a tile
+  is 32 tokens, and one or two of up to 128 tiles of 8192 positions.
+* head_dim is padded to a power of two in registers and dots, not in memory: 80 and 96 pay 128's arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensorwright.errors import KernelError
+from tensorwright.plugins.gpu.launch import ceil_div, next_power_of_2
+
+BLOCK_SIZE = 32
+"""Positions of a page where the attributes say nothing else."""
+BLOCK_SIZES = (16, 32, 64, 128)
+HEAD_DIMS = range(16, 257)
+SPLIT = 512
+"""Positions of the shortest split: its partial result costs group / 256 of the 16-bit K and V that it reads."""
+DECODE_PROGRAMS = 512
+"""One long sequence is cut into about so many: two to four for each of 132 SMs."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One node's attributes and types, checked."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int
+    softcap: float
+    has_sinks: bool
+    int8_kv: bool
+    block_size: int
+    dtype: str
+
+    @staticmethod
+    def of(attrs: Mapping[str, Any], dtype: str) -> Attention:
+        """Attributes as the PagedAttention node has them, and optionally block_size; `dtype` is q's."""
+        self = Attention(
+            heads=int(attrs["heads"]),
+            kv_heads=int(attrs["kv_heads"]),
+            head_dim=int(attrs["head_dim"]),
+            scale=float(attrs["scale"]),
+            window=int(attrs["window"]),
+            softcap=float(attrs["softcap"]),
+            has_sinks=bool(attrs["has_sinks"]),
+            int8_kv=bool(attrs["int8_kv"]),
+            block_size=int(attrs.get("block_size", BLOCK_SIZE)),
+            dtype=dtype,
+        )
+        self._check()
+        return self
+
+    def _check(self) -> None:
+        require(self.dtype in ("float32", "float16", "bfloat16"), "q must be float32, float16 or bfloat16", self.dtype)
+        require(self.head_dim in HEAD_DIMS, "head_dim must be 16 to 256", self.head_dim)
+        require(self.block_size in BLOCK_SIZES, f"block_size must be one of {BLOCK_SIZES}", self.block_size)
+        grouped = self.kv_heads > 0 and self.heads > 0 and self.heads % self.kv_heads == 0
+        require(grouped, f"{self.heads} heads must be a multiple of the KV heads", self.kv_heads)
+        require(self.scale > 0, "scale must be positive", self.scale)
+        require(self.window >= 0 and self.softcap >= 0, "window and softcap must not be negative", self)
+
+    @property
+    def group(self) -> int:
+        return self.heads // self.kv_heads
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def block_d(self) -> int:
+        return next_power_of_2(self.head_dim)
+
+    @property
+    def most_splits(self) -> int:
+        return min(max(next_power_of_2(DECODE_PROGRAMS // self.kv_heads), 8), 128)
+
+    def splits(self, max_blocks: int) -> int:
+        """What no sequence of this many blocks exceeds: plan_splits of gpu_decode.py."""
+        bound = ceil_div(max_blocks * self.block_size, SPLIT)
+        if self.window:
+            bound = min(bound, ceil_div(self.window, SPLIT) + 1)
+        return max(min(bound, self.most_splits), 1)
+
+
+def require(holds: bool, what: str, got: Any) -> None:
+    if not holds:
+        raise KernelError(f"paged attention on a GPU: {what}, got {got}")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of queries (tokens x `heads` of a KV head) by positions, and how a program works on them."""
+
+    block_m: int
+    block_n: int
+    heads: int
+    num_warps: int
+    num_stages: int
+
+
+def prefill_tile(op: Attention) -> Tile:
+    """The largest that (nearly) spill no registers, and the most stages that the 99 KiB of SM 86, 89 and 120 hold.
+    float32 has no tensor cores; int8 is widened in registers."""
+    block_m, block_n, stages = 128, 64, 3
+    if op.dtype == "float32":
+        block_m, block_n, stages = 16, 32, 2
+    elif op.int8_kv:
+        block_m, block_n = 64, 32
+    elif op.block_d == 128 and op.window:
+        block_n = 32
+    elif op.block_d == 256:
+        block_m, block_n, stages = 64, 32, 2
+    return Tile(block_m, block_n, min(op.group, block_m), 8, stages)
+
+
+def decode_tile(op: Attention) -> Tile:
+    """The heads of a group are the rows of one dot, at least 16; the next tile is on its way while one is computed."""
+    if op.dtype == "float32":
+        return Tile(16, 32, min(op.group, 16), 8, 2)
+    block_m = min(max(next_power_of_2(op.group), 16), 64)
+    block_n = 64 if op.block_d <= 128 else 32
+    return Tile(block_m, block_n, min(op.group, block_m), 4, 3)

@@ -1,0 +1,137 @@
+"""Weight-only int4 products: y = x w^T + bias, w as integers of 4 bits and one scale for each group along K.
+
+packed [ceil(K / 8), N] int32: element k of row n is bits 4 (k % 8) of word [k / 8, n], two's complement; scales
+[ceil(K / group), N]. A weight is half a byte and 2 / group bytes of its scale: at one token nothing else counts, at N =
+K = 4096 and groups of 128 it is 8.7 MB. Words are read along N, 16 bytes per thread.
+
+Integers are exact in float16 and bfloat16, and each group's sum is scaled in float32: the weights are never rounded.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _nibble(words, j):
+    """Element j of each word as float32: its bits, with the sign's turned over, are the last of 2^23 + value + 8."""
+    bits = ((words >> (4 * j)) & 15) ^ 8
+    return (bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0
+
+
+@triton.jit
+def _store(y, parts, bias, acc, rows, columns, part, splits, tokens, N):
+    """acc [rows, columns] with the bias to y [tokens, N]; as it is to its part of [splits, tokens, N], if there are."""
+    mask = (rows < tokens)[:, None] & (columns < N)[None, :]
+    at = rows.to(tl.int64)[:, None] * N + columns[None, :]
+    if splits > 1:
+        tl.store(parts + part.to(tl.int64) * tokens * N + at, acc, mask=mask)
+    else:
+        if bias is not None:
+            acc += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        tl.store(y + at, acc.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def int4_gemv_kernel(
+    x, packed, scales, bias, y, parts, tokens, N, K, splits, words_of_a_split,
+    TOKENS: tl.constexpr, GROUP: tl.constexpr, WORDS: tl.constexpr, COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program (i, s, r): COLUMNS columns from i * COLUMNS, words from s * words_of_a_split, WORDS rows of them at a
+    time, for TOKENS (1, 2, 4) rows of x from r * TOKENS. Each thread keeps its words' sums apart until the end, so that
+    nothing is exchanged within the loop. STAGES - 1 steps of WORDS * COLUMNS * 4 bytes are on the way meanwhile."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    part = tl.program_id(1)
+    begin = part * words_of_a_split
+    words_of_k = (K + 7) // 8
+    end = tl.minimum(begin + words_of_a_split, words_of_k)
+    acc0 = tl.zeros((WORDS, COLUMNS), tl.float32)
+    acc1 = tl.zeros((WORDS, COLUMNS), tl.float32)
+    acc2 = tl.zeros((WORDS, COLUMNS), tl.float32)
+    acc3 = tl.zeros((WORDS, COLUMNS), tl.float32)
+    inside = columns < N
+    row = tl.program_id(2) * TOKENS
+    last = tokens - 1
+    x0 = x + row.to(tl.int64) * K
+    x1 = x + tl.minimum(row + 1, last).to(tl.int64) * K
+    x2 = x + tl.minimum(row + 2, last).to(tl.int64) * K
+    x3 = x + tl.minimum(row + 3, last).to(tl.int64) * K
+    for first in tl.range(begin, end, WORDS, num_stages=STAGES):
+        at = first + tl.arange(0, WORDS)
+        mask = (at < end)[:, None] & inside[None, :]
+        words = tl.load(packed + at[:, None] * N + columns[None, :], mask=mask, other=0)
+        group = at // (GROUP // 8)
+        scale = tl.load(scales + group[:, None] * N + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+        sum0 = tl.zeros((WORDS, COLUMNS), tl.float32)
+        sum1 = tl.zeros((WORDS, COLUMNS), tl.float32)
+        sum2 = tl.zeros((WORDS, COLUMNS), tl.float32)
+        sum3 = tl.zeros((WORDS, COLUMNS), tl.float32)
+        for j in tl.static_range(8):
+            value = _nibble(words, j)
+            k = at * 8 + j
+            known = (at < end) & (k < K)
+            sum0 += tl.load(x0 + k, mask=known, other=0.0).to(tl.float32)[:, None] * value
+            if TOKENS > 1:
+                sum1 += tl.load(x1 + k, mask=known, other=0.0).to(tl.float32)[:, None] * value
+            if TOKENS > 2:
+                sum2 += tl.load(x2 + k, mask=known, other=0.0).to(tl.float32)[:, None] * value
+                sum3 += tl.load(x3 + k, mask=known, other=0.0).to(tl.float32)[:, None] * value
+        acc0 += sum0 * scale
+        acc1 += sum1 * scale
+        acc2 += sum2 * scale
+        acc3 += sum3 * scale
+    one = row + tl.arange(0, 1)
+    _store(y, parts, bias, tl.sum(acc0, 0)[None, :], one, columns, part, splits, tokens, N)
+    if TOKENS > 1:
+        _store(y, parts, bias, tl.sum(acc1, 0)[None, :], one + 1, columns, part, splits, tokens, N)
+    if TOKENS > 2:
+        _store(y, parts, bias, tl.sum(acc2, 0)[None, :], one + 2, columns, part, splits, tokens, N)
+        _store(y, parts, bias, tl.sum(acc3, 0)[None, :], one + 3, columns, part, splits, tokens, N)
+
+
+@triton.jit
+def int4_gemm_kernel(
+    x, packed, scales, bias, y, parts, tokens, N, K, splits, words_of_a_split,
+    GROUP: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Program (i, r, s): COLUMNS columns, ROWS rows of x, the words of split s; DEPTH elements of K, all of one group,
+    at a time on tensor cores. A word's eight weights are unpacked by the thread that read it."""
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(2)
+    words_of_k = (K + 7) // 8
+    begin = part * words_of_a_split
+    end = tl.minimum(begin + words_of_a_split, words_of_k)
+    inside = columns < N
+    rows_of_x = x + rows.to(tl.int64)[:, None] * K
+    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    element: tl.constexpr = x.dtype.element_ty
+    for first in range(begin, end, DEPTH // 8):
+        at = first + tl.arange(0, DEPTH // 8)
+        k = first * 8 + tl.arange(0, DEPTH)
+        a = tl.load(rows_of_x + k[None, :], mask=(rows < tokens)[:, None] & (k < K)[None, :], other=0.0)
+        mask = (at < end)[:, None] & inside[None, :]
+        words = tl.load(packed + at[:, None] * N + columns[None, :], mask=mask, other=0)
+        shifts = tl.arange(0, 8) * 4
+        bits = ((words[:, None, :] >> shifts[None, :, None]) & 15) ^ 8
+        b = ((bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0).to(element)
+        b = tl.reshape(b, (DEPTH, COLUMNS))
+        scale = tl.load(scales + first // (GROUP // 8) * N + columns, mask=inside, other=0.0).to(tl.float32)
+        acc += tl.dot(a, b, input_precision="ieee") * scale[None, :]
+    _store(y, parts, bias, acc, rows, columns, part, splits, tokens, N)
+
+
+@triton.jit
+def int4_reduce_kernel(parts, bias, y, tokens, N, splits, BLOCK: tl.constexpr):
+    """y = the sum of parts [splits, tokens, N] float32, first to last, with the bias."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    size = tokens.to(tl.int64) * N
+    mask = at < size
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for part in range(splits):
+        acc += tl.load(parts + part * size + at, mask=mask, other=0.0)
+    if bias is not None:
+        acc += tl.load(bias + at % N, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y + at, acc.to(y.dtype.element_ty), mask=mask)

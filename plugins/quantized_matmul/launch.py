@@ -1,0 +1,215 @@
+"""Launches of weight-only int4 products: y = x w^T + bias.
+
+    inputs   x [T, K], packed [ceil(K / 8), N] int32, scales [ceil(K / group), N] of x's type, bias [N] (may be absent)
+    outputs  y [T, N]: x's type or float32; bias: either, too
+attrs: n, k, group. Up to 4 tokens are multiplied by the GEMV, more by tensor cores in blocks of 16 or 64 rows; float32
+has no tensor cores and takes the GEMV, 4 tokens at a time. Where this gives a GPU too few blocks, K is split; the
+parts' sums go through the workspace and are added in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tensorwright.errors import KernelError
+from tensorwright.plugins.gpu.launch import (
+    POINTERS,
+    KernelSpec,
+    Launch,
+    Tensor,
+    ceil_div,
+    grid_of,
+    make_launch,
+    require_dense,
+    require_shape,
+)
+
+MODULE = "tensorwright.plugins.quantized_matmul.gpu"
+GROUPS = (32, 64, 128)
+GEMV_TOKENS = (1, 2, 4)
+"""Rows of x that a specialisation of the GEMV takes at most."""
+GEMM_ROWS = (16, 64)
+COLUMNS = 128
+GEMV_WORDS = {1: 16, 2: 8, 4: 8}
+"""Rows of words at once, by rows of x: 8 or 4 KiB, as registers allow four blocks of 128 threads."""
+GEMV_STAGES = 3
+"""Two steps are on their way while one is computed: 64 or 32 KiB in four blocks of a multiprocessor."""
+NARROW_WORDS = 4
+"""Where columns are no multiple of 16 and each word is loaded alone, which takes registers; then for one token only."""
+GEMM_DEPTH = 64
+"""Elements of K at once, at most: twice as many would take a thread's last registers."""
+GEMM_STAGES = {(16, 32): 4, (16, 64): 4, (64, 32): 4, (64, 64): 3}
+"""Steps under way, by rows and depth: two blocks fit the smallest SM's 100 KiB of shared memory."""
+SPLIT_UNIT = 16
+"""Splits begin at multiples of as many words, 128 elements of K: the largest group."""
+LEAST_SPLIT = 64
+MOST_SPLITS = 16
+BLOCKS_OF_AN_SM = {"gemv": 4, "gemm": 2}
+"""How many blocks of threads shall be there for each multiprocessor."""
+MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 120: 170}
+"""Of the largest usual card of an SM: what a product is split for."""
+REDUCE_BLOCK = 1024
+
+
+def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
+    """For every number of tokens."""
+    _check_sizes(attrs)
+    gemv = [_gemv(attrs, dtypes, tokens) for tokens in _gemv_tokens(attrs)]
+    gemm = [_gemm(attrs, dtypes, rows) for rows in GEMM_ROWS if dtypes["x"] != "float32"]
+    return (*gemv, *gemm, _reduce(attrs, dtypes))
+
+
+def launches(
+    attrs: Mapping[str, Any],
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+    workspace: Tensor | None,
+    sm: int,
+) -> list[Launch]:
+    """No launch for no tokens; two where K is split. `workspace`: bytes of any type, as `workspace_bytes` says."""
+    x, y = inputs["x"], outputs["y"]
+    _check_sizes(attrs)
+    _check(attrs, inputs, y)
+    tokens = x.shape[0]
+    if tokens == 0:
+        return []
+    dtypes = {name: tensor.dtype for name, tensor in {**inputs, "y": y}.items()}
+    splits, words = split(attrs, x.dtype, tokens, sm)
+    shape = (splits, tokens, attrs["n"])
+    needed = _part_bytes(splits, tokens, attrs)
+    if needed and (workspace is None or workspace.shape[0] * workspace.item_bytes < needed):
+        raise KernelError(f"weight_only_linear: {tokens} tokens need a workspace of {needed} bytes, got {workspace}")
+    at = workspace.address if needed and workspace is not None else y.address
+    parts = Tensor.dense("parts", at, shape, "float32")
+    sizes = {"tokens": tokens, "N": attrs["n"], "splits": splits}
+    values = {**inputs, "y": y, "parts": parts, **sizes, "K": attrs["k"], "words_of_a_split": words}
+    columns = ceil_div(attrs["n"], COLUMNS)
+    rows = _rows(attrs, tokens, x.dtype)
+    blocks = ceil_div(tokens, rows)
+    if rows in GEMV_TOKENS:
+        found = [make_launch(_gemv(attrs, dtypes, rows), grid_of(columns, splits, blocks), values)]
+    else:
+        found = [make_launch(_gemm(attrs, dtypes, rows), grid_of(columns, blocks, splits), values)]
+    if splits > 1:
+        bias = {"bias": inputs["bias"]} if "bias" in inputs else {}
+        grid = grid_of(ceil_div(tokens * attrs["n"], REDUCE_BLOCK))
+        found.append(make_launch(_reduce(attrs, dtypes), grid, {"parts": parts, "y": y, **bias, **sizes}))
+    return found
+
+
+def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int:
+    """Enough for every number of tokens up to that of shapes_max["x"], on every SM."""
+    most = shapes_max["x"][0]
+    needed = 0
+    for dtype in ("float16", "float32"):
+        tokens = 1
+        while tokens <= most:
+            rows = _rows(attrs, tokens, dtype)
+            last = min(ceil_div(tokens, rows) * rows, most)
+            found = [_part_bytes(split(attrs, dtype, last, sm)[0], last, attrs) for sm in MULTIPROCESSORS]
+            if not any(found):  # more tokens give more blocks, and no fewer splits than none
+                break
+            needed, tokens = max(needed, *found), last + 1
+    return needed
+
+
+def split(attrs: Mapping[str, Any], dtype: str, tokens: int, sm: int) -> tuple[int, int]:
+    """(parts of K, words of each)."""
+    words, rows = ceil_div(attrs["k"], 8), _rows(attrs, tokens, dtype)
+    blocks = ceil_div(attrs["n"], COLUMNS) * ceil_div(tokens, rows)
+    wanted = MULTIPROCESSORS.get(sm, MULTIPROCESSORS[89]) * BLOCKS_OF_AN_SM["gemv" if rows in GEMV_TOKENS else "gemm"]
+    splits = max(min(wanted // max(blocks, 1), words // LEAST_SPLIT, MOST_SPLITS), 1)
+    of_each = ceil_div(ceil_div(words, splits), SPLIT_UNIT) * SPLIT_UNIT
+    return ceil_div(words, of_each), of_each
+
+
+def _part_bytes(splits: int, tokens: int, attrs: Mapping[str, Any]) -> int:
+    return 4 * splits * tokens * attrs["n"] if splits > 1 else 0
+
+
+def _is_wide(attrs: Mapping[str, Any]) -> bool:
+    return bool(attrs["n"] % 16 == 0)
+
+
+def _gemv_tokens(attrs: Mapping[str, Any]) -> tuple[int, ...]:
+    return GEMV_TOKENS if _is_wide(attrs) else GEMV_TOKENS[:1]
+
+
+def _rows(attrs: Mapping[str, Any], tokens: int, dtype: str) -> int:
+    """Rows of x that one program takes; GEMV_TOKENS are those of the GEMV."""
+    forms = _gemv_tokens(attrs)
+    if tokens <= forms[-1] or dtype == "float32":
+        return min((size for size in forms if size >= tokens), default=forms[-1])
+    return GEMM_ROWS[0] if tokens <= GEMM_ROWS[0] else GEMM_ROWS[1]
+
+
+def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) -> None:
+    n, k, group = attrs["n"], attrs["k"], attrs["group"]
+    x = inputs["x"]
+    tokens = x.shape[0]
+    require_shape(x, (tokens, k), x.dtype)
+    require_shape(inputs["packed"], (ceil_div(k, 8), n), "int32")
+    require_shape(inputs["scales"], (ceil_div(k, group), n), x.dtype)
+    for tensor, shape in ((y, (tokens, n)), *(((inputs["bias"], (n,)),) if "bias" in inputs else ())):
+        require_shape(tensor, shape, tensor.dtype if tensor.dtype == "float32" else x.dtype)
+    require_dense(*inputs.values(), y)
+
+
+def _tensors(dtypes: Mapping[str, str], names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """The signature's pointers; the bias only if there is one."""
+    kinds = {**dtypes, "packed": "int32", "parts": "float32"}
+    return tuple((name, POINTERS[kinds[name]]) for name in names if name in kinds)
+
+
+def _product(
+    kernel: str, attrs: Mapping[str, Any], dtypes: Mapping[str, str], sizes: dict[str, int], warps: int, stages: int
+) -> KernelSpec:
+    k, group = attrs["k"], attrs["group"]
+    tensors = _tensors(dtypes, ("x", "packed", "scales", "bias", "y", "parts"))
+    integers = ("tokens", "N", "K", "splits", "words_of_a_split")
+    wide = ["words_of_a_split", *(["N"] if _is_wide(attrs) else []), *(["K"] if k % 16 == 0 else [])]
+    return KernelSpec(
+        kernel=kernel,
+        module=MODULE,
+        signature=(*tensors, *((name, "i32") for name in integers)),
+        constants=(*(() if "bias" in dtypes else (("bias", None),)), ("GROUP", group), *sizes.items()),
+        aligned=(*(name for name, _ in tensors), *wide),
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+def _check_sizes(attrs: Mapping[str, Any]) -> None:
+    n, k, group = attrs["n"], attrs["k"], attrs["group"]
+    if group not in GROUPS or min(n, k) < 1 or ceil_div(k, 8) * n >= 2**31:
+        raise KernelError(
+            f"weight_only_linear: group must be one of {GROUPS} and k / 8 * n below 2^31; "
+            f"got group {group}, k {k}, n {n}"
+        )
+
+
+def _gemv(attrs: Mapping[str, Any], dtypes: Mapping[str, str], tokens: int) -> KernelSpec:
+    words = GEMV_WORDS[tokens] if _is_wide(attrs) else NARROW_WORDS
+    sizes = {"TOKENS": tokens, "WORDS": words, "COLUMNS": COLUMNS, "STAGES": GEMV_STAGES}
+    return _product("int4_gemv_kernel", attrs, dtypes, sizes, warps=4, stages=2)
+
+
+def _gemm(attrs: Mapping[str, Any], dtypes: Mapping[str, str], rows: int) -> KernelSpec:
+    depth = min(attrs["group"], GEMM_DEPTH)
+    sizes = {"DEPTH": depth, "ROWS": rows, "COLUMNS": COLUMNS}
+    warps, stages = 4 if rows == GEMM_ROWS[0] else 8, GEMM_STAGES[rows, depth]
+    return _product("int4_gemm_kernel", attrs, dtypes, sizes, warps=warps, stages=stages)
+
+
+def _reduce(attrs: Mapping[str, Any], dtypes: Mapping[str, str]) -> KernelSpec:
+    tensors = _tensors(dtypes, ("parts", "bias", "y"))
+    aligned = (*(name for name, _ in tensors), *(("N",) if _is_wide(attrs) else ()))
+    return KernelSpec(
+        kernel="int4_reduce_kernel",
+        module=MODULE,
+        signature=(*tensors, ("tokens", "i32"), ("N", "i32"), ("splits", "i32")),
+        constants=(*(() if "bias" in dtypes else (("bias", None),)), ("BLOCK", REDUCE_BLOCK)),
+        aligned=aligned,
+        num_warps=4,
+    )

@@ -1,0 +1,51 @@
+"""weight_only_linear(x, w, bias?){format}:  y = x w'^T + bias, only w rounded, as quantize.py does it
+
+x: [T, K], w: [N, K] as the checkpoint has it, bias: [N].  y: [T, N].  x, the scales and w' (value times scale) are of
+the activation type, sums float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.errors import GraphError
+from tensorwright.plugins.quantized_matmul.formats import parse_format
+from tensorwright.plugins.quantized_matmul.quantize import Quantized, dequantized, quantize_weights
+from tensorwright.plugins.rounding import round_to
+
+NAME = "weight_only_linear"
+ATTRS: dict[str, type] = {"format": str}
+
+
+def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+    """[T, N] of x's type."""
+    x, w, bias = (*inputs, None)[:3]
+    if x is None or w is None:
+        raise GraphError("weight_only_linear: x and w must be present")
+    if str(parse_format(attrs["format"])) == "w8a8":
+        raise GraphError("weight_only_linear: the format must leave activations as they are, and w8a8 does not")
+    if w.rank != 2 or w.shape[1] != x.shape[-1]:
+        raise GraphError(f"weight_only_linear: w must be [N, {x.shape[-1]}] for x {list(x.shape)}, got {list(w.shape)}")
+    if bias is not None and bias.shape != w.shape[:1]:
+        raise GraphError(f"weight_only_linear: bias must be [{w.shape[0]}], got {list(bias.shape)}")
+    return [(x.dtype, (*x.shape[:-1], w.shape[0]))]
+
+
+def restored(w: np.ndarray | Quantized, format_name: str, k: int, act_dtype: str) -> np.ndarray:
+    """float32 [N, k]: what the weights have become, in numbers of the activation type."""
+    made = w if isinstance(w, Quantized) else quantize_weights(np.asarray(w, np.float32), parse_format(format_name))
+    return round_to(dequantized(Quantized(made.values, round_to(made.scales, act_dtype)), k), act_dtype)
+
+
+def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
+    """w may have been quantized before."""
+    x, w, bias = (*inputs, None)[:3]
+    assert x is not None
+    assert w is not None
+    rows = round_to(x, act_dtype)
+    y = round_to(rows @ restored(w, attrs["format"], rows.shape[-1], act_dtype).T, act_dtype)
+    return [y if bias is None else round_to(y + round_to(bias, act_dtype), act_dtype)]

@@ -1,0 +1,171 @@
+"""Rotary embedding of q and k, and the write of k and v into the pages, in one pass over the qkv rows.
+
+A program takes HEADS heads of one token and one kind (q, k or v): 16 bytes per thread at heads of 64 and 128. Bytes of
+a token: (H + 2 Hkv) D of the activation type read, H D of it and 2 Hkv D of the cache's type written, the table's row
+(4 rotary_dim) from L1 and L2 for all heads but the first, and of an int8 cache 8 Hkv bytes of scales.
+
+Compiled without contraction: products are rounded before they are added, as the definition does it, and the int8
+values of the cache are the definition's.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _scale_of(largest):
+    """(scale, its inverse times 127 / largest, is a number): quantize_heads of plugins/paged_attention/quantize.py."""
+    finite = largest < float("inf")  # a NaN is not
+    some = finite & (largest >= 7.703719777548943e-34)
+    safe = tl.where(some, largest, 1.0)
+    scale = tl.where(some, tl.div_rn(safe, 127.0), tl.where(finite, 0.0, float("nan")))
+    return scale, tl.where(some, tl.div_rn(127.0, safe), 0.0), finite
+
+
+@triton.jit
+def _to_int8(x, inverse, finite):
+    """Rounded to nearest, ties to even: the sum with 1.5 * 2^23 has no bits below 1."""
+    x = tl.where(finite[:, None], x, 0.0) * inverse[:, None]
+    return ((x + 12582912.0) - 12582912.0).to(tl.int8)
+
+
+@triton.jit
+def _largest(x):
+    """Of each row, in magnitude; infinite where one is NaN, for a maximum may pass over it."""
+    return tl.max(tl.where(x == x, tl.abs(x), float("inf")), axis=1)
+
+
+@triton.jit
+def _rotated(x, table, heads, inside, D: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
+    """The two halves of the first 2 HALF dimensions of these heads, float32 [HEADS, HALF_BLOCK], turned."""
+    at = tl.arange(0, HALF_BLOCK)
+    mask = inside[:, None] & (at < HALF)[None, :]
+    first = tl.load(x + heads[:, None] * D + at[None, :], mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(x + heads[:, None] * D + HALF + at[None, :], mask=mask, other=0.0).to(tl.float32)
+    cos = tl.load(table + at, mask=at < HALF, other=0.0)[None, :]
+    sin = tl.load(table + HALF + at, mask=at < HALF, other=0.0)[None, :]
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def _straight(x, heads, inside, D: tl.constexpr, START: tl.constexpr, BLOCK: tl.constexpr):
+    """Dimensions from START on, float32 [HEADS, BLOCK]."""
+    at = START + tl.arange(0, BLOCK)
+    mask = inside[:, None] & (at < D)[None, :]
+    return tl.load(x + heads[:, None] * D + at[None, :], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _put(to, rows, inside, x, START: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
+    """x [HEADS, BLOCK] to dimensions START..END of the rows at these offsets, in the target's type."""
+    at = tl.arange(0, BLOCK)
+    mask = inside[:, None] & (START + at < END)[None, :]
+    tl.store(to + rows[:, None] + START + at[None, :], x.to(to.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _write_heads(
+    x,
+    table,
+    to,
+    rows,
+    scales,
+    scale_rows,
+    heads,
+    inside,
+    written,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+):
+    """Heads of x: the first 2 HALF dimensions turned, to their rows; int8 with a scale per head if QUANTIZED."""
+    if HALF > 0:
+        first, second = _rotated(x, table, heads, inside, D, HALF, HALF_BLOCK)
+    if REST_BLOCK > 0:
+        rest = _straight(x, heads, inside, D, 2 * HALF, REST_BLOCK)
+    if QUANTIZED:
+        if HALF > 0:
+            largest = tl.maximum(_largest(first), _largest(second))
+            if REST_BLOCK > 0:
+                largest = tl.maximum(largest, _largest(rest))
+        else:
+            largest = _largest(rest)
+        scale, inverse, finite = _scale_of(largest)
+        tl.store(scales + scale_rows, scale, mask=written)
+        if HALF > 0:
+            first = _to_int8(first, inverse, finite)
+            second = _to_int8(second, inverse, finite)
+        if REST_BLOCK > 0:
+            rest = _to_int8(rest, inverse, finite)
+    if HALF > 0:
+        _put(to, rows, written, first, 0, HALF, HALF_BLOCK)
+        _put(to, rows, written, second, HALF, 2 * HALF, HALF_BLOCK)
+    if REST_BLOCK > 0:
+        _put(to, rows, written, rest, 2 * HALF, D, REST_BLOCK)
+
+
+@triton.jit
+def rotary_kv_write_kernel(
+    qkv,
+    table,
+    slots,
+    q,
+    k_pages,
+    v_pages,
+    k_scales,
+    v_scales,
+    page_stride,
+    head_stride,
+    block_size,
+    H: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+):
+    """qkv [T, (H + 2 KV) D], table [T, 2 HALF] float32, slots [T], q [T, H D], pages [P, KV, block_size, D], scales
+    [P, KV, block_size]. Program (t, i): the i-th HEADS heads of q, then those of k, then of v. HALF_BLOCK and
+    REST_BLOCK are powers of two that hold HALF and D - 2 HALF; 0: there are none. A slot below 0 is not written."""
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    q_parts: tl.constexpr = (H + HEADS - 1) // HEADS
+    kv_parts: tl.constexpr = (KV + HEADS - 1) // HEADS
+    lane = tl.arange(0, HEADS)
+    row = qkv + token * ((H + 2 * KV) * D)
+    angles = table
+    if HALF > 0:
+        angles = table + token * (2 * HALF)
+    if part < q_parts:
+        heads = part * HEADS + lane
+        inside = heads < H
+        _write_heads(
+            row, angles, q, token * (H * D) + heads * D, q, heads, heads, inside, inside,
+            D, HALF, HALF_BLOCK, REST_BLOCK, False,
+        )  # fmt: skip
+    else:
+        slot = tl.load(slots + token)
+        page = (slot // block_size).to(tl.int64)
+        offset = slot % block_size
+        is_k = part < q_parts + kv_parts
+        heads = (part - q_parts - tl.where(is_k, 0, kv_parts)) * HEADS + lane
+        inside = heads < KV
+        written = inside & (slot >= 0)
+        rows = page * page_stride + heads.to(tl.int64) * head_stride + offset * D
+        scale_rows = (page * KV + heads) * block_size + offset
+        if is_k:
+            _write_heads(
+                row + H * D, angles, k_pages, rows, k_scales, scale_rows, heads, inside, written,
+                D, HALF, HALF_BLOCK, REST_BLOCK, QUANTIZED,
+            )  # fmt: skip
+        else:
+            _write_heads(
+                row + (H + KV) * D, angles, v_pages, rows, v_scales, scale_rows, heads, inside, written,
+                D, 0, 0, triton.next_power_of_2(D), QUANTIZED,
+            )  # fmt: skip

@@ -1,0 +1,166 @@
+"""The launches of rotary_kv_write, interpreted, against the definition in numpy: q, pages and scales."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from tolerances import rounding_tolerance
+
+from tensorwright.errors import KernelError
+from tensorwright.plugins.gpu.interpret import Interpreter, Memory
+from tensorwright.plugins.gpu.launch import Tensor
+from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_heads
+from tensorwright.plugins.rotary import launch
+from tensorwright.plugins.rotary.op import rotate
+
+BLOCKS, BLOCK_SIZE = 4, 32
+ATTRS = {"heads": 4, "kv_heads": 2, "head_dim": 16, "rotary_dim": 16}
+Case = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+
+def make(memory: Memory, tokens: int, attrs: dict[str, Any], dtype: str, cache: str, seed: int = 0) -> Case:
+    """Tokens of several sequences: slots in no order, in several blocks."""
+    rng = np.random.default_rng(seed)
+    heads, kv_heads, head_dim = attrs["heads"], attrs["kv_heads"], attrs["head_dim"]
+    pages = (BLOCKS, kv_heads, BLOCK_SIZE, head_dim)
+    inputs = {
+        "qkv": memory.put("qkv", rng.standard_normal((tokens, (heads + 2 * kv_heads) * head_dim)), dtype),
+        "slots": memory.put("slots", rng.permutation(BLOCKS * BLOCK_SIZE)[:tokens], "int32"),
+        "k_pages": memory.empty("k_pages", pages, cache),
+        "v_pages": memory.empty("v_pages", pages, cache),
+    }
+    if attrs["rotary_dim"]:
+        angles = rng.uniform(-9, 9, (tokens, attrs["rotary_dim"] // 2))
+        inputs["table"] = memory.put("table", np.concatenate([np.cos(angles), np.sin(angles)], axis=1), "float32")
+    if cache == "int8":
+        inputs |= {name: memory.empty(name, pages[:3], "float32") for name in ("k_scales", "v_scales")}
+    outputs = {name: inputs[name] for name in inputs if name[1:] in ("_pages", "_scales")}
+    return inputs, {**outputs, "q": memory.empty("q", (tokens, heads * head_dim), dtype)}
+
+
+def run(interpreter: Interpreter, memory: Memory, case: Case, attrs: dict[str, Any]) -> None:
+    dtypes = {name: tensor.dtype for name, tensor in case[0].items()}
+    interpreter.run(launch.kernels(attrs, dtypes, 80), launch.launches(attrs, *case, None, 80), memory)
+
+
+def check(memory: Memory, attrs: dict[str, Any]) -> None:
+    """The definition's arithmetic is the kernel's, so that only the rounding to q's and the cache's type is left."""
+    heads, kv_heads, head_dim = attrs["heads"], attrs["kv_heads"], attrs["head_dim"]
+    qkv = memory.array("qkv").astype(np.float32)
+    dtype = memory.blocks["qkv"].tensor.dtype
+    tokens = len(qkv)
+    parts = qkv.reshape(tokens, heads + 2 * kv_heads, head_dim)
+    table = memory.array("table") if attrs["rotary_dim"] else np.zeros((tokens, 0), np.float32)
+    near(memory.array("q").reshape(tokens, heads, head_dim), rotate(parts[:, :heads], table), dtype)
+    slots = memory.array("slots")
+    for name, values in (
+        ("k", rotate(parts[:, heads : heads + kv_heads], table)),
+        ("v", parts[:, heads + kv_heads :]),
+    ):
+        pages = memory.array(f"{name}_pages")
+        written = np.zeros((BLOCKS, kv_heads, BLOCK_SIZE), bool)
+        kept = slots >= 0
+        at = (slots[kept] // BLOCK_SIZE, slice(None), slots[kept] % BLOCK_SIZE)
+        written[at] = True
+        if pages.dtype == np.int8:
+            q, scale = quantize_heads(values[kept], KV_LEVELS)
+            np.testing.assert_array_equal(memory.array(f"{name}_scales")[at], scale)
+            np.testing.assert_array_equal(pages[at], q)
+            assert (pages[~written] == -1).all()
+        else:
+            near(pages[at], values[kept], dtype)
+            assert np.isnan(pages[~written]).all(), "a slot was written that no token has"
+
+
+def near(got: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
+    assert got.shape == wanted.shape
+    difference = np.abs(got.astype(np.float64) - wanted)
+    assert (difference <= rounding_tolerance(dtype, 1.0) * np.abs(wanted)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("cache", ["same", "int8"])
+@pytest.mark.parametrize("rotary_dim", [0, 4, 16])
+def test_equals_the_definition(interpreter: Interpreter, dtype: str, cache: str, rotary_dim: int) -> None:
+    memory, attrs = Memory(), {**ATTRS, "rotary_dim": rotary_dim}
+    case = make(memory, 5, attrs, dtype, dtype if cache == "same" else cache)
+    run(interpreter, memory, case, attrs)
+    check(memory, attrs)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 15, 16, 17])
+def test_any_number_of_tokens(interpreter: Interpreter, tokens: int) -> None:
+    memory = Memory()
+    run(interpreter, memory, make(memory, tokens, ATTRS, "bfloat16", "int8", tokens), ATTRS)
+    check(memory, ATTRS)
+
+
+@pytest.mark.parametrize("cache", ["float16", "int8"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "rotary_dim"),
+    [(32, 8, 128, 128), (9, 3, 64, 64), (71, 1, 64, 64), (5, 5, 80, 32), (3, 1, 7, 6), (2, 2, 256, 64)],
+)
+def test_shapes_of_models(
+    interpreter: Interpreter, heads: int, kv_heads: int, head_dim: int, rotary_dim: int, cache: str
+) -> None:
+    attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
+    memory = Memory()
+    run(interpreter, memory, make(memory, 3, attrs, "float16", cache), attrs)
+    check(memory, attrs)
+
+
+def test_a_negative_slot_is_not_written(interpreter: Interpreter) -> None:
+    memory = Memory()
+    case = make(memory, 3, ATTRS, "float16", "int8")
+    memory.blocks["slots"].data[1] = -1
+    run(interpreter, memory, case, ATTRS)
+    check(memory, ATTRS)
+
+
+def test_infinities_zeros_and_tiny_heads_of_an_int8_cache(interpreter: Interpreter) -> None:
+    """Their scales are NaN or 0; a head of one number rounds to 127 or -127."""
+    memory, attrs = Memory(), {**ATTRS, "rotary_dim": 0}
+    case = make(memory, 5, attrs, "float32", "int8")
+    k = memory.blocks["qkv"].data.reshape(5, 8, 16)[:, 4:]
+    k[0, 0, 3], k[0, 1, 15], k[1, 2, 0] = np.inf, np.nan, -np.inf
+    k[2, :] = 0
+    k[3, 0] = 2.0**-112
+    k[4, 1] = -3
+    run(interpreter, memory, case, attrs)
+    check(memory, attrs)
+
+
+@pytest.mark.parametrize("name", ["page_stride", "head_stride", "block_size"])
+def test_a_wrong_stride_is_noticed(interpreter: Interpreter, name: str) -> None:
+    memory = Memory()
+    inputs, outputs = make(memory, 17, ATTRS, "float16", "float16")
+    (spec,) = launch.kernels(ATTRS, {"qkv": "float16", "k_pages": "float16"}, 80)
+    (good,) = launch.launches(ATTRS, inputs, outputs, None, 80)
+    args = list(good.args)
+    args[[argument for argument, _ in spec.signature].index(name)] //= 2
+
+    def run_and_check() -> None:
+        interpreter.run([spec], [dataclasses.replace(good, args=tuple(args))], memory)
+        check(memory, ATTRS)
+
+    with pytest.raises((AssertionError, KernelError)):  # wrong values, or an access outside
+        run_and_check()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    memory = Memory()
+    inputs, outputs = make(memory, 2, ATTRS, "float16", "float16")
+    elsewhere = dataclasses.replace(outputs["k_pages"], address=outputs["k_pages"].address + 256)
+    for more_in, more_out, attrs, message in (
+        ({}, {"k_pages": elsewhere}, {}, "in place"),
+        ({"slots": inputs["qkv"]}, {}, {}, "must be int32"),
+        ({"v_pages": dataclasses.replace(inputs["v_pages"], dtype="int8")}, {}, {}, "v_pages must be float16"),
+        ({}, {}, {"rotary_dim": 3}, "must be float32|rotary_dim must be even"),
+    ):
+        with pytest.raises(KernelError, match=message):
+            launch.launches({**ATTRS, **attrs}, {**inputs, **more_in}, {**outputs, **more_out}, None, 80)
+    with pytest.raises(KernelError, match="pages must be float16 or int8"):
+        launch.kernels(ATTRS, {"qkv": "float16", "k_pages": "float32"}, 80)

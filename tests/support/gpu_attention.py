@@ -1,0 +1,144 @@
+"""Steps for the attention kernels of a GPU: pages in any order, ragged sequences, the launches and the definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tolerances import gpu_attention_tolerance
+
+from tensorwright.plugins.gpu.interpret import Interpreter, Memory
+from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
+from tensorwright.plugins.paged_attention import launch, op
+from tensorwright.plugins.paged_attention.cache import PagedCache
+from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_heads
+from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
+
+NAN = np.float32(np.nan)
+
+
+def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "float16":
+        return x.astype(np.float16).astype(np.float32)
+    return from_bfloat16_bits(to_bfloat16_bits(x)).reshape(x.shape) if dtype == "bfloat16" else x.astype(np.float32)
+
+
+@dataclass
+class Step:
+    """`sequences`: (queries, context) of each. Slots that nobody wrote are NaN, in the pages 0 and -1 too: page 0
+    stands in block tables where a window has dropped a block, -1 where there never was one."""
+
+    sequences: tuple[tuple[int, int], ...]
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    window: int = 0
+    softcap: float = 0.0
+    has_sinks: bool = False
+    int8_kv: bool = False
+    block_size: int = 32
+    dtype: str = "float16"
+    sm: int = 80
+    seed: int = 0
+    more_blocks: int = 1
+    rng: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.scale = self.head_dim**-0.5
+        self.tokens = sum(queries for queries, _ in self.sequences)
+        q = self.rng.standard_normal((self.tokens, self.heads * self.head_dim))
+        self.q = rounded(q, self.dtype)
+        self.sinks = self.rng.standard_normal(self.heads).astype(np.float32) * 2
+        self.seq_starts = np.cumsum([0, *(queries for queries, _ in self.sequences)]).astype(np.int32)
+        self.context_lens = np.array([context for _, context in self.sequences], np.int32)
+        self._make_pages()
+
+    def _make_pages(self) -> None:
+        counts = [-(-context // self.block_size) for _, context in self.sequences]
+        width = max(counts, default=0) + self.more_blocks
+        free = iter(self.rng.permutation(sum(counts)) + 1)
+        page = (sum(counts) + 1, self.kv_heads, self.block_size, self.head_dim)
+        self.k, self.v = np.full((2, *page), NAN)
+        self.block_tables = np.full((len(counts), width), -1, np.int32)
+        for seq, (queries, context) in enumerate(self.sequences):
+            dropped = max(0, context - queries - self.window + 1) // self.block_size if self.window else 0
+            for i in range(counts[seq]):
+                if i < dropped:
+                    self.block_tables[seq, i] = 0
+                    continue
+                block = self.block_tables[seq, i] = next(free)
+                filled = min(context - i * self.block_size, self.block_size)
+                shape = (self.kv_heads, filled, self.head_dim)
+                self.k[block, :, :filled] = rounded(self.rng.standard_normal(shape), self.dtype)
+                self.v[block, :, :filled] = rounded(self.rng.standard_normal(shape), self.dtype)
+        if self.int8_kv:
+            (self.k, self.k_scales), (self.v, self.v_scales) = (quantize_heads(x, KV_LEVELS) for x in (self.k, self.v))
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return {
+            "heads": self.heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim, "scale": self.scale,
+            "window": self.window, "softcap": self.softcap, "has_sinks": int(self.has_sinks),
+            "int8_kv": int(self.int8_kv), "block_size": self.block_size,
+        }  # fmt: skip
+
+    def memory(self) -> tuple[Memory, dict[str, Tensor], Tensor, Tensor | None]:
+        """(memory, operands, out, workspace); what nobody writes of the last two is NaN."""
+        memory = Memory()
+        kv = "int8" if self.int8_kv else self.dtype
+        inputs = {
+            "q": memory.put("q", self.q, self.dtype),
+            "k_pages": memory.put("k_pages", self.k, kv),
+            "v_pages": memory.put("v_pages", self.v, kv),
+            "seq_starts": memory.put("seq_starts", self.seq_starts, "int32"),
+            "context_lens": memory.put("context_lens", self.context_lens, "int32"),
+            "block_tables": memory.put("block_tables", self.block_tables, "int32"),
+        }
+        if self.int8_kv:
+            inputs["k_scales"] = memory.put("k_scales", self.k_scales, "float32")
+            inputs["v_scales"] = memory.put("v_scales", self.v_scales, "float32")
+        if self.has_sinks:
+            inputs["sinks"] = memory.put("sinks", self.sinks, "float32")
+        size = launch.workspace_bytes(self.attrs, {"block_tables": self.block_tables.shape}) // 4
+        workspace = memory.empty("workspace", (size,), "float32") if size else None
+        return memory, inputs, memory.empty("out", self.q.shape, self.dtype), workspace
+
+    def specs(self) -> tuple[KernelSpec, ...]:
+        return launch.kernels(self.attrs, {"q": self.dtype}, self.sm)
+
+    def run(self, interpreter: Interpreter, change: Any = None) -> np.ndarray:
+        """What the launches write; `change` may alter their list first."""
+        memory, inputs, out, workspace = self.memory()
+        started: list[Launch] = launch.launches(self.attrs, inputs, {"out": out}, workspace, self.sm)
+        interpreter.run(self.specs(), change(started) if change else started, memory)
+        return memory.array("out").astype(np.float32)
+
+    def expected(self) -> np.ndarray:
+        # the definition multiplies what no query sees by zero, so there it must not be NaN
+        arrays = [self.k, self.v, *((self.k_scales, self.v_scales) if self.int8_kv else ())]
+        k, v, *scales = (np.nan_to_num(x) for x in arrays)
+        cache = PagedCache(k, v, "int8" if self.int8_kv else "float32", *scales)
+        some = np.diff(self.seq_starts) > 0  # the definition does not know sequences without a token
+        starts = np.append(self.seq_starts[:-1][some], self.tokens)
+        operands = [self.q, cache, starts, self.context_lens[some], self.block_tables[some]]
+        attrs = {**self.attrs, "layer": 0}
+        return op.reference([*operands, self.sinks] if self.has_sinks else operands, attrs, "float32")[0]
+
+    def tolerance(self) -> float:
+        q, (k, v) = np.abs(self.q).max(initial=0), (np.nanmax(np.abs(x), initial=0) for x in self._values())
+        longest = int(self.context_lens.max(initial=1))
+        return gpu_attention_tolerance(
+            self.dtype, q, k, v, self.head_dim, longest, self.scale, self.softcap, self.int8_kv
+        )
+
+    def _values(self) -> tuple[np.ndarray, np.ndarray]:
+        if not self.int8_kv:
+            return self.k, self.v
+        return self.k * self.k_scales[..., None], self.v * self.v_scales[..., None]
+
+    def check(self, interpreter: Interpreter) -> None:
+        got, wanted = self.run(interpreter), self.expected()
+        worst = np.abs(got - wanted).max(initial=0)
+        assert worst <= self.tolerance(), f"off by {worst}, allowed {self.tolerance()}"
