@@ -5,7 +5,7 @@ quick: against the traced graph in float32, weights streamed. full: against the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.models.checkpoint import Checkpoint
 
 _LOGIT_BYTES = 64 << 20  # of the reference's logits, which are held whole
-_CHUNK = 32  # tokens per step, and so logit rows held at a time
+QUANTIZED = ("quantized_linear", "weight_only_linear")
+CHUNK = 32  # tokens per step, and so logit rows held at a time
 _SEED = 20240229
 _TEXT = Path(__file__).with_name("accuracy_text.txt")
 
@@ -30,20 +31,40 @@ def measure_accuracy(
     `traced` and `cached` are the graphs that the engine was made from, at these stages. Raises
     MissingDependencyError if the C++ runtime is not built, CheckpointError if the tokenizer and the model disagree.
     """
+    return measure_logits(kind, checkpoint, traced, cached, lambda ids: engine_logits(cpu_files, ids))
+
+
+def measure_logits(
+    kind: str,
+    checkpoint: Checkpoint,
+    traced: Graph,
+    quantized: Graph,
+    run: Callable[[list[int]], Iterable[np.ndarray]],
+    *,
+    measured_on: str | None = None,
+) -> dict[str, Any]:
+    """The record of whatever `run` is: it gives the logits of consecutive positions of one sequence, block by block.
+
+    `quantized`: the graph at stage "cached" with the products that the engine makes; the errors of their outputs are
+    measured in it. measured_on: what ran, where that is not the engine's own executor.
+    """
     vocab_size, max_seq_len = traced.facts["vocab_size"], traced.facts["max_seq_len"]
     ids, text = sample_ids(checkpoint, min(token_budget(vocab_size), max_seq_len), vocab_size)
     reference = _reference(kind, checkpoint, ids, traced)
     comparison = Comparison()
     done = 0
-    for logits in engine_logits(cpu_files, ids):
+    for logits in run(ids):
         end = done + len(logits)
         comparison.add(reference[done:end], logits, ids[done + 1 : end + 1])
         done = end
-    record = {"kind": kind, "reference_dtype": "float32", "text": text, **comparison.record()}
-    if cached.find("quantized_linear"):
+    record: dict[str, Any] = {"kind": kind, "reference_dtype": "float32", "text": text}
+    if measured_on is not None:
+        record["measured_on"] = measured_on
+    record |= comparison.record()
+    if any(node.op in QUANTIZED for node in quantized.nodes):
         from tensorwright.builder.accuracy_outputs import output_errors
 
-        record["output_errors"] = output_errors(cached, checkpoint, ids)
+        record["output_errors"] = output_errors(quantized, checkpoint, ids)
     return record
 
 
@@ -73,6 +94,8 @@ def _reference(kind: str, checkpoint: Checkpoint, ids: list[int], traced: Graph)
 
     if kind == "full":
         return accuracy_reference.transformers_logits(checkpoint.path, ids, traced.facts["max_seq_len"])
+    if traced.stage == "cached":
+        return accuracy_reference.streamed_cached_logits(traced, checkpoint, ids)
     from tensorwright.builder.trace import trace
 
     if traced.facts["dtype"] != "float32":
@@ -94,10 +117,10 @@ def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:
     block = facts["block_size"]
     blocks = -(-len(ids) // block)
     groups = len(facts["block_bytes"])
-    executor.allocate([blocks] * groups, _CHUNK, _CHUNK, 1)
+    executor.allocate([blocks] * groups, CHUNK, CHUNK, 1)
     table = np.arange(blocks, dtype=np.int32)[None]
-    for start in range(0, len(ids), _CHUNK):
-        positions = list(range(start, min(len(ids), start + _CHUNK)))
+    for start in range(0, len(ids), CHUNK):
+        positions = list(range(start, min(len(ids), start + CHUNK)))
         count = len(positions)
         yield executor.step(
             [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1], list(range(count)),

@@ -19,6 +19,7 @@ from tensorwright.builder.quantization_record import Place, by_name, place_of
 from tensorwright.models.checkpoint import Checkpoint
 
 TOKENS = 32
+QUANTIZED = ("quantized_linear", "weight_only_linear")
 
 
 def output_errors(cached: Graph, checkpoint: Checkpoint, ids: list[int]) -> dict[str, list[float | None]]:
@@ -43,7 +44,7 @@ def output_errors(cached: Graph, checkpoint: Checkpoint, ids: list[int]) -> dict
 def products(graph: Graph, inputs: dict, weights: Weights) -> Iterator[tuple[Node, torch.Tensor, torch.Tensor]]:
     """(node, input, output) of every quantized linear, as they are computed."""
     left: dict[Value, int] = {}
-    for node in graph.find("quantized_linear"):
+    for node in [node for node in graph.nodes if node.op in QUANTIZED]:
         assert node.inputs[0] is not None
         left[node.inputs[0]] = left.get(node.inputs[0], 0) + 1
     held: dict[Value, torch.Tensor] = {}
@@ -51,7 +52,7 @@ def products(graph: Graph, inputs: dict, weights: Weights) -> Iterator[tuple[Nod
         if value in left:
             held[value] = data
         made_by = value.node
-        if made_by is not None and made_by.op == "quantized_linear":
+        if made_by is not None and made_by.op in QUANTIZED:
             x = made_by.inputs[0]
             assert x is not None
             left[x] -= 1

@@ -10,6 +10,7 @@ import torch
 
 from tensorwright.builder.ir.graph import Graph, Node, Value
 from tensorwright.builder.ir.interpret import interpret
+from tensorwright.builder.ir.ragged import RaggedAdapter
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.weights import WeightExpr, evaluate, evaluate_rows
@@ -17,6 +18,7 @@ from tensorwright.plugins.quantized_matmul.formats import parse_format
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 
 _CHUNK_BYTES = 64 << 20
+LINEARS = ("linear", "quantized_linear", "weight_only_linear")
 
 
 def streamed_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.ndarray:
@@ -33,6 +35,17 @@ def streamed_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.
     split_large_linears(graph)
     (logits,) = interpret(graph, inputs, lambda expr: _float32(expr, checkpoint))
     return logits[0].float().numpy()
+
+
+def streamed_cached_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.ndarray:
+    """The same of a graph at stage "cached", which computes in float32."""
+    graph = graph.clone()
+    inputs = RaggedAdapter(graph, [ids]).inputs([len(ids)])
+    inputs.update(gather_embeddings(graph, checkpoint, inputs["token_ids"]))
+    split_large_linears(graph)
+    inputs = {value.name: inputs[value.name] for value in graph.inputs}
+    (logits,) = interpret(graph, inputs, lambda expr: _float32(expr, checkpoint))
+    return logits.float().numpy()
 
 
 def transformers_logits(path: Path, ids: list[int], max_seq_len: int) -> np.ndarray:
@@ -77,11 +90,11 @@ def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -
 
 
 def split_large_linears(graph: Graph, chunk_bytes: int = _CHUNK_BYTES) -> None:
-    """A linear (or a quantized one) of a large w becomes a concatenation of linears over ranges of its rows.
+    """A linear (or another of LINEARS) of a large w becomes a concatenation of linears over ranges of its rows.
 
     The numbers stay: no row of w depends on another, quantized or not.
     """
-    for node in [*graph.find("linear"), *graph.find("quantized_linear")]:
+    for node in [node for node in graph.nodes if node.op in LINEARS]:
         weight = node.inputs[1]
         expr = None if weight is None else _expr(weight)
         if weight is None or expr is None or prod(int(d) for d in weight.shape) * 4 <= chunk_bytes:

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.collector import paused_collector
-from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, copy_text_side, engine_config, source_record
+from tensorwright.builder.ir.text import print_graph
+from tensorwright.builder.kept_weights import write_kept_weights
 from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
-from tensorwright.builder.quantization_record import quantization_record
+from tensorwright.builder.targets import Emitted, Graphs, Target, find_target
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import Quantized, expected_counts
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 if TYPE_CHECKING:
-    from tensorwright.builder.emit.cpu_weights import WeightTable
     from tensorwright.builder.ir.graph import Graph
     from tensorwright.passes.pipeline import PassReport
 
 BUILD_PACKAGES = ("torch", "transformers")
-BLOCK_SIZE = 32
-"""Positions in one block of the KV cache."""
 
 
 @dataclass
@@ -51,24 +50,57 @@ def build(
     accuracy: str = "quick",
     quantize: str | None = None,
     kv_cache_dtype: str = "auto",
+    keep_weights: bool = False,
+    activations: str = "auto",
+    sm: Sequence[int] = (),
+    max_batch_size: int | None = None,
+    max_num_tokens: int | None = None,
+    int4_kernel: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> BuildResult:
     """Compiles a checkpoint (a directory, or a hub name like org/name) into an engine directory at `out`.
 
-    dtype: "float32", "bfloat16", or "auto": the checkpoint's, float32 for float16. max_seq_len: prompt and answer
+    target: what the engine runs on: "cpu", "onnx", "tensorrt" or "tensorrt-rtx". dtype: "float32", "bfloat16",
+    "float16" (not on cpu), or "auto": what the target makes of the checkpoint's. max_seq_len: prompt and answer
     together, by default the model's. verify: checks every pass against the graph before it. dump: a directory that
     gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against
-    transformers). quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
+    transformers).
+    quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
     (tensorwright.plugins.quantized_matmul.formats); None keeps them in the activation type.
-    kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. overwrite: replaces an
-    engine at `out`.
+    kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. keep_weights: the
+    engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can make it again
+    for another target without the checkpoint. overwrite: replaces an engine at `out`.
+
+    Of target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round them too, as target
+    cpu always does. Of the TensorRT targets alone: sm: compute capabilities, such as 80 and 89, empty for the library's
+    default; max_batch_size and max_num_tokens: the most sequences and tokens of a step; int4_kernel: "tensorrt" or
+    "plugin" (docs/tensorrt.md).
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, PassError, LoweringError,
     MissingDependencyError, and BuildError if `out` exists or cannot be written. Whatever is raised, `out` is as it was;
     only an interrupt may come when the engine is there, whole.
     """
-    options = BuildOptions(target, dtype, max_seq_len, accuracy, quantize, kv_cache_dtype)
+    options = BuildOptions(
+        target, dtype, max_seq_len, accuracy, quantize, kv_cache_dtype, keep_weights, activations,
+        tuple(sm), max_batch_size, max_num_tokens, int4_kernel,
+    )  # fmt: skip
+    return build_engine_at(model, out, options, verify=verify, dump=dump, overwrite=overwrite, progress=progress)
+
+
+def build_engine_at(
+    model: str | Path,
+    out: str | Path,
+    options: BuildOptions,
+    *,
+    verify: bool = False,
+    dump: str | Path | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> BuildResult:
+    """As `build`, which has the options one by one."""
+    aim = find_target(options.target)
+    aim.check(options)
     check_places(model, out, dump)
     graphs = None if dump is None else Path(os.path.expanduser(dump))
     phases = Phases(progress or (lambda phase, done, total: None))
@@ -77,17 +109,25 @@ def build(
             checkpoint = open_checkpoint(model)
             if graphs is not None:
                 make_dump_folder(graphs)
-        graph = _trace(checkpoint, options, phases)
-        report = _rewrite(graph, checkpoint, phases, verify=verify, dump=graphs)
-        weights = _emit(writer, report, checkpoint, phases)
-        measured = _measure(writer, graph, report.cached_graph, checkpoint, options, phases)
-        records = {"accuracy": measured, "quantization": quantization_record(report.graph, weights)}
-        return _finish(writer, report, checkpoint, options, records, phases, memory.peaks)
+        graph = _trace(checkpoint, aim, options, phases)
+        report = _rewrite(graph, checkpoint, aim, options, phases, verify=verify, dump=graphs)
+        writer.write("graph.txt", print_graph(report.cached_graph).encode())
+        copy_text_side(writer, checkpoint)
+        emitted = aim.emit(writer, report, checkpoint, options, phases)
+        if options.keep_weights:
+            with phases.run("keep") as advance:
+                write_kept_weights(writer, report.cached_graph, checkpoint, advance)
+        made_of = Graphs(graph, report.cached_graph, report.graph)
+        measured = measure(writer, made_of, checkpoint, aim, options, phases)
+        source = source_record(checkpoint)
+        return finish(writer, report, source, options, emitted, measured, phases, memory.peaks)
 
 
 @paused_collector()
-def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Graph:
-    dtype, max_seq_len = options.dtype_for(checkpoint), options.max_seq_len_for(checkpoint)
+def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: Phases) -> Graph:
+    dtype, max_seq_len = options.dtype, options.max_seq_len_for(checkpoint)
+    if dtype == "auto":
+        dtype = aim.activation_dtype(options, checkpoint.native_dtype)
     with phases.run("import"):
         # torch and transformers take seconds to import: what can fail without them has failed by now.
         try:
@@ -100,19 +140,30 @@ def _trace(checkpoint: Checkpoint, options: BuildOptions, phases: Phases) -> Gra
             ) from error
     with phases.run("trace"):
         graph = trace(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
-    graph.facts["block_size"] = BLOCK_SIZE
+    graph.facts["block_size"] = aim.block_size(max_seq_len)
     if options.kv_cache_dtype != "auto":
         graph.facts["kv_cache_dtype"] = options.kv_cache_dtype
     if options.quantize is not None:
-        graph.facts["quantize"] = str(parse_spec(options.quantize))
+        if options.activations != "auto":
+            graph.facts["activations"] = options.activations
+        graph.facts["quantize"] = str(aim.quantize_spec(options.quantize))
     return graph
 
 
-def _rewrite(graph: Graph, checkpoint: Checkpoint, phases: Phases, *, verify: bool, dump: Path | None) -> PassReport:
+def _rewrite(
+    graph: Graph,
+    checkpoint: Checkpoint,
+    aim: Target,
+    options: BuildOptions,
+    phases: Phases,
+    *,
+    verify: bool,
+    dump: Path | None,
+) -> PassReport:
     from tensorwright.builder.emit.quantized_weights import QuantizingWeights
-    from tensorwright.passes.pipeline import PIPELINE, run_pipeline
+    from tensorwright.passes.pipeline import run_pipeline
 
-    steps = sum(len(phase.steps) for phase in PIPELINE)
+    steps = sum(len(phase.steps) for phase in aim.PIPELINE)
     with phases.run("passes") as advance:
         done = 0
 
@@ -124,12 +175,12 @@ def _rewrite(graph: Graph, checkpoint: Checkpoint, phases: Phases, *, verify: bo
         try:
             return run_pipeline(
                 graph,
-                target="cpu",
                 verify=verify,
                 weights=QuantizingWeights(checkpoint) if verify else None,
                 dump=dump,
                 expectations=expected_counts(checkpoint.config, _quantized(graph)),
                 progress=count_pass,
+                pipeline=aim.PIPELINE,
             )
         except OSError as error:
             if dump is None:
@@ -143,31 +194,15 @@ def _quantized(graph: Graph) -> Quantized:
     return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, spec.lm_head)))
 
 
-def _emit(writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, phases: Phases) -> WeightTable:
-    """Writes everything but config.json; gives the weights as they were laid out and streamed."""
-    from tensorwright.builder.ir.text import print_graph
-
-    with phases.run("plan"):
-        plan = emit_cpu_plan(report.graph, checkpoint)
-        writer.require_space(plan.weights.total_bytes + len(plan.data))
-        writer.write("graph.txt", print_graph(report.cached_graph).encode())
-        writer.write("cpu/plan.bin", plan.data)
-        copy_text_side(writer, checkpoint)
-    with phases.run("weights") as advance, writer.open("cpu/weights.bin") as file:
-        plan.weights.stream(file, advance)
-    return plan.weights
-
-
-def _measure(
-    writer: EngineWriter, traced: Graph, cached: Graph, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
+def measure(
+    writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: Phases
 ) -> dict[str, Any] | None:
+    """The accuracy record, None if it is not asked for. Raises CheckpointError and NumericalError for NaN."""
     if options.accuracy == "none":
         return None
-    from tensorwright.builder.accuracy import measure_accuracy
-
     with phases.run("accuracy"):
-        record = measure_accuracy(options.accuracy, checkpoint, writer.directory / "cpu", traced, cached)
-    _require_numbers(record, checkpoint, traced.facts["dtype"])
+        record = aim.measure(writer, graphs, checkpoint, options)
+    _require_numbers(record, checkpoint, graphs.traced.facts["dtype"])
     return record
 
 
@@ -185,28 +220,31 @@ def _require_numbers(record: dict[str, Any], checkpoint: Checkpoint, dtype: str)
         )
 
 
-def _finish(
+def finish(
     writer: EngineWriter,
     report: PassReport,
-    checkpoint: Checkpoint,
+    source: dict[str, Any],
     options: BuildOptions,
-    records: dict[str, dict[str, Any] | None],
+    emitted: Emitted,
+    measured: dict[str, Any] | None,
     phases: Phases,
     memory: dict[str, int],
 ) -> BuildResult:
+    """Writes config.json and the report, and puts the engine in its place."""
     facts = report.graph.facts
     with phases.run("checksums"):
         config = engine_config(
             target=options.target,
             facts=facts,
-            build_options=asdict(options),
+            build_options=options.record(),
             passes=report.counts,
-            records=records,
-            source=source_record(checkpoint),
+            records={"accuracy": measured, "quantization": emitted.quantization},
+            kv_block_bytes=emitted.kv_block_bytes,
+            source=source,
             sizes=writer.sizes,
         )
         writer.write_json("config.json", config)
-    more = {"peak_memory_bytes": memory, "verify_differences": report.differences}
+    more = {"peak_memory_bytes": memory, "verify_differences": report.differences, **emitted.notes}
     notes = build_report(phases.seconds, report.seconds, more)
     writer.write_json(REPORT, notes)
     writer.commit()

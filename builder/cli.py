@@ -14,8 +14,10 @@ from rich.table import Table
 
 import tensorwright
 from tensorwright.builder.build import BuildResult, build
+from tensorwright.builder.cli_options import given, target_options
 from tensorwright.builder.interrupts import terminate_as_interrupt
-from tensorwright.builder.options import ACCURACY, DTYPES, TARGETS
+from tensorwright.builder.options import ACCURACY, DTYPES
+from tensorwright.builder.targets import TARGETS
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
 from tensorwright.runtime.command import run_command
 
@@ -28,7 +30,7 @@ EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pic
 @click.option("--target", type=click.Choice(TARGETS), default="cpu", show_default=True, help="What the engine runs on.")
 @click.option(
     "--dtype", type=click.Choice(DTYPES), default="auto", show_default=True,
-    help="Type of weights and activations; auto takes the checkpoint's, float32 for float16.",
+    help="Type of weights and activations; auto takes the checkpoint's, on cpu float32 for float16.",
 )  # fmt: skip
 @click.option(
     "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), default="auto", show_default=True,
@@ -45,6 +47,11 @@ EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pic
     "w8a8 (one scale per output row, one per token). Embedding and lm_head follow, or have a FORMAT or none of their "
     "own: int4:g64,lm_head=int8,embedding=none. See docs/quantization.md. [default: none, all in --dtype]",
 )  # fmt: skip
+@target_options
+@click.option(
+    "--keep-weights", is_flag=True,
+    help="Put the checkpoint's tensors into the engine too: tensorwright rebuild then needs nothing else.",
+)  # fmt: skip
 @click.option("--verify", is_flag=True, help="Check every pass against the graph before it, on real inputs.")
 @click.option("--dump", help="Write the graph after each pass here.")
 @click.option("--force", is_flag=True, help="Replace an engine that is already at OUT.")
@@ -60,18 +67,20 @@ def build_engine(
     max_seq_len: int | None,
     accuracy: str,
     quantize: str | None,
+    keep_weights: bool,
     verify: bool,
     dump: str | None,
     force: bool,
     as_json: bool,
+    **of_target: Any,
 ) -> None:
     """Compile MODEL, a Hugging Face checkpoint (a directory or a hub name), into an engine directory OUT."""
     try:
         with terminate_as_interrupt(), progress_bar(Console(stderr=True)) as progress:
             result = build(
                 model, out, target=target, dtype=dtype, max_seq_len=max_seq_len, verify=verify, dump=dump,
-                accuracy=accuracy, quantize=quantize, kv_cache_dtype=kv_cache_dtype, overwrite=force,
-                progress=progress,
+                accuracy=accuracy, quantize=quantize, kv_cache_dtype=kv_cache_dtype, keep_weights=keep_weights,
+                overwrite=force, progress=progress, **given(of_target),
             )  # fmt: skip
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("interrupted; nothing half-built was left behind") from error
@@ -115,6 +124,8 @@ def show(console: Console, result: BuildResult) -> None:
     if config["quantization"] is not None:
         table.add_row("weights", quantization_line(config["quantization"]))
     table.add_row("size", f"{sum(config['sizes'].values()) / 1e6:.1f} MB")
+    for name, line in tensorrt_lines(report):
+        table.add_row(name, line)
     table.add_row("passes", ", ".join(f"{name} {count}" for name, count in config["passes"].items() if count))
     table.add_row("accuracy", accuracy_line(config["accuracy"]))
     table.add_row("build", f"{report['total_seconds']:.1f} s{memory_note(report)}")
@@ -124,6 +135,17 @@ def show(console: Console, result: BuildResult) -> None:
 def memory_note(report: dict[str, Any]) -> str:
     peak = report["peak_memory_bytes"].get("anonymous")
     return "" if peak is None else f", at most {peak / 1e6:.0f} MB of memory beside mapped files"
+
+
+def tensorrt_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the build of a TensorRT plan had to tell."""
+    notes = report.get("tensorrt")
+    if notes is None:
+        return []
+    peak = notes["peak_memory_bytes"].get("anonymous", 0)
+    plan = f"{notes['plan_bytes'] / 1e6:.1f} MB, of it kernels of the plugins {notes['kernel_bytes'] / 1e6:.2f} MB"
+    line = f"TensorRT {notes['library_version']}: {plan}; {notes['seconds']:.1f} s, at most {peak / 1e6:.0f} MB held"
+    return [("plan", line)] + ([("library", notes["note"])] if notes["note"] is not None else [])
 
 
 def quantization_line(record: dict[str, Any]) -> str:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-_STATUS = Path("/proc/self/status")
 _INTERVAL_S = 0.02
 
 
 class MemoryWatch:
-    """A context that watches this process. `peaks` is in bytes, and says nothing where /proc has nothing to say.
+    """A context that watches a process, by default this one. `peaks` is in bytes, empty where there is no /proc.
 
     anonymous: what the build itself holds; resident: with the pages of mapped files, which the system may drop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, process: int | None = None) -> None:
         self.peaks: dict[str, int] = {}
+        self._process = process
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory watch", daemon=True)
 
@@ -33,14 +34,17 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         while not self._stop.wait(_INTERVAL_S):
-            for name, value in sample().items():
+            for name, value in sample(self._process).items():
                 self.peaks[name] = max(value, self.peaks.get(name, 0))
 
 
-def sample() -> dict[str, int]:
-    """{"anonymous", "resident"} of this process now, in bytes; {} where there is no /proc."""
-    if not _STATUS.exists():
-        return {}
-    lines = (line.split() for line in _STATUS.read_text().splitlines())
-    table = {words[0]: int(words[1]) * 1024 for words in lines if words[0] in ("RssAnon:", "VmRSS:")}
-    return {"anonymous": table["RssAnon:"], "resident": table["VmRSS:"]}
+def sample(process: int | None = None) -> dict[str, int]:
+    """{"anonymous", "resident"} of a process now, in bytes; {} where there is no /proc, or the process has ended."""
+    table = {}
+    with suppress(OSError):
+        lines = Path(f"/proc/{process or 'self'}/status").read_text().splitlines()
+        table = {words[0]: int(words[1]) * 1024 for words in map(str.split, lines) if words[0] in _FIELDS}
+    return {_FIELDS[name]: value for name, value in table.items()}
+
+
+_FIELDS = {"RssAnon:": "anonymous", "VmRSS:": "resident"}

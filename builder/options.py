@@ -5,17 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tensorwright.builder.targets import TARGETS
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
-TARGETS = ("cpu",)
-DTYPES = ("auto", "float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 ACCURACY = ("none", "quick", "full")
+ACTIVATIONS = ("auto", "int8")
+INT4_KERNELS = ("tensorrt", "plugin")
+TENSORRT = ("tensorrt", "tensorrt-rtx")
+ONLY_FOR = {
+    "activations": ("onnx",),
+    **dict.fromkeys(("sm", "max_batch_size", "max_num_tokens", "int4_kernel"), TENSORRT),
+}
+"""Options that some targets have, and which. Others refuse them, and their config.json does not know them."""
+MOST_TOKENS = 1 << 20
+"""Of a step of an engine with fixed limits."""
 MOST_POSITIONS = 1 << 24
 """As runtime/core/plan.cc says."""
 
@@ -33,6 +43,12 @@ class BuildOptions:
     accuracy: str = "quick"
     quantize: str | None = None
     kv_cache_dtype: str = "auto"
+    keep_weights: bool = False
+    activations: str = "auto"
+    sm: tuple[int, ...] = ()
+    max_batch_size: int | None = None
+    max_num_tokens: int | None = None
+    int4_kernel: str | None = None
 
     def __post_init__(self) -> None:
         choices = {"target": TARGETS, "dtype": DTYPES, "accuracy": ACCURACY, "kv_cache_dtype": KV_CACHE_DTYPES}
@@ -44,12 +60,37 @@ class BuildOptions:
         length = self.max_seq_len
         if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 2):
             raise InvalidOptionError(f"max_seq_len must be a whole number of at least 2, not {length!r}")
+        self._check_own()
 
-    def dtype_for(self, checkpoint: Checkpoint) -> str:
-        """The activation type: "auto" keeps bfloat16 checkpoints and runs all others in float32."""
-        if self.dtype != "auto":
-            return self.dtype
-        return "bfloat16" if checkpoint.native_dtype == "bfloat16" else "float32"
+    def _check_own(self) -> None:
+        """Options of ONLY_FOR."""
+        for name, targets in ONLY_FOR.items():
+            if getattr(self, name) not in (None, (), "auto") and self.target not in targets:
+                raise InvalidOptionError(
+                    f"{name} is an option of target {' and '.join(targets)}; leave it out for {self.target}"
+                )
+        if self.activations not in ACTIVATIONS:
+            raise InvalidOptionError(f"activations must be one of {', '.join(ACTIVATIONS)}, not {self.activations!r}")
+        if self.activations != "auto" and self.quantize is None:
+            raise InvalidOptionError(
+                f"activations={self.activations!r} is for quantized weights, and these stay as they are; "
+                "leave it out, or say quantize"
+            )
+        for name in ("max_batch_size", "max_num_tokens"):
+            value = getattr(self, name)
+            if value is not None and not (type(value) is int and 1 <= value <= MOST_TOKENS):
+                raise InvalidOptionError(f"{name} must be a whole number from 1 to {MOST_TOKENS}, not {value!r}")
+        if any(type(sm) is not int for sm in self.sm) or len(set(self.sm)) != len(self.sm):
+            raise InvalidOptionError(f"sm must be distinct whole numbers, such as 80 and 89, not {list(self.sm)!r}")
+        if self.int4_kernel not in (None, *INT4_KERNELS):
+            raise InvalidOptionError(f"int4_kernel must be {' or '.join(INT4_KERNELS)}, not {self.int4_kernel!r}")
+
+    def record(self) -> dict[str, Any]:
+        """As config.json keeps them: without the options of other targets."""
+        options = asdict(self)
+        if not self.keep_weights:
+            del options["keep_weights"]
+        return {name: value for name, value in options.items() if self.target in ONLY_FOR.get(name, TARGETS)}
 
     def max_seq_len_for(self, checkpoint: Checkpoint) -> int:
         """The engine's context: the model's own, unless a shorter one is asked for."""

@@ -15,9 +15,9 @@ def check_places(model: Any, out: Any, dump: Any = None) -> None:
     _check_path("out", out, "the directory that the engine becomes")
     if os.path.isdir(os.path.expanduser(model)):
         if _within(out, model):
-            raise InvalidOptionError(f"out must lie outside the checkpoint {model}, not at {out}; choose another place")
+            raise InvalidOptionError(f"out must lie outside {model}, which is read, not at {out}; choose another place")
         if _within(model, out):
-            raise InvalidOptionError(f"out must not hold the checkpoint {model}, as {out} does; choose another place")
+            raise InvalidOptionError(f"out must not hold {model}, which is read, as {out} does; choose another place")
     if dump is None:
         return
     _check_path("dump", dump, "a directory")

@@ -7,17 +7,21 @@ The embedding and lm_head have one entry each.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from tensorwright.builder.accuracy_metrics import rounded
-from tensorwright.builder.emit.cpu_weights import WeightPlan, WeightTable
+from tensorwright.builder.emit.cpu_weights import WeightTable
 from tensorwright.builder.ir.graph import Graph, Node
 from tensorwright.models.weights import WeightExpr
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 EMBEDDING, LM_HEAD, LAYERS = "embedding", "lm_head", "layers"
-MATRIX_OPS = {"matmul": 1, "quantized_matmul": 1, "quantized_linear": 1, "embedding": 0, "quantized_embedding": 0}
+MATRIX_OPS = {
+    "matmul": 1, "linear": 1, "quantized_matmul": 1, "quantized_linear": 1, "weight_only_linear": 1,
+    "embedding": 0, "quantized_embedding": 0,
+}  # fmt: skip
 """Where the matrix stands among the operands."""
 _LAYER = re.compile(r"\.(\d+)\.")
 
@@ -25,38 +29,64 @@ Place = tuple[str, int]
 """(name within a layer, layer)."""
 
 
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A matrix of the checkpoint as a target keeps it: in which form, how many weights in how many bytes."""
+
+    source: object
+    form: str
+    weights: int
+    bytes: int
+    error: float | None = None
+    """Root of the mean squared error over that of the weight; None where it was not rounded to fewer bits."""
+
+
+Use = tuple[str, Place, StoredMatrix]
+"""(role, place, what is read there)."""
+
+
 def quantization_record(lowered: Graph, weights: WeightTable) -> dict[str, Any] | None:
-    """The record of weights that were streamed; None if none is quantized.
+    """The record of weights.bin after it was streamed; None if nothing is quantized."""
+    return make_record(lowered, lambda: matrix_uses(lowered, weights), lambda: all_bits(weights))
+
+
+def make_record(
+    graph: Graph, uses: Callable[[], Iterable[Use]], bits: Callable[[], float | None]
+) -> dict[str, Any] | None:
+    """The record of a graph's matrices; None if none is quantized.
 
     bits_per_weight: bytes stored, scales and padding included, over weights of the checkpoint; "all" counts norms and
     biases, and a matrix that is stored in two formats once. weight_errors: root of the mean squared error over that of
     the weight, by place.
     """
-    if not lowered.facts.get("quantize"):
+    if not graph.facts.get("quantize"):
         return None
-    spec = parse_spec(str(lowered.facts["quantize"]))
-    uses = list(matrix_uses(lowered, weights))
-    errors = {place: weights.errors[plan.key].value for _, place, plan in uses if plan.key in weights.errors}
-    tied = {p.key.source for role, _, p in uses if role == EMBEDDING} & {
-        p.key.source for role, _, p in uses if role == LM_HEAD
+    spec = parse_spec(str(graph.facts["quantize"]))
+    found = list(uses())
+    errors = {place: matrix.error for _, place, matrix in found if matrix.error is not None}
+    tied = {m.source for role, _, m in found if role == EMBEDDING} & {
+        m.source for role, _, m in found if role == LM_HEAD
     }
     return {
         "spec": str(spec),
         "tied": bool(tied),
-        "bits_per_weight": {"all": all_bits(weights)}
-        | {role: role_bits(plan for r, _, plan in uses if r == role) for role in (LAYERS, EMBEDDING, LM_HEAD)},
+        "bits_per_weight": {"all": bits()}
+        | {role: role_bits(m for r, _, m in found if r == role) for role in (LAYERS, EMBEDDING, LM_HEAD)},
         "weight_errors": by_name(errors),
     }
 
 
-def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[tuple[str, Place, WeightPlan]]:
-    """(role, place, record) of every matrix of the checkpoint that an instruction reads."""
+def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
+    """Every matrix of the checkpoint that an instruction of target cpu reads."""
     plans = {(plan.key.source, plan.key.layout): plan for plan in weights.plans}
     for node in lowered.nodes:
         expr = matrix_of(node)
         if expr is not None:
             layout = node.inputs[MATRIX_OPS[node.op]].node.attrs["layout"]  # type: ignore[union-attr]
-            yield role_of(node), place_of(node), plans[expr, layout]
+            plan = plans[expr, layout]
+            error = weights.errors[plan.key].value if plan.key in weights.errors else None
+            stored = StoredMatrix(expr, f"{layout} {plan.key.dtype}", plan.rows * plan.k, plan.bytes, error)
+            yield role_of(node), place_of(node), stored
 
 
 def matrix_of(node: Node) -> WeightExpr | None:
@@ -97,11 +127,11 @@ def by_name(values: dict[Place, float]) -> dict[str, list[float | None]]:
     return table
 
 
-def role_bits(plans: Iterable[WeightPlan]) -> float | None:
-    """Bits per weight of the distinct records; None where there are none."""
-    distinct = {plan.key: plan for plan in plans}.values()
-    count = sum(plan.rows * plan.k for plan in distinct)
-    return rounded(8 * sum(plan.bytes for plan in distinct) / count, 4) if count else None
+def role_bits(matrices: Iterable[StoredMatrix]) -> float | None:
+    """Bits per weight of the distinct ones; None where there are none."""
+    distinct = {(matrix.source, matrix.form): matrix for matrix in matrices}.values()
+    count = sum(matrix.weights for matrix in distinct)
+    return rounded(8 * sum(matrix.bytes for matrix in distinct) / count, 4) if count else None
 
 
 def all_bits(weights: WeightTable) -> float | None:

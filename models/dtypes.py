@@ -89,15 +89,23 @@ def to_bfloat16(tensor: Tensor) -> np.ndarray:
     return bfloat16_bits(to_float32(tensor))
 
 
+def to_float16(tensor: Tensor) -> np.ndarray:
+    """The values of a floating-point tensor as float16, rounded to nearest even; what is too large becomes infinity."""
+    with np.errstate(over="ignore"):
+        return to_float32(tensor).astype(np.float16)
+
+
 def convert(tensor: Tensor, dtype: str) -> Tensor:
-    """The same values as "float32" or "bfloat16"; the same tensor where nothing changes."""
+    """The same values as "float32", "bfloat16" or "float16"; the same tensor where nothing changes."""
     if dtype == tensor.dtype:
         return tensor
     if dtype == "float32":
         return Tensor(dtype, to_float32(tensor))
     if dtype == "bfloat16":
         return Tensor(dtype, to_bfloat16(tensor))
-    raise CheckpointError(f"a weight must become float32 or bfloat16, not {dtype}")
+    if dtype == "float16":
+        return Tensor(dtype, to_float16(tensor))
+    raise CheckpointError(f"a weight must become float32, bfloat16 or float16, not {dtype}")
 
 
 def widest(dtypes: list[str]) -> str:

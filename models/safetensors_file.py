@@ -30,7 +30,13 @@ _DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
+_STORED = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+
+
+def stored_name(dtype: str) -> str:
+    """What a header calls an element type: "BF16" for bfloat16."""
+    return _STORED[dtype]
 
 
 @dataclass(frozen=True)

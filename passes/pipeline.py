@@ -33,6 +33,7 @@ from tensorwright.passes.fuse_qkv import fuse_qkv
 from tensorwright.passes.fuse_swiglu import fuse_swiglu
 from tensorwright.passes.insert_kv_cache import insert_kv_cache
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
+from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.matcher import Pattern, closest
 from tensorwright.passes.merge_common_subexpressions import merge_common_subexpressions
 from tensorwright.passes.permute_rotary_rows import permute_rotary_rows
@@ -129,14 +130,23 @@ PIPELINE: tuple[Phase, ...] = (
 )  # fmt: skip
 
 
+WEIGHT_ONLY_PIPELINE: tuple[Phase, ...] = (
+    *PIPELINE[:-1],
+    Phase("lower", "cached", (
+        Step(lower_weight_only, "these targets do not round activations", after=("quantize_weights",), lossy="always"),
+    )),
+)  # fmt: skip
+"""For all targets but cpu. What their emitters take is at stage "cached"."""
+
+
 @dataclass
 class PassReport:
     """What `run_pipeline` did. Counts and times sum over all runs of a pass, in order of first run."""
 
     graph: Graph
-    """The lowered graph, with its memory plan."""
+    """As the last phase left it: the lowered graph with its memory plan, or what the target's emitter takes."""
     cached_graph: Graph
-    """The target-independent graph, at stage "cached": what graph.txt holds."""
+    """The target-independent graph, at stage "cached", before the last phase: what graph.txt holds."""
     counts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)
@@ -146,42 +156,44 @@ class PassReport:
 def run_pipeline(
     graph: Graph,
     *,
-    target: str = "cpu",
     verify: bool = False,
     weights: Weights | None = None,
     dump: str | Path | None = None,
     expectations: Mapping[str, int] | None = None,
     progress: Callable[[str, int, float], None] | None = None,
     pipeline: tuple[Phase, ...] = PIPELINE,
+    done: Mapping[str, int] | None = None,
 ) -> PassReport:
     """Take a traced graph through all passes; `graph` itself stays as it is.
 
     verify: compare outputs before and after each pass on real inputs; needs `weights`, which gives the tensor of an
     expression. dump: a folder that gets NN_<pass>.txt after each pass. expectations: pass -> count. progress is called
-    with (pass, count, seconds). Raises PassError naming the pass, the passes before it and the node; LoweringError
-    and UnsupportedModelError for models that cannot be built; InvalidOptionError.
+    with (pass, count, seconds). done: passes that were run on it before, with their counts; `pipeline` is the rest.
+    Raises PassError naming the pass, the passes before it and the node; LoweringError and UnsupportedModelError for
+    models that cannot be built; InvalidOptionError.
     """
-    if target != "cpu":
-        raise InvalidOptionError(f"target must be cpu, the only one there is, not {target!r}")
     if verify and weights is None:
         raise InvalidOptionError("verify needs weights: a function that gives the tensor of a weight expression")
-    check_order(pipeline)
+    done = dict(done or {})
+    check_order(pipeline, tuple(done))
     run = _Run(graph.clone(), pipeline, dict(expectations or {}), Comparison(weights) if verify and weights else None)
     run.dump = Path(dump) if dump is not None else None
+    run.report.cached_graph, run.report.counts = graph, done
     for phase in pipeline:
         for i, step in enumerate(phase.steps):
             run.step(phase, step, first=i == 0)
             if progress is not None:
                 progress(step.name, run.last[0], run.last[1])
-        if phase.stage == "cached":
+        if phase.stage == "cached" and phase is not pipeline[-1]:
+            run.report.graph.restart_names()
             run.report.cached_graph = run.report.graph.clone()
     return run.report
 
 
-def check_order(pipeline: tuple[Phase, ...]) -> None:
-    """Raise PassError if a pass stands before one it must follow."""
-    names = [step.name for phase in pipeline for step in phase.steps]
-    at = 0
+def check_order(pipeline: tuple[Phase, ...], done: tuple[str, ...] = ()) -> None:
+    """Raise PassError if a pass stands before one it must follow. done: passes that were run before the first."""
+    names = [*done, *(step.name for phase in pipeline for step in phase.steps)]
+    at = len(done)
     for phase in pipeline:
         for step in phase.steps:
             for other in step.after:

@@ -27,6 +27,9 @@ WINDOW = pattern("""
 HIDDEN = -1e30
 """Scores below this become probabilities of exactly zero beside any visible one."""
 
+LOWEST_FLOAT16 = -65504.0
+"""What hides in a model of float16, whose scores are a fraction of it: the lowest that its type has."""
+
 ALWAYS = 512
 """Positions that are evaluated however small the numbers are, in case several of them multiply."""
 
@@ -129,11 +132,12 @@ def lengths(graph: Graph, mask: Value) -> list[int]:
 
 
 def numbers_in(nodes: list[Node]) -> Iterator[int]:
-    """Absolute values of all integers in constants and attributes."""
+    """Absolute values of all integers in constants and attributes; the lowest float16 is no length."""
     for node in nodes:
         for attr in node.attrs.values():
             items: Any = np.ravel(np.asarray(attr)) if not isinstance(attr, str) else ()
-            yield from (abs(int(x)) for x in items if isinstance(x, np.number) and abs(x) < 2**31)
+            numbers = (x for x in items if isinstance(x, np.number) and abs(x) < 2**31)
+            yield from (abs(int(x)) for x in numbers if isinstance(x, np.integer) or x != LOWEST_FLOAT16)
 
 
 def fit_at(graph: Graph, mask: Value, length: int) -> int:
@@ -142,7 +146,8 @@ def fit_at(graph: Graph, mask: Value, length: int) -> int:
         raise refusal(mask, f"it has shape {list(values.shape)} at {length} positions, not one row for each")
     values = values.reshape(length, length)
     visible = values == 0
-    if not np.all(visible | (values < HIDDEN)):
+    hidden = values <= LOWEST_FLOAT16 if graph.facts.get("dtype") == "float16" else values < HIDDEN
+    if not np.all(visible | hidden):
         raise refusal(mask, "it adds something else than zero or minus infinity")
     query, key = np.arange(length)[:, None], np.arange(length)[None, :]
     window = int(visible[-1].sum())

@@ -24,6 +24,7 @@ FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
 CHECKSUMS = "checksums.txt"
 REPORT = "build-report.json"
+_READ_BYTES = 8 << 20
 
 
 class HashingFile:
@@ -61,7 +62,7 @@ class EngineWriter:
         """Where the files are until the commit."""
 
     def __enter__(self) -> EngineWriter:
-        with self._os_errors("cannot be read"):
+        with self.os_errors("cannot be read"):
             check_output(self.out, self.overwrite)
         try:
             with uninterrupted():
@@ -72,7 +73,7 @@ class EngineWriter:
         return self
 
     def _make_directory(self) -> None:
-        with self._os_errors("cannot be written to"):
+        with self.os_errors("cannot be written to"):
             for parent in reversed([p for p in self.out.parents if not p.exists()]):
                 parent.mkdir()
                 self._made.append(parent)
@@ -102,7 +103,7 @@ class EngineWriter:
     def open(self, name: str) -> Iterator[HashingFile]:
         """A new file of the engine, by its relative path; its checksum is taken while it is written."""
         path = self.directory / name
-        with self._os_errors(f"{name} cannot be written"):
+        with self.os_errors(f"{name} cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as file:
                 stream = HashingFile(file)
@@ -113,6 +114,22 @@ class EngineWriter:
     def write(self, name: str, data: bytes) -> None:
         with self.open(name) as file:
             file.write(data)
+
+    def adopt(self, name: str, path: Path) -> None:
+        """A finished file becomes one of the engine: moved if it is on the same disk, and read once for its checksum.
+
+        For what another process wrote. `path` is gone afterwards.
+        """
+        place = self.directory / name
+        with self.os_errors(f"{name} cannot be written"):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, place)
+            digest, size = xxhash.xxh3_128(), 0
+            with place.open("rb") as file:
+                while chunk := file.read(_READ_BYTES):
+                    digest.update(chunk)
+                    size += len(chunk)
+        self._sums[name] = (digest.hexdigest(), size)
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
@@ -134,7 +151,7 @@ class EngineWriter:
     def commit(self) -> None:
         """Writes checksums.txt and puts the directory in its place."""
         self.write(CHECKSUMS, checksum_text(self._sums).encode())
-        with self._os_errors("the finished engine could not be put in place"), uninterrupted():
+        with self.os_errors("the finished engine could not be put in place"), uninterrupted():
             check_output(self.out, self.overwrite)  # somebody else may have put something there since
             if self.out.exists():
                 self._replace()
@@ -159,7 +176,8 @@ class EngineWriter:
             ) from error
 
     @contextmanager
-    def _os_errors(self, what: str) -> Iterator[None]:
+    def os_errors(self, what: str) -> Iterator[None]:
+        """An OSError inside becomes a BuildError that says `what`, where, and what to do."""
         try:
             yield
         except OSError as error:

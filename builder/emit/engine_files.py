@@ -53,6 +53,7 @@ def engine_config(
     records: dict[str, dict[str, Any] | None],
     source: dict[str, Any],
     sizes: dict[str, int],
+    kv_block_bytes: int,
 ) -> dict[str, Any]:
     """config.json: no time, host or path in it, so that two builds of the same input are byte-identical.
 
@@ -68,7 +69,7 @@ def engine_config(
         "limits": {
             "max_seq_len": facts["max_seq_len"],
             "block_size": facts["block_size"],
-            "kv_block_bytes": kv_block_bytes(facts["kv_layers"], facts["dtype"], facts["block_size"]),
+            "kv_block_bytes": kv_block_bytes,
         },
         "build_options": build_options,
         "passes": passes,

@@ -18,7 +18,7 @@ from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.models.weights import TensorSource, WeightExpr
 from tensorwright.plugins.packing import LANES, panels_of
 from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
-from tensorwright.plugins.quantized_matmul.quantize import Quantized, unpack
+from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights, unpack
 
 _NUMBERS = {"int8": 3, "int4": 4}  # tw_dtype
 _CHUNK_ELEMENTS = 2 << 20
@@ -94,6 +94,8 @@ class QuantizingWeights:
     def quantized(self, expr: WeightExpr, format_name: str) -> Quantized:
         fmt, w = parse_format(format_name), self._read(expr).float().contiguous().numpy()
         rows, k = w.shape
+        if fmt.kind == "fp":
+            return quantize_weights(w, fmt)
         chunks = quantized_chunks(
             str(expr), fmt, rows, k, lambda start, end: w[start:end], swiglu=False, total=RelativeError()
         )

@@ -24,13 +24,13 @@ from tensorwright.builder.trace.weight_names import weight_expressions
 from tensorwright.errors import InvalidOptionError, TraceError
 from tensorwright.models.checkpoint import Checkpoint
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 _EXAMPLE_LENGTH = 7
 _LEAST_BOUND = 64  # a bound near the example's length would make the exporter specialise on it
 
 
 def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
-    """The graph of `checkpoint` as transformers computes it in `dtype` ("float32" or "bfloat16") with eager attention.
+    """The graph of `checkpoint` as transformers computes it in `dtype` (one of DTYPES) with eager attention.
 
     Weights are expressions over checkpoint names; none is read. longrope is fixed to the frequencies it has at
     `max_seq_len`; the fact "longrope" says which these are. Raises UnsupportedModelError, CheckpointError,

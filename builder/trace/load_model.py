@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,9 @@ LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "atte
 """Layers that attend; the rest carry a state from token to token, or convolve."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
+
+SINKS = "sinks"
+"""Parameters of attention that are read in float32, whatever the activation type."""
 
 _ROPE_REFUSALS = {
     "dynamic": "dynamic NTK rope rescales its frequencies with the longest sequence so far, so one request would "
@@ -44,13 +48,27 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
         raise CheckpointError(
             f"{checkpoint.path}/config.json: no {model_class.__name__} can be made of it: {error!r}; correct the config"
         ) from error
+    _keep_wide(model, dtype)
+    return model.eval()
+
+
+def _keep_wide(model: PreTrainedModel, dtype: str) -> None:
+    """Gives attention's sinks the float32 that the family keeps them in beside a narrower type, as loading it does.
+
+    Raises UnsupportedModelError for other weights that it keeps so: no op of ours reads them in float32.
+    """
     kept = model._get_dtype_plan(getattr(torch, dtype))
-    if kept:
+    patterns = {key: re.compile(key.replace("*", ".*")) for key in kept}
+    wide = {key: [name for name in model.state_dict() if pattern.search(name)] for key, pattern in patterns.items()}
+    unread = sorted(key for key, names in wide.items() if any(name.rpartition(".")[2] != SINKS for name in names))
+    if unread:
         raise UnsupportedModelError(
-            f"{config.model_type} keeps {', '.join(sorted(kept))} in float32 when run in {dtype}, which is not "
+            f"{model.config.model_type} keeps {', '.join(unread)} in float32 when run in {dtype}, which is not "
             'supported yet; build with dtype="float32"'
         )
-    return model.eval()
+    for name in (name for names in wide.values() for name in names):
+        module = model.get_submodule(name.rpartition(".")[0])
+        setattr(module, SINKS, nn.Parameter(getattr(module, SINKS).float(), requires_grad=False))
 
 
 def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:

@@ -182,9 +182,9 @@ def test_existing_output(tiny, engine, tmp_path):
 
 def test_wrong_options(tiny, tmp_path):
     for options, message in (
-        ({"target": "tensorrt"}, "target must be one of cpu"),
+        ({"target": "abacus"}, "target must be one of cpu, onnx, tensorrt, tensorrt-rtx, not 'abacus'"),
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype must be one of auto, int8, not 'bfloat16'"),
-        ({"dtype": "float16"}, "dtype must be one of auto, float32, bfloat16, not 'float16'"),
+        ({"dtype": "float16"}, "dtype must be auto, float32 or bfloat16 on target cpu, not float16"),
         ({"accuracy": "high"}, "accuracy must be one of none, quick, full"),
         ({"max_seq_len": 1}, "at least 2"),
         ({"max_seq_len": 129}, "at most the model's 128 positions, not 129"),

@@ -71,9 +71,11 @@ def test_json_of_a_wrong_command_line(run, wrong):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--target", "abacus"], "'abacus' is not 'cpu'"),
+        (["--target", "abacus"], "'abacus' is not one of 'cpu', 'onnx'"),
         (["--dtype", "int3"], "'int3' is not one of"),
         (["--quantize", "int3"], "a weight format must be int4, int8"),
+        (["--quantize", "int4,lm_head=fp8"], "must not be fp8: target cpu"),
+        (["--dtype", "float16"], "dtype must be auto, float32 or bfloat16 on target cpu, not float16"),
         (["--quantize", "int4:g16"], "not 'int4:g16'"),
         (["--quantize", ""], "not ''"),
         (["--quantize", "int4,head=int8"], "'head=int8' in 'int4,head=int8' is not"),

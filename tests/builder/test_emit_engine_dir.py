@@ -133,3 +133,22 @@ def test_a_file_is_written_once(tmp_path):
         writer.write("config.json", json.dumps(CONFIG).encode())
         with pytest.raises(BuildError, match="cannot be written"):
             writer.write("config.json", b"{}")
+
+
+def test_a_file_of_another_process_is_adopted_with_its_checksum(tmp_path):
+    made = tmp_path / "made.bin"
+    made.write_bytes(b"x" * 100_000)
+    with EngineWriter(tmp_path / "out") as writer:
+        writer.write("a/written.bin", b"x" * 100_000)
+        writer.adopt("b/adopted.bin", made)
+        writer.commit()
+    assert not made.exists()
+    assert (tmp_path / "out/b/adopted.bin").read_bytes() == b"x" * 100_000
+    written, adopted = (line.split() for line in (tmp_path / "out/checksums.txt").read_text().splitlines()[:2])
+    assert written[:2] == adopted[:2]
+    assert adopted[2] == "b/adopted.bin"
+
+
+def test_a_file_that_cannot_be_adopted_is_a_build_error(tmp_path):
+    with pytest.raises(BuildError, match=r"b/adopted\.bin cannot be written"), EngineWriter(tmp_path / "out") as writer:
+        writer.adopt("b/adopted.bin", tmp_path / "missing")

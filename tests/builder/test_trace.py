@@ -21,8 +21,11 @@ from tensorwright.errors import CheckpointError, InvalidOptionError, TraceError,
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.weights import Ref
 
-IN_BFLOAT16 = ["llama3_rope", "llama_yarn", "phi3_longrope", "llama_biases", "llama_mqa", "qwen2"]
-CASES = [(v, "float32") for v in VARIANTS] + [(v, "bfloat16") for v in IN_BFLOAT16]
+IN_BFLOAT16 = ["llama3_rope", "llama_yarn", "phi3_longrope", "llama_biases", "llama_mqa", "qwen2", "flint"]
+IN_FLOAT16 = ["llama_yarn", "gpt2", "flint"]
+CASES = (
+    [(v, "float32") for v in VARIANTS] + [(v, "bfloat16") for v in IN_BFLOAT16] + [(v, "float16") for v in IN_FLOAT16]
+)
 
 
 @pytest.mark.parametrize(("variant", "dtype"), CASES)
@@ -253,7 +256,7 @@ def test_what_has_no_meaning_names_operation_and_module(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"dtype": "float16"}, "dtype must be one of"), ({"max_seq_len": 1}, "at least 2")]
+    ("options", "message"), [({"dtype": "float64"}, "dtype must be one of"), ({"max_seq_len": 1}, "at least 2")]
 )
 def test_impossible_options(tmp_path, options, message):
     checkpoint = open_checkpoint(make_tiny(tmp_path / "m", "llama"))

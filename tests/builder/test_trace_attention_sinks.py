@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from support.tiny_models import load_eager, make_variant
 from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
 from tensorwright.builder.trace import trace
+from tensorwright.errors import UnsupportedModelError
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
 
@@ -29,3 +31,13 @@ def test_the_maximum_is_taken_off_before_the_softmax(tmp_path, monkeypatch):
     report = run_pipeline(graph)
     assert report.counts["recognise_attention"] == 2
     assert all(n.inputs[5] is not None for n in report.graph.find("paged_attention"))
+
+
+def test_other_weights_that_a_family_keeps_in_float32_are_refused_by_name(tmp_path, monkeypatch):
+    """transformers' keys are searched for in the names of the weights that are there: a dense Flint has no gate."""
+    from transformers import FlintForCausalLM
+
+    checkpoint = open_checkpoint(make_variant(tmp_path / "m", "flint"))
+    monkeypatch.setattr(FlintForCausalLM, "_keep_in_fp32_modules_strict", ["gate.weight", "o_proj", "mlp.*_proj"])
+    with pytest.raises(UnsupportedModelError, match=r"flint keeps mlp\.\*_proj, o_proj in float32 when run in float16"):
+        trace(checkpoint, dtype="float16", max_seq_len=128)

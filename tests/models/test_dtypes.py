@@ -51,6 +51,8 @@ def test_convert():
     tensor = Tensor("float32", np.ones(3, np.float32))
     assert convert(tensor, "float32") is tensor
     assert convert(tensor, "bfloat16").dtype == "bfloat16"
+    halves = convert(Tensor("float32", np.float32([1 + 2**-11, 1 + 3 * 2**-11, 7e4])), "float16")
+    np.testing.assert_array_equal(halves.data, np.float16([1, 1 + 2**-9, np.inf]))
     with pytest.raises(CheckpointError, match="not int8"):
         convert(tensor, "int8")
     with pytest.raises(CheckpointError, match="this one is int8"):

@@ -153,7 +153,6 @@ def test_dump_and_progress(model, tmp_path):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"target": "tpu"}, "target must be cpu"),
         ({"verify": True}, "verify needs weights"),
         ({"expectations": {"fuse_everything": 1}}, "no pass is called fuse_everything; there are "),
     ],

@@ -85,6 +85,17 @@ def test_any_other_mask_is_refused(seen, reason):
         recognise_masks(masked(seen))
 
 
+def test_the_lowest_float16_hides_in_a_float16_model_alone():
+    tail = "  %lowest: float64[] = constant() {value = -65504.0}\n" + TAIL.replace("%low)", "%lowest)")
+    assert recognise_masks(masked(CAUSAL, tail, dtype="float16")) == 1
+    for dtype in ("float32", "bfloat16"):
+        with pytest.raises(UnsupportedModelError, match="adds something else than zero or minus infinity"):
+            recognise_masks(masked(CAUSAL, tail, dtype=dtype))
+    above = tail.replace("-65504.0", "-6000.0")
+    with pytest.raises(UnsupportedModelError, match="adds something else than zero or minus infinity"):
+        recognise_masks(masked(CAUSAL, above, dtype="float16"))
+
+
 def test_a_bias_is_no_mask():
     graph = masked(CAUSAL, TAIL.replace("%low)", "%keyf)"))
     with pytest.raises(UnsupportedModelError, match="adds something else than zero or minus infinity"):

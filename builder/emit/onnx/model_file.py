@@ -1,0 +1,173 @@
+"""An ONNX model being made: nodes named after module paths, small initializers inside, weights in model.onnx.data.
+
+Weights are streamed into the data file when the model is written, one at a time and a few rows at once; where each
+will lie is known before, from its type and shape. The same graph gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+IR_VERSION = 11
+CONTRIB = "com.microsoft"
+TYPES = {
+    "float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16,
+    "float8_e4m3fn": TensorProto.FLOAT8E4M3FN, "int32": TensorProto.INT32, "int64": TensorProto.INT64,
+    "uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int4": TensorProto.INT4,
+}  # fmt: skip
+BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "int32": 32, "int64": 64, "uint8": 8,
+        "int8": 8, "int4": 4}  # fmt: skip
+SMALL, LARGE = 64, 4096
+"""Alignments: of the weights of at least LARGE * 16 bytes a page, so that they can be mapped."""
+
+Chunks = Callable[[], Iterator[tuple[int, np.ndarray]]]
+"""(which tensor of the stream, its next bytes); the tensors come one after the other."""
+
+
+def stored_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Of a tensor; int4 has two elements in a byte."""
+    return -(-prod(shape) * BITS[dtype] // 8)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of the data file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return stored_bytes(self.dtype, self.shape)
+
+
+@dataclass
+class Stream:
+    """Tensors that are made together, and where they lie."""
+
+    tensors: tuple[Stored, ...]
+    chunks: Chunks
+    offsets: list[int] = field(default_factory=list)
+
+
+class ModelFile:
+    """Collects nodes and initializers in order."""
+
+    def __init__(self, name: str, opset: int, *, contrib: bool = False, domains: Sequence[str] = ()):
+        self.name, self.opset = name, opset
+        self.domains = [CONTRIB] * contrib + list(domains)
+        """Of version 1, beside ONNX's own."""
+        self.value_info: list[onnx.ValueInfoProto] = []
+        self.nodes: list[onnx.NodeProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self.outputs: list[onnx.ValueInfoProto] = []
+        self.small: dict[str, onnx.TensorProto] = {}
+        self.streams: list[Stream] = []
+        self.total_bytes = 0
+        self._names: set[str] = set()
+
+    def unique(self, name: str) -> str:
+        """`name`, with a number where it is taken."""
+        found, count = name, 1
+        while found in self._names:
+            count += 1
+            found = f"{name}.{count}"
+        self._names.add(found)
+        return found
+
+    def input(self, name: str, dtype: str, shape: Sequence[int | str]) -> str:
+        self.inputs.append(helper.make_tensor_value_info(name, TYPES[dtype], list(shape)))
+        return self.unique(name)
+
+    def tell(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
+        """The type of a value that ONNX cannot infer."""
+        self.value_info.append(helper.make_tensor_value_info(name, TYPES[dtype], list(shape)))
+
+    def output(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
+        self.outputs.append(helper.make_tensor_value_info(name, TYPES[dtype], list(shape)))
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        *,
+        scope: str,
+        outputs: Sequence[str] = ("",),
+        domain: str = "",
+        **attrs: Any,
+    ) -> list[str]:
+        """Adds a node "scope/op". Gives its results' names: those given, where "" makes one and "-" leaves it out."""
+        name = self.unique(f"{scope}/{op}" if scope else op)
+        named = [
+            "" if given == "-" else given or (name if i == 0 else self.unique(f"{name}:{i}"))
+            for i, given in enumerate(outputs)
+        ]
+        kept = {key: value for key, value in attrs.items() if value is not None}
+        self.nodes.append(helper.make_node(op, list(inputs), named, name=name, domain=domain, **kept))
+        return named
+
+    def constant(self, array: np.ndarray, name: str) -> str:
+        """A small initializer; equal ones are one."""
+        key = f"{array.dtype}{list(array.shape)}{array.tobytes()!r}"
+        if key not in self.small:
+            self.small[key] = numpy_helper.from_array(np.ascontiguousarray(array), self.unique(name))
+        return self.small[key].name
+
+    def stream(self, tensors: Sequence[tuple[str, str, tuple[int, ...]]], chunks: Chunks) -> list[str]:
+        """Initializers (name, dtype, shape) of the data file; their names, made unique."""
+        stored = tuple(Stored(self.unique(name), dtype, shape) for name, dtype, shape in tensors)
+        stream = Stream(stored, chunks)
+        for tensor in stored:
+            alignment = LARGE if tensor.bytes >= 16 * LARGE else SMALL
+            offset = -(-self.total_bytes // alignment) * alignment
+            stream.offsets.append(offset)
+            self.total_bytes = offset + tensor.bytes
+        self.streams.append(stream)
+        return [tensor.name for tensor in stored]
+
+    def serialized(self, data_name: str) -> bytes:
+        """model.onnx, whose weights are in the file `data_name` beside it."""
+        initializers = list(self.small.values())
+        for stream in self.streams:
+            initializers += map(lambda t, at: _external(t, at, data_name), stream.tensors, stream.offsets)
+        graph = helper.make_graph(
+            self.nodes, self.name, self.inputs, self.outputs, initializers, value_info=self.value_info
+        )
+        opsets = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(name, 1) for name in self.domains)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="tensorwright")
+        data: bytes = model.SerializeToString(deterministic=True)
+        return data
+
+    def write_data(self, sink: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """The data file, in order. `progress` gets (bytes done, bytes in all)."""
+        position = 0
+        for stream in self.streams:
+            current = -1
+            for index, chunk in stream.chunks():
+                if index != current:
+                    current = index
+                    sink.write(bytes(stream.offsets[index] - position))
+                    position = stream.offsets[index]
+                data = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8)
+                sink.write(data.data)
+                position += data.nbytes
+                progress(position, self.total_bytes)
+            end = stream.offsets[-1] + stream.tensors[-1].bytes
+            if position != end:
+                raise AssertionError(f"{stream.tensors[-1].name}: wrote up to byte {position}, planned {end}")
+
+
+def _external(tensor: Stored, offset: int, data_name: str) -> onnx.TensorProto:
+    proto = onnx.TensorProto(name=tensor.name, data_type=TYPES[tensor.dtype], dims=tensor.shape)
+    proto.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", data_name), ("offset", str(offset)), ("length", str(tensor.bytes))):
+        proto.external_data.add(key=key, value=value)
+    return proto

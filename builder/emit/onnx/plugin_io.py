@@ -1,0 +1,68 @@
+"""Names, types and shapes of the plugin form's inputs and outputs: what it and the executor of its engine agree on.
+
+G numbers cache groups, L layers.  Unused entries of block_tables are -1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Tensor = tuple[str, str, tuple[int | str, ...]]
+"""Name, element type, shape."""
+
+STEP: tuple[Tensor, ...] = (
+    ("token_ids", "int32", ("tokens",)),
+    ("positions", "int32", ("tokens",)),
+    ("seq_starts", "int32", ("seqs + 1",)),
+    ("context_lens", "int32", ("seqs",)),
+    ("logit_rows", "int32", ("rows",)),
+)
+
+
+def groups_of(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Per cache group, its window and layers."""
+    layers = facts["kv_layers"]
+    numbers = sorted({about["group"] for about in layers})
+    members = [[i for i, about in enumerate(layers) if about["group"] == group] for group in numbers]
+    return [{"window": layers[found[0]]["window"], "layers": found} for found in members]
+
+
+def inputs_of(facts: dict[str, Any], dtype: str) -> list[Tensor]:
+    """All inputs, in order."""
+    found = list(STEP)
+    for group in range(len(groups_of(facts))):
+        found.append((f"block_tables.{group}", "int32", ("seqs", f"max_blocks.{group}")))
+        found.append((f"slots.{group}", "int32", ("tokens",)))
+    return found + cache_tensors(facts, dtype, "")
+
+
+def outputs_of(facts: dict[str, Any], dtype: str) -> list[Tensor]:
+    """The logits, and the cache that was passed in."""
+    return [("logits", "float32", ("rows", facts["vocab_size"])), *cache_tensors(facts, dtype, "_out")]
+
+
+def cache_tensors(facts: dict[str, Any], dtype: str, ending: str) -> list[Tensor]:
+    """Pages of every layer, each followed by its scales if it is int8."""
+    found: list[Tensor] = []
+    for layer, about in enumerate(facts["kv_layers"]):
+        page = (f"pages.{about['group']}", about["kv_heads"], facts["block_size"])
+        kind = about.get("dtype", dtype)
+        found += [(f"{name}_pages{ending}.{layer}", kind, (*page, about["head_dim"])) for name in "kv"]
+        if kind == "int8":
+            found += [(f"{name}_scales{ending}.{layer}", "float32", page) for name in "kv"]
+    return found
+
+
+def describe_io(facts: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """{"dtype", "block_size", "groups": [{"window", "layers"}], "inputs", "outputs": [{"name", "dtype", "shape"}]}."""
+
+    def described(tensors: list[Tensor]) -> list[dict[str, Any]]:
+        return [{"name": name, "dtype": kind, "shape": list(shape)} for name, kind, shape in tensors]
+
+    return {
+        "dtype": dtype,
+        "block_size": facts["block_size"],
+        "groups": groups_of(facts),
+        "inputs": described(inputs_of(facts, dtype)),
+        "outputs": described(outputs_of(facts, dtype)),
+    }

@@ -1,0 +1,199 @@
+"""Weights of the plugin form: matrices as [K, N], streamed by columns of the checkpoint's [N, K], a few MB at a time.
+
+matrix          [K, N] of the activation type
+dequantizable   int4 and int8: [K', N] and scales [K' / group, N], K' whole groups; fp8: [K, N] and scales [N]
+words           int4: int32 [ceil(K / 8), N], element k in bits 4 (k % 8), and scales [ceil(K / group), N]
+grouped_rows    int8 [V, K'] and scales [V, K' / group]: an embedding
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import prod
+
+import numpy as np
+
+from tensorwright.builder.emit.onnx.model_file import stored_bytes
+from tensorwright.builder.emit.onnx.weights_source import Weights, in_type, initializer_name, scales_of, source_of
+from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
+from tensorwright.builder.ir.graph import Value
+from tensorwright.errors import CheckpointError, LoweringError
+from tensorwright.models.dtypes import Tensor, convert
+from tensorwright.models.weights import WeightExpr
+from tensorwright.plugins.packing import LANES
+from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
+from tensorwright.plugins.quantized_matmul.fp8 import from_codes, to_codes
+from tensorwright.plugins.quantized_matmul.quantize import Quantized, fp8_scales, unpack
+
+_CHUNK_ELEMENTS = 2 << 20
+_UNIT = 32
+"""Columns that are at least read together."""
+
+Chunks = Iterator[tuple[int, np.ndarray]]
+Pack = Callable[[np.ndarray, int], np.ndarray]
+"""int8 [K of a chunk in whole groups, N], that K itself -> the chunk's bytes."""
+
+
+class PluginWeights(Weights):
+    """Each weight once in every form that is asked of it; `plain` keeps the checkpoint's own shape."""
+
+    def matrix(self, value: Value) -> str:
+        """[K, N] of a weight [N, K]."""
+        expr = _expr(value, "a product's matrix")
+        n, k = (int(d) for d in value.shape)
+        chunks = partial(self._transposed, expr, n, k)
+        return self._keep(value, "transposed", self.dtype, [("", self.dtype, (k, n))], chunks)[0]
+
+    def dequantizable(self, value: Value, format_name: str) -> tuple[str, str]:
+        """Values and scales for DequantizeLinear."""
+        fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
+        expr = _expr(value, "a quantized matrix")
+        if fmt.kind == "fp":
+            tensors = [(".fp8", fmt.dtype, (k, n)), (".scales", self.dtype, (n,))]
+            chunks: Callable[[], Chunks] = partial(self._fp8, expr, n, k)
+        else:
+            padded = fmt.groups(k) * fmt.group
+            tensors = [(f".{fmt.dtype}", fmt.dtype, (padded, n))]
+            tensors += [(".scales", self.dtype, (fmt.groups(k), n))]
+            chunks = partial(self._by_columns, expr, fmt, n, k, pack_nibbles if fmt.bits == 4 else keep_bytes)
+        values, scales = self._keep(value, f"dequantizable {fmt}", str(fmt), tensors, chunks)
+        return values, scales
+
+    def words(self, value: Value, format_name: str) -> tuple[str, str]:
+        """Packed words and scales for WeightOnlyLinear."""
+        fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
+        tensors = [(".words", "int32", (-(-k // 8), n)), (".scales", self.dtype, (fmt.groups(k), n))]
+        chunks = partial(self._by_columns, _expr(value, "a quantized matrix"), fmt, n, k, pack_words)
+        values, scales = self._keep(value, f"words {fmt}", str(fmt), tensors, chunks)
+        return values, scales
+
+    def grouped_rows(self, value: Value, format_name: str) -> tuple[str, str]:
+        """An embedding's rows, and their scales."""
+        fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
+        groups = fmt.groups(k)
+        tensors = [(f".{fmt.dtype}.rows", fmt.dtype, (n, groups * fmt.group))]
+        tensors += [(".rows.scales", self.dtype, (n, groups))]
+        chunks = partial(self._by_rows, _expr(value, "an embedding"), fmt, n, k)
+        values, scales = self._keep(value, f"rows {fmt}", str(fmt), tensors, chunks)
+        return values, scales
+
+    def _keep(
+        self,
+        value: Value,
+        form: str,
+        key: str,
+        tensors: Sequence[tuple[str, str, tuple[int, ...]]],
+        chunks: Callable[[], Chunks],
+    ) -> list[str]:
+        expr, name = _expr(value, "a matrix"), initializer_name(value)
+        if (expr, form) not in self._made:
+            size = sum(stored_bytes(dtype, shape) for _, dtype, shape in tensors)
+            # A matrix that is stored twice (rows to gather, columns to multiply by) counts twice in the sum of bits.
+            entry = (expr, f"{key}, {form}" if (expr, key) in self.stored else key)
+            self.stored[entry] = prod(int(d) for d in value.shape), size
+            named = [(name + end, dtype, shape) for end, dtype, shape in tensors]
+            self._made[expr, form] = self.model.stream(named, chunks)
+        found: list[str] = self._made[expr, form]
+        return found
+
+    # -- chunks -----------------------------------------------------------------------------------------------------
+
+    def _transposed(self, expr: WeightExpr, n: int, k: int) -> Chunks:
+        for start, end in column_steps(n, k):
+            part = expr.region(self.checkpoint, ((0, n), (start, end)))
+            yield 0, in_type(part, self.dtype, str(expr)).T
+
+    def _by_columns(self, expr: WeightExpr, fmt: WeightFormat, n: int, k: int, pack: Pack) -> Chunks:
+        """Values of some groups of all rows, packed, one after the other; then all scales."""
+        total, scales = self.errors.setdefault((expr, str(fmt)), RelativeError()), []
+        for start, end in column_steps(n, k, fmt.group):
+            block = self._floats(expr, (0, n), (start, end))
+            made = quantized(str(expr), fmt, block, total)
+            scales.append(made.scales.T)
+            yield 0, pack(made.values.reshape(n, -1).T, end - start)
+        yield 1, scales_of(str(expr), without_zeros(np.concatenate(scales)), self.dtype)
+
+    def _by_rows(self, expr: WeightExpr, fmt: WeightFormat, n: int, k: int) -> Chunks:
+        total, scales = self.errors.setdefault((expr, str(fmt)), RelativeError()), []
+        step = max(1, _CHUNK_ELEMENTS // k)
+        for start in range(0, n, step):
+            block = self._floats(expr, (start, min(n, start + step)), (0, k))
+            made = quantized(str(expr), fmt, block, total)
+            scales.append(made.scales)
+            yield 0, made.values.reshape(len(made.values), -1)
+        yield 1, scales_of(str(expr), without_zeros(np.concatenate(scales)), self.dtype)
+
+    def _fp8(self, expr: WeightExpr, n: int, k: int) -> Chunks:
+        """Twice over the matrix: for the scale of each row, then for its elements."""
+        total, largest = self.errors.setdefault((expr, "fp8"), RelativeError()), np.zeros(n, np.float32)
+        for start, end in column_steps(n, k, 8, max(1, _CHUNK_ELEMENTS // 8)):
+            block = self._floats(expr, (0, n), (start, end), np.float32)
+            largest = np.maximum(largest, np.abs(block).max(axis=1, initial=0))
+        if not np.isfinite(largest).all():
+            raise CheckpointError(f"{expr} holds an infinity or a NaN, which no scale can carry; it cannot be fp8")
+        scales = fp8_scales(largest)
+        for start, end in column_steps(n, k, 8, max(1, _CHUNK_ELEMENTS // 8)):
+            block = self._floats(expr, (0, n), (start, end), np.float32)
+            codes = to_codes(block / scales[:, None])
+            lost = (from_codes(codes) * scales[:, None] - block).astype(np.float64)
+            total.add(float(np.square(lost).sum()), float(np.square(block.astype(np.float64)).sum()))
+            yield 0, codes.T
+        yield 1, scales_of(str(expr), scales, self.dtype)
+
+    def _floats(
+        self, expr: WeightExpr, rows: tuple[int, int], columns: tuple[int, int], dtype: type | None = None
+    ) -> np.ndarray:
+        """A part of a matrix, contiguous: float32, or bfloat16 bits if it is stored so and float32 is not asked for."""
+        tensor: Tensor = expr.region(self.checkpoint, (rows, columns))
+        kept = "bfloat16" if tensor.dtype == "bfloat16" and dtype is None else "float32"
+        return np.ascontiguousarray(convert(tensor, kept).data)
+
+
+def quantized(name: str, fmt: WeightFormat, block: np.ndarray, total: RelativeError) -> Quantized:
+    """A block of whole groups, by the C++ of the CPU engine, whose bits are those of quantize.py."""
+    rows, k = block.shape
+    panels = quantized_chunks(name, fmt, rows, k, lambda a, b: block[a:b], swiglu=False, total=total)
+    parts, done = [], 0
+    for part in panels:
+        count = min(rows - done, part.size // fmt.panel_bytes(k) * LANES)
+        parts.append(unpack(part, fmt, count, k))
+        done += count
+    return Quantized(np.concatenate([p.values for p in parts]), np.concatenate([p.scales for p in parts]))
+
+
+def without_zeros(scales: np.ndarray) -> np.ndarray:
+    """A group of zeros may have any scale; TensorRT's parser takes none that is zero."""
+    return np.where(scales == 0, np.float32(1), scales)
+
+
+def column_steps(n: int, k: int, unit: int = _UNIT, most: int | None = None) -> Iterator[tuple[int, int]]:
+    """[start, end) of K in multiples of `unit`, at most about `most` elements of N x K each."""
+    step = max(1, (most or _CHUNK_ELEMENTS) // (n * unit)) * unit
+    for start in range(0, k, step):
+        yield start, min(k, start + step)
+
+
+def keep_bytes(values: np.ndarray, k: int) -> np.ndarray:
+    return values
+
+
+def pack_nibbles(values: np.ndarray, k: int) -> np.ndarray:
+    """int8 -> uint8, ONNX's INT4: elements in order, the first of two in the lower half of a byte."""
+    flat = np.ascontiguousarray(values).reshape(-1, 2).view(np.uint8) & 15
+    return flat[:, 0] | flat[:, 1] << 4
+
+
+def pack_words(values: np.ndarray, k: int) -> np.ndarray:
+    """int8 [whole groups, N] -> int32 [ceil(k / 8), N]."""
+    words = -(-k // 8)
+    nibbles = values[: words * 8].view(np.uint8).reshape(words, 8, -1).astype(np.uint32) & 15
+    shifts = np.arange(0, 32, 4, dtype=np.uint32)[None, :, None]
+    return np.bitwise_or.reduce(nibbles << shifts, axis=1).view(np.int32)
+
+
+def _expr(value: Value, what: str) -> WeightExpr:
+    source = source_of(value)
+    if not isinstance(source, WeightExpr):
+        raise LoweringError(f"%{value.name} is {what}, and must be a weight of the checkpoint")
+    return source

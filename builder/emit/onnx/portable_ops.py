@@ -1,0 +1,181 @@
+"""What each op of a cached graph becomes in the portable form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tensorwright.builder.emit.onnx.elementwise import NAMES
+from tensorwright.builder.emit.onnx.group_attention import emit_attention
+from tensorwright.builder.emit.onnx.model_file import CONTRIB, TYPES
+from tensorwright.builder.emit.onnx.portable import Emitter
+from tensorwright.builder.ir.graph import Node
+from tensorwright.plugins.quantized_matmul.formats import parse_format
+
+INT8_ACTIVATIONS = 4
+"""MatMulNBits' accuracy_level; without one it computes in the activation type."""
+
+
+def _embedding(e: Emitter, node: Node) -> list[str]:
+    table, ids = node.inputs
+    assert table is not None
+    assert ids is not None
+    rows = e.model.node("Gather", [e.weights.plain(table), e.ids(ids.name)], scope=node.scope, axis=0)
+    return _scaled(e, rows[0], float(node.attrs.get("scale", 1.0)), node.scope)
+
+
+def _quantized_embedding(e: Emitter, node: Node) -> list[str]:
+    """Rows of unsigned int8 as lm_head would have them, so that one matrix serves both."""
+    table, ids = node.inputs
+    assert table is not None
+    assert ids is not None
+    fmt, columns = parse_format(node.attrs["format"]), int(table.shape[-1])
+    matrix, scales = e.weights.quantized(table, node.attrs["format"])
+    rows, steps = (e.model.node("Gather", [x, e.ids(ids.name)], scope=node.scope, axis=0)[0] for x in (matrix, scales))
+    (rows,) = e.model.node("Cast", [rows], scope=node.scope, to=TYPES[e.dtype])
+    zero = e.model.constant(np.array(128, e.dtype), "zero")
+    (rows,) = e.model.node("Sub", [rows, zero], scope=node.scope)
+    steps = e.reshape(steps, [0, 0, 1], node.scope)
+    (rows,) = e.model.node("Mul", [rows, steps], scope=node.scope)
+    padded = fmt.groups(columns) * fmt.group
+    rows = e.reshape(rows, [-1, padded], node.scope)
+    if padded != columns:
+        bounds = [e.shape_constant([i]) for i in (0, columns, -1)]
+        (rows,) = e.model.node("Slice", [rows, *bounds], scope=node.scope)
+    return _scaled(e, rows, float(node.attrs["scale"]), node.scope)
+
+
+def _scaled(e: Emitter, x: str, scale: float, scope: str) -> list[str]:
+    if scale == 1.0:
+        return [x]
+    return e.model.node("Mul", [x, e.model.constant(np.array(scale, e.dtype), "scale")], scope=scope)
+
+
+def _linear(e: Emitter, node: Node) -> list[str]:
+    x, w, bias = (*node.inputs, None)[:3]
+    assert w is not None
+    operands = [e.name(x), e.weights.plain(w)] + ([] if bias is None else [e.weights.plain(bias)])
+    return _logits(e, node, e.model.node("Gemm", operands, scope=node.scope, transB=1))
+
+
+def _quantized_linear(e: Emitter, node: Node) -> list[str]:
+    """Of weights alone, or with activations rounded in the same groups."""
+    x, w, bias = (*node.inputs, None)[:3]
+    assert w is not None
+    n, k = (int(d) for d in w.shape)
+    fmt = parse_format(node.attrs["format"])
+    operands = [e.name(x), *e.weights.quantized(w, node.attrs["format"])]
+    operands += [] if bias is None else ["", "", e.weights.plain(bias)]
+    made = e.model.node(
+        "MatMulNBits", operands, scope=node.scope, domain=CONTRIB, N=n, K=k, bits=fmt.bits, block_size=fmt.group,
+        accuracy_level=INT8_ACTIVATIONS if node.op == "quantized_linear" else None,
+    )  # fmt: skip
+    return _logits(e, node, made)
+
+
+def _logits(e: Emitter, node: Node, made: list[str]) -> list[str]:
+    """Logits, and what is computed of them, are float32."""
+    if node.output.shape[0] != "rows" or e.dtype == "float32":
+        return made
+    e.wide.add(node.output)
+    return e.model.node("Cast", made, scope=node.scope, to=TYPES["float32"])
+
+
+def _norm(e: Emitter, node: Node) -> list[str]:
+    return [e.normalise(node, e.name(node.inputs[0]))]
+
+
+def _add_norm(e: Emitter, node: Node) -> list[str]:
+    """One op for the sum and its norm; the sum is left out where nobody reads it."""
+    x, residual, weight, bias = (*node.inputs, None)[:4]
+    assert weight is not None
+    gamma = e.weights.plain(weight, plus=node.attrs["weight_offset"])
+    operands = [e.name(x), e.name(residual), gamma] + ([] if bias is None else [e.weights.plain(bias)])
+    op = "SkipSimplifiedLayerNormalization" if node.op == "add_rms_norm" else "SkipLayerNormalization"
+    last = "" if e.users[node.outputs[1]] else "-"
+    made = e.model.node(
+        op, operands, scope=node.scope, domain=CONTRIB, epsilon=node.attrs["eps"],
+        outputs=["", "-", "-", last] if last != "-" else [""],
+    )  # fmt: skip
+    return [made[0], made[-1]]
+
+
+def _swiglu(e: Emitter, node: Node) -> list[str]:
+    columns = int(node.output.shape[-1])
+    sizes = e.shape_constant([columns, columns])
+    gate, up = e.model.node("Split", [e.name(node.inputs[0]), sizes], scope=node.scope, outputs=["", ""], axis=-1)
+    return e.model.node("Mul", [_activation(e, node.attrs["activation"], gate, node.scope), up], scope=node.scope)
+
+
+def _activation(e: Emitter, kind: str, x: str, scope: str) -> str:
+    if kind == "silu":
+        return e.model.node("QuickGelu", [x], scope=scope, domain=CONTRIB, alpha=1.0)[0]
+    if kind == "relu":
+        return e.model.node("Relu", [x], scope=scope)[0]
+    approximate = "tanh" if kind == "gelu_tanh" else "none"
+    return e.model.node("Gelu", [x], scope=scope, approximate=approximate)[0]
+
+
+def _gather_rows(e: Emitter, node: Node) -> list[str]:
+    return e.model.node("Gather", [e.name(v) for v in node.inputs], scope=node.scope, axis=0)
+
+
+def _attention(e: Emitter, node: Node) -> list[str]:
+    cache = node.inputs[1]
+    assert cache is not None
+    assert cache.node is not None
+    return [emit_attention(e, cache.node, node)]
+
+
+def _elementwise(e: Emitter, node: Node) -> list[str]:
+    dtype = e.dtype
+    if any(v in e.wide for v in node.inputs):
+        dtype = "float32"
+        e.wide.add(node.output)
+    operands = [e.names[v] if v in e.names else e.weights.plain(v, dtype) for v in node.inputs if v is not None]
+    if node.op == "square":
+        return e.model.node("Mul", operands * 2, scope=node.scope)
+    if node.op == "rsqrt":
+        return e.model.node("Reciprocal", e.model.node("Sqrt", operands, scope=node.scope), scope=node.scope)
+    if node.op == "silu":
+        return [_activation(e, "silu", operands[0], node.scope)]
+    if node.op == "gelu":
+        kind = "gelu_tanh" if node.attrs["approximate"] == "tanh" else "gelu"
+        return [_activation(e, kind, operands[0], node.scope)]
+    return e.model.node(NAMES[node.op], operands, scope=node.scope)
+
+
+def _clamp(e: Emitter, node: Node) -> list[str]:
+    """Absent bounds are left out."""
+    (value,) = node.inputs
+    dtype = "float32" if value in e.wide else e.dtype
+    if value in e.wide:
+        e.wide.add(node.output)
+    bounds = [node.attrs["min"], node.attrs["max"]]
+    named = ["" if b is None else e.model.constant(np.array(b, dtype), "bound") for b in bounds]
+    return e.model.node("Clip", [e.name(value), *named], scope=node.scope)
+
+
+def _slice(e: Emitter, node: Node) -> list[str]:
+    """Of columns; tokens are never sliced at this stage."""
+    bounds = [e.shape_constant([int(node.attrs[key])]) for key in ("start", "end", "dim", "step")]
+    return e.model.node("Slice", [e.name(node.inputs[0]), *bounds], scope=node.scope)
+
+
+HANDLERS: dict[str, Callable[[Emitter, Node], list[str]]] = {
+    "embedding": _embedding,
+    "quantized_embedding": _quantized_embedding,
+    "linear": _linear,
+    **dict.fromkeys(("weight_only_linear", "quantized_linear"), _quantized_linear),
+    "rms_norm": _norm,
+    "layer_norm": _norm,
+    "add_rms_norm": _add_norm,
+    "add_layer_norm": _add_norm,
+    "swiglu": _swiglu,
+    "gather_rows": _gather_rows,
+    "paged_attention": _attention,
+    "clamp": _clamp,
+    "slice": _slice,
+    **dict.fromkeys((*NAMES, "square", "rsqrt", "silu", "gelu"), _elementwise),
+}

@@ -1,0 +1,140 @@
+"""Our ops for ONNX's reference evaluator: the plugins' numpy definitions behind the plugin form's operands.
+
+`evaluator(path)` runs a model of plugin_form.py; pages go in and come out as arrays. MatMul and Gemm are here too: of
+narrow types, sums are float32 and rounded once, as a GPU does it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from tensorwright.plugins.paged_attention import op as paged_attention
+from tensorwright.plugins.paged_attention.cache import PagedCache
+from tensorwright.plugins.quantized_matmul import weight_only
+from tensorwright.plugins.quantized_matmul.quantize import Quantized
+from tensorwright.plugins.rms_norm import op as rms_norm
+from tensorwright.plugins.rotary import rotary_kv_write
+
+DOMAIN = "tensorwright"
+
+
+def evaluator(path: str | Path) -> ReferenceEvaluator:
+    """Runs a model of the plugin form: `run(None, inputs)` gives its outputs in order."""
+    return ReferenceEvaluator(str(path), new_ops=list(OPS))
+
+
+def wide(x: np.ndarray) -> np.ndarray:
+    return np.asarray(x).astype(np.float32)
+
+
+def norm_attrs(more: dict[str, Any]) -> dict[str, Any]:
+    return {key: more[key] for key in ("eps", "weight_offset")}
+
+
+class RmsNorm(OpRun):  # type: ignore[misc]
+    """x [T, C], w [C] float32."""
+
+    op_domain = DOMAIN
+
+    def _run(self, x: np.ndarray, w: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
+        (y,) = rms_norm.reference([wide(x), w], norm_attrs(attrs), "float32")
+        return (y.astype(x.dtype),)
+
+
+class AddRmsNorm(OpRun):  # type: ignore[misc]
+    """The norm reads the sum as it is stored."""
+
+    op_domain = DOMAIN
+
+    def _run(self, x: np.ndarray, residual: np.ndarray, w: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
+        total = (wide(x) + wide(residual)).astype(x.dtype)
+        (y,) = rms_norm.reference([wide(total), w], norm_attrs(attrs), "float32")
+        return y.astype(x.dtype), total
+
+
+class RotaryKvWrite(OpRun):  # type: ignore[misc]
+    """Operands: qkv, a table where rotary_dim is not 0, slots, pages, and scales where int8_kv is not 0."""
+
+    op_domain = DOMAIN
+
+    def _run(self, qkv: np.ndarray, *rest: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
+        table = rest[0] if attrs["rotary_dim"] else None
+        slots, *pages = rest[1:] if attrs["rotary_dim"] else rest
+        q, cache = rotary_kv_write.reference([wide(qkv), table, slots, cache_of(pages)], attrs, "float32")
+        written = [cache.k, cache.v] + [s for s in (cache.k_scale, cache.v_scale) if s is not None]
+        return q.astype(qkv.dtype), *(new.astype(old.dtype) for new, old in zip(written, pages, strict=True))
+
+
+class PagedAttention(OpRun):  # type: ignore[misc]
+    """Operands: q, pages, scales where int8_kv is not 0, seq_starts, context_lens, block_tables, perhaps sinks."""
+
+    op_domain = DOMAIN
+
+    def _run(self, q: np.ndarray, *rest: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
+        count = 4 if attrs["int8_kv"] else 2
+        operands = [wide(q), cache_of(list(rest[:count])), *rest[count:]]
+        (y,) = paged_attention.reference(operands, attrs, "float32")
+        return (y.astype(q.dtype),)
+
+
+class WeightOnlyLinear(OpRun):  # type: ignore[misc]
+    """packed: int32 [ceil(k / 8), n], element k in bits 4 (k % 8), two's complement."""
+
+    op_domain = DOMAIN
+
+    def _run(
+        self,
+        x: np.ndarray,
+        packed: np.ndarray,
+        scales: np.ndarray,
+        bias: np.ndarray | None = None,
+        **attrs: Any,
+    ) -> tuple[np.ndarray, ...]:
+        n, k, group = attrs["n"], attrs["k"], attrs["group"]
+        nibbles = packed.view(np.uint32)[:, None] >> np.arange(0, 32, 4, dtype=np.uint32)[None, :, None] & 15
+        signed = ((nibbles.astype(np.int8) ^ 8) - 8).reshape(-1, n)[:k]
+        padded = np.zeros((len(scales) * group, n), np.int8)
+        padded[:k] = signed
+        values = padded.reshape(len(scales), group, n).transpose(2, 0, 1)
+        made = Quantized(values, np.ascontiguousarray(wide(scales).T))
+        operands = [wide(x), made, None if bias is None else wide(bias)]
+        (y,) = weight_only.reference(operands, {"format": f"int4:g{group}"}, x.dtype.name)
+        return (y.astype(x.dtype),)
+
+
+class MatMul(OpRun):  # type: ignore[misc]
+    """ONNX's, with float32 sums of narrow types."""
+
+    def _run(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
+        return ((wide(a) @ wide(b)).astype(a.dtype),)
+
+
+class Gemm(OpRun):  # type: ignore[misc]
+    """ONNX's without a third operand, of a transposed matrix, as the plugin form has it."""
+
+    def _run(self, a: np.ndarray, b: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
+        assert attrs["transB"] == 1
+        assert attrs["transA"] == 0
+        return ((wide(a) @ wide(b).T).astype(a.dtype),)
+
+
+OPS: tuple[type[OpRun], ...] = (
+    RmsNorm,
+    AddRmsNorm,
+    RotaryKvWrite,
+    PagedAttention,
+    WeightOnlyLinear,
+    MatMul,
+    Gemm,
+)
+
+
+def cache_of(pages: list[np.ndarray]) -> PagedCache:
+    """k, v and perhaps their scales; integers are held as float32."""
+    k, v = (wide(page) for page in pages[:2])
+    return PagedCache(k, v, pages[0].dtype.name, *pages[2:])

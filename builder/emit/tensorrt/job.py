@@ -1,0 +1,48 @@
+"""What the building process is told, and the messages that it answers with: JSON, one object per line.
+
+{"progress": [done, total]}
+{"failed": class of the error, "text": message}
+{"done": {"plan_bytes", "kernel_bytes", "seconds", "library_version", "fresh_kernels", "fixed_addresses"}}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tensorwright.plugins.gpu.strict_json import read_value
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine to build. Paths begin at the folder that the child runs in, and belong to the parent.
+
+    Nothing that differs between two builds of the same engine may be in it: see fixed_addresses.py.
+    """
+
+    flavour: str
+    model: str
+    """The ONNX file; its external data lies beside it."""
+    plan: str
+    """Where the plan is to be written."""
+    layers: str
+    """Where the list of final layers is to be written, if the library logs one."""
+    sms: tuple[int, ...]
+    """Of the engine; none for the library's default."""
+    kernel_sms: tuple[int, ...]
+    profiles: tuple[dict[str, tuple[tuple[int, ...], ...]], ...]
+    """For each profile, of each input: the smallest, the usual and the largest shape."""
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> Job:
+        job: Job = read_value(cls, json.loads(line), "job")
+        return job
+
+
+def to_line(message: dict[str, Any]) -> bytes:
+    """A message of the child."""
+    return json.dumps(message).encode() + b"\n"

@@ -1,0 +1,56 @@
+"""The two optimization profiles of an engine: what its symbolic dimensions may be, and what they usually are.
+
+0 "prefill": up to max_num_tokens tokens in a step, of prompts and answers alike. 1 "decode": a token per sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensorwright.errors import InvalidOptionError
+from tensorwright.plugins.gpu.manifest import IoTensor, KvLayer, Profile, Range, resolve
+
+DEFAULT_BATCH_SIZE = 64
+DEFAULT_NUM_TOKENS = 2048
+PROMPT_ROWS = 64
+"""Prompt positions of a step whose logits may be wanted, beside a row per sequence: what LLM asks for by default."""
+MOST_ELEMENTS = 2**31 - 1
+"""Of one tensor. Of a layer's pages this bounds their number."""
+
+
+def make_limits(max_batch_size: int | None, max_num_tokens: int | None) -> tuple[int, int]:
+    """(sequences, tokens) of a step. Raises InvalidOptionError if a step cannot hold a token of every sequence."""
+    if max_num_tokens is None:
+        max_num_tokens = max(DEFAULT_NUM_TOKENS, max_batch_size or 0)
+    if max_batch_size is None:
+        max_batch_size = min(DEFAULT_BATCH_SIZE, max_num_tokens)
+    if max_batch_size > max_num_tokens:
+        raise InvalidOptionError(
+            f"max_num_tokens must be at least max_batch_size, a token of every sequence: {max_num_tokens} is below "
+            f"{max_batch_size}; raise it (--max-num-tokens) or lower the other"
+        )
+    return max_batch_size, max_num_tokens
+
+
+def make_profiles(
+    layers: Sequence[KvLayer], groups: int, *, block_size: int, max_seq_len: int, batch: int, tokens: int
+) -> tuple[Profile, Profile]:
+    """Every symbol from 1 up. rows of logits: one per sequence, and in the first profile PROMPT_ROWS more."""
+    blocks = -(-max_seq_len // block_size)
+    shared = {}
+    for group in range(groups):
+        widest = max(layer.kv_heads * layer.head_dim for layer in layers if layer.group == group)
+        pages = MOST_ELEMENTS // (widest * block_size)
+        shared[f"max_blocks.{group}"] = Range(1, blocks, blocks)
+        shared[f"pages.{group}"] = Range(1, min(pages, batch * blocks), pages)
+    many, few = Range(1, max(1, batch // 2), batch), Range(1, max(1, batch // 8), batch)
+    prefill = {"tokens": Range(1, max(1, tokens // 2), tokens), "seqs": few}
+    prefill["rows"] = Range(1, few.opt, min(tokens, batch + PROMPT_ROWS))
+    decode = {"tokens": many, "seqs": many, "rows": many}
+    return Profile("prefill", {**prefill, **shared}), Profile("decode", {**decode, **shared})
+
+
+def input_shapes(inputs: Sequence[IoTensor], profile: Profile) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """{input: [smallest, usual, largest shape]}, as TensorRT takes a profile."""
+    bounds = [{name: getattr(r, bound) for name, r in profile.symbols.items()} for bound in ("min", "opt", "max")]
+    return {tensor.name: tuple(resolve(tensor.shape, sizes) for sizes in bounds) for tensor in inputs}

@@ -1,0 +1,67 @@
+"""The checkpoint's tensors kept inside an engine, so that it can be built again for another target.
+
+weights.safetensors holds every tensor that graph.txt refers to, in the checkpoint's own type, sorted by name.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+
+from tensorwright.builder.emit.engine_dir import EngineWriter
+from tensorwright.builder.ir.graph import Graph
+from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.models.dtypes import itemsize
+from tensorwright.models.safetensors_file import SafetensorsFile, stored_name
+
+KEPT = "weights.safetensors"
+_CHUNK_BYTES = 8 << 20
+
+
+def write_kept_weights(
+    writer: EngineWriter, graph: Graph, checkpoint: Checkpoint, advance: Callable[[int, int], None]
+) -> None:
+    """Copies the tensors that the weights of `graph` are made of; `advance` is told of bytes done and in total."""
+    names = sorted({name for node in graph.find("weight") for name in node.attrs["expr"].refs()})
+    header, total = _header(checkpoint, names)
+    writer.require_space(len(header) + total)
+    done = 0
+    with writer.open(KEPT) as file:
+        file.write(header)
+        for name in names:
+            data = checkpoint.read(name).data.reshape(-1).view("u1")
+            for start in range(0, len(data), _CHUNK_BYTES):
+                done += file.write(data[start : start + _CHUNK_BYTES].tobytes())
+                advance(done, total)
+
+
+def _header(checkpoint: Checkpoint, names: list[str]) -> tuple[bytes, int]:
+    """The file's beginning, padded to 8 bytes, and the bytes of all tensors."""
+    table, offset = {}, 0
+    for name in names:
+        shape, dtype = checkpoint.shape(name), checkpoint.dtype(name)
+        end = offset + prod(shape) * itemsize(dtype)
+        table[name] = {"dtype": stored_name(dtype), "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, offset
+
+
+class EngineSource(Checkpoint):
+    """An engine that keeps its weights, read as the checkpoint that it came from: tensors and the text side.
+
+    What only tracing needs (config.json of the model) it has not.
+    """
+
+    def __init__(self, engine: Path):
+        self.path = engine
+        self.config = {}
+        self.generation_config = {}
+        file = SafetensorsFile(engine / KEPT)
+        self.weight_files = [file]
+        self._home = dict.fromkeys(file.tensors, file)
+        self.names = tuple(sorted(self._home))

@@ -1,0 +1,194 @@
+"""rebuild(): an engine again, for another target or in other formats, from an engine.
+
+With kept weights (weights.safetensors) it starts from the engine's graph.txt and needs neither the checkpoint nor
+transformers. Else the checkpoint must be given, and must be the one that the engine was made from: it is built anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from tensorwright.builder.build import BuildResult, build_engine_at, finish, measure
+from tensorwright.builder.emit.engine_dir import EngineWriter
+from tensorwright.builder.emit.engine_files import copy_text_side, source_record
+from tensorwright.builder.ir.graph import Graph
+from tensorwright.builder.ir.parse import parse_graph
+from tensorwright.builder.ir.text import print_graph
+from tensorwright.builder.ir.verify import verify
+from tensorwright.builder.kept_weights import KEPT, EngineSource, write_kept_weights
+from tensorwright.builder.memory import MemoryWatch
+from tensorwright.builder.options import BuildOptions, Phases, Progress
+from tensorwright.builder.places import check_places
+from tensorwright.builder.targets import Graphs, Target, find_target
+from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
+from tensorwright.models.checkpoint import open_checkpoint
+
+
+def rebuild(
+    engine: Path,
+    config: dict[str, Any],
+    out: str | Path,
+    *,
+    model: str | Path | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> BuildResult:
+    """Builds the engine in directory `engine` again at `out`. `config` is its config.json; its files were checked.
+
+    model: the checkpoint it was built from, where it keeps no weights. changes: options of `build` that are to differ
+    (target, dtype, quantize, ...); the others are those of the engine, and max_seq_len must be. Raises EngineError,
+    CheckpointError, and what `build` raises.
+    """
+    options = changed_options(config, changes)
+    aim = find_target(options.target)
+    aim.check(options)
+    check_places(engine, out, None)
+    if model is not None:
+        _check_source(engine, config, model)
+        return build_engine_at(model, out, options, overwrite=overwrite, progress=progress)
+    if not (engine / KEPT).is_file():
+        raise EngineError(
+            f"{engine}: keeps no weights to build from; give the checkpoint that it was built from (--model), or build "
+            "engines with --keep-weights"
+        )
+    if options.accuracy == "full":
+        raise InvalidOptionError(
+            "accuracy full compares with the model in transformers, which an engine does not hold; say quick, or give "
+            "the checkpoint (--model)"
+        )
+    return _from_graph(engine, config, out, options, aim, overwrite, Phases(progress or (lambda *done: None)))
+
+
+def changed_options(config: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:
+    """The engine's build options with these changes. Raises InvalidOptionError."""
+    names = [field.name for field in fields(BuildOptions)]
+    unknown = sorted(set(changes) - set(names))
+    if unknown:
+        raise InvalidOptionError(f"rebuild: there is no option {', '.join(unknown)}; there are {', '.join(names)}")
+    own = config["build_options"]
+    if "max_seq_len" in changes and changes["max_seq_len"] != own.get("max_seq_len"):
+        raise InvalidOptionError("rebuild: max_seq_len is part of the graph; build from the checkpoint to change it")
+    moved = changes.get("target", own.get("target")) != own.get("target")
+    kept = {name: own[name] for name in own if name in names and (not moved or name in _OF_EVERY_TARGET)}
+    return BuildOptions(**{**kept, **changes})
+
+
+_OF_EVERY_TARGET = ("target", "dtype", "max_seq_len", "accuracy", "quantize", "kv_cache_dtype")
+"""What an engine for another target takes over; options of one target only are given anew."""
+
+
+def _check_source(engine: Path, config: dict[str, Any], model: str | Path) -> None:
+    checkpoint = open_checkpoint(model)
+    found, wanted = source_record(checkpoint), config["source"]
+    if found["hash"] != wanted["hash"]:
+        differing = sorted(
+            name
+            for name in {*found["files"], *wanted["files"]}
+            if found["files"].get(name) != wanted["files"].get(name)
+        )
+        raise CheckpointError(
+            f"{checkpoint.path}: is not the checkpoint that {engine} was built from: {', '.join(differing)} differ; "
+            "give that one, or build a new engine with build-engine"
+        )
+
+
+def _from_graph(
+    engine: Path,
+    config: dict[str, Any],
+    out: str | Path,
+    options: BuildOptions,
+    aim: Target,
+    overwrite: bool,
+    phases: Phases,
+) -> BuildResult:
+    from tensorwright.passes.pipeline import run_pipeline
+
+    with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
+        with phases.run("open"):
+            source = EngineSource(engine)
+            graph = read_graph(engine)
+            reference = plain_graph(graph)
+            pipeline, done = remaining(aim, config, graph, options)
+            if any(phase.name == "quantize" for phase in pipeline):
+                graph = plain_graph(graph)
+                _ask(graph, aim, options)
+            dtype = dtype_of(config, options, aim)
+            graph.facts["dtype"] = reference.facts["dtype"] = dtype
+            graph.facts["block_size"] = aim.block_size(graph.facts["max_seq_len"])
+        with phases.run("passes"):
+            report = run_pipeline(graph, pipeline=pipeline, done=done)
+        writer.write("graph.txt", print_graph(report.cached_graph).encode())
+        copy_text_side(writer, source)
+        emitted = aim.emit(writer, report, source, options, phases)
+        if options.keep_weights:
+            with phases.run("keep") as advance:
+                write_kept_weights(writer, report.cached_graph, source, advance)
+        graphs = Graphs(reference, report.cached_graph, report.graph)
+        measured = measure(writer, graphs, source, aim, options, phases)
+        return finish(writer, report, config["source"], options, emitted, measured, phases, memory.peaks)
+
+
+def read_graph(engine: Path) -> Graph:
+    """graph.txt, verified. Raises EngineError for one that this version cannot read."""
+    try:
+        graph = parse_graph((engine / "graph.txt").read_text(encoding="utf-8"))
+        verify(graph, "cached")
+        graph.restart_names()
+    except (GraphError, ValueError) as error:
+        raise EngineError(
+            f"{engine / 'graph.txt'}: not a graph that this version builds from ({error}); build from the checkpoint"
+        ) from error
+    return graph
+
+
+def plain_graph(graph: Graph) -> Graph:
+    """A copy before quantization: weights and the KV cache as the model has them."""
+    graph = graph.clone()
+    for node in graph.nodes:
+        if node.op not in ("quantized_linear", "quantized_embedding"):
+            continue
+        node.op = node.op.removeprefix("quantized_")
+        node.attrs = {"scale": node.attrs["scale"]} if node.op == "embedding" else {}
+        node.output.name = node.output.name.rpartition(".")[0]  # quantize_weights added a number to it
+    graph.restart_names()
+    layers = graph.facts["kv_layers"]
+    graph.facts["kv_layers"] = [{k: v for k, v in layer.items() if k != "dtype"} for layer in layers]
+    for fact in ("quantize", "activations", "kv_cache_dtype"):
+        graph.facts.pop(fact, None)
+    return graph
+
+
+def _ask(graph: Graph, aim: Target, options: BuildOptions) -> None:
+    """What the quantizing passes read, in the order in which a build writes it."""
+    block_size, layers = graph.facts.pop("block_size"), graph.facts.pop("kv_layers")
+    graph.facts["block_size"] = block_size
+    if options.kv_cache_dtype != "auto":
+        graph.facts["kv_cache_dtype"] = options.kv_cache_dtype
+    if options.quantize is not None:
+        if options.activations != "auto":
+            graph.facts["activations"] = options.activations
+        graph.facts["quantize"] = str(aim.quantize_spec(options.quantize))
+    graph.facts["kv_layers"] = layers
+
+
+def remaining(aim: Target, config: dict[str, Any], graph: Graph, options: BuildOptions) -> tuple[tuple, dict[str, int]]:
+    """The target's phases that are still to run on the cached graph, and the counts of those before."""
+    names = [phase.name for phase in aim.PIPELINE]
+    wanted = None if options.quantize is None else str(aim.quantize_spec(options.quantize))
+    same = wanted == graph.facts.get("quantize")
+    same = same and options.activations == graph.facts.get("activations", "auto")
+    same = same and options.kv_cache_dtype == graph.facts.get("kv_cache_dtype", "auto")
+    at = names.index("quantize") + (1 if same else 0)
+    steps = [step.name for phase in aim.PIPELINE[:at] for step in phase.steps]
+    return aim.PIPELINE[at:], {name: config["passes"].get(name, 0) for name in dict.fromkeys(steps)}
+
+
+def dtype_of(config: dict[str, Any], options: BuildOptions, aim: Target) -> str:
+    """The engine's own type of activations where the target has it, else what the target makes of it."""
+    if options.dtype != "auto":
+        return options.dtype
+    own = config["dtype"]
+    return own if own in aim.DTYPES else aim.activation_dtype(replace(options, dtype="auto"), own)

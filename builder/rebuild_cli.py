@@ -1,0 +1,65 @@
+"""tensorwright rebuild: an engine again, for another target or in other formats."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from rich.console import Console
+
+from tensorwright.builder.cli import progress_bar, show
+from tensorwright.builder.cli_options import given, target_options
+from tensorwright.builder.interrupts import terminate_as_interrupt
+from tensorwright.builder.options import DTYPES
+from tensorwright.builder.rebuild import rebuild
+from tensorwright.builder.targets import TARGETS
+from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
+from tensorwright.runtime.engine_dir import open_engine
+
+EPILOG = (
+    "Examples:  build-engine models/pico out/pico --keep-weights, then tensorwright rebuild out/pico out/pico4 "
+    "--quantize int4;  tensorwright rebuild out/pico out/onnx --target onnx --model models/pico"
+)
+
+
+@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("engine")
+@click.argument("out")
+@click.option("--target", type=click.Choice(TARGETS), help="What the new engine runs on. [default: the engine's]")
+@click.option("--model", help="The checkpoint that ENGINE was built from, where it keeps no weights.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="As in build-engine. [default: the engine's]")
+@click.option("--quantize", metavar="SPEC", help="As in build-engine, or none. [default: the engine's]")
+@click.option(
+    "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), help="As in build-engine. [default: the engine's]"
+)
+@click.option(
+    "--accuracy",
+    type=click.Choice(("none", "quick", "full")),
+    help="As in build-engine; full needs --model. [default: the engine's]",
+)
+@target_options
+@click.option("--keep-weights/--drop-weights", default=None, help="Whether the new engine keeps them too.")
+@click.option("--force", is_flag=True, help="Replace an engine that is already at OUT.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
+def rebuild_engine(engine: str, out: str, model: str | None, force: bool, as_json: bool, **options: Any) -> None:
+    """Build ENGINE again at OUT: for another target, or with other options.
+
+    An engine built with --keep-weights needs nothing else: its graph.txt is where this starts. Of any other engine
+    the checkpoint must be given, and must be the very one.
+    """
+    changes = given(options)
+    if changes.get("quantize") == "none":
+        changes["quantize"] = None
+    opened = open_engine(engine)
+    try:
+        with terminate_as_interrupt(), progress_bar(Console(stderr=True)) as progress:
+            result = rebuild(
+                opened.path, opened.config, out, model=model, overwrite=force, progress=progress, **changes
+            )
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt("interrupted; nothing half-built was left behind") from error
+    if as_json:
+        click.echo(json.dumps({"engine": out, "config": result.config, "report": result.report}))
+    else:
+        show(Console(), result)

@@ -1,0 +1,44 @@
+"""lower_weight_only:  quantized_linear(x, w, b?){format}  ->  weight_only_linear(x, w, b?){format}
+
+T tokens, K inner, N outer.  x: [T, K], w: [N, K].  For targets whose products keep activations as they are (all but
+cpu): the same rounded weights, x not rounded to integers. An embedding has rows of int8 there.
+
+With the fact "activations" int8 (target onnx has such products) linears stay: x is rounded with its weights.
+
+Last for these targets: what follows is their emitter.
+"""
+
+from __future__ import annotations
+
+from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.errors import LoweringError
+from tensorwright.passes.explain import located
+from tensorwright.passes.matcher import describe
+from tensorwright.passes.rewriter import make_node, splice
+from tensorwright.plugins.quantized_matmul.formats import parse_format
+
+
+def lower_weight_only(graph: Graph) -> int:
+    """Returns how many products were rewritten. Raises LoweringError for a format that rounds activations."""
+    inserted: dict[int, list[Node]] = {}
+    forward: dict[Value, Value] = {}
+    for node in graph.nodes:
+        if node.op == "quantized_embedding" and parse_format(node.attrs["format"]).dtype != "int8":
+            raise refusal(graph, node, "must have rows of int8 or of the activation type here")
+        if node.op != "quantized_linear":
+            continue
+        if node.attrs["format"] == "w8a8":
+            raise refusal(graph, node, "rounds its activations, and only weights can be rounded here; use int8")
+        if graph.facts.get("activations") == "int8":
+            continue
+        kind = (node.output.dtype, node.output.shape)
+        new = make_node(graph, "weight_only_linear", node.inputs, dict(node.attrs), [kind], node.scope)
+        inserted[id(node)] = [new]
+        forward[node.output] = new.output
+    splice(graph, inserted, forward)
+    return len(forward)
+
+
+def refusal(graph: Graph, node: Node, why: str) -> LoweringError:
+    what = f"{describe(node.outputs[0])} of format {node.attrs['format']}"
+    return LoweringError(located(graph, node, f"lower_weight_only: {what} {why}"))

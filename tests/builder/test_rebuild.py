@@ -1,0 +1,151 @@
+"""rebuild(): the same bytes as a build, from the graph and the kept weights alone; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.tiny_models import make_tiny, make_variant
+from tensorwright import build
+from tensorwright.builder.kept_weights import EngineSource
+from tensorwright.builder.rebuild import rebuild
+from tensorwright.errors import CheckpointError, EngineError, InvalidOptionError
+from tensorwright.models.checkpoint import open_checkpoint
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return make_variant(tmp_path_factory.mktemp("rebuild") / "model", "llama_tied")
+
+
+@pytest.fixture(scope="module")
+def keeper(tiny) -> Path:
+    """An int4 engine that keeps its weights."""
+    return build(tiny, tiny.parent / "keeper", quantize="int4", keep_weights=True, accuracy="none").path
+
+
+@pytest.fixture(scope="module")
+def plain(tiny) -> Path:
+    return build(tiny, tiny.parent / "plain", quantize="int4", accuracy="none").path
+
+
+def config_of(engine: Path) -> dict:
+    return json.loads((engine / "config.json").read_text())
+
+
+def files_of(engine: Path) -> dict[str, bytes]:
+    paths = (p for p in engine.rglob("*") if p.is_file() and p.name != "build-report.json")
+    return {str(p.relative_to(engine)): p.read_bytes() for p in paths}
+
+
+def again(engine: Path, out: Path, **options) -> Path:
+    return rebuild(engine, config_of(engine), out, **options).path
+
+
+def test_kept_weights_are_the_checkpoints(keeper, tiny):
+    kept, original = EngineSource(keeper), open_checkpoint(tiny)
+    assert set(kept.names) <= set(original.names)
+    for name in kept.names:
+        assert kept.dtype(name) == original.dtype(name)
+        assert kept.read(name).data.tobytes() == original.read(name).data.tobytes()
+
+
+def test_the_same_bytes_as_a_build(keeper, plain, tmp_path):
+    assert files_of(again(keeper, tmp_path / "out", keep_weights=False)) == files_of(plain)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"quantize": "int8:g64", "kv_cache_dtype": "int8"}, {"quantize": None, "dtype": "bfloat16"}],
+    ids=lambda changes: "-".join(changes),
+)
+def test_other_options_compute_what_a_build_with_them_does(keeper, tiny, tmp_path, changes):
+    out = again(keeper, tmp_path / "out", keep_weights=False, **changes)
+    built = build(tiny, tmp_path / "built", accuracy="none", **{"quantize": "int4", **changes}).path
+    assert (out / "cpu/weights.bin").read_bytes() == (built / "cpu/weights.bin").read_bytes()
+    ours, theirs = config_of(out), config_of(built)
+    assert ours["limits"] == theirs["limits"]
+    assert ours["build_options"] == theirs["build_options"]
+    assert ours["dtype"] == theirs["dtype"]
+    if "dtype" not in changes:  # which decides what canonicalisation had to do
+        assert ours["passes"] == theirs["passes"]
+
+
+def test_a_rebuilt_engine_can_be_rebuilt(keeper, plain, tmp_path):
+    wide = again(keeper, tmp_path / "wide", quantize=None)
+    assert (wide / "weights.safetensors").is_file()
+    narrow = again(wide, tmp_path / "narrow", quantize="int4", keep_weights=False)
+    assert (narrow / "cpu/weights.bin").read_bytes() == (plain / "cpu/weights.bin").read_bytes()
+
+
+def test_with_the_checkpoint_it_is_a_build(plain, tiny, tmp_path):
+    assert files_of(again(plain, tmp_path / "out", model=tiny)) == files_of(plain)
+
+
+def test_accuracy_is_measured_against_the_graph_before_quantization(keeper, tiny, tmp_path):
+    ours = config_of(again(keeper, tmp_path / "out", accuracy="quick"))["accuracy"]
+    theirs = build(tiny, tmp_path / "built", quantize="int4", accuracy="quick").config["accuracy"]
+    assert ours["tokens"] == theirs["tokens"]
+    assert ours["perplexity_reference"] == pytest.approx(theirs["perplexity_reference"], rel=1e-5)
+    assert ours["largest_logit_error"] == pytest.approx(theirs["largest_logit_error"], rel=1e-3)
+
+
+def refused(engine, out, error, reason, **options):
+    with pytest.raises(error, match=reason):
+        again(engine, out, **options)
+    assert not out.exists()
+    assert list(out.parent.glob(".*building*")) == []
+
+
+def test_refusals(keeper, plain, tiny, tmp_path):
+    out = tmp_path / "out"
+    refused(plain, out, EngineError, "keeps no weights to build from; give the checkpoint")
+    refused(keeper, out, InvalidOptionError, "there is no option speed", speed=3)
+    refused(keeper, out, InvalidOptionError, "max_seq_len is part of the graph", max_seq_len=64)
+    refused(keeper, out, InvalidOptionError, "accuracy full compares", accuracy="full")
+    refused(keeper, out, InvalidOptionError, "a weight format must be", quantize="int5")
+
+
+def test_another_checkpoint_is_refused_with_what_differs(plain, tmp_path):
+    other = make_tiny(tmp_path / "model", "llama", seed=7)
+    refused(plain, tmp_path / "out", CheckpointError, r"is not the checkpoint .*model.safetensors differ", model=other)
+
+
+def test_a_graph_that_cannot_be_read(keeper, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(keeper, broken)
+    (broken / "graph.txt").write_text("graph {")
+    refused(broken, tmp_path / "out", EngineError, "graph.txt: not a graph that this version builds from")
+
+
+def test_it_needs_no_transformers(keeper, tmp_path):
+    """Nor torch: what traces is not called."""
+    script = (
+        "import sys; sys.modules.update(torch=None, transformers=None)\n"
+        "from tensorwright.runtime.cli import main; main(sys.argv[1:])"
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-P", "-c", script, "rebuild", str(keeper), str(out), "--json", "--quantize", "int8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["config"]["build_options"]["quantize"] == "int8"
+
+
+def test_the_command_refuses_with_one_sentence(plain, tmp_path):
+    command = [sys.executable, "-P", "-m", "tensorwright.runtime.cli", "rebuild", str(plain), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert done.stderr.startswith("error: ")
+    assert "--keep-weights" in done.stderr
+
+
+def test_for_another_target_it_is_the_build_for_that(keeper, tiny, tmp_path):
+    pytest.importorskip("onnx", reason="target onnx needs the extra onnx")
+    out = again(keeper, tmp_path / "out", target="onnx", keep_weights=False)
+    built = build(tiny, tmp_path / "built", target="onnx", quantize="int4", accuracy="none").path
+    assert files_of(out) == files_of(built)
