@@ -107,13 +107,16 @@ def _report(
     as_json: bool,
 ) -> None:
     preemptions = bench.stats()["preemptions"]
-    measured = bench.profiled(load.prompts(engine, min(load.batch_size, load.requests)))
-    phases = summarise(measured, ceilings, engine.dtype)
+    phases: list[PhaseProfile] = []  # only target cpu measures its instructions
+    if engine.target == "cpu":
+        measured = bench.profiled(load.prompts(engine, min(load.batch_size, load.requests)))
+        phases = summarise(measured, ceilings, engine.dtype)
     seconds = latencies([trace for traces in rounds for trace in traces])
     result: dict[str, Any] = {
         "benchmark": kind,
         "engine": {"path": str(engine.path), "dtype": engine.dtype, "build_options": engine.config["build_options"]},
-        "load": asdict(load) | {"threads": bench.options.threads, "kv_cache_bytes": bench.options.kv_cache_bytes},
+        "load": asdict(load)
+        | {name: getattr(bench.options, name) for name in ("max_num_tokens", "threads", "kv_cache_bytes")},
         "rounds": len(rounds),
         "seconds": {name: distribution(values) for name, values in seconds.items()},
         "per_second": {name: distribution(values) for name, values in rates(rounds, load).items()},

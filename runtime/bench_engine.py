@@ -13,8 +13,7 @@ from tensorwright import errors
 from tensorwright.errors import EngineStoppedError, InvalidOptionError
 from tensorwright.runtime import native
 from tensorwright.runtime.engine_dir import EngineDir
-from tensorwright.runtime.host import default_threads
-from tensorwright.runtime.memory import check_kv_bytes, default_kv_bytes, parse_size
+from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.prompts import CheckedRequest
 from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -33,11 +32,11 @@ class Load:
     seed: int
     threads: int | None
     kv_cache_memory: str | None
-    max_num_tokens: int
+    max_num_tokens: int | None
 
     def check(self, engine: EngineDir) -> None:
         for name in ("input_len", "output_len", "batch_size", "requests", "max_num_tokens"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InvalidOptionError(f"{_option(name)} must be positive, got {getattr(self, name)}")
         for name in ("warmup", "seed"):
             if getattr(self, name) < 0:
@@ -90,21 +89,23 @@ class BenchEngine:
     def __init__(self, engine: EngineDir, load: Load, queue: int):
         """queue: requests submitted at once."""
         asked = None if load.kv_cache_memory is None else parse_size(load.kv_cache_memory)
-        batch = load.batch_size
-        self.options = native.RuntimeOptions(
-            kv_cache_bytes=default_kv_bytes(engine, batch) if asked is None else check_kv_bytes(asked, engine),
+        batch, tokens = load.batch_size, load.max_num_tokens
+        if tokens is not None or batch > native.DEFAULT_LIMITS["max_num_tokens"]:
+            tokens = max(tokens or 0, batch)
+        options = native.RuntimeOptions(
+            kv_cache_bytes=asked or 0,
             max_batch_size=batch,
-            max_num_tokens=max(load.max_num_tokens, batch),
-            max_prefill_chunk=max(load.max_num_tokens, batch),
+            max_num_tokens=tokens,
+            max_prefill_chunk=None,
             max_prompt_logprob_rows=1,
-            threads=default_threads() if load.threads is None else load.threads,
+            threads=load.threads,
             load="map",
             enable_prefix_caching=False,
             max_queue_size=queue,
         )
         params = SamplingParams(max_tokens=load.output_len, ignore_eos=True, detokenize=False)
         self._request = CheckedRequest(None, [], params, load.output_len, [])
-        self._native = native.create_engine(engine, self.options)
+        self._native, self.options = native.start_engine(engine, options, asked)
         self._next_id = 1
 
     def run(self, prompts: Sequence[np.ndarray]) -> list[Trace]:

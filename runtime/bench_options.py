@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorwright.runtime.option_tables import LIMITED
+
 if TYPE_CHECKING:
     from tensorwright.runtime.bench_engine import Load
 
@@ -20,7 +22,7 @@ def load_options(batch_size: int, requests: int) -> Callable[[Callable[..., Any]
         ("--requests", {"type": int, "default": requests, "help": "Requests that are measured."}),
         ("--warmup", {"type": int, "default": 1, "help": "Batches that run first and are not measured."}),
         ("--seed", {"type": int, "default": 0, "help": "Of the random ids."}),
-        ("--max-num-tokens", {"type": int, "default": 512, "help": "Most tokens of one step."}),
+        ("--max-num-tokens", {"type": int, "help": "Most tokens of one step. Default: 512" + LIMITED}),
         ("--threads", {"type": int, "help": "Default: one per physical core."}),
         ("--kv-cache-memory", {"help": 'Such as "512MiB". Default: half of the free memory, or what is useful.'}),
     ]

@@ -18,7 +18,6 @@ import xxhash
 from tensorwright.errors import EngineError
 
 CHECKSUMS = "checksums.txt"
-WEIGHTS = "cpu/weights.bin"
 REMEDY = "build the engine again, or copy it again from where it came"
 _LINE = re.compile(r"([0-9a-f]{32})  (0|[1-9][0-9]{0,18})  (\S.*)")
 
@@ -55,10 +54,12 @@ def _parse(path: Path, line: str) -> tuple[str, FileSum]:
     return name, FileSum(digest, int(size))
 
 
-def verify_files(root: Path, files: dict[str, FileSum], meanwhile: Callable[[], None] | None = None) -> None:
+def verify_files(
+    root: Path, files: dict[str, FileSum], weights: str, meanwhile: Callable[[], None] | None = None
+) -> None:
     """Sizes of all first, so that a truncated engine fails at once, then contents.
 
-    meanwhile: called while the weights are hashed on a thread of their own; all other files are checked by then.
+    meanwhile: called while `weights`, the largest, are hashed on a thread of their own; all others are checked by then.
     """
     for name, expected in files.items():
         path = root / name
@@ -68,11 +69,11 @@ def verify_files(root: Path, files: dict[str, FileSum], meanwhile: Callable[[], 
         if size != expected.size:
             raise EngineError(f"{path}: {_size_fault(size, expected.size)}; {REMEDY}")
     for name, expected in files.items():
-        if name != WEIGHTS:
+        if name != weights:
             _check_content(root / name, expected)
-    weights = [(root / name, expected) for name, expected in files.items() if name == WEIGHTS]
+    largest = [(root / name, expected) for name, expected in files.items() if name == weights]
     faults: list[BaseException] = []
-    thread = threading.Thread(target=_collect_faults, args=(weights, faults))
+    thread = threading.Thread(target=_collect_faults, args=(largest, faults))
     thread.start()
     try:
         if meanwhile is not None:

@@ -196,6 +196,31 @@ def build(arguments: tuple[str, ...]) -> None:
     build_engine.main(args=list(arguments), prog_name="tensorwright build", standalone_mode=False)
 
 
+@cli.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def rebuild(arguments: tuple[str, ...]) -> None:
+    """Build an engine again, for another target or with other options (see rebuild --help)."""
+    from tensorwright.builder.rebuild_cli import rebuild_engine
+
+    rebuild_engine.main(args=list(arguments), prog_name="tensorwright rebuild", standalone_mode=False)
+
+
+@cli.command()
+@click.argument("engine", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def doctor(engine: str | None, as_json: bool) -> None:
+    """Show what this machine has, and whether ENGINE can run here; where not, what to do.
+
+    Packages and versions, driver, GPUs, instruction sets. Exits with 1 if ENGINE cannot run here.
+    """
+    from tensorwright.runtime.doctor.command import examine
+
+    examine(engine, as_json)
+
+
 cli.add_command(triton_repo)
 
 

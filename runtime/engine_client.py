@@ -101,6 +101,12 @@ class EngineClient:
             if self._closing:
                 return
             self._closing = True
+        if self._engine.called_here:  # the garbage collector came in the engine's thread: it cannot wait for itself
+            threading.Thread(target=self._stop, args=(drain, timeout), name="tensorwright-close").start()
+        else:
+            self._stop(drain, timeout)
+
+    def _stop(self, drain: bool, timeout: float) -> None:
         try:
             self._engine.shutdown(drain, timeout)
         finally:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.errors import EngineError
-from tensorwright.runtime.checksums import REMEDY, WEIGHTS, FileSum, read_checksums, verify_files
+from tensorwright.runtime.checksums import REMEDY, FileSum, read_checksums, verify_files
+from tensorwright.runtime.targets import TARGETS
 from tensorwright.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 
 FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
-TARGETS = ("cpu",)
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "int8")
 
 _KEYS: dict[str, type | tuple[type, ...]] = {
@@ -100,11 +100,13 @@ class EngineDir:
 
     @property
     def plan(self) -> Path:
+        """Of target cpu."""
         return self.file("cpu/plan.bin")
 
     @property
     def weights(self) -> Path:
-        return self.file(WEIGHTS)
+        """The file that holds them, whatever the target."""
+        return self.file(TARGETS[self.target].weights)
 
     @property
     def eos_token_ids(self) -> list[int]:
@@ -168,9 +170,10 @@ def open_engine(path: str | Path, *, read_tokenizer: bool = False) -> EngineDir:
     if "config.json" not in files:
         raise EngineError(f"{root / 'checksums.txt'}: does not list config.json; {REMEDY}")
     engine = EngineDir(root, config, files)
-    verify_files(root, files, engine.load_tokenizer if read_tokenizer else None)
+    target = TARGETS[engine.target]
+    verify_files(root, files, target.weights, engine.load_tokenizer if read_tokenizer else None)
     _check_config(root / "config.json", config)
-    for name in ("cpu/plan.bin", WEIGHTS):
+    for name in target.files:
         engine.file(name)
     _ = engine.eos_token_ids  # raises where they are none
     return engine
@@ -195,7 +198,7 @@ def _check_format(path: Path, config: dict[str, Any]) -> None:
             f"{path}: format version {config.get('format_version')!r}, this tensorwright reads {FORMAT_VERSION}; "
             f"build the engine again, or run it with tensorwright {config.get('tensorwright_version', 'of its time')}"
         )
-    if config.get("target") not in TARGETS:
+    if config.get("target") not in list(TARGETS):  # a list, for the value may be anything
         raise EngineError(
             f"{path}: built for target {config.get('target')!r}, this runtime runs {', '.join(TARGETS)}; "
             "build the engine again with --target cpu"
@@ -209,8 +212,12 @@ def _check_config(path: Path, config: dict[str, Any]) -> None:
     unknown = sorted(config.keys() - _KEYS.keys())
     if unknown:
         raise EngineError(f"{path}: unknown keys {', '.join(unknown)} in format version {FORMAT_VERSION}; {REMEDY}")
-    if config["dtype"] not in DTYPES:
-        raise EngineError(f"{path}: dtype {config['dtype']!r} is none of {', '.join(DTYPES)}; {REMEDY}")
+    dtypes = TARGETS[config["target"]].dtypes
+    if config["dtype"] not in dtypes:
+        raise EngineError(
+            f"{path}: dtype {config['dtype']!r} is none of {', '.join(dtypes)}, which target {config['target']!r} has; "
+            f"{REMEDY}"
+        )
     counts = [("model", "vocab_size"), *(("limits", key) for key in ("max_seq_len", "block_size", "kv_block_bytes"))]
     for section, key in counts:
         value = config[section].get(key)

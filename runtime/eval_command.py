@@ -23,6 +23,7 @@ from tensorwright.runtime.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.evaluate import Scorer
 from tensorwright.runtime.host import default_threads
 from tensorwright.runtime.progress import progress_bar
+from tensorwright.runtime.targets import require_cpu
 from tensorwright.runtime.tokenizer import Tokenizer
 
 
@@ -41,6 +42,7 @@ class Score:
 def evaluate(engine: str, files: Sequence[str], window: int, threads: int | None, as_json: bool) -> None:
     """See cli.eval for the options."""
     opened = open_engine(engine)
+    require_cpu(opened, "tensorwright eval")
     check_window(window, opened)
     texts = [(file, cut(read_ids(Path(file), opened), window)) for file in files]
     scorer = Scorer(opened, window, default_threads() if threads is None else threads)

@@ -12,6 +12,7 @@ from tensorwright.errors import EngineError
 from tensorwright.runtime import native
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.memory import format_size
+from tensorwright.runtime.targets import TARGETS
 
 
 def describe(engine: EngineDir) -> dict[str, Any]:
@@ -19,9 +20,10 @@ def describe(engine: EngineDir) -> dict[str, Any]:
     return {
         "path": str(engine.path),
         **engine.config,
+        "target_facts": TARGETS[engine.target].describe(engine),
         "files": {name: entry.size for name, entry in engine.files.items()},
         "total_bytes": sum(entry.size for entry in engine.files.values()),
-        "kernels": native.dispatch_choices(),
+        "kernels": native.dispatch_choices() if engine.target == "cpu" else [],
         "build_report": _build_report(engine),
     }
 
@@ -39,7 +41,9 @@ def show(facts: dict[str, Any], console: Console) -> None:
     """Prints `describe`'s facts for people."""
     head = {"engine": facts["path"], "target": facts["target"], "dtype": facts["dtype"]}
     built = {"built by": f"tensorwright {facts['tensorwright_version']}", "size": format_size(facts["total_bytes"])}
-    _show_pairs(console, "Engine", head | _formats(facts) | built | facts["limits"])
+    _show_pairs(
+        console, "Engine", head | _formats(facts) | built | facts["limits"] | _target_facts(facts["target_facts"])
+    )
     _show_pairs(console, "Model", facts["model"])
     _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
     _show_pairs(console, "Files", {name: format_size(size) for name, size in facts["files"].items()})
@@ -51,7 +55,8 @@ def show(facts: dict[str, Any], console: Console) -> None:
     for choice in facts["kernels"]:
         refused = "; ".join(choice["refused"])
         kernels[choice["family"]] = choice["taken"] + (f"   (refused: {refused})" if refused else "")
-    _show_pairs(console, "Kernels on this machine", kernels)
+    if kernels:
+        _show_pairs(console, "Kernels on this machine", kernels)
 
 
 def _show_quantization(console: Console, record: dict[str, Any], accuracy: dict[str, Any] | None) -> None:
@@ -79,6 +84,10 @@ def _formats(facts: dict[str, Any]) -> dict[str, str]:
     """The cache's type; engines of before there was a choice say nothing of it."""
     asked = facts["build_options"].get("kv_cache_dtype", "auto")
     return {"kv cache": facts["dtype"] if asked == "auto" else asked}
+
+
+def _target_facts(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if value != [] else "the library's defaults" for name, value in facts.items()}
 
 
 def _show_pairs(console: Console, title: str, pairs: dict[str, Any]) -> None:

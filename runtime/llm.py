@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, overload
 
@@ -14,9 +13,8 @@ from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.engine_client import EngineClient, Observer
 from tensorwright.runtime.engine_dir import DTYPES, KV_CACHE_DTYPES, EngineDir, is_engine, open_engine
-from tensorwright.runtime.host import default_threads
 from tensorwright.runtime.keywords import StrictKeywords
-from tensorwright.runtime.memory import check_kv_bytes, default_kv_bytes, parse_size
+from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.model_cache import BuildChoices, engine_for_model, open_cached
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.progress import progress_bar
@@ -33,13 +31,16 @@ class LLM(StrictKeywords):
         cache (this needs the build extra).
     kv_cache_memory: bytes or text such as "512MiB"; None: half of the memory that the weights leave free (as the
         control group limits it), at most what a full batch of the longest sequences can use.
-    max_batch_size: most completions that run at once. max_num_tokens: most tokens of one step, prompt chunks included.
+    max_batch_size: most completions that run at once; None: 64. max_num_tokens: most tokens of one step, prompt chunks
+        included; None: 512. A TensorRT engine that was built for less has that as its default.
     max_prefill_chunk: most tokens of one prompt in one step, so that long prompts delay the others less; None: no cap.
     max_prompt_logprob_rows: most prompt tokens that one step scores for prompt_logprobs; each takes the memory of a row
         of logits, once it is used.
-    threads: None: one per physical core that this process may use.
-    load: "map" the weights (shared with other processes, read as needed) or "copy" them into private memory.
-    enable_prefix_caching: keep keys and values of finished prompts for later ones with the same beginning.
+    threads: None: one per physical core that this process may use. On a GPU they only draw the tokens.
+    load: "map" the weights (shared with other processes, read as needed) or "copy" them into private memory; the
+        choice is of target cpu alone.
+    enable_prefix_caching: keep keys and values of finished prompts for later ones with the same beginning. None: where
+        the engine's target can, which all but onnx do.
     max_queue_size: requests that may wait; one more raises QueueFullError (`generate` waits instead).
     dtype: of a build from a model directory: "auto", "float32" or "bfloat16".
     quantize: of a build from a model directory: formats of the weights, as `build` takes them ("int4", "int8:g64",
@@ -53,40 +54,42 @@ class LLM(StrictKeywords):
         engine_or_model_dir: str | Path,
         *,
         kv_cache_memory: str | int | None = None,
-        max_batch_size: int = 64,
-        max_num_tokens: int = 512,
+        max_batch_size: int | None = None,
+        max_num_tokens: int | None = None,
         max_prefill_chunk: int | None = None,
         max_prompt_logprob_rows: int = 64,
         threads: int | None = None,
         load: str = "map",
-        enable_prefix_caching: bool = True,
+        enable_prefix_caching: bool | None = None,
         max_queue_size: int = 1024,
         dtype: str = "auto",
         quantize: str | None = None,
         kv_cache_dtype: str = "auto",
     ):
         asked = None if kv_cache_memory is None else parse_size(kv_cache_memory)
-        options = native.RuntimeOptions(  # checked before a model directory is built, which may take minutes
+        options = native.RuntimeOptions(
             kv_cache_bytes=asked or 0,
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
-            max_prefill_chunk=max_num_tokens if max_prefill_chunk is None else max_prefill_chunk,
+            max_prefill_chunk=max_prefill_chunk,
             max_prompt_logprob_rows=max_prompt_logprob_rows,
-            threads=default_threads() if threads is None else threads,
+            threads=threads,
             load=load,
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
         )
-        self.engine, self._lease = _engine_of(
-            _path_of(engine_or_model_dir), BuildChoices(dtype, quantize, kv_cache_dtype)
-        )
-        self.options = replace(options, kv_cache_bytes=_kv_bytes(self.engine, asked, max_batch_size))
-        self._client = EngineClient(native.create_engine(self.engine, self.options))
+        path = _path_of(engine_or_model_dir)
+        if is_model(path):  # its build may take minutes: what it cannot have is refused before
+            options = options.with_limits(native.DEFAULT_LIMITS)
+        self.engine, self._lease = _engine_of(path, BuildChoices(dtype, quantize, kv_cache_dtype))
+        engine, self.options = native.start_engine(self.engine, options, asked)
+        self._client = EngineClient(engine)
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
         self._finalizer = weakref.finalize(self, self._client.close)
         stats = self._client.stats()
         groups = tuple((group["window"], group["total_blocks"]) for group in stats["groups"])
-        self._capacity = Capacity(groups, stats["block_size"], max_batch_size)
+        assert self.options.max_batch_size is not None  # resolved
+        self._capacity = Capacity(groups, stats["block_size"], self.options.max_batch_size)
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too; this one comes first
@@ -264,7 +267,3 @@ def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
             f"{engine.kv_cache_dtype!r}; build another one"
         )
     return engine, None
-
-
-def _kv_bytes(engine: EngineDir, asked: int | None, max_batch_size: int) -> int:
-    return default_kv_bytes(engine, max_batch_size) if asked is None else check_kv_bytes(asked, engine)

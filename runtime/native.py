@@ -2,52 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
 from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.engine_dir import EngineDir
+from tensorwright.runtime.memory import check_kv_bytes, default_kv_bytes
 from tensorwright.runtime.parameter_checks import MAX_INT32, is_int
 from tensorwright.runtime.prompts import CheckedRequest
+from tensorwright.runtime.targets import DEFAULT_LIMITS, TARGETS, require_cpu
 
 LOADS = ("map", "copy")
 MOST_THREADS = 1024  # as runtime/core says
 POSITIVE = (
     "max_batch_size", "max_num_tokens", "max_prefill_chunk", "max_prompt_logprob_rows", "threads", "max_queue_size",
 )  # fmt: skip
+MAY_BE_NONE = (*DEFAULT_LIMITS, "max_prefill_chunk", "threads")
 
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """Options of a running engine, already resolved: nothing is None."""
+    """Options of a running engine. None in a limit of steps, threads and enable_prefix_caching: until its target
+    resolves them. max_prefill_chunk: None is max_num_tokens.
+    """
 
     kv_cache_bytes: int
-    max_batch_size: int
-    max_num_tokens: int
-    max_prefill_chunk: int
+    max_batch_size: int | None
+    max_num_tokens: int | None
+    max_prefill_chunk: int | None
     max_prompt_logprob_rows: int
-    threads: int
+    threads: int | None
     load: str
-    enable_prefix_caching: bool
+    enable_prefix_caching: bool | None
     max_queue_size: int
 
     def __post_init__(self) -> None:
         for name in POSITIVE:
             value, most = getattr(self, name), MOST_THREADS if name == "threads" else MAX_INT32
+            if value is None and name in MAY_BE_NONE:
+                continue
             if not is_int(value) or not 1 <= value <= most:
                 raise InvalidOptionError(f"LLM: {name} must be a positive integer of at most {most}, got {value!r}")
-        if self.max_num_tokens < self.max_batch_size:
+        tokens = DEFAULT_LIMITS["max_num_tokens"] if self.max_num_tokens is None else self.max_num_tokens
+        if self.max_batch_size is not None and tokens < self.max_batch_size:
             raise InvalidOptionError(
                 f"LLM: max_num_tokens must be at least max_batch_size ({self.max_batch_size}), for every running "
-                f"request takes a token of each step, got {self.max_num_tokens}"
+                f"request takes a token of each step, got {tokens}"
             )
         if self.load not in LOADS:
             raise InvalidOptionError(f"LLM: load must be one of {', '.join(LOADS)}, got {self.load!r}")
-        if not isinstance(self.enable_prefix_caching, bool):
+        if not isinstance(self.enable_prefix_caching, bool | None):
             raise InvalidOptionError(
                 f"LLM: enable_prefix_caching must be True or False, got {self.enable_prefix_caching!r}"
             )
+
+    def with_limits(self, usual: Mapping[str, int]) -> RuntimeOptions:
+        """With the usual limits of steps where none was given."""
+        batch, tokens, chunk = self.max_batch_size, self.max_num_tokens, self.max_prefill_chunk
+        batch = usual["max_batch_size"] if batch is None else batch
+        tokens = usual["max_num_tokens"] if tokens is None else tokens
+        chunk = tokens if chunk is None else chunk
+        return replace(self, max_batch_size=batch, max_num_tokens=tokens, max_prefill_chunk=chunk)
 
 
 def load_module() -> Any:
@@ -61,8 +78,35 @@ def load_module() -> Any:
     return _runtime
 
 
-def create_engine(engine: EngineDir, options: RuntimeOptions) -> Any:
-    """Starts the C++ engine: `_runtime.Engine`."""
+def start_engine(engine: EngineDir, options: RuntimeOptions, kv_cache_bytes: int | None) -> tuple[Any, RuntimeOptions]:
+    """Sizes the KV cache (kv_cache_bytes: as asked, None: by itself) and starts the engine: it, and its options."""
+    target = TARGETS[engine.target]
+    options = target.resolve(options, engine)
+    batch, tokens = options.max_batch_size, options.max_num_tokens
+    assert batch is not None  # resolved
+    assert tokens is not None
+    if target.open_executor is None:
+        asked = kv_cache_bytes
+        size = default_kv_bytes(engine, batch) if asked is None else check_kv_bytes(asked, engine)
+        options = replace(options, kv_cache_bytes=size)
+        return create_engine(engine, options), options
+    executor = target.open_executor(engine, options)
+    try:
+        size = executor.kv_cache_bytes(
+            kv_cache_bytes,
+            max_batch_size=batch,
+            max_num_tokens=tokens,
+            max_rows=min(batch + options.max_prompt_logprob_rows, tokens),
+        )
+        options = replace(options, kv_cache_bytes=size)
+        return create_engine(engine, options, executor), options
+    except BaseException:
+        executor.close()
+        raise
+
+
+def create_engine(engine: EngineDir, options: RuntimeOptions, executor: Any = None) -> Any:
+    """Starts the C++ engine, `_runtime.Engine`. executor: of targets other than cpu; it belongs to the engine then."""
     runtime = load_module()
     native = runtime.EngineOptions()
     native.kv_cache_bytes = options.kv_cache_bytes
@@ -70,12 +114,15 @@ def create_engine(engine: EngineDir, options: RuntimeOptions) -> Any:
     native.max_num_tokens = options.max_num_tokens
     native.max_chunk = options.max_prefill_chunk
     native.max_prompt_rows = options.max_prompt_logprob_rows
-    native.threads = options.threads
-    native.load = options.load
     native.prefix_cache = options.enable_prefix_caching
     native.max_queue = options.max_queue_size
+    native.threads = options.threads
     try:
-        started = runtime.Engine(str(engine.plan), str(engine.weights), native)
+        if executor is None:
+            native.load = options.load
+            started = runtime.Engine(str(engine.plan), str(engine.weights), native)
+        else:
+            started = runtime.Engine(executor, native)
     except MemoryError as error:
         if isinstance(error, OutOfMemoryError):
             raise
@@ -89,6 +136,7 @@ def create_engine(engine: EngineDir, options: RuntimeOptions) -> Any:
 
 def create_executor(engine: EngineDir, threads: int) -> Any:
     """Opens the plan and the weights to run steps by hand: `_runtime.CpuExecutor`. Its allocate() is yet to call."""
+    require_cpu(engine, "running steps by hand")
     executor = load_module().CpuExecutor(str(engine.plan), str(engine.weights), threads, "map")
     _check_facts(engine, executor.facts())
     return executor
@@ -96,11 +144,11 @@ def create_executor(engine: EngineDir, threads: int) -> Any:
 
 def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
     """config.json and the plan say the same, or they come from two builds."""
-    plan = {**plan, "kv_block_bytes": sum(plan["block_bytes"])}
+    plan, of = {**plan, "kv_block_bytes": sum(plan["block_bytes"])}, TARGETS[engine.target].files[-1]
     for key in ("vocab_size", "max_seq_len", "block_size", "kv_block_bytes"):
         if getattr(engine, key) != plan[key]:
             raise EngineError(
-                f"{engine.path / 'config.json'}: {key} is {getattr(engine, key)}, but {plan[key]} in cpu/plan.bin: "
+                f"{engine.path / 'config.json'}: {key} is {getattr(engine, key)}, but {plan[key]} in {of}: "
                 f"files of two builds are mixed; {REMEDY}"
             )
 

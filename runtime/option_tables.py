@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+LIMITED = ", or what a TensorRT engine was built for."
+"""How the help of a limit of steps ends."""
+
 OptionTable = dict[str, tuple[str, dict[str, Any]]]
 
 

@@ -7,13 +7,16 @@ from typing import Any
 
 import click
 
-from tensorwright.runtime.option_tables import OptionTable, add_options
+from tensorwright.runtime.option_tables import LIMITED, OptionTable, add_options
 
 # Keyword of LLM -> its option.
 ENGINE_OPTIONS: OptionTable = {
     "kv_cache_memory": ("--kv-cache-memory", {"help": 'Such as "512MiB". Default: half of the free memory.'}),
-    "max_batch_size": ("--max-batch-size", {"type": int, "default": 64, "help": "Completions that run at once."}),
-    "max_num_tokens": ("--max-num-tokens", {"type": int, "default": 512, "help": "Most tokens of one step."}),
+    "max_batch_size": (
+        "--max-batch-size",
+        {"type": int, "help": "Completions that run at once. Default: 64" + LIMITED},
+    ),
+    "max_num_tokens": ("--max-num-tokens", {"type": int, "help": "Most tokens of one step. Default: 512" + LIMITED}),
     "max_prefill_chunk": ("--max-prefill-chunk", {"type": int, "help": "Most tokens of one prompt in one step."}),
     "max_queue_size": (
         "--max-queue-size",
@@ -21,7 +24,10 @@ ENGINE_OPTIONS: OptionTable = {
     ),
     "threads": ("--threads", {"type": int, "help": "Default: one per physical core."}),
     "load": ("--load", {"type": click.Choice(["map", "copy"]), "default": "map", "help": "How weights are read."}),
-    "enable_prefix_caching": ("--prefix-caching/--no-prefix-caching", {"default": True}),
+    "enable_prefix_caching": (
+        "--prefix-caching/--no-prefix-caching",
+        {"default": None, "help": "Default: on, but for engines of target onnx, which cannot."},
+    ),
     "dtype": (
         "--dtype",
         {"type": click.Choice(["auto", "float32", "bfloat16"]), "default": "auto", "help": "Of a model directory."},

@@ -11,7 +11,7 @@ import re
 DEFAULT_GROUP = 32
 """As plugins/quantized_matmul/formats.py says; a test compares."""
 PARTS = ("embedding", "lm_head")
-FORMAT = re.compile(r"none|w8a8|int[48](:g\d+)?")
+FORMAT = re.compile(r"none|w8a8|fp8|int[48](:g\d+)?")
 
 
 def spelled_out(formats: str) -> str:

@@ -35,17 +35,25 @@ def pico_engine_int8_kv(pico_model: Path, tmp_path_factory: pytest.TempPathFacto
     return _engine_once(tmp_path_factory, pico_model, "bfloat16", "int8")
 
 
-def _engine_once(factory: pytest.TempPathFactory, model: Path, dtype: str, kv: str = "auto") -> Path:
+@pytest.fixture(scope="session")
+def pico_engine_onnx(pico_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """float32, of target onnx."""
+    return _engine_once(tmp_path_factory, pico_model, "float32", target="onnx")
+
+
+def _engine_once(
+    factory: pytest.TempPathFactory, model: Path, dtype: str, kv: str = "auto", target: str = "cpu"
+) -> Path:
     """Built once per run, whichever of xdist's workers comes first."""
     from tensorwright import build
 
     base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    engine = shared / f"{model.name}-{dtype}-{kv}"
+    engine = shared / f"{model.name}-{dtype}-{kv}-{target}"
     with (shared / f"{engine.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not engine.exists():
-            build(model, engine, dtype=dtype, kv_cache_dtype=kv, accuracy="none")
+            build(model, engine, target=target, dtype=dtype, kv_cache_dtype=kv, accuracy="none")
     return engine
 
 

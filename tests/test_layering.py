@@ -28,12 +28,24 @@ MAY_IMPORT = {
 EXCEPTIONS = {
     "builder/accuracy.py": ("runtime",),  # measures the finished engine
     "builder/cli.py": ("runtime.command",),  # both commands end alike
+    "builder/rebuild_cli.py": ("runtime.engine_dir",),  # an engine is checked as for running it
     "builder/emit/quantized_weights.py": ("runtime._runtime",),  # the packer is C++: in numpy it takes minutes
+    # The manifest of TensorRT engines, which the builder writes, and the plugins that they run with.
+    "runtime/doctor/engine.py": ("plugins.gpu.manifest",),
+    "runtime/tensorrt/executor.py": ("plugins.gpu.manifest",),
+    "runtime/tensorrt/kv_pool.py": ("plugins.gpu.manifest",),
+    "runtime/tensorrt/library.py": ("plugins.gpu.manifest",),
+    "runtime/tensorrt/memory.py": ("plugins.gpu.manifest",),
+    "runtime/tensorrt/plugins.py": ("plugins.gpu",),
+    "runtime/tensorrt/profiles.py": ("plugins.gpu.manifest",),
+    "runtime/tensorrt/step_buffers.py": ("plugins.gpu.manifest",),
     "runtime/model_cache.py": ("builder",),  # LLM(model_dir) builds on first use
     "runtime/cli.py": ("builder",),  # `tensorwright build`
 }
 # The only places outside builder/ that see torch or transformers.
 MAY_IMPORT_TORCH = {"models/train_pico.py"}
+# Compiling and interpreting GPU kernels; nothing at run time imports Triton.
+MAY_IMPORT_TRITON = re.compile(r"plugins/\w+/gpu\w*\.py|plugins/gpu/(compile|interpret_child)\.py")
 
 
 def python_files(room: str) -> list[Path]:
@@ -91,6 +103,18 @@ def test_only_the_builder_sees_torch(room: str) -> None:
         if module.split(".")[0] in BUILD_PACKAGES and path.relative_to(ROOT).as_posix() not in MAY_IMPORT_TORCH
     ]
     assert not faults, "\n".join(faults)
+
+
+def test_only_gpu_kernels_see_triton() -> None:
+    seen = {
+        path.relative_to(ROOT).as_posix(): at_once
+        for room in ROOMS
+        for path in python_files(room)
+        for module, at_once in imports(path)
+        if within(module, "triton")
+    }
+    assert not [name for name in seen if not MAY_IMPORT_TRITON.fullmatch(name)]
+    assert seen["plugins/gpu/compile.py"] is False, "the runtime imports it: Triton must be imported when it is called"
 
 
 def test_the_runtime_imports_the_builder_only_when_called() -> None:

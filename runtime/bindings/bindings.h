@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "runtime/core/mapped_file.h"
 #include "runtime/core/profile.h"
 #include "runtime/core/request.h"
 
@@ -18,6 +19,9 @@ void bind_kernels(nanobind::module_& m);   // single kernels, for their tests an
 void bind_executor(nanobind::module_& m);  // one step at a time, for build-time accuracy and tests
 void bind_sampling(nanobind::module_& m);  // sampling parameters, and the sampler alone for its tests
 void bind_engine(nanobind::module_& m);    // the served engine
+void bind_step(nanobind::module_& m);      // what an executor written in Python runs
+
+LoadMode load_mode(const std::string& name);  // throws Error{"InvalidOptionError"}
 
 using LogprobTuples = std::vector<std::tuple<int32_t, double, int32_t>>;
 // The words of a one-dimensional uint32 array; `what` names it in the InvalidRequestError for anything else.

@@ -1,15 +1,13 @@
 // Engine, its options and its events in Python. The GIL is free wherever a call may wait; the engine's own
-// thread never touches Python.
+// thread touches Python only where its executor is written in it.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <mutex>
-#include <unordered_set>
-
 #include "runtime/bindings/bindings.h"
+#include "runtime/bindings/live_engines.h"
 #include "runtime/core/cpu_executor.h"
 #include "runtime/core/engine.h"
 
@@ -27,39 +25,6 @@ struct PyEngineOptions : EngineOptions {
   std::string load = "map";
 };
 
-LoadMode load_mode(const std::string& name) {
-  if (name == "map") return LoadMode::map;
-  if (name == "copy") return LoadMode::copy;
-  throw Error("InvalidOptionError",
-              "[engine] load must be 'map' or 'copy', got '" + name + "'; use one of these");
-}
-
-// Engines that were not destroyed are stopped before the interpreter and the C++ statics go.
-class LiveEngines {
- public:
-  void add(Engine* engine) {
-    std::lock_guard lock(mutex_);
-    engines_.insert(engine);
-  }
-  void remove(Engine* engine) {
-    std::lock_guard lock(mutex_);
-    engines_.erase(engine);
-  }
-  void stop() {
-    std::lock_guard lock(mutex_);
-    for (Engine* engine : engines_) engine->shutdown(false, 0);
-  }
-
- private:
-  std::mutex mutex_;
-  std::unordered_set<Engine*> engines_;
-};
-
-LiveEngines& live_engines() {
-  static LiveEngines* engines = new LiveEngines;  // never destroyed: outlives whoever asks
-  return *engines;
-}
-
 class PyEngine {
  public:
   PyEngine(const std::string& plan, const std::string& weights, const PyEngineOptions& options) {
@@ -67,44 +32,86 @@ class PyEngine {
     nb::gil_scoped_release release;
     auto cpu = std::make_unique<CpuExecutor>(plan, weights, executor);
     profile_ = &cpu->profile();
-    engine_ = std::make_unique<Engine>(std::move(cpu), options);
-    live_engines().add(engine_.get());
+    start(std::move(cpu), options, nullptr);
+  }
+  PyEngine(nb::object executor, const PyEngineOptions& options) {
+    if (options.load != "map") {
+      throw Error("InvalidOptionError", "[engine] load is an option of the cpu executor, got '" +
+                                            options.load + "' for an executor of its own; leave it out");
+    }
+    auto python = std::make_unique<PythonExecutor>(std::move(executor), options.threads);
+    PythonExecutor* raw = python.get();
+    nb::gil_scoped_release release;
+    start(std::move(python), options, raw);
   }
   ~PyEngine() {
     nb::gil_scoped_release release;
-    live_engines().remove(engine_.get());
-    engine_.reset();
+    live_engines().destroy(std::exchange(running_, nullptr));
   }
 
   void submit(int64_t id, nb::handle prompt, const Sampling& sampling, nb::handle first_mask) {
     Request request{id, to_tokens(prompt), sampling, {}};
     if (!first_mask.is_none()) request.first_mask = to_mask(first_mask, "first_mask");
     nb::gil_scoped_release release;
-    engine_->submit(std::move(request));
+    running_->engine->submit(std::move(request));
   }
   bool set_mask(int64_t id, int32_t completion, int32_t generated, nb::handle bits) {
     MaskWords words = to_mask(bits, "bits");
     nb::gil_scoped_release release;
-    return engine_->set_mask(id, completion, generated, std::move(words));
+    return running_->engine->set_mask(id, completion, generated, std::move(words));
   }
   bool abort(int64_t id, int32_t completion) {
     nb::gil_scoped_release release;
-    return engine_->abort(id, completion);
+    return running_->engine->abort(id, completion);
   }
   std::vector<Event> wait_events(double timeout_s) {
     nb::gil_scoped_release release;
-    return engine_->wait_events(timeout_s);
+    return running_->engine->wait_events(timeout_s);
   }
   void shutdown(bool drain, double timeout_s) {
     nb::gil_scoped_release release;
-    engine_->shutdown(drain, timeout_s);
+    running_->shutdown(drain, timeout_s);
   }
-  bool stopped() const { return engine_->stopped(); }
+  // The garbage collector's three questions: an executor may refer to whoever holds its engine.
+  static int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    const PyEngine* engine = nb::inst_ready(self) ? nb::inst_ptr<PyEngine>(self) : nullptr;
+    if (engine && engine->running_ && engine->running_->python)
+      Py_VISIT(engine->running_->python->object().ptr());
+    return 0;
+  }
+  static void finalize(PyObject* self) {  // while the executor is whole
+    PyEngine* engine = nb::inst_ptr<PyEngine>(self);
+    if (nb::inst_ready(self) && !engine->called_here()) engine->shutdown(false, 0);
+  }
+  static int clear(PyObject* self) {
+    PyEngine* engine = nb::inst_ptr<PyEngine>(self);
+    nb::gil_scoped_release release;
+    live_engines().destroy(std::exchange(engine->running_, nullptr));
+    return 0;
+  }
+
+  bool called_here() const { return running_->python && running_->python->called_here(); }
+  bool stopped() const { return running_->engine->stopped(); }
   nb::dict stats() const;
   nb::dict facts() const;
-  Profile& profile() const { return *profile_; }
+  Profile& profile() const {
+    if (profile_) return *profile_;
+    throw Error(
+        "InvalidOptionError",
+        "[engine] only an engine of target cpu measures its instructions, got one with an executor of its "
+        "own; use the profiler of its runtime");
+  }
 
  private:
+  void start(std::unique_ptr<Executor> executor, const EngineOptions& options, PythonExecutor* python) {
+    auto running = std::make_shared<RunningEngine>();
+    running->engine = std::make_unique<Engine>(std::move(executor), options);
+    running->python = python;
+    live_engines().add(running);
+    running_ = std::move(running);
+  }
+
   static Ints to_tokens(nb::handle prompt) {
     nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> array;
     if (nb::try_cast(prompt, array, false)) return Ints(array.data(), array.data() + array.size());
@@ -115,18 +122,18 @@ class PyEngine {
                     std::string(nb::repr(prompt.type()).c_str()) + "; convert it");
   }
 
-  std::unique_ptr<Engine> engine_;
-  Profile* profile_ = nullptr;  // of the engine's executor, which lives as long as the engine
+  std::shared_ptr<RunningEngine> running_;
+  Profile* profile_ = nullptr;  // of a cpu executor, which lives as long as the engine
 };
 
 nb::dict PyEngine::stats() const {
-  EngineStats s = engine_->stats();
+  EngineStats s = running_->engine->stats();
   nb::dict d;
   d["total_blocks"] = s.total_blocks;
   d["free_blocks"] = s.free_blocks;
   d["cached_blocks"] = s.cached_blocks;
   d["used_blocks"] = s.used_blocks;
-  d["block_size"] = engine_->facts().block_size;
+  d["block_size"] = running_->engine->facts().block_size;
   nb::list groups;
   for (const EngineStats::Blocks& blocks : s.groups) {
     nb::dict group;
@@ -159,7 +166,7 @@ nb::dict PyEngine::stats() const {
 }
 
 nb::dict PyEngine::facts() const {
-  const ModelFacts& f = engine_->facts();
+  const ModelFacts& f = running_->engine->facts();
   nb::dict d;
   d["vocab_size"] = f.vocab_size;
   d["max_seq_len"] = f.max_seq_len;
@@ -167,10 +174,15 @@ nb::dict PyEngine::facts() const {
   d["block_bytes"] = f.block_bytes;
   d["group_windows"] = f.group_windows;
   Ints blocks;
-  for (const GroupShape& group : engine_->groups()) blocks.push_back(group.blocks);
+  for (const GroupShape& group : running_->engine->groups()) blocks.push_back(group.blocks);
   d["blocks"] = blocks;
   return d;
 }
+
+PyType_Slot engine_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&PyEngine::traverse)},
+                              {Py_tp_finalize, reinterpret_cast<void*>(&PyEngine::finalize)},
+                              {Py_tp_clear, reinterpret_cast<void*>(&PyEngine::clear)},
+                              {0, nullptr}};
 
 void bind_options(nb::module_& m) {
   nb::class_<PyEngineOptions>(
@@ -228,10 +240,15 @@ void bind_event(nb::module_& m) {
 void bind_engine(nb::module_& m) {
   bind_options(m);
   bind_event(m);
-  nb::class_<PyEngine>(m, "Engine",
+  bind_step(m);
+  nb::class_<PyEngine>(m, "Engine", nb::type_slots(engine_slots),
                        "The served engine: in-flight batching on a thread of its own. Thread-safe.")
       .def(nb::init<const std::string&, const std::string&, const PyEngineOptions&>(), "plan_path"_a,
            "weights_path"_a, "options"_a, "Raises EngineError, InvalidOptionError, OutOfMemoryError.")
+      .def(
+          nb::init<nb::object, const PyEngineOptions&>(), "executor"_a, "options"_a,
+          "An executor written in Python: facts, allocate, run, copy_block and close, called by the engine's "
+          "thread.")
       .def("submit", &PyEngine::submit, "request_id"_a, "prompt"_a, "sampling"_a, "first_mask"_a = nb::none(),
            "prompt: list of ints or int32 [tokens]. first_mask: as set_mask's bits, of token 0 of every "
            "completion, for guided requests only. Raises InvalidRequestError, PromptTooLongError, "
@@ -261,7 +278,10 @@ void bind_engine(nb::module_& m) {
       .def("shutdown", &PyEngine::shutdown, "drain"_a = true, "timeout_s"_a = -1.0,
            "Refuses new requests; lets the others finish (drain, at most timeout_s, negative: no limit) or "
            "aborts.")
-      .def_prop_ro("stopped", &PyEngine::stopped);
+      .def_prop_ro("stopped", &PyEngine::stopped)
+      .def_prop_ro(
+          "called_here", &PyEngine::called_here,
+          "Whether the caller is inside this engine's executor, and so may not wait for the engine.");
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
     nb::gil_scoped_release release;
     live_engines().stop();

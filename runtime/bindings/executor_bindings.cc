@@ -53,12 +53,6 @@ Step to_step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts, 
   return step;
 }
 
-LoadMode load_mode(const std::string& name) {
-  if (name == "map") return LoadMode::map;
-  if (name == "copy") return LoadMode::copy;
-  throw Error("InvalidOptionError", concat("load must be 'map' or 'copy', is '", name, "'"));
-}
-
 // The executor and a lock: Python may call from any thread, the executor takes one at a time.
 class PyCpuExecutor {
  public:
@@ -170,6 +164,12 @@ class PyCpuExecutor {
 };
 
 }  // namespace
+
+LoadMode load_mode(const std::string& name) {
+  if (name == "map") return LoadMode::map;
+  if (name == "copy") return LoadMode::copy;
+  throw Error("InvalidOptionError", concat("load must be 'map' or 'copy', is '", name, "'"));
+}
 
 void bind_executor(nb::module_& m) {
   using namespace nb::literals;

@@ -62,7 +62,7 @@ void StepChecker::check_sizes(const Step& step) const {
 void StepChecker::check_tokens(const Step& step) const {
   for (size_t i = 0; i < step.token_ids.size(); ++i) {
     require(step.token_ids[i] >= 0, "token_ids[", i, "] is ", step.token_ids[i],
-            "; the cpu executor samples nothing, so it needs the token itself");
+            "; an executor samples nothing, so it needs the token itself");
   }
   require_below("token_ids", step.token_ids, facts_.vocab_size);
   require_below("positions", step.positions, facts_.max_seq_len);

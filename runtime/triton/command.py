@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from tensorwright.runtime.option_tables import LIMITED
+
 _NAMES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 _LLM = ("kv_cache_memory", "max_num_tokens", "max_prefill_chunk", "threads", "load", "max_queue_size")
 
@@ -31,7 +33,7 @@ _LLM = ("kv_cache_memory", "max_num_tokens", "max_prefill_chunk", "threads", "lo
 @click.option("--trtllm-names", "all_names", is_flag=True, help=f"All of them: {', '.join(_NAMES)}.")
 @click.option("--backend", type=click.Choice(["python", "tensorwright"]), default="python", show_default=True)
 @click.option("--backend-dir", help="With --backend tensorwright: write that backend into this backend directory.")
-@click.option("--max-batch-size", type=int, default=64, show_default=True, help="Most completions that run at once.")
+@click.option("--max-batch-size", type=int, help="Most completions that run at once. Default: 64" + LIMITED)
 @click.option("--batch-dim/--no-batch-dim", "batch_dimension", default=True, help="Tensors begin with the batch's.")
 @click.option(
     "--decoupled/--no-decoupled",

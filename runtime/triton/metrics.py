@@ -123,7 +123,7 @@ class TritonMetrics:
         # What does not come of steps changes with them only: an idle engine sends nothing.
         if stats is not None and (stats["steps"] != self._steps or stats["waiting"] or stats["running"]):
             self._steps = stats["steps"]
-            for sample in trtllm_samples(stats, self._llm.options.max_batch_size):
+            for sample in trtllm_samples(stats, self._llm.options.max_batch_size or 0):
                 self._send(sample)
         while self._observed:
             sample = self._observed.popleft()

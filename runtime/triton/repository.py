@@ -6,11 +6,12 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.engine_dir import open_engine
+from tensorwright.runtime.targets import TARGETS
 from tensorwright.runtime.triton.model_config import config_text
 from tensorwright.runtime.triton.model_options import parse_options
 
@@ -27,7 +28,7 @@ BACKENDS = ("python", "tensorwright")
 class RepositoryOptions:
     """name: of the model. backend: "python", or "tensorwright" for a server with that backend's folder.
     interface: as in runtime/triton/interfaces.py. trtllm_names: of TRTLLM_NAMES, models of their own to write as well.
-    max_batch_size: most completions that run at once, and most prompts of one request.
+    max_batch_size: most completions that run at once, and most prompts of one request; None: as LLM has it.
     batch_dimension: tensors have one, so that a request may hold several prompts; never those of the LLM-API interface.
     decoupled: streams, several answers to a request; if not, exactly one, and clients call `infer`.
     relative: name the engine relative to the model's folder. parameters: further ones of config.pbtxt, as text."""
@@ -36,7 +37,7 @@ class RepositoryOptions:
     backend: str = "python"
     interface: str = "both"
     trtllm_names: tuple[str, ...] = ()
-    max_batch_size: int = 64
+    max_batch_size: int | None = None
     batch_dimension: bool = True
     decoupled: bool = True
     relative: bool = False
@@ -51,7 +52,10 @@ class RepositoryOptions:
 def write_repository(engine: str | Path, repository: str | Path, options: RepositoryOptions) -> list[Path]:
     """Writes every model or none, and returns their folders. The engine is opened once, to be sure of it."""
     _check(options)
-    opened = open_engine(engine).path.resolve()
+    found = open_engine(engine)
+    opened = found.path.resolve()
+    if options.max_batch_size is None:
+        options = replace(options, max_batch_size=TARGETS[found.target].default_limits(found)["max_batch_size"])
     root = Path(repository)
     root.mkdir(parents=True, exist_ok=True)
     targets = {root / name: interface for name, interface in options.models().items()}
@@ -89,7 +93,7 @@ def _write_model(folder: Path, target: Path, engine: Path, interface: str, optio
     parameters = {
         "engine": path, "interface": interface, "max_batch_size": str(options.max_batch_size), **options.parameters,
     }  # fmt: skip
-    batch = options.max_batch_size if options.batch_dimension and interface != "llmapi" else 0
+    batch = (options.max_batch_size or 0) if options.batch_dimension and interface != "llmapi" else 0
     parse_options(
         {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
     )  # or refuses them
@@ -109,7 +113,7 @@ def _check(options: RepositoryOptions) -> None:
         raise InvalidOptionError(f"a model's name must be letters, digits and _ . - alone, got {options.name!r}")
     if options.name in options.trtllm_names:
         raise InvalidOptionError(f"--name {options.name} is among --trtllm-names too; name it once")
-    if options.max_batch_size < 1:
+    if options.max_batch_size is not None and options.max_batch_size < 1:
         raise InvalidOptionError(f"max_batch_size must be a positive integer, got {options.max_batch_size}")
     if len(options.models()) > 1 and "kv_cache_memory" not in options.parameters:
         raise InvalidOptionError(

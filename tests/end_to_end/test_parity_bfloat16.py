@@ -36,6 +36,7 @@ def distances(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> tuple[
         ("gemma2", {}),
         ("gemma3_text", {}),
         ("olmo3", {}),
+        ("flint", {}),
         ("gpt2", {}),
         ("gpt2", {"num_attention_heads": 6, "hidden_size": 96, "scale_attn_by_inverse_layer_idx": True}),
         ("falcon", {"num_attention_heads": 6, "hidden_size": 96}),

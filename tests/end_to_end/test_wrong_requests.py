@@ -79,7 +79,7 @@ def test_newer_versions_and_other_targets(engine: Path) -> None:
     sound = (engine / "config.json").read_text()
     for old, new, words in (
         ('"format_version": 1', '"format_version": 7', "format version 7, this tensorwright reads 1; build"),
-        ('"target": "cpu"', '"target": "tensorrt"', "built for target 'tensorrt', this runtime runs cpu; build"),
+        ('"target": "cpu"', '"target": "abacus"', "built for target 'abacus', this runtime runs cpu, onnx, tensorrt"),
     ):
         assert old in sound
         (engine / "config.json").write_text(sound.replace(old, new))

@@ -162,9 +162,11 @@ def test_checksums_may_not_lead_outside(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"format_version": 2, "tensorwright_version": "9.9"}, ["version 2", "reads 1", "9.9"]),
-        ({"target": "tensorrt"}, ["'tensorrt'", "runs cpu"]),
+        ({"target": "abacus"}, ["'abacus'", "runs cpu, onnx, tensorrt, tensorrt-rtx"]),
+        ({"target": ["cpu"]}, ["['cpu']", "runs cpu"]),
+        ({"target": "tensorrt"}, ["tensorrt/rank0.engine", "target 'tensorrt' must have it"]),
         ({"format": "other"}, ["not an engine"]),
-        ({"dtype": "float16"}, ["float16", "bfloat16"]),
+        ({"dtype": "float16"}, ["'float16' is none of float32, bfloat16", "target 'cpu'"]),
         ({"surprise": 1}, ["unknown keys surprise"]),
         ({"limits": {"block_size": 32}}, ["limits.max_seq_len"]),
         ({"model": None}, ["'model'"]),

@@ -78,6 +78,7 @@ class Consumer:
         self.guided: set[int] = set()
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.last: dict[tuple[int, int], Any] = {}
+        self.late: set[tuple[int, int]] = set()  # had ended when their mask came
 
     def submit(self, request_id: int, prompt: list[int], params: Any) -> None:
         if params.guided:
@@ -94,8 +95,8 @@ class Consumer:
                 self.last[name] = event
             elif event.request_id in self.guided:
                 allowed = self.mask(tokens)
-                if allowed is not None:
-                    assert self.engine.set_mask(*name, len(tokens), words_of(allowed))
+                if allowed is not None and not self.engine.set_mask(*name, len(tokens), words_of(allowed)):
+                    self.late.add(name)
 
     def until(self, done) -> None:
         deadline = time.monotonic() + 60
@@ -105,6 +106,7 @@ class Consumer:
 
     def run(self, count: int) -> dict[tuple[int, int], list[int]]:
         self.until(lambda: len(self.last) >= count)
+        assert self.late <= self.last.keys()
         return self.tokens
 
 

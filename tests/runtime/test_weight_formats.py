@@ -10,7 +10,7 @@ from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
 from tensorwright.runtime.weight_formats import spelled_out
 
-NAMES = ("none", "w8a8", "int4", "int8", "int4:g32", "int8:g64", "int4:g128")
+NAMES = ("none", "w8a8", "fp8", "int4", "int8", "int4:g32", "int8:g64", "int4:g128")
 
 
 def test_as_the_builder_spells_them_out() -> None:
@@ -21,11 +21,11 @@ def test_as_the_builder_spells_them_out() -> None:
             text = ", ".join([first, *order])
             assert spelled_out(text) == str(parse_spec(text))
             tried += 1
-    assert tried == 2 * 7 * 8 * 8
+    assert tried == 2 * 8 * 9 * 9
 
 
 @pytest.mark.parametrize(
-    "text", ["", "fp8", "int4:", "int4,int8", "int4,head=int8", "int4,lm_head=", "int4,lm_head=int8,lm_head=int4"]
+    "text", ["", "fp4", "int4:", "int4,int8", "int4,head=int8", "int4,lm_head=", "int4,lm_head=int8,lm_head=int4"]
 )
 def test_what_the_builder_refuses_is_left_to_it(text: str) -> None:
     assert spelled_out(text) == text

@@ -1,0 +1,66 @@
+#include "runtime/bindings/live_engines.h"
+
+#include <thread>
+#include <utility>
+
+#include "runtime/core/error.h"
+
+namespace tensorwright {
+
+void RunningEngine::shutdown(bool drain, double timeout_s) {
+  if (python && python->called_here()) {
+    throw Error(
+        "InvalidRequestError",
+        "[engine] shutdown must be called by another thread than the engine's own, got a call from inside "
+        "its executor; it would wait for itself");
+  }
+  engine->shutdown(drain, timeout_s);
+  if (python) python->close();
+}
+
+void LiveEngines::add(const std::shared_ptr<RunningEngine>& engine) {
+  std::lock_guard lock(mutex_);
+  if (stopped_) {
+    throw Error(
+        "EngineStoppedError",
+        "[engine] an engine must be made before the interpreter exits, got one at exit; make it earlier");
+  }
+  std::erase_if(engines_, [](const auto& each) { return each.expired(); });
+  engines_.push_back(engine);
+}
+
+void LiveEngines::destroy(std::shared_ptr<RunningEngine> engine) {
+  if (!PythonExecutor::calls_here())
+    return;  // here and now: the caller's reference was the last but stop()'s
+  std::lock_guard lock(mutex_);
+  ++destroying_;
+  std::thread([this, engine = std::move(engine)]() mutable {
+    engine.reset();
+    std::lock_guard done(mutex_);
+    --destroying_;
+    destroyed_.notify_all();
+  }).detach();
+}
+
+// Not under the lock: the loops that end here may destroy other engines.
+void LiveEngines::stop() {
+  std::vector<std::shared_ptr<RunningEngine>> engines;
+  {
+    std::lock_guard lock(mutex_);
+    stopped_ = true;
+    for (const auto& each : engines_) {
+      if (auto engine = each.lock()) engines.push_back(std::move(engine));
+    }
+  }
+  for (const auto& engine : engines) engine->shutdown(false, 0);
+  engines.clear();
+  std::unique_lock lock(mutex_);
+  destroyed_.wait(lock, [&] { return destroying_ == 0; });
+}
+
+LiveEngines& live_engines() {
+  static LiveEngines* engines = new LiveEngines;  // never destroyed: outlives whoever asks
+  return *engines;
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,66 @@
+// An executor that is written in Python: what stands behind the engine's own thread for targets whose
+// runtimes have Python bindings. Its methods are those of PythonExecutor::kMethods in python_executor.cc.
+#ifndef TENSORWRIGHT_RUNTIME_BINDINGS_PYTHON_EXECUTOR_H_
+#define TENSORWRIGHT_RUNTIME_BINDINGS_PYTHON_EXECUTOR_H_
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <memory>
+#include <vector>
+
+#include "runtime/core/executor.h"
+#include "runtime/core/step_check.h"
+#include "runtime/core/thread_team.h"
+
+namespace tensorwright {
+
+// Every call takes the GIL, from whatever thread, and lets go of it before it returns or throws. What Python
+// raises comes out as Error: of its class if that is one of tensorwright.errors, else as TensorwrightError
+// with the class named in the message.
+class PythonExecutor final : public Executor {
+ public:
+  // With the GIL held; asks for facts(). threads: of the team that draws tokens between steps. Throws Error.
+  PythonExecutor(nanobind::object executor, int threads);
+  ~PythonExecutor() override;  // closes it
+
+  const ModelFacts& facts() const override { return facts_; }
+  void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
+                int32_t max_seqs) override;
+  Ticket enqueue(const Step& step) override;
+  LogitRows wait(Ticket ticket) override;
+  void copy_block(int32_t group, int32_t from, int32_t to) override;
+  int threads() const override { return team_.threads(); }
+  void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
+
+  // Python's object.
+  const nanobind::object& object() const { return executor_; }
+  // Frees what it holds; a second call does nothing. No other call may be under way. An error of Python is
+  // reported as unraisable.
+  void close();
+  // Whether the caller is inside a call of this executor: the engine's thread, which cannot wait for itself.
+  bool called_here() const;
+  // Whether the caller is inside a call of any.
+  static bool calls_here();
+
+ private:
+  using Logits = nanobind::ndarray<const float, nanobind::ndim<2>, nanobind::c_contig, nanobind::device::cpu>;
+
+  template <typename Fn>
+  void call(const char* method, Fn&& fn);
+  void take(const nanobind::object& result, int32_t rows);
+
+  nanobind::object executor_;
+  ThreadTeam team_;
+  ModelFacts facts_;
+  std::unique_ptr<StepChecker> checker_;  // null before allocate()
+  std::vector<int32_t> blocks_;           // per cache group
+  Logits logits_;                         // of the last step: keeps the array alive
+  LogitRows last_;
+  int64_t steps_ = 0;
+  bool closed_ = false;  // guarded by the GIL
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_BINDINGS_PYTHON_EXECUTOR_H_

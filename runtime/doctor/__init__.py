@@ -1,0 +1,1 @@
+"""tensorwright doctor: what this machine has, and whether an engine can run here."""

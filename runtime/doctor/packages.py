@@ -1,0 +1,92 @@
+"""The packages that Tensorwright uses, what is installed of them, and what to install for what is not.
+
+The versions are those of pyproject.toml; a test holds them together.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution, the oldest version that will do and the first that will not, and the extra that installs it.
+
+    extra None: it comes with Tensorwright itself. instead: distributions that hold the same module.
+    """
+
+    name: str
+    oldest: str
+    extra: str | None
+    use: str
+    too_new: str | None = None
+    instead: tuple[str, ...] = ()
+
+
+PACKAGES = (
+    Package("numpy", "1.26", None, "everything"),
+    Package("tokenizers", "0.22", None, "text to tokens and back"),
+    Package("safetensors", "0.6", None, "weights"),
+    Package("torch", "2.13", "build", "building engines", "2.14"),
+    Package("transformers", "5.23", "build", "building engines", "5.24"),
+    Package("onnx", "1.21", "onnx", "building engines of targets onnx, tensorrt and tensorrt-rtx"),
+    Package("onnxruntime", "1.23", "onnx", "running engines of target onnx", instead=("onnxruntime-gpu",)),
+    Package("triton", "3.9", "gpu", "compiling GPU kernels into engines", "3.10"),
+    Package("tensorrt", "10.15", "tensorrt", "building and running engines of target tensorrt"),
+    Package("tensorrt-rtx-cu13", "1.7", "tensorrt-rtx", "building and running engines of target tensorrt-rtx", "2"),
+    Package("cuda-bindings", "12.8", "tensorrt-rtx", "running engines of targets tensorrt and tensorrt-rtx"),
+    Package("llguidance", "1.9", "guided", "guided decoding"),
+    Package("fastapi", "0.115", "serve", "tensorwright serve"),
+    Package("uvicorn", "0.32", "serve", "tensorwright serve"),
+)
+
+
+def examine_packages() -> list[dict[str, Any]]:
+    """Of each package: name, version (None: absent), wanted, use, ok, and remedy where it is not."""
+    return [_examine(package) for package in PACKAGES]
+
+
+def _examine(package: Package) -> dict[str, Any]:
+    name, found = package.name, installed(package.name)
+    for other in package.instead:
+        if found is None and installed(other) is not None:
+            name, found = other, installed(other)
+    wanted = f">={package.oldest}" + (f",<{package.too_new}" if package.too_new else "")
+    fault = None if found is None else _fault(package, found)
+    return {
+        "name": name,
+        "version": found,
+        "wanted": wanted,
+        "use": package.use,
+        "ok": found is not None and fault is None,
+        "remedy": None if found is not None and fault is None else _remedy(package, name, wanted),
+    }
+
+
+def _remedy(package: Package, name: str, wanted: str) -> str:
+    if installed(name) is not None:
+        return f"pip install '{name}{wanted}'"
+    return f"pip install 'tensorwright[{package.extra}]'" if package.extra else f"pip install '{name}{wanted}'"
+
+
+def _fault(package: Package, found: str) -> str | None:
+    if numbers(found) < numbers(package.oldest):
+        return "too old"
+    return "too new" if package.too_new and numbers(found) >= numbers(package.too_new) else None
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, None if there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """The release part of a version: "2.13.0+cpu" -> (2, 13, 0)."""
+    release = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(part) for part in release[0].split(".")) if release else ()

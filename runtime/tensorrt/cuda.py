@@ -1,0 +1,137 @@
+"""Memory, copies and streams of one GPU through cuda.bindings.driver; its error codes become typed errors.
+
+Addresses and sizes are ints, in bytes. The context is the device's primary one, which TensorRT uses too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from typing import Any
+
+import numpy as np
+
+from tensorwright.errors import DeviceError, MissingDependencyError, OutOfMemoryError
+
+NO_DRIVER = (
+    "TensorRT engines run on an NVIDIA GPU, and there is no NVIDIA driver here ({}): install the driver or run the "
+    "engine on a machine that has one; build-engine --target cpu makes an engine that needs none"
+)
+
+
+def load_driver(extra: str) -> Any:
+    """The module cuda.bindings.driver; `extra` of this package brings it."""
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"TensorRT engines need the package cuda-bindings ({error}): pip install 'tensorwright[{extra}]'"
+        ) from error
+
+
+class Cuda:
+    """The device with this number. MissingDependencyError without a driver or a GPU."""
+
+    def __init__(self, driver: Any, ordinal: int = 0):
+        self._driver = driver
+        self._start(ordinal)
+        attribute = driver.CUdevice_attribute
+        major, minor = (
+            self._call(
+                "cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{part}"), dev
+            )
+            for part, dev in (("MAJOR", self._device), ("MINOR", self._device))
+        )
+        self.sm = 10 * int(major) + int(minor)
+        name = self._call("cuDeviceGetName", 256, self._device)
+        self.name = bytes(name).split(b"\0")[0].decode(errors="replace")
+        self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
+        try:
+            self.activate()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, ordinal: int) -> None:
+        try:
+            (code,) = self._driver.cuInit(0)
+        except RuntimeError as error:  # cuda-bindings finds no libcuda
+            raise MissingDependencyError(NO_DRIVER.format("libcuda.so.1 is not found")) from error
+        if code != self._driver.CUresult.CUDA_SUCCESS:
+            raise MissingDependencyError(NO_DRIVER.format(f"cuInit says {code.name}"))
+        count = self._call("cuDeviceGetCount")
+        if ordinal >= count:
+            raise MissingDependencyError(
+                f"the engine was to run on GPU {ordinal}, but this machine has {count} of them, counted from 0: choose "
+                "another, or see CUDA_VISIBLE_DEVICES"
+            )
+        self._device = self._call("cuDeviceGet", ordinal)
+
+    def _call(self, function: str, *args: Any) -> Any:
+        """What the driver's function returns beside its code: nothing, a value, or several."""
+        code, *values = getattr(self._driver, function)(*args)
+        result = self._driver.CUresult
+        if code == result.CUDA_SUCCESS:
+            return values[0] if len(values) == 1 else tuple(values)
+        if code == result.CUDA_ERROR_OUT_OF_MEMORY:
+            raise OutOfMemoryError(
+                f"{function}{_sizes(args)}: the GPU has not enough memory; lower kv_cache_memory, max_num_tokens or "
+                "max_batch_size, or end what else uses the GPU"
+            )
+        raise DeviceError(
+            f"{function}: the CUDA driver says {code.name} on {getattr(self, 'name', 'a GPU')}; an error of a kernel "
+            "shows at a later call too; the engine must be opened again, or the GPU looked after"
+        )
+
+    def activate(self) -> None:
+        """Makes the context current in the calling thread: the engine's loop is not the one that opened it."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def free_memory(self) -> int:
+        """Bytes of the GPU that nobody uses now."""
+        free, _ = self._call("cuMemGetInfo")
+        return int(free)
+
+    def allocate(self, size: int) -> int:
+        return int(self._call("cuMemAlloc", max(size, 1)))  # 0 bytes are refused by the driver
+
+    def free(self, address: int) -> None:
+        self._call("cuMemFree", address)
+
+    def allocate_host(self, size: int) -> np.ndarray:
+        """[size] uint8, page-locked: copies to and from it do not wait for the processor."""
+        address = int(self._call("cuMemHostAlloc", max(size, 1), 0))
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+    def free_host(self, memory: np.ndarray) -> None:
+        """No view of it may be used afterwards."""
+        self._call("cuMemFreeHost", memory.ctypes.data)
+
+    def make_stream(self) -> Any:
+        return self._call("cuStreamCreate", int(self._driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+
+    def destroy_stream(self, stream: Any) -> None:
+        self._call("cuStreamDestroy", stream)
+
+    def synchronize(self, stream: Any) -> None:
+        self._call("cuStreamSynchronize", stream)
+
+    def copy_to_device(self, address: int, memory: np.ndarray, stream: Any) -> None:
+        """memory: page-locked and contiguous, left alone until the stream was synchronized."""
+        self._call("cuMemcpyHtoDAsync", address, memory.ctypes.data, memory.nbytes, stream)
+
+    def copy_to_host(self, memory: np.ndarray, address: int, stream: Any) -> None:
+        self._call("cuMemcpyDtoHAsync", memory.ctypes.data, address, memory.nbytes, stream)
+
+    def copy_on_device(self, to: int, source: int, size: int, stream: Any) -> None:
+        self._call("cuMemcpyDtoDAsync", to, source, size, stream)
+
+    def zero(self, address: int, size: int, stream: Any) -> None:
+        self._call("cuMemsetD8Async", address, 0, size, stream)
+
+    def close(self) -> None:
+        self._call("cuDevicePrimaryCtxRelease", self._device)
+
+
+def _sizes(args: tuple[Any, ...]) -> str:
+    return f" of {args[0]} bytes" if args and isinstance(args[0], int) else ""
