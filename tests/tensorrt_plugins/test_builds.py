@@ -106,7 +106,7 @@ def test_the_workspace_is_that_of_the_profiles_largest_step(built: dict[str, Bui
     assert {size for _, op, _, _, size in built["main"].serialized if op == "PagedAttention"} == wanted
 
 
-def test_two_processes_build_the_same_bytes(builds: PluginBuilds, built: dict[str, Built]) -> None:
+def test_two_processes_build_nearly_the_same_bytes(builds: PluginBuilds, built: dict[str, Built]) -> None:
     """TensorRT numbers what it does not know at build time by addresses; so it gets the same ones. Where its
     threads meet in another order, some of these numbers are exchanged all the same."""
     if not may_keep_addresses():
@@ -114,7 +114,7 @@ def test_two_processes_build_the_same_bytes(builds: PluginBuilds, built: dict[st
     (first,), (second,) = (builds([job(MAIN, SMS)], same_addresses=True) for _ in range(2))
     assert first.error == ""
     assert len(first.plan) == len(second.plan)
-    assert sum(a != b for a, b in zip(first.plan, second.plan, strict=True)) <= 2048
+    assert sum(a != b for a, b in zip(first.plan, second.plan, strict=True)) <= len(first.plan) // 100
 
 
 def test_what_a_plugin_raises_reaches_the_builder(builds: PluginBuilds, built: dict[str, Built]) -> None:

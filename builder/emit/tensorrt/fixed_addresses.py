@@ -1,8 +1,8 @@
 """Runs child.py at addresses that are the same each time: it is started as this module.
 
 TensorRT orders some tables of a plan by where objects lie in memory, so that two processes write plans that differ in
-that order. Without the randomisation of addresses, and with everything else alike, those of small models are
-byte-identical; larger ones still differ where TensorRT's threads meet in another order (docs/tensorrt.md).
+that order. Without the randomisation of addresses, and with everything else alike, they are often byte-identical; they
+still differ where TensorRT's threads meet in another order (docs/tensorrt.md).
 """
 
 from __future__ import annotations

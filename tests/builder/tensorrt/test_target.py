@@ -59,19 +59,19 @@ def test_the_report_shows_plugins_and_no_copy_of_the_cache(engines):
 
 
 MAY_DIFFER = ("rank0.engine", "checksums.txt", "build-report.json")
-MOST_DIFFERING = 2048
-"""Bytes of a plan: numbers of what is unknown at build time, given out in the order in which threads meet."""
+MOST_DIFFERING = 0.01
+"""Of a plan's bytes: numbers of what is unknown at build time, given out in the order in which threads meet."""
 
 
-def test_a_rebuild_by_another_process_has_the_same_bytes(engines):
-    """Of a small model almost always all of them; docs/tensorrt.md says what may differ."""
+def test_a_rebuild_by_another_process_differs_in_numbers_of_unknown_sizes_alone(engines):
+    """Often not even in these; docs/tensorrt.md says more. Every other file has the same bytes."""
     first, second = engines.get(), engines.get(again=1)
     assert first.path != second.path
     if not second.report["tensorrt"]["fixed_addresses"]:
         pytest.skip("this sandbox does not let a process fix its addresses, which the order in a plan depends on")
     one, other = (np.fromfile(each.path / ENGINE_FILE, np.uint8) for each in (first, second))
     assert len(one) == len(other)
-    assert np.count_nonzero(one != other) <= MOST_DIFFERING
+    assert np.count_nonzero(one != other) <= MOST_DIFFERING * len(one)
     others = [file for file in (first.path).rglob("*") if file.is_file() and file.name not in MAY_DIFFER]
     assert len(others) > 4
     for file in others:
