@@ -111,16 +111,31 @@ def build_engine_at(
                 make_dump_folder(graphs)
         graph = _trace(checkpoint, aim, options, phases)
         report = _rewrite(graph, checkpoint, aim, options, phases, verify=verify, dump=graphs)
-        writer.write("graph.txt", print_graph(report.cached_graph).encode())
-        copy_text_side(writer, checkpoint)
-        emitted = aim.emit(writer, report, checkpoint, options, phases)
-        if options.keep_weights:
-            with phases.run("keep") as advance:
-                write_kept_weights(writer, report.cached_graph, checkpoint, advance)
-        made_of = Graphs(graph, report.cached_graph, report.graph)
-        measured = measure(writer, made_of, checkpoint, aim, options, phases)
         source = source_record(checkpoint)
-        return finish(writer, report, source, options, emitted, measured, phases, memory.peaks)
+        return emit_and_measure(writer, graph, report, checkpoint, source, aim, options, phases, memory)
+
+
+def emit_and_measure(
+    writer: EngineWriter,
+    traced: Graph,
+    report: PassReport,
+    checkpoint: Checkpoint,
+    source: dict[str, Any],
+    aim: Target,
+    options: BuildOptions,
+    phases: Phases,
+    memory: MemoryWatch,
+) -> BuildResult:
+    """All files of the engine, from the graphs on; then it is put in its place. source: as config.json keeps it."""
+    writer.write("graph.txt", print_graph(report.cached_graph).encode())
+    copy_text_side(writer, checkpoint)
+    emitted = aim.emit(writer, report, checkpoint, options, phases)
+    if options.keep_weights:
+        with phases.run("keep") as advance:
+            write_kept_weights(writer, report.cached_graph, checkpoint, advance)
+    graphs = Graphs(traced, report.cached_graph, report.graph)
+    measured = _measure(writer, graphs, checkpoint, aim, options, phases)
+    return _finish(writer, report, source, options, emitted, measured, phases, memory.peaks)
 
 
 @paused_collector()
@@ -194,7 +209,7 @@ def _quantized(graph: Graph) -> Quantized:
     return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, spec.lm_head)))
 
 
-def measure(
+def _measure(
     writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: Phases
 ) -> dict[str, Any] | None:
     """The accuracy record, None if it is not asked for. Raises CheckpointError and NumericalError for NaN."""
@@ -220,7 +235,7 @@ def _require_numbers(record: dict[str, Any], checkpoint: Checkpoint, dtype: str)
         )
 
 
-def finish(
+def _finish(
     writer: EngineWriter,
     report: PassReport,
     source: dict[str, Any],

@@ -10,18 +10,17 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from tensorwright.builder.build import BuildResult, build_engine_at, finish, measure
+from tensorwright.builder.build import BuildResult, build_engine_at, emit_and_measure
 from tensorwright.builder.emit.engine_dir import EngineWriter
-from tensorwright.builder.emit.engine_files import copy_text_side, source_record
+from tensorwright.builder.emit.engine_files import source_record
 from tensorwright.builder.ir.graph import Graph
 from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.text import print_graph
 from tensorwright.builder.ir.verify import verify
-from tensorwright.builder.kept_weights import KEPT, EngineSource, write_kept_weights
+from tensorwright.builder.kept_weights import KEPT, EngineSource
 from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places
-from tensorwright.builder.targets import Graphs, Target, find_target
+from tensorwright.builder.targets import Target, find_target
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
 from tensorwright.models.checkpoint import open_checkpoint
 
@@ -73,7 +72,10 @@ def changed_options(config: dict[str, Any], changes: dict[str, Any]) -> BuildOpt
         raise InvalidOptionError("rebuild: max_seq_len is part of the graph; build from the checkpoint to change it")
     moved = changes.get("target", own.get("target")) != own.get("target")
     kept = {name: own[name] for name in own if name in names and (not moved or name in _OF_EVERY_TARGET)}
-    return BuildOptions(**{**kept, **changes})
+    chosen = {**kept, **changes}
+    if "sm" in chosen:
+        chosen["sm"] = tuple(chosen["sm"])  # JSON has lists
+    return BuildOptions(**chosen)
 
 
 _OF_EVERY_TARGET = ("target", "dtype", "max_seq_len", "accuracy", "quantize", "kv_cache_dtype")
@@ -120,15 +122,8 @@ def _from_graph(
             graph.facts["block_size"] = aim.block_size(graph.facts["max_seq_len"])
         with phases.run("passes"):
             report = run_pipeline(graph, pipeline=pipeline, done=done)
-        writer.write("graph.txt", print_graph(report.cached_graph).encode())
-        copy_text_side(writer, source)
-        emitted = aim.emit(writer, report, source, options, phases)
-        if options.keep_weights:
-            with phases.run("keep") as advance:
-                write_kept_weights(writer, report.cached_graph, source, advance)
-        graphs = Graphs(reference, report.cached_graph, report.graph)
-        measured = measure(writer, graphs, source, aim, options, phases)
-        return finish(writer, report, config["source"], options, emitted, measured, phases, memory.peaks)
+        kept = config["source"]
+        return emit_and_measure(writer, reference, report, source, kept, aim, options, phases, memory)
 
 
 def read_graph(engine: Path) -> Graph:

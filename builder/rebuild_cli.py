@@ -39,7 +39,11 @@ EPILOG = (
     help="As in build-engine; full needs --model. [default: the engine's]",
 )
 @target_options
-@click.option("--keep-weights/--drop-weights", default=None, help="Whether the new engine keeps them too.")
+@click.option(
+    "--keep-weights/--drop-weights",
+    default=None,
+    help="Whether the new engine keeps them. [default: as ENGINE does, and dropped for another target]",
+)
 @click.option("--force", is_flag=True, help="Replace an engine that is already at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
 def rebuild_engine(engine: str, out: str, model: str | None, force: bool, as_json: bool, **options: Any) -> None:

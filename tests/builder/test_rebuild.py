@@ -13,7 +13,7 @@ import pytest
 from support.tiny_models import make_tiny, make_variant
 from tensorwright import build
 from tensorwright.builder.kept_weights import EngineSource
-from tensorwright.builder.rebuild import rebuild
+from tensorwright.builder.rebuild import changed_options, rebuild
 from tensorwright.errors import CheckpointError, EngineError, InvalidOptionError
 from tensorwright.models.checkpoint import open_checkpoint
 
@@ -149,3 +149,11 @@ def test_for_another_target_it_is_the_build_for_that(keeper, tiny, tmp_path):
     out = again(keeper, tmp_path / "out", target="onnx", keep_weights=False)
     built = build(tiny, tmp_path / "built", target="onnx", quantize="int4", accuracy="none").path
     assert files_of(out) == files_of(built)
+
+
+def test_options_of_one_target_go_on_only_within_it():
+    own = {"target": "tensorrt-rtx", "dtype": "float16", "quantize": "int4", "sm": [80, 89], "max_batch_size": 8}
+    again = changed_options({"build_options": own}, {})
+    assert (again.sm, again.max_batch_size) == ((80, 89), 8)  # as build has them, not JSON's list
+    moved = changed_options({"build_options": own}, {"target": "onnx"})
+    assert (moved.sm, moved.max_batch_size, moved.quantize, moved.dtype) == ((), None, "int4", "float16")

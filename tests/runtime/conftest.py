@@ -1,14 +1,16 @@
-"""An LLM over a fake engine."""
+"""An LLM over a fake engine, and engines over executors in Python."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.fake_runtime import FakeEngine, fake_module, write_engine
-from tensorwright.runtime import native
+from support.toy_executor import options
+from tensorwright.runtime import _runtime, native
 from tensorwright.runtime.llm import LLM
 
 
@@ -24,3 +26,17 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 def llm(fake: FakeEngine, tmp_path: Path) -> Iterator[LLM]:
     with LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB") as llm:
         yield llm
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Any]]:
+    """Engines over executors written in Python; they are stopped in the end."""
+    engines = []
+
+    def make(executor: Any, **changes: Any) -> Any:
+        engines.append(_runtime.Engine(executor, options(executor, **changes)))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.shutdown(False)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.toy_executor import VOCAB, ToyExecutor, continuation, options, sampling
+from support.toy_executor import VOCAB, ToyExecutor, collect, continuation, options, sampling
 from support.waiting import wait_until
 from tensorwright.errors import (
     InvalidOptionError,
@@ -23,36 +23,6 @@ from tensorwright.errors import (
 from tensorwright.runtime import _runtime
 
 TESTS = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture
-def start():
-    engines = []
-
-    def make(executor: Any, **changes: Any) -> Any:
-        engines.append(_runtime.Engine(executor, options(executor, **changes)))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.shutdown(False)
-
-
-def collect(engine: Any, ends: int) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], Any]]:
-    """Tokens and last events, by request and completion, until `ends` completions have ended."""
-    tokens: dict[tuple[int, int], list[int]] = {}
-    last: dict[tuple[int, int], Any] = {}
-
-    def ended() -> bool:
-        for event in engine.wait_events(0.2):
-            name = (event.request_id, event.completion)
-            tokens.setdefault(name, []).extend(event.tokens)
-            if event.finish:
-                last[name] = event
-        return len(last) >= ends
-
-    wait_until(ended, 60)
-    return tokens, last
 
 
 def prompts(count: int = 24) -> list[list[int]]:

@@ -23,19 +23,6 @@ from tensorwright.runtime.targets import TARGETS
 TESTS = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture
-def start():
-    engines = []
-
-    def make(executor: Any, **changes: Any) -> Any:
-        engines.append(_runtime.Engine(executor, options(executor, **changes)))
-        return engines[-1]
-
-    yield make
-    for engine in engines:
-        engine.shutdown(False)
-
-
 def test_shutdown_closes_it_while_a_step_runs_and_requests_wait(start: Any) -> None:
     running, go_on = threading.Event(), threading.Event()
 

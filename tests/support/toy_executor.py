@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from support.waiting import wait_until
 from tensorwright.runtime import _runtime
 
 VOCAB = 101
@@ -99,3 +100,20 @@ def sampling(max_tokens: int, **changes: Any) -> Any:
     for name, value in changes.items():
         setattr(made, name, value)
     return made
+
+
+def collect(engine: Any, ends: int) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], Any]]:
+    """Tokens and last events, by request and completion, until `ends` completions have ended."""
+    tokens: dict[tuple[int, int], list[int]] = {}
+    last: dict[tuple[int, int], Any] = {}
+
+    def ended() -> bool:
+        for event in engine.wait_events(0.2):
+            name = (event.request_id, event.completion)
+            tokens.setdefault(name, []).extend(event.tokens)
+            if event.finish:
+                last[name] = event
+        return len(last) >= ends
+
+    wait_until(ended, 60)
+    return tokens, last

@@ -10,19 +10,11 @@ import pytest
 
 from support.made_trt_engine import Stand
 from support.paged_network import continuation, next_token
-from support.waiting import wait_until
+from support.toy_executor import collect, sampling
 from tensorwright.errors import DeviceError
 from tensorwright.runtime import _runtime
 
 BLOCKS = 80
-
-
-def sampling(max_tokens: int, **changes: Any) -> Any:
-    made = _runtime.Sampling()
-    made.max_tokens, made.temperature = max_tokens, 0.0
-    for name, value in changes.items():
-        setattr(made, name, value)
-    return made
 
 
 def start(executor: Any, blocks: int = BLOCKS, **changes: Any) -> Any:
@@ -32,23 +24,6 @@ def start(executor: Any, blocks: int = BLOCKS, **changes: Any) -> Any:
     for name, value in changes.items():
         setattr(made, name, value)
     return _runtime.Engine(executor, made)
-
-
-def collect(engine: Any, ends: int) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], Any]]:
-    """Tokens and last events, by request and completion, until `ends` completions have ended."""
-    tokens: dict[tuple[int, int], list[int]] = {}
-    last: dict[tuple[int, int], Any] = {}
-
-    def ended() -> bool:
-        for event in engine.wait_events(0.1):
-            name = (event.request_id, event.completion)
-            tokens.setdefault(name, []).extend(event.tokens)
-            if event.finish:
-                last[name] = event
-        return len(last) >= ends
-
-    wait_until(ended, 60)
-    return tokens, last
 
 
 def prompts(vocab: int, count: int = 10) -> list[list[int]]:
