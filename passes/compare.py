@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.ir import Graph
+from tensorwright.builder.ir.ops import SUMS
 from tensorwright.builder.ir.text import print_graph
 from tensorwright.errors import PassError
 
@@ -24,8 +25,6 @@ LENGTH = 24
 SEED = 20240607
 EPSILON = 2.0**-23
 """Spacing of float32 at 1."""
-NORMS = frozenset({"rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm"})
-SUMS = NORMS | {"linear", "matmul", "attention", "paged_attention", "mean"}
 
 
 class Comparison:

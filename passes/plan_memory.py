@@ -2,7 +2,8 @@
 
 Two arenas, one measured in bytes per token and one in bytes per logit row. A buffer of C columns takes its stride (C
 elements, rounded up to 64 bytes) per token or row, from `offset` on; two may overlap only if they never live together.
-A sum is written over one of its operands where nobody reads that afterwards.
+A result is written over one of its operands where its op may work in place (`OpSpec.in_place`) and nobody reads that
+operand afterwards.
 Runs last: the plan holds for this order of nodes only.
 
     node.attrs["buffers"]       index of the buffer of every result; -1 for a cache, which lives elsewhere
@@ -15,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.builder.ir.ops import find_spec
 from tensorwright.errors import PassError
 from tensorwright.passes.matcher import describe
 
@@ -82,23 +84,12 @@ def find_last_uses(graph: Graph) -> dict[Value, int]:
     return last
 
 
-IN_PLACE = {
-    "rms_norm": (1, (2, 0)),
-    "matmul": (0, (3,)),
-    "add": (0, (0, 1)),
-    "rms_norm_columns": (0, (0,)),
-    "elementwise": (0, (0, 1, 2, 3)),
-    "layer_norm": (-1, (3, 0)),
-}
-"""Op -> the result that may be written over an operand, and which operands: what runtime/core/plan_format.h allows.
-
--1 is the last result: of layer_norm the sum, or y where there is none.
-"""
-
-
 def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> tuple[int, Value] | None:
     """The result of `node` that takes the memory of an operand nobody reads afterwards, and that operand."""
-    result, operands = IN_PLACE.get(node.op, (0, ()))
+    spec = find_spec(node.op, "lowered")
+    if spec is None or spec.in_place is None:
+        return None
+    result, operands = spec.in_place
     if result >= len(node.outputs):
         return None
     result %= len(node.outputs)

@@ -29,6 +29,8 @@ class OpSpec:
     attrs: name -> kind, all of which a node must have; optional_attrs may be there too.
     kinds: int float number bool str dtype dim dims ints expr any, with "?" where None is legal.
     infer: result types from operands and attributes; None where a plugin says, or nothing can.
+    sums: it adds up many terms, so that a rewrite may change the last bits of its result.
+    in_place: a result (-1: the last one) and the operands over one of which it may be written, as plan_check.cc allows.
     """
 
     name: str
@@ -40,6 +42,8 @@ class OpSpec:
     results: tuple[int, ...] = (1,)
     infer: Rule | None = None
     compound: bool = False
+    sums: bool = False
+    in_place: tuple[int, tuple[int, ...]] | None = None
 
 
 UNARY_FLOAT = ("rsqrt", "sqrt", "exp", "log", "cos", "sin", "tanh", "sigmoid", "silu", "erf")
@@ -50,7 +54,8 @@ ELEMENTWISE = (
     *UNARY_FLOAT, *UNARY_ANY, *ARITHMETIC, *COMPARISONS, "div", "where", "logical_and", "logical_or", "logical_not",
     "gelu", "cast", "clamp",
 )  # fmt: skip
-REDUCTIONS = ("mean", "sum", "amax", "any", "all")
+SUMMING_REDUCTIONS = ("mean", "sum")
+REDUCTIONS = (*SUMMING_REDUCTIONS, "amax", "any", "all")
 
 _TABLE: dict[str, OpSpec] = {}
 _LOWERED: dict[str, OpSpec] = {}
@@ -79,11 +84,11 @@ def _primitives() -> None:
     _op("cast", 1, rules.cast, attrs={"dtype": "dtype"})
     _op("clamp", 1, rules.same_as_input, attrs={"min": "number?", "max": "number?"})
     for name in REDUCTIONS:
-        _op(name, 1, rules.REDUCE[name], attrs={"dims": "ints", "keepdim": "bool"})
-    _op("softmax", 1, rules.unary_float, attrs={"dim": "int"})
-    _op("cumsum", 1, rules.cumsum, attrs={"dim": "int"})
-    _op("matmul", 2, rules.matmul)
-    _op("linear", (2, 3), rules.linear, optional_inputs=frozenset((2,)))
+        _op(name, 1, rules.REDUCE[name], attrs={"dims": "ints", "keepdim": "bool"}, sums=name in SUMMING_REDUCTIONS)
+    _op("softmax", 1, rules.unary_float, attrs={"dim": "int"}, sums=True)
+    _op("cumsum", 1, rules.cumsum, attrs={"dim": "int"}, sums=True)
+    _op("matmul", 2, rules.matmul, sums=True)
+    _op("linear", (2, 3), rules.linear, optional_inputs=frozenset((2,)), sums=True)
     _op("embedding", 2, rules.embedding, optional_attrs={"scale": "float"})
 
 
@@ -107,10 +112,11 @@ def _shapes_and_sources() -> None:
 
 def _compounds() -> None:
     fused, cached = ("fused",), ("cached",)
-    _op("rms_norm", 2, compound=True, stages=("fused", "cached"))
-    _op("add_rms_norm", 3, compound=True, results=(2,), stages=("fused", "cached"))
-    _op("rms_norm_columns", 2, compound=True, stages=("cached",))
-    norms: dict[str, Any] = {"compound": True, "optional_inputs": frozenset((2,))}
+    sums: dict[str, Any] = {"compound": True, "sums": True}
+    _op("rms_norm", 2, **sums, stages=("fused", "cached"))
+    _op("add_rms_norm", 3, **sums, results=(2,), stages=("fused", "cached"))
+    _op("rms_norm_columns", 2, **sums, stages=("cached",))
+    norms: dict[str, Any] = {**sums, "optional_inputs": frozenset((2,))}
     _op("layer_norm", (2, 3), **norms)
     _op("layer_norm_columns", (2, 3), **norms, stages=cached)
     norms["optional_inputs"] = frozenset((3,))
@@ -118,13 +124,13 @@ def _compounds() -> None:
     _op("rotary_table", 2, compound=True, stages=("fused", "cached"))
     _op("swiglu", 1, compound=True, stages=("fused", "cached", "lowered"))
     _op("rotary", 2, compound=True, stages=fused)
-    _op("attention", (3, 4), compound=True, optional_inputs=frozenset((3,)), stages=fused)
+    _op("attention", (3, 4), **sums, optional_inputs=frozenset((3,)), stages=fused)
     _op("rotary_kv_write", 4, compound=True, results=(2,), stages=cached, optional_inputs=frozenset((1,)))
-    _op("paged_attention", (5, 6), compound=True, optional_inputs=frozenset((5,)), stages=cached)
+    _op("paged_attention", (5, 6), **sums, optional_inputs=frozenset((5,)), stages=cached)
     _op("gather_rows", 2, compound=True, stages=("cached", "lowered"))
     optional_bias = frozenset((2,))
     for name in ("quantized_linear", "weight_only_linear"):
-        _op(name, (2, 3), compound=True, optional_inputs=optional_bias, stages=cached, attrs={"format": "str"})
+        _op(name, (2, 3), **sums, optional_inputs=optional_bias, stages=cached, attrs={"format": "str"})
     _op("quantized_embedding", 2, compound=True, stages=cached, attrs={"format": "str", "scale": "float"})
 
 
@@ -132,7 +138,13 @@ def _lowered() -> None:
     """One op per instruction of runtime/core/plan_format.h; attributes are the instruction's ints and floats."""
 
     def op(
-        name: str, inputs: int, optional: tuple[int, ...] = (), results: tuple[int, ...] = (1,), **attrs: str
+        name: str,
+        inputs: int,
+        optional: tuple[int, ...] = (),
+        results: tuple[int, ...] = (1,),
+        sums: bool = False,
+        in_place: tuple[int, tuple[int, ...]] | None = None,
+        **attrs: str,
     ) -> None:
         _LOWERED[name] = OpSpec(
             name,
@@ -142,26 +154,29 @@ def _lowered() -> None:
             optional_attrs={"buffers": "any"},
             stages=frozenset(("lowered",)),
             results=results,
+            sums=sums,
+            in_place=in_place,
         )
 
     op("embedding", 2, ids="int", scale="float")  # table, ids
-    op("rms_norm", 3, (2,), (1, 2), eps="float", weight_offset="float")  # x, w, residual? -> y, sum if a residual
-    op("rms_norm_columns", 2, start="int", heads="int", eps="float", weight_offset="float")  # x, w
-    # x, w, b?, residual? -> y, sum if a residual
-    runs = {"start": "int", "heads": "int", "width": "int"}
-    op("layer_norm", 4, (2, 3), (1, 2), **runs, eps="float", weight_offset="float")
-    op("matmul", 4, (2, 3), epilogue="int", n="int")  # x, w, bias?, residual?
-    op("quantized_matmul", 4, (2, 3), format="str", epilogue="int", n="int")  # as matmul
+    norm = {"eps": "float", "weight_offset": "float"}
+    op("rms_norm", 3, (2,), (1, 2), True, (1, (2, 0)), **norm)  # x, w, residual? -> y, sum if a residual
+    op("rms_norm_columns", 2, sums=True, in_place=(0, (0,)), start="int", heads="int", **norm)  # x, w
+    # x, w, b?, residual? -> y, sum if a residual; without one y may be written over x
+    op("layer_norm", 4, (2, 3), (1, 2), True, (-1, (3, 0)), start="int", heads="int", width="int", **norm)
+    product: dict[str, Any] = {"sums": True, "in_place": (0, (3,)), "epilogue": "int", "n": "int"}
+    op("matmul", 4, (2, 3), **product)  # x, w, bias?, residual?
+    op("quantized_matmul", 4, (2, 3), format="str", **product)  # as matmul
     op("quantized_embedding", 2, format="str", ids="int", scale="float")  # table, ids
     op("rotary_table", 2, scale="float")  # positions, inv_freq
     # qkv, table?, slots, cache
     op("rotary_kv_write", 4, (1,), (2,), kv_layer="int", heads="int", rotary_dim="int")
     # q, cache, seq_starts, context_lens, block_tables, sinks?
-    op("paged_attention", 6, (5,), kv_layer="int", heads="int", scale="float", softcap="float")
+    op("paged_attention", 6, (5,), sums=True, kv_layer="int", heads="int", scale="float", softcap="float")
     op("gather_rows", 2)  # x, rows
     op("swiglu", 1, activation="str")
-    op("add", 2)
-    op("elementwise", 5, (1, 2, 3, 4), program="str")  # x0, x1?, x2?, x3?, w?
+    op("add", 2, in_place=(0, (0, 1)))
+    op("elementwise", 5, (1, 2, 3, 4), in_place=(0, (0, 1, 2, 3)), program="str")  # x0, x1?, x2?, x3?, w?
 
 
 _primitives()
@@ -171,6 +186,10 @@ _lowered()
 
 SEQUENCE_AWARE = frozenset(("rotary_kv_write", "paged_attention", "gather_rows"))
 """The only ops that may look past one token at stage "cached"."""
+
+
+SUMS = frozenset(spec.name for spec in (*_TABLE.values(), *_LOWERED.values()) if spec.sums)
+"""The ops whose last bits depend on the order of a sum, at any stage."""
 
 
 def find_spec(op: str, stage: str) -> OpSpec | None:

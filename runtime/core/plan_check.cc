@@ -245,17 +245,6 @@ bool same_place(const BufferRecord& a, const BufferRecord& b) {
   return a.kind == b.kind && a.offset == b.offset && a.stride_bytes == b.stride_bytes && a.dtype == b.dtype;
 }
 
-// The kernels read and write these element by element in one order, so they may work in place.
-bool may_share(const Instruction& instruction, int in, int out) {
-  const uint32_t op = instruction.op;
-  return op == static_cast<uint32_t>(Op::kAdd) || op == static_cast<uint32_t>(Op::kRmsNormColumns) ||
-         op == static_cast<uint32_t>(Op::kElementwise) ||
-         (op == static_cast<uint32_t>(Op::kRmsNorm) && out == 1) ||
-         (op == static_cast<uint32_t>(Op::kLayerNorm) && (out == 1 || instruction.in[1] < 0)) ||
-         ((op == static_cast<uint32_t>(Op::kMatmul) || op == static_cast<uint32_t>(Op::kQuantizedMatmul)) &&
-          in == 1);
-}
-
 void check_overlaps(const Check& c) {
   for (int o = 0; o < 2; ++o) {
     if (!c.out(o)) continue;
@@ -269,6 +258,26 @@ void check_overlaps(const Check& c) {
 }
 
 }  // namespace
+
+// Kernels read and write these element by element in one order, so they may work in place.
+bool may_share(const Instruction& instruction, int in, int out) {
+  const uint32_t op = instruction.op;
+  return op == static_cast<uint32_t>(Op::kAdd) || op == static_cast<uint32_t>(Op::kRmsNormColumns) ||
+         op == static_cast<uint32_t>(Op::kElementwise) ||
+         (op == static_cast<uint32_t>(Op::kRmsNorm) && out == 1) ||
+         (op == static_cast<uint32_t>(Op::kLayerNorm) && (out == 1 || instruction.in[1] < 0)) ||
+         ((op == static_cast<uint32_t>(Op::kMatmul) || op == static_cast<uint32_t>(Op::kQuantizedMatmul)) &&
+          in == 1);
+}
+
+std::vector<OpArity> op_arities() {
+  std::vector<OpArity> arities;
+  for (const Rule& r : kRules) {
+    arities.push_back({static_cast<uint32_t>(r.op), r.name, r.ins_required, r.ins, r.weights_required,
+                       r.weights, r.outs_required, r.outs, r.ints, r.floats});
+  }
+  return arities;
+}
 
 const char* op_name(uint32_t op) {
   const Rule* rule = find_rule(op);

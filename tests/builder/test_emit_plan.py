@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from support.lowered import HIDDEN, INNER, VOCAB, lowered_graph, small_source
 from tensorwright.builder.emit import cpu_plan
 from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, OPS, WEIGHT, emit_cpu_plan
+from tensorwright.builder.ir.ops import find_spec
 from tensorwright.errors import BuildError, LoweringError
+from tensorwright.runtime import _runtime
 
 
 def parse(data: bytes) -> dict:
@@ -161,3 +164,35 @@ def test_refusals():
     graph.find("weight")[0].attrs["layout"] = "panels"
     with pytest.raises(LoweringError, match="has layout 'panels', its use needs 'raw'"):
         emit_cpu_plan(graph, small_source())
+
+
+def operand_slots(op: str) -> list[int | None]:
+    """Per operand of a lowered op its place among an instruction's ins; None for weights, metadata and caches."""
+    spec = find_spec(op, "lowered")
+    others = {
+        "embedding": (0, 1), "quantized_embedding": (0, 1), "rms_norm": (1,), "rms_norm_columns": (1,),
+        "layer_norm": (1, 2), "matmul": (1, 2), "quantized_matmul": (1, 2), "rotary_table": (0, 1),
+        "rotary_kv_write": (2, 3), "paged_attention": (1, 2, 3, 4, 5), "gather_rows": (1,), "elementwise": (4,),
+    }.get(op, ())  # fmt: skip
+    slots = itertools.count()
+    return [None if i in others else next(slots) for i in range(spec.inputs[0])]
+
+
+def test_the_tables_of_ops_are_those_of_the_reader() -> None:
+    """Numbers, operand counts and attributes of plan.bin, and which result may go over which operand."""
+    reader = {op["number"]: op for op in _runtime.plan_ops()}
+    assert {record.number for record in OPS.values()} == reader.keys()
+    for name, record in OPS.items():
+        rule, spec = reader[record.number], find_spec(name, "lowered")
+        assert rule["name"] == name.replace("quantized_embedding", "embedding")
+        assert rule["weights"][1] == len(record.weights)
+        assert record.program or (rule["ints"], rule["floats"]) == (len(record.ints), len(record.floats))
+        slots = operand_slots(name)
+        most = rule["ins"][1]
+        assert [s for s in slots if s is not None] == list(range(most))
+        for operands in range(rule["ins"][0], most + 1):
+            results = rule["outs"][1] if operands == most else rule["outs"][0]
+            for i, result in itertools.product(range(operands), range(results)):
+                written, over = spec.in_place or (results, ())
+                planned = written < results and written % results == result and slots.index(i) in over
+                assert planned == _runtime.plan_may_share(record.number, operands, i, result), (name, i, result)

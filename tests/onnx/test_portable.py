@@ -18,10 +18,9 @@ from tensorwright.builder.emit.onnx.portable import emit_portable
 from tensorwright.builder.emit.onnx.portable_io import describe_io
 from tensorwright.builder.emit.quantized_weights import QuantizingWeights
 from tensorwright.builder.ir.graph import Graph
-from tensorwright.builder.ir.ops import emit
+from tensorwright.builder.ir.ops import SUMS, emit
 from tensorwright.builder.ir.ragged import interpret_ragged
 from tensorwright.errors import LoweringError
-from tensorwright.passes.compare import SUMS
 from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.quantize_weights import quantize_weights
 
@@ -50,7 +49,7 @@ def worst(got: list[np.ndarray], wanted: list[np.ndarray]) -> float:
 
 def allowed(graph: Graph, wanted: list[np.ndarray], dtype: str = "float32") -> float:
     """Sums in another order, or in another type."""
-    products = {"weight_only_linear", "quantized_embedding"} | SUMS
+    products = {"quantized_embedding"} | SUMS
     widest = max(d for v in graph.values() for d in v.shape if isinstance(d, int) and v.node and v.node.op != "weight")
     depth = sum(node.op in products for node in graph.nodes)
     return chain_tolerance(dtype, widest, depth, max(float(np.abs(w).max()) for w in wanted))

@@ -1,14 +1,19 @@
 import pytest
 
 from support.pass_graphs import graph_of
+from tensorwright.builder.emit.cpu_plan import OPS
 from tensorwright.errors import PassError
-from tensorwright.passes.plan_memory import ALIGNMENT, plan_memory
+from tensorwright.passes.plan_memory import ALIGNMENT, SOURCES, plan_memory
+from tensorwright.runtime import _runtime
 
 BYTES = {"float32": 4, "bfloat16": 2}
-IN_PLACE = {
-    ("rms_norm", 1): (0, 2), ("layer_norm", 1): (0, 3), ("layer_norm", 0): (0,),
-    ("matmul", 0): (3,), ("add", 0): (0, 1),
-}  # fmt: skip
+
+
+def may_be_written_over(node, result):
+    """The operands whose memory the reader of plans lets this result take."""
+    computed = [v for v in node.inputs if v is not None and v.node.op not in SOURCES and v.dtype != "kv"]
+    number = OPS[node.op].number
+    return {v for i, v in enumerate(computed) if _runtime.plan_may_share(number, len(computed), i, result)}
 
 
 def check_plan(graph):
@@ -30,7 +35,7 @@ def check_plan(graph):
                 assert arenas[kind][cell] is value, f"%{value.name} was overwritten by %{arenas[kind][cell].name}"
 
     for node in graph.nodes:
-        if node.op in ("input", "weight", "constant"):
+        if node.op in SOURCES:
             continue
         for value in filter(None, node.inputs):
             require_present(value)
@@ -43,7 +48,7 @@ def check_plan(graph):
             kind, dtype, cols, stride, _ = buffers[index]
             assert (kind, dtype, cols) == (value.shape[0], value.dtype, value.shape[1])
             assert cols * BYTES[dtype] <= stride < cols * BYTES[dtype] + ALIGNMENT
-            allowed = {node.inputs[p] for p in IN_PLACE.get((node.op, i), ())}
+            allowed = may_be_written_over(node, i)
             for cell in cells(index):
                 if cell in read:
                     assert read[cell] in allowed
@@ -96,6 +101,13 @@ LAYER_NORM = """
   %m: float32[tokens, 8] = layer_norm(%s, %wn, none, none) {start = 2, heads = 1, width = 4, REST}
   %y: float32[tokens, 8] = matmul(%n, %w, none, %m) {epilogue = 0, n = 8}
 """.replace("REST", "eps = 1e-05, weight_offset = 0.0")
+
+
+def test_a_quantized_product_goes_over_its_residual():
+    body = STREAM.replace("matmul(%n, %w, none, %s) {", 'quantized_matmul(%n, %w, none, %s) {format = "int8:g32", ')
+    graph = graph_of(body + "  return %y", "lowered")
+    assert plan_memory(graph) == 3
+    check_plan(graph)
 
 
 def test_a_layer_norm_goes_over_its_residual_or_over_its_operand():

@@ -16,10 +16,10 @@ from tensorwright.builder.emit.onnx.plugin_form import MODEL, emit_plugin_form
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
 from tensorwright.builder.ir import Graph
 from tensorwright.builder.ir.interpret import checkpoint_weights
+from tensorwright.builder.ir.ops import SUMS
 from tensorwright.builder.ir.ragged import RaggedAdapter, interpret_ragged
 from tensorwright.builder.ir.verify import verify
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.passes.compare import SUMS
 from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.quantize_kv_cache import quantize_kv_cache
 from tensorwright.passes.quantize_weights import quantize_weights
@@ -89,9 +89,8 @@ class PluginModel:
         return finite(rms(got, self.expected)) / rms(self.expected, self.unrounded)
 
     def _chain(self, largest: float) -> float:
-        sums = SUMS | {"weight_only_linear"}
         widest = max(d for v in self.graph.values() for d in v.shape if isinstance(d, int))
-        return chain_tolerance("float32", widest, sum(n.op in sums for n in self.graph.nodes), largest)
+        return chain_tolerance("float32", widest, sum(n.op in SUMS for n in self.graph.nodes), largest)
 
 
 def pairs(a: list[np.ndarray], b: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
