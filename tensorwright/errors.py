@@ -66,7 +66,8 @@ class KernelError(TensorwrightError):
 
 
 class IsaError(TensorwrightError):
-    """TENSORWRIGHT_ISA names an unknown instruction set or one this processor lacks."""
+    """TENSORWRIGHT_ISA names an unknown instruction set or one this processor lacks, or TENSORWRIGHT_CPU_WITHOUT lists
+    an unknown feature."""
 
     exit_code = 2
 

@@ -1,8 +1,10 @@
-// Processor features by CPUID, the level TENSORWRIGHT_ISA asks for, and the explanation of every choice.
+// Processor features by CPUID less those that the user leaves out, the level TENSORWRIGHT_ISA asks for, and
+// the explanation of every choice.
 #include "plugins/common/dispatch.h"
 
 #include <cpuid.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "runtime/core/error.h"
@@ -38,7 +40,16 @@ CpuFeatures read_features() {
     f.avx512_bf16 = f.avx512 && (a & bit_AVX512BF16);
     f.avx_vnni = f.avx2 && (a & bit_AVXVNNI);
   }
+#ifdef TENSORWRIGHT_AVX_VNNI_BY_AVX512
+  // A test build: its AVX-VNNI kernels use AVX-512's encoding of the same instruction.
+  f.avx_vnni = f.avx512_vnni;
+#endif
   return f;
+}
+
+CpuFeatures read_allowed_features() {
+  const char* without = std::getenv("TENSORWRIGHT_CPU_WITHOUT");
+  return features_without(read_features(), without ? without : "");
 }
 
 bool has(Isa isa, const CpuFeatures& f = cpu_features()) {
@@ -76,8 +87,31 @@ const char* needs(Isa isa) {
 }  // namespace
 
 const CpuFeatures& cpu_features() {
-  static const CpuFeatures features = read_features();
+  static const CpuFeatures features = read_allowed_features();
   return features;
+}
+
+CpuFeatures features_without(CpuFeatures f, const std::string& names) {
+  for (size_t begin = 0; begin < names.size();) {
+    const size_t end = std::min(names.find(',', begin), names.size());
+    const std::string name = names.substr(begin, end - begin);
+    const auto* found = std::ranges::find(kCpuFeatureNames, name, &CpuFeatureName::name);
+    if (found == std::end(kCpuFeatureNames)) {
+      std::string known;
+      for (const CpuFeatureName& feature : kCpuFeatureNames)
+        known += std::string(known.empty() ? "" : ", ") + feature.name;
+      throw Error("IsaError", "TENSORWRIGHT_CPU_WITHOUT must list features, separated by commas, of " +
+                                  known + ", not '" + name +
+                                  "'. Unset it to use all that the processor has.");
+    }
+    f.*(found->field) = false;
+    begin = end + 1;
+  }
+  f.avx512 = f.avx512 && f.avx2 && f.fma;
+  f.avx512_bf16 = f.avx512_bf16 && f.avx512;
+  f.avx512_vnni = f.avx512_vnni && f.avx512;
+  f.avx_vnni = f.avx_vnni && f.avx2;
+  return f;
 }
 
 const char* isa_name(Isa isa) {

@@ -22,11 +22,28 @@ namespace tensorwright {
 // Instruction-set levels that TENSORWRIGHT_ISA may name, worst first.
 enum class Isa { scalar, avx2, avx512 };
 
-// What the processor offers, read once by CPUID (operating-system support included).
 struct CpuFeatures {
   bool avx2 = false, fma = false, avx512 = false, avx512_bf16 = false, avx512_vnni = false, avx_vnni = false;
 };
+struct CpuFeatureName {
+  const char* name;
+  bool CpuFeatures::* field;
+};
+inline constexpr CpuFeatureName kCpuFeatureNames[] = {
+    {"avx2", &CpuFeatures::avx2},
+    {"fma", &CpuFeatures::fma},
+    {"avx512", &CpuFeatures::avx512},
+    {"avx512_bf16", &CpuFeatures::avx512_bf16},
+    {"avx512_vnni", &CpuFeatures::avx512_vnni},
+    {"avx_vnni", &CpuFeatures::avx_vnni},
+};
+
+// What the processor and the operating system offer, read once by CPUID, less what TENSORWRIGHT_CPU_WITHOUT
+// names and what needs that. Throws Error{"IsaError"} if the variable names no feature.
 const CpuFeatures& cpu_features();
+
+// `features` less those that `names` lists, separated by commas; throws as above.
+CpuFeatures features_without(CpuFeatures features, const std::string& names);
 
 const char* isa_name(Isa isa);
 // The best level present, or what TENSORWRIGHT_ISA names; throws Error{"IsaError"} if unknown or unsupported.

@@ -234,11 +234,7 @@ nb::object unpack(int dtype, const Array& packed, int64_t rows, int64_t k) {
 nb::dict features() {
   const CpuFeatures& f = cpu_features();
   nb::dict d;
-  d["avx2"] = f.avx2;
-  d["fma"] = f.fma;
-  d["avx512"] = f.avx512;
-  d["avx512_bf16"] = f.avx512_bf16;
-  d["avx512_vnni"] = f.avx512_vnni;
+  for (const CpuFeatureName& feature : kCpuFeatureNames) d[feature.name] = f.*(feature.field);
   return d;
 }
 
@@ -251,7 +247,9 @@ std::vector<std::tuple<std::string, std::string, std::vector<std::string>>> disp
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
-  m.def("cpu_features", &features, "What the processor and the operating system offer, by name.");
+  m.def("cpu_features", &features,
+        "What the processor and the operating system offer, by name, less what TENSORWRIGHT_CPU_WITHOUT "
+        "lists.");
   m.def(
       "isa", [] { return std::string(isa_name(selected_isa())); },
       "The selected instruction-set level; IsaError if TENSORWRIGHT_ISA is wrong.");

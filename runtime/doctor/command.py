@@ -43,8 +43,9 @@ def show(facts: dict[str, Any], console: Console) -> None:
         "kernels": _kernels(machine["kernels"]),
         "NVIDIA": _nvidia(facts["nvidia"]),
     }
-    if machine["isa_override"] is not None:
-        rows["TENSORWRIGHT_ISA"] = machine["isa_override"]
+    for variable, fact in (("TENSORWRIGHT_ISA", "isa_override"), ("TENSORWRIGHT_CPU_WITHOUT", "cpu_without")):
+        if machine[fact] is not None:
+            rows[variable] = machine[fact]
     _table(console, "Machine", list(rows.items()))
     _table(console, "Packages", [_package(package) for package in facts["packages"]])
     if facts["engine"] is not None:

@@ -29,6 +29,7 @@ def examine_machine(proc: Path = PROC) -> dict[str, Any]:
         "threads": default_threads(),
         "available_memory_bytes": available_memory(),
         "isa_override": os.environ.get("TENSORWRIGHT_ISA"),
+        "cpu_without": os.environ.get("TENSORWRIGHT_CPU_WITHOUT"),
         "kernels": _kernels(),
     }
 

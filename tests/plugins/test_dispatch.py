@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
+from support.isa_levels import LEVELS, level_of
 from tensorwright.errors import IsaError
 from tensorwright.plugins.registry import PLUGINS
 from tensorwright.runtime import _runtime
 
-LEVELS = ("scalar", "avx2", "avx512")
 FAMILIES = 18
-OTHER_NAMES = {"avxvnni": "avx2"}
-"""Instructions that belong to a level whose name they do not begin with."""
 
 
 def lacks(level: str) -> bool:
     return level != "scalar" and not _runtime.cpu_features()[level]
-
-
-def level_of(kernel: str) -> int:
-    last = kernel.rpartition("_")[2]
-    found = [i for i, name in enumerate(LEVELS) if OTHER_NAMES.get(last, last).startswith(name)]
-    assert found, f"{kernel} does not name its instruction set"
-    return max(found)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -36,7 +32,7 @@ def test_a_level_caps_every_choice(level: str, monkeypatch: pytest.MonkeyPatch) 
     choices = _runtime.explain_dispatch()
     assert len(choices) == FAMILIES
     for _, taken, _ in choices:
-        assert level_of(taken) <= LEVELS.index(level)
+        assert LEVELS.index(level_of(taken)) <= LEVELS.index(level)
 
 
 def test_refusals_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +50,38 @@ def test_an_unknown_level_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch
         _runtime.isa()
     with pytest.raises(IsaError, match=name):
         _runtime.explain_dispatch()
+
+
+def dispatch_of(**environment: str) -> subprocess.CompletedProcess[str]:
+    """Features and kernels of a process of its own, since features are read once."""
+    script = "import json; from tensorwright.runtime import _runtime as r; "
+    script += "print(json.dumps([r.cpu_features(), [taken for _, taken, _ in r.explain_dispatch()]]))"
+    env = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False, env=env)
+
+
+@pytest.mark.parametrize("without", ["avx2", "avx512", "avx512_vnni,avx512_bf16", "avx_vnni", "fma,avx_vnni"])
+def test_a_processor_can_be_taken_for_a_smaller_one(without: str) -> None:
+    done = dispatch_of(TENSORWRIGHT_CPU_WITHOUT=without, TENSORWRIGHT_ISA="")
+    assert done.returncode == 0, done.stderr
+    features, kernels = json.loads(done.stdout)
+    names = without.split(",")
+    assert features.keys() == _runtime.cpu_features().keys() >= set(names)
+    assert not any(features[name] for name in names)
+    if "avx2" in names:
+        assert not any(present for name, present in features.items() if name != "fma")
+        assert {level_of(kernel) for kernel in kernels} == {"scalar"}
+    if "avx512" in names:
+        assert not any(present for name, present in features.items() if "512" in name)
+        assert "avx512" not in {level_of(kernel) for kernel in kernels}
+    assert not any(kernel.endswith("_" + name.replace("_", "")) for kernel in kernels for name in names)
+
+
+def test_an_unknown_feature_is_an_error() -> None:
+    done = dispatch_of(TENSORWRIGHT_CPU_WITHOUT="avx2,sse9")
+    assert done.returncode == 1
+    assert "TENSORWRIGHT_CPU_WITHOUT must list features" in done.stderr
+    assert "'sse9'" in done.stderr
 
 
 def test_unset_and_empty_take_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +105,7 @@ def tables() -> list[list[tuple[str, str, bool]]]:
 def test_tables_are_best_first_and_end_with_the_reference() -> None:
     for table in tables():
         levels = [LEVELS.index(isa) for _, isa, _ in table]
-        assert levels == [level_of(name) for name, _, _ in table]
+        assert levels == [LEVELS.index(level_of(name)) for name, _, _ in table]
         assert levels == sorted(levels, reverse=True)
         name, isa, runnable = table[-1]
         assert (isa, runnable) == ("scalar", True)

@@ -35,11 +35,21 @@ np.save(out, np.concatenate(rows))
 print(_runtime.isa(), *(taken for _, taken, _ in _runtime.explain_dispatch()))
 """
 LEVELS = ("scalar", "avx2", "avx512")
+OTHER_NAMES = {"avxvnni": "avx2"}
+"""Instructions that belong to a level whose name they do not begin with."""
 PRESENT = [level for level in LEVELS if level == "scalar" or _runtime.cpu_features()[level]]
 VECTOR_LEVELS = [
     pytest.param(level, marks=[] if level in PRESENT else pytest.mark.skip(f"this processor lacks {level}"))
     for level in LEVELS[1:]
 ]
+
+
+def level_of(kernel: str) -> str:
+    """The level that a kernel's name says: its own, or that of the instructions which it has besides."""
+    last = kernel.rpartition("_")[2]
+    found = [name for name in LEVELS if OTHER_NAMES.get(last, last).startswith(name)]
+    assert found, f"{kernel} does not name its instruction set"
+    return found[-1]
 
 
 def run_at_level(engine: Path, level: str, out: Path) -> tuple[np.ndarray, list[str]]:
