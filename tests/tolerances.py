@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import numpy as np
 
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Spacing of each type at 1. Rounding to nearest moves a number by at most half of it, relatively."""
+SUBNORMAL = {"float64": 2.0**-1074, "float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+"""Spacing of each type around 0, below its smallest normal number. There rounding moves a number by half of this."""
+
+Bound = TypeVar("Bound", float, np.ndarray)
+"""One number, or an array with a bound for each element."""
 
 
-def rounding_tolerance(dtype: str, max_abs: float, roundings: int = 1) -> float:
+def rounding_tolerance(dtype: str, max_abs: Bound, roundings: int = 1) -> Bound:
     """Numbers up to `max_abs`, each rounded to `dtype` that many times."""
-    return roundings * EPSILON[dtype] / 2 * max_abs
+    return roundings * (EPSILON[dtype] / 2 * max_abs + SUBNORMAL[dtype] / 2)
 
 
-def sum_tolerance(dtype: str, k: int, max_abs: float) -> float:
+def sum_tolerance(dtype: str, k: int, max_abs: Bound) -> Bound:
     """Two orders of a sum of `k` terms accumulated in `dtype`, whose partial sums stay within `max_abs`.
 
-    Each order makes at most k - 1 roundings of half a spacing, so the two differ by at most eps * k * max_abs.
+    Each order makes at most k - 1 roundings of half a spacing, so the two differ by at most eps * k * max_abs. Sums of
+    subnormal numbers are exact; the terms may be products, each rounded to a subnormal number in both orders.
     """
-    return EPSILON[dtype] * k * max_abs
+    return EPSILON[dtype] * k * max_abs + SUBNORMAL[dtype] * k
 
 
 def chain_tolerance(dtype: str, widest: int, depth: int, max_abs: float) -> float:
@@ -31,9 +38,9 @@ def chain_tolerance(dtype: str, widest: int, depth: int, max_abs: float) -> floa
     return 4 * EPSILON[dtype] * math.sqrt(widest * depth) * max(max_abs, 1.0)
 
 
-def function_tolerance(dtype: str, max_abs: float, ulps: int = 4) -> float:
+def function_tolerance(dtype: str, max_abs: Bound, ulps: int = 4) -> Bound:
     """exp, rsqrt, cos and the like by two libraries, each right to a few units in the last place."""
-    return ulps * EPSILON[dtype] * max_abs
+    return ulps * (EPSILON[dtype] * max_abs + SUBNORMAL[dtype])
 
 
 def quantized_product_tolerance(x: np.ndarray, w: np.ndarray, largest: int, group: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tolerances import rounding_tolerance
+from tolerances import SUBNORMAL, rounding_tolerance
 
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
@@ -78,7 +78,7 @@ def check(memory: Memory, attrs: dict[str, Any]) -> None:
 def near(got: np.ndarray, wanted: np.ndarray, dtype: str) -> None:
     assert got.shape == wanted.shape
     difference = np.abs(got.astype(np.float64) - wanted)
-    assert (difference <= rounding_tolerance(dtype, 1.0) * np.abs(wanted)).all()
+    assert (difference <= rounding_tolerance(dtype, np.abs(wanted))).all()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -89,6 +89,15 @@ def test_equals_the_definition(interpreter: Interpreter, dtype: str, cache: str,
     case = make(memory, 5, attrs, dtype, dtype if cache == "same" else cache)
     run(interpreter, memory, case, attrs)
     check(memory, attrs)
+
+
+def test_a_bound_admits_what_correct_rounding_does() -> None:
+    """Near zero numbers of float16 are subnormal: their spacing does not shrink with them."""
+    for dtype, rounded in (("float16", np.float16), ("float32", np.float32)):
+        exact = np.random.default_rng(0).standard_normal(100_000) * np.logspace(0, np.log10(SUBNORMAL[dtype]), 100_000)
+        near(exact.astype(rounded), exact, dtype)
+        with pytest.raises(AssertionError):
+            near(np.nextafter(exact.astype(rounded), rounded(2)), exact, dtype)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 15, 16, 17])
