@@ -21,6 +21,7 @@ from jinja2 import nodes
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.prompts import PromptDict
+from tensorwright.runtime.special_tokens import named_tokens
 
 Message = dict[str, Any]
 
@@ -37,7 +38,7 @@ def chat_prompt(
     if engine.tokenizer is None:
         raise InvalidRequestError(f"{engine.path} has no tokenizer, so chat is not possible")
     text = template if template is not None else _own_template(engine)
-    given = {**_special_tokens(engine), "tools": None, "documents": None, **variables}
+    given = {**named_tokens(*engine.tokenizer_settings), "tools": None, "documents": None, **variables}
     try:
         rendered = _compile(text).render(messages=messages, add_generation_prompt=add_generation_prompt, **given)
     except jinja2.TemplateError as error:
@@ -68,16 +69,6 @@ def _own_template(engine: EngineDir) -> str:
     if "chat_template.jinja" not in engine.files:
         raise InvalidRequestError(f"{engine.path} has no chat template: pass chat_template=, or use generate")
     return engine.file("chat_template.jinja").read_text(encoding="utf-8")
-
-
-def _special_tokens(engine: EngineDir) -> dict[str, str]:
-    """bos_token and its like, which the tokenizer's configuration holds as texts or as objects with one."""
-    tokens = {}
-    for name, value in engine.read_json("tokenizer_config.json").items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            tokens[name] = text
-    return tokens
 
 
 class _GenerationTag(jinja2.ext.Extension):

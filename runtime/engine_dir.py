@@ -9,8 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken
+
 from tensorwright.errors import EngineError
 from tensorwright.runtime.checksums import REMEDY, FileSum, read_checksums, verify_files
+from tensorwright.runtime.special_tokens import special_tokens
 from tensorwright.runtime.targets import TARGETS
 from tensorwright.runtime.tokenizer import Tokenizer
 
@@ -123,9 +126,21 @@ class EngineDir:
         return [token for token in ids if token < self.vocab_size]
 
     @cached_property
+    def tokenizer_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """tokenizer_config.json and special_tokens_map.json, each {} if the engine has none."""
+        return self.read_json("tokenizer_config.json"), self.read_json("special_tokens_map.json")
+
+    @cached_property
+    def special_tokens(self) -> list[AddedToken]:
+        """What these two files call special, beside what tokenizer.json does."""
+        return special_tokens(*self.tokenizer_settings)
+
+    @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """None for an engine that was built from a checkpoint without one."""
-        return Tokenizer.from_file(self.file("tokenizer.json")) if "tokenizer.json" in self.files else None
+        if "tokenizer.json" not in self.files:
+            return None
+        return Tokenizer.from_file(self.file("tokenizer.json"), self.special_tokens)
 
     @cached_property
     def guided_vocabulary(self) -> GuidedVocabulary:
