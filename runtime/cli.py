@@ -27,7 +27,11 @@ def cli(debug: bool) -> None:
 @click.option("--prompt", "prompts", multiple=True, required=True, help="Text to continue; '-' reads it from stdin.")
 @click.option("--chat", is_flag=True, help="A prompt is what the user says, put into the model's chat template.")
 @click.option("--system", help="With --chat: the system's message before it.")
-@click.option("--chat-template", type=click.File(encoding="utf-8"), help="With --chat: Jinja instead of the model's.")
+@click.option(
+    "--chat-template",
+    metavar="FILE|NAME",
+    help="With --chat: Jinja instead of the model's own template, or the name of one of the model's.",
+)
 @request_options
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Print text as it comes.")
 @click.option("--echo", is_flag=True, help="Print the prompt before its continuation.")
@@ -67,6 +71,7 @@ def run(**options: Any) -> None:
 @click.argument("engines", metavar="ENGINE...", nargs=-1, required=True)
 @serve_options
 @click.option("--api-key-file", metavar="FILE", help="Keys, one per line; unlike --api-key not seen in process lists.")
+@click.option("--allow-no-tokenizer", is_flag=True, help="Serve an engine that can answer no request for lack of one.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error", "critical"]),
@@ -74,14 +79,16 @@ def run(**options: Any) -> None:
     show_default=True,
     help="Of the lines of JSON on stderr; info: one per request.",
 )
-def serve(engines: tuple[str, ...], api_key_file: str | None, log_level: str, **options: Any) -> None:
+def serve(
+    engines: tuple[str, ...], api_key_file: str | None, allow_no_tokenizer: bool, log_level: str, **options: Any
+) -> None:
     """Serve ENGINEs behind OpenAI's API. Each is PATH or NAME=PATH; clients call it by its name.
 
     SIGTERM or Ctrl-C refuses new requests, lets those under way finish, and exits; a second one exits at once.
     """
     from tensorwright.runtime.serve_command import serve_engines
 
-    serve_engines(engines, api_key_file, log_level, options)
+    serve_engines(engines, api_key_file, allow_no_tokenizer, log_level, options)
 
 
 @cli.command()

@@ -53,11 +53,12 @@ class CompletionState:
     def apply(self, event: Any) -> None:
         """event: one of the engine's events for this completion."""
         asked = self.params.logprobs is not None
+        end = len(event.tokens) - 1 if self._ends_without_text(event) else None
         for index, token in enumerate(event.tokens):  # the engine makes a new list each time it is asked
             self._token_ids.append(token)
             if asked:
                 self._add_logprobs(token, event.logprobs[index])
-            if self._detokenizer is not None:
+            if self._detokenizer is not None and index != end:
                 self._add_text(self._detokenizer.push([token]))
             if self.finished:  # by a stop string; what the engine made since is nobody's
                 break
@@ -93,6 +94,12 @@ class CompletionState:
             finish_reason=self._finish,
             stop_reason=self._stop_reason,
         )
+
+    def _ends_without_text(self, event: Any) -> bool:
+        """Whether the event's last token ends the completion and is no part of its text. Only a token that the request
+        itself stops at is one, if it asks for what it stops at."""
+        shown = self.params.include_stop_str_in_output and event.stop_token in self.params.stop_token_ids
+        return event.finish == "stop" and event.stop_token >= 0 and not shown
 
     def _add_logprobs(self, token: int, entries: list[tuple[int, float, int]]) -> None:
         table = logprob_table(entries, self._tokenizer)

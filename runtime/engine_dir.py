@@ -9,9 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken
+
 from tensorwright.errors import EngineError
 from tensorwright.runtime.checksums import REMEDY, FileSum, read_checksums, verify_files
+from tensorwright.runtime.special_tokens import special_tokens
 from tensorwright.runtime.targets import TARGETS
+from tensorwright.runtime.template_files import read_templates
 from tensorwright.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
 DTYPES = ("float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "int8")
+TOKENIZER = "tokenizer.json"
 
 _KEYS: dict[str, type | tuple[type, ...]] = {
     "format": str,
@@ -123,9 +128,26 @@ class EngineDir:
         return [token for token in ids if token < self.vocab_size]
 
     @cached_property
+    def tokenizer_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """tokenizer_config.json and special_tokens_map.json, each {} if the engine has none."""
+        return self.read_json("tokenizer_config.json"), self.read_json("special_tokens_map.json")
+
+    @cached_property
+    def chat_templates(self) -> dict[str, str]:
+        """Jinja texts by name, "default" first; none for a model that does not chat."""
+        return read_templates(self.path, self.files, self.tokenizer_settings[0])
+
+    @cached_property
+    def special_tokens(self) -> list[AddedToken]:
+        """What these two files call special, beside what tokenizer.json does."""
+        return special_tokens(*self.tokenizer_settings)
+
+    @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """None for an engine that was built from a checkpoint without one."""
-        return Tokenizer.from_file(self.file("tokenizer.json")) if "tokenizer.json" in self.files else None
+        if TOKENIZER not in self.files:
+            return None
+        return Tokenizer.from_file(self.file(TOKENIZER), self.special_tokens)
 
     @cached_property
     def guided_vocabulary(self) -> GuidedVocabulary:
@@ -134,9 +156,9 @@ class EngineDir:
 
         return GuidedVocabulary(self)
 
-    def load_tokenizer(self) -> None:
-        """Reads it now rather than when it is first asked for."""
-        _ = self.tokenizer
+    def load_text_side(self) -> None:
+        """Reads tokenizer and chat templates now rather than when they are first asked for."""
+        _ = self.tokenizer, self.chat_templates
 
 
 def is_engine(path: Path) -> bool:
@@ -171,7 +193,7 @@ def open_engine(path: str | Path, *, read_tokenizer: bool = False) -> EngineDir:
         raise EngineError(f"{root / 'checksums.txt'}: does not list config.json; {REMEDY}")
     engine = EngineDir(root, config, files)
     target = TARGETS[engine.target]
-    verify_files(root, files, target.weights, engine.load_tokenizer if read_tokenizer else None)
+    verify_files(root, files, target.weights, engine.load_text_side if read_tokenizer else None)
     _check_config(root / "config.json", config)
     for name in target.files:
         engine.file(name)

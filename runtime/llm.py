@@ -46,6 +46,8 @@ class LLM(StrictKeywords):
     quantize: of a build from a model directory: formats of the weights, as `build` takes them ("int4", "int8:g64",
         "w8a8", "int4,lm_head=int8"); None keeps them in dtype.
     kv_cache_dtype: of a build from a model directory: "auto", the type of the activations, or "int8".
+    chat_template: what `chat` and the server use unless a call says otherwise: Jinja text instead of the model's, or
+        the name of one of the model's templates. None: the model's own, chosen as transformers does.
     Raises EngineError, InvalidOptionError, OutOfMemoryError, MissingDependencyError.
     """
 
@@ -65,7 +67,12 @@ class LLM(StrictKeywords):
         dtype: str = "auto",
         quantize: str | None = None,
         kv_cache_dtype: str = "auto",
+        chat_template: str | None = None,
     ):
+        if chat_template is not None:
+            from tensorwright.runtime.chat_template import check_argument  # Jinja is imported only where it is needed
+
+            check_argument(chat_template)
         asked = None if kv_cache_memory is None else parse_size(kv_cache_memory)
         options = native.RuntimeOptions(
             kv_cache_bytes=asked or 0,
@@ -82,6 +89,11 @@ class LLM(StrictKeywords):
         if is_model(path):  # its build may take minutes: what it cannot have is refused before
             options = options.with_limits(native.DEFAULT_LIMITS)
         self.engine, self._lease = _engine_of(path, BuildChoices(dtype, quantize, kv_cache_dtype))
+        if chat_template is not None:
+            from tensorwright.runtime.chat import check_choice
+
+            check_choice(self.engine, chat_template)
+        self.chat_template = chat_template
         engine, self.options = native.start_engine(self.engine, options, asked)
         self._client = EngineClient(engine)
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
@@ -145,15 +157,18 @@ class LLM(StrictKeywords):
     ) -> Any:
         """Answers a conversation, or a list of conversations, as `generate` answers prompts.
 
-        messages: dicts with "role" and "content", handed to the model's chat template as they are. chat_template: Jinja
-        text instead of the model's. add_generation_prompt: end with the start of the assistant's answer.
-        template_variables: what else the template looks at, such as tools or enable_thinking.
+        messages: dicts with "role" and "content", handed to the model's chat template as they are, but that the role
+        "developer" becomes "system" where the template does not know it. A name that the template does not read is
+        refused. chat_template: Jinja text instead of the model's, or the name of one of the model's templates.
+        add_generation_prompt: end with the start of the assistant's answer. template_variables: what else the template
+        looks at, such as tools or enable_thinking; tools and documents that it never reads are refused.
         """
         from tensorwright.runtime.chat import chat_prompt, is_conversation  # Jinja takes as long to import as all else
 
+        template = self.chat_template if chat_template is None else chat_template
         single = is_conversation(messages)
         prompts = [
-            chat_prompt(self.engine, each, chat_template, add_generation_prompt, template_variables or {})
+            chat_prompt(self.engine, each, template, add_generation_prompt, template_variables or {})
             for each in ([messages] if single else messages)
         ]
         return self.generate(prompts[0] if single else prompts, sampling_params, progress=progress)

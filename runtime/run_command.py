@@ -32,7 +32,7 @@ def run_prompts(
     *,
     chat: bool,
     system: str | None,
-    chat_template: TextIO | None,
+    chat_template: str | None,
     stream: bool,
     echo: bool,
     profiler: Profiler | None,
@@ -44,15 +44,19 @@ def run_prompts(
     kv_cache_memory: str | None,
 ) -> None:
     """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
-    template = None if chat_template is None else _read(chat_template, "--chat-template")
+    if chat_template is not None:
+        from tensorwright.runtime.chat_template import read_argument  # imports Jinja
+
+        chat_template = read_argument(chat_template, "--chat-template")
     texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
     choices = BuildChoices(quantize=quantize, kv_cache_dtype=kv_cache_dtype)
     tell_of_build(Path(os.path.expanduser(engine)), choices)
-    with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory, **vars(choices)) as llm:
+    limits: dict[str, Any] = {"threads": threads, "kv_cache_memory": kv_cache_memory}
+    with LLM(engine, chat_template=chat_template, **limits, **vars(choices)) as llm:
         begin = time.perf_counter()
         if profiler is not None:
             llm.profile(True)
-        asked = [_conversation(llm, text, system, template) for text in texts] if chat else texts
+        asked = [_conversation(llm, text, system) for text in texts] if chat else texts
         handles = [llm.generate_async(prompt, params) for prompt in asked]
         outputs = []
         for text, handle in zip(texts, handles, strict=True):
@@ -73,12 +77,12 @@ def _read(file: TextIO, option: str) -> str:
         raise InvalidOptionError(f"{option} must be UTF-8 text: {error}") from error
 
 
-def _conversation(llm: LLM, text: str, system: str | None, template: str | None) -> PromptDict:
+def _conversation(llm: LLM, text: str, system: str | None) -> PromptDict:
     from tensorwright.runtime.chat import chat_prompt  # imports Jinja, which prompts without chat do not need
 
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": text})
-    return chat_prompt(llm.engine, messages, template, True, {})
+    return chat_prompt(llm.engine, messages, llm.chat_template, True, {})
 
 
 def tell_of_build(path: Path, choices: BuildChoices) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.runtime.engine_dir import TOKENIZER, is_engine
 from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS, take
 
@@ -28,7 +29,13 @@ def require_serve_extra() -> None:
         )
 
 
-def serve_engines(engines: tuple[str, ...], api_key_file: str | None, log_level: str, options: dict[str, Any]) -> None:
+def serve_engines(
+    engines: tuple[str, ...],
+    api_key_file: str | None,
+    allow_no_tokenizer: bool,
+    log_level: str,
+    options: dict[str, Any],
+) -> None:
     """Serves until a signal. engines: PATH or NAME=PATH. options: those of serve_options.py."""
     require_serve_extra()
     from tensorwright.runtime.server.listen import Listen
@@ -42,10 +49,18 @@ def serve_engines(engines: tuple[str, ...], api_key_file: str | None, log_level:
     listen = Listen(**take(options, NETWORK_OPTIONS))
     listen.check_tls()
     places = name_engines(engines)
+    _read_template(options)
+    if not allow_no_tokenizer:
+        for name, path in places.items():
+            if is_engine(path) and not os.path.exists(path / TOKENIZER):
+                raise _no_tokenizer(name, path)
     with listen.bind() as bound, ExitStack() as running:
         set_up_logging(log_level)
         with _terminate_as_interrupt():
             loaded = _load(places, take(options, ENGINE_OPTIONS), running)
+            for name, llm in loaded.items():
+                if llm.engine.tokenizer is None and not allow_no_tokenizer:  # of a model directory, built just now
+                    raise _no_tokenizer(name, places[name])
         _run(loaded, told, listen, bound)
 
 
@@ -70,6 +85,21 @@ def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) 
     for path in places.values():
         tell_of_build(path, BuildChoices(**{name: options[name] for name in ("dtype", "quantize", "kv_cache_dtype")}))
     return {name: running.enter_context(LLM(path, **options)) for name, path in places.items()}
+
+
+def _read_template(options: dict[str, Any]) -> None:
+    """The text in place of the file's name."""
+    if options["chat_template"] is not None:
+        from tensorwright.runtime.chat_template import read_argument  # imports Jinja
+
+        options["chat_template"] = read_argument(options["chat_template"], "--chat-template")
+
+
+def _no_tokenizer(name: str, path: Path) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"{name}: {path} has no tokenizer, so every request to it would be refused, for all are text: build it from a "
+        "checkpoint with one (a build without says why on standard error), or say --allow-no-tokenizer"
+    )
 
 
 def name_engines(engines: Iterable[str]) -> dict[str, Path]:

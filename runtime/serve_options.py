@@ -37,6 +37,13 @@ ENGINE_OPTIONS: OptionTable = {
         "--kv-cache-dtype",
         {"type": click.Choice(["auto", "int8"]), "default": "auto", "help": "Of a model directory: its KV cache."},
     ),
+    "chat_template": (
+        "--chat-template",
+        {
+            "metavar": "FILE|NAME",
+            "help": "Jinja instead of the model's own chat template, or the name of one of the model's.",
+        },
+    ),
 }
 # Field of ServerOptions -> its option.
 APP_OPTIONS: OptionTable = {

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import tokenizers
+from tokenizers import AddedToken
 
 from tensorwright.errors import EngineError
+from tensorwright.runtime.special_tokens import mark_special
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
-    """Text to ids and back. Encoding adds the special tokens that the model's own tokenizer adds."""
+    """Text to ids and back. Encoding adds the special tokens that the model's own tokenizer adds.
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer):
+    special: tokens that are special beside those that the tokenizer marks itself.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, special: Iterable[AddedToken] = ()):
         # A file may carry training-time truncation and padding; neither belongs to a prompt.
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        mark_special(tokenizer, special)
         self._tokenizer = tokenizer
         self._special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         self._byte_fallback = _has_byte_fallback(tokenizer)
 
     @classmethod
-    def from_file(cls, path: Path) -> Tokenizer:
+    def from_file(cls, path: Path, special: Iterable[AddedToken] = ()) -> Tokenizer:
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            return cls(tokenizers.Tokenizer.from_file(str(path)), special)
         except Exception as error:  # the library raises plain Exception for every malformed file
             raise EngineError(
                 f"{path}: not a tokenizer that tokenizers {tokenizers.__version__} reads ({error}); "

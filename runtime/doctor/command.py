@@ -80,6 +80,7 @@ def _show_engine(engine: dict[str, Any], console: Console) -> None:
             ("target", ", ".join([engine["target"], *(f"{k} {_words(v)}" for k, v in engine["facts"].items())]))
         )
     rows += [(problem["type"], problem["message"]) for problem in engine["problems"]]
+    rows += [("warning", warning) for warning in engine["warnings"]]
     _table(console, "Engine", rows)
 
 

@@ -12,14 +12,20 @@ from tensorwright.runtime.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.targets import ONNX_PROVIDER, TARGETS
 
 Check = Callable[[], object]
+NO_TOKENIZER = (
+    "no tokenizer: it takes and gives token ids only (LLM, and Triton's token interface), and tensorwright serve refuses "
+    "it; build it from a checkpoint with a tokenizer, or read on the build's standard error why it has none"
+)
 
 
 def examine_engine(path: str) -> dict[str, Any]:
-    """target, runs (whether it can), facts of it, and problems: the error's type and its text, which has the remedy."""
+    """target, runs (whether it can), facts of it, problems: the error's type and its text, which has the remedy, and
+    warnings: what it cannot do for lack of something, as texts."""
     try:
         engine = open_engine(path, read_tokenizer=True)
     except TensorwrightError as error:
-        return {"path": path, "target": None, "runs": False, "facts": {}, "problems": [_problem(error)]}
+        told: dict[str, Any] = {"facts": {}, "problems": [_problem(error)], "warnings": []}
+        return {"path": path, "target": None, "runs": False, **told}
     problems = []
     for check in CHECKS[engine.target](engine):
         try:
@@ -33,7 +39,8 @@ def examine_engine(path: str) -> dict[str, Any]:
     }
     with suppress(TensorwrightError):  # a check has told it
         facts |= TARGETS[engine.target].describe(engine)
-    return {"path": path, "target": engine.target, "runs": not problems, "facts": facts, "problems": problems}
+    told = {"facts": facts, "problems": problems, "warnings": [NO_TOKENIZER] if engine.tokenizer is None else []}
+    return {"path": path, "target": engine.target, "runs": not problems, **told}
 
 
 def _problem(error: TensorwrightError) -> dict[str, str]:

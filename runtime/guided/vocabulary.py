@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
 from tensorwright.runtime.guided.grammar import Grammar, compile_grammar
 from tensorwright.runtime.guided.params import GuidedDecodingParams
+from tensorwright.runtime.special_tokens import mark_special
 
 if TYPE_CHECKING:
     from tensorwright.runtime.engine_dir import EngineDir
@@ -42,6 +43,7 @@ class GuidedVocabulary:
         self.words = (engine.vocab_size + 31) // 32  # of a mask
         self.library = load_llguidance()
         library_tokens = tokenizers.Tokenizer.from_file(str(engine.file("tokenizer.json")))
+        mark_special(library_tokens, engine.special_tokens)
         if not self.eos:
             library_tokens.add_special_tokens([STAND_IN])
         ends = self.eos or [token for token in [library_tokens.token_to_id(STAND_IN)] if token is not None]

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
@@ -55,9 +56,15 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
 
 def prompt_of(engine: TextEngine, body: ChatFields) -> PromptDict:
     """By the model's chat template; it may take long."""
+    llm = engine.llm
+    if llm.chat_template is None and not llm.engine.chat_templates:
+        raise InvalidRequestError(
+            f"model {engine.name!r} has no chat template: use /v1/completions, or have the server started with "
+            "--chat-template FILE"
+        )
     messages = [message.for_template() for message in body.messages]
     variables = body.chat_template_kwargs or {}
-    return chat_prompt(engine.llm.engine, messages, None, body.add_generation_prompt, variables)
+    return chat_prompt(llm.engine, messages, llm.chat_template, body.add_generation_prompt, variables)
 
 
 class ChatAnswer:

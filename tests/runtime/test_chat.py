@@ -11,7 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from support.fake_runtime import FakeEngine, byte_tokenizer, write_engine
-from tensorwright.errors import InvalidRequestError
+from tensorwright.errors import EngineError, InvalidOptionError, InvalidRequestError
+from tensorwright.runtime.engine_dir import open_engine
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -86,3 +87,161 @@ def test_an_engine_without_template_or_tokenizer_says_so(llm: LLM, fake: FakeEng
     bare = write_engine(tmp_path / "bare", tokenizer=False)
     with LLM(bare, kv_cache_memory="1MiB") as mute, pytest.raises(InvalidRequestError, match="no tokenizer"):
         mute.chat(TALK, chat_template="a")
+
+
+# -- what a template does not look at ----------------------------------------------------------------------------------
+
+FIRST_SYSTEM = """{% if messages[0].role == 'system' %}<{{ messages[0]['content'] }}>{% endif %}
+{%- for m in messages %}{% if m.role != 'system' %}{{ m.role }}:{{ m.content }};{% endif %}{% endfor %}"""
+ANY_SYSTEM = "{% for m in messages %}{{ m.role }}{% if m.name %}({{ m.name }}){% endif %}:{{ m.content }};{% endfor %}"
+ITEMS = "{% for m in messages %}{% for key, value in m.items() %}{{ key }}={{ value }};{% endfor %}{% endfor %}"
+KNOWS = "{% for m in messages %}{{ '!' if m.role in ['developer'] }}{{ m.role }}:{{ m.content }};{% endfor %}"
+USER, DEVELOPER = {"role": "user", "content": "hi"}, {"role": "developer", "content": "be brief"}
+NAMED = {**USER, "name": "Ann"}
+RESULT = {"role": "tool", "name": "clock", "content": "12"}
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "prompt"),
+    [
+        (FIRST_SYSTEM, [DEVELOPER, USER], "<be brief>user:hi;"),
+        (ANY_SYSTEM, [USER, DEVELOPER], "user:hi;system:be brief;"),
+        (KNOWS, [DEVELOPER, USER], "!developer:be brief;user:hi;"),
+        (ANY_SYSTEM, [NAMED, {**DEVELOPER, "name": "op"}], "user(Ann):hi;system(op):be brief;"),
+        (ITEMS, [NAMED], "role=user;content=hi;name=Ann;"),
+        ("{{ messages | tojson }}", [NAMED], '[{"role": "user", "content": "hi", "name": "Ann"}]'),
+        ("{% for m in messages %}{{ m.get('name', '?') }}{% endfor %}", [NAMED, USER], "Ann?"),
+        (FIRST_SYSTEM, [USER, RESULT], "user:hi;tool:12;"),
+        (FIRST_SYSTEM, [{**USER, "name": None}], "user:hi;"),
+    ],
+)
+def test_developers_and_names_reach_the_model(chatty: LLM, template: str, messages: Any, prompt: str) -> None:
+    before = json.dumps(messages)
+    assert chatty.chat(messages, ONE, chat_template=template).prompt == prompt
+    assert json.dumps(messages) == before
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "words"),
+    [
+        (
+            FIRST_SYSTEM,
+            [USER, DEVELOPER],
+            r"messages\[1\] has the role 'developer', which the chat template does not take",
+        ),
+        (FIRST_SYSTEM, [USER, NAMED], r"messages\[1\] has a name, 'Ann', which the chat template does not read"),
+        ("{{ messages[0].content }}{{ messages[1].name }}", [NAMED, NAMED], r"messages\[0\] has a name"),
+        (FIRST_SYSTEM, [{**DEVELOPER, "name": "op"}], r"messages\[0\] has a name, 'op'"),
+    ],
+)
+def test_a_message_that_the_template_leaves_out_is_refused(
+    chatty: LLM, template: str, messages: Any, words: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        chatty.chat(messages, ONE, chat_template=template)
+
+
+# -- several templates -------------------------------------------------------------------------------------------------
+
+NAMES = {
+    "default": "plain:{{ messages[0].content }}",
+    "tool_use": "{{ tools | length }} tools:{{ messages[0].content }}",
+    "rag": "{{ documents | length }} documents:{{ messages[0].content }}",
+}
+FILES = {"chat_template.jinja": NAMES["default"]} | {
+    f"additional_chat_templates/{name}.jinja": NAMES[name] for name in ("tool_use", "rag")
+}
+LISTED = json.dumps({"chat_template": [{"name": name, "template": text} for name, text in NAMES.items()]})
+TOOLS = [{"type": "function", "function": {"name": "clock"}}]
+
+
+@pytest.fixture(params=["files", "list", "old engine"])
+def several(request: pytest.FixtureRequest, fake: FakeEngine, tmp_path: Path) -> Any:
+    """An engine with three templates, as files, as tokenizer_config.json has them, or with a file of the default."""
+    more = {
+        "files": FILES,
+        "list": {"tokenizer_config.json": LISTED},
+        "old engine": {"tokenizer_config.json": LISTED, "chat_template.jinja": NAMES["default"]},
+    }[request.param]
+    with LLM(write_engine(tmp_path / "engine", more=more), kv_cache_memory="1MiB") as llm:
+        yield llm
+
+
+@pytest.mark.parametrize(
+    ("asked", "variables", "prompt"),
+    [
+        (None, {}, "plain:hi"),
+        (None, {"tools": TOOLS}, "1 tools:hi"),
+        (None, {"tools": []}, "0 tools:hi"),
+        ("rag", {"documents": [{}, {}]}, "2 documents:hi"),
+        ("tool_use", {"tools": TOOLS}, "1 tools:hi"),
+        ("default", {}, "plain:hi"),
+        ("{{ messages[0].content }}!", {}, "hi!"),
+    ],
+)
+def test_templates_are_chosen_as_in_transformers(several: LLM, asked: Any, variables: Any, prompt: str) -> None:
+    output = several.chat([USER], ONE, chat_template=asked, template_variables=variables)
+    reference = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), chat_template=dict(NAMES))
+    assert output.prompt == prompt
+    assert prompt == reference.apply_chat_template([USER], chat_template=asked, tokenize=False, **variables)
+
+
+@pytest.mark.parametrize(
+    ("asked", "variables", "words"),
+    [
+        ("default", {"tools": TOOLS}, "the chat template never reads tools"),
+        (None, {"documents": [{}]}, "the chat template never reads documents"),
+        ("tools", {}, r"'tools' is neither Jinja nor the name of one of the templates \(default, rag, tool_use\)"),
+    ],
+)
+def test_what_no_template_reads_is_refused(several: LLM, asked: Any, variables: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        several.chat([USER], ONE, chat_template=asked, template_variables=variables)
+
+
+def test_without_a_default_one_must_be_named(fake: FakeEngine, tmp_path: Path) -> None:
+    file = {"additional_chat_templates/rag.jinja": "rag:{{ messages[0].content }}"}
+    engine = write_engine(tmp_path / "engine", more=file)
+    with LLM(engine, kv_cache_memory="1MiB", chat_template="rag") as llm:
+        assert llm.chat([USER], ONE).prompt == "rag:hi"
+    with LLM(engine, kv_cache_memory="1MiB") as llm, pytest.raises(InvalidRequestError, match="must name one of rag"):
+        llm.chat([USER])
+
+
+def test_files_hold_before_a_list(fake: FakeEngine, tmp_path: Path) -> None:
+    more = {"tokenizer_config.json": LISTED, "chat_template.jinja": "other"}
+    assert open_engine(write_engine(tmp_path / "engine", more=more)).chat_templates == {"default": "other"}
+
+
+@pytest.mark.parametrize("value", [3, [3], [{"name": "a"}], [{"name": 1, "template": "a"}], {"default": 2}])
+def test_templates_that_are_none_are_told(tmp_path: Path, value: Any) -> None:
+    more = {"tokenizer_config.json": json.dumps({"chat_template": value})}
+    with pytest.raises(EngineError, match="neither text nor a named list"):
+        open_engine(write_engine(tmp_path / "engine", more=more), read_tokenizer=True)
+
+
+# -- a template of the operator's --------------------------------------------------------------------------------------
+
+
+def test_an_llm_may_have_a_template_of_its_own(fake: FakeEngine, tmp_path: Path) -> None:
+    engine = write_engine(tmp_path / "engine")
+    with LLM(engine, kv_cache_memory="1MiB", chat_template="own:{{ messages[0].content }}") as llm:
+        assert llm.chat([USER], ONE).prompt == "own:hi"
+        assert llm.chat([USER], ONE, chat_template="{{ 'call' }}").prompt == "call"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% if %}", "chat_template must be a Jinja template: line 1: Expected an expression"),
+        ("rag", r"chat_template must be Jinja text .* or the name of a template \(there is none\)"),
+        ("", "chat_template must be Jinja text or the name of a template, got ''"),
+        (3, "got 3"),
+    ],
+)
+def test_a_template_that_cannot_be_is_refused_before_the_engine_starts(
+    fake: FakeEngine, tmp_path: Path, template: Any, words: str
+) -> None:
+    with pytest.raises(InvalidOptionError, match=words):
+        LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB", chat_template=template)
+    assert not fake.submitted

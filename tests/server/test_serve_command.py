@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from support.command_line import call
+from support.fake_runtime import write_engine
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime import serve_command
 from tensorwright.runtime.cli import cli
@@ -50,11 +51,20 @@ def no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--max-connections", "0"], "max_connections must be a positive integer"),
         (["--retry-after", "0"], "retry_after must be a positive integer"),
         (["other/x"], "would both be called 'x'"),
+        (["--chat-template", "no/where.jinja"], "--chat-template must be a readable file of UTF-8 text"),
+        (["--chat-template", "{empty}"], "must hold a Jinja template, and has neither {{ nor {% in it"),
+        (["--chat-template", "{broken}"], "broken.jinja must be a Jinja template: line 2: "),
+        (["{bare}"], "bare has no tokenizer, so every request to it would be refused"),
     ],
 )
 def test_wrong_options_are_told_before_an_engine_is_loaded(
-    no_engines: None, capsys: pytest.CaptureFixture[str], options: list[str], told: str
+    no_engines: None, capsys: pytest.CaptureFixture[str], tmp_path: Path, options: list[str], told: str
 ) -> None:
+    (tmp_path / "empty.jinja").write_text("nothing")
+    (tmp_path / "broken.jinja").write_text("{{ messages }}\n{% if %}")
+    write_engine(tmp_path / "bare", tokenizer=False)
+    places = {"{empty}": "empty.jinja", "{broken}": "broken.jinja", "{bare}": "bare"}
+    options = [str(tmp_path / places[option]) if option in places else option for option in options]
     code, out, err = call(capsys, "serve", "some/x", *options)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")

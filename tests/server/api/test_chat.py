@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -60,6 +61,30 @@ def test_templates_get_their_variables_and_parts_are_joined(client: openai.OpenA
     )
     expected = llm.generate("# calm\n# user: a\nb\n", SamplingParams(temperature=0, max_tokens=12))
     assert answer.choices[0].message.content == expected.outputs[0].text
+
+
+def test_developers_are_the_system(client: openai.OpenAI, llm: LLM) -> None:
+    talk: Any = [{**TALK[0], "role": "developer"}, *TALK[1:]]
+    answer = client.chat.completions.create(model="pico", messages=talk, temperature=0, max_tokens=8)
+    expected = llm.chat(TALK, SamplingParams(temperature=0, max_tokens=8))
+    assert answer.choices[0].message.content == expected.outputs[0].text
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_a_model_without_template_is_named_and_what_to_do(
+    url: str, llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Nothing of the server's inside is told."""
+    monkeypatch.setitem(llm.engine.__dict__, "chat_templates", {})
+    answer = httpx.post(f"{url}{path}", json={"model": "pico", "messages": TALK})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        "model 'pico' has no chat template: use /v1/completions, or have the server started with --chat-template FILE"
+    )
+    monkeypatch.setattr(llm, "chat_template", "{{ messages[0].content }}")
+    assert httpx.post(f"{url}{path}", json={"model": "pico", "messages": TALK}).status_code == 200
 
 
 @pytest.mark.parametrize("top", [0, 3])

@@ -1,0 +1,55 @@
+"""An engine's chat templates by name, from its files. As in transformers, "default" serves where no other is asked for.
+
+chat_template.jinja is the default one, additional_chat_templates/NAME.jinja are the others. tokenizer_config.json may
+hold templates too: one text, or a list with names. Where there are files, they hold; a list counts beside them if its
+default is theirs, for engines built before tensorwright wrote a file for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from tensorwright.errors import EngineError
+from tensorwright.runtime.checksums import REMEDY
+
+DEFAULT, TOOL_USE = "default", "tool_use"
+DEFAULT_FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
+
+
+def read_templates(root: Path, files: Iterable[str], tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> Jinja text, the default one first. files: the engine's, by relative path. Raises EngineError."""
+    found = {name: _read(root / file) for file in sorted(files) if (name := _name(file)) is not None}
+    listed = _listed(root, tokenizer_config.get("chat_template"))
+    if not found or (DEFAULT in found and found[DEFAULT] == listed.get(DEFAULT)):
+        found = {**listed, **found}
+    return dict(sorted(found.items(), key=lambda item: (item[0] != DEFAULT, item[0])))
+
+
+def _name(file: str) -> str | None:
+    """Of the template in this file, None for another file."""
+    if file == DEFAULT_FILE:
+        return DEFAULT
+    path = PurePosixPath(file)
+    return path.stem if path.suffix == ".jinja" and path.parts[:-1] == (FOLDER,) else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EngineError(f"{path}: cannot be read as UTF-8 text ({error}); {REMEDY}") from error
+
+
+def _listed(root: Path, value: Any) -> dict[str, str]:
+    """value: chat_template of tokenizer_config.json."""
+    if value is None or isinstance(value, str):
+        return {} if value is None else {DEFAULT: value}
+    entries = value if isinstance(value, list) else [None]
+    if not all(isinstance(entry, dict) for entry in entries):
+        entries = [{}]  # refused below
+    named = {entry.get("name"): entry.get("template") for entry in entries}
+    if not all(isinstance(text, str) for item in named.items() for text in item):
+        raise EngineError(f"{root / 'tokenizer_config.json'}: chat_template is neither text nor a named list; {REMEDY}")
+    return named
