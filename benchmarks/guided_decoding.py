@@ -66,18 +66,20 @@ def compare(llm, batch: int, tokens: int, rounds: int) -> None:
 def mask_times(llm) -> None:
     """Of the library alone, over a text that a model might make."""
     from tensorwright import GuidedDecodingParams
+    from tensorwright.errors import InvalidRequestError
 
     text = '[{"name": "Ada", "age": 36, "mail": "ada@example.org", "tags": ["red", "blue"], "score": 4.25}, '
     start = time.perf_counter()
     grammar = llm.engine.guided_vocabulary.compile(GuidedDecodingParams(json=SCHEMA))
     compiled = time.perf_counter() - start
-    matcher = grammar.start(False).matcher
+    place = grammar.start(False)
     spans = []
     for token in llm.engine.tokenizer.encode(text * 4, False):
         begin = time.perf_counter()
-        matcher.compute_bitmask()
-        if not matcher.consume_token(token):
-            break  # the second "[" is not of the schema
+        try:
+            place.advance([token])
+        except InvalidRequestError:  # the second "[" is not of the schema
+            break
         spans.append((time.perf_counter() - begin) * 1e6)
     spans.sort()
     print(

@@ -19,6 +19,7 @@ from tensorwright.runtime.template_files import read_templates
 from tensorwright.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from tensorwright.runtime.guided.reader import VocabularyReader
     from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
 FORMAT = "tensorwright-engine"
@@ -150,11 +151,17 @@ class EngineDir:
         return Tokenizer.from_file(self.file(TOKENIZER), self.special_tokens)
 
     @cached_property
-    def guided_vocabulary(self) -> GuidedVocabulary:
-        """For guided decoding. InvalidRequestError without a tokenizer, MissingDependencyError without the library."""
-        from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
+    def vocabulary_reader(self) -> VocabularyReader:
+        """For guided decoding: it reads the vocabulary when it is told to."""
+        from tensorwright.runtime.guided.reader import VocabularyReader
 
-        return GuidedVocabulary(self)
+        return VocabularyReader(self)
+
+    @property
+    def guided_vocabulary(self) -> GuidedVocabulary:
+        """Read when it is first asked for. InvalidRequestError without a tokenizer, MissingDependencyError without the
+        library."""
+        return self.vocabulary_reader.get()
 
     def load_text_side(self) -> None:
         """Reads tokenizer and chat templates now rather than when they are first asked for."""

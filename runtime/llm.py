@@ -13,6 +13,7 @@ from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.engine_client import EngineClient, Observer
 from tensorwright.runtime.engine_dir import DTYPES, KV_CACHE_DTYPES, EngineDir, is_engine, open_engine
+from tensorwright.runtime.guided.reader import TIMES
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.model_cache import BuildChoices, engine_for_model, open_cached
@@ -27,7 +28,7 @@ from tensorwright.runtime.weight_formats import spelled_out
 class LLM(StrictKeywords):
     """A running engine. Thread-safe; use it as a context manager, or call `shutdown`.
 
-    engine_or_model_dir: an engine, or a Hugging Face model directory, which is built once and kept in the user's
+    model: an engine, or a Hugging Face model directory, which is built once and kept in the user's
         cache (this needs the build extra).
     kv_cache_memory: bytes or text such as "512MiB"; None: half of the memory that the weights leave free (as the
         control group limits it), at most what a full batch of the longest sequences can use.
@@ -41,6 +42,8 @@ class LLM(StrictKeywords):
         choice is of target cpu alone.
     enable_prefix_caching: keep keys and values of finished prompts for later ones with the same beginning. None: where
         the engine's target can, which all but onnx do.
+    guided_vocabulary: when the vocabulary is read for guided decoding, which may take seconds: "lazy", at the first
+        guided request, or "eager", in a thread that starts as soon as the engine is there. No other request waits.
     max_queue_size: requests that may wait; one more raises QueueFullError (`generate` waits instead).
     dtype: of a build from a model directory: "auto", "float32" or "bfloat16".
     quantize: of a build from a model directory: formats of the weights, as `build` takes them ("int4", "int8:g64",
@@ -53,7 +56,7 @@ class LLM(StrictKeywords):
 
     def __init__(
         self,
-        engine_or_model_dir: str | Path,
+        model: str | Path,
         *,
         kv_cache_memory: str | int | None = None,
         max_batch_size: int | None = None,
@@ -63,6 +66,7 @@ class LLM(StrictKeywords):
         threads: int | None = None,
         load: str = "map",
         enable_prefix_caching: bool | None = None,
+        guided_vocabulary: str = "lazy",
         max_queue_size: int = 1024,
         dtype: str = "auto",
         quantize: str | None = None,
@@ -85,7 +89,9 @@ class LLM(StrictKeywords):
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
         )
-        path = _path_of(engine_or_model_dir)
+        if guided_vocabulary not in TIMES:
+            raise InvalidOptionError(f"guided_vocabulary must be one of {', '.join(TIMES)}, got {guided_vocabulary!r}")
+        path = _path_of(model)
         if is_model(path):  # its build may take minutes: what it cannot have is refused before
             options = options.with_limits(native.DEFAULT_LIMITS)
         self.engine, self._lease = _engine_of(path, BuildChoices(dtype, quantize, kv_cache_dtype))
@@ -102,6 +108,8 @@ class LLM(StrictKeywords):
         groups = tuple((group["window"], group["total_blocks"]) for group in stats["groups"])
         assert self.options.max_batch_size is not None  # resolved
         self._capacity = Capacity(groups, stats["block_size"], self.options.max_batch_size)
+        if guided_vocabulary == "eager":
+            self.engine.vocabulary_reader.start()
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too; this one comes first
@@ -248,11 +256,10 @@ def is_model(path: Path) -> bool:
     return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / "config.json")
 
 
-def _path_of(engine_or_model_dir: str | Path) -> Path:
-    named = engine_or_model_dir
-    if not isinstance(named, (str, Path)) or not str(named).strip():
-        raise InvalidOptionError(f"LLM: must be given the path of an engine or of a model directory, got {named!r}")
-    return Path(os.path.expanduser(named))
+def _path_of(model: str | Path) -> Path:
+    if not isinstance(model, (str, Path)) or not str(model).strip():
+        raise InvalidOptionError(f"LLM: must be given the path of an engine or of a model directory, got {model!r}")
+    return Path(os.path.expanduser(model))
 
 
 def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | None]:

@@ -28,6 +28,14 @@ ENGINE_OPTIONS: OptionTable = {
         "--prefix-caching/--no-prefix-caching",
         {"default": None, "help": "Default: on, but for engines of target onnx, which cannot."},
     ),
+    "guided_vocabulary": (
+        "--guided-vocabulary",
+        {
+            "type": click.Choice(["lazy", "eager"]),
+            "default": "eager",
+            "help": "When it is read for guided decoding: at the first guided request, or beside the start.",
+        },
+    ),
     "dtype": (
         "--dtype",
         {"type": click.Choice(["auto", "float32", "bfloat16"]), "default": "auto", "help": "Of a model directory."},

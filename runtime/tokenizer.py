@@ -42,6 +42,11 @@ class Tokenizer:
             ) from error
 
     @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The library's own object. Who changes it changes this tokenizer."""
+        return self._tokenizer
+
+    @property
     def vocab_size(self) -> int:
         """Ids the tokenizer knows; the model's vocabulary may be padded beyond it."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)

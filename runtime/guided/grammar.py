@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.guided.library import LibraryMatcher
 from tensorwright.runtime.guided.matcher import GrammarMatcher, clipped, library_words
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 
@@ -37,12 +38,13 @@ ESCAPE = re.compile(r"\\(?:\\|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{
 class Grammar:
     """Shared by the requests that ask for the same; each of their completions starts a matcher of its own."""
 
-    def __init__(self, vocabulary: GuidedVocabulary, matcher: Any, name: str):
+    def __init__(self, vocabulary: GuidedVocabulary, matcher: LibraryMatcher, name: str):
         self._vocabulary = vocabulary
         self._matcher = matcher
         self._name = name
         self._lock = threading.Lock()
-        self._row = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint32)
+        self._row = np.zeros(vocabulary.library_words, dtype=np.uint32)
+        matcher.compute_mask(self._row)
 
     def first_mask(self, ignore_eos: bool) -> NDArray[np.uint32]:
         """Of the first token. InvalidRequestError if there is none."""
@@ -56,7 +58,7 @@ class Grammar:
 
     def start(self, ignore_eos: bool) -> GrammarMatcher:
         with self._lock:
-            matcher = self._matcher.deep_copy()
+            matcher = self._matcher.copy()
         return GrammarMatcher(self._vocabulary, matcher, self._ends_by_token(ignore_eos), self._name)
 
     def _ends_by_token(self, ignore_eos: bool) -> bool:
@@ -66,22 +68,20 @@ class Grammar:
 
 def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams) -> Grammar:
     name = f"guided_decoding: {params.kind}"
-    library = vocabulary.library
     try:
-        text = _library_grammar(library, params)
+        text = _library_grammar(vocabulary.tokens.library.python, params)
     except Exception as error:  # of the library's converters, which raise the plain class
         raise InvalidRequestError(f"{name} cannot be followed: {clipped(str(error))}") from error
-    limits = library.LLParserLimits(**LIMITS, verbose_errors=False)
-    tokens = vocabulary.json_tokens if params.kind in ("json", "json_object") else vocabulary.tokens
-    matcher = library.LLMatcher(tokens, text, log_level=0, limits=limits)
-    if not matcher.is_error():
+    matcher = LibraryMatcher.compile(vocabulary.tokens, text, LIMITS)
+    if not matcher.is_error:
         grammar = Grammar(vocabulary, matcher, name)
-    if matcher.is_error():
+    if matcher.is_error:
         raise InvalidRequestError(f"{name} cannot be followed: {library_words(matcher)}")
     return grammar
 
 
 def _library_grammar(library: Any, params: GuidedDecodingParams) -> str:
+    """In the library's JSON form, which may hold any character. library: its Python module."""
     make = library.LLMatcher
     if params.kind == "json":
         return make.grammar_from_json_schema(params.text, overrides=JSON_OPTIONS)
@@ -91,8 +91,13 @@ def _library_grammar(library: Any, params: GuidedDecodingParams) -> str:
         return make.grammar_from_regex(params.text)
     if params.kind == "choice":
         quoted = [json.dumps(text, ensure_ascii=False) for text in params.choice or ()]
-        return make.grammar_from_lark("start: " + " | ".join(quoted))
-    return make.grammar_from_lark(_lark(params.text))
+        return _as_json("start: " + " | ".join(quoted))
+    return _as_json(_lark(params.text))
+
+
+def _as_json(lark: str) -> str:
+    lark.encode()  # raises for what is no Unicode text
+    return json.dumps({"grammars": [{"lark_grammar": lark}]})
 
 
 def _lark(text: str) -> str:

@@ -10,6 +10,7 @@ import xxhash
 from fastapi import Request
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.byte_alphabet import byte_alphabet
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ class TextEngine:
             return decoded.encode()
         if byte := BYTE_TOKEN.fullmatch(spelled):
             return bytes([int(byte[1], 16)])
-        table = _byte_alphabet()
+        table = byte_alphabet()
         return (
             bytes(table[letter] for letter in spelled)
             if all(letter in table for letter in spelled)
@@ -85,11 +86,3 @@ def model_created(engine: EngineDir) -> int:
 @lru_cache(maxsize=64)
 def _fingerprint(sums: tuple[tuple[str, str], ...]) -> str:
     return "fp_" + xxhash.xxh3_64_hexdigest("\n".join(f"{digest} {name}" for name, digest in sums).encode())
-
-
-@lru_cache(maxsize=1)
-def _byte_alphabet() -> dict[str, int]:
-    """How byte-level tokenizers (GPT-2's) spell bytes: printable ones as themselves, the others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}

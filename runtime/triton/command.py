@@ -9,7 +9,9 @@ import click
 from tensorwright.runtime.option_tables import LIMITED
 
 _NAMES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
-_LLM = ("kv_cache_memory", "max_num_tokens", "max_prefill_chunk", "threads", "load", "max_queue_size")
+_LLM = (
+    "kv_cache_memory", "max_num_tokens", "max_prefill_chunk", "threads", "load", "guided_vocabulary", "max_queue_size",
+)  # fmt: skip
 
 
 @click.command("triton-repo")
@@ -48,6 +50,11 @@ _LLM = ("kv_cache_memory", "max_num_tokens", "max_prefill_chunk", "threads", "lo
 @click.option("--max-prefill-chunk", type=int, help="Most tokens of one prompt in one step.")
 @click.option("--threads", type=int, help="Default: one per physical core.")
 @click.option("--load", type=click.Choice(["map", "copy"]), help="Map the weights, or copy them.")
+@click.option(
+    "--guided-vocabulary",
+    type=click.Choice(["lazy", "eager"]),
+    help="When it is read for guided decoding: at the first guided request, or beside the start, the default here.",
+)
 @click.option("--max-queue-size", type=int, help="Requests that may wait.")
 def triton_repo(engine: str, repository: str, **options: Any) -> None:
     """Write a model for Triton Inference Server into REPO that serves ENGINE.

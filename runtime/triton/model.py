@@ -44,7 +44,8 @@ class TritonPythonModel:
         self.interface: Interface = interface_of(self.options.interface)
         self._decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
         self._batched = config.get("max_batch_size", 0) > 0
-        self.llm = LLM(self.options.engine_path(args["model_repository"]), **self.options.llm)
+        path = self.options.engine_path(args["model_repository"])
+        self.llm = LLM(path, **{"guided_vocabulary": "eager", **self.options.llm})
         self.exchange = Exchange(self.options.cancellation_check_period_ms / 1e3)
         self.metrics = TritonMetrics(_backend(), self.llm, args["model_name"], args["model_version"])
         self.watch = Watch(_backend(), self.llm, args["model_name"])

@@ -16,7 +16,7 @@ from tensorwright.runtime.keywords import closest
 LLM_INTEGERS = (
     "max_batch_size", "max_num_tokens", "max_prefill_chunk", "max_prompt_logprob_rows", "threads", "max_queue_size",
 )  # fmt: skip
-LLM_TEXTS = ("kv_cache_memory", "load")
+LLM_TEXTS = ("kv_cache_memory", "load", "guided_vocabulary")
 LLM_FLAGS = ("enable_prefix_caching",)
 LLM_OPTIONS = (*LLM_INTEGERS, *LLM_TEXTS, *LLM_FLAGS)
 OWN = ("engine", "interface", "exclude_input_in_output", "cancellation_check_period_ms")

@@ -15,7 +15,7 @@ from support.fake_runtime import EOS, FakeEngine, engine_config, write_engine
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
 from tensorwright.runtime import native
-from tensorwright.runtime.guided import grammar, vocabulary
+from tensorwright.runtime.guided import grammar, library, vocabulary
 
 NESTED = {"type": "object", "properties": {"a": {"type": "string"}}}
 for _ in range(200):
@@ -126,6 +126,7 @@ def test_without_a_tokenizer(fake: FakeEngine, tmp_path: Path) -> None:
 
 def test_without_the_library(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
+    library.load_library.cache_clear()
     with pytest.raises(MissingDependencyError, match=r"pip install 'tensorwright\[guided\]'"):
         llm.generate_async("ab", guided(regex="a"))
     assert llm.generate("ab", SamplingParams(max_tokens=2)).outputs[0].text == "ab"

@@ -45,6 +45,7 @@ def ids(count: int) -> dict[str, Any]:
         ({"threads": -1}, "threads must be"),
         ({"threads": 2000}, "threads must be a positive integer of at most 1024, got 2000"),
         ({"load": "slow"}, "map, copy, got 'slow'"),
+        ({"guided_vocabulary": "early"}, "guided_vocabulary must be one of lazy, eager, got 'early'"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be True or False, got 'no'"),
         ({"dtype": "bfloat16"}, "built as float32"),
         ({"dtype": "int7"}, "dtype must be one of auto, float32, float16, bfloat16, got 'int7'"),

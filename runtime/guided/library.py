@@ -1,0 +1,216 @@
+"""llguidance through its C interface.
+
+Its Python classes keep the interpreter's lock while they read a vocabulary, for seconds where that is large. Calls
+through `ctypes.CDLL` let go of the lock, so other threads go on. Calls that take microseconds go through `PyDLL`, which
+keeps the lock: to get it back from a busy thread would take longer than the call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tensorwright.errors import MissingDependencyError
+
+ERROR_BYTES = 4096  # of a message, the end of the text included
+Tokenize = Callable[[str], Sequence[int]]
+_TOKENIZE = ctypes.CFUNCTYPE(c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_uint32), c_size_t)
+
+
+class _TokenizerInit(ctypes.Structure):
+    """LlgTokenizerInitV2 of llguidance.h."""
+
+    _fields_ = (
+        ("struct_size", c_size_t), ("vocab_size", c_uint32), ("tok_eos", c_uint32), ("token_lens", c_void_p),
+        ("token_bytes", c_char_p), ("tokenizer_json", c_char_p), ("tokenize_assumes_string", c_bool),
+        ("tokenize_fn", _TOKENIZE), ("use_approximate_greedy_tokenize_fn", c_bool), ("tokenize_user_data", c_void_p),
+        ("slices", c_void_p), ("tok_eos_extra", c_void_p), ("tok_eos_extra_count", c_uint32),
+    )  # fmt: skip
+
+
+class _Limits(ctypes.Structure):
+    """LlgParserLimits of llguidance.h."""
+
+    _fields_ = (
+        ("max_items_in_row", c_size_t), ("initial_lexer_fuel", c_uint64), ("step_lexer_fuel", c_uint64),
+        ("step_max_items", c_size_t), ("max_lexer_states", c_size_t), ("max_grammar_size", c_size_t),
+        ("precompute_large_lexemes", c_bool), ("verbose_errors", c_bool),
+    )  # fmt: skip
+
+
+class _ConstraintInit(ctypes.Structure):
+    """LlgConstraintInit of llguidance.h."""
+
+    _fields_ = (
+        ("tokenizer", c_void_p), ("log_buffer_level", c_uint32), ("log_stderr_level", c_uint32),
+        ("ff_tokens_ok", c_bool), ("backtrack_ok", c_bool), ("limits", _Limits),
+    )  # fmt: skip
+
+
+SLOW: dict[str, tuple[Any, list[Any]]] = {
+    "llg_new_tokenizer_v2": (c_void_p, [POINTER(_TokenizerInit), c_char_p, c_size_t]),
+    "llg_new_matcher": (c_void_p, [POINTER(_ConstraintInit), c_char_p, c_char_p]),
+    "llg_clone_matcher": (c_void_p, [c_void_p]),
+    "llg_matcher_compute_mask_into": (c_int32, [c_void_p, c_void_p, c_size_t]),
+    "llg_free_tokenizer": (None, [c_void_p]),
+    "llg_free_matcher": (None, [c_void_p]),
+}
+"""Function -> result and arguments. They let go of the interpreter's lock."""
+
+QUICK: dict[str, tuple[Any, list[Any]]] = {
+    "llg_constraint_init_set_defaults": (None, [c_void_p, c_void_p]),
+    "llg_matcher_consume_tokens": (c_int32, [c_void_p, POINTER(c_uint32), c_size_t]),
+    "llg_matcher_is_error": (c_bool, [c_void_p]),
+    "llg_matcher_is_accepting": (c_bool, [c_void_p]),
+    "llg_matcher_get_error": (c_char_p, [c_void_p]),
+}
+"""Function -> result and arguments. They keep it."""
+
+
+@cache
+def load_library() -> Library:
+    """MissingDependencyError says what to install."""
+    return Library()
+
+
+class Library:
+    """The functions of SLOW and QUICK as attributes, and `python`, the library's Python module."""
+
+    def __init__(self) -> None:
+        try:
+            import llguidance
+            from llguidance import _lib
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"guided decoding needs llguidance ({error}); run: pip install 'tensorwright[guided]'"
+            ) from error
+        self.python: Any = llguidance
+        try:
+            for table, load in ((SLOW, ctypes.CDLL), (QUICK, ctypes.PyDLL)):
+                functions = load(_lib.__file__)
+                for name, (result, arguments) in table.items():
+                    function = getattr(functions, name)
+                    function.restype, function.argtypes = result, arguments
+                    setattr(self, name, function)
+        except (AttributeError, OSError) as error:
+            raise _unknown_interface(str(error)) from error
+        self._check_layout()
+
+    def __getattr__(self, name: str) -> Any:  # for type checkers: __init__ sets what there is
+        raise AttributeError(name)
+
+    def _check_layout(self) -> None:
+        """The defaults that the library writes must lie where it says in Python that they are."""
+        untouched = 0xAA
+        room = (ctypes.c_ubyte * 1024)(*[untouched] * 1024)
+        self.llg_constraint_init_set_defaults(room, None)
+        found = _ConstraintInit.from_buffer(room)
+        expected = self.python.LLParserLimits()
+        same = all(getattr(found.limits, name) == getattr(expected, name, None) for name, _ in _Limits._fields_)
+        known = {name for name, _ in _Limits._fields_}
+        if not same or found.tokenizer or {name for name in dir(expected) if name[0] != "_"} != known:
+            raise _unknown_interface("its structures are others")
+
+
+def _unknown_interface(why: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"guided decoding does not know the C interface of the llguidance that is installed ({why}); "
+        "run: pip install 'tensorwright[guided]'"
+    )
+
+
+class LibraryTokens:
+    """A vocabulary as the library keeps it. It is read without the interpreter's lock.
+
+    lengths, spelled: of each token in bytes, and all their bytes; a token of no bytes is never allowed.
+    ends: the tokens that end a text. tokenize: text to token ids, as the model's own tokenizer has it.
+    Raises ValueError in the library's words.
+    """
+
+    def __init__(self, lengths: NDArray[np.uint32], spelled: bytes, ends: Sequence[int], tokenize: Tokenize):
+        self.library = load_library()
+        self.vocab_size = len(lengths)
+        self._tokenize = _callback(tokenize)  # the library keeps no reference of its own
+        others = np.array(ends[1:], dtype=np.uint32)
+        told = _TokenizerInit(
+            struct_size=ctypes.sizeof(_TokenizerInit),
+            vocab_size=len(lengths),
+            tok_eos=ends[0],
+            token_lens=lengths.ctypes.data,
+            token_bytes=spelled,
+            tokenize_assumes_string=True,
+            tokenize_fn=self._tokenize,
+            tok_eos_extra=others.ctypes.data if len(others) else None,
+            tok_eos_extra_count=len(others),
+        )
+        message = ctypes.create_string_buffer(ERROR_BYTES)
+        self.address = self.library.llg_new_tokenizer_v2(told, message, ERROR_BYTES)
+        if not self.address:
+            raise ValueError(message.value.decode("utf-8", "replace"))
+        weakref.finalize(self, self.library.llg_free_tokenizer, self.address).atexit = False
+
+
+def _callback(tokenize: Tokenize) -> Any:
+    @_TOKENIZE
+    def run(_: Any, text: int, size: int, out: Any, room: int) -> int:
+        ids = tokenize(ctypes.string_at(text, size).decode())
+        for at, token in enumerate(ids[:room]):
+            out[at] = token
+        return len(ids)
+
+    return run
+
+
+class LibraryMatcher:
+    """A place in a grammar. One thread at a time."""
+
+    def __init__(self, tokens: LibraryTokens, address: int):
+        """address: of the library's object, which this one frees."""
+        self._tokens = tokens  # its tokenize function is called from here
+        self._library = tokens.library
+        self._address = address
+        weakref.finalize(self, self._library.llg_free_matcher, address).atexit = False
+
+    @classmethod
+    def compile(cls, tokens: LibraryTokens, grammar: str, limits: dict[str, int]) -> LibraryMatcher:
+        """grammar: a list of grammars in the library's JSON form. A matcher that is in error says why."""
+        told = _ConstraintInit()
+        tokens.library.llg_constraint_init_set_defaults(ctypes.byref(told), tokens.address)
+        told.log_buffer_level = told.log_stderr_level = 0
+        told.limits.verbose_errors = False
+        for name, value in limits.items():
+            setattr(told.limits, name, value)
+        return cls(tokens, tokens.library.llg_new_matcher(told, b"llguidance", grammar.encode()))
+
+    def copy(self) -> LibraryMatcher:
+        return LibraryMatcher(self._tokens, self._library.llg_clone_matcher(self._address))
+
+    def consume(self, tokens: Sequence[int]) -> bool:
+        """False if the grammar does not admit them; the matcher is in error then."""
+        return (
+            self._library.llg_matcher_consume_tokens(self._address, (c_uint32 * len(tokens))(*tokens), len(tokens)) == 0
+        )
+
+    def compute_mask(self, row: NDArray[np.uint32]) -> bool:
+        """row: a bit for each token of the vocabulary, which is written. False if the matcher is in error."""
+        return self._library.llg_matcher_compute_mask_into(self._address, row.ctypes.data, row.nbytes) == 0
+
+    @property
+    def is_error(self) -> bool:
+        return self._library.llg_matcher_is_error(self._address)
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._library.llg_matcher_is_accepting(self._address)
+
+    @property
+    def error(self) -> str:
+        """Why it is in error, "" if it is not."""
+        return (self._library.llg_matcher_get_error(self._address) or b"").decode("utf-8", "replace")
