@@ -20,7 +20,7 @@ from jinja2 import nodes
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.engine_dir import EngineDir
-from tensorwright.runtime.prompts import PromptDict
+from tensorwright.runtime.prompts import TokenizedPrompt
 
 Message = dict[str, Any]
 
@@ -31,7 +31,7 @@ def chat_prompt(
     template: str | None,
     add_generation_prompt: bool,
     variables: dict[str, Any],
-) -> PromptDict:
+) -> TokenizedPrompt:
     """template: instead of the model's. variables: what else the template may look at, such as tools."""
     _check_messages(messages)
     if engine.tokenizer is None:
@@ -48,7 +48,7 @@ def chat_prompt(
         ids = engine.tokenizer.encode(rendered, add_special_tokens=False)
     except (TypeError, ValueError) as error:  # a lone surrogate is not text
         raise InvalidRequestError(f"the messages are not valid Unicode text: {error}") from error
-    return {"prompt": rendered, "prompt_token_ids": ids}
+    return TokenizedPrompt(rendered, ids)
 
 
 def is_conversation(messages: Any) -> bool:

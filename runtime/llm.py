@@ -31,8 +31,9 @@ class LLM(StrictKeywords):
         cache (this needs the build extra).
     kv_cache_memory: bytes or text such as "512MiB"; None: half of the memory that the weights leave free (as the
         control group limits it), at most what a full batch of the longest sequences can use.
-    max_batch_size: most completions that run at once; None: 64. max_num_tokens: most tokens of one step, prompt chunks
-        included; None: 512. A TensorRT engine that was built for less has that as its default.
+    max_batch_size: most completions that run at once; None: 64, or max_num_tokens where that is less. max_num_tokens:
+        most tokens of one step, prompt chunks included; None: 512. A TensorRT engine that was built for less has that
+        as its default.
     max_prefill_chunk: most tokens of one prompt in one step, so that long prompts delay the others less; None: no cap.
     max_prompt_logprob_rows: most prompt tokens that one step scores for prompt_logprobs; each takes the memory of a row
         of logits, once it is used.

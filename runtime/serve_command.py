@@ -75,17 +75,26 @@ def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) 
 def name_engines(engines: Iterable[str]) -> dict[str, Path]:
     """Name -> place. "NAME=PATH", or a path, whose last part is the name."""
     places: dict[str, Path] = {}
+    given: set[str] = set()  # names that somebody wrote
     for text in engines:
-        name, equals, path = text.partition("=")
-        if not equals or "/" in name:  # a path may hold an "=", a name no "/"
-            name, path = "", text
+        own, equals, path = text.partition("=")
+        if not equals or "/" in own:  # a path may hold an "=", a name no "/"
+            own, path = "", text
         place = Path(os.path.expanduser(path))
-        name = name or os.path.basename(os.path.realpath(place))
+        name = own or os.path.basename(os.path.realpath(place))
         if not path.strip() or not name.strip() or not name.isprintable():
             raise InvalidOptionError(f"an engine must be PATH or NAME=PATH, got {text!r}")
+        if name in places and own and name in given:
+            raise InvalidOptionError(
+                f"{name!r} is given to two engines, {places[name]} and {place}: give each a name of its own"
+            )
         if name in places:
-            raise InvalidOptionError(f"{places[name]} and {place} would both be called {name!r}: write NAME=PATH")
+            raise InvalidOptionError(
+                f"{places[name]} and {place} would both be called {name!r}: write NAME=PATH with another name for one "
+                "of them"
+            )
         places[name] = place
+        given |= {own}
     return places
 
 

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
-from tensorwright.runtime.prompts import PromptDict
+from tensorwright.runtime.prompts import TokenizedPrompt
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest, ChatFields
 from tensorwright.runtime.server.completions import CLIENT_CLOSED, STREAMED
 from tensorwright.runtime.server.event_stream import EventStream
@@ -53,7 +53,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     return Response(whole.model_dump_json(), media_type="application/json")
 
 
-def prompt_of(engine: TextEngine, body: ChatFields) -> PromptDict:
+def prompt_of(engine: TextEngine, body: ChatFields) -> TokenizedPrompt:
     """By the model's chat template; it may take long."""
     messages = [message.for_template() for message in body.messages]
     variables = body.chat_template_kwargs or {}

@@ -49,7 +49,9 @@ def no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--header-timeout", "nan"], "header_timeout must be a positive number"),
         (["--max-connections", "0"], "max_connections must be a positive integer"),
         (["--retry-after", "0"], "retry_after must be a positive integer"),
-        (["other/x"], "would both be called 'x'"),
+        (["other/x"], "some/x and other/x would both be called 'x': write NAME=PATH"),
+        (["x=other"], "some/x and other would both be called 'x': write NAME=PATH with another name for one of them"),
+        (["a=some/x", "a=some/x"], "'a' is given to two engines, some/x and some/x: give each a name of its own"),
     ],
 )
 def test_wrong_options_are_told_before_an_engine_is_loaded(
