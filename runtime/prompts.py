@@ -109,7 +109,8 @@ def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, c
     if max_tokens > room or room < 1:
         raise PromptTooLongError(
             f"This model's maximum context length is {most} tokens: the {holder} holds {most} tokens of prompt and "
-            f"output together, the prompt has {len(ids)} and max_tokens is {params.max_tokens}: shorten one, or {remedy}"
+            f"output together, the prompt has {len(ids)} and max_tokens is {params.max_tokens}: shorten one, or "
+            f"{remedy}"
         )
     if params.min_tokens > max_tokens:
         raise InvalidRequestError(

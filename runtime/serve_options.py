@@ -51,6 +51,10 @@ APP_OPTIONS: OptionTable = {
     ),
     "retry_after": ("--retry-after", {"type": int, "default": 1, "help": "Seconds, in the header of a 429 or 503."}),
     "log_prompts": ("--log-prompts", {"is_flag": True, "help": "Bodies of requests go into the log."}),
+    "quiet_probes": (
+        "--quiet-probes",
+        {"is_flag": True, "help": "No lines in the log of /health, /ready and /metrics that were answered with 200."},
+    ),
 }
 # Field of Listen -> its option.
 NETWORK_OPTIONS: OptionTable = {

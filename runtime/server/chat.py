@@ -42,7 +42,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     params = chat_params(body)
     answer = ChatAnswer(engine, body)
     handles = await start_all(engine.llm, lambda: [prompt_of(engine, body)], params)
-    note_work(request, body.model, handles)
+    note_work(request, engine.name, handles)
     if body.stream:
         return EventStream(answer.events(handles), handles)
     try:
@@ -72,7 +72,7 @@ class ChatAnswer:
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": body.model,
+            "model": engine.name,
             "system_fingerprint": engine.fingerprint,
         }
 

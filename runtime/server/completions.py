@@ -34,7 +34,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     params = completion_params(body)
     answer = CompletionAnswer(engine, body, params)
     handles = await start_all(engine.llm, lambda: body.prompts, params)
-    note_work(request, body.model, handles)
+    note_work(request, engine.name, handles)
     if body.stream:
         return EventStream(answer.events(handles), handles)
     try:
@@ -59,7 +59,7 @@ class CompletionAnswer:
             "object": "text_completion",
             "id": f"cmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": body.model,
+            "model": engine.name,
             "system_fingerprint": engine.fingerprint,
         }
 
