@@ -13,6 +13,7 @@ from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.engine_client import EngineClient, Observer
 from tensorwright.runtime.engine_dir import DTYPES, KV_CACHE_DTYPES, EngineDir, is_engine, open_engine
+from tensorwright.runtime.generation_defaults import check_choice, sampling_defaults
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.model_cache import BuildChoices, engine_for_model, open_cached
@@ -47,6 +48,8 @@ class LLM(StrictKeywords):
     quantize: of a build from a model directory: formats of the weights, as `build` takes them ("int4", "int8:g64",
         "w8a8", "int4,lm_head=int8"); None keeps them in dtype.
     kv_cache_dtype: of a build from a model directory: "auto", the type of the activations, or "int8".
+    generation_config: whose sampling defaults hold where a call has no parameters: "model", those that its
+        generation_config.json names, or "neutral", those of SamplingParams alone.
     Raises EngineError, InvalidOptionError, OutOfMemoryError, MissingDependencyError.
     """
 
@@ -66,7 +69,9 @@ class LLM(StrictKeywords):
         dtype: str = "auto",
         quantize: str | None = None,
         kv_cache_dtype: str = "auto",
+        generation_config: str = "model",
     ):
+        check_choice(generation_config)
         asked = None if kv_cache_memory is None else parse_size(kv_cache_memory)
         options = native.RuntimeOptions(
             kv_cache_bytes=asked or 0,
@@ -83,6 +88,7 @@ class LLM(StrictKeywords):
         if is_model(path):  # its build may take minutes: what it cannot have is refused before
             options = options.with_limits(native.DEFAULT_LIMITS)
         self.engine, self._lease = _engine_of(path, BuildChoices(dtype, quantize, kv_cache_dtype))
+        self.sampling_defaults = sampling_defaults(self.engine, generation_config)
         engine, self.options = native.start_engine(self.engine, options, asked)
         self._client = EngineClient(engine)
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
@@ -116,6 +122,7 @@ class LLM(StrictKeywords):
         One prompt (a string or a dict) gives one RequestOutput, a list gives a list in the same order. Parameters:
         one for all prompts, or a list with one per prompt. Every prompt is checked before any work starts; if a
         request fails later, the others are aborted and its error is raised. progress: a bar on standard error.
+        sampling_params: None: default_sampling_params.
         """
         single = isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__")
         requests = self._check_all([prompts] if single else list(prompts), sampling_params)
@@ -161,7 +168,7 @@ class LLM(StrictKeywords):
 
     def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
         """Starts one request and returns at once; see RequestHandle. Raises typed errors before work starts."""
-        params = SamplingParams() if sampling_params is None else sampling_params
+        params = self.default_sampling_params if sampling_params is None else sampling_params
         return self._submit(check_request(prompt, params, self.engine, self._capacity))
 
     def abort(self, request_id: int) -> bool:
@@ -172,6 +179,12 @@ class LLM(StrictKeywords):
     def get_stats(self) -> dict[str, Any]:
         """Counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
         return self._client.stats()
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What holds where a call has no parameters: the model's defaults over those of SamplingParams. Parameters that
+        are given hold as a whole: to change one of these, take dataclasses.replace."""
+        return SamplingParams(**self.sampling_defaults)
 
     @property
     def running(self) -> bool:
@@ -208,7 +221,7 @@ class LLM(StrictKeywords):
 
     def _check_all(self, prompts: list[Prompt], params: Any) -> list[CheckedRequest]:
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
+            params = [params or self.default_sampling_params] * len(prompts)
         elif not isinstance(params, (list, tuple)) or len(params) != len(prompts):
             count = len(params) if isinstance(params, (list, tuple)) else repr(params)
             raise InvalidRequestError(

@@ -10,7 +10,7 @@ from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.keywords import closest
 from tensorwright.runtime.parameter_checks import is_int
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.sampling_params import AtMost, SamplingParams
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.grammar import Grammar
@@ -106,6 +106,8 @@ def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, c
             holder, remedy = f"KV cache with {params.n} completions side by side", "lower n, or raise kv_cache_memory"
     room = most - len(ids)
     max_tokens = room if params.max_tokens is None else int(params.max_tokens)
+    if isinstance(params.max_tokens, AtMost):
+        max_tokens = min(max_tokens, room)
     if max_tokens > room or room < 1:
         raise PromptTooLongError(
             f"This model's maximum context length is {most} tokens: the {holder} holds {most} tokens of prompt and "

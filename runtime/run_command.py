@@ -19,7 +19,7 @@ from tensorwright.runtime.llm import LLM, is_model
 from tensorwright.runtime.model_cache import BuildChoices, is_cached
 from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestOutput
 from tensorwright.runtime.prompts import TokenizedPrompt
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.request_options import AskedParams
 
 if TYPE_CHECKING:
     from tensorwright.runtime.profile_command import Profiler
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def run_prompts(
     engine: str,
     prompts: tuple[str, ...],
-    params: SamplingParams,
+    asked: AskedParams,
     *,
     chat: bool,
     system: str | None,
@@ -42,18 +42,21 @@ def run_prompts(
     quantize: str | None,
     kv_cache_dtype: str,
     kv_cache_memory: str | None,
+    generation_config: str,
 ) -> None:
     """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
     template = None if chat_template is None else _read(chat_template, "--chat-template")
     texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
     choices = BuildChoices(quantize=quantize, kv_cache_dtype=kv_cache_dtype)
     tell_of_build(Path(os.path.expanduser(engine)), choices)
-    with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory, **vars(choices)) as llm:
+    own = {"threads": threads, "kv_cache_memory": kv_cache_memory, "generation_config": generation_config}
+    with LLM(engine, **own, **vars(choices)) as llm:
+        params = asked.over(llm.sampling_defaults)
         begin = time.perf_counter()
         if profiler is not None:
             llm.profile(True)
-        asked = [_conversation(llm, text, system, template) for text in texts] if chat else texts
-        handles = [llm.generate_async(prompt, params) for prompt in asked]
+        given = [_conversation(llm, text, system, template) for text in texts] if chat else texts
+        handles = [llm.generate_async(prompt, params) for prompt in given]
         outputs = []
         for text, handle in zip(texts, handles, strict=True):
             if len(texts) > 1 and not as_json:

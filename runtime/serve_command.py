@@ -3,13 +3,14 @@ and the server's packages are imported only when they are there."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,10 @@ from tensorwright.errors import InvalidOptionError, MissingDependencyError
 from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS, take
 
+if TYPE_CHECKING:
+    from tensorwright.runtime.llm import LLM
+
+logger = logging.getLogger("tensorwright.server")
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -46,6 +51,7 @@ def serve_engines(engines: tuple[str, ...], api_key_file: str | None, log_level:
         set_up_logging(log_level)
         with _terminate_as_interrupt():
             loaded = _load(places, take(options, ENGINE_OPTIONS), running)
+        note_defaults(loaded)
         _run(loaded, told, listen, bound)
 
 
@@ -70,6 +76,14 @@ def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) 
     for path in places.values():
         tell_of_build(path, BuildChoices(**{name: options[name] for name in ("dtype", "quantize", "kv_cache_dtype")}))
     return {name: running.enter_context(LLM(path, **options)) for name, path in places.items()}
+
+
+def note_defaults(engines: dict[str, LLM]) -> None:
+    """One line in the log for each model with sampling defaults of its own, which would surprise otherwise."""
+    for name, llm in engines.items():
+        if llm.sampling_defaults:
+            facts = {"model": name, "sampling_defaults": llm.sampling_defaults}
+            logger.info("sampling defaults of generation_config.json", extra={"facts": facts})
 
 
 def name_engines(engines: Iterable[str]) -> dict[str, Path]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tensorwright.runtime.option_tables import LIMITED, OptionTable, add_options
+from tensorwright.runtime.option_tables import GENERATION_CONFIG, LIMITED, OptionTable, add_options
 
 # Keyword of LLM -> its option.
 ENGINE_OPTIONS: OptionTable = {
@@ -37,6 +37,7 @@ ENGINE_OPTIONS: OptionTable = {
         "--kv-cache-dtype",
         {"type": click.Choice(["auto", "int8"]), "default": "auto", "help": "Of a model directory: its KV cache."},
     ),
+    "generation_config": GENERATION_CONFIG,
 }
 # Field of ServerOptions -> its option.
 APP_OPTIONS: OptionTable = {

@@ -39,7 +39,7 @@ router = APIRouter(tags=["openai"])
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Answers a conversation. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
-    params = chat_params(body)
+    params = chat_params(body, engine.llm.sampling_defaults)
     answer = ChatAnswer(engine, body)
     handles = await start_all(engine.llm, lambda: [prompt_of(engine, body)], params)
     note_work(request, engine.name, handles)

@@ -31,7 +31,7 @@ router = APIRouter(tags=["openai"])
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continues texts. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
-    params = completion_params(body)
+    params = completion_params(body, engine.llm.sampling_defaults)
     answer = CompletionAnswer(engine, body, params)
     handles = await start_all(engine.llm, lambda: body.prompts, params)
     note_work(request, engine.name, handles)
