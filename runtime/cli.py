@@ -10,6 +10,7 @@ import tensorwright
 from tensorwright.runtime.bench_options import load_options, take_load
 from tensorwright.runtime.command import run_command
 from tensorwright.runtime.load_test.command import bench_serve
+from tensorwright.runtime.option_tables import GENERATION_CONFIG
 from tensorwright.runtime.request_options import request_options, take_params
 from tensorwright.runtime.serve_options import serve_options
 from tensorwright.runtime.triton.command import triton_repo
@@ -46,6 +47,7 @@ def cli(debug: bool) -> None:
     help="Of a model directory: the type of the KV cache, as in build-engine.",
 )
 @click.option("--kv-cache-memory", help='Such as "512MiB". Default: half of the free memory, or what is useful.')
+@click.option(GENERATION_CONFIG[0], show_default=True, **GENERATION_CONFIG[1])
 @click.option("--profile", is_flag=True, help="On stderr: time, bytes and operations by op and module, and rooflines.")
 @click.option("--profile-svg", metavar="FILE", help="Draw the profile into FILE, an SVG picture. Implies --profile.")
 def run(**options: Any) -> None:
@@ -55,8 +57,8 @@ def run(**options: Any) -> None:
     for option, name in (("--system", "system"), ("--chat-template", "chat_template")):
         if options[name] is not None and not options["chat"]:
             raise click.UsageError(f"{option} needs --chat")
-    params = take_params(options)
-    for option, count in (("--logprobs", params.logprobs), ("--prompt-logprobs", params.prompt_logprobs)):
+    asked = take_params(options)
+    for option, count in (("--logprobs", asked.params.logprobs), ("--prompt-logprobs", asked.params.prompt_logprobs)):
         if count is not None and not options["as_json"]:
             raise click.UsageError(f"{option} needs --json, which prints them")
     profiler, profile, picture = None, options.pop("profile"), options.pop("profile_svg")
@@ -64,7 +66,7 @@ def run(**options: Any) -> None:
         from tensorwright.runtime.profile_command import start_profiler
 
         profiler = start_profiler(options["threads"], picture)
-    run_prompts(params=params, profiler=profiler, **options)
+    run_prompts(asked=asked, profiler=profiler, **options)
 
 
 @cli.command()

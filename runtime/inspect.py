@@ -11,6 +11,7 @@ from rich.table import Table
 from tensorwright.errors import EngineError
 from tensorwright.runtime import native
 from tensorwright.runtime.engine_dir import EngineDir
+from tensorwright.runtime.generation_defaults import named_defaults
 from tensorwright.runtime.memory import format_size
 from tensorwright.runtime.targets import TARGETS
 
@@ -21,6 +22,7 @@ def describe(engine: EngineDir) -> dict[str, Any]:
         "path": str(engine.path),
         **engine.config,
         "target_facts": TARGETS[engine.target].describe(engine),
+        "sampling_defaults": named_defaults(engine),
         "files": {name: entry.size for name, entry in engine.files.items()},
         "total_bytes": sum(entry.size for entry in engine.files.values()),
         "kernels": native.dispatch_choices() if engine.target == "cpu" else [],
@@ -45,6 +47,7 @@ def show(facts: dict[str, Any], console: Console) -> None:
         console, "Engine", head | _formats(facts) | built | facts["limits"] | _target_facts(facts["target_facts"])
     )
     _show_pairs(console, "Model", facts["model"])
+    _show_pairs(console, "Sampling", facts["sampling_defaults"] or {"defaults": "neutral, the model names none"})
     _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
     _show_pairs(console, "Files", {name: format_size(size) for name, size in facts["files"].items()})
     if facts["quantization"] is not None:

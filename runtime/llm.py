@@ -13,6 +13,7 @@ from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.engine_client import EngineClient, Observer
 from tensorwright.runtime.engine_dir import DTYPES, KV_CACHE_DTYPES, EngineDir, is_engine, open_engine
+from tensorwright.runtime.generation_defaults import check_generation_config, sampling_defaults
 from tensorwright.runtime.guided.reader import TIMES
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.memory import parse_size
@@ -32,8 +33,9 @@ class LLM(StrictKeywords):
         cache (this needs the build extra).
     kv_cache_memory: bytes or text such as "512MiB"; None: half of the memory that the weights leave free (as the
         control group limits it), at most what a full batch of the longest sequences can use.
-    max_batch_size: most completions that run at once; None: 64. max_num_tokens: most tokens of one step, prompt chunks
-        included; None: 512. A TensorRT engine that was built for less has that as its default.
+    max_batch_size: most completions that run at once; None: 64, or max_num_tokens where that is less. max_num_tokens:
+        most tokens of one step, prompt chunks included; None: 512. A TensorRT engine that was built for less has that
+        as its default.
     max_prefill_chunk: most tokens of one prompt in one step, so that long prompts delay the others less; None: no cap.
     max_prompt_logprob_rows: most prompt tokens that one step scores for prompt_logprobs; each takes the memory of a row
         of logits, once it is used.
@@ -51,6 +53,8 @@ class LLM(StrictKeywords):
     kv_cache_dtype: of a build from a model directory: "auto", the type of the activations, or "int8".
     chat_template: what `chat` and the server use unless a call says otherwise: Jinja text instead of the model's, or
         the name of one of the model's templates. None: the model's own, chosen as transformers does.
+    generation_config: whose sampling defaults hold where a call has no parameters: "model", those that its
+        generation_config.json names, or "neutral", those of SamplingParams alone.
     Raises EngineError, InvalidOptionError, OutOfMemoryError, MissingDependencyError.
     """
 
@@ -72,11 +76,13 @@ class LLM(StrictKeywords):
         quantize: str | None = None,
         kv_cache_dtype: str = "auto",
         chat_template: str | None = None,
+        generation_config: str = "model",
     ):
         if chat_template is not None:
             from tensorwright.runtime.chat_template import check_argument  # Jinja is imported only where it is needed
 
             check_argument(chat_template)
+        check_generation_config(generation_config)
         asked = None if kv_cache_memory is None else parse_size(kv_cache_memory)
         options = native.RuntimeOptions(
             kv_cache_bytes=asked or 0,
@@ -100,6 +106,7 @@ class LLM(StrictKeywords):
 
             check_choice(self.engine, chat_template)
         self.chat_template = chat_template
+        self.sampling_defaults = sampling_defaults(self.engine, generation_config)
         engine, self.options = native.start_engine(self.engine, options, asked)
         self._client = EngineClient(engine)
         # Also runs at interpreter exit: the engine's threads must be gone before Python is.
@@ -135,6 +142,7 @@ class LLM(StrictKeywords):
         One prompt (a string or a dict) gives one RequestOutput, a list gives a list in the same order. Parameters:
         one for all prompts, or a list with one per prompt. Every prompt is checked before any work starts; if a
         request fails later, the others are aborted and its error is raised. progress: a bar on standard error.
+        sampling_params: None: default_sampling_params.
         """
         single = isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__")
         requests = self._check_all([prompts] if single else list(prompts), sampling_params)
@@ -183,7 +191,7 @@ class LLM(StrictKeywords):
 
     def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
         """Starts one request and returns at once; see RequestHandle. Raises typed errors before work starts."""
-        params = SamplingParams() if sampling_params is None else sampling_params
+        params = self.default_sampling_params if sampling_params is None else sampling_params
         return self._submit(check_request(prompt, params, self.engine, self._capacity))
 
     def abort(self, request_id: int) -> bool:
@@ -194,6 +202,12 @@ class LLM(StrictKeywords):
     def get_stats(self) -> dict[str, Any]:
         """Counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
         return self._client.stats()
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What holds where a call has no parameters: the model's defaults over those of SamplingParams. Parameters that
+        are given hold as a whole: to change one of these, take dataclasses.replace."""
+        return SamplingParams(**self.sampling_defaults)
 
     @property
     def running(self) -> bool:
@@ -230,7 +244,7 @@ class LLM(StrictKeywords):
 
     def _check_all(self, prompts: list[Prompt], params: Any) -> list[CheckedRequest]:
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
+            params = [params or self.default_sampling_params] * len(prompts)
         elif not isinstance(params, (list, tuple)) or len(params) != len(prompts):
             count = len(params) if isinstance(params, (list, tuple)) else repr(params)
             raise InvalidRequestError(

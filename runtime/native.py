@@ -59,10 +59,10 @@ class RuntimeOptions:
             )
 
     def with_limits(self, usual: Mapping[str, int]) -> RuntimeOptions:
-        """With the usual limits of steps where none was given."""
+        """With the usual limits of steps where none was given; a usual batch is no larger than the tokens of a step."""
         batch, tokens, chunk = self.max_batch_size, self.max_num_tokens, self.max_prefill_chunk
-        batch = usual["max_batch_size"] if batch is None else batch
         tokens = usual["max_num_tokens"] if tokens is None else tokens
+        batch = min(usual["max_batch_size"], tokens) if batch is None else batch
         chunk = tokens if chunk is None else chunk
         return replace(self, max_batch_size=batch, max_num_tokens=tokens, max_prefill_chunk=chunk)
 

@@ -10,6 +10,16 @@ import click
 LIMITED = ", or what a TensorRT engine was built for."
 """How the help of a limit of steps ends."""
 
+GENERATION_CONFIG = (
+    "--generation-config",
+    {
+        "type": click.Choice(["model", "neutral"]),
+        "default": "model",
+        "help": "Defaults of sampling: what the model's generation_config.json names, or none of it.",
+    },
+)
+"""Of LLM's keyword of that name."""
+
 OptionTable = dict[str, tuple[str, dict[str, Any]]]
 
 

@@ -10,20 +10,29 @@ from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.keywords import closest
 from tensorwright.runtime.parameter_checks import is_int
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.sampling_params import AtMost, SamplingParams
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.grammar import Grammar
 
 
 class PromptDict(TypedDict, total=False):
-    """prompt_token_ids, or prompt, or both: then the ids are used and the text is only carried along."""
+    """Either prompt or prompt_token_ids; both are refused, for they could say two different things."""
 
     prompt: str
     prompt_token_ids: Sequence[int]
 
 
-Prompt = str | PromptDict
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    """What this package tokenized itself, without further special tokens. The text is only carried along, into
+    RequestOutput.prompt."""
+
+    text: str
+    ids: list[int]
+
+
+Prompt = str | PromptDict | TokenizedPrompt
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,7 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
 
 
 def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
+    """What OpenAI's clients know a prompt that is too long by is the error's beginning, OpenAI's own words."""
     most, holder, remedy = engine.max_seq_len, "engine", "build the engine with a larger --max-seq-len"
     kv_positions = capacity.positions(len(ids), params.n)
     if kv_positions is not None and kv_positions + 1 < most:  # the last token is never written to the cache
@@ -96,10 +106,13 @@ def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, c
             holder, remedy = f"KV cache with {params.n} completions side by side", "lower n, or raise kv_cache_memory"
     room = most - len(ids)
     max_tokens = room if params.max_tokens is None else int(params.max_tokens)
+    if isinstance(params.max_tokens, AtMost):
+        max_tokens = min(max_tokens, room)
     if max_tokens > room or room < 1:
         raise PromptTooLongError(
-            f"the {holder} holds {most} tokens of prompt and output together, the prompt has {len(ids)} "
-            f"and max_tokens is {params.max_tokens}: shorten one, or {remedy}"
+            f"This model's maximum context length is {most} tokens: the {holder} holds {most} tokens of prompt and "
+            f"output together, the prompt has {len(ids)} and max_tokens is {params.max_tokens}: shorten one, or "
+            f"{remedy}"
         )
     if params.min_tokens > max_tokens:
         raise InvalidRequestError(
@@ -111,6 +124,8 @@ def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, c
 def _text_and_ids(prompt: Prompt, engine: EngineDir) -> tuple[str | None, Sequence[int]]:
     if isinstance(prompt, str):
         return prompt, _encode(prompt, engine)
+    if isinstance(prompt, TokenizedPrompt):
+        return prompt.text, prompt.ids
     if not isinstance(prompt, dict):
         raise InvalidRequestError(
             f'a prompt must be a string or {{"prompt_token_ids": [...]}}, got {type(prompt).__name__}'
@@ -119,13 +134,14 @@ def _text_and_ids(prompt: Prompt, engine: EngineDir) -> tuple[str | None, Sequen
     for key in prompt:
         if key not in known:
             raise InvalidRequestError(f"a prompt has no key {key!r}; {closest(str(key), known)}")
-    text = prompt.get("prompt")
-    if text is not None and not isinstance(text, str):
-        raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}")
+    if len(prompt) != 1:
+        came = "both" if prompt else "neither"
+        raise InvalidRequestError(f'a prompt must have either "prompt" or "prompt_token_ids", {came} came')
     if "prompt_token_ids" in prompt:
-        return text, _id_list(prompt["prompt_token_ids"])
-    if text is None:
-        raise InvalidRequestError('a prompt must have the key "prompt" or "prompt_token_ids"')
+        return None, _id_list(prompt["prompt_token_ids"])
+    text = prompt["prompt"]
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}")
     return text, _encode(text, engine)
 
 

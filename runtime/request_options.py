@@ -3,7 +3,8 @@ names, which checks it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,24 +32,25 @@ def _biases(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) 
     return biases
 
 
+_MODELS = "Default: the model's, or "
 OPTIONS: OptionTable = {
     "n": ("-n", {"type": int, "default": 1, "help": "Completions per prompt; several are printed when all are done."}),
     "max_tokens": ("--max-tokens", {"type": int, "default": 64, "help": "Most tokens to generate per prompt."}),
     "min_tokens": ("--min-tokens", {"type": int, "default": 0, "help": "Do not end before so many tokens."}),
-    "temperature": ("--temperature", {"type": float, "default": 0.0, "help": "0: greedy."}),
-    "top_k": ("--top-k", {"type": int, "default": 0, "help": "Sample among the k likeliest tokens; 0: all."}),
+    "temperature": ("--temperature", {"type": float, "help": f"0: greedy. {_MODELS}0."}),
+    "top_k": ("--top-k", {"type": int, "help": f"Sample among the k likeliest tokens; 0: all. {_MODELS}0."}),
     "top_p": (
         "--top-p",
-        {"type": float, "default": 1.0, "help": "Sample among the likeliest tokens that reach p together; 1: all."},
+        {"type": float, "help": f"Sample among the likeliest tokens that reach p together; 1: all. {_MODELS}1."},
     ),
     "min_p": (
         "--min-p",
-        {"type": float, "default": 0.0, "help": "Sample among tokens p times as likely as the likeliest; 0: all."},
+        {"type": float, "help": f"Sample among tokens p times as likely as the likeliest; 0: all. {_MODELS}0."},
     ),
     "seed": ("--seed", {"type": int, "help": "Makes sampling repeatable."}),
     "repetition_penalty": (
         "--repetition-penalty",
-        {"type": float, "default": 1.0, "help": "Above 1: tokens of prompt and output are less likely."},
+        {"type": float, "help": f"Above 1: tokens of prompt and output are less likely. {_MODELS}1."},
     ),
     "presence_penalty": (
         "--presence-penalty",
@@ -86,6 +88,8 @@ OPTIONS: OptionTable = {
     "timeout": ("--timeout", {"type": float, "help": "Seconds after which a prompt's generation ends. Default: none."}),
 }  # fmt: skip
 """Field of SamplingParams -> its option, and what click is told of it."""
+MODELS_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Those whose default a model may have; the length is always the command's own."""
 
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,9 +97,30 @@ def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return add_options(guided_options(command), OPTIONS)
 
 
-def take_params(options: dict[str, Any]) -> SamplingParams:
+@dataclass(frozen=True)
+class AskedParams:
+    """params: of a model without defaults, greedy unless --temperature says otherwise. left_out: those of their fields
+    that no option set, and that a model may have a default for."""
+
+    params: SamplingParams
+    left_out: frozenset[str]
+
+    def over(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """With the model's defaults, LLM.sampling_defaults. If they say how tokens are drawn, tokens are drawn."""
+        from tensorwright.runtime.generation_defaults import shapes_distribution
+
+        drawn = {"temperature": 1.0} if shapes_distribution(defaults) else {}
+        return replace(
+            self.params, **{name: value for name, value in (drawn | {**defaults}).items() if name in self.left_out}
+        )
+
+
+def take_params(options: dict[str, Any]) -> AskedParams:
     """Takes what request_options gave out of `options`."""
     from tensorwright.runtime.sampling_params import SamplingParams
 
     guided = take_guided(options)
-    return SamplingParams(guided_decoding=guided, **{field: options.pop(field) for field in OPTIONS})
+    given = {field: options.pop(field) for field in OPTIONS}
+    left_out = frozenset(field for field in MODELS_FIELDS if given[field] is None)
+    fields = {"temperature": 0.0} | {field: value for field, value in given.items() if field not in left_out}
+    return AskedParams(SamplingParams(guided_decoding=guided, **fields), left_out)

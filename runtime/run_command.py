@@ -18,8 +18,8 @@ from tensorwright.runtime.engine_cache import cache_root
 from tensorwright.runtime.llm import LLM, is_model
 from tensorwright.runtime.model_cache import BuildChoices, is_cached
 from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestOutput
-from tensorwright.runtime.prompts import PromptDict
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.prompts import TokenizedPrompt
+from tensorwright.runtime.request_options import AskedParams
 
 if TYPE_CHECKING:
     from tensorwright.runtime.profile_command import Profiler
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def run_prompts(
     engine: str,
     prompts: tuple[str, ...],
-    params: SamplingParams,
+    asked: AskedParams,
     *,
     chat: bool,
     system: str | None,
@@ -42,6 +42,7 @@ def run_prompts(
     quantize: str | None,
     kv_cache_dtype: str,
     kv_cache_memory: str | None,
+    generation_config: str,
 ) -> None:
     """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
     if chat_template is not None:
@@ -51,13 +52,18 @@ def run_prompts(
     texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
     choices = BuildChoices(quantize=quantize, kv_cache_dtype=kv_cache_dtype)
     tell_of_build(Path(os.path.expanduser(engine)), choices)
-    limits: dict[str, Any] = {"threads": threads, "kv_cache_memory": kv_cache_memory}
-    with LLM(engine, chat_template=chat_template, **limits, **vars(choices)) as llm:
+    own: dict[str, Any] = {
+        "threads": threads,
+        "kv_cache_memory": kv_cache_memory,
+        "generation_config": generation_config,
+    }
+    with LLM(engine, chat_template=chat_template, **own, **vars(choices)) as llm:
+        params = asked.over(llm.sampling_defaults)
         begin = time.perf_counter()
         if profiler is not None:
             llm.profile(True)
-        asked = [_conversation(llm, text, system) for text in texts] if chat else texts
-        handles = [llm.generate_async(prompt, params) for prompt in asked]
+        given = [_conversation(llm, text, system) for text in texts] if chat else texts
+        handles = [llm.generate_async(prompt, params) for prompt in given]
         outputs = []
         for text, handle in zip(texts, handles, strict=True):
             if len(texts) > 1 and not as_json:
@@ -77,7 +83,7 @@ def _read(file: TextIO, option: str) -> str:
         raise InvalidOptionError(f"{option} must be UTF-8 text: {error}") from error
 
 
-def _conversation(llm: LLM, text: str, system: str | None) -> PromptDict:
+def _conversation(llm: LLM, text: str, system: str | None) -> TokenizedPrompt:
     from tensorwright.runtime.chat import chat_prompt  # imports Jinja, which prompts without chat do not need
 
     messages = [] if system is None else [{"role": "system", "content": system}]

@@ -17,9 +17,15 @@ Words = tuple[str | tuple[int, ...], ...] | list[str | list[int]]
 Biases = dict[int, float] | tuple[tuple[int, float], ...]
 
 
+class AtMost(int):
+    """A max_tokens that nobody asked for: it is cut to the room there is, where a plain number is refused."""
+
+
 @dataclass(frozen=True)
 class SamplingParams(StrictKeywords):
     """Immutable; a value out of range raises InvalidRequestError, an unknown keyword InvalidOptionError.
+
+    What is left out has the default below, not the model's: `LLM.default_sampling_params` has those.
 
     n: completions per prompt. It is computed once, and they share its memory; each counts for max_batch_size. Number i
         draws with the seed that `completion_seed(i)` gives, so the first is what n=1 gives; greedy ones are all equal.

@@ -3,13 +3,14 @@ and the server's packages are imported only when they are there."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +19,10 @@ from tensorwright.runtime.engine_dir import TOKENIZER, is_engine
 from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS, take
 
+if TYPE_CHECKING:
+    from tensorwright.runtime.llm import LLM
+
+logger = logging.getLogger("tensorwright.server")
 PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
 
@@ -61,6 +66,7 @@ def serve_engines(
             for name, llm in loaded.items():
                 if llm.engine.tokenizer is None and not allow_no_tokenizer:  # of a model directory, built just now
                     raise _no_tokenizer(name, places[name])
+        note_defaults(loaded)
         _run(loaded, told, listen, bound)
 
 
@@ -102,20 +108,37 @@ def _no_tokenizer(name: str, path: Path) -> InvalidOptionError:
     )
 
 
+def note_defaults(engines: dict[str, LLM]) -> None:
+    """One line in the log for each model with sampling defaults of its own, which would surprise otherwise."""
+    for name, llm in engines.items():
+        if llm.sampling_defaults:
+            facts = {"model": name, "sampling_defaults": llm.sampling_defaults}
+            logger.info("sampling defaults of generation_config.json", extra={"facts": facts})
+
+
 def name_engines(engines: Iterable[str]) -> dict[str, Path]:
     """Name -> place. "NAME=PATH", or a path, whose last part is the name."""
     places: dict[str, Path] = {}
+    given: set[str] = set()  # names that somebody wrote
     for text in engines:
-        name, equals, path = text.partition("=")
-        if not equals or "/" in name:  # a path may hold an "=", a name no "/"
-            name, path = "", text
+        own, equals, path = text.partition("=")
+        if not equals or "/" in own:  # a path may hold an "=", a name no "/"
+            own, path = "", text
         place = Path(os.path.expanduser(path))
-        name = name or os.path.basename(os.path.realpath(place))
+        name = own or os.path.basename(os.path.realpath(place))
         if not path.strip() or not name.strip() or not name.isprintable():
             raise InvalidOptionError(f"an engine must be PATH or NAME=PATH, got {text!r}")
+        if name in places and own and name in given:
+            raise InvalidOptionError(
+                f"{name!r} is given to two engines, {places[name]} and {place}: give each a name of its own"
+            )
         if name in places:
-            raise InvalidOptionError(f"{places[name]} and {place} would both be called {name!r}: write NAME=PATH")
+            raise InvalidOptionError(
+                f"{places[name]} and {place} would both be called {name!r}: write NAME=PATH with another name for one "
+                "of them"
+            )
         places[name] = place
+        given |= {own}
     return places
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tensorwright.runtime.option_tables import LIMITED, OptionTable, add_options
+from tensorwright.runtime.option_tables import GENERATION_CONFIG, LIMITED, OptionTable, add_options
 
 # Keyword of LLM -> its option.
 ENGINE_OPTIONS: OptionTable = {
@@ -52,6 +52,7 @@ ENGINE_OPTIONS: OptionTable = {
             "help": "Jinja instead of the model's own chat template, or the name of one of the model's.",
         },
     ),
+    "generation_config": GENERATION_CONFIG,
 }
 # Field of ServerOptions -> its option.
 APP_OPTIONS: OptionTable = {
@@ -66,6 +67,10 @@ APP_OPTIONS: OptionTable = {
     ),
     "retry_after": ("--retry-after", {"type": int, "default": 1, "help": "Seconds, in the header of a 429 or 503."}),
     "log_prompts": ("--log-prompts", {"is_flag": True, "help": "Bodies of requests go into the log."}),
+    "quiet_probes": (
+        "--quiet-probes",
+        {"is_flag": True, "help": "No lines in the log of /health, /ready and /metrics that were answered with 200."},
+    ),
 }
 # Field of Listen -> its option.
 NETWORK_OPTIONS: OptionTable = {

@@ -15,7 +15,7 @@ from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.server import health
 from tensorwright.runtime.server.errors import install_handlers
 from tensorwright.runtime.server.exposition import Exposition
-from tensorwright.runtime.server.guards import WATCH_PATHS, BodyGuard, DrainGuard, KeyGuard, TimeGuard
+from tensorwright.runtime.server.guards import WATCH_PATHS, BodyGuard, DrainGuard, HeadAsGet, KeyGuard, TimeGuard
 from tensorwright.runtime.server.lifecycle import Lifecycle
 from tensorwright.runtime.server.options import ServerOptions
 from tensorwright.runtime.server.registry import EngineRegistry
@@ -70,7 +70,8 @@ def _add_guards(app: FastAPI, options: ServerOptions) -> None:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-    app.add_middleware(RequestLog, metrics=app.state.exposition.http)
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(RequestLog, metrics=app.state.exposition.http, quiet=WATCH_PATHS if options.quiet_probes else ())
 
 
 @asynccontextmanager

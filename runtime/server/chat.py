@@ -14,7 +14,7 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
-from tensorwright.runtime.prompts import PromptDict
+from tensorwright.runtime.prompts import TokenizedPrompt
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest, ChatFields
 from tensorwright.runtime.server.completions import CLIENT_CLOSED, STREAMED
 from tensorwright.runtime.server.event_stream import EventStream
@@ -40,10 +40,10 @@ router = APIRouter(tags=["openai"])
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Answers a conversation. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
-    params = chat_params(body)
+    params = chat_params(body, engine.llm.sampling_defaults)
     answer = ChatAnswer(engine, body)
     handles = await start_all(engine.llm, lambda: [prompt_of(engine, body)], params)
-    note_work(request, body.model, handles)
+    note_work(request, engine.name, handles)
     if body.stream:
         return EventStream(answer.events(handles), handles)
     try:
@@ -54,7 +54,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     return Response(whole.model_dump_json(), media_type="application/json")
 
 
-def prompt_of(engine: TextEngine, body: ChatFields) -> PromptDict:
+def prompt_of(engine: TextEngine, body: ChatFields) -> TokenizedPrompt:
     """By the model's chat template; it may take long."""
     llm = engine.llm
     if llm.chat_template is None and not llm.engine.chat_templates:
@@ -79,7 +79,7 @@ class ChatAnswer:
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": body.model,
+            "model": engine.name,
             "system_fingerprint": engine.fingerprint,
         }
 

@@ -31,10 +31,10 @@ router = APIRouter(tags=["openai"])
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continues texts. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
-    params = completion_params(body)
+    params = completion_params(body, engine.llm.sampling_defaults)
     answer = CompletionAnswer(engine, body, params)
     handles = await start_all(engine.llm, lambda: body.prompts, params)
-    note_work(request, body.model, handles)
+    note_work(request, engine.name, handles)
     if body.stream:
         return EventStream(answer.events(handles), handles)
     try:
@@ -59,7 +59,7 @@ class CompletionAnswer:
             "object": "text_completion",
             "id": f"cmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
-            "model": body.model,
+            "model": engine.name,
             "system_fingerprint": engine.fingerprint,
         }
 

@@ -77,6 +77,12 @@ def describe_invalid(error: RequestValidationError) -> ApiError:
     return ApiError(400, f"{param or 'the request'}: {first['msg']}", param=param)
 
 
+def _describe_media_type(request: Request) -> ApiError:
+    """Of a body that was not read, since it does not say that it is JSON: then any web page could send it unasked."""
+    came = request.headers.get("content-type") or "none"
+    return ApiError(415, f'a body must come with the header "Content-Type: application/json", got {came}')
+
+
 def _describe_http(error: HTTPException) -> ApiError:
     if error.status_code == 404 and error.detail == HTTPStatus(404).phrase:
         return ApiError(404, "there is nothing at this path; see /openapi.json", code="not_found")
@@ -92,7 +98,8 @@ def install_handlers(app: FastAPI) -> None:
 
     async def on_invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return describe_invalid(error).response()
+        unread = isinstance(error.body, bytes) and error.body
+        return (_describe_media_type(request) if unread else describe_invalid(error)).response()
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

@@ -38,7 +38,7 @@ class HttpMetrics:
         """status 0: the client left before it was answered."""
         route = scope.get("route")
         path = getattr(route, "path", "other")
-        method = scope["method"] if scope["method"] in ("GET", "POST") else "other"
+        method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
         self._requests.labels(method, path, str(status or "none")).inc()
         self._seconds.labels(path).observe(seconds)
 

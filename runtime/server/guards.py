@@ -1,4 +1,4 @@
-"""What stands between the network and the handlers, each as plain ASGI: keys, bodies, time, draining.
+"""What stands between the network and the handlers, each as plain ASGI: HEAD, keys, bodies, time, draining.
 
 None of them touches the answer's stream, so tokens leave as they come.
 """
@@ -23,6 +23,27 @@ from tensorwright.runtime.server.options import ServerOptions
 OPEN_PATHS = ("/health", "/ready")
 WATCH_PATHS = (*OPEN_PATHS, "/metrics")
 LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # of a refused body, so that the client gets to read why
+
+
+class HeadAsGet:
+    """Answers HEAD as GET, without the body. Those outside see HEAD, and the route that was taken."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_bare(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, send_bare)
+        finally:
+            scope.update({**asked, "method": "HEAD"})
 
 
 class KeyGuard:

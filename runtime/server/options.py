@@ -21,7 +21,7 @@ class ServerOptions(StrictKeywords):
     request_timeout: seconds after which a request ends with an error; None: never.
     cors_origins: web pages that may call, such as "https://example.org", or "*" for all; none: CORS is off.
     retry_after: seconds that a client is told to wait when the queue is full or the server drains.
-    log_prompts: requests' bodies go into the log.
+    log_prompts: requests' bodies go into the log. quiet_probes: /health, /ready and /metrics answered with 200 do not.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -32,6 +32,7 @@ class ServerOptions(StrictKeywords):
     cors_origins: tuple[str, ...] = ()
     retry_after: int = 1
     log_prompts: bool = False
+    quiet_probes: bool = False
 
     def __post_init__(self) -> None:
         for key in self.api_keys:

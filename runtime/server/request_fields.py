@@ -56,12 +56,15 @@ class ResponseFormat(StrictModel):
 
 
 class SamplingFields(StrictModel):
-    """Where a field is null or left out, the default of SamplingParams holds, which is OpenAI's.
+    """Where a field is null or left out, the default of SamplingParams holds, which is OpenAI's. Before that come the
+    model's own for temperature, top_p, top_k, min_p, repetition_penalty and the length of a chat's answer, if its
+    generation_config.json names them and the server was not started with --generation-config neutral.
 
-    priority: higher ones start first. user: taken and not used. guided_*: at most one of them and response_format.
+    model: may be left out where there is one alone. priority: higher ones start first. user: taken and not used.
+    guided_*: at most one of them and response_format.
     """
 
-    model: str
+    model: str | None = None
     n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     temperature: float | None = Field(None, ge=0, le=1e6)
     top_p: float | None = Field(None, gt=0, le=1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.generation_defaults import without_length
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest
 from tensorwright.runtime.server.completion_request import CompletionRequest
@@ -18,8 +20,9 @@ SAME_NAME = (
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
-def completion_params(request: CompletionRequest) -> SamplingParams:
-    """Raises InvalidRequestError."""
+def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams:
+    """defaults: of the engine, by field of SamplingParams. A length is not taken from them: OpenAI's is 16, as in vLLM.
+    Raises InvalidRequestError."""
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequestError(
             f"best_of must be n ({request.n or 1}) or left out, for completions are not ranked, got {request.best_of}"
@@ -33,11 +36,11 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
         fields["logprobs"] = request.logprobs
         if request.echo:
             fields["prompt_logprobs"] = request.logprobs
-    return SamplingParams(**fields)
+    return SamplingParams(**{**without_length(defaults), **fields})
 
 
-def chat_params(request: ChatCompletionRequest) -> SamplingParams:
-    """Raises InvalidRequestError."""
+def chat_params(request: ChatCompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams:
+    """defaults: of the engine, by field of SamplingParams. Raises InvalidRequestError."""
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("top_logprobs must come with logprobs: true")
     fields = _common(request)
@@ -47,10 +50,10 @@ def chat_params(request: ChatCompletionRequest) -> SamplingParams:
             f"max_tokens ({request.max_tokens}) and max_completion_tokens ({request.max_completion_tokens}) are names "
             "of the same: give one"
         )
-    fields["max_tokens"] = lengths.pop() if lengths else None
+    fields["max_tokens"] = lengths.pop() if lengths else defaults.get("max_tokens")
     if request.logprobs:
         fields["logprobs"] = request.top_logprobs or 0
-    return SamplingParams(**fields)
+    return SamplingParams(**{**defaults, **fields})
 
 
 def _common(request: SamplingFields) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def _encode(engine: TextEngine, body: TokenizeRequest) -> list[int]:
         fields = ChatFields.model_construct(
             messages=body.messages, add_generation_prompt=start, chat_template_kwargs=body.chat_template_kwargs
         )
-        return list(prompt_of(engine, fields)["prompt_token_ids"])
+        return prompt_of(engine, fields).ids
     assert body.prompt is not None
     try:
         return engine.tokenizer.encode(body.prompt, body.add_special_tokens is not False)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tensorwright.errors import InvalidOptionError
-from tensorwright.runtime.engine_dir import open_engine
+from tensorwright.runtime.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.targets import TARGETS
 from tensorwright.runtime.triton.model_config import config_text
-from tensorwright.runtime.triton.model_options import parse_options
+from tensorwright.runtime.triton.model_options import ModelOptions, parse_options
 
 MODEL_FILE = '''"""Written by `tensorwright triton-repo`: the model itself is in the tensorwright package."""
 
@@ -55,7 +55,7 @@ def write_repository(engine: str | Path, repository: str | Path, options: Reposi
     found = open_engine(engine)
     opened = found.path.resolve()
     if options.max_batch_size is None:
-        options = replace(options, max_batch_size=TARGETS[found.target].default_limits(found)["max_batch_size"])
+        options = replace(options, max_batch_size=_usual_batch(found, options.parameters))
     root = Path(repository)
     root.mkdir(parents=True, exist_ok=True)
     targets = {root / name: interface for name, interface in options.models().items()}
@@ -94,13 +94,22 @@ def _write_model(folder: Path, target: Path, engine: Path, interface: str, optio
         "engine": path, "interface": interface, "max_batch_size": str(options.max_batch_size), **options.parameters,
     }  # fmt: skip
     batch = (options.max_batch_size or 0) if options.batch_dimension and interface != "llmapi" else 0
-    parse_options(
-        {"parameters": {key: {"string_value": value} for key, value in parameters.items()}}
-    )  # or refuses them
+    _parse(parameters)
     text = config_text(target.name, options.backend, batch, parameters, options.decoupled)
     (folder / "config.pbtxt").write_text(text, encoding="utf-8")
     if options.backend == "python":
         (version / "model.py").write_text(MODEL_FILE, encoding="utf-8")
+
+
+def _usual_batch(engine: EngineDir, parameters: Mapping[str, str]) -> int:
+    """What LLM takes without max_batch_size."""
+    batch = TARGETS[engine.target].default_limits(engine)["max_batch_size"]
+    return min(batch, _parse({"engine": ".", **parameters}).llm.get("max_num_tokens", batch))
+
+
+def _parse(parameters: Mapping[str, str]) -> ModelOptions:
+    """What the model will read in config.pbtxt; it refuses what cannot be."""
+    return parse_options({"parameters": {key: {"string_value": value} for key, value in parameters.items()}})
 
 
 def _check(options: RepositoryOptions) -> None:

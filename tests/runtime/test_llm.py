@@ -10,6 +10,7 @@ import pytest
 from support.fake_runtime import EOS, A, B, C, FakeEngine, ids, write_engine
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.llm import LLM
+from tensorwright.runtime.prompts import TokenizedPrompt
 from tensorwright.runtime.sampling_params import SamplingParams
 
 
@@ -31,8 +32,8 @@ def test_a_list_gives_a_list_in_order(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
-def test_text_beside_ids_is_only_carried_along(llm: LLM) -> None:
-    output = llm.generate({"prompt": "shown", "prompt_token_ids": [A]}, SamplingParams(max_tokens=2))
+def test_text_of_what_was_tokenized_before_is_only_carried_along(llm: LLM) -> None:
+    output = llm.generate(TokenizedPrompt("shown", [A]), SamplingParams(max_tokens=2))
     assert (output.prompt, output.outputs[0].token_ids) == ("shown", [A, A])
 
 
@@ -114,7 +115,8 @@ def test_stop_tokens_and_end_of_sequence(llm: LLM) -> None:
         (ids(True), InvalidRequestError, "got True at 0"),
         ({"prompt_token_ids": "12"}, InvalidRequestError, "list of integers"),
         ({"promt": "x"}, InvalidRequestError, "no key 'promt'; did you mean prompt"),
-        ({}, InvalidRequestError, 'the key "prompt"'),
+        ({}, InvalidRequestError, 'either "prompt" or "prompt_token_ids", neither came'),
+        ({"prompt": "a", "prompt_token_ids": [A]}, InvalidRequestError, 'either .* or "prompt_token_ids", both came'),
         ({"prompt": 3}, InvalidRequestError, "string"),
         (7, InvalidRequestError, "got int"),
         ("\ud800", InvalidRequestError, "Unicode"),

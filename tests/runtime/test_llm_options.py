@@ -85,6 +85,12 @@ def test_one_block_of_kv_is_enough(fake: FakeEngine, tmp_path: Path) -> None:
         assert llm.options.kv_cache_bytes == 2048
 
 
+@pytest.mark.parametrize(("tokens", "batch"), [(16, 16), (64, 64), (1000, 64)])
+def test_fewer_tokens_than_the_usual_batch_lower_it(fake: FakeEngine, tmp_path: Path, tokens: int, batch: int) -> None:
+    with LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB", max_num_tokens=tokens) as llm:
+        assert (llm.options.max_batch_size, llm.options.max_num_tokens) == (batch, tokens)
+
+
 def test_a_small_kv_cache_refuses_before_anything_starts(fake: FakeEngine, tmp_path: Path) -> None:
     fake.blocks = 2  # 64 positions; the last token needs none
     with LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB") as llm:

@@ -27,7 +27,7 @@ def served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="session")
 def open_served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Without keys; it has CORS, logs prompts, and ends requests after a second."""
-    options = ("--cors-origin", PAGE, "--log-prompts", "--request-timeout", "1")
+    """Without keys; it has CORS, logs prompts but no probes, and ends requests after a second."""
+    options = ("--cors-origin", PAGE, "--log-prompts", "--quiet-probes", "--request-timeout", "1")
     with serve(pico_engine, tmp_path_factory.mktemp("open"), *options) as server:
         yield server

@@ -50,11 +50,13 @@ def no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--header-timeout", "nan"], "header_timeout must be a positive number"),
         (["--max-connections", "0"], "max_connections must be a positive integer"),
         (["--retry-after", "0"], "retry_after must be a positive integer"),
-        (["other/x"], "would both be called 'x'"),
         (["--chat-template", "no/where.jinja"], "--chat-template must be a readable file of UTF-8 text"),
         (["--chat-template", "{empty}"], "must hold a Jinja template, and has neither {{ nor {% in it"),
         (["--chat-template", "{broken}"], "broken.jinja must be a Jinja template: line 2: "),
         (["{bare}"], "bare has no tokenizer, so every request to it would be refused"),
+        (["other/x"], "some/x and other/x would both be called 'x': write NAME=PATH"),
+        (["x=other"], "some/x and other would both be called 'x': write NAME=PATH with another name for one of them"),
+        (["a=some/x", "a=some/x"], "'a' is given to two engines, some/x and some/x: give each a name of its own"),
     ],
 )
 def test_wrong_options_are_told_before_an_engine_is_loaded(

@@ -123,6 +123,37 @@ def test_what_is_not_json_is_a_bad_request(served: Served, body: bytes, path: st
     assert error_of(answer)["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("kind", [None, "application/x-www-form-urlencoded", "text/plain; charset=utf-8"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_body_that_does_not_say_that_it_is_json_is_told_the_header(
+    served: Served, kind: str | None, path: str
+) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    answer = served.client.post(path, content=json.dumps(completion()).encode(), headers=headers)
+    assert answer.status_code == 415
+    message = str(error_of(answer)["message"])
+    assert '"Content-Type: application/json"' in message
+    assert f"got {kind or 'none'}" in message
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/metrics", "/v1/models", "/v1/models/pico", "/openapi.json", "/nowhere", "/tokenize"]
+)
+def test_head_is_get_without_its_body(served: Served, path: str) -> None:
+    """On paths that take POST alone, both are refused alike."""
+    whole, head = served.client.get(path), served.client.head(path, headers={"x-request-id": f"head{path}"})
+    assert (head.status_code, head.content) == (whole.status_code, b"")
+    changing = {"date", "x-request-id", *(["content-length"] if path == "/metrics" else [])}
+    assert dict(head.headers).keys() == dict(whole.headers).keys()
+    for name in head.headers.keys() - changing:
+        assert head.headers[name] == whole.headers[name]
+    assert served.log_line(f"head{path}")["method"] == "HEAD"
+    route = {"/nowhere": "other", "/openapi.json": "other", "/v1/models/pico": "/v1/models/{model:path}"}.get(
+        path, path
+    )
+    assert served.metric("tensorwright_http_requests_total", method="HEAD", path=route) >= 1
+
+
 def test_errors_have_one_form(served: Served) -> None:
     unknown = served.client.post("/v1/completions", json=completion() | {"model": "nobody"})
     assert (unknown.status_code, error_of(unknown)["code"]) == (404, "model_not_found")
@@ -175,7 +206,7 @@ def test_logs_hold_no_prompts_answers_or_keys(served: Served) -> None:
         "/v1/completions", json=completion("xyzzy_secret = "), headers={"x-request-id": "secret-1"}
     )
     bad = served.client.post(
-        "/v1/completions", content=b'{"prompt": "xyzzy_secret', headers={"x-request-id": "secret-2"}
+        "/v1/completions", content=b'{"prompt": "xyzzy_secret', headers={**JSON, "x-request-id": "secret-2"}
     )
     assert (answer.status_code, bad.status_code) == (200, 400)
     served.log_line("secret-1")
@@ -191,6 +222,17 @@ def test_with_log_prompts_bodies_are_in_the_log(open_served: Served) -> None:
     assert open_served.log_line("open-1")["body"]["prompt"] == "xyzzy_open"
     open_served.client.post("/v1/completions", content=b"\xff{", headers={"x-request-id": "open-2"})
     assert open_served.log_line("open-2")["body"].endswith("{")
+
+
+def test_with_quiet_probes_only_those_that_fail_leave_a_line(served: Served, open_served: Served) -> None:
+    """The server without keys was told so, the other one was not."""
+    for path in ("/health", "/ready", "/metrics"):
+        for server in (served, open_served):
+            assert server.client.get(path, headers={"x-request-id": f"probe{path}"}).status_code == 200
+        assert served.log_line(f"probe{path}")["path"] == path
+    open_served.client.delete("/health", headers={"x-request-id": "failed"})
+    assert open_served.log_line("failed")["status"] == 405  # written after what the others would have written
+    assert not [line for line in open_served.log_lines() if line.get("request_id", "").startswith("probe/")]
 
 
 def test_pages_may_call_only_where_it_was_asked_for(served: Served, open_served: Served) -> None:

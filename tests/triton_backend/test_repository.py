@@ -106,6 +106,12 @@ def test_a_path_may_hold_quotes_and_letters(tmp_path: Path) -> None:
     assert options_of(folder).engine_path(folder) == engine
 
 
+def test_fewer_tokens_than_the_usual_batch_lower_it(engine: Path, tmp_path: Path) -> None:
+    (folder,) = write_repository(engine, tmp_path, RepositoryOptions(parameters={"max_num_tokens": "16"}))
+    assert read_config(folder).max_batch_size == 16
+    assert options_of(folder).llm == {"max_batch_size": 16, "max_num_tokens": 16}
+
+
 def test_an_existing_model_stays_unless_overwrite(engine: Path, tmp_path: Path) -> None:
     (folder,) = write_repository(engine, tmp_path, RepositoryOptions())
     (folder / "1/note").write_text("mine")
@@ -144,6 +150,7 @@ def test_the_backends_folder(engine: Path, tmp_path: Path) -> None:
         ({"interface": "json"}, "interface must be one of"),
         ({"parameters": {"threads": "many"}}, "'threads' must be a positive integer, got 'many'"),
         ({"parameters": {"thread": "2"}}, "no parameter 'thread'; did you mean threads"),
+        ({"parameters": {"max_num_tokens": "0"}}, "'max_num_tokens' must be a positive integer, got '0'"),
     ],
 )
 def test_impossible_options_write_nothing(engine: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -9,6 +9,8 @@ import httpx
 import openai
 import pytest
 
+from tensorwright import LLM
+
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 BASE: dict[str, dict[str, Any]] = {
     COMPLETION: {"model": "pico", "prompt": "x", "max_tokens": 1},
@@ -130,13 +132,18 @@ def test_bodies_that_are_no_request(url: str, body: bytes) -> None:
         assert answer.json()["error"]["message"]
 
 
-def test_what_is_too_long_has_a_code_of_its_own(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="pico", prompt="x", max_tokens=100000)
-    assert caught.value.code == "context_length_exceeded"
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="pico", prompt=["x", "a b c d " * 2000])
-    assert caught.value.code == "context_length_exceeded"
+LITELLM = "this model's maximum context length is"
+"""What LiteLLM knows a prompt that is too long by, in is_error_str_context_window_exceeded of 1.106; it looks at the
+message in lower case."""
+
+
+def test_what_is_too_long_has_a_code_and_words_that_clients_know(client: openai.OpenAI, llm: LLM) -> None:
+    for prompt, length in (("x", 100000), (["x", "a b c d " * 2000], 16)):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model="pico", prompt=prompt, max_tokens=length)
+        assert caught.value.code == "context_length_exceeded"
+        assert f"This model's maximum context length is {llm.engine.max_seq_len} tokens" in str(caught.value)
+        assert LITELLM in str(caught.value).lower()
 
 
 def test_a_stream_that_cannot_begin_is_refused_like_any_other(url: str) -> None:

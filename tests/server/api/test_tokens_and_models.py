@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import httpx
@@ -9,6 +11,7 @@ import openai
 import pytest
 
 from tensorwright import LLM, SamplingParams
+from tensorwright.runtime.server.app import create_app
 
 TALK = [{"role": "user", "content": "日本 🙂"}]
 
@@ -49,10 +52,39 @@ def test_special_tokens_are_shown(url: str) -> None:
     assert post(url, "/detokenize", model="pico", tokens=[0]) == {"prompt": "<|endoftext|>"}
 
 
-def test_a_model_must_be_named_where_there_are_two(url: str) -> None:
-    answer = httpx.post(f"{url}/tokenize", json={"prompt": "x"})
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": TALK, "max_tokens": 2},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [5]},
+}
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_model_must_be_named_where_there_are_two(url: str, path: str) -> None:
+    answer = httpx.post(f"{url}{path}", json=ASKED[path])
     assert answer.status_code == 400
-    assert "some/tiny" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["message"] == "model must be one of pico, some/tiny, got none"
+
+
+@pytest.mark.parametrize("more", [{}, {"model": None}, {"stream": True}])
+@pytest.mark.parametrize("path", ASKED)
+def test_a_model_alone_need_not_be_named(llm: LLM, path: str, more: dict[str, Any]) -> None:
+    """Its name is in the answer, and in every event of a stream."""
+    app = create_app({"only": llm})
+    stream = more.get("stream") and path.startswith("/v1")
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            return await client.post(path, json={**ASKED[path], **(more if path.startswith("/v1") else {})})
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 200, answer.text
+    if not path.startswith("/v1"):
+        return
+    texts = [event.removeprefix("data: ") for event in answer.text.split("\n\n")[:-2]] if stream else [answer.text]
+    assert texts
+    assert {json.loads(text)["model"] for text in texts} == {"only"}
 
 
 def test_models(client: openai.OpenAI, llm: LLM) -> None:
