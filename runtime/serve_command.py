@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS, take
 
@@ -23,9 +24,7 @@ PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 def require_serve_extra() -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise MissingDependencyError(
-            f"serving needs {', '.join(missing)}, which is not installed: pip install 'tensorwright[serve]'"
-        )
+        raise MissingDependencyError(f"serving needs {', '.join(missing)}, which is not installed: {install('serve')}")
 
 
 def serve_engines(engines: tuple[str, ...], api_key_file: str | None, log_level: str, options: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.runtime.guided.grammar import Grammar, compile_grammar
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 
@@ -26,9 +27,7 @@ def load_llguidance() -> Any:
     try:
         import llguidance
     except ImportError as error:
-        raise MissingDependencyError(
-            f"guided decoding needs llguidance ({error}); run: pip install 'tensorwright[guided]'"
-        ) from error
+        raise MissingDependencyError(f"guided decoding needs llguidance ({error}): {install('guided')}") from error
     return llguidance
 
 
