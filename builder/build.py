@@ -18,6 +18,7 @@ from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.targets import Emitted, Graphs, Target, find_target
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError
+from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import Quantized, expected_counts
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
@@ -151,7 +152,7 @@ def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: P
             if error.name not in BUILD_PACKAGES:
                 raise
             raise MissingDependencyError(
-                f"building an engine needs {error.name}, which is not installed; pip install 'tensorwright[build]'"
+                f"building an engine needs {error.name}, which is not installed: {install('build')}"
             ) from error
     with phases.run("trace"):
         graph = trace(checkpoint, dtype=dtype, max_seq_len=max_seq_len)

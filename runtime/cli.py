@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 import tensorwright
+from tensorwright.entry import nothing_begun
 from tensorwright.runtime.bench_options import load_options, take_load
 from tensorwright.runtime.command import run_command
 from tensorwright.runtime.load_test.command import bench_serve
@@ -52,7 +53,8 @@ def cli(debug: bool) -> None:
 @click.option("--profile-svg", metavar="FILE", help="Draw the profile into FILE, an SVG picture. Implies --profile.")
 def run(**options: Any) -> None:
     """Generate text with ENGINE (or with a model directory, which is built on first use)."""
-    from tensorwright.runtime.run_command import run_prompts
+    with nothing_begun:
+        from tensorwright.runtime.run_command import run_prompts
 
     for option, name in (("--system", "system"), ("--chat-template", "chat_template")):
         if options[name] is not None and not options["chat"]:
@@ -63,7 +65,8 @@ def run(**options: Any) -> None:
             raise click.UsageError(f"{option} needs --json, which prints them")
     profiler, profile, picture = None, options.pop("profile"), options.pop("profile_svg")
     if profile or picture is not None:
-        from tensorwright.runtime.profile_command import start_profiler
+        with nothing_begun:
+            from tensorwright.runtime.profile_command import start_profiler
 
         profiler = start_profiler(options["threads"], picture)
     run_prompts(asked=asked, profiler=profiler, **options)
@@ -88,7 +91,8 @@ def serve(
 
     SIGTERM or Ctrl-C refuses new requests, lets those under way finish, and exits; a second one exits at once.
     """
-    from tensorwright.runtime.serve_command import serve_engines
+    with nothing_begun:
+        from tensorwright.runtime.serve_command import serve_engines
 
     serve_engines(engines, api_key_file, allow_no_tokenizer, log_level, options)
 
@@ -99,12 +103,13 @@ def serve(
 @click.option("--graph", is_flag=True, help="The graph's text instead.")
 def inspect(engine: str, as_json: bool, graph: bool) -> None:
     """Show what ENGINE is: model, passes and counts, sizes, accuracy record, kernels taken on this machine."""
-    import json
+    with nothing_begun:
+        import json
 
-    from rich.console import Console
+        from rich.console import Console
 
-    from tensorwright.runtime.engine_dir import open_engine
-    from tensorwright.runtime.inspect import describe, show
+        from tensorwright.runtime.engine_dir import open_engine
+        from tensorwright.runtime.inspect import describe, show
 
     opened = open_engine(engine)
     if graph:
@@ -127,7 +132,8 @@ def evaluate(engine: str, files: tuple[str, ...], window: int, threads: int | No
     A file is tokenized whole, with the special tokens that the tokenizer adds (a first <s>, if it does), and cut into
     windows side by side. The first token of a window is not scored.
     """
-    from tensorwright.runtime.eval_command import evaluate as evaluate_files
+    with nothing_begun:
+        from tensorwright.runtime.eval_command import evaluate as evaluate_files
 
     evaluate_files(engine, files, window, threads, as_json)
 
@@ -146,7 +152,8 @@ bench.add_command(bench_serve)
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def latency(engine: str, as_json: bool, **options: Any) -> None:
     """Time to the first token, per output token and between tokens, of batches one after the other."""
-    from tensorwright.runtime.bench_command import bench_latency
+    with nothing_begun:
+        from tensorwright.runtime.bench_command import bench_latency
 
     bench_latency(engine, take_load(options), as_json)
 
@@ -158,7 +165,8 @@ def latency(engine: str, as_json: bool, **options: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def throughput(engine: str, repeats: int, as_json: bool, **options: Any) -> None:
     """Requests and tokens per second, all requests submitted at once."""
-    from tensorwright.runtime.bench_command import bench_throughput
+    with nothing_begun:
+        from tensorwright.runtime.bench_command import bench_throughput
 
     bench_throughput(engine, take_load(options), repeats, as_json)
 
@@ -175,7 +183,8 @@ def cache() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def list_engines(as_json: bool) -> None:
     """Show every engine of the cache, the longest unused first."""
-    from tensorwright.runtime.cache_command import list_cache
+    with nothing_begun:
+        from tensorwright.runtime.cache_command import list_cache
 
     list_cache(as_json)
 
@@ -185,7 +194,8 @@ def list_engines(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="What was removed as one JSON object.")
 def clear_engines(keys: tuple[str, ...], as_json: bool) -> None:
     """Remove the engines with these KEYs (or beginnings of them), or all; never one that a process uses."""
-    from tensorwright.runtime.cache_command import clear_cache
+    with nothing_begun:
+        from tensorwright.runtime.cache_command import clear_cache
 
     clear_cache(keys, as_json)
 
@@ -197,10 +207,12 @@ def clear_engines(keys: tuple[str, ...], as_json: bool) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def build(arguments: tuple[str, ...]) -> None:
     """Build an engine from a model; the same as build-engine (see build-engine --help)."""
-    from tensorwright.runtime.model_cache import require_build_extra
+    with nothing_begun:
+        from tensorwright.runtime.model_cache import require_build_extra
 
     require_build_extra("building an engine")
-    from tensorwright.builder.cli import build_engine
+    with nothing_begun:
+        from tensorwright.builder.cli import build_engine
 
     build_engine.main(args=list(arguments), prog_name="tensorwright build", standalone_mode=False)
 
@@ -212,7 +224,8 @@ def build(arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def rebuild(arguments: tuple[str, ...]) -> None:
     """Build an engine again, for another target or with other options (see rebuild --help)."""
-    from tensorwright.builder.rebuild_cli import rebuild_engine
+    with nothing_begun:
+        from tensorwright.builder.rebuild_cli import rebuild_engine
 
     rebuild_engine.main(args=list(arguments), prog_name="tensorwright rebuild", standalone_mode=False)
 
@@ -225,7 +238,8 @@ def doctor(engine: str | None, as_json: bool) -> None:
 
     Packages and versions, driver, GPUs, instruction sets. Exits with 1 if ENGINE cannot run here.
     """
-    from tensorwright.runtime.doctor.command import examine
+    with nothing_begun:
+        from tensorwright.runtime.doctor.command import examine
 
     examine(engine, as_json)
 

@@ -19,6 +19,7 @@ import xxhash
 
 import tensorwright
 from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
@@ -116,7 +117,7 @@ def require_build_extra(what: str) -> None:
     if missing:
         raise MissingDependencyError(
             f"{what} needs {' and '.join(missing)}, which this environment lacks; "
-            "pip install 'tensorwright[build]', or build the engine elsewhere and copy its directory here"
+            f"{install('build')}, or build the engine elsewhere and copy its directory here"
         )
 
 

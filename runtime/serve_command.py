@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.runtime.engine_dir import TOKENIZER, is_engine
 from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS, take
@@ -29,9 +30,7 @@ PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 def require_serve_extra() -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise MissingDependencyError(
-            f"serving needs {', '.join(missing)}, which is not installed: pip install 'tensorwright[serve]'"
-        )
+        raise MissingDependencyError(f"serving needs {', '.join(missing)}, which is not installed: {install('serve')}")
 
 
 def serve_engines(

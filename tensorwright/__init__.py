@@ -5,12 +5,12 @@ The public names load on first use, so that `import tensorwright` needs neither 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # nothing is imported here: a command hears Ctrl-C only after this file (tensorwright/entry.py)
 if TYPE_CHECKING:
+    from typing import Any
+
     from tensorwright.builder.build import build as build
     from tensorwright.runtime.guided.params import GuidedDecodingParams as GuidedDecodingParams
     from tensorwright.runtime.llm import LLM as LLM
@@ -34,6 +34,8 @@ __all__ = ["LLM", "CompletionOutput", "GuidedDecodingParams", "Logprob", "Reques
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
+        from importlib import import_module
+
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'tensorwright' has no attribute {name!r}")
 

@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("models", "builder", "passes", "plugins", "runtime")
 BUILD_PACKAGES = {"torch", "transformers", "onnx"}
 
-# What a room may import beside itself, `tensorwright` (the version) and tensorwright.errors.
+LEAVES = ("errors", "installing")
+"""Files of tensorwright/ that import nothing; every room may import them."""
+# What a room may import beside itself, `tensorwright` (the version) and LEAVES.
 MAY_IMPORT = {
     "models": (),
     "plugins": ("builder.ir",),
@@ -83,10 +85,10 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
     faults = []
     for path in python_files(room):
         name = path.relative_to(ROOT).as_posix()
-        allowed = ("errors", room, *MAY_IMPORT[room], *EXCEPTIONS.get(name, ()))
+        allowed = (*LEAVES, room, *MAY_IMPORT[room], *EXCEPTIONS.get(name, ()))
         for module, _ in imports(path):
             inner = module.removeprefix("tensorwright.")
-            if inner != module and inner.split(".")[0] in (*ROOMS, "errors"):
+            if inner != module and inner.split(".")[0] in (*ROOMS, *LEAVES):
                 if not any(within(inner, package) for package in allowed):
                     faults.append(f"{name} imports {module}")
             elif module.split(".")[0] in ROOMS:
@@ -127,9 +129,10 @@ def test_the_runtime_imports_the_builder_only_when_called() -> None:
     assert not eager, "\n".join(eager)
 
 
-def test_the_public_package_holds_only_names_and_errors() -> None:
-    assert sorted(path.name for path in (ROOT / "tensorwright").glob("*.py")) == ["__init__.py", "errors.py"]
-    modules = {module for module, _ in imports(ROOT / "tensorwright/errors.py")}
+def test_the_public_package_holds_only_names_leaves_and_the_entry() -> None:
+    names = {path.name for path in (ROOT / "tensorwright").glob("*.py")}
+    assert names == {"__init__.py", "entry.py", *(f"{leaf}.py" for leaf in LEAVES)}
+    modules = {module for leaf in LEAVES for module, _ in imports(ROOT / f"tensorwright/{leaf}.py")}
     assert modules <= {"__future__.annotations"}
 
 

@@ -8,6 +8,7 @@ from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.options import BuildOptions, Phases
 from tensorwright.builder.targets import Emitted, Graphs
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
 from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, weight_only_spec
@@ -90,6 +91,4 @@ def _require(package: str, what: str) -> None:
     from importlib.util import find_spec
 
     if find_spec(package) is None:
-        raise MissingDependencyError(
-            f"{what} needs {package}, which is not installed; pip install 'tensorwright[onnx]'"
-        )
+        raise MissingDependencyError(f"{what} needs {package}, which is not installed: {install('onnx')}")

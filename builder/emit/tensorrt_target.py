@@ -24,6 +24,7 @@ from tensorwright.builder.emit.tensorrt.run_child import run_child
 from tensorwright.builder.options import BuildOptions, Phases
 from tensorwright.builder.targets import Emitted, Graphs
 from tensorwright.errors import BuildError, InvalidOptionError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
 from tensorwright.plugins.gpu.manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
@@ -156,4 +157,4 @@ def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, option
 
 def _require(package: str, what: str) -> None:
     if find_spec(package) is None:
-        raise MissingDependencyError(f"{what}, and {package} is not installed; pip install 'tensorwright[gpu]'")
+        raise MissingDependencyError(f"{what}, and {package} is not installed: {install('gpu')}")

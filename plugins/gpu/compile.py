@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import KernelError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.plugins.gpu.launch import ALIGNMENT, SCRATCH, KernelSpec
 
 SMS = (75, 80, 86, 89, 90, 120)
@@ -95,7 +96,7 @@ def import_triton() -> Any:
         return importlib.import_module("triton")
     except ImportError as error:
         raise MissingDependencyError(
-            f"GPU kernels are compiled by Triton, which is not installed ({error}): pip install tensorwright[triton]"
+            f"GPU kernels are compiled by Triton, which is not installed ({error}): {install('gpu')}"
         ) from error
 
 

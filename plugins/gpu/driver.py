@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tensorwright.errors import KernelError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.plugins.gpu.compile import CompiledKernel
 from tensorwright.plugins.gpu.launch import Launch, kernel_params
 
@@ -172,7 +173,7 @@ def _initialised(api: Any) -> Any:
         except ImportError as error:
             raise MissingDependencyError(
                 f"GPU kernels are started through cuda-bindings, which is not installed ({error}): "
-                "pip install tensorwright[tensorrt-rtx]"
+                f"{install('tensorrt-rtx')}"
             ) from error
     try:
         (status,) = api.cuInit(0)

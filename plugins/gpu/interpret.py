@@ -26,6 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 from tensorwright.errors import KernelError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.plugins.gpu.launch import ITEM_BYTES, KernelSpec, Launch, Tensor
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
 
@@ -134,7 +135,7 @@ class Interpreter:
 
 def _start() -> subprocess.Popen[bytes]:
     if importlib.util.find_spec("triton") is None:
-        raise MissingDependencyError("GPU kernels are interpreted by Triton: pip install tensorwright[triton]")
+        raise MissingDependencyError(f"GPU kernels are interpreted by Triton, which is not installed: {install('gpu')}")
     path = os.pathsep.join(filter(None, sys.path))
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, "-P", "-m", MODULE]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from tensorwright.installing import install
+
 
 @dataclass(frozen=True)
 class Package:
@@ -69,7 +71,7 @@ def _examine(package: Package) -> dict[str, Any]:
 def _remedy(package: Package, name: str, wanted: str) -> str:
     if installed(name) is not None:
         return f"pip install '{name}{wanted}'"
-    return f"pip install 'tensorwright[{package.extra}]'" if package.extra else f"pip install '{name}{wanted}'"
+    return install(package.extra) if package.extra else f"pip install '{name}{wanted}'"
 
 
 def _fault(package: Package, found: str) -> str | None:

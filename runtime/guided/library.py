@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwright.errors import MissingDependencyError
+from tensorwright.installing import install
 
 ERROR_BYTES = 4096  # of a message, the end of the text included
 Tokenize = Callable[[str], Sequence[int]]
@@ -88,9 +89,7 @@ class Library:
             import llguidance
             from llguidance import _lib
         except ImportError as error:
-            raise MissingDependencyError(
-                f"guided decoding needs llguidance ({error}); run: pip install 'tensorwright[guided]'"
-            ) from error
+            raise MissingDependencyError(f"guided decoding needs llguidance ({error}): {install('guided')}") from error
         self.python: Any = llguidance
         try:
             for table, load in ((SLOW, ctypes.CDLL), (QUICK, ctypes.PyDLL)):
@@ -121,8 +120,8 @@ class Library:
 
 def _unknown_interface(why: str) -> MissingDependencyError:
     return MissingDependencyError(
-        f"guided decoding does not know the C interface of the llguidance that is installed ({why}); "
-        "run: pip install 'tensorwright[guided]'"
+        f"guided decoding does not know the C interface of the llguidance that is installed ({why}): "
+        f"{install('guided')}"
     )
 
 

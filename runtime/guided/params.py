@@ -15,7 +15,7 @@ MAX_TEXT = 2**20  # characters of a grammar; longer ones are no grammars but att
 
 @dataclass(frozen=True)
 class GuidedDecodingParams(StrictKeywords):
-    """Immutable; exactly one of the fields is given. Needs `pip install 'tensorwright[guided]'`.
+    """Immutable; exactly one of the fields is given. Needs the extra `guided`.
 
     json: a JSON schema, as a dict or as text; the output is a JSON value that it admits. Properties come in the
         schema's order.

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.errors import InvalidOptionError, LoadTestError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.runtime.load_test.events import BadAnswer, EventParser, error_message, read_chunk
 from tensorwright.runtime.load_test.trace import Trace
 
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 try:
     import httpx
 except ImportError as error:
-    raise MissingDependencyError(
-        "bench serve needs httpx, which is not installed; pip install 'tensorwright[serve]'"
-    ) from error
+    raise MissingDependencyError(f"bench serve needs httpx, which is not installed: {install('serve')}") from error
 
 EVENT_STREAM = "text/event-stream"
 SETUP_TIMEOUT = 60.0

@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from tensorwright.entry import nothing_begun
+
 
 @click.command("serve")
 @click.argument("url")
@@ -51,13 +53,15 @@ def bench_serve(
     TTFT and e2e count from the moment when a request should have been sent. A request is good if it was completed
     within the limits; goodput is good requests per second.
     """
-    from tensorwright.runtime.load_test.settings import LoadSettings, base_url, check_api_key, check_plot
+    with nothing_begun:
+        from tensorwright.runtime.load_test.settings import LoadSettings, base_url, check_api_key, check_plot
 
     load = LoadSettings(**settings)
     load.check()
     base = base_url(url)
     check_api_key(api_key)
     check_plot(plot)
-    from tensorwright.runtime.load_test.session import run_session
+    with nothing_begun:
+        from tensorwright.runtime.load_test.session import run_session
 
     run_session(base, model, api_key, load, plot, as_json)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.onnx.manifest import Io
 
@@ -22,8 +23,7 @@ def load_onnxruntime() -> Any:
         ort = importlib.import_module("onnxruntime")
     except ImportError as error:
         raise MissingDependencyError(
-            f"engines of target onnx are run by the package onnxruntime, which is absent ({error}): "
-            "pip install 'tensorwright[onnx]'"
+            f"engines of target onnx are run by the package onnxruntime, which is absent ({error}): {install('onnx')}"
         ) from error
     if tuple(int(part) for part in ort.__version__.split(".")[:2]) < OLDEST:
         raise MissingDependencyError(

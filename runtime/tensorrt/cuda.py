@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorwright.errors import DeviceError, MissingDependencyError, OutOfMemoryError
+from tensorwright.installing import install
 
 NO_DRIVER = (
     "TensorRT engines run on an NVIDIA GPU, and there is no NVIDIA driver here ({}): install the driver or run the "
@@ -25,7 +26,7 @@ def load_driver(extra: str) -> Any:
         return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise MissingDependencyError(
-            f"TensorRT engines need the package cuda-bindings ({error}): pip install 'tensorwright[{extra}]'"
+            f"TensorRT engines need the package cuda-bindings ({error}): {install(extra)}"
         ) from error
 
 

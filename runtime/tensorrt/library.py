@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import DeviceError, EngineError, MissingDependencyError
+from tensorwright.installing import install
 from tensorwright.plugins.gpu.manifest import ENGINE_FILE, MODULES, IoTensor, Manifest, step_inputs
 from tensorwright.runtime.tensorrt.cuda import Cuda
 from tensorwright.runtime.tensorrt.plugins import EnginePlugins
@@ -28,8 +29,7 @@ def load_bindings(flavour: str) -> Any:
         return importlib.import_module(MODULES[flavour])
     except (ImportError, OSError) as error:  # OSError: it is there, and one of its libraries does not load
         raise MissingDependencyError(
-            f"an engine of target {flavour} needs the package {MODULES[flavour]} ({error}): "
-            f"pip install 'tensorwright[{flavour}]'"
+            f"an engine of target {flavour} needs the package {MODULES[flavour]} ({error}): {install(flavour)}"
         ) from error
 
 

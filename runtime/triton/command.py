@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from tensorwright.entry import nothing_begun
 from tensorwright.runtime.option_tables import LIMITED
 
 _NAMES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
@@ -61,7 +62,8 @@ def triton_repo(engine: str, repository: str, **options: Any) -> None:
 
     Every model is a process with an engine of its own; weights are shared through the page cache, KV caches are not.
     """
-    from tensorwright.runtime.triton.repository import RepositoryOptions, write_backend, write_repository
+    with nothing_begun:
+        from tensorwright.runtime.triton.repository import RepositoryOptions, write_backend, write_repository
 
     backend_dir, overwrite = options.pop("backend_dir"), options["overwrite"]
     if backend_dir is not None and options["backend"] != "tensorwright":

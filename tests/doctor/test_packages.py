@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tensorwright.installing import install
 from tensorwright.runtime.doctor import packages
 from tensorwright.runtime.doctor.packages import PACKAGES, examine_packages, numbers
 
@@ -45,7 +46,7 @@ def examined(monkeypatch, name: str, versions: dict[str, str]) -> dict:
         ({"torch": "2.13.0+cpu"}, True, None),
         ({"torch": "2.12.1"}, False, "pip install 'torch>=2.13,<2.14'"),
         ({"torch": "2.14.0"}, False, "pip install 'torch>=2.13,<2.14'"),
-        ({}, False, "pip install 'tensorwright[build]'"),
+        ({}, False, install("build")),
     ],
 )
 def test_states_and_remedies(monkeypatch, versions, ok, remedy):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tensorwright.installing import install
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_BYTES = 250_000_000
 
@@ -68,7 +70,7 @@ def test_inspect(environment: Path, pico_engine: Path) -> None:
 def test_building_says_what_is_missing(environment: Path, pico_model: Path, tmp_path: Path) -> None:
     done = call(environment / "tensorwright", "build", pico_model, tmp_path / "out", status=2)
     assert done.stderr.startswith("error: ")
-    assert "pip install 'tensorwright[build]'" in done.stderr
+    assert install("build") in done.stderr
     script = f"from tensorwright import LLM; LLM({str(pico_model)!r})"
     assert "MissingDependencyError" in call(environment / "python", "-c", script, status=1).stderr
 

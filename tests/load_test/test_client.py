@@ -237,5 +237,5 @@ def test_wrong_options_are_refused_before_anything_is_sent(capsys: Capture, tmp_
 def test_without_httpx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
     monkeypatch.delitem(sys.modules, "tensorwright.runtime.load_test.client")
-    with pytest.raises(MissingDependencyError, match=r"pip install 'tensorwright\[serve\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install -e '.\[serve\]'"):
         __import__("tensorwright.runtime.load_test.client")

@@ -101,7 +101,7 @@ def test_missing_package_is_named_before_any_work(tmp_path, monkeypatch, package
 
     found = util.find_spec
     monkeypatch.setattr(util, "find_spec", lambda name: None if name == package else found(name))
-    with pytest.raises(MissingDependencyError, match=rf"needs {package}, .*pip install 'tensorwright\[onnx\]'"):
+    with pytest.raises(MissingDependencyError, match=rf"needs {package}, .*pip install -e '.\[onnx\]'"):
         build(tmp_path / "model", tmp_path / "out", target="onnx", **options)
     assert list(tmp_path.iterdir()) == []
 

@@ -15,6 +15,7 @@ import tensorwright
 from support.command_line import call
 from support.fake_runtime import FakeEngine, engine_config, fake_module, write_engine
 from tensorwright.errors import OutOfMemoryError
+from tensorwright.installing import install
 from tensorwright.runtime import model_cache, native
 from tensorwright.runtime.cli import main
 
@@ -206,7 +207,7 @@ def test_build_without_the_extra(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, _, err = call(capsys, "build", "model", "out")
     assert code == 2
-    assert "pip install 'tensorwright[build]'" in err
+    assert install("build") in err
 
 
 def test_neither_torch_nor_transformers_is_imported() -> None:

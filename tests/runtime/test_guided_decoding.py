@@ -127,7 +127,7 @@ def test_without_a_tokenizer(fake: FakeEngine, tmp_path: Path) -> None:
 def test_without_the_library(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     library.load_library.cache_clear()
-    with pytest.raises(MissingDependencyError, match=r"pip install 'tensorwright\[guided\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install -e '.\[guided\]'"):
         llm.generate_async("ab", guided(regex="a"))
     assert llm.generate("ab", SamplingParams(max_tokens=2)).outputs[0].text == "ab"
 

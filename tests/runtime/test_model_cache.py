@@ -132,7 +132,7 @@ def test_empty_directory(tmp_path: Path) -> None:
 
 def test_without_the_build_extra_the_error_says_what_to_install(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError, match=r"torch and transformers.*pip install 'tensorwright\[build\]'"):
+    with pytest.raises(MissingDependencyError, match=r"torch and transformers.*pip install -e '.\[build\]'"):
         engine_for_model(model, BuildChoices())
 
 

@@ -265,7 +265,7 @@ def test_providers_and_packages_are_named(engine: Path, monkeypatch: pytest.Monk
             OnnxExecutor(opened, threads=1, provider="cuda")
     monkeypatch.delenv("TENSORWRIGHT_ONNX_PROVIDER")
     monkeypatch.setitem(importlib.import_module("sys").modules, "onnxruntime", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'tensorwright\[onnx\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install -e '.\[onnx\]'"):
         LLM(engine)
 
 

@@ -93,9 +93,9 @@ def test_impossible_options_are_refused(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("flavour", "missing", "says"),
     [
-        ("tensorrt", "tensorrt", r"needs the package tensorrt .*pip install 'tensorwright\[tensorrt\]'"),
-        ("tensorrt-rtx", "tensorrt_rtx", r"needs the package tensorrt_rtx .*'tensorwright\[tensorrt-rtx\]'"),
-        ("tensorrt-rtx", "cuda.bindings.driver", r"cuda-bindings .*pip install 'tensorwright\[tensorrt-rtx\]'"),
+        ("tensorrt", "tensorrt", r"needs the package tensorrt .*pip install -e '.\[tensorrt\]'"),
+        ("tensorrt-rtx", "tensorrt_rtx", r"needs the package tensorrt_rtx .*'.\[tensorrt-rtx\]'"),
+        ("tensorrt-rtx", "cuda.bindings.driver", r"cuda-bindings .*pip install -e '.\[tensorrt-rtx\]'"),
     ],
 )
 def test_an_absent_package_is_named_with_its_extra(

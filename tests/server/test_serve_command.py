@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from support.command_line import call
 from support.fake_runtime import write_engine
 from tensorwright.errors import InvalidOptionError
+from tensorwright.installing import install
 from tensorwright.runtime import serve_command
 from tensorwright.runtime.cli import cli
 from tensorwright.runtime.llm import LLM
@@ -99,7 +100,7 @@ def test_a_missing_package_is_told(
     code, _, err = call(capsys, "serve", "x")
     assert code == 2
     assert "serving needs uvicorn" in err
-    assert "pip install 'tensorwright[serve]'" in err
+    assert install("serve") in err
 
 
 def test_an_engine_that_is_none_ends_like_everywhere(tmp_path: Path) -> None:

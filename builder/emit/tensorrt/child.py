@@ -20,6 +20,7 @@ from tensorwright.builder.emit.tensorrt.job import Job, to_line
 from tensorwright.builder.emit.tensorrt.library import FLAVOURS, require_version
 from tensorwright.builder.emit.tensorrt.listeners import make_logger, make_monitor, without_noise
 from tensorwright.errors import BuildError, InvalidOptionError, MissingDependencyError, TensorwrightError
+from tensorwright.installing import install
 from tensorwright.plugins.gpu.build_context import building_for
 from tensorwright.plugins.gpu.compile import cache_folder
 from tensorwright.plugins.gpu.creators import register
@@ -65,8 +66,8 @@ def build_plan(job: Job, send: Send) -> dict[str, Any]:
         trt = import_module(flavour.module)
     except (ImportError, OSError) as error:
         raise MissingDependencyError(
-            f"the package {flavour.module} is installed and cannot be loaded: {error}; "
-            f"pip install --force-reinstall 'tensorwright[{flavour.name}]'"
+            f"the package {flavour.module} is installed and cannot be loaded ({error}): "
+            f"{install(flavour.name, options='--force-reinstall')}"
         ) from error
     require_version(flavour, trt.__version__)
     begin, known = time.perf_counter(), _cached_kernels()

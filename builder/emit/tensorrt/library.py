@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tensorwright.errors import MissingDependencyError
+from tensorwright.installing import install
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def find_library(flavour: Flavour) -> Library:
     spec = find_spec(flavour.module)
     if spec is None:
         raise MissingDependencyError(
-            f"target {flavour.name} needs the Python package {flavour.module}, which is not installed; "
-            f"pip install 'tensorwright[{flavour.name}]'"
+            f"target {flavour.name} needs the Python package {flavour.module}, which is not installed: "
+            f"{install(flavour.name)}"
         )
     found = installed_version(flavour)
     if found is not None:
@@ -108,8 +109,8 @@ def require_version(flavour: Flavour, found: str) -> None:
     if numbers < flavour.least:
         least = ".".join(map(str, flavour.least))
         raise MissingDependencyError(
-            f"target {flavour.name} needs {flavour.module} {least} or later, {found} is installed; "
-            f"pip install -U 'tensorwright[{flavour.name}]'"
+            f"target {flavour.name} needs {flavour.module} {least} or later, {found} is installed: "
+            f"{install(flavour.name, options='--upgrade')}"
         )
 
 

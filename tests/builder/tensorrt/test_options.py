@@ -97,5 +97,5 @@ def test_a_package_that_is_not_there_is_named_before_any_work(monkeypatch, packa
 
     monkeypatch.setattr(tensorrt_target, "find_spec", without)
     monkeypatch.setattr("tensorwright.builder.emit.tensorrt.library.find_spec", without)
-    with pytest.raises(MissingDependencyError, match=rf"{package}.* is not installed; pip install 'tensorwright\["):
+    with pytest.raises(MissingDependencyError, match=rf"{package}.* is not installed: pip install -e '.\["):
         check(sm=(80,))
