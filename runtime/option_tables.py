@@ -10,7 +10,7 @@ import click
 LIMITED = ", or what a TensorRT engine was built for."
 """How the help of a limit of steps ends."""
 
-GENERATION_CONFIG = (
+GENERATION_CONFIG: tuple[str, dict[str, Any]] = (
     "--generation-config",
     {
         "type": click.Choice(["model", "neutral"]),

@@ -46,7 +46,7 @@ def _listed(root: Path, value: Any) -> dict[str, str]:
     """value: chat_template of tokenizer_config.json."""
     if value is None or isinstance(value, str):
         return {} if value is None else {DEFAULT: value}
-    entries = value if isinstance(value, list) else [None]
+    entries: list[Any] = value if isinstance(value, list) else [{}]
     if not all(isinstance(entry, dict) for entry in entries):
         entries = [{}]  # refused below
     named = {entry.get("name"): entry.get("template") for entry in entries}

@@ -159,7 +159,7 @@ def _lowered() -> None:
         )
 
     op("embedding", 2, ids="int", scale="float")  # table, ids
-    norm = {"eps": "float", "weight_offset": "float"}
+    norm: dict[str, Any] = {"eps": "float", "weight_offset": "float"}
     op("rms_norm", 3, (2,), (1, 2), True, (1, (2, 0)), **norm)  # x, w, residual? -> y, sum if a residual
     op("rms_norm_columns", 2, sums=True, in_place=(0, (0,)), start="int", heads="int", **norm)  # x, w
     # x, w, b?, residual? -> y, sum if a residual; without one y may be written over x
