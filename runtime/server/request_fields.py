@@ -58,7 +58,8 @@ class ResponseFormat(StrictModel):
 class SamplingFields(StrictModel):
     """Where a field is null or left out, the default of SamplingParams holds, which is OpenAI's.
 
-    priority: higher ones start first. user: taken and not used. guided_*: at most one of them and response_format.
+    priority: higher ones start first. user: taken and not used. guided_*: at most one of them and response_format;
+    guided_whitespace_pattern says what stands between the parts of JSON.
     """
 
     model: str
@@ -90,3 +91,4 @@ class SamplingFields(StrictModel):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
