@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided.library import LibraryMatcher
-from tensorwright.runtime.guided.matcher import GrammarMatcher, clipped, library_words
-from tensorwright.runtime.guided.params import GuidedDecodingParams
+from tensorwright.runtime.guided.matcher import NO_TEXT, GrammarMatcher, clipped, library_words
+from tensorwright.runtime.guided.params import JSON_KINDS, GuidedDecodingParams
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
@@ -28,8 +28,9 @@ LIMITS: dict[str, int] = {
 }
 """What one grammar may cost: some 20 ms to start, 15 ms per mask and 500 MB, in the library's units."""
 
-JSON_OPTIONS = {"lenient": False, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}
-"""Unknown keywords are refused. Unbounded blanks would let a model that is unsure make nothing else."""
+BLANKS = r"[\x20\x0A\x0D\x09]"  # of JSON
+WHITESPACE = BLANKS + "{0,20}"
+"""What whitespace_pattern is by default: unbounded blanks would let a model that is unsure make nothing else."""
 
 RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 ESCAPE = re.compile(r"\\(?:\\|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
@@ -68,6 +69,8 @@ class Grammar:
 
 def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams) -> Grammar:
     name = f"guided_decoding: {params.kind}"
+    if params.whitespace_pattern:
+        _check_whitespace(vocabulary, params.whitespace_pattern)
     try:
         text = _library_grammar(vocabulary.tokens.library.python, params)
     except Exception as error:  # of the library's converters, which raise the plain class
@@ -83,16 +86,34 @@ def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams) 
 def _library_grammar(library: Any, params: GuidedDecodingParams) -> str:
     """In the library's JSON form, which may hold any character. library: its Python module."""
     make = library.LLMatcher
-    if params.kind == "json":
-        return make.grammar_from_json_schema(params.text, overrides=JSON_OPTIONS)
-    if params.kind == "json_object":
-        return make.grammar_from_json_schema('{"type":"object"}', overrides=JSON_OPTIONS)
+    if params.kind in JSON_KINDS:
+        schema = params.text if params.kind == "json" else '{"type":"object"}'
+        pattern = WHITESPACE if params.whitespace_pattern is None else params.whitespace_pattern
+        # Not lenient: unknown keywords are refused.
+        return make.grammar_from_json_schema(schema, overrides={"lenient": False, "whitespace_pattern": pattern})
     if params.kind == "regex":
         return make.grammar_from_regex(params.text)
     if params.kind == "choice":
         quoted = [json.dumps(text, ensure_ascii=False) for text in params.choice or ()]
         return _as_json("start: " + " | ".join(quoted))
     return _as_json(_lark(params.text))
+
+
+def _check_whitespace(vocabulary: GuidedVocabulary, pattern: str) -> None:
+    """It must admit nothing that is not JSON: then no text is in the pattern and outside of JSON's blanks."""
+    name = "guided_decoding: whitespace_pattern"
+    try:
+        regex = vocabulary.tokens.library.python.regex_to_lark(pattern)
+        others = _as_json(f"start: OTHERS\nOTHERS: /{regex}/ & ~/{BLANKS}*/")
+    except ValueError as error:
+        raise InvalidRequestError(f"{name} cannot be followed: {clipped(str(error))}") from error
+    matcher = LibraryMatcher.compile(vocabulary.tokens, others, LIMITS)
+    if not matcher.is_error and matcher.compute_mask(np.zeros(vocabulary.library_words, dtype=np.uint32)):
+        raise InvalidRequestError(
+            f"{name} must admit JSON's blanks alone, which are the space, \\n, \\r and \\t, got {clipped(pattern)!r}"
+        )
+    if (words := library_words(matcher)) != NO_TEXT:
+        raise InvalidRequestError(f"{name} cannot be followed: {words}")
 
 
 def _as_json(lark: str) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
 
+NO_TEXT = "no text matches it"
 MOST_WORDS = 600  # characters of the library's message
 
 
@@ -56,7 +57,7 @@ def library_words(matcher: LibraryMatcher) -> str:
     """Why a matcher gave up."""
     words = matcher.error.replace("<non-verbose/>", "").strip()
     if words.startswith("NoExtension"):
-        return "no text matches it"
+        return NO_TEXT
     return clipped(words)
 
 

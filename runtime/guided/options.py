@@ -25,6 +25,10 @@ FILE = {"type": click.File(encoding="utf-8"), "callback": _text}
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "json": ("--json-schema", {**FILE, "help": "The output is JSON that the schema in FILE admits."}),
     "json_object": ("--json-object", {"is_flag": True, "help": "The output is a JSON object."}),
+    "whitespace_pattern": (
+        "--whitespace-pattern",
+        {"metavar": "REGEX", "help": "With JSON: what may stand between its parts, '' for the shortest JSON."},
+    ),
     "regex": ("--regex", {"help": "The output matches this regular expression."}),
     "choice": ("--choice", {"multiple": True, "help": "The output is one of these texts. May be repeated."}),
     "grammar": ("--grammar", {**FILE, "help": "The output is of the language of FILE, in EBNF (::=) or Lark."}),
@@ -41,11 +45,12 @@ def guided_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def take_guided(options: dict[str, Any]) -> GuidedDecodingParams | None:
     """Takes what guided_options gave out of `options`; None if nothing was asked for."""
-    from tensorwright.runtime.guided.params import GuidedDecodingParams
+    from tensorwright.runtime.guided.params import KINDS, GuidedDecodingParams
 
     given = {field: options.pop(f"guided_{field}") for field in OPTIONS}
     asked = {field: value for field, value in given.items() if value not in (None, False, ())}
-    if len(asked) > 1:
-        names = " and ".join(OPTIONS[field][0] for field in asked)
+    kinds = [field for field in asked if field in KINDS]
+    if len(kinds) > 1:
+        names = " and ".join(OPTIONS[field][0] for field in kinds)
         raise click.UsageError(f"one of them at most: {names}")
     return GuidedDecodingParams(**asked) if asked else None

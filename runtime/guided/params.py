@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json as json_text
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.keywords import StrictKeywords
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
+JSON_KINDS = ("json", "json_object")
 MAX_TEXT = 2**20  # characters of a grammar; longer ones are no grammars but attacks
 
 
 @dataclass(frozen=True)
 class GuidedDecodingParams(StrictKeywords):
-    """Immutable; exactly one of the fields is given. Needs the extra `guided`.
+    """Immutable; exactly one of json to grammar is given. Needs the extra `guided`.
 
     json: a JSON schema, as a dict or as text; the output is a JSON value that it admits. Properties come in the
         schema's order.
@@ -25,6 +26,9 @@ class GuidedDecodingParams(StrictKeywords):
     choice: the output is one of these texts.
     grammar: a context-free grammar, as EBNF (`root ::= ...`, as llama.cpp and xgrammar take it) or as Lark
         (`start: ...`), told apart by `::=`.
+    whitespace_pattern: with json or json_object, a regular expression of what stands at each place where JSON may have
+        blanks, as in "" (none: the shortest JSON), "[ ]?" or "[\\n ]*"; it admits no character but JSON's four blanks.
+        None: up to 20 of these.
 
     A value that cannot be meant raises InvalidRequestError, an unknown keyword InvalidOptionError. Whether an engine
     can follow it is found out when a request is submitted.
@@ -35,11 +39,12 @@ class GuidedDecodingParams(StrictKeywords):
     regex: str | None = None
     choice: tuple[str, ...] | list[str] | None = None
     grammar: str | None = None
+    whitespace_pattern: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.json_object, bool):
             raise _wrong("json_object", "True or False", self.json_object)
-        given = [field.name for field in fields(self) if getattr(self, field.name) not in (None, False)]
+        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             came = " and ".join(given) or "none"
             raise InvalidRequestError(
@@ -53,10 +58,19 @@ class GuidedDecodingParams(StrictKeywords):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value.strip()):
                 raise _wrong(name, "a text that is not blank", value)
-        if (length := len(self.text)) > MAX_TEXT:
-            raise InvalidRequestError(
-                f"GuidedDecodingParams: {self.kind} must have at most {MAX_TEXT} characters, got {length}"
-            )
+        if self.whitespace_pattern is not None:
+            if not isinstance(self.whitespace_pattern, str):
+                raise _wrong("whitespace_pattern", "a text or None", self.whitespace_pattern)
+            if self.kind not in JSON_KINDS:
+                raise InvalidRequestError(
+                    "GuidedDecodingParams: whitespace_pattern must come with "
+                    f"{' or '.join(JSON_KINDS)}, got {self.kind}"
+                )
+        for name, text in ((self.kind, self.text), ("whitespace_pattern", self.whitespace_pattern or "")):
+            if len(text) > MAX_TEXT:
+                raise InvalidRequestError(
+                    f"GuidedDecodingParams: {name} must have at most {MAX_TEXT} characters, got {len(text)}"
+                )
 
     @property
     def kind(self) -> str:

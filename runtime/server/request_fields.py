@@ -61,7 +61,8 @@ class SamplingFields(StrictModel):
     generation_config.json names them and the server was not started with --generation-config neutral.
 
     model: may be left out where there is one alone. priority: higher ones start first. user: taken and not used.
-    guided_*: at most one of them and response_format.
+    guided_*: at most one of them and response_format; guided_whitespace_pattern says what stands between the parts of
+    JSON.
     """
 
     model: str | None = None
@@ -93,3 +94,4 @@ class SamplingFields(StrictModel):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None

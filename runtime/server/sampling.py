@@ -65,6 +65,10 @@ def _common(request: SamplingFields) -> dict[str, Any]:
     if request.logit_bias is not None:
         fields["logit_bias"] = {_token_id(token): bias for token, bias in request.logit_bias.items()}
     guided = _guided(request)
+    if request.guided_whitespace_pattern is not None:
+        if not guided:
+            raise InvalidRequestError("guided_whitespace_pattern must come with guided_json or response_format")
+        guided["whitespace_pattern"] = request.guided_whitespace_pattern
     if guided:
         from tensorwright.runtime.guided.params import GuidedDecodingParams
 

@@ -23,10 +23,10 @@ INPUTS: tuple[Tensor, ...] = (
     ),
     *tensors("INT32", "priority"),
     *tensors("FP32", "timeout"),
-    *tensors("STRING", "guided_decoding_guide_type guided_decoding_guide"),
+    *tensors("STRING", "guided_decoding_guide_type guided_decoding_guide guided_decoding_whitespace_pattern"),
     *REFUSED_COMMON,
 )
-"""return_finish_reason, priority and timeout (seconds) are ours."""
+"""return_finish_reason, priority, timeout (seconds) and guided_decoding_whitespace_pattern are ours."""
 
 _GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
 
@@ -59,9 +59,11 @@ def _distribution(top_k: int | None, top_p: float | None, temperature: float | N
 
 def _guide(row: Row) -> Any:
     kind, guide = row.text("guided_decoding_guide_type"), row.text("guided_decoding_guide")
+    blanks = row.text("guided_decoding_whitespace_pattern")
     if not kind:
-        if guide:
-            raise InvalidRequestError("input 'guided_decoding_guide' needs 'guided_decoding_guide_type'")
+        for name, value in (("guide", guide), ("whitespace_pattern", blanks)):
+            if value:
+                raise InvalidRequestError(f"input 'guided_decoding_{name}' needs 'guided_decoding_guide_type'")
         return None
     if kind != "json" and kind not in _GUIDES:
         known = ", ".join(["json", *_GUIDES])
@@ -71,6 +73,6 @@ def _guide(row: Row) -> Any:
     from tensorwright.runtime.guided.params import GuidedDecodingParams
 
     if kind == "json":
-        return GuidedDecodingParams(json_object=True)
+        return GuidedDecodingParams(json_object=True, whitespace_pattern=blanks)
     texts: dict[str, Any] = {_GUIDES[kind]: guide}
-    return GuidedDecodingParams(**texts)
+    return GuidedDecodingParams(**texts, whitespace_pattern=blanks)

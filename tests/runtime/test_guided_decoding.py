@@ -17,6 +17,8 @@ from tensorwright.errors import InvalidRequestError, MissingDependencyError
 from tensorwright.runtime import native
 from tensorwright.runtime.guided import grammar, library, vocabulary
 
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 2}
+PAIR = {"type": "object", "properties": {"a": DIGIT, "b": DIGIT}, "required": ["a", "b"]}
 NESTED = {"type": "object", "properties": {"a": {"type": "string"}}}
 for _ in range(200):
     NESTED = {"type": "object", "properties": {"a": NESTED}}
@@ -53,6 +55,11 @@ def endless(fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         ({"regex": r"\d\d"}, "zzz", "00"),
         ({"json_object": True}, "{}", "{}"),
         ({"json": {"enum": ["on", "off"]}}, '"off"', '"off"'),
+        ({"json": PAIR}, '{ "a" : 1 , "b":\n2}', '{ "a" : 1 , "b":\n2}'),
+        ({"json": PAIR, "whitespace_pattern": ""}, '{"a":1,"b":2}', '{"a":1,"b":2}'),
+        ({"json": PAIR, "whitespace_pattern": ""}, "{    }", '{"a":0,"b":0}'),
+        ({"json": PAIR, "whitespace_pattern": "\n *"}, '{\n  "a":1,\n\nb":0}', '{\n  "a":1,\n"b":0}'),
+        ({"json_object": True, "whitespace_pattern": " ?"}, "{ }", "{ }"),
         ({"grammar": "root ::= one | two\none ::= [a-b]+ \"!\"\ntwo ::= 'x'".replace("'", '"')}, "ab!", "ab!"),
         ({"grammar": 'start: A B?\nA: "a"+\nB: /[bc]/'}, "aac", "aac"),
         ({"grammar": 'start: "::=" # no rule\n'.replace("#", "//")}, "z", "::="),
@@ -82,6 +89,11 @@ def test_the_text_is_of_the_grammar(llm: LLM, asked: dict[str, Any], prompt: str
         ({"json": {"type": "string", "pattern": "a(?=b)"}}, "look-around"),
         ({"json": {"$ref": "#"}}, "no text matches it"),
         ({"json": NESTED}, "recursion limit"),
+        ({"json": PAIR, "whitespace_pattern": "x?"}, "whitespace_pattern must admit JSON's blanks alone.*got 'x.'"),
+        ({"json_object": True, "whitespace_pattern": r"\s"}, "whitespace_pattern must admit JSON's blanks alone"),
+        ({"json_object": True, "whitespace_pattern": " /?"}, "whitespace_pattern must admit JSON's blanks alone"),
+        ({"json_object": True, "whitespace_pattern": "("}, "whitespace_pattern cannot be followed: .*unclosed group"),
+        ({"json_object": True, "whitespace_pattern": "\ud800"}, "whitespace_pattern cannot be followed: .*surrogate"),
         ({"regex": "a("}, "regex cannot be followed: .*unclosed group"),
         ({"regex": r"(a)\1"}, "backreferences are not supported"),
         ({"regex": "(" * 50_000}, "regex cannot be followed: .{1,610}$"),

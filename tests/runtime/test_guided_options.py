@@ -36,6 +36,7 @@ def test_every_parameter_has_an_option() -> None:
     [
         (["--json-schema", "schema.json"], '"ö', '"öff"'),
         (["--json-object"], "{}", "{}"),
+        (["--json-object", "--whitespace-pattern", " ?"], "{ }", "{ }"),
         (["--regex", "a+b"], "aab\x00", "aab"),
         (["--choice", "yes", "--choice", "no"], "no", "no"),
         (["--grammar", "number.ebnf"], "12\x00", "12"),
@@ -51,6 +52,8 @@ def test_each_shapes_the_output(engine: str, capsys: Capture, arguments: list[st
     ("arguments", "message"),
     [
         (["--json-object", "--regex", "a"], "one of them at most: --json-object and --regex"),
+        (["--regex", "a", "--whitespace-pattern", ""], "whitespace_pattern must come with json or json_object"),
+        (["--json-object", "--whitespace-pattern", "x"], "whitespace_pattern must admit JSON's blanks alone"),
         (["--choice", ""], "choice must be a list of texts, none empty"),
         (["--regex", "("], "guided_decoding: regex cannot be followed"),
         (["--json-schema", "number.ebnf"], "json must be a JSON schema"),

@@ -42,6 +42,10 @@ def deep() -> dict[str, Any]:
         ({"choice": ["a", 5]}, "choice must be a list of texts, none empty, got 5"),
         ({"regex": "a" * (MAX_TEXT + 1)}, f"regex must have at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
         ({"choice": ["a" * MAX_TEXT]}, "choice must have at most"),
+        ({"whitespace_pattern": " "}, "exactly one of json, .* must be given, got none"),
+        ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern must come with json or json_object, got regex"),
+        ({"json_object": True, "whitespace_pattern": 5}, "whitespace_pattern must be a text or None, got 5"),
+        ({"json_object": True, "whitespace_pattern": " " * (MAX_TEXT + 1)}, "whitespace_pattern must have at most"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -36,6 +36,21 @@ def test_any_json_object(ask: Callable[..., Request]) -> None:
     assert request.sender.wait()[0]["text_output"][0].decode().lstrip().startswith("{")
 
 
+def test_what_stands_between_the_parts_of_json(ask: Callable[..., Request]) -> None:
+    guided = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": SCHEMA}
+    text = ask(
+        text_input="x = ",
+        max_tokens=48,
+        exclude_input_in_output=True,
+        guided_decoding_whitespace_pattern="()",
+        **guided,
+    )
+    assert re.fullmatch(r'\{"a":(true|false)\}', text.sender.wait()[0]["text_output"][0].decode())
+    wrong = ask(text_input="x", max_tokens=3, guided_decoding_whitespace_pattern=" ")
+    assert wrong.sender.wait() == []
+    assert "needs 'guided_decoding_guide_type'" in str(wrong.sender.errors[0])
+
+
 def test_a_broken_guide_is_the_requests_own_error(ask: Callable[..., Request]) -> None:
     guided = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "(("}
     request = ask(text_input="x", max_tokens=3, **guided)

@@ -23,6 +23,8 @@ GRAMMAR = 'root ::= "a" | "b" root'
 SHAPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"guided_json": SCHEMA}, {"json": SCHEMA}),
     ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
+    ({"guided_json": SCHEMA, "guided_whitespace_pattern": ""}, {"json": SCHEMA, "whitespace_pattern": ""}),
+    ({"response_format": FORMAT, "guided_whitespace_pattern": " ?"}, {"json": SCHEMA, "whitespace_pattern": " ?"}),
     ({"guided_regex": "[a-c]{3,5}"}, {"regex": "[a-c]{3,5}"}),
     ({"guided_choice": ["yes", "no"]}, {"choice": ["yes", "no"]}),
     ({"guided_grammar": GRAMMAR}, {"grammar": GRAMMAR}),
@@ -56,8 +58,18 @@ def test_a_chat_answers_in_the_schema(client: openai.OpenAI) -> None:
         assert isinstance(value["fast"], bool)
 
 
-def test_a_schema_that_cannot_be_followed_is_refused(url: str) -> None:
-    body = {"model": "pico", "prompt": "x", "guided_json": {"type": "nothing"}}
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": {"type": "nothing"}},
+        {"guided_json": SCHEMA, "guided_whitespace_pattern": "x"},
+        {"guided_regex": "a", "guided_whitespace_pattern": ""},
+        {"guided_whitespace_pattern": ""},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_followed_is_refused(url: str, fields: dict[str, Any]) -> None:
+    body = {"model": "pico", "prompt": "x", **fields}
     answer = httpx.post(f"{url}/v1/completions", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
