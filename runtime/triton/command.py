@@ -9,7 +9,9 @@ import click
 from tensorwright.runtime.option_tables import LIMITED
 
 _NAMES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
-_LLM = ("kv_cache_memory", "max_num_tokens", "max_prefill_chunk", "threads", "load", "max_queue_size")
+_LLM = (
+    "kv_cache_memory", "max_num_tokens", "max_prefill_chunk", "threads", "load", "max_queue_size", "generation_config",
+)  # fmt: skip
 
 
 @click.command("triton-repo")
@@ -49,6 +51,11 @@ _LLM = ("kv_cache_memory", "max_num_tokens", "max_prefill_chunk", "threads", "lo
 @click.option("--threads", type=int, help="Default: one per physical core.")
 @click.option("--load", type=click.Choice(["map", "copy"]), help="Map the weights, or copy them.")
 @click.option("--max-queue-size", type=int, help="Requests that may wait.")
+@click.option(
+    "--generation-config",
+    type=click.Choice(["model", "neutral"]),
+    help="model: what a request leaves out is as the model's generation_config.json says. Default: TensorRT-LLM's way.",
+)
 def triton_repo(engine: str, repository: str, **options: Any) -> None:
     """Write a model for Triton Inference Server into REPO that serves ENGINE.
 
