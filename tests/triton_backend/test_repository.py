@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from tritonclient.grpc import model_config_pb2
 from support.fake_runtime import write_engine
 from tensorwright.errors import EngineError, InvalidOptionError
 from tensorwright.runtime.cli import cli
+from tensorwright.runtime.command import run_command
 from tensorwright.runtime.triton.interfaces import INTERFACES
 from tensorwright.runtime.triton.model_options import parse_options
 from tensorwright.runtime.triton.repository import MODEL_FILE, RepositoryOptions, write_backend, write_repository
+from tensorwright.runtime.triton.wheel_server import serve
 
 
 @pytest.fixture
@@ -183,3 +186,19 @@ def test_the_command(engine: Path, tmp_path: Path) -> None:
     wrong = CliRunner().invoke(cli, ["triton-repo", str(engine), str(repository), "--backend-dir", str(backends)])
     assert wrong.exit_code == 2
     assert "--backend-dir needs --backend tensorwright" in wrong.output
+
+
+def test_a_server_that_cannot_be_started_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command of `make triton-serve`, without a server."""
+    said = tmp_path / "without"
+    said.mkdir()
+    (said / "unavailable").write_text("ERROR: no such wheel\n")
+    for venv, repository, told in (
+        (tmp_path / "none", tmp_path, "there is no tritonserver: .*none is not there; `make triton-venv` makes it"),
+        (said, tmp_path, "there is no tritonserver: ERROR: no such wheel"),
+        (said, tmp_path / "repo", "repo: no such model repository; write one with: tensorwright triton-repo"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run_command(serve, [str(venv), str(repository)], "tritonserver")
+        assert ended.value.code == 2
+        assert re.search(told, capsys.readouterr().err)
