@@ -2,6 +2,7 @@
 #   make demo      build the bundled model's engine and generate text with it
 #   make test      all tests; sets up a real tritonserver for them too, in .venv-triton
 #   make test-avx2, test-scalar   the tests that computing matters to, on that instruction set
+#   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options
 #   make check     linters, types, format and the fast tests
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 PYTHON ?= python3
@@ -35,7 +36,7 @@ CPP_FILES = $(shell git ls-files '*.cc' '*.h')
 
 export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 
-.PHONY: help setup triton-venv demo test test-avx2 test-scalar check lint fast-tests sanitize clean
+.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar check lint fast-tests sanitize clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -73,6 +74,15 @@ $(TRITON_VENV)/.installed: $(VENV)/.installed
 	  $(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation --ignore-installed \
 	    --prefix $(TRITON_VENV) -e . && \
 	  $(TRITON_PIP) install -q --no-deps $(TRITON_VENV)/wheels/*.whl && touch $@; }
+
+ifneq ($(filter triton-serve,$(MAKECMDGOALS)),)
+ifeq ($(REPO),)
+$(error make triton-serve needs REPO=DIR, a model repository that 'tensorwright triton-repo ENGINE DIR' wrote)
+endif
+endif
+TRITON_ARGS ?=
+triton-serve: triton-venv
+	@$(BIN)/python -P -m tensorwright.runtime.triton.wheel_server $(TRITON_VENV) '$(REPO)' $(TRITON_ARGS)
 
 demo: setup
 	@test -f out/pico/config.json || $(BIN)/build-engine models/pico out/pico

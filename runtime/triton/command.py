@@ -12,6 +12,7 @@ from tensorwright.runtime.option_tables import LIMITED
 _NAMES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 _LLM = (
     "kv_cache_memory", "max_num_tokens", "max_prefill_chunk", "threads", "load", "guided_vocabulary", "max_queue_size",
+    "generation_config",
 )  # fmt: skip
 
 
@@ -57,6 +58,11 @@ _LLM = (
     help="When it is read for guided decoding: at the first guided request, or beside the start, the default here.",
 )
 @click.option("--max-queue-size", type=int, help="Requests that may wait.")
+@click.option(
+    "--generation-config",
+    type=click.Choice(["model", "neutral"]),
+    help="model: what a request leaves out is as the model's generation_config.json says. Default: TensorRT-LLM's way.",
+)
 def triton_repo(engine: str, repository: str, **options: Any) -> None:
     """Write a model for Triton Inference Server into REPO that serves ENGINE.
 

@@ -10,14 +10,16 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from tensorwright.runtime.async_requests import RequestHandle
-from tensorwright.runtime.triton.replies import Reply
+from tensorwright.runtime.triton.replies import Reply, join
 
 logger = logging.getLogger(__name__)
+Response = tuple[Mapping[str, np.ndarray] | None, Exception | None]
+"""Tensors, or what is told instead."""
 
 
 class Channel(Protocol):
@@ -57,11 +59,11 @@ class Stream:
         """Sends every response that is due; the last one closes the stream."""
         if self.closed:
             return
-        due: list[tuple[Mapping[str, np.ndarray] | None, Exception | None]] = []
+        due: list[Response] = []
         for index, (handle, reply) in enumerate(self.parts):
             if index not in self._ended and (reply.streams or handle.done):
                 due += self._responses(index, handle, reply)
-        final = len(self._ended) == len(self.parts)
+        final = self._all_ended()
         if final and self.cancelled:
             due = [(None, CancelledByClient("the request was cancelled"))]
         if final and not due:
@@ -72,10 +74,13 @@ class Stream:
                 self._channel.send(tensors, error, last)
                 self.closed = last
 
-    def _responses(self, index: int, handle: RequestHandle, reply: Reply) -> list[Any]:
+    def _all_ended(self) -> bool:
+        return len(self._ended) == len(self.parts)
+
+    def _responses(self, index: int, handle: RequestHandle, reply: Reply) -> list[Response]:
         try:
             output = handle.latest()
-            due = [(tensors, None) for tensors in reply.responses(output)]
+            due: list[Response] = [(tensors, None) for tensors in reply.responses(output)]
         except Exception as error:  # the request's own, or of its answer: the client hears of both
             self._ended.add(index)
             handle.abort()
@@ -95,6 +100,30 @@ class Stream:
                 self._channel.send(None, None, True)
             except Exception as error:
                 logger.warning("request %r cannot be closed, Triton has forgotten it: %s", self.request_id, error)
+
+
+class JoinedStream(Stream):
+    """Of a model that answers a request once: all its prompts in one response, when the last has ended. The first error
+    is the answer instead, and ends the other prompts."""
+
+    def __init__(self, request_id: str, channel: Channel):
+        super().__init__(request_id, channel)
+        self._answers: dict[int, Mapping[str, np.ndarray]] = {}
+        self._error: Exception | None = None
+
+    def _responses(self, index: int, handle: RequestHandle, reply: Reply) -> list[Response]:
+        for tensors, error in super()._responses(index, handle, reply):
+            if tensors is not None:
+                self._answers[index] = tensors
+            elif self._error is None:
+                self._error = error
+                self.abort()
+        if not self._all_ended():
+            return []
+        return [(None, self._error)] if self._error is not None else [(self._join(), None)]
+
+    def _join(self) -> Mapping[str, np.ndarray]:
+        return join([self._answers[index] for index in range(len(self.parts))], [reply.pad for _, reply in self.parts])
 
 
 class Exchange:

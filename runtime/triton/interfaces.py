@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime.engine_dir import EngineDir
@@ -16,11 +17,12 @@ from tensorwright.runtime.triton.tensors import Row, Tensor
 
 @dataclass(frozen=True)
 class Interface:
-    """read: one prompt with its parameters, of an engine; the flag is the model's exclude_input_in_output."""
+    """read: one prompt with its parameters, of an engine; the flag is the model's exclude_input_in_output, the last the
+    model's defaults of sampling (LLM.sampling_defaults)."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    read: Callable[[Row, EngineDir, bool], Job]
+    read: Callable[[Row, EngineDir, bool, Mapping[str, Any]], Job]
 
     def check_names(self, row: Row) -> None:
         known = _names(self)
@@ -36,7 +38,7 @@ class Interface:
                 raise InvalidRequestError(f"there is no input {name!r}; did you mean {near[0]}?")
 
 
-def read_both(row: Row, engine: EngineDir, exclude_input: bool) -> Job:
+def read_both(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str, Any]) -> Job:
     """By the text interface if text_input was sent, by the token interface if input_ids was."""
     text, ids = row.has("text_input"), row.has("input_ids")
     if text == ids:
@@ -48,7 +50,7 @@ def read_both(row: Row, engine: EngineDir, exclude_input: bool) -> Job:
         if name in foreign:
             mine = "text_input" if text else "input_ids"
             raise InvalidRequestError(f"input {name!r} does not go with {mine!r}; {closest(name, _names(own))}")
-    return own.read(row, engine, exclude_input)
+    return own.read(row, engine, exclude_input, defaults)
 
 
 def interface_of(name: str) -> Interface:

@@ -6,12 +6,14 @@ and sampling needs top_k, top_p or a temperature above 0; both as TensorRT-LLM's
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.engine_dir import EngineDir
+from tensorwright.runtime.generation_defaults import shapes_distribution, without_length
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton.perf import perf_outputs
 from tensorwright.runtime.triton.refusals import REFUSED_LLMAPI, check_refused
@@ -44,8 +46,9 @@ OUTPUTS: tuple[Tensor, ...] = (
 )
 
 
-def read(row: Row, engine: EngineDir, exclude_input: bool) -> Job:
-    """exclude_input: what holds if the request does not say sampling_param_exclude_input_from_output."""
+def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str, Any]) -> Job:
+    """exclude_input: what holds if the request does not say sampling_param_exclude_input_from_output. defaults: of
+    sampling, the model's; where they say how tokens are drawn, a request that says nothing of it is not greedy."""
     row.require("text_input", "LLM-API")
     check_refused(row)
     best = row.integer(PREFIX + "best_of")
@@ -53,7 +56,8 @@ def read(row: Row, engine: EngineDir, exclude_input: bool) -> Job:
         raise InvalidRequestError(f"input '{PREFIX}best_of' must be 1, got {best}: one completion is returned")
     top_k, top_p = row.integer(PREFIX + "top_k"), row.number(PREFIX + "top_p")
     heat = row.number(PREFIX + "temperature")
-    greedy = top_k == 1 or heat == 0 or top_p == 0 or (not top_k and top_p is None and heat is None)
+    silent = not top_k and top_p is None and heat is None and not shapes_distribution(defaults)
+    greedy = top_k == 1 or heat == 0 or top_p == 0 or silent
     fields: dict[str, Any] = {
         "temperature": 0.0 if greedy else heat,
         "top_k": None if greedy else top_k,
@@ -65,7 +69,8 @@ def read(row: Row, engine: EngineDir, exclude_input: bool) -> Job:
         "seed": row.integer(PREFIX + "seed"),
         "logprobs": 0 if row.flag("return_cumulative_logprob") else None,
     }
-    params = SamplingParams(**{name: value for name, value in fields.items() if value is not None})
+    given = {name: value for name, value in fields.items() if value is not None}
+    params = SamplingParams(**{**without_length(defaults), **given})
     return Job(row.texts("text_input")[0] if row.texts("text_input") else "", params, _asked(row, exclude_input))
 
 

@@ -17,7 +17,7 @@ from tensorwright import errors
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.sampling_params import SamplingParams
-from tensorwright.runtime.triton.exchange import CancelledByClient, Exchange, Stream
+from tensorwright.runtime.triton.exchange import CancelledByClient, Exchange, JoinedStream, Stream
 from tensorwright.runtime.triton.interfaces import Interface, interface_of
 from tensorwright.runtime.triton.metrics import TritonMetrics
 from tensorwright.runtime.triton.model_config import complete
@@ -25,9 +25,6 @@ from tensorwright.runtime.triton.model_options import ModelOptions, parse_option
 from tensorwright.runtime.triton.replies import Job, Reply
 from tensorwright.runtime.triton.tensors import split_rows
 from tensorwright.runtime.triton.watch import Watch
-
-# Texts have no batch dimension in TensorRT-LLM's responses either.
-_UNBATCHED_OUTPUTS = {"text_output", "finish_reason", "stop_reason"}
 
 
 class TritonPythonModel:
@@ -53,7 +50,7 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         """Starts every request and returns; responses come from the exchange's thread."""
         for request in requests:
-            channel = _Channel(request.get_response_sender(), self._batched, self._decoupled)
+            channel = _Channel(request.get_response_sender(), self._decoupled)
             try:
                 self._start(request, channel)
             except Exception as error:  # this request's own: the others of the list must start
@@ -75,15 +72,18 @@ class TritonPythonModel:
         if any(row.flag("stop") for row in rows):
             self._stop(request.request_id(), channel)
             return
-        jobs = [self.interface.read(row, self.llm.engine, self.options.exclude_input_in_output) for row in rows]
+        known = (self.llm.engine, self.options.exclude_input_in_output, self.llm.sampling_defaults)
+        jobs = [self.interface.read(row, *known) for row in rows]
         if not self._decoupled:
             _check_single(jobs)
-        stream = Stream(request.request_id(), channel)
+        kind = Stream if self._decoupled or len(jobs) == 1 else JoinedStream
+        stream = kind(request.request_id(), channel)
         block_size = self.llm.engine.block_size
         try:
             for index, job in enumerate(jobs):
                 handle = self.llm.generate_async(job.prompt, _timed(job, request))
-                stream.parts.append((handle, Reply(job, index if len(jobs) > 1 else None, block_size)))
+                reply = Reply(job, index if len(jobs) > 1 else None, block_size, self._batched)
+                stream.parts.append((handle, reply))
         except BaseException:
             stream.abort()
             raise
@@ -98,12 +98,10 @@ class TritonPythonModel:
 
 
 class _Channel:
-    """Over Triton's response sender. batched: outputs get a batch dimension of 1. decoupled: if not, there must be
-    exactly one response, if only an empty one."""
+    """Over Triton's response sender. decoupled: if not, there must be exactly one response, if only an empty one."""
 
-    def __init__(self, sender: Any, batched: bool, decoupled: bool):
+    def __init__(self, sender: Any, decoupled: bool):
         self._sender = sender
-        self._batched = batched
         self._decoupled = decoupled
 
     def is_cancelled(self) -> bool:
@@ -116,15 +114,12 @@ class _Channel:
             response = backend.InferenceResponse(output_tensors=[], error=_triton_error(error))
             self._sender.send(response, flags=flags)
         elif tensors is not None:
-            outputs = [backend.Tensor(name, self._shaped(name, value)) for name, value in tensors.items()]
+            outputs = [backend.Tensor(name, value) for name, value in tensors.items()]
             self._sender.send(backend.InferenceResponse(output_tensors=outputs), flags=flags)
         elif final and self._decoupled:
             self._sender.send(flags=flags)
         elif final:
             self._sender.send(backend.InferenceResponse(output_tensors=[]), flags=flags)
-
-    def _shaped(self, name: str, value: np.ndarray) -> np.ndarray:
-        return value[np.newaxis] if self._batched and name not in _UNBATCHED_OUTPUTS else value
 
 
 def _check_single(jobs: list[Job]) -> None:
@@ -132,12 +127,16 @@ def _check_single(jobs: list[Job]) -> None:
     for what, asked in (
         ("streaming", any(job.asked.stream for job in jobs)),
         ("several completions", any(job.params.n > 1 for job in jobs)),
-        ("several prompts in one request", len(jobs) > 1),
     ):
         if asked:
             raise InvalidRequestError(
                 f"{what} needs the decoupled mode: write the model without --no-decoupled, or ask for one answer"
             )
+    if len({job.asked.outputs() for job in jobs}) > 1:
+        raise InvalidRequestError(
+            "without the decoupled mode all prompts of a request must ask for the same outputs, for they are answered "
+            "in one response"
+        )
 
 
 def _timed(job: Job, request: Any) -> SamplingParams:

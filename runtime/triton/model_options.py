@@ -1,6 +1,7 @@
 """The parameters of a model's config.pbtxt: which engine, which interface, and the options of LLM.
 
-All values are text, as Triton has them. Unknown parameters are refused.
+All values are text, as Triton has them. Unknown parameters are refused. generation_config is "neutral" unless it is
+there: TensorRT-LLM's clients know its defaults, not the model's.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import InvalidOptionError
+from tensorwright.runtime.generation_defaults import check_choice
 from tensorwright.runtime.keywords import closest
 
 LLM_INTEGERS = (
     "max_batch_size", "max_num_tokens", "max_prefill_chunk", "max_prompt_logprob_rows", "threads", "max_queue_size",
 )  # fmt: skip
-LLM_TEXTS = ("kv_cache_memory", "load", "guided_vocabulary")
+LLM_TEXTS = ("kv_cache_memory", "load", "guided_vocabulary", "generation_config")
 LLM_FLAGS = ("enable_prefix_caching",)
 LLM_OPTIONS = (*LLM_INTEGERS, *LLM_TEXTS, *LLM_FLAGS)
 OWN = ("engine", "interface", "exclude_input_in_output", "cancellation_check_period_ms")
@@ -54,6 +56,7 @@ def parse_options(config: Mapping[str, Any]) -> ModelOptions:
     llm: dict[str, Any] = {key: values[key] for key in LLM_TEXTS if key in values}
     llm |= {key: _integer(key, values) for key in LLM_INTEGERS if key in values}
     llm |= {key: _flag(key, values) for key in LLM_FLAGS if key in values}
+    check_choice(llm.setdefault("generation_config", "neutral"))
     return ModelOptions(**fields, llm=llm)
 
 

@@ -5,7 +5,7 @@ A request gives one response per completion (when it is finished), or with strea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ OUTPUTS: tuple[Tensor, ...] = (
     *tensors("STRING", "finish_reason", (-1,)),
 )
 """Of the text and the token interface."""
+# Texts have no batch dimension in TensorRT-LLM's responses either: there are as many as prompts.
+_UNBATCHED = {"text_output", "finish_reason", "stop_reason"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Part:
 
 @dataclass
 class Asked:
-    """How one prompt's output is to be answered. write: a part as the interface's tensors."""
+    """How one prompt's output is to be answered. write: a part as the interface's tensors. pad: the token id that fills
+    up its tokens beside those of longer prompts in one response."""
 
     stream: bool
     write: Callable[[Asked, Part], dict[str, np.ndarray]]
@@ -57,6 +60,12 @@ class Asked:
     input_count: bool = False
     output_count: bool = False
     stop_reason: bool = False
+    pad: int = 0
+
+    def outputs(self) -> tuple[bool, ...]:
+        """What decides which tensors there are."""
+        flags = (self.log_probs, self.perf, self.finish_reason, self.stop_reason)
+        return (*flags, self.input_count, self.output_count)
 
     @classmethod
     def of(cls, row: Row, stream: bool, exclude_input: bool, write: Callable[[Asked, Part], Any]) -> Asked:
@@ -83,17 +92,20 @@ class Job:
 
 
 class Reply:
-    """Remembers what of each completion was sent. batch_index: None unless the request holds several prompts."""
+    """Remembers what of each completion was sent. batch_index: None unless the request holds several prompts. batched:
+    tensors have a batch dimension in front, of 1."""
 
-    def __init__(self, job: Job, batch_index: int | None, block_size: int):
+    def __init__(self, job: Job, batch_index: int | None, block_size: int, batched: bool):
         self.streams = job.asked.stream
+        self.pad = job.asked.pad
+        self._batched = batched
         self._asked = job.asked
         self._batch_index = batch_index
         self._block_size = block_size
         self._sent = [(0, 0, False)] * job.params.n  # tokens, characters, and whether it is done
 
     def responses(self, output: RequestOutput) -> Iterator[dict[str, np.ndarray]]:
-        """Tensors, without a batch dimension, of every response that is due."""
+        """Tensors of every response that is due."""
         for index, completion in enumerate(output.outputs):
             tokens, characters, done = self._sent[index]
             finished = completion.finish_reason is not None
@@ -116,7 +128,8 @@ class Reply:
             result["batch_index"] = np.array([self._batch_index], np.int32)
         if len(part.output.outputs) > 1:
             result["sequence_index"] = np.array([part.completion.index], np.int32)
-        return result
+        front = {name for name in result if name not in _UNBATCHED} if self._batched else ()
+        return {name: value[np.newaxis] if name in front else value for name, value in result.items()}
 
 
 def shared_outputs(asked: Asked, part: Part) -> dict[str, np.ndarray]:
@@ -134,6 +147,24 @@ def shared_outputs(asked: Asked, part: Part) -> dict[str, np.ndarray]:
     if asked.perf and part.completion.finish_reason is not None:
         result |= perf_outputs(part.output, part.completion, part.block_size)
     return result
+
+
+def join(answers: Sequence[Mapping[str, np.ndarray]], pads: Sequence[int]) -> dict[str, np.ndarray]:
+    """One response of several prompts' responses, one after the other along the first dimension. Shorter ones are
+    filled up at their end: tokens with the prompt's own pad, the rest with 0."""
+    result = {}
+    for name in answers[0]:
+        values = [answer[name] for answer in answers]
+        most = max(value.shape[-1] for value in values)
+        fills = pads if name == "output_ids" else [0] * len(values)
+        result[name] = np.concatenate([_widened(value, most, fill) for value, fill in zip(values, fills, strict=True)])
+    return result
+
+
+def _widened(value: np.ndarray, size: int, fill: int) -> np.ndarray:
+    """The last dimension filled up to `size`."""
+    widths = [(0, 0)] * (value.ndim - 1) + [(0, size - value.shape[-1])]
+    return np.pad(value, widths, constant_values=fill) if size > value.shape[-1] else value
 
 
 def text_array(text: str) -> np.ndarray:

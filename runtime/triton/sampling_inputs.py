@@ -1,13 +1,16 @@
 """Inputs that the text and the token interface share, as TensorRT-LLM's models name them, into SamplingParams.
 
 A request is greedy unless top_k or top_p asks for sampling, as TensorRT-LLM has it: temperature alone changes nothing.
+Where the model has defaults that say how tokens are drawn, they hold instead; then temperature 0 or top_k 1 is greedy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.generation_defaults import shapes_distribution, without_length
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton.refusals import REFUSED_COMMON, check_refused
 from tensorwright.runtime.triton.tensors import Row, Tensor, tensors
@@ -31,15 +34,19 @@ INPUTS: tuple[Tensor, ...] = (
 _GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
 
 
-def sampling_fields(row: Row, top_k_name: str, top_p_name: str) -> dict[str, Any]:
-    """Keywords of SamplingParams, without the number of tokens and the words."""
+def sampling_fields(row: Row, top_k_name: str, top_p_name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of SamplingParams, without the number of tokens and the words. defaults: those of the model."""
     check_refused(row)
     fields: dict[str, Any] = {"n": row.integer("num_return_sequences"), "seed": row.integer("seed")}
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "timeout"):
         fields[name] = row.number(name)
     for name in ("min_tokens", "priority"):
         fields[name] = row.integer(name)
-    fields |= _distribution(row.integer(top_k_name), row.number(top_p_name), row.number("temperature"))
+    heat = row.number("temperature")
+    if shapes_distribution(defaults):
+        fields |= {"temperature": heat, "top_k": row.integer(top_k_name), "top_p": row.number(top_p_name) or None}
+    else:
+        fields |= _distribution(row.integer(top_k_name), row.number(top_p_name), heat)
     end = row.integer("end_id")
     if end is not None and end != -1:
         fields["stop_token_ids"], fields["ignore_eos"] = [end], True
@@ -47,7 +54,7 @@ def sampling_fields(row: Row, top_k_name: str, top_p_name: str) -> dict[str, Any
         fields["logprobs"] = 0  # the sampled tokens' own
     if (guide := _guide(row)) is not None:
         fields["guided_decoding"] = guide
-    return {name: value for name, value in fields.items() if value is not None}
+    return without_length(defaults) | {name: value for name, value in fields.items() if value is not None}
 
 
 def _distribution(top_k: int | None, top_p: float | None, temperature: float | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ unless exclude_input_in_output. A stop word stays at the end of the text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,12 @@ INPUTS: tuple[Tensor, ...] = (
 OUTPUTS: tuple[Tensor, ...] = (Tensor("text_output", "STRING", (-1,)), *replies.OUTPUTS)
 
 
-def read(row: Row, engine: EngineDir, exclude_input: bool) -> Job:
-    """exclude_input: what holds if the request does not say exclude_input_in_output."""
+def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str, Any]) -> Job:
+    """exclude_input: what holds if the request does not say exclude_input_in_output. defaults: the model's, of
+    sampling."""
     row.require("text_input", "text")
     row.require("max_tokens", "text")
-    fields: dict[str, Any] = sampling_fields(row, "top_k", "top_p")
+    fields: dict[str, Any] = sampling_fields(row, "top_k", "top_p", defaults)
     fields["max_tokens"] = row.integer("max_tokens")
     fields["bad_words"] = row.texts("bad_words")
     fields["stop"], fields["include_stop_str_in_output"] = row.texts("stop_words"), True

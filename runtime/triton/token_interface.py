@@ -1,12 +1,14 @@
 """The token interface: tensors of TensorRT-LLM's `tensorrt_llm`. Token ids in, token ids out.
 
 input_ids, input_lengths, request_output_len -> output_ids [beams, tokens], sequence_length [beams]; there is one beam.
-Streaming, output_ids is what is new; otherwise all, after the prompt's ids unless exclude_input_in_output. Nothing is
-padded: every completion has a response of its own, so pad_id is taken and has no effect.
+Streaming, output_ids is what is new; otherwise all, after the prompt's ids unless exclude_input_in_output. Every
+completion has a response of its own, in which nothing is padded. Only where several prompts share one, without the
+decoupled mode, the shorter output_ids are filled up with pad_id, else with end_id, else with 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -39,21 +41,29 @@ OUTPUTS: tuple[Tensor, ...] = (
 )
 
 
-def read(row: Row, engine: EngineDir, exclude_input: bool) -> Job:
-    """exclude_input: what holds if the request does not say exclude_input_in_output."""
+def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str, Any]) -> Job:
+    """exclude_input: what holds if the request does not say exclude_input_in_output. defaults: the model's, of
+    sampling."""
     for name in ("input_ids", "input_lengths", "request_output_len"):
         row.require(name, "token")
     ids, length = row.integers("input_ids"), row.integer("input_lengths")
     assert length is not None
     if not 0 < length <= len(ids):
         raise InvalidRequestError(f"input 'input_lengths' must be from 1 to {len(ids)}, as input_ids has, got {length}")
-    fields: dict[str, Any] = sampling_fields(row, "runtime_top_k", "runtime_top_p")
+    fields: dict[str, Any] = sampling_fields(row, "runtime_top_k", "runtime_top_p", defaults)
     fields["max_tokens"] = row.integer("request_output_len")
     fields["bad_words"] = word_list(row, "bad_words_list")
     fields["logit_bias"] = _biases(row, engine)
     fields |= _stops(word_list(row, "stop_words_list"), fields.get("stop_token_ids", []), engine)
     asked = Asked.of(row, row.flag("streaming"), exclude_input, write)
+    asked.pad = _pad(row)
     return Job({"prompt_token_ids": ids[:length]}, SamplingParams(**fields), asked)
+
+
+def _pad(row: Row) -> int:
+    """-1 stands for none, as clients send it."""
+    sent = [row.integer("pad_id"), row.integer("end_id")]
+    return next((token for token in sent if token is not None and token >= 0), 0)
 
 
 def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:

@@ -1,14 +1,10 @@
-"""The real tritonserver out of the nvidia-pytriton wheel, on loopback, and whether this machine can run it.
-
-The server lives in a virtual environment of its own (`make triton-venv`): its embedded Python needs numpy 1.
-"""
+"""The real tritonserver of `make triton-venv`, on loopback."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,72 +15,10 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from tensorwright.runtime.triton.wheel_server import ServerVenv
+
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")
-
-
-class ServerVenv:
-    """The virtual environment in which the server runs. `problem`: why it cannot, or None."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.problem: str | None = None
-        self.environment: dict[str, str] = {}
-        said = path / "unavailable"
-        python = path / "bin" / "python"
-        if said.is_file():
-            self.problem = said.read_text().strip()
-        elif not python.exists():
-            self.problem = f"{path} is not there; `make triton-venv` makes it"
-        else:
-            self._look_at(python)
-
-    def _look_at(self, python: Path) -> None:
-        asked = "import sys, sysconfig as s; print('%d.%d' % sys.version_info[:2], s.get_path('purelib'), sep='\\n')"
-        asked += "; print(s.get_config_var('LIBDIR'))"
-        version, packages, libraries = subprocess.check_output([python, "-c", asked], text=True).splitlines()
-        self.root = Path(packages) / "pytriton" / "tritonserver"
-        self.server = self.root / "bin" / "tritonserver"
-        if not self.server.exists():
-            self.problem = f"{self.path} holds no tritonserver; remove it, then `make triton-venv`"
-            return
-        stub = self.root / "backends" / "python" / "triton_python_backend_stub"
-        stubs = self.root / "python_backend_stubs" / version / stub.name
-        if not stub.exists() and not stubs.exists():
-            self.problem = f"nvidia-pytriton has no stub for Python {version}, only for {_names(stubs.parent.parent)}"
-            return
-        if not stub.exists():
-            shutil.copy(stubs, stub)
-        self._find_libpython(stub, version, Path(libraries))
-
-    def _find_libpython(self, stub: Path, version: str, libraries: Path) -> None:
-        """The stub embeds libpython: that of the environment's own Python, else one that the loader knows."""
-        name = f"libpython{version}.so.1.0"
-        environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-        environment["PATH"] = (
-            f"{self.path / 'bin'}:{os.environ['PATH']}"  # the stub's interpreter takes its prefix here
-        )
-        # The wheel's own libraries are found by the programs where they are, and not where tests link them.
-        paths = [self.root.parents[1] / "nvidia_pytriton.libs", libraries if (libraries / name).exists() else None]
-        environment["LD_LIBRARY_PATH"] = ":".join(str(path) for path in paths if path)
-        missing = [
-            line.split(" =>")[0].strip()
-            for program in (stub, self.server)
-            for line in subprocess.run(
-                ["ldd", program], env=environment, text=True, capture_output=True, check=True
-            ).stdout.splitlines()
-            if "not found" in line
-        ]
-        if missing:
-            self.problem = (
-                f"tritonserver needs {', '.join(sorted(set(missing)))}, which is neither in {libraries} nor known"
-            )
-            self.problem += f" to the loader; on Debian: apt install libpython{version}"
-        self.environment = environment
-
-
-def _names(folder: Path) -> str:
-    return ", ".join(sorted(each.name for each in folder.iterdir())) if folder.is_dir() else "none"
 
 
 def server_venv() -> ServerVenv:
@@ -109,7 +43,7 @@ class TritonServer:
         http, grpc, metrics = free_ports(3)
         self.http, self.grpc, self.metrics = (f"127.0.0.1:{port}" for port in (http, grpc, metrics))
         command: list[Any] = [venv.server, f"--model-repository={repository}"]
-        command += [f"--backend-directory={backends or venv.root / 'backends'}", f"--exit-timeout-secs={exit_timeout}"]
+        command += [f"--backend-directory={backends or venv.backends}", f"--exit-timeout-secs={exit_timeout}"]
         for kind, port in (("http", http), ("grpc", grpc), ("metrics", metrics)):
             command += [f"--{kind}-address=127.0.0.1", f"--{kind}-port={port}"]
         command += ["--pinned-memory-pool-byte-size=0", "--allow-gpu-metrics=false", "--log-verbose=0"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.waiting import wait_until
-from tensorwright.runtime.triton.exchange import Exchange, Stream
+from tensorwright.runtime.triton.exchange import Exchange, JoinedStream, Stream
 
 
 class Handle:
@@ -72,3 +72,33 @@ def test_an_answer_that_cannot_be_sent_ends_the_request_and_is_logged(caplog: py
         wait_until(lambda: handle.aborted and len(caplog.records) == 2)
     exchange.close()
     assert "request 'seven' ends, an answer could not be sent: the server has forgotten it" in caplog.text
+
+
+def test_of_joined_prompts_one_that_fails_ends_the_others_and_is_the_answer() -> None:
+    class Failed(Handle):
+        done = True
+
+        def latest(self) -> Any:
+            raise ValueError("not a number")
+
+    class Ended(Handle):
+        """Done once it is aborted."""
+
+        @property
+        def done(self) -> bool:  # type: ignore[override]
+            return self.aborted
+
+        def latest(self) -> Any:
+            return SimpleNamespace(finished=True)
+
+    channel, handles = Channel(), [Ended(), Failed(), Ended()]
+    stream = JoinedStream("seven", channel)
+    for handle in handles:
+        reply = SimpleNamespace(streams=False, pad=0, responses=lambda output: [{"a": output}])
+        stream.parts.append((handle, reply))  # type: ignore[arg-type]
+    stream.send_news()
+    stream.send_news()
+    ((tensors, error, final),) = channel.sent
+    assert (tensors, str(error), final) == (None, "not a number", True)
+    assert all(handle.aborted for handle in handles)
+    assert stream.closed

@@ -28,9 +28,37 @@ def engine(tokenizer: bool = True) -> Any:
     return SimpleNamespace(tokenizer=known, vocab_size=257, path=SimpleNamespace(name="engine"))
 
 
-def read(interface: str, values: dict[str, Any], batched: bool = True, tokenizer: bool = True) -> Job:
+def read(
+    interface: str,
+    values: dict[str, Any],
+    batched: bool = True,
+    tokenizer: bool = True,
+    defaults: dict[str, Any] | None = None,
+) -> Job:
     (row,) = split_rows(as_inputs(values, batched), batched)
-    return INTERFACES[interface].read(row, engine(tokenizer), False)
+    return INTERFACES[interface].read(row, engine(tokenizer), False, defaults or {})
+
+
+@pytest.mark.parametrize("interface", ["text", "tokens", "llmapi"])
+@pytest.mark.parametrize(
+    ("defaults", "values", "fields"),
+    [
+        ({"temperature": 0.5, "top_k": 9, "min_p": 0.25}, {}, {"temperature": 0.5, "top_k": 9, "min_p": 0.25}),
+        ({"temperature": 0.5, "max_tokens": 99}, {"temperature": 0.25}, {"temperature": 0.25}),
+        ({"temperature": 0.5, "top_p": 0.5}, {"top_k": 3}, {"temperature": 0.5, "top_p": 0.5, "top_k": 3}),
+        ({"top_p": 0.5}, {"temperature": 0.0}, {"top_p": 0.5, "temperature": 0.0}),
+        ({"repetition_penalty": 1.5}, {}, {"repetition_penalty": 1.5, "temperature": 0.0}),
+    ],
+)
+def test_a_models_defaults_hold_for_what_is_not_sent(
+    interface: str, defaults: dict[str, Any], values: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    base = {"text": TEXT, "tokens": TOKENS, "llmapi": LLMAPI}[interface]
+    name = {"tokens": "runtime_", "llmapi": "sampling_param_"}.get(interface, "")
+    named = {f"{name if interface == 'llmapi' or key != 'temperature' else ''}{key}": v for key, v in values.items()}
+    params = read(interface, {**base, **named}, interface != "llmapi", defaults=defaults).params
+    assert {field: getattr(params, field) for field in fields} == fields
+    assert params.max_tokens == (32 if interface == "llmapi" else 5)
 
 
 def spell(text: str) -> list[int]:

@@ -291,3 +291,47 @@ def test_without_the_decoupled_mode_a_request_has_one_answer(pico_engine: Path) 
     assert "streaming needs the decoupled mode" in str(error_of(requests[2]))
     assert "several completions needs the decoupled mode" in str(error_of(requests[3]))
     model.finalize()
+
+
+def test_without_the_decoupled_mode_several_prompts_have_one_answer(pico_engine: Path) -> None:
+    """Prompt by prompt along the first dimension; shorter rows are filled up, lengths tell."""
+    model = load(pico_engine, decoupled=False)
+    lengths, prompts = [3, 5, 4], ["import os", "def main", "class A"]
+    texts = {
+        "text_input": np.array([[prompt.encode()] for prompt in prompts], np.object_),
+        "max_tokens": np.array([[most] for most in lengths], np.int32),
+        "return_num_output_tokens": np.ones((3, 1), np.bool_),
+    }
+    ids = {
+        "input_ids": np.array([[5, 6, 7], [8, 9, 0], [10, 11, 12]], np.int32),
+        "input_lengths": np.array([[3], [2], [3]], np.int32),
+        "request_output_len": texts["max_tokens"],
+        "pad_id": np.full((3, 1), 77, np.int32),
+        "return_log_probs": np.ones((3, 1), np.bool_),
+    }
+    differing = {**texts, "return_num_output_tokens": np.array([[True], [False], [True]])}
+    wrong = {**texts, "max_tokens": np.array([[3], [0], [4]], np.int32)}
+    requests = [Request(values, sender=Sender(decoupled=False)) for values in (texts, ids, differing, wrong)]
+    model.execute(requests)
+    (text,), (tokens,) = (request.sender.wait() for request in requests[:2])
+    params = [SamplingParams(max_tokens=most, temperature=0, logprobs=0) for most in lengths]
+    outputs = model.llm.generate(prompts, params)
+    told = [prompt + output.outputs[0].text for prompt, output in zip(prompts, outputs, strict=True)]
+    assert [each.decode() for each in text["text_output"]] == told
+    assert text["num_output_tokens"].tolist() == [[most] for most in lengths]
+    assert text["batch_index"].tolist() == [[0], [1], [2]]
+
+    alone = [
+        {"prompt_token_ids": row[:n].tolist()} for row, (n,) in zip(ids["input_ids"], [(3,), (2,), (3,)], strict=True)
+    ]
+    outputs = model.llm.generate(alone, params)
+    whole = [output.prompt_token_ids + output.outputs[0].token_ids for output in outputs]
+    assert tokens["sequence_length"].tolist() == [[len(row)] for row in whole]
+    assert tokens["output_ids"].tolist() == [[row + [77] * (7 - len(row))] for row in whole]
+    assert tokens["output_log_probs"].shape == (3, 1, 5)
+    assert tokens["output_log_probs"][0, 0, 3:].tolist() == [0.0, 0.0]
+    sums = np.float32([[output.outputs[0].cumulative_logprob] for output in outputs])
+    np.testing.assert_array_equal(tokens["cum_log_probs"], sums)
+    assert "all prompts of a request must ask for the same outputs" in str(error_of(requests[2]))
+    assert "max_tokens must be a positive integer" in str(error_of(requests[3]))
+    model.finalize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from tritonclient.grpc import model_config_pb2
 from support.fake_runtime import write_engine
 from tensorwright.errors import EngineError, InvalidOptionError
 from tensorwright.runtime.cli import cli
+from tensorwright.runtime.command import run_command
 from tensorwright.runtime.triton.interfaces import INTERFACES
 from tensorwright.runtime.triton.model_options import parse_options
 from tensorwright.runtime.triton.repository import MODEL_FILE, RepositoryOptions, write_backend, write_repository
+from tensorwright.runtime.triton.wheel_server import serve
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def test_a_model_folder(engine: Path, tmp_path: Path) -> None:
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
     options = options_of(folder)
     assert options.engine_path(folder) == engine
-    assert options.llm == {"kv_cache_memory": "1MiB", "max_batch_size": 64}
+    assert options.llm == {"kv_cache_memory": "1MiB", "max_batch_size": 64, "generation_config": "neutral"}
     assert (options.interface, options.exclude_input_in_output) == ("both", False)
     namespace: dict[str, Any] = {}
     exec((folder / "1/model.py").read_text(), namespace)
@@ -109,7 +112,7 @@ def test_a_path_may_hold_quotes_and_letters(tmp_path: Path) -> None:
 def test_fewer_tokens_than_the_usual_batch_lower_it(engine: Path, tmp_path: Path) -> None:
     (folder,) = write_repository(engine, tmp_path, RepositoryOptions(parameters={"max_num_tokens": "16"}))
     assert read_config(folder).max_batch_size == 16
-    assert options_of(folder).llm == {"max_batch_size": 16, "max_num_tokens": 16}
+    assert options_of(folder).llm == {"max_batch_size": 16, "max_num_tokens": 16, "generation_config": "neutral"}
 
 
 def test_an_existing_model_stays_unless_overwrite(engine: Path, tmp_path: Path) -> None:
@@ -150,6 +153,7 @@ def test_the_backends_folder(engine: Path, tmp_path: Path) -> None:
         ({"interface": "json"}, "interface must be one of"),
         ({"parameters": {"threads": "many"}}, "'threads' must be a positive integer, got 'many'"),
         ({"parameters": {"thread": "2"}}, "no parameter 'thread'; did you mean threads"),
+        ({"parameters": {"generation_config": "vllm"}}, "generation_config must be one of model, neutral, got 'vllm'"),
         ({"parameters": {"max_num_tokens": "0"}}, "'max_num_tokens' must be a positive integer, got '0'"),
     ],
 )
@@ -169,11 +173,12 @@ def test_the_command(engine: Path, tmp_path: Path) -> None:
     repository, backends = tmp_path / "repo", tmp_path / "backends"
     arguments = ["triton-repo", str(engine), str(repository), "--trtllm-names", "--kv-cache-memory", "1MiB"]
     arguments += ["--threads", "2", "--no-batch-dim", "--no-decoupled", "--exclude-input", "--max-batch-size", "5"]
-    arguments += ["--backend", "tensorwright", "--backend-dir", str(backends)]
+    arguments += ["--backend", "tensorwright", "--backend-dir", str(backends), "--generation-config", "model"]
     result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert result.output.count("wrote ") == 5
     options = options_of(repository / "ensemble")
-    assert options.llm == {"kv_cache_memory": "1MiB", "max_batch_size": 5, "threads": 2}
+    sizes = {"kv_cache_memory": "1MiB", "max_batch_size": 5, "threads": 2}
+    assert options.llm == {**sizes, "generation_config": "model"}
     assert options.exclude_input_in_output
     assert read_config(repository / "tensorrt_llm").max_batch_size == 0
     assert not read_config(repository / "tensorrt_llm").model_transaction_policy.decoupled
@@ -181,3 +186,19 @@ def test_the_command(engine: Path, tmp_path: Path) -> None:
     wrong = CliRunner().invoke(cli, ["triton-repo", str(engine), str(repository), "--backend-dir", str(backends)])
     assert wrong.exit_code == 2
     assert "--backend-dir needs --backend tensorwright" in wrong.output
+
+
+def test_a_server_that_cannot_be_started_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command of `make triton-serve`, without a server."""
+    said = tmp_path / "without"
+    said.mkdir()
+    (said / "unavailable").write_text("ERROR: no such wheel\n")
+    for venv, repository, told in (
+        (tmp_path / "none", tmp_path, "there is no tritonserver: .*none is not there; `make triton-venv` makes it"),
+        (said, tmp_path, "there is no tritonserver: ERROR: no such wheel"),
+        (said, tmp_path / "repo", "repo: no such model repository; write one with: tensorwright triton-repo"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run_command(serve, [str(venv), str(repository)], "tritonserver")
+        assert ended.value.code == 2
+        assert re.search(told, capsys.readouterr().err)
