@@ -45,7 +45,7 @@ def run_prompts(
 ) -> None:
     """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
     template = None if chat_template is None else _read(chat_template, "--chat-template")
-    texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
+    texts = [_read_prompt() if prompt == "-" else prompt for prompt in prompts]
     choices = BuildChoices(quantize=quantize, kv_cache_dtype=kv_cache_dtype)
     tell_of_build(Path(os.path.expanduser(engine)), choices)
     with LLM(engine, threads=threads, kv_cache_memory=kv_cache_memory, **vars(choices)) as llm:
@@ -64,6 +64,11 @@ def run_prompts(
             _print_stats(outputs, time.perf_counter() - begin)
         if profiler is not None:
             profiler.finish(llm, as_json)
+
+
+def _read_prompt() -> str:
+    """Standard input without its last newline, which `echo` adds: after it a model would begin a new line."""
+    return _read(sys.stdin, "--prompt -").removesuffix("\n")
 
 
 def _read(file: TextIO, option: str) -> str:
