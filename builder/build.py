@@ -63,7 +63,8 @@ def build(
     """Compiles a checkpoint (a directory, or a hub name like org/name) into an engine directory at `out`.
 
     target: what the engine runs on: "cpu", "onnx", "tensorrt" or "tensorrt-rtx". dtype: "float32", "bfloat16",
-    "float16" (not on cpu), or "auto": what the target makes of the checkpoint's. max_seq_len: prompt and answer
+    "float16" (not on cpu) or their short names (tensorwright.dtype_names), or "auto": what the target makes of the
+    checkpoint's. max_seq_len: prompt and answer
     together, by default the model's. verify: checks every pass against the graph before it. dump: a directory that
     gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against
     transformers).
@@ -79,8 +80,8 @@ def build(
     "plugin" (docs/tensorrt.md).
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, PassError, LoweringError,
-    MissingDependencyError, and BuildError if `out` exists or cannot be written. Whatever is raised, `out` is as it was;
-    only an interrupt may come when the engine is there, whole.
+    MissingDependencyError, OutputExistsError if `out` exists, and BuildError if it cannot be written. Whatever is
+    raised, `out` is as it was; only an interrupt may come when the engine is there, whole.
     """
     options = BuildOptions(
         target, dtype, max_seq_len, accuracy, quantize, kv_cache_dtype, keep_weights, activations,
@@ -260,7 +261,13 @@ def _finish(
             sizes=writer.sizes,
         )
         writer.write_json("config.json", config)
-    more = {"peak_memory_bytes": memory, "verify_differences": report.differences, **emitted.notes}
+    size = sum(writer.sizes.values())
+    more = {
+        "engine_bytes": size,
+        "peak_memory_bytes": memory,
+        "verify_differences": report.differences,
+        **emitted.notes,
+    }
     notes = build_report(phases.seconds, report.seconds, more)
     writer.write_json(REPORT, notes)
     writer.commit()

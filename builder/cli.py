@@ -14,12 +14,13 @@ from rich.table import Table
 
 import tensorwright
 from tensorwright.builder.build import BuildResult, build
-from tensorwright.builder.cli_options import given, target_options
+from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
 from tensorwright.builder.interrupts import terminate_as_interrupt
-from tensorwright.builder.options import ACCURACY, DTYPES
+from tensorwright.builder.options import ACCURACY
 from tensorwright.builder.targets import TARGETS
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
 from tensorwright.runtime.command import run_command
+from tensorwright.runtime.memory import format_size
 
 EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pico out/pico4 --quantize int4"
 
@@ -29,8 +30,9 @@ EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pic
 @click.argument("out")
 @click.option("--target", type=click.Choice(TARGETS), default="cpu", show_default=True, help="What the engine runs on.")
 @click.option(
-    "--dtype", type=click.Choice(DTYPES), default="auto", show_default=True,
-    help="Type of weights and activations; auto takes the checkpoint's, on cpu float32 for float16.",
+    "--dtype", metavar=DTYPE_METAVAR, default="auto", show_default=True,
+    help="Type of weights and activations, also as bf16, fp16 or half, fp32 or float; auto takes the checkpoint's, on "
+    "cpu float32 for float16.",
 )  # fmt: skip
 @click.option(
     "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), default="auto", show_default=True,
@@ -123,7 +125,7 @@ def show(console: Console, result: BuildResult) -> None:
         table.add_row("tokenizer", "none: MODEL has no tokenizer.json, so the engine takes and gives token ids only")
     if config["quantization"] is not None:
         table.add_row("weights", quantization_line(config["quantization"]))
-    table.add_row("size", f"{sum(config['sizes'].values()) / 1e6:.1f} MB")
+    table.add_row("size", format_size(report["engine_bytes"]))
     for name, line in tensorrt_lines(report):
         table.add_row(name, line)
     table.add_row("passes", ", ".join(f"{name} {count}" for name, count in config["passes"].items() if count))

@@ -7,8 +7,10 @@ from typing import Any
 
 import click
 
-from tensorwright.builder.options import ACTIVATIONS, INT4_KERNELS
+from tensorwright.builder.options import ACTIVATIONS, DTYPES, INT4_KERNELS
 
+DTYPE_METAVAR = f"[{'|'.join(DTYPES)}]"
+"""BuildOptions knows which of them a target has, and their short names."""
 TARGET_OPTIONS = (
     click.option(
         "--activations", type=click.Choice(ACTIVATIONS),

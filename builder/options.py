@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tensorwright.builder.targets import TARGETS
+from tensorwright.builder.targets import TARGETS, find_target
+from tensorwright.dtype_names import full_name
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
-from tensorwright.plugins.quantized_matmul.formats import parse_spec
+from tensorwright.plugins.quantized_matmul.formats import OFFERED, parse_spec
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ACCURACY = ("none", "quick", "full")
@@ -51,12 +52,16 @@ class BuildOptions:
     int4_kernel: str | None = None
 
     def __post_init__(self) -> None:
-        choices = {"target": TARGETS, "dtype": DTYPES, "accuracy": ACCURACY, "kv_cache_dtype": KV_CACHE_DTYPES}
+        object.__setattr__(self, "dtype", full_name(self.dtype))
+        choices = {"target": TARGETS, "accuracy": ACCURACY, "kv_cache_dtype": KV_CACHE_DTYPES}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
+        if self.dtype not in DTYPES:
+            own = " or ".join(find_target(self.target).DTYPES)
+            raise InvalidOptionError(f"dtype must be auto, {own} on target {self.target}, not {self.dtype!r}")
         if self.quantize is not None:
-            parse_spec(self.quantize)
+            parse_spec(self.quantize, OFFERED[self.target])
         length = self.max_seq_len
         if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 2):
             raise InvalidOptionError(f"max_seq_len must be a whole number of at least 2, not {length!r}")

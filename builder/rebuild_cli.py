@@ -9,9 +9,8 @@ import click
 from rich.console import Console
 
 from tensorwright.builder.cli import progress_bar, show
-from tensorwright.builder.cli_options import given, target_options
+from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
 from tensorwright.builder.interrupts import terminate_as_interrupt
-from tensorwright.builder.options import DTYPES
 from tensorwright.builder.rebuild import rebuild
 from tensorwright.builder.targets import TARGETS
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
@@ -28,7 +27,7 @@ EPILOG = (
 @click.argument("out")
 @click.option("--target", type=click.Choice(TARGETS), help="What the new engine runs on. [default: the engine's]")
 @click.option("--model", help="The checkpoint that ENGINE was built from, where it keeps no weights.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="As in build-engine. [default: the engine's]")
+@click.option("--dtype", metavar=DTYPE_METAVAR, help="As in build-engine. [default: the engine's]")
 @click.option("--quantize", metavar="SPEC", help="As in build-engine, or none. [default: the engine's]")
 @click.option(
     "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), help="As in build-engine. [default: the engine's]"

@@ -17,7 +17,7 @@ from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.bench_engine import BenchEngine, Load, Trace
 from tensorwright.runtime.ceilings import Ceilings, describe, measure_ceilings
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.host import default_threads
+from tensorwright.runtime.host import choose_threads
 from tensorwright.runtime.profile import PhaseProfile, summarise
 
 PERCENTILES = (50, 90, 99)
@@ -59,7 +59,7 @@ def _ceilings(load: Load) -> Ceilings:
     """Before the engine is loaded, so that nothing else runs meanwhile."""
     if load.threads is not None and load.threads < 1:
         raise InvalidOptionError(f"--threads must be positive, got {load.threads}")
-    return measure_ceilings(default_threads() if load.threads is None else load.threads)
+    return measure_ceilings(choose_threads(load.threads))
 
 
 def _warm_up(bench: BenchEngine, load: Load, engine: EngineDir) -> None:

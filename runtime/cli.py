@@ -26,7 +26,10 @@ def cli(debug: bool) -> None:
 
 @cli.command()
 @click.argument("engine")
-@click.option("--prompt", "prompts", multiple=True, required=True, help="Text to continue; '-' reads it from stdin.")
+@click.option(
+    "--prompt", "prompts", multiple=True, required=True,
+    help="Text to continue; '-' reads it from stdin, without its last newline.",
+)  # fmt: skip
 @click.option("--chat", is_flag=True, help="A prompt is what the user says, put into the model's chat template.")
 @click.option("--system", help="With --chat: the system's message before it.")
 @click.option(

@@ -9,14 +9,15 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import NoReturn
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 import click
 
 from tensorwright.entry import EXIT_INTERRUPTED, INTERRUPTED, nothing_begun, work
-from tensorwright.errors import TensorwrightError
+from tensorwright.errors import TensorwrightError, TensorwrightWarning
 
 EXIT_FAILED = 1
 EXIT_WRONG_INPUT = 2
@@ -54,13 +55,32 @@ def _run(command: click.Command, arguments: list[str], name: str) -> int:
     try:
         work()
         try:
-            code = command.main(args=list(arguments), prog_name=name, standalone_mode=False) or 0
+            with _told_once():
+                code = command.main(args=list(arguments), prog_name=name, standalone_mode=False) or 0
         except SystemExit as end:
             code = end.code or 0
-        sys.stdout.flush()  # Python would do it later, and show a traceback where it fails
+        if sys.stdout is not None:
+            sys.stdout.flush()  # Python would do it later, and show a traceback where it fails
     finally:
         nothing_begun.__enter__()
     return code
+
+
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """Our own warnings are lines of standard error, each once; those of others are as Python shows them."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, TensorwrightWarning):
+                click.echo(f"warning: {message}", err=True)
+            else:
+                shown(message, category, *place)
+
+        warnings.simplefilter("once", TensorwrightWarning)
+        warnings.showwarning = show
+        yield
 
 
 def _fail(arguments: list[str], error: str, message: str, code: int) -> NoReturn:
@@ -78,12 +98,14 @@ def _fail(arguments: list[str], error: str, message: str, code: int) -> NoReturn
 def _silence_broken_streams() -> list[str]:
     """Names of the standard streams that cannot be written to; Python would try again, and fail, at the exit."""
     broken = []
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         try:
-            stream.flush()
+            if stream is not None:  # it was closed before we began, and nobody expects anything there
+                stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-            broken.append(stream.name.strip("<>"))
+            broken.append(name)
     return broken
 
 

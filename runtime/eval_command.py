@@ -21,7 +21,7 @@ import click
 from tensorwright.errors import InvalidOptionError, InvalidRequestError, NumericalError
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.evaluate import Scorer
-from tensorwright.runtime.host import default_threads
+from tensorwright.runtime.host import choose_threads
 from tensorwright.runtime.progress import progress_bar
 from tensorwright.runtime.targets import require_cpu
 from tensorwright.runtime.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ def evaluate(engine: str, files: Sequence[str], window: int, threads: int | None
     require_cpu(opened, "tensorwright eval")
     check_window(window, opened)
     texts = [(file, cut(read_ids(Path(file), opened), window)) for file in files]
-    scorer = Scorer(opened, window, default_threads() if threads is None else threads)
+    scorer = Scorer(opened, window, choose_threads(threads))
     total = sum(len(ids) - 1 for _, windows in texts for ids in windows)
     scores, logprobs = [], []
     with progress_bar("scoring", total, sys.stderr.isatty()) as advance:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
+
+from tensorwright.errors import TensorwrightWarning
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
@@ -28,6 +31,21 @@ def default_threads(proc: Path = PROC, cgroup: Path = CGROUP, cpus: Path = CPUS)
     cores = {_core(cpus, cpu) for cpu in allowed}
     quotas = [quota for folder in _groups(proc, cgroup, "cpu") if (quota := _cpu_quota(folder)) is not None]
     return max(1, min([len(cores), *(int(quota) for quota in quotas)]))
+
+
+def choose_threads(asked: int | None) -> int:
+    """What was asked for, or the default. Warns of more threads than processors that this process may run on."""
+    if asked is None:
+        return default_threads()
+    processors = len(os.sched_getaffinity(0))
+    if asked > processors:
+        warnings.warn(
+            f"threads={asked}: this process may run on {processors} processors, and more threads than that only "
+            f"wait for each other; leave it out for the best number ({default_threads()})",
+            TensorwrightWarning,
+            stacklevel=2,
+        )
+    return asked
 
 
 def _core(cpus: Path, cpu: int) -> tuple[int, int]:

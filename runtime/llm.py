@@ -47,7 +47,7 @@ class LLM(StrictKeywords):
     guided_vocabulary: when the vocabulary is read for guided decoding, which may take seconds: "lazy", at the first
         guided request, or "eager", in a thread that starts as soon as the engine is there. No other request waits.
     max_queue_size: requests that may wait; one more raises QueueFullError (`generate` waits instead).
-    dtype: of a build from a model directory: "auto", "float32" or "bfloat16".
+    dtype: of a build from a model directory: "auto", "float32" or "bfloat16" (short names: "bf16", "fp32").
     quantize: of a build from a model directory: formats of the weights, as `build` takes them ("int4", "int8:g64",
         "w8a8", "int4,lm_head=int8"); None keeps them in dtype.
     kv_cache_dtype: of a build from a model directory: "auto", the type of the activations, or "int8".

@@ -18,6 +18,7 @@ from typing import IO
 import xxhash
 
 import tensorwright
+from tensorwright.dtype_names import full_name
 from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.runtime.checksums import REMEDY
@@ -34,6 +35,9 @@ class BuildChoices:
     quantize: str | None = None
     """Formats of the weights, as `build` takes them; None: all in dtype."""
     kv_cache_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", full_name(self.dtype))
 
     def __str__(self) -> str:
         kv_cache = "" if self.kv_cache_dtype == "auto" else f"{self.kv_cache_dtype} KV cache"

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from tensorwright.dtype_names import full_name
+
 LIMITED = ", or what a TensorRT engine was built for."
 """How the help of a limit of steps ends."""
 
@@ -19,6 +21,14 @@ GENERATION_CONFIG: tuple[str, dict[str, Any]] = (
     },
 )
 """Of LLM's keyword of that name."""
+
+
+class DtypeChoice(click.Choice):
+    """A choice of element types, which takes their short names too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(full_name(value), param, ctx)
+
 
 OptionTable = dict[str, tuple[str, dict[str, Any]]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import click
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.ceilings import Ceilings, measure_ceilings
-from tensorwright.runtime.host import default_threads
+from tensorwright.runtime.host import choose_threads
 from tensorwright.runtime.llm import LLM
+from tensorwright.runtime.pictures import check_picture
 from tensorwright.runtime.profile import as_dict, summarise
 
 WIDTH = 120  # of the tables, also where there is no terminal, or a narrow one
@@ -46,16 +46,7 @@ class Profiler:
 
 def start_profiler(threads: int | None, svg: str | None) -> Profiler:
     """Before the engine is loaded, so that nothing else runs meanwhile."""
-    path = None if svg is None else _picture(svg)
+    path = None if svg is None else check_picture(svg, "--profile-svg")
     if threads is not None and threads < 1:
         raise InvalidOptionError(f"--threads must be positive, got {threads}")
-    return Profiler(measure_ceilings(default_threads() if threads is None else threads), path)
-
-
-def _picture(name: str) -> Path:
-    path = Path(os.path.expanduser(name))
-    if path.suffix.lower() != ".svg":
-        raise InvalidOptionError(f"--profile-svg draws SVG, so the file's name must end in .svg, got {name!r}")
-    if path.is_dir() or not path.parent.is_dir():
-        raise InvalidOptionError(f"--profile-svg must name a file in a folder that exists, got {name!r}")
-    return path
+    return Profiler(measure_ceilings(choose_threads(threads)), path)

@@ -49,7 +49,7 @@ def run_prompts(
         from tensorwright.runtime.chat_template import read_argument  # imports Jinja
 
         chat_template = read_argument(chat_template, "--chat-template")
-    texts = [_read(sys.stdin, "--prompt -") if prompt == "-" else prompt for prompt in prompts]
+    texts = [_read_prompt() if prompt == "-" else prompt for prompt in prompts]
     choices = BuildChoices(quantize=quantize, kv_cache_dtype=kv_cache_dtype)
     tell_of_build(Path(os.path.expanduser(engine)), choices)
     own: dict[str, Any] = {
@@ -74,6 +74,11 @@ def run_prompts(
             _print_stats(outputs, time.perf_counter() - begin)
         if profiler is not None:
             profiler.finish(llm, as_json)
+
+
+def _read_prompt() -> str:
+    """Standard input without its last newline, which `echo` adds: after it a model would begin a new line."""
+    return _read(sys.stdin, "--prompt -").removesuffix("\n")
 
 
 def _read(file: TextIO, option: str) -> str:

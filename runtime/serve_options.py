@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tensorwright.runtime.option_tables import GENERATION_CONFIG, LIMITED, OptionTable, add_options
+from tensorwright.runtime.option_tables import GENERATION_CONFIG, LIMITED, DtypeChoice, OptionTable, add_options
 
 # Keyword of LLM -> its option.
 ENGINE_OPTIONS: OptionTable = {
@@ -38,7 +38,7 @@ ENGINE_OPTIONS: OptionTable = {
     ),
     "dtype": (
         "--dtype",
-        {"type": click.Choice(["auto", "float32", "bfloat16"]), "default": "auto", "help": "Of a model directory."},
+        {"type": DtypeChoice(["auto", "float32", "bfloat16"]), "default": "auto", "help": "Of a model directory."},
     ),
     "quantize": ("--quantize", {"metavar": "SPEC", "help": "Of a model directory: formats of the weights."}),
     "kv_cache_dtype": (

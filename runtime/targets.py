@@ -47,7 +47,7 @@ class Target:
 
     def resolve(self, options: RuntimeOptions, engine: EngineDir) -> RuntimeOptions:
         """The options with the engine's defaults; InvalidOptionError names one that its target does not have."""
-        from tensorwright.runtime.host import default_threads
+        from tensorwright.runtime.host import choose_threads
 
         if self.open_executor is not None and options.load != "map":
             raise InvalidOptionError(
@@ -63,7 +63,7 @@ class Target:
         options = options.with_limits(self.default_limits(engine))
         return replace(
             options,
-            threads=default_threads() if options.threads is None else options.threads,
+            threads=choose_threads(options.threads),
             enable_prefix_caching=self.shares_prefixes if prefixes is None else prefixes,
         )
 

@@ -1,4 +1,4 @@
-"""Every error that Tensorwright raises on purpose. A leaf: any room may import it, it imports nothing.
+"""Every error and warning that Tensorwright raises on purpose. A leaf: any room may import it, it imports nothing.
 
 Each message says what must hold, what came instead, and what to do.
 """
@@ -46,7 +46,13 @@ class LoweringError(UnsupportedModelError):
 
 
 class BuildError(TensorwrightError):
-    """A build could not finish (output not writable, disk full)."""
+    """A build, or the writing of a model repository, could not finish (output not writable, disk full)."""
+
+
+class OutputExistsError(BuildError):
+    """Something is at the place of an output already, and was not to be replaced or is not of its kind."""
+
+    exit_code = 2
 
 
 class MissingDependencyError(TensorwrightError, ImportError):
@@ -112,3 +118,7 @@ class LoadTestError(TensorwrightError):
 
 class EngineStoppedError(TensorwrightError):
     """The engine was shut down, or its loop died; the message carries the cause."""
+
+
+class TensorwrightWarning(UserWarning):
+    """Something goes on that somebody will hardly want. The commands print it on standard error, once."""

@@ -18,7 +18,7 @@ from typing import IO, Any
 import xxhash
 
 from tensorwright.builder.interrupts import uninterrupted
-from tensorwright.errors import BuildError
+from tensorwright.errors import BuildError, OutputExistsError
 
 FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
@@ -188,15 +188,16 @@ class EngineWriter:
 
 
 def check_output(out: Path, overwrite: bool) -> None:
-    """Raises BuildError unless an engine may be put at `out`: nothing there, or an engine and `overwrite`."""
+    """Raises OutputExistsError unless an engine may be put at `out`: nothing there, or an engine and `overwrite`."""
     if not os.path.lexists(out):
         return
+    there = f"{out}: already exists"
     if out.is_symlink() or not out.is_dir():
-        raise BuildError(f"{out}: already exists and is no directory, so it is not replaced; choose another place")
+        raise OutputExistsError(f"{there} and is no directory, so it is not replaced; choose another place")
     if any(out.iterdir()) and not _is_engine(out):
-        raise BuildError(f"{out}: already exists and is no engine, so it is not replaced; choose another place")
+        raise OutputExistsError(f"{there} and is no engine, so it is not replaced; choose another place")
     if not overwrite:
-        raise BuildError(f"{out}: already exists; choose another place, or say overwrite (--force) to replace it")
+        raise OutputExistsError(f"{there}; choose another place, or say overwrite (--force) to replace it")
 
 
 def checksum_text(sums: dict[str, tuple[str, int]]) -> str:

@@ -50,7 +50,7 @@ def activation_dtype(options: BuildOptions, native: str) -> str:
 
 def quantize_spec(text: str) -> QuantizeSpec:
     """int4 and int8 of weights alone; the embedding int8 or none."""
-    return weight_only_spec(text, "onnx", fp8=False)
+    return weight_only_spec(text, "onnx")
 
 
 def emit(

@@ -72,7 +72,7 @@ def activation_dtype(options: BuildOptions, native: str) -> str:
 
 def quantize_spec(text: str) -> QuantizeSpec:
     """int4, int8 and fp8 of weights alone; the embedding int8 or none."""
-    return weight_only_spec(text, "tensorrt or tensorrt-rtx", fp8=True)
+    return weight_only_spec(text, "tensorrt", "tensorrt-rtx")
 
 
 def format_kinds(spec: QuantizeSpec) -> list[str]:

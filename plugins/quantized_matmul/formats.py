@@ -15,6 +15,14 @@ from tensorwright.errors import InvalidOptionError
 
 GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 32
+FORMATS = ("int4", "int8", "w8a8", "fp8")
+OFFERED = {
+    "cpu": ("int4", "int8", "w8a8"),
+    "onnx": ("int4", "int8"),
+    "tensorrt": ("int4", "int8", "fp8"),
+    "tensorrt-rtx": ("int4", "int8", "fp8"),
+}
+"""Of FORMATS, those that a target has."""
 SCALE_BYTES = 64
 LANES = 16
 
@@ -67,8 +75,8 @@ class WeightFormat:
         return self.panel_bytes(k) * 8 / (LANES * k)
 
 
-def parse_format(text: str) -> WeightFormat:
-    """ "int4", "int8:g64", "w8a8", "fp8". Raises InvalidOptionError that says what there is."""
+def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
+    """ "int4", "int8:g64", "w8a8", "fp8". Raises InvalidOptionError that says what there is: `offered`, of a target."""
     if text == "w8a8":
         return WeightFormat(8, 0)
     if text == "fp8":
@@ -80,10 +88,8 @@ def parse_format(text: str) -> WeightFormat:
         if group in {f"g{size}" for size in GROUPS}:
             return WeightFormat(int(kind[3:]), int(group[1:]))
     sizes = ", ".join(f"g{size}" for size in GROUPS)
-    raise InvalidOptionError(
-        f"a weight format must be int4, int8 (each also with a group: {sizes}, as in int4:g64), w8a8 or fp8, "
-        f"not {text!r}"
-    )
+    names = [f"int8 (each also with a group: {sizes}, as in int4:g64)" if name == "int8" else name for name in offered]
+    raise InvalidOptionError(f"quantize: a weight format must be {', '.join(names[:-1])} or {names[-1]}, not {text!r}")
 
 
 @dataclass(frozen=True)
@@ -101,30 +107,31 @@ class QuantizeSpec:
         return f"{name(self.linears)},embedding={name(self.embedding)},lm_head={name(self.lm_head)}"
 
 
-def parse_spec(text: str) -> QuantizeSpec:
+def parse_spec(text: str, offered: tuple[str, ...] = FORMATS) -> QuantizeSpec:
     """FORMAT[,embedding=FORMAT][,lm_head=FORMAT]; a FORMAT may be "none". What is not named follows the first.
 
-    Raises InvalidOptionError.
+    Raises InvalidOptionError, which names the formats `offered` for one that does not exist.
     """
-    return _resolve(text)[0]
+    return _resolve(text, offered)[0]
 
 
 def cpu_spec(text: str) -> QuantizeSpec:
     """parse_spec for target cpu, which has no fp8."""
-    spec = parse_spec(text)
+    spec = parse_spec(text, OFFERED["cpu"])
     _refuse(spec, "fp8", "target cpu has no kernels for it; quantize to int4, int8 or w8a8")
     return spec
 
 
-def weight_only_spec(text: str, target: str, *, fp8: bool) -> QuantizeSpec:
+def weight_only_spec(text: str, *targets: str) -> QuantizeSpec:
     """parse_spec for the targets that round weights only. Raises InvalidOptionError for what they cannot do.
 
     An embedding has rows of int8 or of the activation type there: one that is not named stays in the activation type
     where it cannot follow the linears.
     """
-    spec, named = _resolve(text)
+    target, offered = " or ".join(targets), OFFERED[targets[0]]
+    spec, named = _resolve(text, offered)
     _refuse(spec, "w8a8", f"target {target} keeps activations as they are; quantize to int8, weight-only there")
-    if not fp8:
+    if "fp8" not in offered:
         _refuse(spec, "fp8", f"target {target} has no such products; quantize to int8 or int4")
     if spec.embedding is None or spec.embedding.dtype == "int8":
         return spec
@@ -141,10 +148,10 @@ def _refuse(spec: QuantizeSpec, name: str, why: str) -> None:
         raise InvalidOptionError(f"quantize: the format must not be {name}: {why}")
 
 
-def _resolve(text: str) -> tuple[QuantizeSpec, set[str]]:
+def _resolve(text: str, offered: tuple[str, ...]) -> tuple[QuantizeSpec, set[str]]:
     """The formats, and which parts were named."""
     first, *others = [part.strip() for part in text.split(",")]
-    linears = None if first == "none" else parse_format(first)
+    linears = None if first == "none" else parse_format(first, offered)
     named: dict[str, WeightFormat | None] = {"embedding": linears, "lm_head": linears}
     seen: set[str] = set()
     for part in others:
@@ -155,5 +162,5 @@ def _resolve(text: str) -> tuple[QuantizeSpec, set[str]]:
                 f"int4:g64,lm_head=int8; {part!r} in {text!r} is not"
             )
         seen.add(name)
-        named[name] = None if value == "none" else parse_format(value)
+        named[name] = None if value == "none" else parse_format(value, offered)
     return QuantizeSpec(linears, named["embedding"], named["lm_head"]), seen

@@ -60,8 +60,8 @@ def bench_serve(
     load.check()
     base = base_url(url)
     check_api_key(api_key)
-    check_plot(plot)
+    picture = check_plot(plot)
     with nothing_begun:
         from tensorwright.runtime.load_test.session import run_session
 
-    run_session(base, model, api_key, load, plot, as_json)
+    run_session(base, model, api_key, load, picture, as_json)

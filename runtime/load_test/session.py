@@ -41,7 +41,7 @@ def limits_of(settings: LoadSettings) -> Limits:
 
 
 def run_session(
-    base: str, model: str | None, api_key: str | None, settings: LoadSettings, plot: str | None, as_json: bool
+    base: str, model: str | None, api_key: str | None, settings: LoadSettings, plot: Path | None, as_json: bool
 ) -> None:
     """What `tensorwright bench serve` does with options that are checked."""
     with progress_bar("requests", settings.requests, sys.stderr.isatty() and not as_json) as done:
@@ -50,7 +50,7 @@ def run_session(
     result = summarise(traces, limits)
     heading = f"{base}, {name}: {describe_load(settings)}"
     if plot is not None:
-        Path(plot).write_text(draw_load_test(result, traces, limits, heading), encoding="utf-8")
+        plot.write_text(draw_load_test(result, traces, limits, heading), encoding="utf-8")
     if as_json:
         load = asdict(settings)
         click.echo(json.dumps({"benchmark": "serve", "url": base, "model": name, "load": load, **result}, indent=2))

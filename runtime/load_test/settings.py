@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.load_test.arrivals import ARRIVALS
 from tensorwright.runtime.load_test.profiles import FIXED, PROFILES
+from tensorwright.runtime.pictures import check_picture
 
 PROMPTS = ("text", "ids")
 FIXED_LENGTHS = (512, 128)
@@ -110,12 +110,6 @@ def check_api_key(key: str | None) -> None:
         raise InvalidOptionError("--api-key must be printable ASCII characters without spaces, got something else")
 
 
-def check_plot(path: str | None) -> None:
+def check_plot(path: str | None) -> Path | None:
     """A picture that cannot be written is refused before the test, not after it."""
-    if path is None:
-        return
-    file = Path(path)
-    if file.suffix.lower() != ".svg":
-        raise InvalidOptionError(f"--plot draws SVG: its file must end in .svg, got {path}")
-    if file.is_dir() or not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise InvalidOptionError(f"--plot must be a file in a folder that can be written to, got {path}")
+    return None if path is None else check_picture(path, "--plot")

@@ -45,7 +45,8 @@ _LLM = (
     help="Stream, several answers to a request; or exactly one, as clients that call infer want it.",
 )
 @click.option("--relative", is_flag=True, help="Name the engine relative to the model's folder.")
-@click.option("--overwrite", is_flag=True, help="Replace models that are there.")
+@click.option("--force", is_flag=True, help="Replace models that are there.")
+@click.option("--overwrite", "force", is_flag=True, hidden=True, help="The former name of --force.")
 @click.option("--exclude-input", is_flag=True, help="Answers leave out the prompt, unless a request says otherwise.")
 @click.option("--kv-cache-memory", help='Such as "512MiB". Default: half of the free memory, or what is useful.')
 @click.option("--max-num-tokens", type=int, help="Most tokens of one step.")
@@ -71,7 +72,7 @@ def triton_repo(engine: str, repository: str, **options: Any) -> None:
     with nothing_begun:
         from tensorwright.runtime.triton.repository import RepositoryOptions, write_backend, write_repository
 
-    backend_dir, overwrite = options.pop("backend_dir"), options["overwrite"]
+    backend_dir, options["overwrite"] = options.pop("backend_dir"), options.pop("force")
     if backend_dir is not None and options["backend"] != "tensorwright":
         raise click.UsageError("--backend-dir needs --backend tensorwright")
     if options.pop("all_names"):
@@ -82,4 +83,4 @@ def triton_repo(engine: str, repository: str, **options: Any) -> None:
     for folder in write_repository(engine, repository, RepositoryOptions(**options, parameters=parameters)):
         click.echo(f"wrote {folder}")
     if backend_dir is not None:
-        click.echo(f"wrote {write_backend(backend_dir, overwrite)}")
+        click.echo(f"wrote {write_backend(backend_dir, options['overwrite'])}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tensorwright.errors import InvalidOptionError
+from tensorwright.errors import BuildError, InvalidOptionError, OutputExistsError
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.targets import TARGETS
 from tensorwright.runtime.triton.model_config import config_text
@@ -50,18 +51,27 @@ class RepositoryOptions:
 
 
 def write_repository(engine: str | Path, repository: str | Path, options: RepositoryOptions) -> list[Path]:
-    """Writes every model or none, and returns their folders. The engine is opened once, to be sure of it."""
+    """Writes every model or none, and returns their folders. The engine is opened once, to be sure of it.
+
+    Raises OutputExistsError for a model that is there, BuildError for a place that cannot be written to.
+    """
     _check(options)
     found = open_engine(engine)
     opened = found.path.resolve()
     if options.max_batch_size is None:
         options = replace(options, max_batch_size=_usual_batch(found, options.parameters))
     root = Path(repository)
-    root.mkdir(parents=True, exist_ok=True)
     targets = {root / name: interface for name, interface in options.models().items()}
     taken = [str(target) for target in targets if target.exists()]
     if taken and not options.overwrite:
-        raise InvalidOptionError(f"{', '.join(taken)}: already there; remove it, or replace it with --overwrite")
+        raise OutputExistsError(_taken(", ".join(taken)))
+    with _os_errors(root):
+        _put(root, targets, opened, options)
+    return list(targets)
+
+
+def _put(root: Path, targets: Mapping[Path, str], opened: Path, options: RepositoryOptions) -> None:
+    root.mkdir(parents=True, exist_ok=True)
     # Whole folders are renamed into place, so that a server that polls the repository never sees half a model.
     with tempfile.TemporaryDirectory(prefix=".tensorwright-", dir=root) as made:
         for target, interface in targets.items():
@@ -70,19 +80,33 @@ def write_repository(engine: str | Path, repository: str | Path, options: Reposi
             if target.exists():
                 target.rename(Path(made) / f"{target.name}.replaced")
             (Path(made) / target.name).rename(target)
-    return list(targets)
 
 
 def write_backend(folder: str | Path, overwrite: bool = False) -> Path:
     """The folder `tensorwright` for tritonserver's --backend-directory, beside its `python`."""
     target = Path(folder) / "tensorwright"
     if target.exists() and not overwrite:
-        raise InvalidOptionError(f"{target}: already there; remove it, or replace it with --overwrite")
-    target.mkdir(parents=True, exist_ok=True)
-    made = target / ".model.py"
-    made.write_text(MODEL_FILE, encoding="utf-8")
-    made.replace(target / "model.py")
+        raise OutputExistsError(_taken(str(target)))
+    with _os_errors(target):
+        target.mkdir(parents=True, exist_ok=True)
+        made = target / ".model.py"
+        made.write_text(MODEL_FILE, encoding="utf-8")
+        made.replace(target / "model.py")
     return target
+
+
+def _taken(places: str) -> str:
+    return f"{places}: already exists; choose another place, or say overwrite (--force) to replace it"
+
+
+@contextmanager
+def _os_errors(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BuildError(
+            f"{place}: cannot be written to ({error.strerror or error}); free the disk or choose another place"
+        ) from error
 
 
 def _write_model(folder: Path, target: Path, engine: Path, interface: str, options: RepositoryOptions) -> None:

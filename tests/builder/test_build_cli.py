@@ -9,6 +9,9 @@ import pytest
 
 from support.tiny_models import make_variant
 from tensorwright.builder.cli import main
+from tensorwright.runtime.engine_dir import open_engine
+from tensorwright.runtime.inspect import describe
+from tensorwright.runtime.memory import format_size
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +42,10 @@ def test_builds_and_says_what(tiny, tmp_path, run):
     assert "llama, 2 layers, vocabulary 101" in result.stdout
     assert "recognise_attention 2" in result.stdout
     assert (tmp_path / "engine" / "checksums.txt").exists()
+    size = describe(open_engine(tmp_path / "engine"))["total_bytes"]
+    assert f" {format_size(size)} " in result.stdout
     again = run(tiny, tmp_path / "engine", "--accuracy", "none")
-    assert again.exit_code == 1
+    assert again.exit_code == 2  # refused before the work, like all that is
     assert again.stderr.startswith(f"error: {tmp_path / 'engine'}: already exists")
     assert "--force" in again.stderr
     assert run(tiny, tmp_path / "engine", "--accuracy", "none", "--force").exit_code == 0
@@ -56,7 +61,7 @@ def test_json(tiny, tmp_path, run):
     told = json.loads(failed.stdout)
     assert (told["error"], told["exit_code"]) == ("CheckpointError", 2)
     assert failed.stderr == f"error: {told['message']}\n"
-    assert json.loads(run(tiny, tmp_path / "engine", "--json").stdout)["exit_code"] == 1  # it exists
+    assert json.loads(run(tiny, tmp_path / "engine", "--json").stdout)["exit_code"] == 2  # it exists
 
 
 @pytest.mark.parametrize("wrong", [(), ("--dtype", "int3"), ("--no-such",), ("--max-seq-len",), ("a", "b", "c")])
@@ -72,8 +77,16 @@ def test_json_of_a_wrong_command_line(run, wrong):
     ("args", "message"),
     [
         (["--target", "abacus"], "'abacus' is not one of 'cpu', 'onnx'"),
-        (["--dtype", "int3"], "'int3' is not one of"),
-        (["--quantize", "int3"], "a weight format must be int4, int8"),
+        (["--dtype", "int3"], "dtype must be auto, float32 or bfloat16 on target cpu, not 'int3'"),
+        (
+            ["--dtype", "int3", "--target", "onnx"],
+            "auto, float32 or float16 on target onnx, not 'int3'",
+        ),
+        (["--dtype", "half"], "on target cpu, not float16"),
+        (["--dtype", "bf16", "--target", "onnx"], "on target onnx, not bfloat16"),
+        (["--quantize", "int3"], "as in int4:g64) or w8a8, not 'int3'"),
+        (["--quantize", "int3", "--target", "onnx"], "as in int4:g64), not 'int3'"),
+        (["--quantize", "int3", "--target", "tensorrt-rtx"], "as in int4:g64) or fp8, not 'int3'"),
         (["--quantize", "int4,lm_head=fp8"], "must not be fp8: target cpu"),
         (["--dtype", "float16"], "dtype must be auto, float32 or bfloat16 on target cpu, not float16"),
         (["--quantize", "int4:g16"], "not 'int4:g16'"),

@@ -16,9 +16,10 @@ from support.made_quantized import (
     row_kernels,
     weight_kernels,
 )
+from tensorwright.builder.targets import TARGETS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.quantized_matmul import linear, op, quantize
-from tensorwright.plugins.quantized_matmul.formats import parse_format, parse_spec
+from tensorwright.plugins.quantized_matmul.formats import FORMATS, OFFERED, parse_format, parse_spec
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
 from tensorwright.runtime import _runtime
 
@@ -206,6 +207,11 @@ def test_reference_swiglu_and_residual() -> None:
 def test_unknown_formats_are_refused(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="weight format"):
         parse_format(text)
+
+
+def test_each_target_has_formats() -> None:
+    assert set(OFFERED) == set(TARGETS)
+    assert set().union(*OFFERED.values()) == set(FORMATS)
 
 
 @pytest.mark.parametrize("text", ["int4,head=int8", "int4,lm_head", "int4,lm_head=int8,lm_head=int8", "int4,int8"])

@@ -92,7 +92,7 @@ def test_operands_are_checked() -> None:
     ],
 )
 def test_an_embedding_that_cannot_follow_stays(text: str, expected: str) -> None:
-    assert str(weight_only_spec(text, "tensorrt", fp8=True)) == expected
+    assert str(weight_only_spec(text, "tensorrt")) == expected
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_embedding_that_cannot_follow_stays(text: str, expected: str) -> None
 )
 def test_what_a_target_cannot_do_is_refused_by_name(text: str, message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
-        weight_only_spec(text, "onnx", fp8=False)
+        weight_only_spec(text, "onnx")
 
 
 def test_the_cpu_refuses_fp8() -> None:

@@ -39,8 +39,10 @@ def test_several_prompts_keep_their_order(engine: str, capsys: pytest.CaptureFix
 
 
 def test_prompt_from_stdin(engine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
-    assert call(capsys, "run", engine, "--prompt", "-", "--max-tokens", "4")[1] == "from\n"
+    for text, prompt in (("from a pipe", "from a pipe"), ("a\n", "a"), ("a\n\n", "a\n")):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        told = call(capsys, "run", engine, "--prompt", "-", "--max-tokens", "4", "--json")[1]
+        assert json.loads(told)["prompt"] == prompt
 
 
 def test_json_and_stats(engine: str, capsys: pytest.CaptureFixture[str]) -> None:

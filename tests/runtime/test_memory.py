@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.fake_runtime import engine_config, write_engine
-from tensorwright.errors import InvalidOptionError, OutOfMemoryError
+from tensorwright.errors import InvalidOptionError, OutOfMemoryError, TensorwrightWarning
 from tensorwright.runtime import host
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.memory import default_kv_bytes, format_size, parse_size
@@ -153,3 +155,13 @@ def test_threads_are_cores_within_the_quota(
 def test_without_topology_every_processor_is_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 5, 6})
     assert host.default_threads(**machine(tmp_path, {}), cpus=tmp_path / "none") == 3
+
+
+def test_more_threads_than_processors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [host.choose_threads(asked) for asked in (1, 2)] == [1, 2]
+        assert host.choose_threads(None) == host.default_threads()
+    with pytest.warns(TensorwrightWarning, match="threads=1000: this process may run on 2 processors"):
+        assert host.choose_threads(1000) == 1000

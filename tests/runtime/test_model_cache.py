@@ -34,6 +34,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_key_covers_files_options_and_version(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = {cache_key(model, BuildChoices()), cache_key(model, BuildChoices("float32"))}
+    assert cache_key(model, BuildChoices("fp32")) in keys
     keys |= {cache_key(model, BuildChoices(quantize=spec)) for spec in ("int4", "int8")}
     os.utime(model / "config.json", (1, 1))
     keys.add(cache_key(model, BuildChoices()))

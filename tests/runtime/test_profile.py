@@ -223,6 +223,7 @@ def test_run_draws(engine: str, tmp_path: Path, capsys: Capture) -> None:
     [
         (["--profile-svg", "picture.png"], "the file's name must end in .svg, got 'picture.png'"),
         (["--profile-svg", "no/such/folder/picture.svg"], "a file in a folder that exists"),
+        (["--profile-svg", "/proc/picture.svg"], "a file that can be written, got '/proc/picture.svg'"),
         (["--profile", "--threads", "0"], "--threads must be positive, got 0"),
     ],
 )

@@ -37,7 +37,7 @@ def lower(cached: Graph, dtype: str, quantize: str | None = None, kv: str = "aut
     graph = cached.clone()
     graph.facts |= {"dtype": dtype, "block_size": BLOCK, "kv_cache_dtype": kv}
     if quantize is not None:
-        graph.facts["quantize"] = str(weight_only_spec(quantize, "tensorrt", fp8=True))
+        graph.facts["quantize"] = str(weight_only_spec(quantize, "tensorrt"))
     for step in (quantize_weights, quantize_kv_cache, lower_weight_only):
         step(graph)
     verify(graph, "cached")

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
+from support.command_line import call
 from support.fake_runtime import write_engine
-from tensorwright.errors import EngineError, InvalidOptionError
+from tensorwright.errors import BuildError, EngineError, InvalidOptionError, OutputExistsError
 from tensorwright.runtime.cli import cli
 from tensorwright.runtime.command import run_command
 from tensorwright.runtime.triton.interfaces import INTERFACES
@@ -119,7 +120,7 @@ def test_an_existing_model_stays_unless_overwrite(engine: Path, tmp_path: Path) 
     (folder,) = write_repository(engine, tmp_path, RepositoryOptions())
     (folder / "1/note").write_text("mine")
     both = RepositoryOptions(trtllm_names=("ensemble",), parameters={"kv_cache_memory": "1MiB"})
-    with pytest.raises(InvalidOptionError, match=r"tensorwright: already there; .*--overwrite"):
+    with pytest.raises(OutputExistsError, match=r"tensorwright: already exists; .*--force"):
         write_repository(engine, tmp_path, both)
     assert (folder / "1/note").exists()
     assert not (tmp_path / "ensemble").exists()
@@ -129,6 +130,22 @@ def test_an_existing_model_stays_unless_overwrite(engine: Path, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine", "tensorwright"]
 
 
+def test_a_place_that_cannot_be_written(engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    told = r"file.*: cannot be written to \(.*\); free the disk or choose another place"
+    with pytest.raises(BuildError, match=told):
+        write_repository(engine, tmp_path / "file", RepositoryOptions())
+    with pytest.raises(BuildError, match=told):
+        write_backend(tmp_path / "file")
+
+
+def test_the_command_replaces_by_force(engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--overwrite is its former name."""
+    repository = (str(engine), str(tmp_path / "repo"))
+    codes = [call(capsys, "triton-repo", *repository, *more)[0] for more in ((), (), ("--force",), ("--overwrite",))]
+    assert codes == [0, 2, 0, 0]
+
+
 def test_the_backends_folder(engine: Path, tmp_path: Path) -> None:
     (folder,) = write_repository(engine, tmp_path, RepositoryOptions(backend="tensorwright"))
     assert list(files(folder)) == ["1", "config.pbtxt"]
@@ -136,7 +153,7 @@ def test_the_backends_folder(engine: Path, tmp_path: Path) -> None:
     written = write_backend(tmp_path / "backends")
     assert list(files(tmp_path / "backends")) == ["tensorwright", "tensorwright/model.py"]
     assert (written / "model.py").read_text() == MODEL_FILE
-    with pytest.raises(InvalidOptionError, match="already there"):
+    with pytest.raises(OutputExistsError, match="already exists"):
         write_backend(tmp_path / "backends")
     write_backend(tmp_path / "backends", overwrite=True)
 
