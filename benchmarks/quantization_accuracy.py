@@ -24,7 +24,7 @@ import numpy as np
 from tensorwright.builder.accuracy import engine_logits
 from tensorwright.builder.build import BLOCK_SIZE
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace import trace_for_engine
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
@@ -101,7 +101,7 @@ def build_all(model: Path, folder: Path) -> list[Row]:
     rows = []
     plain = [(spec, "auto") for spec in (None, *SPECS)]
     for dtype, choices in ((REFERENCE, plain[:1]), ("bfloat16", plain + [(spec, "int8") for spec in WITH_INT8_KV])):
-        graph = trace(checkpoint, dtype=dtype, max_seq_len=WINDOW)
+        graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=WINDOW)
         for spec, kv_cache in choices:
             name = (spec or dtype) + (" + int8 KV cache" if kv_cache == "int8" else "")
             print(f"building {name}", file=sys.stderr, flush=True)

@@ -96,10 +96,6 @@ def _reference(kind: str, checkpoint: Checkpoint, ids: list[int], traced: Graph)
         return accuracy_reference.transformers_logits(checkpoint.path, ids, traced.facts["max_seq_len"])
     if traced.stage == "cached":
         return accuracy_reference.streamed_cached_logits(traced, checkpoint, ids)
-    from tensorwright.builder.trace import trace
-
-    if traced.facts["dtype"] != "float32":
-        traced = trace(checkpoint, dtype="float32", max_seq_len=traced.facts["max_seq_len"])
     return accuracy_reference.streamed_logits(traced, checkpoint, ids)
 
 

@@ -148,7 +148,7 @@ def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: P
     with phases.run("import"):
         # torch and transformers take seconds to import: what can fail without them has failed by now.
         try:
-            from tensorwright.builder.trace import trace
+            from tensorwright.builder.trace import trace_for_engine
         except ModuleNotFoundError as error:
             if error.name not in BUILD_PACKAGES:
                 raise
@@ -156,7 +156,7 @@ def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: P
                 f"building an engine needs {error.name}, which is not installed: {install('build')}"
             ) from error
     with phases.run("trace"):
-        graph = trace(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
+        graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
     graph.facts["block_size"] = aim.block_size(max_seq_len)
     if options.kv_cache_dtype != "auto":
         graph.facts["kv_cache_dtype"] = options.kv_cache_dtype

@@ -65,10 +65,15 @@ def _olmo2(config: dict[str, Any]) -> dict[str, Expected]:
     return {**_llama(config), "recognise_rms_norm": Expected(4, 1), "fuse_add_rms_norm": Expected(0, 1)}
 
 
+def _gemma(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama with an embedding scaled by the root of its width, norm weights that are differences from one, and gelu."""
+    return _llama(config)
+
+
 def _gemma2(config: dict[str, Any]) -> dict[str, Expected]:
     """Norms before and after attention and MLP, all but the first with a sum."""
     return {
-        **_llama(config),
+        **_gemma(config),
         "recognise_rms_norm": Expected(4, 1),
         "recognise_masks": Expected(0, 2),
     }
@@ -204,6 +209,7 @@ _FAMILIES = {
     "glm": _glm,
     "glm4": _glm4,
     "falcon": _falcon,
+    "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
     "gpt_neox": _gpt_neox,

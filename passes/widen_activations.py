@@ -1,8 +1,9 @@
 """widen_activations:  round16(f(x))  ->  f(x), all in float32
 
-A checkpoint traced in bfloat16 rounds after every operation. The engine computes activations in float32 and rounds only
-matmul inputs and the KV cache (the numeric contract), so the rounding points of the trace are dropped here, once, and
-every later pass sees one spelling. More exact than the trace, and so not equal to it: --verify reports the difference.
+A model traced in bfloat16 rounds after every operation; builds trace in float32, where only a model that narrows values
+by itself does. The engine computes activations in float32 and rounds only matmul inputs and the KV cache (the numeric
+contract), so rounding points of the trace are dropped here, once, and every later pass sees one spelling. More exact
+than the trace, and so not equal to it: --verify reports the difference.
 Weights are widened exactly; lowering stores those of matmuls in the engine's type.
 """
 

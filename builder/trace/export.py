@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tensorwright.builder.ir.graph import Graph
 from tensorwright.builder.trace.explain_export import explain_export
 from tensorwright.builder.trace.fix_longrope import fix_longrope
-from tensorwright.builder.trace.load_model import load_model
+from tensorwright.builder.trace.load_model import load_model, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.builder.trace.weight_names import weight_expressions
@@ -29,6 +29,17 @@ _EXAMPLE_LENGTH = 7
 _LEAST_BOUND = 64  # a bound near the example's length would make the exporter specialise on it
 
 
+def trace_for_engine(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
+    """The graph that an engine in `dtype` is made from: float32 in every constant and operation, `dtype` in its facts.
+
+    An engine rounds weights and activations to its type where its kernels do; a trace in that type would round the
+    constants too (Gemma's root of the hidden size), and a graph outlives the type: an engine is rebuilt in another one,
+    and measured in float32. Raises what `trace` raises, and UnsupportedModelError for weights that must stay float32
+    in an engine of a narrower type.
+    """
+    return _trace(checkpoint, "float32", dtype, max_seq_len)
+
+
 def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
     """The graph of `checkpoint` as transformers computes it in `dtype` (one of DTYPES) with eager attention.
 
@@ -36,11 +47,17 @@ def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
     `max_seq_len`; the fact "longrope" says which these are. Raises UnsupportedModelError, CheckpointError,
     TraceError (which names the operation and its module path), InvalidOptionError.
     """
+    return _trace(checkpoint, dtype, dtype, max_seq_len)
+
+
+def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int) -> Graph:
+    """`arithmetic`: the type that the model computes in; `dtype`: that of the engine."""
     if dtype not in DTYPES:
         raise InvalidOptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if max_seq_len < 2:
         raise InvalidOptionError(f"max_seq_len must be at least 2, not {max_seq_len}")
-    model = load_model(checkpoint, dtype)
+    model = load_model(checkpoint, arithmetic)
+    wide_weights(model, dtype)
     longrope = fix_longrope(model, max_seq_len)
     weights = weight_expressions(model, checkpoint)
     program = _export(model, max_seq_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,27 +34,35 @@ _ROPE_REFUSALS = {
 }
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""While a class is built, torch's default type and nn.Module are changed for the whole process: by transformers, to the
+type that buffers are made in, and by `_parameters_on_meta`. Another build in another thread waits."""
+
+
 def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
     """The causal language model of `checkpoint` in `dtype`, eval mode, eager attention, weights not read.
 
-    Raises UnsupportedModelError for what is refused by name, CheckpointError for a config.json that is wrong.
+    Buffers and constants are of `dtype`, whatever type config.json marks the checkpoint with. Raises
+    UnsupportedModelError for what is refused by name, CheckpointError for a config.json that is wrong.
     """
     config = _load_config(checkpoint)
     _refuse(checkpoint, config)
     model_class = _model_class(checkpoint, config)
     try:
-        with no_init_weights(), _parameters_on_meta():
+        with _ONE_AT_A_TIME, no_init_weights(), _parameters_on_meta():
             model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # an unknown activation, say
         raise CheckpointError(
             f"{checkpoint.path}/config.json: no {model_class.__name__} can be made of it: {error!r}; correct the config"
         ) from error
-    _keep_wide(model, dtype)
+    for name in wide_weights(model, dtype):
+        module = model.get_submodule(name.rpartition(".")[0])
+        setattr(module, SINKS, nn.Parameter(getattr(module, SINKS).float(), requires_grad=False))
     return model.eval()
 
 
-def _keep_wide(model: PreTrainedModel, dtype: str) -> None:
-    """Gives attention's sinks the float32 that the family keeps them in beside a narrower type, as loading it does.
+def wide_weights(model: PreTrainedModel, dtype: str) -> list[str]:
+    """Names of attention's sinks, where the family keeps them in float32 beside a narrower `dtype`.
 
     Raises UnsupportedModelError for other weights that it keeps so: no op of ours reads them in float32.
     """
@@ -66,9 +75,7 @@ def _keep_wide(model: PreTrainedModel, dtype: str) -> None:
             f"{model.config.model_type} keeps {', '.join(unread)} in float32 when run in {dtype}, which is not "
             'supported yet; build with dtype="float32"'
         )
-    for name in (name for names in wide.values() for name in names):
-        module = model.get_submodule(name.rpartition(".")[0])
-        setattr(module, SINKS, nn.Parameter(getattr(module, SINKS).float(), requires_grad=False))
+    return [name for names in wide.values() for name in names]
 
 
 def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:

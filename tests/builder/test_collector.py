@@ -40,7 +40,7 @@ def test_a_build_traces_without_it(pico_model: Path, tmp_path: Path, monkeypatch
     def stop(*args: object, **how: object) -> None:
         raise TraceError("on" if gc.isenabled() else "off")
 
-    monkeypatch.setattr(builder_trace, "trace", stop)
+    monkeypatch.setattr(builder_trace, "trace_for_engine", stop)
     with pytest.raises(TraceError, match="off"):
         build(pico_model, tmp_path / "engine", accuracy="none")
     assert gc.isenabled()

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import resource
+import threading
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.gemma2 import modeling_gemma2
 
+from support.published import publish
 from support.tiny_models import VARIANTS, make_tiny, make_variant
 from support.traced import LENGTHS, assert_same_logits
 from tensorwright.builder.ir.parse import parse_graph
 from tensorwright.builder.ir.text import print_graph
 from tensorwright.builder.ir.verify import verify
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace import trace, trace_for_engine
 from tensorwright.builder.trace.load_model import load_model
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.errors import CheckpointError, InvalidOptionError, TraceError, UnsupportedModelError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
+from tensorwright.models.registry import expected_counts
 from tensorwright.models.weights import Ref
 
 IN_BFLOAT16 = ["llama3_rope", "llama_yarn", "phi3_longrope", "llama_biases", "llama_mqa", "qwen2", "flint"]
@@ -30,8 +34,16 @@ CASES = (
 
 @pytest.mark.parametrize(("variant", "dtype"), CASES)
 def test_the_graph_is_transformers_bit_for_bit(tmp_path, variant, dtype):
+    """In float32 it is that of a bfloat16 engine, from a config.json as published: neither may change a constant."""
     path = make_variant(tmp_path / "m", variant)
-    graph = trace(open_checkpoint(path), dtype=dtype, max_seq_len=128)
+    if dtype == "float32":
+        checkpoint = open_checkpoint(publish(path, tmp_path / "published", dtype="bfloat16"))
+        assert checkpoint.native_dtype == "bfloat16"
+        assert expected_counts(checkpoint.config) == expected_counts(open_checkpoint(path).config)
+        graph = trace_for_engine(checkpoint, dtype="bfloat16", max_seq_len=128)
+        assert graph.facts["dtype"] == "bfloat16"
+    else:
+        graph = trace(open_checkpoint(path), dtype=dtype, max_seq_len=128)
     verify(graph, "traced")
     # A longrope traced for 128 positions has long factors at all lengths; transformers past the original 32 only.
     assert_same_logits(graph, path, dtype, (33, 60) if "longrope" in graph.facts else LENGTHS)
@@ -48,6 +60,31 @@ def test_the_graph_survives_its_text(tmp_path):
 def test_stored_type_and_traced_type_are_independent(tmp_path):
     path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1, dtype="bfloat16")
     assert_same_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=128), path, "float32")
+
+
+def test_models_loaded_side_by_side_keep_their_types(tmp_path, monkeypatch):
+    """While a model is made its type is torch's default, for every thread; a second one must wait."""
+    checkpoint = open_checkpoint(make_tiny(tmp_path / "m", "gemma2"))
+    inside, done, made = threading.Event(), threading.Event(), {}
+    original = modeling_gemma2.Gemma2TextScaledWordEmbedding.__init__
+    other = threading.Thread(target=lambda: made.update(other=load_model(checkpoint, "bfloat16")))
+
+    def meet(self, *args, **options):
+        if threading.current_thread() is other:
+            inside.set()
+            done.wait(60)
+        else:
+            other.start()
+            inside.wait(0.3)  # it never comes
+        original(self, *args, **options)
+
+    monkeypatch.setattr(modeling_gemma2.Gemma2TextScaledWordEmbedding, "__init__", meet)
+    scale = load_model(checkpoint, "float32").model.embed_tokens.embed_scale
+    done.set()
+    other.join()
+    assert scale.dtype == torch.float32
+    assert made["other"].model.embed_tokens.embed_scale.dtype == torch.bfloat16
+    assert torch.nn.Linear(2, 2).weight.device.type == "cpu"
 
 
 def test_two_traces_print_the_same_text(tmp_path):

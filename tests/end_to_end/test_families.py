@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from support.harness import EngineSteps, load_reference, reference_choices, reference_logits, worst
+from support.published import publish
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.ir import Graph
 from tensorwright.builder.ir.verify import verify
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace import trace_for_engine
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
 
@@ -32,6 +33,11 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "olmo2": (broken.flatten_query_norm, broken.flatten_key_norm, broken.norm_heads_apart),
     "granite": (broken.scale_embedding, broken.change_numbers),
     "phi3": (broken.drop_window, broken.shift_fused_rows, broken.swap_gate_and_up),
+    "gemma": (
+        broken.scale_embedding,
+        broken.drop_weight_offset,
+        broken.use_exact_gelu,
+    ),
     "gemma2": (
         broken.drop_window,
         broken.swap_windows,
@@ -132,12 +138,16 @@ LENGTHS = (1, 2, 16, 17, 33, 100)
 
 
 class Family:
-    """A random checkpoint, its engine, and what transformers computes from it."""
+    """A random checkpoint in bfloat16, its float32 engine, and what transformers computes from it.
+
+    The engine is built from the checkpoint as published, in the words of transformers 4.x; transformers reads its own.
+    """
 
     def __init__(self, root: Path, variant: str):
         self.root = root
-        self.model = make_variant(root / "model", variant, seed=3)
-        build(self.model, root / "engine", dtype="float32", accuracy="none")
+        self.model = make_variant(root / "model", variant, seed=3, dtype="bfloat16")
+        self.published = publish(self.model, root / "published")
+        build(self.published, root / "engine", dtype="float32", accuracy="none")
         self.references: dict[int, tuple[np.ndarray, float]] = {}
 
     def ids(self, length: int) -> list[int]:
@@ -153,8 +163,8 @@ class Family:
         return self.references[length]
 
     def broken_engine(self, mutation: Callable[[Graph], None]) -> Path:
-        checkpoint = open_checkpoint(self.model)
-        traced = trace(checkpoint, dtype="float32", max_seq_len=128)
+        checkpoint = open_checkpoint(self.published)
+        traced = trace_for_engine(checkpoint, dtype="float32", max_seq_len=128)
         traced.facts["block_size"] = 32
         graph = run_pipeline(traced).graph
         mutation(graph)

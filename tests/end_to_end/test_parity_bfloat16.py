@@ -33,6 +33,7 @@ def distances(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> tuple[
         ("olmo2", {}),
         ("granite", {}),
         ("phi3", {}),
+        ("gemma", {}),
         ("gemma2", {}),
         ("gemma3_text", {}),
         ("olmo3", {}),

@@ -135,7 +135,12 @@ def try_bfloat16(model: torch.nn.Module, root: Path, ids: list[int]) -> str:
         build(root / "model", root / "bfloat16", max_seq_len=128, dtype="bfloat16", accuracy="none")
     except TensorwrightError as error:
         return f"{REFUSED}: {type(error).__name__}"
-    theirs, exact = (logits(model.to(dtype), ids) for dtype in (torch.bfloat16, torch.float64))
+    exact = model.to(torch.float64)
+    with torch.no_grad():
+        for parameter in exact.parameters():  # and no buffer: frequencies and scales stay whole
+            parameter.copy_(parameter.bfloat16())
+    theirs = type(model).from_pretrained(root / "model", dtype=torch.bfloat16, attn_implementation="eager").eval()
+    theirs, exact = logits(theirs, ids), logits(exact, ids)
     ours = EngineSteps(root / "bfloat16").logits(ids)
     return WORKS if np.linalg.norm(ours - exact) <= np.linalg.norm(theirs - exact) else WRONG
 

@@ -49,6 +49,8 @@ GRANITE: dict[str, Any] = {
     "logits_scaling": 3.0,
 }
 
+GEMMA: dict[str, Any] = {"head_dim": 8, "tie_word_embeddings": True, "pad_token_id": 0}
+
 GEMMA2: dict[str, Any] = {
     "head_dim": 8,
     "sliding_window": 16,
