@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -72,11 +72,18 @@ def _told_once() -> Iterator[None]:
     with warnings.catch_warnings():
         shown = warnings.showwarning
 
-        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
             if issubclass(category, TensorwrightWarning):
                 click.echo(f"warning: {message}", err=True)
             else:
-                shown(message, category, *place)
+                shown(message, category, filename, lineno, file, line)
 
         warnings.simplefilter("once", TensorwrightWarning)
         warnings.showwarning = show

@@ -183,7 +183,7 @@ class LLM(StrictKeywords):
 
         template = self.chat_template if chat_template is None else chat_template
         single = is_conversation(messages)
-        prompts: list[Prompt] = [
+        prompts: list[Any] = [
             chat_prompt(self.engine, each, template, add_generation_prompt, template_variables or {})
             for each in ([messages] if single else messages)
         ]
