@@ -27,8 +27,8 @@ from tensorwright.passes.quantize_weights import quantize_weights
 
 VARIANTS = (
     "llama", "qwen2", "mistral", "qwen3", "olmo2", "granite", "phi3_longrope_partial", "gemma", "gemma2", "flint",
-    "gemma3", "olmo3", "starcoder2", "stablelm_head_norms", "gpt_neox", "gpt2", "falcon_groups", "cohere", "ernie4_5", "glm",
-    "glm4", "helium", "nemotron", "smollm3", "llama_mqa",
+    "gemma3", "olmo3", "starcoder2", "stablelm_head_norms", "gpt_neox", "gpt2", "falcon_groups", "cohere", "ernie4_5",
+    "glm", "glm4", "helium", "nemotron", "smollm3", "llama_mqa",
 )  # fmt: skip
 """One of each family, and heads of 10 dims, which no kernel takes as they are."""
 LENGTHS = (41, 1, 23)
