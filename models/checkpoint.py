@@ -98,7 +98,8 @@ class Checkpoint:
     @property
     def native_dtype(self) -> str:
         """The element type that the model runs in: config.json's, else the one most weight bytes are stored in."""
-        named = self.config.get("dtype", self.config.get("torch_dtype"))
+        named = self.config.get("dtype")
+        named = self.config.get("torch_dtype") if named is None else named
         if named is not None:
             if named not in FLOATS:
                 allowed = ", ".join(FLOATS)

@@ -201,6 +201,14 @@ def test_logits_equal_transformers(families, variant):
     assert worst(steps.logits(family.ids(LENGTHS[-1]), chunks=[7, 40] + [1] * 60), exact) <= allowed
 
 
+@pytest.mark.parametrize("variant", ["gemma3", "gpt_neox", "llama_yarn", "phi3"])
+def test_every_spelling_of_a_config_gives_the_same_engine(families, variant):
+    family = families(variant)
+    again = build(family.model, family.root / "again", dtype="float32", accuracy="none").path
+    for file in ("cpu/plan.bin", "cpu/weights.bin", "graph.txt"):
+        assert (again / file).read_bytes() == (family.root / "engine" / file).read_bytes()
+
+
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_greedy_tokens_equal_transformers(families, variant):
     family = families(variant)

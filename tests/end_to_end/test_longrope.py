@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from support.harness import EngineSteps, load_reference, reference_choices, reference_logits, worst
+from support.published import publish
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
@@ -31,13 +32,17 @@ BUILDS = {"short": ORIGINAL, "long": LONGEST}
 
 
 class Case:
-    """A random checkpoint, its engine on either side of the switch, and the checkpoint with long factors only."""
+    """A random checkpoint, its engine on either side of the switch, and the checkpoint with long factors only.
+
+    The engines are built from the checkpoint as published: `rope_scaling` with `type`, `rope_theta` beside it.
+    """
 
     def __init__(self, root: Path, variant: str):
         self.root = root
         self.model = make_variant(root / "model", variant, seed=3)
+        published = publish(self.model, root / "published")
         for name, longest in BUILDS.items():
-            build(self.model, root / name, dtype="float32", max_seq_len=longest, accuracy="none")
+            build(published, root / name, dtype="float32", max_seq_len=longest, accuracy="none")
         self.long_only = shutil.copytree(self.model, root / "long-only")
         config = json.loads((self.model / "config.json").read_text())
         config["rope_parameters"]["short_factor"] = config["rope_parameters"]["long_factor"]

@@ -154,6 +154,7 @@ def test_native_dtype(tmp_path):
     assert native({"a": A.astype(np.uint16), "b": B}) == "bfloat16"
     assert native({"a": A}, dtype="bfloat16") == "bfloat16"
     assert native({"a": A}, torch_dtype="float16") == "float16"
+    assert native({"a": A}, dtype=None, torch_dtype="float16") == "float16"
     with pytest.raises(CheckpointError, match="dtype must be one of"):
         native({"a": A}, dtype="int8")
 
