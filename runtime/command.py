@@ -9,21 +9,24 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from tensorwright.errors import TensorwrightError
+from tensorwright.errors import TensorwrightError, TensorwrightWarning
 
 EXIT_FAILED = 1
 EXIT_WRONG_INPUT = 2
 EXIT_INTERRUPTED = 130  # as a shell reports a process that SIGINT ended
+_PYTHONS = warnings.showwarning
 
 
 def run_command(command: click.Command, arguments: Sequence[str] | None, name: str) -> NoReturn:
     """Runs a click command (of sys.argv if arguments is None) and ends the process with its exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    warnings.showwarning = _show_warning
     try:
         sys.exit(command.main(args=list(arguments), prog_name=name, standalone_mode=False) or 0)
     except click.exceptions.NoArgsIsHelpError as help_text:
@@ -45,6 +48,14 @@ def run_command(command: click.Command, arguments: Sequence[str] | None, name: s
         if "--json" in arguments:
             click.echo(_as_json(type(error).__name__, str(error), EXIT_FAILED))
         raise
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """Ours in the form of errors, those of packages as Python has them."""
+    if issubclass(category, TensorwrightWarning):
+        click.echo(f"warning: {message}", err=True)
+    else:
+        _PYTHONS(message, category, *where, **more)
 
 
 def _fail(arguments: list[str], error: str, message: str, code: int) -> NoReturn:

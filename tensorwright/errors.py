@@ -11,6 +11,10 @@ class TensorwrightError(Exception):
     """Of a command that it ends: 1, it failed while at work; 2, the input is wrong and nothing was begun."""
 
 
+class TensorwrightWarning(UserWarning):
+    """Something was built or opened, and cannot do all that one might expect of it. Shown on standard error."""
+
+
 class InvalidOptionError(TensorwrightError, ValueError):
     """A build or runtime option has an impossible value, or no such option exists."""
 

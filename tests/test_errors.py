@@ -14,7 +14,9 @@ from tensorwright.errors import TensorwrightError
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("models", "builder", "passes", "plugins", "runtime")
 ROW = re.compile(r"\| `(\w+)` \| (?:`(\w+)`)? ?\| ([12]) \| (.+) \| (.+) \|")
-CLASSES = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+CLASSES = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and not issubclass(kind, Warning)
+}
 
 
 def listed() -> dict[str, tuple[str | None, int, str, str]]:
