@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.collector import paused_collector
 from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
-from tensorwright.builder.emit.engine_files import build_report, copy_text_side, engine_config, source_record
+from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
+from tensorwright.builder.emit.text_side import write_text_side
 from tensorwright.builder.ir.text import print_graph
 from tensorwright.builder.kept_weights import write_kept_weights
 from tensorwright.builder.memory import MemoryWatch
@@ -130,14 +131,16 @@ def emit_and_measure(
 ) -> BuildResult:
     """All files of the engine, from the graphs on; then it is put in its place. source: as config.json keeps it."""
     writer.write("graph.txt", print_graph(report.cached_graph).encode())
-    copy_text_side(writer, checkpoint)
+    with phases.run("tokenizer"):
+        tokenizer = write_text_side(writer, checkpoint)
     emitted = aim.emit(writer, report, checkpoint, options, phases)
     if options.keep_weights:
         with phases.run("keep") as advance:
             write_kept_weights(writer, report.cached_graph, checkpoint, advance)
     graphs = Graphs(traced, report.cached_graph, report.graph)
     measured = _measure(writer, graphs, checkpoint, aim, options, phases)
-    return _finish(writer, report, source, options, emitted, measured, phases, memory.peaks)
+    more = {"peak_memory_bytes": memory.peaks, "tokenizer": tokenizer}
+    return _finish(writer, report, source, options, emitted, measured, phases, more)
 
 
 @paused_collector()
@@ -245,9 +248,9 @@ def _finish(
     emitted: Emitted,
     measured: dict[str, Any] | None,
     phases: Phases,
-    memory: dict[str, int],
+    notes: dict[str, Any],
 ) -> BuildResult:
-    """Writes config.json and the report, and puts the engine in its place."""
+    """Writes config.json and the report, and puts the engine in its place. notes: what else the report says."""
     facts = report.graph.facts
     with phases.run("checksums"):
         config = engine_config(
@@ -262,13 +265,8 @@ def _finish(
         )
         writer.write_json("config.json", config)
     size = sum(writer.sizes.values())
-    more = {
-        "engine_bytes": size,
-        "peak_memory_bytes": memory,
-        "verify_differences": report.differences,
-        **emitted.notes,
-    }
-    notes = build_report(phases.seconds, report.seconds, more)
-    writer.write_json(REPORT, notes)
+    more = {"engine_bytes": size, **notes, "verify_differences": report.differences, **emitted.notes}
+    written = build_report(phases.seconds, report.seconds, more)
+    writer.write_json(REPORT, written)
     writer.commit()
-    return BuildResult(writer.out, config, notes)
+    return BuildResult(writer.out, config, written)

@@ -121,8 +121,7 @@ def show(console: Console, result: BuildResult) -> None:
         "model", f"{model['model_type']}, {model.get('layers', '?')} layers, vocabulary {model['vocab_size']}"
     )
     table.add_row("target", f"{config['target']}, {config['dtype']}, up to {config['limits']['max_seq_len']} tokens")
-    if "tokenizer.json" not in config["sizes"]:
-        table.add_row("tokenizer", "none: MODEL has no tokenizer.json, so the engine takes and gives token ids only")
+    table.add_row("tokenizer", tokenizer_line(report["tokenizer"]))
     if config["quantization"] is not None:
         table.add_row("weights", quantization_line(config["quantization"]))
     table.add_row("size", format_size(report["engine_bytes"]))
@@ -132,6 +131,14 @@ def show(console: Console, result: BuildResult) -> None:
     table.add_row("accuracy", accuracy_line(config["accuracy"]))
     table.add_row("build", f"{report['total_seconds']:.1f} s{memory_note(report)}")
     console.print(table)
+
+
+def tokenizer_line(record: dict[str, Any]) -> str:
+    """Why it is none, or differs, stands on standard error."""
+    if not record["source"]:
+        return "none, so the engine takes and gives token ids only"
+    line = " and ".join(record["source"])
+    return f"{line}, {len(record['differences'])} texts otherwise than transformers" if record["differences"] else line
 
 
 def memory_note(report: dict[str, Any]) -> str:

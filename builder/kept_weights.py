@@ -57,6 +57,8 @@ class EngineSource(Checkpoint):
     What only tracing needs (config.json of the model) it has not.
     """
 
+    is_engine = True
+
     def __init__(self, engine: Path):
         self.path = engine
         self.config = {}

@@ -20,17 +20,30 @@ from tensorwright.models.safetensors_file import SafetensorsFile
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER = "tokenizer.json"
+_TOKENIZER_FILES = (_TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")
+_OLDER_TOKENIZERS = (
+    "tokenizer.model", "tokenizer.model.v1", "tokenizer.model.v2", "tokenizer.model.v3", "spiece.model",
+    "sentencepiece.bpe.model", "tiktoken.model", "qwen.tiktoken", "tekken.json", "vocab.json", "merges.txt",
+    "vocab.txt",
+)  # fmt: skip
+_ADDED_TOKENS = "added_tokens.json"
+_TEMPLATE = "chat_template.jinja"
+_TEMPLATES = "additional_chat_templates"
+_TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 _SHOWN = 10  # faults of one kind that a message lists
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja")
+_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", *(name for name in _OLDER_TOKENIZERS if ".json" not in name))
 
 
 class Checkpoint:
     """An opened checkpoint. Also the TensorSource that weight expressions are evaluated against.
 
     path: the directory; config: config.json; generation_config: its file or {}; names: every stored tensor, sorted.
+    is_engine: it is a built engine read as a checkpoint, whose text side is finished.
     """
+
+    is_engine = False
 
     def __init__(self, path: Path):
         self.path = path
@@ -58,7 +71,7 @@ class Checkpoint:
                     )
                 self._home[name] = file
         _check_index(path, self._home)
-        _check_tokenizer(path / "tokenizer.json")
+        _check_tokenizer(path / _TOKENIZER)
         self.names: tuple[str, ...] = tuple(sorted(self._home))
 
     # -- tensors --------------------------------------------------------------------------------------------------
@@ -125,19 +138,27 @@ class Checkpoint:
         path = self.path / "tokenizer_config.json"
         return _read_json(path, "") if path.exists() else {}
 
+    @property
+    def older_tokenizer_files(self) -> list[Path]:
+        """Files of the forms before tokenizer.json: sentencepiece models, vocabularies with merges, tiktoken's."""
+        return [path for name in _OLDER_TOKENIZERS if (path := self.path / name).is_file()]
+
     @cached_property
-    def chat_template(self) -> str | None:
-        """The Jinja text: chat_template.jinja if present, else tokenizer_config.json's (the one named "default")."""
-        file = self.path / "chat_template.jinja"
-        if file.is_file():
-            return _read_text(file, "")
-        template = self.tokenizer_config.get("chat_template")
-        if isinstance(template, list):
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
-        if template is not None and not isinstance(template, str):
-            raise CheckpointError(f"{self.path}/tokenizer_config.json: chat_template is neither text nor a named list")
-        return template
+    def special_tokens_map(self) -> dict[str, Any]:
+        path = self.path / "special_tokens_map.json"
+        return _read_json(path, "") if path.exists() else {}
+
+    @cached_property
+    def chat_templates(self) -> dict[str, str]:
+        """Jinja texts by name, as transformers finds them: the files' if there are any, chat_template.jinja under
+        "default", else those of tokenizer_config.json, where a single one is the default, too."""
+        files = {"default": self.path / _TEMPLATE, **_by_stem(self.path / _TEMPLATES)}
+        found = {name: _read_text(file, "") for name, file in files.items() if file.is_file()}
+        templates = found or _listed_templates(self.tokenizer_config.get("chat_template"), self.path)
+        for name in templates:
+            if not _TEMPLATE_NAME.fullmatch(name):
+                raise CheckpointError(f"{self.path}: a chat template is called {name!r:.80}, which no file could be")
+        return templates
 
     @property
     def bos_token_id(self) -> int | None:
@@ -158,8 +179,10 @@ class Checkpoint:
     @property
     def source_files(self) -> list[Path]:
         """Every file that an engine is made from, by name: config, weights, tokenizer, template."""
-        names = ["config.json", "generation_config.json", "chat_template.jinja", _INDEX, *_TOKENIZER_FILES]
-        paths = [self.path / name for name in names]
+        names = ["config.json", "generation_config.json", _TEMPLATE, _INDEX, *_TOKENIZER_FILES]
+        paths = [self.path / name for name in names] + list(_by_stem(self.path / _TEMPLATES).values())
+        if not (self.path / _TOKENIZER).is_file():
+            paths += [*self.older_tokenizer_files, self.path / _ADDED_TOKENS]
         return sorted({p for p in paths if p.is_file()} | {f.path for f in self.weight_files})
 
     def _file(self, name: str) -> SafetensorsFile:
@@ -229,6 +252,22 @@ def _check_tokenizer(path: Path) -> None:
         raise CheckpointError(
             f"{path}: not a tokenizer that tokenizers {tokenizers.__version__} reads ({error}); download it again"
         ) from error
+
+
+def _by_stem(folder: Path) -> dict[str, Path]:
+    """Templates in the folder by name; none where there is no folder."""
+    return {path.name.removesuffix(".jinja"): path for path in sorted(folder.glob("*.jinja"))}
+
+
+def _listed_templates(value: Any, path: Path) -> dict[str, str]:
+    """value: chat_template of tokenizer_config.json, a text, or a list of texts with names."""
+    if value is None or isinstance(value, str):
+        return {} if value is None else {"default": value}
+    entries = value if isinstance(value, list) else [None]
+    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    if len(named) != len(entries) or not all(isinstance(text, str) for item in named.items() for text in item):
+        raise CheckpointError(f"{path}/tokenizer_config.json: chat_template is neither text nor a named list")
+    return named
 
 
 def _weight_map(path: Path) -> dict[str, str]:

@@ -58,14 +58,20 @@ def check_argument(value: Any) -> None:
         check_template(value, "chat_template")
 
 
-def read_argument(place: str, option: str) -> str:
+def is_name(place: str, folder: Path = Path()) -> bool:
+    """Whether an option names one of the model's templates rather than a file. Relative to the folder."""
+    return _NAME.fullmatch(place) is not None and not (folder / place).exists()
+
+
+def read_argument(place: str, option: str, folder: Path = Path()) -> str:
     """What an option says: the text of a file ("-": of standard input), or the name of one of the model's templates.
 
-    Raises InvalidOptionError for a file that cannot be read or is no template."""
-    if _NAME.fullmatch(place) and not Path(place).exists():
+    Raises InvalidOptionError for a file that cannot be read or is no template. folder: what a path is relative to."""
+    if is_name(place, folder):
         return place
     try:
-        with click.open_file(place, encoding="utf-8") as file:
+        path = place if place == "-" else folder / Path(place).expanduser()
+        with click.open_file(str(path), encoding="utf-8") as file:
             text = file.read()
     except (OSError, ValueError) as error:
         raise InvalidOptionError(f"{option} must be a readable file of UTF-8 text: {error}") from error

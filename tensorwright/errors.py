@@ -11,6 +11,11 @@ class TensorwrightError(Exception):
     """Of a command that it ends: 1, it failed while at work; 2, the input is wrong and nothing was begun."""
 
 
+class TensorwrightWarning(UserWarning):
+    """What was asked is done, but somebody will hardly want it so, or it cannot do all that one might expect. Commands
+    print it on standard error, once."""
+
+
 class InvalidOptionError(TensorwrightError, ValueError):
     """A build or runtime option has an impossible value, or no such option exists."""
 
@@ -118,7 +123,3 @@ class LoadTestError(TensorwrightError):
 
 class EngineStoppedError(TensorwrightError):
     """The engine was shut down, or its loop died; the message carries the cause."""
-
-
-class TensorwrightWarning(UserWarning):
-    """Something goes on that somebody will hardly want. The commands print it on standard error, once."""

@@ -1,4 +1,4 @@
-"""The engine's small files: config.json, tokenizer and template copies, build-report.json."""
+"""The engine's small files: config.json and build-report.json."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import Any
 import xxhash
 
 import tensorwright
-from tensorwright.builder.emit.engine_dir import FORMAT, FORMAT_VERSION, EngineWriter
+from tensorwright.builder.emit.engine_dir import FORMAT, FORMAT_VERSION
 from tensorwright.models.checkpoint import Checkpoint
 
-_COPIED = ("tokenizer.json", "tokenizer_config.json")
 _FACTS = (
     "model_type", "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "max_position_embeddings",
     "max_seq_len", "longrope", "bos_token_id", "eos_token_ids",
@@ -22,24 +21,12 @@ _FACTS = (
 _READ_BYTES = 8 << 20
 
 
-def copy_text_side(writer: EngineWriter, checkpoint: Checkpoint) -> None:
-    """Tokenizer and generation config as they are; the chat template as a file of its own."""
-    for name in _COPIED:
-        if name in checkpoint.tokenizer_files:
-            writer.write(name, checkpoint.tokenizer_files[name].read_bytes())
-    if checkpoint.chat_template is not None:
-        writer.write("chat_template.jinja", checkpoint.chat_template.encode())
-    generation = checkpoint.path / "generation_config.json"
-    if generation.is_file():
-        writer.write(generation.name, generation.read_bytes())
-
-
 def source_record(checkpoint: Checkpoint) -> dict[str, Any]:
     """{"hash", "files"}: the files that the engine is made from, and one hash over them all."""
     files = {}
     for path in checkpoint.source_files:
         digest, size = _hash_file(path)
-        files[path.name] = {"bytes": size, "xxh3_128": digest}
+        files[path.relative_to(checkpoint.path).as_posix()] = {"bytes": size, "xxh3_128": digest}
     lines = "".join(f"{entry['xxh3_128']}  {name}\n" for name, entry in files.items())
     return {"hash": xxhash.xxh3_128_hexdigest(lines.encode()), "files": files}
 

@@ -14,7 +14,7 @@ from tensorwright.runtime.targets import ONNX_PROVIDER, TARGETS
 Check = Callable[[], object]
 NO_TOKENIZER = (
     "no tokenizer: it takes and gives token ids only (LLM, and Triton's token interface), and tensorwright serve "
-    "refuses it; build it from a checkpoint with a tokenizer, or read on the build's standard error why it has none"
+    "refuses it; build it from a checkpoint with a tokenizer (a build without says why on standard error)"
 )
 
 

@@ -34,6 +34,8 @@ PACKAGES = (
     Package("safetensors", "0.6", None, "weights"),
     Package("torch", "2.13", "build", "building engines", "2.14"),
     Package("transformers", "5.23", "build", "building engines", "5.24"),
+    Package("sentencepiece", "0.2", "build", "converting tokenizers of checkpoints without tokenizer.json"),
+    Package("tiktoken", "0.8", "build", "converting tokenizers of checkpoints without tokenizer.json"),
     Package("onnx", "1.21", "onnx", "building engines of targets onnx, tensorrt and tensorrt-rtx"),
     Package("onnxruntime", "1.23", "onnx", "running engines of target onnx", instead=("onnxruntime-gpu",)),
     Package("triton", "3.9", "gpu", "compiling GPU kernels into engines", "3.10"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -48,6 +49,11 @@ _LLM = (
 @click.option("--force", is_flag=True, help="Replace models that are there.")
 @click.option("--overwrite", "force", is_flag=True, hidden=True, help="The former name of --force.")
 @click.option("--exclude-input", is_flag=True, help="Answers leave out the prompt, unless a request says otherwise.")
+@click.option(
+    "--chat-template",
+    metavar="FILE|NAME",
+    help='Take text_input for what a user says and put it into this Jinja template; "default": the model\'s own.',
+)
 @click.option("--kv-cache-memory", help='Such as "512MiB". Default: half of the free memory, or what is useful.')
 @click.option("--max-num-tokens", type=int, help="Most tokens of one step.")
 @click.option("--max-prefill-chunk", type=int, help="Most tokens of one prompt in one step.")
@@ -80,6 +86,12 @@ def triton_repo(engine: str, repository: str, **options: Any) -> None:
     parameters = {name: str(value) for name in _LLM if (value := options.pop(name)) is not None}
     if options.pop("exclude_input"):
         parameters["exclude_input_in_output"] = "true"
+    template = options.pop("chat_template")
+    if template is not None:
+        from tensorwright.runtime.chat_template import is_name, read_argument  # imports Jinja
+
+        read_argument(template, "--chat-template")  # or refuses it
+        parameters["chat_template"] = template if is_name(template) else os.path.abspath(template)
     for folder in write_repository(engine, repository, RepositoryOptions(**options, parameters=parameters)):
         click.echo(f"wrote {folder}")
     if backend_dir is not None:

@@ -41,8 +41,10 @@ class TritonPythonModel:
         self.interface: Interface = interface_of(self.options.interface)
         self._decoupled = config.get("model_transaction_policy", {}).get("decoupled", False)
         self._batched = config.get("max_batch_size", 0) > 0
-        path = self.options.engine_path(args["model_repository"])
-        self.llm = LLM(path, **{"guided_vocabulary": "eager", **self.options.llm})
+        folder = args["model_repository"]
+        self._template = self.options.template(folder)
+        own = {"guided_vocabulary": "eager", **self.options.llm}
+        self.llm = LLM(self.options.engine_path(folder), chat_template=self._template, **own)
         self.exchange = Exchange(self.options.cancellation_check_period_ms / 1e3)
         self.metrics = TritonMetrics(_backend(), self.llm, args["model_name"], args["model_version"])
         self.watch = Watch(_backend(), self.llm, args["model_name"])
@@ -74,6 +76,8 @@ class TritonPythonModel:
             return
         known = (self.llm.engine, self.options.exclude_input_in_output, self.llm.sampling_defaults)
         jobs = [self.interface.read(row, *known) for row in rows]
+        if self._template is not None:
+            jobs = [self._as_chat(job) for job in jobs]
         if not self._decoupled:
             _check_single(jobs)
         kind = Stream if self._decoupled or len(jobs) == 1 else JoinedStream
@@ -88,6 +92,15 @@ class TritonPythonModel:
             stream.abort()
             raise
         self.exchange.add(stream)
+
+    def _as_chat(self, job: Job) -> Job:
+        """What a user says, in the template; token ids are a prompt already."""
+        if not isinstance(job.prompt, str):
+            return job
+        from tensorwright.runtime.chat import chat_prompt  # imports Jinja
+
+        messages = [{"role": "user", "content": job.prompt}]
+        return replace(job, prompt=chat_prompt(self.llm.engine, messages, self._template, True, {}))
 
     def _stop(self, request_id: str, channel: _Channel) -> None:
         """The request of the same id ends with what it has; this one has an empty answer, whether there was one."""

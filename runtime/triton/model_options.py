@@ -21,23 +21,34 @@ LLM_INTEGERS = (
 LLM_TEXTS = ("kv_cache_memory", "load", "guided_vocabulary", "generation_config")
 LLM_FLAGS = ("enable_prefix_caching",)
 LLM_OPTIONS = (*LLM_INTEGERS, *LLM_TEXTS, *LLM_FLAGS)
-OWN = ("engine", "interface", "exclude_input_in_output", "cancellation_check_period_ms")
+OWN = ("engine", "interface", "exclude_input_in_output", "cancellation_check_period_ms", "chat_template")
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # read by Triton's Python backend itself
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """engine: as written, relative to the model's folder or absolute. exclude_input_in_output: what holds for requests
-    that do not say. cancellation_check_period_ms: how often Triton is asked which requests were cancelled."""
+    that do not say. cancellation_check_period_ms: how often Triton is asked which requests were cancelled.
+    chat_template: text_input is what a user says, put into this template: a file, relative as engine is, or the name of
+    one of the model's, such as "default"; None: text_input is the prompt."""
 
     engine: str
     interface: str = "both"
     exclude_input_in_output: bool = False
     cancellation_check_period_ms: int = 20
+    chat_template: str | None = None
     llm: dict[str, Any] = field(default_factory=dict)
 
     def engine_path(self, model_folder: str | Path) -> Path:
         return Path(model_folder) / Path(self.engine).expanduser()
+
+    def template(self, model_folder: str | Path) -> str | None:
+        """As LLM takes it. Raises InvalidOptionError for a file that cannot be read or is no template."""
+        if self.chat_template is None:
+            return None
+        from tensorwright.runtime.chat_template import read_argument  # imports Jinja
+
+        return read_argument(self.chat_template, "config.pbtxt: parameter 'chat_template':", Path(model_folder))
 
 
 def parse_options(config: Mapping[str, Any]) -> ModelOptions:
@@ -53,6 +64,10 @@ def parse_options(config: Mapping[str, Any]) -> ModelOptions:
         fields["exclude_input_in_output"] = _flag("exclude_input_in_output", values)
     if "cancellation_check_period_ms" in values:
         fields["cancellation_check_period_ms"] = _integer("cancellation_check_period_ms", values)
+    if "chat_template" in values:
+        if fields["interface"] == "tokens":
+            raise InvalidOptionError("config.pbtxt: 'chat_template' needs an interface with text, 'tokens' takes ids")
+        fields["chat_template"] = values["chat_template"]
     llm: dict[str, Any] = {key: values[key] for key in LLM_TEXTS if key in values}
     llm |= {key: _integer(key, values) for key in LLM_INTEGERS if key in values}
     llm |= {key: _flag(key, values) for key in LLM_FLAGS if key in values}

@@ -117,6 +117,8 @@ def _write_model(folder: Path, target: Path, engine: Path, interface: str, optio
     parameters = {
         "engine": path, "interface": interface, "max_batch_size": str(options.max_batch_size), **options.parameters,
     }  # fmt: skip
+    if interface == "tokens":
+        parameters.pop("chat_template", None)  # it takes no text
     batch = (options.max_batch_size or 0) if options.batch_dimension and interface != "llmapi" else 0
     _parse(parameters)
     text = config_text(target.name, options.backend, batch, parameters, options.decoupled)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 
 import pytest
@@ -49,6 +50,21 @@ def test_builds_and_says_what(tiny, tmp_path, run):
     assert again.stderr.startswith(f"error: {tmp_path / 'engine'}: already exists")
     assert "--force" in again.stderr
     assert run(tiny, tmp_path / "engine", "--accuracy", "none", "--force").exit_code == 0
+
+
+def test_tells_of_the_tokenizer(tiny, tmp_path, run):
+    """On standard error, as the report does."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    (model / "tokenizer.json").unlink()
+    (model / "vocab.json").write_text("{}")
+    result = run(model, tmp_path / "engine", "--accuracy", "none")
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"warning: {model}: no tokenizer.json, and vocab.json cannot be converted: ")
+    assert "none, so the engine takes and gives token ids only" in " ".join(result.stdout.split())
+    report = json.loads((tmp_path / "engine" / "build-report.json").read_text())
+    assert report["tokenizer"]["source"] == []
+    assert result.stderr == "".join(f"warning: {model}: {text}\n" for text in report["tokenizer"]["warnings"])
 
 
 def test_json(tiny, tmp_path, run):

@@ -27,7 +27,7 @@ def ask(engine: Path, *, code: int) -> dict[str, Any]:
     ran = CliRunner().invoke(cli, ["doctor", str(engine), "--json"], catch_exceptions=False)
     told = json.loads(ran.stdout)
     assert set(told) == {"machine", "nvidia", "packages", "engine"}
-    assert set(told["engine"]) == {"path", "target", "runs", "facts", "problems"}
+    assert set(told["engine"]) == {"path", "target", "runs", "facts", "problems", "warnings"}
     assert ran.exit_code == code
     assert told["engine"]["runs"] == (code == 0) == (told["engine"]["problems"] == [])
     return told["engine"]
@@ -67,6 +67,7 @@ def test_an_engine_of_target_cpu_runs(pico_engine: Path) -> None:
     told = ask(pico_engine, code=0)
     assert told["target"] == "cpu"
     assert {"dtype", "max_seq_len", "built_by"} <= set(told["facts"])
+    assert told["warnings"] == []
 
 
 def test_an_instruction_set_that_this_processor_lacks(pico_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +85,15 @@ def test_an_engine_of_target_onnx_runs(onnx_engine: Path) -> None:
     shown = CliRunner().invoke(cli, ["doctor", str(onnx_engine)], catch_exceptions=False)
     assert shown.exit_code == 0
     assert "runs here" in shown.stdout
+
+
+def test_an_engine_without_tokenizer_runs_with_a_warning(onnx_engine: Path) -> None:
+    (onnx_engine / "tokenizer.json").unlink()
+    seal(onnx_engine)
+    [warning] = ask(onnx_engine, code=0)["warnings"]
+    assert warning.startswith("no tokenizer: ")
+    shown = CliRunner().invoke(cli, ["doctor", str(onnx_engine)], catch_exceptions=False)
+    assert "tensorwright serve refuses it" in " ".join(shown.stdout.split())
 
 
 def test_an_absent_onnxruntime_is_named_with_its_extra(onnx_engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

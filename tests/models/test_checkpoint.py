@@ -159,18 +159,28 @@ def test_native_dtype(tmp_path):
         native({"a": A}, dtype="int8")
 
 
-def test_chat_template(tmp_path):
-    def template(config, file=None):
+def test_chat_templates(tmp_path):
+    def templates(config, **files):
         path = write_checkpoint(tmp_path / "m", {"a": A})
         (path / "tokenizer_config.json").write_text(json.dumps(config))
-        if file is not None:
-            (path / "chat_template.jinja").write_text(file)
-        return open_checkpoint(path).chat_template
+        for name, text in files.items():
+            place = path / ("chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja")
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(text)
+        checkpoint = open_checkpoint(path)
+        assert {place.name for place in checkpoint.source_files if place.suffix == ".jinja"} == {
+            file.name for file in path.rglob("*.jinja")
+        }
+        return checkpoint.chat_templates
 
-    assert template({}) is None
-    assert template({"chat_template": "{{ x }}"}) == "{{ x }}"
+    assert templates({}) == {}
+    assert templates({"chat_template": "{{ x }}"}) == {"default": "{{ x }}"}
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    assert template({"chat_template": named}) == "d"
-    with pytest.raises(CheckpointError, match="chat_template"):
-        template({"chat_template": 4})
-    assert template({"chat_template": "old"}, file="new") == "new"
+    assert templates({"chat_template": named}) == {"tool_use": "t", "default": "d"}
+    for wrong in (4, ["a"], [{"name": "a"}], [{"name": 1, "template": "a"}]):
+        with pytest.raises(CheckpointError, match="chat_template"):
+            templates({"chat_template": wrong})
+    with pytest.raises(CheckpointError, match=r"is called '\.\./\.\./x', which no file could be"):
+        templates({"chat_template": [{"name": "../../x", "template": "t"}]})
+    assert templates({"chat_template": "old"}, default="new") == {"default": "new"}
+    assert templates({"chat_template": named}, rag="r") == {"default": "new", "rag": "r"}

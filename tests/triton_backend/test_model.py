@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,42 @@ def test_text_is_that_of_the_python_api(model: TritonPythonModel, ask: Ask) -> N
     streamed = ask(text_input=PROMPT, max_tokens=12, stream=True)
     assert text_of(streamed) == expected
     assert len(streamed.sender.responses) > 1
+
+
+CHAT = "<{{ messages[0].role }}>{{ messages[0].content }}\n{% if add_generation_prompt %}import{% endif %}"
+
+
+def test_a_chat_template_takes_text_for_what_a_user_says(pico_engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(CHAT)
+    model = load(pico_engine, chat_template=str(tmp_path / "own.jinja"))
+    try:
+        params = SamplingParams(max_tokens=6, temperature=0)
+        expected = model.llm.chat([{"role": "user", "content": PROMPT}], params)
+        assert expected.prompt == f"<user>{PROMPT}\nimport"
+        ids = model.llm.generate({"prompt_token_ids": [5, 6, 7]}, params).outputs[0]
+        asked = Request(as_inputs({"text_input": PROMPT, "max_tokens": 6}, True))
+        plain = Request(as_inputs({"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 6}, True))
+        model.execute([asked, plain])
+        assert text_of(asked) == expected.prompt + expected.outputs[0].text
+        (answer,) = plain.sender.wait()
+        assert answer["output_ids"].ravel().tolist()[3:] == ids.token_ids
+    finally:
+        model.finalize()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"chat_template": "no/where.jinja"}, "parameter 'chat_template': must be a readable file of UTF-8 text"),
+        ({"chat_template": "default"}, "the name of a template (there is none)"),
+        ({"chat_template": "default", "interface": "tokens"}, "'chat_template' needs an interface with text"),
+    ],
+)
+def test_a_chat_template_that_cannot_be_is_refused_when_it_loads(
+    pico_engine: Path, parameters: dict[str, str], words: str
+) -> None:
+    with pytest.raises(InvalidOptionError, match=re.escape(words)):
+        load(pico_engine, **parameters)
 
 
 def test_tokens_are_those_of_the_python_api(model: TritonPythonModel, ask: Ask, batched: bool) -> None:

@@ -86,6 +86,17 @@ def test_trtllm_names_are_models_of_their_own(engine: Path, tmp_path: Path) -> N
     }  # fmt: skip
 
 
+def test_a_chat_template_goes_to_the_models_with_text(engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    names = ["--trtllm-name", "ensemble", "--trtllm-name", "tensorrt_llm", "--kv-cache-memory", "1MiB"]
+    for given, written in ((str(tmp_path / "own.jinja"), str(tmp_path / "own.jinja")), ("rag", "rag")):
+        command = ["triton-repo", str(engine), str(tmp_path / "repo"), *names, "--overwrite", "--chat-template", given]
+        ran = CliRunner().invoke(cli, command, catch_exceptions=False)
+        assert ran.exit_code == 0
+        found = {folder.name: options_of(folder).chat_template for folder in (tmp_path / "repo").iterdir()}
+        assert found == {"tensorwright": written, "ensemble": written, "tensorrt_llm": None}
+
+
 def test_several_engines_are_several_models(engine: Path, tmp_path: Path) -> None:
     other = write_engine(tmp_path / "other")
     (first,) = write_repository(engine, tmp_path / "repo", RepositoryOptions(name="small"))
