@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import InvalidOptionError
-from tensorwright.runtime.generation_defaults import check_choice
+from tensorwright.runtime.generation_defaults import check_generation_config
 from tensorwright.runtime.keywords import closest
 
 LLM_INTEGERS = (
@@ -56,7 +56,7 @@ def parse_options(config: Mapping[str, Any]) -> ModelOptions:
     llm: dict[str, Any] = {key: values[key] for key in LLM_TEXTS if key in values}
     llm |= {key: _integer(key, values) for key in LLM_INTEGERS if key in values}
     llm |= {key: _flag(key, values) for key in LLM_FLAGS if key in values}
-    check_choice(llm.setdefault("generation_config", "neutral"))
+    check_generation_config(llm.setdefault("generation_config", "neutral"))
     return ModelOptions(**fields, llm=llm)
 
 
