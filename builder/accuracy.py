@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tensorwright.builder.accuracy_metrics import Comparison
+from tensorwright.builder.interruptible import in_another_thread
 from tensorwright.builder.ir.graph import Graph
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.models.checkpoint import Checkpoint
@@ -115,10 +116,11 @@ def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:
     groups = len(facts["block_bytes"])
     executor.allocate([blocks] * groups, CHUNK, CHUNK, 1)
     table = np.arange(blocks, dtype=np.int32)[None]
-    for start in range(0, len(ids), CHUNK):
-        positions = list(range(start, min(len(ids), start + CHUNK)))
-        count = len(positions)
-        yield executor.step(
-            [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1], list(range(count)),
-            [(table, positions)] * groups,
-        )  # fmt: skip
+    with in_another_thread() as call:  # a step of a large engine takes seconds, and Ctrl-C is to be heard in it
+        for start in range(0, len(ids), CHUNK):
+            positions = list(range(start, min(len(ids), start + CHUNK)))
+            count = len(positions)
+            yield call(
+                executor.step, [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1],
+                list(range(count)), [(table, positions)] * groups,
+            )  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tensorwright.builder.interruptible import free_weights, short_products
 from tensorwright.builder.ir.graph import Graph, Node, Value
 from tensorwright.builder.ir.interpret import interpret
 from tensorwright.builder.ir.ragged import RaggedAdapter
@@ -65,8 +66,10 @@ def transformers_logits(path: Path, ids: list[int], max_seq_len: int) -> np.ndar
         if shows_progress:
             logging.enable_progress_bar()
     fix_longrope(model, max_seq_len)
-    with torch.inference_mode():
-        return model(torch.tensor([ids])).logits[0].numpy()
+    with torch.inference_mode(), short_products():  # a large vocabulary's product alone takes seconds
+        logits = model(torch.tensor([ids])).logits[0].numpy()
+        free_weights(model)  # all at once, gigabytes take seconds
+    return logits
 
 
 def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -> dict[str, torch.Tensor]:
