@@ -188,6 +188,7 @@ std::vector<DispatchChoice> explain_dispatch() {
   add("swiglu", swiglu_kernels());
   add("elementwise", elementwise_kernels());
   add("layer_norm", layer_norm_kernels());
+  add("logits", logits_kernels());
   return choices;
 }
 

@@ -10,6 +10,7 @@
 #include "plugins/elementwise/kernel.h"
 #include "plugins/embedding/kernel.h"
 #include "plugins/layer_norm/kernel.h"
+#include "plugins/logits/kernel.h"
 #include "plugins/matmul/kernel.h"
 #include "plugins/paged_attention/kernel.h"
 #include "plugins/quantized_matmul/kernel.h"
@@ -75,6 +76,7 @@ std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels(
 std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels();
 std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels();
 std::span<const KernelEntry<tw_layer_norm_fn>> layer_norm_kernels();
+std::span<const KernelEntry<tw_logits_fn>> logits_kernels();  // of sampling: a set of loops
 
 // Why each better kernel was refused, and which was taken.
 struct DispatchChoice {

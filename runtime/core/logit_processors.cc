@@ -38,6 +38,11 @@ bool about_to_complete(std::span<const int32_t> tokens, const std::vector<int32_
 
 }  // namespace
 
+bool LogitProcessors::change_row(const Sampling& sampling, const History& history,
+                                 std::span<const uint32_t> mask) {
+  return !mask.empty() || changes_row(sampling, history);
+}
+
 std::span<const float> LogitProcessors::apply(std::span<const float> logits, const Sampling& sampling,
                                               const History& history, std::span<const uint32_t> mask) {
   const bool changes = changes_row(sampling, history);

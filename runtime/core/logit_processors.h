@@ -32,6 +32,8 @@ struct History {
 
 class LogitProcessors {
  public:
+  // Whether anything is asked for.
+  static bool change_row(const Sampling& sampling, const History& history, std::span<const uint32_t> mask);
   // The row as steps 1 to 7 leave it: `logits` itself if nothing is asked for, else a copy that stays valid
   // until the next call. mask: as token_masks.h has it, empty: none. Throws Error{"InvalidRequestError"} if
   // no token is left.

@@ -1,5 +1,5 @@
 // Questions about one row of logits, each answered in a fixed order so that the answer is a function of the
-// row alone.
+// row alone. The loops are those of plugins/logits.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_LOGIT_ROW_H_
 #define TENSORWRIGHT_RUNTIME_CORE_LOGIT_ROW_H_
 
@@ -7,14 +7,19 @@
 #include <span>
 #include <vector>
 
+#include "plugins/logits/kernel.h"
+
 namespace tensorwright {
+
+// Those of the selected instruction set.
+const tw_logits_loops& logit_loops();
 
 struct RowMax {
   float value;
   int32_t id;  // the lowest that has it
 };
 
-// Throws Error{"TensorwrightError"} if the row has a NaN, has +inf, or is -inf throughout.
+// Throws Error{"NumericalError"} if the row has a NaN, has +inf, or is -inf throughout.
 RowMax row_max(std::span<const float> row);
 
 // out[i] = exp(x[i] - max), all x <= max; exactly 0 from 700 below on. In double, the same bits on every
@@ -34,9 +39,23 @@ double logprob(std::span<const float> row, int32_t token);
 
 int32_t count_greater(std::span<const float> row, float value);
 
+// Values of a row, and where they stand in it: [size].
+struct Collected {
+  std::vector<float> values;
+  std::vector<int32_t> ids;
+  size_t size = 0;
+
+  void clear() { size = 0; }
+  // Appends those of `part` in [low, high], in order; ids are counted from `first`.
+  void append(std::span<const float> part, float low, float high, int32_t first);
+};
+
 // The ids of the k largest values and of all that tie with the k-th, ascending; 1 <= k <= row size. No sort
 // of the row.
 void top_ids(std::span<const float> row, int32_t k, std::vector<int32_t>* ids);
+
+// The k-th largest value.
+float kth_largest(std::span<const float> row, int32_t k);
 
 }  // namespace tensorwright
 

@@ -1,7 +1,6 @@
 #include "runtime/core/sampler.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -12,50 +11,27 @@
 
 namespace tensorwright {
 
-namespace {
-
-// Ascending keys are descending scores, of equal ones higher indices first. -0 and 0 are equal.
-uint64_t descending_key(float score, uint32_t index) {
-  const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);
-  const uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;
-  return uint64_t{~ascending} << 32 | ~index;
-}
-
-// Sorts keys[from, end). Many of them by their digits: far fewer steps than comparisons would take.
-void sort_keys(std::vector<uint64_t>& keys, size_t from, std::vector<uint64_t>* spare) {
-  constexpr size_t kMany = 4096, kDigits = 1 << 11;
-  const size_t n = keys.size() - from;
-  if (n < kMany) {
-    std::sort(keys.begin() + static_cast<std::ptrdiff_t>(from), keys.end());
-    return;
-  }
-  spare->resize(n);
-  uint64_t *in = keys.data() + from, *out = spare->data();
-  for (int shift = 0; shift < 64; shift += 11) {
-    std::array<uint32_t, kDigits> place{};
-    for (size_t i = 0; i < n; ++i) ++place[in[i] >> shift & (kDigits - 1)];
-    if (place[in[0] >> shift & (kDigits - 1)] == n) continue;  // all alike
-    std::exclusive_scan(place.begin(), place.end(), place.begin(), 0u);
-    for (size_t i = 0; i < n; ++i) out[place[in[i] >> shift & (kDigits - 1)]++] = in[i];
-    std::swap(in, out);
-  }
-  if (in == spare->data()) std::copy_n(in, n, keys.data() + from);
-}
-
-}  // namespace
-
 Sample Sampler::sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed,
                        int64_t position, const History& history, std::span<const uint32_t> mask) {
-  RowMax max = row_max(logits);
-  std::span<const float> processed = processors_.apply(logits, sampling, history, mask);
   Sample sample;
-  if (sampling.temperature > 0) {
-    select(processed, sampling, mask);
-    sample.token = draw(philox_uniform(seed, static_cast<uint64_t>(position)));
+  float max = 0;
+  if (sampling.temperature > 0 && !LogitProcessors::change_row(sampling, history, mask)) {
+    // One look at the row serves its check and the draw.
+    const double uniform = philox_uniform(seed, static_cast<uint64_t>(position));
+    const bool read = estimate_.read(logits, static_cast<float>(sampling.temperature));
+    max = read ? estimate_.max() : row_max(logits).value;
+    sample.token = pick(logits, read, sampling, uniform);
   } else {
-    sample.token = processed.data() == logits.data() ? max.id : row_max(processed).id;
+    const RowMax found = row_max(logits);
+    max = found.value;
+    std::span<const float> processed = processors_.apply(logits, sampling, history, mask);
+    if (sampling.temperature > 0) {
+      sample.token = draw(processed, sampling, philox_uniform(seed, static_cast<uint64_t>(position)), mask);
+    } else {
+      sample.token = processed.data() == logits.data() ? found.id : row_max(processed).id;
+    }
   }
-  if (sampling.logprobs >= 0) sample.logprobs = logprobs(logits, max.value, sample.token, sampling.logprobs);
+  if (sampling.logprobs >= 0) sample.logprobs = logprobs(logits, max, sample.token, sampling.logprobs);
   return sample;
 }
 
@@ -68,129 +44,141 @@ std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sam
   row_max(logits);  // refuses a row without a distribution
   std::span<const float> processed = processors_.apply(logits, sampling, history, mask);
   if (sampling.temperature == 0) return {row_max(processed).id};
-  select(processed, sampling, mask);
-  std::vector<int32_t> ids = ids_;
+  const bool few = few_allowed(processed, mask);
+  select(few ? allowed_logits_ : processed, sampling);
+  std::vector<int32_t> ids = candidates_.ids;
+  if (few) std::ranges::transform(ids, ids.begin(), [&](int32_t at) { return allowed_[static_cast<size_t>(at)]; });
   std::erase_if(ids, [&](int32_t id) { return processed[id] == -std::numeric_limits<float>::infinity(); });
   std::ranges::sort(ids);
   return ids;
 }
 
-// Leaves the candidates in ids_, with their weights, in an order that the row alone decides.
-void Sampler::select(std::span<const float> logits, const Sampling& sampling,
-                     std::span<const uint32_t> mask) {
-  const bool few = few_allowed(logits, mask);
-  if (few) logits = allowed_logits_;
-  int32_t count = static_cast<int32_t>(logits.size());
-  scaled_.resize(logits.size());
-  // fp32 as transformers divides: ties that the division makes are ties for top_k.
-  float temperature = static_cast<float>(sampling.temperature);
-  divide_row(logits, temperature, scaled_.data());
-  RowMax max = row_max(scaled_);  // the division may overflow
-  if (sampling.top_k > 0 && sampling.top_k < count) {
-    top_ids(scaled_, sampling.top_k, &ids_);
-    scores_.resize(ids_.size());
-    for (size_t i = 0; i < ids_.size(); ++i) scores_[i] = scaled_[ids_[i]];
-  } else {
-    ids_.resize(logits.size());
-    std::iota(ids_.begin(), ids_.end(), 0);
-    scores_ = scaled_;
-  }
-  if (few) std::ranges::transform(ids_, ids_.begin(), [&](int32_t at) { return allowed_[at]; });
-  weights_.resize(ids_.size());
-  total_ = exp_below(scores_, max.value, weights_.data());
-  if (sampling.top_p < 1) keep_top_p(sampling.top_p);
-  if (sampling.min_p > 0) keep_min_p(sampling.min_p);
+int32_t Sampler::draw(std::span<const float> processed, const Sampling& sampling, double uniform,
+                      std::span<const uint32_t> mask) {
+  const bool few = few_allowed(processed, mask);
+  const std::span<const float> row = few ? allowed_logits_ : processed;
+  const int32_t at =
+      pick(row, estimate_.read(row, static_cast<float>(sampling.temperature)), sampling, uniform);
+  return few ? allowed_[static_cast<size_t>(at)] : at;
 }
 
-// Whether the mask leaves so few tokens that they are better looked at alone: then they are in allowed_,
-// ascending. The others would have the weight zero, so the draw is the same.
-bool Sampler::few_allowed(std::span<const float> logits, std::span<const uint32_t> mask) {
-  constexpr size_t kFewOf = 8;
-  size_t count = 0;
-  for (uint32_t word : mask) count += static_cast<size_t>(std::popcount(word));
-  if (mask.empty() || count * kFewOf > logits.size()) return false;
-  allowed_.clear();
-  allowed_logits_.clear();
-  for (size_t i = 0; i < mask.size(); ++i) {
-    for (uint32_t word = mask[i]; word; word &= word - 1) {
-      const size_t id = i * 32 + static_cast<size_t>(std::countr_zero(word));
-      if (id >= logits.size()) break;  // bits past the vocabulary
-      allowed_.push_back(static_cast<int32_t>(id));
-      allowed_logits_.push_back(logits[id]);
+// The token of the definition, by the quickest way that is sure of it. `read`: whether estimate_ has the row.
+int32_t Sampler::pick(std::span<const float> row, bool read, const Sampling& sampling, double uniform) {
+  if (read) {
+    std::optional<int32_t> token;
+    if (sampling.top_k > 0 && sampling.top_k < static_cast<int32_t>(row.size())) {
+      if (take_top_k(sampling)) return candidates_.draw(uniform);
+    } else if (sampling.top_p >= 1 && sampling.min_p <= 0) {
+      token = estimate_.draw(uniform);
+    } else if (sampling.top_p >= 1) {
+      take_from(lowest_of_min_p(sampling.min_p));
+      candidates_.keep_min_p(sampling.min_p);
+      return candidates_.draw(uniform);
+    } else if (take_top_p(sampling)) {
+      return candidates_.draw(uniform);
+    } else if (sampling.min_p <= 0) {
+      token = order_.draw(estimate_, sampling.top_p, uniform);
     }
+    if (token) return *token;
   }
+  select(row, sampling);
+  return candidates_.draw(uniform);
+}
+
+// The definition: leaves the candidates, with their weights, in an order that the row alone decides.
+void Sampler::select(std::span<const float> row, const Sampling& sampling) {
+  const auto count = static_cast<int32_t>(row.size());
+  scaled_.resize(row.size());
+  // fp32 as transformers divides: ties that the division makes are ties for top_k.
+  divide_row(row, static_cast<float>(sampling.temperature), scaled_.data());
+  const RowMax max = row_max(scaled_);  // the division may overflow
+  if (sampling.top_k > 0 && sampling.top_k < count) {
+    top_ids(scaled_, sampling.top_k, &candidates_.ids);
+    candidates_.scores.resize(candidates_.ids.size());
+    for (size_t i = 0; i < candidates_.ids.size(); ++i)
+      candidates_.scores[i] = scaled_[static_cast<size_t>(candidates_.ids[i])];
+  } else {
+    candidates_.ids.resize(row.size());
+    std::iota(candidates_.ids.begin(), candidates_.ids.end(), 0);
+    candidates_.scores = scaled_;
+  }
+  shape(sampling, candidates_.weigh(max.value));
+}
+
+// top_p and min_p of candidates that have weights and are all there is.
+void Sampler::shape(const Sampling& sampling, double total) {
+  if (sampling.top_p < 1)
+    candidates_.keep_top_p(sampling.top_p, {total, total}, candidates_.ids.size(), false);
+  if (sampling.min_p > 0) candidates_.keep_min_p(sampling.min_p);
+}
+
+// The row's values from `low` on become the candidates, but for those with the lowest score: others might tie
+// with them.
+double Sampler::take_from(float low) {
+  collected_.clear();
+  estimate_.collect(low, &collected_);
+  const float temperature = estimate_.temperature(), lowest = low / temperature;
+  scaled_.resize(collected_.size);
+  divide_row({collected_.values.data(), collected_.size}, temperature, scaled_.data());
+  candidates_.ids.clear(), candidates_.scores.clear();
+  for (size_t i = 0; i < collected_.size; ++i) {
+    if (!(scaled_[i] > lowest)) continue;
+    candidates_.ids.push_back(collected_.ids[i]);
+    candidates_.scores.push_back(scaled_[i]);
+  }
+  return candidates_.weigh(estimate_.scaled_max());
+}
+
+// A logit below all whose score is less than `distance` below the largest.
+float Sampler::lowest_within(double distance) const {
+  const double low = (static_cast<double>(estimate_.scaled_max()) - distance) *
+                     static_cast<double>(estimate_.temperature());
+  return static_cast<float>(low - std::abs(low) * 0x1p-20 - 1e-30);
+}
+
+float Sampler::lowest_of_min_p(double min_p) const {
+  return lowest_within(1e-5 - std::log(static_cast<double>(static_cast<float>(min_p))));
+}
+
+// top_k and what follows, from the values that may be among the k largest scores. False where the
+// temperature leaves more ties than a few.
+bool Sampler::take_top_k(const Sampling& sampling) {
+  const float temperature = estimate_.temperature();
+  const float kth = kth_largest(estimate_.row(), sampling.top_k);
+  const float threshold = kth / temperature;
+  const float low = kth - std::abs(kth) * 0x1p-20f - 1e-30f;
+  if (!(low / temperature < threshold)) return false;
+  take_from(low);
+  size_t kept = 0;
+  for (size_t i = 0; i < candidates_.ids.size(); ++i) {
+    if (candidates_.scores[i] < threshold) continue;
+    candidates_.ids[kept] = candidates_.ids[i];
+    candidates_.scores[kept++] = candidates_.scores[i];
+  }
+  candidates_.ids.resize(kept), candidates_.scores.resize(kept);
+  shape(sampling, candidates_.weigh(estimate_.scaled_max()));
   return true;
 }
 
-// transformers sorts ascending and removes while the cumulative probability is <= 1 - top_p, but for the
-// last. From the other end: a token stays while (total - weight of those after it) / total > 1 - top_p.
-// Compared in fp32 as there; of equal scores the higher id stays, as a stable ascending sort has it.
-void Sampler::keep_top_p(double top_p) {
-  const double total = total_;
-  float bound = static_cast<float>(1.0 - top_p);
-  // What stays has cumulative weight > bound * total made of at most n weights no larger than its own; so
-  // only weights above that n-th part need sorting. The slack covers the fp32 comparison.
-  double floor = bound * total / static_cast<double>(weights_.size()) * (1 - 1e-6);
-  order_.clear();
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    if (weights_[i] >= floor) order_.push_back(descending_key(scores_[i], static_cast<uint32_t>(i)));
+// top_p, and min_p if asked for, from the likeliest tokens. False if it keeps too many for that, or if the
+// estimate of the sum leaves open which is the last.
+bool Sampler::take_top_p(const Sampling& sampling) {
+  constexpr size_t kMany = 6000;
+  const float lowest = sampling.min_p > 0 ? lowest_of_min_p(sampling.min_p)
+                                          : -std::numeric_limits<float>::infinity();
+  const Total total = estimate_.total();
+  for (double distance : {3.0, 5.0, 7.0, 9.0, 12.0, 16.0}) {
+    const float low = std::max(lowest, lowest_within(distance));
+    const bool complete = low == lowest;
+    const double sum = take_from(low);
+    if (!complete && candidates_.ids.size() > kMany) return false;
+    if (!complete && sum < sampling.top_p * total.low) continue;
+    const Kept kept = candidates_.keep_top_p(sampling.top_p, total, estimate_.row().size(), !complete);
+    if (kept == Kept::all) continue;
+    if (kept == Kept::yes && sampling.min_p > 0) candidates_.keep_min_p(sampling.min_p);
+    return kept == Kept::yes;
   }
-  double after = 0;
-  size_t kept = 0, sorted = 0;
-  kept_ids_.clear();
-  kept_weights_.clear();
-  auto stays = [&] { return kept == 0 || static_cast<float>((total - after) / total) > bound; };
-  for (; kept < order_.size() && stays(); ++kept) {
-    if (kept == sorted) sorted = sort_more(sorted);
-    const size_t i = ~static_cast<uint32_t>(order_[kept]);
-    after += weights_[i];
-    kept_ids_.push_back(ids_[i]);
-    kept_weights_.push_back(weights_[i]);
-  }
-  ids_.swap(kept_ids_);
-  weights_.swap(kept_weights_);
-  total_ = after;
-}
-
-// Sorts the next keys of order_ after the first `sorted`; returns how many are sorted now. Few stay, mostly:
-// no more than it takes.
-size_t Sampler::sort_more(size_t sorted) {
-  constexpr size_t kFew = 256;
-  auto from = order_.begin() + static_cast<std::ptrdiff_t>(sorted);
-  if (sorted > 0 || order_.size() <= kFew) {
-    sort_keys(order_, sorted, &spare_);
-    return order_.size();
-  }
-  std::nth_element(from, from + (kFew - 1), order_.end());
-  std::sort(from, from + kFew);
-  return kFew;
-}
-
-// The likeliest token's weight is exactly 1, so a weight is its ratio to it. It always stays.
-void Sampler::keep_min_p(double min_p) {
-  float floor = static_cast<float>(min_p);
-  size_t kept = 0;
-  total_ = 0;
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    if (static_cast<float>(weights_[i]) < floor) continue;
-    total_ += weights_[i];
-    ids_[kept] = ids_[i];
-    weights_[kept++] = weights_[i];
-  }
-  ids_.resize(kept);
-  weights_.resize(kept);
-}
-
-int32_t Sampler::draw(double uniform) const {
-  double target = uniform * total_;
-  double sum = 0;
-  size_t last = 0;  // rounding never picks a token of weight zero
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    sum += weights_[i];
-    if (sum > target) return ids_[i];
-    if (weights_[i] > 0) last = i;
-  }
-  return ids_[last];
+  return false;
 }
 
 std::vector<TokenLogprob> Sampler::logprobs(std::span<const float> logits, float max, int32_t token,

@@ -8,8 +8,11 @@
 #include <span>
 #include <vector>
 
+#include "runtime/core/candidates.h"
 #include "runtime/core/logit_processors.h"
 #include "runtime/core/request.h"
+#include "runtime/core/row_estimate.h"
+#include "runtime/core/row_order.h"
 
 namespace tensorwright {
 
@@ -36,25 +39,27 @@ class Sampler {
                                  const History& history = {}, std::span<const uint32_t> mask = {});
 
  private:
-  void select(std::span<const float> logits, const Sampling& sampling, std::span<const uint32_t> mask);
+  int32_t draw(std::span<const float> processed, const Sampling& sampling, double uniform,
+               std::span<const uint32_t> mask);
+  int32_t pick(std::span<const float> row, bool read, const Sampling& sampling, double uniform);
+  void select(std::span<const float> row, const Sampling& sampling);
+  void shape(const Sampling& sampling, double total);
   bool few_allowed(std::span<const float> logits, std::span<const uint32_t> mask);
-  void keep_top_p(double top_p);
-  size_t sort_more(size_t sorted);
-  void keep_min_p(double min_p);
-  int32_t draw(double uniform) const;
+  double take_from(float low);
+  float lowest_within(double distance) const;
+  float lowest_of_min_p(double min_p) const;
+  bool take_top_k(const Sampling& sampling);
+  bool take_top_p(const Sampling& sampling);
   std::vector<TokenLogprob> logprobs(std::span<const float> logits, float max, int32_t token, int32_t top);
 
   LogitProcessors processors_;
   std::vector<int32_t> allowed_;       // [few] tokens that a mask leaves
   std::vector<float> allowed_logits_;  // [few]
-  std::vector<float> scaled_;          // [vocab_size or few] logits / temperature
-  std::vector<int32_t> ids_;           // [kept] candidates
-  std::vector<float> scores_;          // [kept]
-  std::vector<double> weights_;        // [kept] probabilities up to a common factor
-  double total_ = 0;                   // of weights_, in order
-  std::vector<uint64_t> order_, spare_;
-  std::vector<int32_t> kept_ids_;
-  std::vector<double> kept_weights_;
+  RowEstimate estimate_;
+  RowOrder order_;
+  Candidates candidates_;
+  Collected collected_;
+  std::vector<float> scaled_;  // logits / temperature
 };
 
 }  // namespace tensorwright

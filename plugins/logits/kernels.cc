@@ -1,0 +1,21 @@
+// The loops over a row of logits, best first.
+#include "plugins/common/dispatch.h"
+
+extern "C" {
+const tw_logits_loops* tw_logits_scalar(void);
+const tw_logits_loops* tw_logits_avx512(void);
+const tw_logits_loops* tw_logits_avx2(void);
+}
+
+namespace tensorwright {
+
+std::span<const KernelEntry<tw_logits_fn>> logits_kernels() {
+  static constexpr KernelEntry<tw_logits_fn> kTable[] = {
+      {"logits_avx512", Isa::avx512, Extra::none, tw_logits_avx512},
+      {"logits_avx2", Isa::avx2, Extra::none, tw_logits_avx2},
+      {"logits_scalar", Isa::scalar, Extra::none, tw_logits_scalar},
+  };
+  return kTable;
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,103 @@
+// The loops over a row, the reference in plain C.
+#include "plugins/logits/definition.h"
+#include "plugins/logits/weight.h"
+
+static float largest(const float* x, int64_t count, int32_t* nan) {
+  float max = -INFINITY;
+  for (int64_t i = 0; i < count; ++i) {
+    *nan |= x[i] != x[i];
+    max = x[i] > max ? x[i] : max;
+  }
+  return max;
+}
+
+static int32_t maxima(const float* x, int64_t count, int64_t block, float* out) {
+  int32_t nan = 0;
+  for (int64_t i = 0; i < count; i += block) *out++ = largest(x + i, count - i < block ? count - i : block, &nan);
+  return nan;
+}
+
+// Lane i takes i + 8, then + 4, + 2, + 1.
+static double tree_sum(double* lanes) {
+  for (int width = TW_LANES / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+  }
+  return lanes[0];
+}
+
+// Four values of a lane are added as floats, then all in double; at last the lanes, as a tree.
+static double weight_sum(const float* x, int64_t count, float scale, float reference) {
+  double lanes[TW_LANES] = {0};
+  for (int64_t i = 0; i < count; i += TW_ROW_GROUP) {
+    for (int64_t lane = 0; lane < TW_LANES; ++lane) {
+      float w[4];
+      for (int64_t j = 0; j < 4; ++j) {
+        const int64_t at = i + j * TW_LANES + lane;
+        w[j] = tw_weight(fmaf(at < count ? x[at] : -INFINITY, scale, -reference));
+      }
+      lanes[lane] += (double)((w[0] + w[1]) + (w[2] + w[3]));
+    }
+  }
+  return tree_sum(lanes);
+}
+
+static int32_t weigh(const float* x, int64_t count, float scale, tw_row_block* blocks) {
+  int32_t nan = 0;
+  float max = -INFINITY;
+  for (int64_t i = 0; i < count; i += TW_ROW_BLOCK, ++blocks) {
+    const int64_t part = count - i < (int64_t)TW_ROW_BLOCK ? count - i : (int64_t)TW_ROW_BLOCK;
+    blocks->max = largest(x + i, part, &nan);
+    max = blocks->max > max ? blocks->max : max;
+    blocks->reference = max * scale;
+    blocks->sum = max == -INFINITY ? 0 : weight_sum(x + i, part, scale, blocks->reference);
+  }
+  return nan;
+}
+
+static void weights_above(const float* x, int64_t count, float divisor, double shift, const float* bounds,
+                          double* sums) {
+  double lanes[TW_ROW_BOUNDS][TW_LANES] = {{0}};
+  for (int64_t i = 0; i < count; ++i) {
+    const double w = tw_wide_weight(fma((double)(x[i] / divisor), TW_WIDE_LOG2E, -shift));
+    for (int b = 0; b < TW_ROW_BOUNDS; ++b) lanes[b][i % TW_LANES] += x[i] > bounds[b] ? w : 0.0;
+  }
+  for (int b = 0; b < TW_ROW_BOUNDS; ++b) sums[b] += tree_sum(lanes[b]);
+}
+
+static int64_t collect(const float* x, int64_t count, float low, float high, int32_t first, float* values,
+                       int32_t* ids) {
+  int64_t found = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (!(x[i] >= low && x[i] <= high)) continue;
+    values[found] = x[i];
+    ids[found++] = first + (int32_t)i;
+  }
+  return found;
+}
+
+// Eight at a time, so that their exponentials hide the additions, each of which waits for the one before.
+static double exp_all(const float* x, int64_t count, double max, double* out) {
+  double total = 0;
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    for (int j = 0; j < 8; ++j) out[i + j] = exp_negative((double)x[i + j] - max);
+    for (int j = 0; j < 8; ++j) total += out[i + j];
+  }
+  for (; i < count; ++i) total += out[i] = exp_negative((double)x[i] - max);
+  return total;
+}
+
+static double sum_exp(const float* x, int64_t count, double max) {
+  double lanes[8] = {0};
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    for (int j = 0; j < 8; ++j) lanes[j] += exp_negative((double)x[i + j] - max);
+  }
+  return tw_finish_sum(lanes, x + i, count - i, max);
+}
+
+extern "C" const tw_logits_loops* tw_logits_scalar(void) {
+  static const tw_logits_loops loops = {maxima,     weigh,      weights_above,     collect,   exp_all,
+                                        sum_exp, tw_count_greater, tw_divide, tw_mask};
+  return &loops;
+}
