@@ -264,7 +264,7 @@ def _listed_templates(value: Any, path: Path) -> dict[str, str]:
     if value is None or isinstance(value, str):
         return {} if value is None else {"default": value}
     entries = value if isinstance(value, list) else [None]
-    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    named: dict[Any, Any] = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
     if len(named) != len(entries) or not all(isinstance(text, str) for item in named.items() for text in item):
         raise CheckpointError(f"{path}/tokenizer_config.json: chat_template is neither text nor a named list")
     return named
