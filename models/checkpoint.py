@@ -71,7 +71,7 @@ class Checkpoint:
                     )
                 self._home[name] = file
         _check_index(path, self._home)
-        _check_tokenizer(path / _TOKENIZER)
+        self._tokenizer = _read_tokenizer(path / _TOKENIZER)
         self.names: tuple[str, ...] = tuple(sorted(self._home))
 
     # -- tensors --------------------------------------------------------------------------------------------------
@@ -137,6 +137,11 @@ class Checkpoint:
     def tokenizer_config(self) -> dict[str, Any]:
         path = self.path / "tokenizer_config.json"
         return _read_json(path, "") if path.exists() else {}
+
+    def take_tokenizer(self) -> tokenizers.Tokenizer | None:
+        """tokenizer.json as it was read when the checkpoint was opened. Once: a large one takes too much to be kept."""
+        taken, self._tokenizer = self._tokenizer, None
+        return taken
 
     @property
     def older_tokenizer_files(self) -> list[Path]:
@@ -242,12 +247,12 @@ def _weight_files(path: Path) -> list[SafetensorsFile]:
     raise CheckpointError(f"{path}: must hold {_SINGLE} or {_INDEX}{hint}")
 
 
-def _check_tokenizer(path: Path) -> None:
+def _read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
     """An engine gets tokenizer.json as it is, so it must be one that the runtime will read."""
     if not path.is_file():
-        return
+        return None
     try:
-        tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception for every malformed file
         raise CheckpointError(
             f"{path}: not a tokenizer that tokenizers {tokenizers.__version__} reads ({error}); download it again"
@@ -263,9 +268,10 @@ def _listed_templates(value: Any, path: Path) -> dict[str, str]:
     """value: chat_template of tokenizer_config.json, a text, or a list of texts with names."""
     if value is None or isinstance(value, str):
         return {} if value is None else {"default": value}
-    entries = value if isinstance(value, list) else [None]
-    named: dict[Any, Any] = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
-    if len(named) != len(entries) or not all(isinstance(text, str) for item in named.items() for text in item):
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    named = {str(entry.get("name")): str(entry.get("template")) for entry in entries}
+    texts = [entry.get(key) for entry in entries for key in ("name", "template")]
+    if not named or len(named) != len(value) or not all(isinstance(text, str) for text in texts):
         raise CheckpointError(f"{path}/tokenizer_config.json: chat_template is neither text nor a named list")
     return named
 

@@ -46,10 +46,9 @@ def _listed(root: Path, value: Any) -> dict[str, str]:
     """value: chat_template of tokenizer_config.json."""
     if value is None or isinstance(value, str):
         return {} if value is None else {DEFAULT: value}
-    entries: list[Any] = value if isinstance(value, list) else [{}]
-    if not all(isinstance(entry, dict) for entry in entries):
-        entries = [{}]  # refused below
-    named = {entry.get("name"): entry.get("template") for entry in entries}
-    if not all(isinstance(text, str) for item in named.items() for text in item):
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    named = {str(entry.get("name")): str(entry.get("template")) for entry in entries}
+    texts = [entry.get(key) for entry in entries for key in ("name", "template")]
+    if not named or len(named) != len(value) or not all(isinstance(text, str) for text in texts):
         raise EngineError(f"{root / 'tokenizer_config.json'}: chat_template is neither text nor a named list; {REMEDY}")
     return named

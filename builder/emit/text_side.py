@@ -84,7 +84,7 @@ def _write_tokenizer(writer: EngineWriter, checkpoint: Checkpoint) -> dict[str, 
         return record
     data = own.read_bytes() if own is not None else reference.tokenizer_json()  # type: ignore[union-attr]
     writer.write(TOKENIZER, data)
-    tokenizer = LibraryTokenizer.from_str(data.decode())
+    tokenizer = checkpoint.take_tokenizer() or LibraryTokenizer.from_str(data.decode())
     special = _special_map(checkpoint, tokenizer, reference)
     if special:
         writer.write_json(SPECIAL, special)

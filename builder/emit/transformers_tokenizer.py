@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import normalizers
 
 from tensorwright.models.checkpoint import Checkpoint
 
@@ -31,7 +32,7 @@ class Reference:
     with it, as texts."""
 
     tokenizer: Any
-    converted: Tokenizer | None = None
+    converted: LibraryTokenizer | None = None
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -60,7 +61,7 @@ def load(checkpoint: Checkpoint) -> Reference:
 
 def convert(checkpoint: Checkpoint, texts: Sequence[str]) -> Reference:
     """From the older files. A sentencepiece model itself is asked for the texts: of the forms that could be its, the
-    first that encodes all of them alike is taken. Raises Unreadable."""
+    one that encodes most of them alike is taken. Raises Unreadable."""
     from transformers import AutoTokenizer
 
     model = next((path for path in checkpoint.older_tokenizer_files if _is_sentencepiece(path)), None)
@@ -69,17 +70,15 @@ def convert(checkpoint: Checkpoint, texts: Sequence[str]) -> Reference:
     _check_vocabulary(reference.tokenizer, checkpoint)
     if model is None:
         return reference
-    wrong = _differing(reference.tokenizer.backend_tokenizer, original, texts)
-    for backend in _other_forms(checkpoint) if wrong else ():
-        if not _differing(backend, original, texts):
-            return replace(reference, converted=backend)
-    faults = (
-        [f"made of {model.name}, the tokenizer encodes otherwise than that: {'; '.join(wrong[:3])}"] if wrong else []
-    )
-    return replace(reference, faults=faults)
+    best, wrong = None, _differing(reference.tokenizer.backend_tokenizer, original, texts)
+    for form in _other_forms(checkpoint) if wrong else ():
+        if len(differing := _differing(form, original, texts)) < len(wrong):
+            best, wrong = LibraryTokenizer.from_str(form.to_str()), differing
+    fault = f"the tokenizer made of {model.name} encodes {len(wrong)} texts otherwise than that: {'; '.join(wrong[:3])}"
+    return replace(reference, converted=best, faults=[fault] if wrong else [])
 
 
-def _other_forms(checkpoint: Checkpoint) -> Iterator[Tokenizer]:
+def _other_forms(checkpoint: Checkpoint) -> Iterator[LibraryTokenizer]:
     """Llama's class, and as Llama 2's published tokenizer.json: a blank before each text, where the class adds none to
     a text that begins with one."""
     from transformers import LlamaTokenizer
@@ -141,7 +140,7 @@ def _open_sentencepiece(path: Path) -> Any:
         raise Unreadable(" ".join(str(error).split())[:300]) from error
 
 
-def _differing(backend: Tokenizer, original: Any, texts: Sequence[str]) -> list[str]:
+def _differing(backend: LibraryTokenizer, original: Any, texts: Sequence[str]) -> list[str]:
     """The texts that are encoded otherwise than by the sentencepiece model, with the ids."""
     wrong = []
     for text in texts:
