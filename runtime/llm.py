@@ -15,6 +15,7 @@ from tensorwright.runtime.engine_client import EngineClient, Observer
 from tensorwright.runtime.engine_dir import DTYPES, KV_CACHE_DTYPES, EngineDir, is_engine, open_engine
 from tensorwright.runtime.guided.reader import TIMES
 from tensorwright.runtime.keywords import StrictKeywords
+from tensorwright.runtime.llm_tokenizer import LLMTokenizer
 from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.model_cache import BuildChoices, engine_for_model, open_cached
 from tensorwright.runtime.outputs import RequestOutput
@@ -26,7 +27,8 @@ from tensorwright.runtime.weight_formats import spelled_out
 
 
 class LLM(StrictKeywords):
-    """A running engine. Thread-safe; use it as a context manager, or call `shutdown`.
+    """A running engine. Thread-safe; use it as a context manager, or call `shutdown`. It works in the process that made
+    it: a fork of that process gets ForkedEngineError from every call but `shutdown`, which does nothing there.
 
     model: an engine, or a Hugging Face model directory, which is built once and kept in the user's
         cache (this needs the build extra).
@@ -124,6 +126,7 @@ class LLM(StrictKeywords):
         one for all prompts, or a list with one per prompt. Every prompt is checked before any work starts; if a
         request fails later, the others are aborted and its error is raised. progress: a bar on standard error.
         """
+        self._client.check_process()
         single = isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__")
         requests = self._check_all([prompts] if single else list(prompts), sampling_params)
         handles: list[RequestHandle] = []
@@ -159,6 +162,7 @@ class LLM(StrictKeywords):
         """
         from tensorwright.runtime.chat import chat_prompt, is_conversation  # Jinja takes as long to import as all else
 
+        self._client.check_process()
         single = is_conversation(messages)
         prompts = [
             chat_prompt(self.engine, each, chat_template, add_generation_prompt, template_variables or {})
@@ -168,6 +172,7 @@ class LLM(StrictKeywords):
 
     def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
         """Starts one request and returns at once; see RequestHandle. Raises typed errors before work starts."""
+        self._client.check_process()
         params = SamplingParams() if sampling_params is None else sampling_params
         return self._submit(check_request(prompt, params, self.engine, self._capacity))
 
@@ -179,6 +184,16 @@ class LLM(StrictKeywords):
     def get_stats(self) -> dict[str, Any]:
         """Counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
         return self._client.stats()
+
+    @property
+    def tokenizer(self) -> LLMTokenizer:
+        """Text to token ids and back: encode, decode, count. InvalidRequestError for an engine without a tokenizer."""
+        return LLMTokenizer(self.engine)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Most tokens of a request, prompt and output together, that the engine was built for."""
+        return self.engine.max_seq_len
 
     @property
     def running(self) -> bool:
