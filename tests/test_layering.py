@@ -128,8 +128,9 @@ def test_the_runtime_imports_the_builder_only_when_called() -> None:
 
 
 def test_the_public_package_holds_only_names_errors_and_the_command() -> None:
-    assert sorted(path.name for path in (ROOT / "tensorwright").glob("*.py")) == ["__init__.py", "__main__.py", "errors.py"]
-    modules = {module for module, _ in imports(ROOT / "tensorwright/errors.py")}
+    names = sorted(path.name for path in (ROOT / "src/tensorwright").glob("*.py"))
+    assert names == ["__init__.py", "__main__.py", "errors.py"]
+    modules = {module for module, _ in imports(ROOT / "src/tensorwright/errors.py")}
     assert modules <= {"__future__.annotations"}
 
 
