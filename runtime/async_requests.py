@@ -1,6 +1,6 @@
 """One request in flight: what its events add up to, and the handle through which callers wait for it.
 
-The consumer thread writes (`on_event`, `fail`); any number of threads and event loops read. Readers take a snapshot
+The consumer thread writes (`_on_event`, `_fail`); any number of threads and event loops read. Readers take a snapshot
 when they want one, so a slow reader costs nothing and misses nothing: every snapshot holds the whole output so far.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorwright import errors
 from tensorwright.errors import EngineStoppedError, RequestAbortedError, TensorwrightError
+from tensorwright.runtime.home_process import HomeProcess
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.request_state import RequestState
 
@@ -27,11 +28,13 @@ class RequestHandle:
     (`async for`, `for`: partial RequestOutputs, the finished one last), and abortable.
 
     A request ended by `abort()` finishes with finish_reason "abort"; one that failed raises its error wherever it is
-    waited for. Cancelling a task that waits, or leaving a loop early, aborts the request.
+    waited for. Cancelling a task that waits, or leaving a loop early, aborts the request. In a fork of the process that
+    made it all but request_id raises ForkedEngineError.
     """
 
     def __init__(self, state: RequestState, abort: Callable[..., bool]):
         """abort: of a request id, or of it and the number of a completion."""
+        self._home = HomeProcess()
         self._state = state
         self._abort = abort
         self._asked_to_abort = False
@@ -48,20 +51,24 @@ class RequestHandle:
 
     @property
     def done(self) -> bool:
+        self._home.check()
         return self._done
 
     @property
     def error(self) -> BaseException | None:
         """What the request ended with, if not with an output."""
+        self._home.check()
         return self._error
 
     def so_far(self) -> RequestOutput:
-        """What there is, also of a request that failed; it never waits or raises."""
+        """What there is, also of a request that failed; it never waits, nor raises its error."""
+        self._home.check()
         with self._changed:
             return self._state.output()
 
     def abort(self) -> bool:
         """Ends the request soon; what was generated stays readable. False if it had already ended."""
+        self._home.check()
         with self._changed:
             if self._done:
                 return False
@@ -70,6 +77,7 @@ class RequestHandle:
 
     def result(self, timeout: float | None = None) -> RequestOutput:
         """Waits in this thread for the end. TimeoutError after `timeout` seconds; the request then goes on."""
+        self._home.check()
         with self._changed:
             if not self._changed.wait_for(lambda: self._done, timeout):
                 raise TimeoutError(f"request {self.request_id} is unfinished after {timeout} s")
@@ -77,12 +85,14 @@ class RequestHandle:
 
     def latest(self) -> RequestOutput:
         """What there is now, without waiting; raises the request's error."""
+        self._home.check()
         with self._changed:
             return self._snapshot()
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Calls it at once, and again after every change, until the request has ended: from the thread that hands out
         the engine's events, which it must neither hold up nor read this request in."""
+        self._home.check()
         with self._changed:
             self._listeners.append(callback)
         callback()
@@ -91,6 +101,7 @@ class RequestHandle:
         seen = 0
         try:
             while True:
+                self._home.check()
                 with self._changed:
                     while self._version == seen:
                         self._changed.wait()
@@ -99,7 +110,7 @@ class RequestHandle:
                 if output.finished:
                     return
         except GeneratorExit:
-            self.abort()
+            self._leave()
             raise
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
@@ -115,7 +126,7 @@ class RequestHandle:
                 if output.finished:
                     return
         except (asyncio.CancelledError, GeneratorExit):
-            self.abort()
+            self._leave()
             raise
 
     def __await__(self) -> Generator[Any, None, RequestOutput]:
@@ -132,9 +143,15 @@ class RequestHandle:
             raise
         return self.result()
 
+    def _leave(self) -> None:
+        """Nobody reads on. In a fork the garbage collector may come here, and there is nothing to abort."""
+        if self._home.is_here:
+            self.abort()
+
     async def _wait_for_change(self, seen: int) -> None:
         import asyncio
 
+        self._home.check()
         loop = asyncio.get_running_loop()
         with self._changed:
             if self._version > seen:
@@ -148,14 +165,14 @@ class RequestHandle:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
 
-    # The consumer thread's side.
+    # The consumer thread's side: EngineClient and MaskFeeder call it, nobody else.
 
-    def matcher(self, completion: int) -> GrammarMatcher | None:
+    def _matcher(self, completion: int) -> GrammarMatcher | None:
         """Of a completion that is to go on; None if it has ended or is free to say what it likes."""
         state = self._state.completions[completion]
         return None if state.finished else state.matcher
 
-    def on_event(self, event: Any) -> bool:
+    def _on_event(self, event: Any) -> bool:
         """Takes one event of the engine; True if it was the request's last."""
         with self._changed:
             completion = self._state.completions[event.completion]
@@ -174,7 +191,7 @@ class RequestHandle:
                 return self._end(_engine_error(event.error_type, event.error))
             return self._end_or_go_on()
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Ends the request with an error, unless it has ended."""
         with self._changed:
             if not self._done:

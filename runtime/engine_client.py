@@ -12,6 +12,7 @@ from tensorwright.errors import EngineStoppedError, QueueFullError, RequestAbort
 from tensorwright.runtime import native
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.guided.mask_feeder import MaskFeeder
+from tensorwright.runtime.home_process import HomeProcess
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.request_state import RequestState
 
@@ -22,9 +23,14 @@ Observer = Callable[[RequestOutput, BaseException | None], None]
 
 
 class EngineClient:
-    """Thread-safe. `engine` is a `_runtime.Engine`: submit, abort, wait_events, stats, shutdown, stopped."""
+    """Thread-safe. `engine` is a `_runtime.Engine`: submit, abort, wait_events, stats, shutdown, stopped.
+
+    In a fork of its process it has neither the engine's threads nor its own: there all raises ForkedEngineError, but
+    `running` is False and `close` does nothing.
+    """
 
     def __init__(self, engine: Any):
+        self._home = HomeProcess()
         self._engine = engine
         self._feeder = MaskFeeder(engine)
         self._ids = itertools.count(1)
@@ -46,6 +52,7 @@ class EngineClient:
     ) -> RequestHandle:
         """make_state: builds the request's state from its id. With wait_for_room a full queue is waited for,
         else it raises QueueFullError. first_mask: of a guided request, the tokens that may come first."""
+        self._home.check()
         while True:
             state = make_state(next(self._ids))
             handle = RequestHandle(state, self.abort)
@@ -67,10 +74,12 @@ class EngineClient:
 
     def abort(self, request_id: int, completion: int = -1) -> bool:
         """False if the request has ended. completion: only that one, -1: all."""
+        self._home.check()
         return self._engine.abort(request_id, completion)
 
     def abort_for_caller(self, request_id: int) -> bool:
         """The same as the request's own handle would; False also for an id that never was."""
+        self._home.check()
         with self._lock:
             handle = self._requests.get(request_id)
         return handle is not None and handle.abort()
@@ -78,25 +87,35 @@ class EngineClient:
     @property
     def running(self) -> bool:
         """Whether it takes requests: not closed, and its loop alive."""
-        return not self._closing and self._cause is None and not self._engine.stopped
+        return self._home.is_here and not self._closing and self._cause is None and not self._engine.stopped
+
+    def check_process(self) -> None:
+        """Raises ForkedEngineError in a fork of the process that made it."""
+        self._home.check()
 
     def add_observer(self, observer: Observer) -> None:
+        self._home.check()
         with self._lock:
             self._observers = (*self._observers, observer)
 
     def stats(self) -> dict[str, Any]:
+        self._home.check()
         with self._lock:
             self._check_open()
         return dict(self._engine.stats())
 
     def profile(self, enable: bool) -> None:
+        self._home.check()
         self._engine.profile(enable)
 
     def read_profile(self) -> dict[str, Any]:
+        self._home.check()
         return native.read_profile(self._engine)
 
     def close(self, drain: bool = False, timeout: float = 30.0) -> None:
         """Ends all requests (with drain: lets them finish, for at most `timeout` seconds) and stops the engine."""
+        if not self._home.is_here:
+            return
         with self._lock:
             if self._closing:
                 return
@@ -140,7 +159,7 @@ class EngineClient:
         if handle is None:
             return  # it failed here, and the engine had not yet heard of it
         try:
-            ended = handle.on_event(event)
+            ended = handle._on_event(event)
         except Exception as error:  # whatever one request's text or reader does must not end the others
             self._give_up(event.request_id, error)
             return
@@ -159,7 +178,7 @@ class EngineClient:
         handle = self._requests.get(request_id)
         self._engine.abort(request_id)
         if handle is not None:
-            handle.fail(error)
+            handle._fail(error)
         self._forget(request_id)
         if handle is not None:
             self._observe(handle)
@@ -176,9 +195,9 @@ class EngineClient:
             self._room.notify_all()
         for handle in rest:
             if self._cause is not None:
-                handle.fail(EngineStoppedError(f"the engine stopped: {self._cause}"))
+                handle._fail(EngineStoppedError(f"the engine stopped: {self._cause}"))
             else:
-                handle.fail(
+                handle._fail(
                     RequestAbortedError(f"request {handle.request_id}: the LLM was shut down before it finished")
                 )
             self._observe(handle)

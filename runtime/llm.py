@@ -16,6 +16,7 @@ from tensorwright.runtime.engine_dir import DTYPES, KV_CACHE_DTYPES, EngineDir, 
 from tensorwright.runtime.generation_defaults import check_generation_config, sampling_defaults
 from tensorwright.runtime.guided.reader import TIMES
 from tensorwright.runtime.keywords import StrictKeywords
+from tensorwright.runtime.llm_tokenizer import LLMTokenizer
 from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.model_cache import BuildChoices, engine_for_model, open_cached
 from tensorwright.runtime.outputs import RequestOutput
@@ -27,7 +28,8 @@ from tensorwright.runtime.weight_formats import spelled_out
 
 
 class LLM(StrictKeywords):
-    """A running engine. Thread-safe; use it as a context manager, or call `shutdown`.
+    """A running engine. Thread-safe; use it as a context manager, or call `shutdown`. It works in the process that made
+    it: a fork of that process gets ForkedEngineError from every call but `shutdown`, which does nothing there.
 
     model: an engine, or a Hugging Face model directory, which is built once and kept in the user's
         cache (this needs the build extra).
@@ -144,6 +146,7 @@ class LLM(StrictKeywords):
         request fails later, the others are aborted and its error is raised. progress: a bar on standard error.
         sampling_params: None: default_sampling_params.
         """
+        self._client.check_process()
         single = isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__")
         requests = self._check_all([prompts] if single else list(prompts), sampling_params)
         handles: list[RequestHandle] = []
@@ -181,6 +184,7 @@ class LLM(StrictKeywords):
         """
         from tensorwright.runtime.chat import chat_prompt, is_conversation  # Jinja takes as long to import as all else
 
+        self._client.check_process()
         template = self.chat_template if chat_template is None else chat_template
         single = is_conversation(messages)
         prompts: list[Any] = [
@@ -191,6 +195,7 @@ class LLM(StrictKeywords):
 
     def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
         """Starts one request and returns at once; see RequestHandle. Raises typed errors before work starts."""
+        self._client.check_process()
         params = self.default_sampling_params if sampling_params is None else sampling_params
         return self._submit(check_request(prompt, params, self.engine, self._capacity))
 
@@ -208,6 +213,16 @@ class LLM(StrictKeywords):
         """What holds where a call has no parameters: the model's defaults over those of SamplingParams. Parameters that
         are given hold as a whole: to change one of these, take dataclasses.replace."""
         return SamplingParams(**self.sampling_defaults)
+
+    @property
+    def tokenizer(self) -> LLMTokenizer:
+        """Text to token ids and back: encode, decode, count. InvalidRequestError for an engine without a tokenizer."""
+        return LLMTokenizer(self.engine)
+
+    @property
+    def max_seq_len(self) -> int:
+        """Most tokens of a request, prompt and output together, that the engine was built for."""
+        return self.engine.max_seq_len
 
     @property
     def running(self) -> bool:

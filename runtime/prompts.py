@@ -156,10 +156,7 @@ def _encode(text: str, engine: EngineDir, add_special_tokens: bool = True) -> li
         raise InvalidRequestError(
             f"{engine.path} has no tokenizer, so a prompt must be token ids: {{'prompt_token_ids': [...]}}"
         )
-    try:
-        return engine.tokenizer.encode(text, add_special_tokens)
-    except (TypeError, ValueError) as error:  # a lone surrogate is not text
-        raise InvalidRequestError(f"{text!r} is not valid Unicode text: {error}") from error
+    return engine.tokenizer.encode(text, add_special_tokens)
 
 
 def _check_params(params: SamplingParams, engine: EngineDir) -> None:

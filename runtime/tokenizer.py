@@ -10,7 +10,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken
 
-from tensorwright.errors import EngineError
+from tensorwright.errors import EngineError, InvalidRequestError
 from tensorwright.runtime.special_tokens import mark_special
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -52,7 +52,11 @@ class Tokenizer:
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        """Raises InvalidRequestError for what is no text."""
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except (TypeError, ValueError) as error:  # a lone surrogate is not text
+            raise InvalidRequestError(f"{text!r:.200} is not valid Unicode text: {error}") from error
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

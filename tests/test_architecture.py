@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-FOLDERS = ("tensorwright", "models", "builder", "passes", "plugins", "runtime", "tests", "docs")
+FOLDERS = ("src", "models", "builder", "passes", "plugins", "runtime", "tests", "docs")
 CODE = re.compile(r"`([^`\n]+)`")
 # | step | `file` | `function`, `function` | what |
 STEP = re.compile(r"^\| [^|]+ \| `([\w/]+\.(?:py|cc|h))` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)

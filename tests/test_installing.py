@@ -30,7 +30,7 @@ def test_a_remedy_can_be_followed(monkeypatch):
 def test_the_code_leaves_the_words_to_one_place():
     assert len(SOURCES) > 100
     here = [path for path in SOURCES if OURS.search(path.read_text(encoding="utf-8"))]
-    assert here == [ROOT / "tensorwright/installing.py"]
+    assert here == [ROOT / "src/tensorwright/installing.py"]
 
 
 def test_extras_of_remedies_exist():

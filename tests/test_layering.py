@@ -131,10 +131,10 @@ def test_the_runtime_imports_the_builder_only_when_called() -> None:
     assert not eager, "\n".join(eager)
 
 
-def test_the_public_package_holds_only_names_leaves_and_the_entry() -> None:
-    names = {path.name for path in (ROOT / "tensorwright").glob("*.py")}
-    assert names == {"__init__.py", "entry.py", *(f"{leaf}.py" for leaf in LEAVES)}
-    modules = {module for leaf in LEAVES for module, _ in imports(ROOT / f"tensorwright/{leaf}.py")}
+def test_the_public_package_holds_only_names_leaves_and_the_command() -> None:
+    names = {path.name for path in (ROOT / "src/tensorwright").glob("*.py")}
+    assert names == {"__init__.py", "__main__.py", "entry.py", *(f"{leaf}.py" for leaf in LEAVES)}
+    modules = {module for leaf in LEAVES for module, _ in imports(ROOT / f"src/tensorwright/{leaf}.py")}
     assert modules <= {"__future__.annotations"}
 
 

@@ -82,7 +82,7 @@ class PyEngine {
   }
   static void finalize(PyObject* self) {  // while the executor is whole
     PyEngine* engine = nb::inst_ptr<PyEngine>(self);
-    if (nb::inst_ready(self) && !engine->called_here()) engine->shutdown(false, 0);
+    if (nb::inst_ready(self) && engine->is_here() && !engine->called_here()) engine->shutdown(false, 0);
   }
   static int clear(PyObject* self) {
     PyEngine* engine = nb::inst_ptr<PyEngine>(self);
@@ -91,6 +91,7 @@ class PyEngine {
     return 0;
   }
 
+  bool is_here() const { return running_ && running_->is_here(); }
   bool called_here() const { return running_->python && running_->python->called_here(); }
   bool stopped() const { return running_->engine->stopped(); }
   nb::dict stats() const;

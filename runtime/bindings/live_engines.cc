@@ -1,9 +1,14 @@
 #include "runtime/bindings/live_engines.h"
 
+#include <nanobind/nanobind.h>
+#include <pthread.h>
+
 #include <thread>
 #include <utility>
 
 #include "runtime/core/error.h"
+
+namespace nb = nanobind;
 
 namespace tensorwright {
 
@@ -30,6 +35,10 @@ void LiveEngines::add(const std::shared_ptr<RunningEngine>& engine) {
 }
 
 void LiveEngines::destroy(std::shared_ptr<RunningEngine> engine) {
+  if (engine && !engine->is_here()) {
+    new std::shared_ptr<RunningEngine>(std::move(engine));  // for good
+    return;
+  }
   if (!PythonExecutor::calls_here())
     return;  // here and now: the caller's reference was the last but stop()'s
   std::lock_guard lock(mutex_);
@@ -58,8 +67,19 @@ void LiveEngines::stop() {
   destroyed_.wait(lock, [&] { return destroying_ == 0; });
 }
 
+void LiveEngines::after_fork_in_child() {
+  engines_.clear();
+  destroying_ = 0;
+  mutex_.unlock();
+  nb::set_leak_warnings(false);  // what frames of the parent's threads hold is never freed here
+}
+
 LiveEngines& live_engines() {
-  static LiveEngines* engines = new LiveEngines;  // never destroyed: outlives whoever asks
+  static LiveEngines* engines = [] {
+    pthread_atfork([] { live_engines().before_fork(); }, [] { live_engines().after_fork_in_parent(); },
+                   [] { live_engines().after_fork_in_child(); });
+    return new LiveEngines;  // never destroyed: outlives whoever asks
+  }();
   return *engines;
 }
 

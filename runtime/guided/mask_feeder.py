@@ -23,7 +23,7 @@ class MaskFeeder:
         failed: dict[int, Exception] = {}
         for event in events:
             handle = requests.get(event.request_id) if event.tokens and not event.finish else None
-            matcher = None if handle is None else handle.matcher(event.completion)
+            matcher = None if handle is None else handle._matcher(event.completion)
             if matcher is None:
                 continue
             try:

@@ -7,7 +7,6 @@ import asyncio
 from fastapi import APIRouter, Request
 from pydantic import Field, model_validator
 
-from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.server.chat import prompt_of
 from tensorwright.runtime.server.chat_request import ChatFields, Message
 from tensorwright.runtime.server.request_fields import StrictModel
@@ -77,7 +76,4 @@ def _encode(engine: TextEngine, body: TokenizeRequest) -> list[int]:
         )
         return prompt_of(engine, fields).ids
     assert body.prompt is not None
-    try:
-        return engine.tokenizer.encode(body.prompt, body.add_special_tokens is not False)
-    except (TypeError, ValueError) as error:  # a lone surrogate is not text
-        raise InvalidRequestError(f"prompt must be valid Unicode text: {error}") from error
+    return engine.tokenizer.encode(body.prompt, body.add_special_tokens is not False)

@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # compiles a wheel, 
 
 
 def call(*command: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs outside the repository, whose folders would shadow the installed package."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd="/")
+    """Runs at the repository's root, where no folder may shadow the installed package."""
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == status, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done
 
@@ -59,6 +59,27 @@ def test_the_python_door_opens(environment: Path, pico_engine: Path) -> None:
         f"print(LLM({str(pico_engine)!r}).generate(['import os'], SamplingParams(max_tokens=16))[0].outputs[0].text)"
     )
     assert call(environment / "python", "-c", script).stdout.strip()
+
+
+def test_python_runs_the_command(environment: Path) -> None:
+    called = call(environment / "python", "-m", "tensorwright", "--help").stdout
+    assert called == call(environment / "tensorwright", "--help").stdout
+    assert call(environment / "python", "-m", "tensorwright", "inspect", "/nowhere", status=2).stderr.startswith(
+        "error: "
+    )
+
+
+def test_type_checkers_see_its_types(environment: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from tensorwright import LLM\nllm = LLM(model='engine')\nreveal_type(llm.generate('a').outputs[0].text)\n"
+        "reveal_type(llm.tokenizer.count('a'))\nllm.generate(5)\n"
+    )
+    checker = (sys.executable, "-m", "mypy", "--cache-dir", tmp_path / "cache", "--no-error-summary")
+    done = call(*checker, "--config-file", "/dev/null", "--python-executable", environment / "python", script, status=1)
+    assert done.stdout.count('Revealed type is "builtins.str"') == 1
+    assert done.stdout.count('Revealed type is "builtins.int"') == 1
+    assert "No overload variant" in done.stdout
 
 
 def test_inspect(environment: Path, pico_engine: Path) -> None:

@@ -89,7 +89,7 @@ def test_text_arrives_while_more_is_computed(client: openai.OpenAI, llm: LLM) ->
 def test_an_error_in_midstream_is_the_last_event(
     client: openai.OpenAI, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = RequestHandle.on_event
+    taken = RequestHandle._on_event
 
     def fail_soon(handle: RequestHandle, event: Any) -> bool:
         ended = taken(handle, event)
@@ -97,7 +97,7 @@ def test_an_error_in_midstream_is_the_last_event(
             return ended
         raise NumericalError("the logits are NaN")
 
-    monkeypatch.setattr(RequestHandle, "on_event", fail_soon)
+    monkeypatch.setattr(RequestHandle, "_on_event", fail_soon)
     body = {"model": "pico", "prompt": PROMPTS[:1] * 2, "stream": True, "ignore_eos": True, "max_tokens": 200}
     *_, last = events_of(url, "/v1/completions", body)
     error = {"message": "the logits are NaN", "type": "server_error", "param": None, "code": "NumericalError"}

@@ -123,3 +123,7 @@ class LoadTestError(TensorwrightError):
 
 class EngineStoppedError(TensorwrightError):
     """The engine was shut down, or its loop died; the message carries the cause."""
+
+
+class ForkedEngineError(EngineStoppedError):
+    """An LLM is used in a fork of the process that made it, where its engine does not run."""

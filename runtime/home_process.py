@@ -1,0 +1,27 @@
+"""An engine's threads exist in the process that made it, and in no fork of that process."""
+
+from __future__ import annotations
+
+import os
+
+from tensorwright.errors import ForkedEngineError
+
+
+class HomeProcess:
+    """The process that something was made in."""
+
+    def __init__(self) -> None:
+        self._id = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        return os.getpid() == self._id
+
+    def check(self) -> None:
+        """Raises ForkedEngineError in a fork. To be called before any lock is taken: a thread that held it is gone."""
+        if not self.is_here:
+            raise ForkedEngineError(
+                f"the LLM was made in process {self._id} and its engine runs there alone, this is process "
+                f"{os.getpid()}, a fork of it: make the LLM after the fork, or start processes with multiprocessing's "
+                "spawn method"
+            )
