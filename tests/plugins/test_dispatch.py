@@ -9,7 +9,7 @@ from tensorwright.plugins.registry import PLUGINS
 from tensorwright.runtime import _runtime
 
 LEVELS = ("scalar", "avx2", "avx512")
-FAMILIES = 18
+FAMILIES = 19
 OTHER_NAMES = {"avxvnni": "avx2"}
 """Instructions that belong to a level whose name they do not begin with."""
 
