@@ -124,7 +124,7 @@ fast-tests: setup
 # Debug keeps the asserts that Release drops; -O1 keeps it bearable. Threads are only in these tests.
 SANITIZED = -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
 	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF
-THREADED_TESTS = scheduler_test engine_test engine_faults_test thread_team_test executor_test token_masks_test \
+THREADED_TESTS = populate_test scheduler_test engine_test engine_faults_test thread_team_test executor_test token_masks_test \
 	guided_engine_test
 
 sanitize: setup

@@ -11,6 +11,8 @@ from tensorwright.runtime.host import available_memory
 from tensorwright.runtime.parameter_checks import is_int
 
 SHARE = 0.5  # of the memory left beside the weights; the rest is for activations, the page cache and other programs
+MOST_POPULATED = 1 << 30
+POPULATED_SHARE = 1 / 8  # of the free memory
 _UNITS = {"": 1, "b": 1} | {
     prefix + suffix: base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -53,6 +55,17 @@ def check_kv_bytes(asked: int, engine: EngineDir, available: int | None = None) 
             "ask for less, or leave it out"
         )
     return asked
+
+
+def populated_bytes(available: int | None = None) -> int:
+    """How much of its memory an engine takes before requests come, page faults and all: 1 GiB, or an eighth of
+    what is free where that is less. The rest of a large cache is taken as it is used.
+
+    available: free bytes, None: of this machine.
+    """
+    if available is None:
+        available = available_memory()
+    return min(MOST_POPULATED, int(available * POPULATED_SHARE))
 
 
 def default_kv_bytes(engine: EngineDir, max_batch_size: int, available: int | None = None) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
 from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.engine_dir import EngineDir
-from tensorwright.runtime.memory import check_kv_bytes, default_kv_bytes
+from tensorwright.runtime.memory import check_kv_bytes, default_kv_bytes, populated_bytes
 from tensorwright.runtime.parameter_checks import MAX_INT32, is_int
 from tensorwright.runtime.prompts import CheckedRequest
 from tensorwright.runtime.targets import DEFAULT_LIMITS, TARGETS, require_cpu
@@ -120,6 +120,7 @@ def create_engine(engine: EngineDir, options: RuntimeOptions, executor: Any = No
     try:
         if executor is None:
             native.load = options.load
+            native.populate_bytes = populated_bytes()
             started = runtime.Engine(str(engine.plan), str(engine.weights), native)
         else:
             started = runtime.Engine(executor, native)

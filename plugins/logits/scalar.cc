@@ -13,7 +13,8 @@ static float largest(const float* x, int64_t count, int32_t* nan) {
 
 static int32_t maxima(const float* x, int64_t count, int64_t block, float* out) {
   int32_t nan = 0;
-  for (int64_t i = 0; i < count; i += block) *out++ = largest(x + i, count - i < block ? count - i : block, &nan);
+  for (int64_t i = 0; i < count; i += block)
+    *out++ = largest(x + i, count - i < block ? count - i : block, &nan);
   return nan;
 }
 
@@ -97,7 +98,7 @@ static double sum_exp(const float* x, int64_t count, double max) {
 }
 
 extern "C" const tw_logits_loops* tw_logits_scalar(void) {
-  static const tw_logits_loops loops = {maxima,     weigh,      weights_above,     collect,   exp_all,
-                                        sum_exp, tw_count_greater, tw_divide, tw_mask};
+  static const tw_logits_loops loops = {maxima,           weigh,     weights_above, collect, exp_all, sum_exp,
+                                        tw_count_greater, tw_divide, tw_mask};
   return &loops;
 }

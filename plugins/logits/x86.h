@@ -162,9 +162,19 @@ TW_INLINE typename Wide::Vector exp_lanes(typename Wide::Vector x) {
   const auto n = Wide::sub(shifted, Wide::all(TW_EXP64_ROUND));
   const auto r = Wide::sub(Wide::sub(x, Wide::mul(n, Wide::all(TW_EXP64_LN2_HIGH))),
                            Wide::mul(n, Wide::all(TW_EXP64_LN2_LOW)));
-  const double taylor[] = {1.0 / 479001600.0, 1.0 / 39916800.0, 1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0,
-                           1.0 / 5040.0,      1.0 / 720.0,      1.0 / 120.0,     1.0 / 24.0,     1.0 / 6.0,
-                           0.5,               1.0,              1.0};
+  const double taylor[] = {1.0 / 479001600.0,
+                           1.0 / 39916800.0,
+                           1.0 / 3628800.0,
+                           1.0 / 362880.0,
+                           1.0 / 40320.0,
+                           1.0 / 5040.0,
+                           1.0 / 720.0,
+                           1.0 / 120.0,
+                           1.0 / 24.0,
+                           1.0 / 6.0,
+                           0.5,
+                           1.0,
+                           1.0};
   auto p = Wide::all(1.0 / 6227020800.0);
   TW_UNROLL
   for (int i = 0; i < 13; ++i) p = Wide::add(Wide::mul(p, r), Wide::all(taylor[i]));
@@ -207,9 +217,9 @@ double exp_all(const float* x, int64_t count, double max, double* out) {
 
 template <typename Row, typename Wide>
 const tw_logits_loops* logits_loops() {
-  static const tw_logits_loops loops = {
-      maxima<Row>,   weigh<Row>,       weights_above<Row>, collect<Row>, exp_all<Wide>,
-      sum_exp<Wide>, tw_count_greater, tw_divide,          tw_mask};
+  static const tw_logits_loops loops = {maxima<Row>,      weigh<Row>,    weights_above<Row>,
+                                        collect<Row>,     exp_all<Wide>, sum_exp<Wide>,
+                                        tw_count_greater, tw_divide,     tw_mask};
   return &loops;
 }
 

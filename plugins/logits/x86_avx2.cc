@@ -21,8 +21,8 @@ struct Wide256 {
   static TW_INLINE Vector sub(Vector a, Vector b) { return _mm256_sub_pd(a, b); }
   static TW_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_pd(a, b, c); }
   static TW_INLINE Vector times_power(Vector p, Vector shifted) {
-    return _mm256_castsi256_pd(_mm256_add_epi64(_mm256_castpd_si256(p),
-                                                _mm256_slli_epi64(_mm256_castpd_si256(shifted), 52)));
+    return _mm256_castsi256_pd(
+        _mm256_add_epi64(_mm256_castpd_si256(p), _mm256_slli_epi64(_mm256_castpd_si256(shifted), 52)));
   }
 };
 
@@ -36,16 +36,22 @@ struct Row256 {
   };
   static TW_INLINE Floats load(const float* x) { return {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8)}; }
   static TW_INLINE Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-  static TW_INLINE Floats max(Floats x, Floats y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
-  static TW_INLINE Floats add(Floats x, Floats y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
-  static TW_INLINE Floats sub(Floats x, Floats y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+  static TW_INLINE Floats max(Floats x, Floats y) {
+    return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)};
+  }
+  static TW_INLINE Floats add(Floats x, Floats y) {
+    return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)};
+  }
+  static TW_INLINE Floats sub(Floats x, Floats y) {
+    return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)};
+  }
   static TW_INLINE Floats fma(Floats x, Floats y, Floats z) {
     return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
   }
   static TW_INLINE Unordered ordered() { return _mm256_setzero_ps(); }
   static TW_INLINE void note(Unordered* found, Floats x, Floats y) {
-    *found = _mm256_or_ps(*found, _mm256_or_ps(_mm256_cmp_ps(x.a, y.a, _CMP_UNORD_Q),
-                                               _mm256_cmp_ps(x.b, y.b, _CMP_UNORD_Q)));
+    *found = _mm256_or_ps(
+        *found, _mm256_or_ps(_mm256_cmp_ps(x.a, y.a, _CMP_UNORD_Q), _mm256_cmp_ps(x.b, y.b, _CMP_UNORD_Q)));
   }
   static TW_INLINE int32_t any(Unordered found) { return _mm256_movemask_ps(found) != 0; }
   static TW_INLINE float largest(Floats x) {
@@ -55,8 +61,8 @@ struct Row256 {
     return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
   }
   static TW_INLINE __m256 times_power(__m256 p, __m256 shifted) {
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p),
-                                                _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
   }
   static TW_INLINE Floats times_power(Floats p, Floats shifted) {
     return {times_power(p.a, shifted.a), times_power(p.b, shifted.b)};
@@ -92,7 +98,8 @@ struct Row256 {
     }
   }
   static TW_INLINE double tree_sum(Doubles sum) {
-    const __m256d low = _mm256_add_pd(sum.lanes[0], sum.lanes[2]), high = _mm256_add_pd(sum.lanes[1], sum.lanes[3]);
+    const __m256d low = _mm256_add_pd(sum.lanes[0], sum.lanes[2]),
+                  high = _mm256_add_pd(sum.lanes[1], sum.lanes[3]);
     const __m256d q = _mm256_add_pd(low, high);
     const __m128d d = _mm_add_pd(_mm256_castpd256_pd128(q), _mm256_extractf128_pd(q, 1));
     return _mm_cvtsd_f64(_mm_add_sd(d, _mm_unpackhi_pd(d, d)));

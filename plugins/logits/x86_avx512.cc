@@ -21,8 +21,8 @@ struct Wide512 {
   static TW_INLINE Vector sub(Vector a, Vector b) { return _mm512_sub_pd(a, b); }
   static TW_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_pd(a, b, c); }
   static TW_INLINE Vector times_power(Vector p, Vector shifted) {
-    return _mm512_castsi512_pd(_mm512_add_epi64(_mm512_castpd_si512(p),
-                                                _mm512_slli_epi64(_mm512_castpd_si512(shifted), 52)));
+    return _mm512_castsi512_pd(
+        _mm512_add_epi64(_mm512_castpd_si512(p), _mm512_slli_epi64(_mm512_castpd_si512(shifted), 52)));
   }
 };
 
@@ -45,8 +45,8 @@ struct Row512 {
   static TW_INLINE int32_t any(Unordered found) { return found != 0; }
   static TW_INLINE float largest(Floats a) { return _mm512_reduce_max_ps(a); }
   static TW_INLINE Floats times_power(Floats p, Floats shifted) {
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p),
-                                                _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
   }
   static TW_INLINE Doubles zero() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
   static TW_INLINE __m512d low(Floats a) { return _mm512_cvtps_pd(_mm512_castps512_ps256(a)); }
@@ -75,12 +75,13 @@ struct Row512 {
   static TW_INLINE int64_t collect(const float* x, float low, float high, int32_t first, float* values,
                                    int32_t* ids) {
     const Floats v = load(x);
-    const __mmask16 in = _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(v, all(low), _CMP_GE_OQ), v, all(high),
-                                                 _CMP_LE_OQ);
+    const __mmask16 in =
+        _mm512_mask_cmp_ps_mask(_mm512_cmp_ps_mask(v, all(low), _CMP_GE_OQ), v, all(high), _CMP_LE_OQ);
     if (!in) return 0;
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     _mm512_storeu_ps(values, _mm512_maskz_compress_ps(in, v));
-    _mm512_storeu_si512(ids, _mm512_maskz_compress_epi32(in, _mm512_add_epi32(lanes, _mm512_set1_epi32(first))));
+    _mm512_storeu_si512(ids,
+                        _mm512_maskz_compress_epi32(in, _mm512_add_epi32(lanes, _mm512_set1_epi32(first))));
     return __builtin_popcount(in);
   }
 };

@@ -23,12 +23,13 @@ using Ints = std::vector<int32_t>;
 struct PyEngineOptions : EngineOptions {
   int threads = 0;
   std::string load = "map";
+  size_t populate_bytes = 0;
 };
 
 class PyEngine {
  public:
   PyEngine(const std::string& plan, const std::string& weights, const PyEngineOptions& options) {
-    CpuExecutorOptions executor{options.threads, load_mode(options.load)};
+    CpuExecutorOptions executor{options.threads, load_mode(options.load), options.populate_bytes};
     nb::gil_scoped_release release;
     auto cpu = std::make_unique<CpuExecutor>(plan, weights, executor);
     profile_ = &cpu->profile();
@@ -198,6 +199,8 @@ void bind_options(nb::module_& m) {
               "prompt positions in a step whose logits are wanted, for prompt_logprobs")
       .def_rw("threads", &PyEngineOptions::threads, "0: one per usable processor")
       .def_rw("load", &PyEngineOptions::load, "'map' or 'copy'")
+      .def_rw("populate_bytes", &PyEngineOptions::populate_bytes,
+              "memory whose page faults are taken before the first request")
       .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)
       .def_rw("max_chunk", &PyEngineOptions::max_chunk, "tokens of one prefill in a step, 0: no cap")
       .def_rw("debug_preempt_every", &PyEngineOptions::debug_preempt_every,

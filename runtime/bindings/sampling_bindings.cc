@@ -12,6 +12,7 @@
 #include "runtime/bindings/bindings.h"
 #include "runtime/core/error.h"
 #include "runtime/core/sampler.h"
+#include "runtime/core/thread_team.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -100,7 +101,37 @@ void bind_parameters(nb::module_& m) {
       .def_rw("guided", &Sampling::guided, "no token is sampled before its mask was set");
 }
 
+using Rows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Draws from the rows of a step as an engine does: on threads, each with a sampler that it keeps.
+class RowSampler {
+ public:
+  explicit RowSampler(int threads) : team_(threads), samplers_(static_cast<size_t>(team_.threads())) {}
+
+  Ints sample(const Rows& logits, const Sampling& sampling, uint64_t seed, int64_t position) {
+    const size_t vocab = logits.shape(1);
+    Ints tokens(logits.shape(0));
+    nb::gil_scoped_release release;
+    team_.run(static_cast<int>(tokens.size()), [&](int row, int thread) {
+      const DenormalGuard guard(false);
+      const auto i = static_cast<size_t>(row);
+      tokens[i] = samplers_[static_cast<size_t>(thread)]
+                      .sample({logits.data() + i * vocab, vocab}, sampling, seed, position + row)
+                      .token;
+    });
+    return tokens;
+  }
+
+ private:
+  ThreadTeam team_;
+  std::vector<Sampler> samplers_;
+};
+
 void bind_sampler(nb::module_& m) {
+  nb::class_<RowSampler>(m, "RowSampler", "Draws from the rows of a step on threads, for benchmarks.")
+      .def(nb::init<int>(), "threads"_a)
+      .def("sample", &RowSampler::sample, "logits"_a, "sampling"_a, "seed"_a, "position"_a,
+           "A token of each row of float32 [rows, vocab]; row i is drawn at position + i.");
   m.def("completion_seed", &completion_seed, "seed"_a, "completion"_a, "What a completion draws with.");
   m.def(
       "sample",

@@ -13,7 +13,7 @@ namespace {
 
 // Sorts keys[from, end). Many of them by their digits: far fewer steps than comparisons would take.
 void sort_keys(std::vector<uint64_t>& keys, size_t from, std::vector<uint64_t>* spare) {
-  constexpr size_t kMany = 4096, kDigits = 1 << 11;
+  constexpr size_t kMany = 1024, kDigits = 1 << 11;
   const size_t n = keys.size() - from;
   if (n < kMany) {
     std::sort(keys.begin() + static_cast<std::ptrdiff_t>(from), keys.end());

@@ -58,7 +58,8 @@ CpuExecutor::CpuExecutor(const std::string& plan_path, const std::string& weight
       kv_(plan_),
       dispatch_(explain_dispatch()),
       profile_(plan_),
-      logits_(plan_.buffers[static_cast<size_t>(plan_.header.logits_buffer)]) {
+      logits_(plan_.buffers[static_cast<size_t>(plan_.header.logits_buffer)]),
+      populate_bytes_(options.populate) {
   const OpContext context{plan_, weights_.data(), kv_, selected_isa()};
   operations_.reserve(plan_.instructions.size());
   for (const Instruction& instruction : plan_.instructions) {
@@ -78,7 +79,18 @@ void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_token
   token_arena_ = activations(plan_.header.token_arena_bytes, max_tokens);
   row_arena_ = activations(plan_.header.row_arena_bytes, max_rows);
   kv_.allocate(blocks);
+  populate();
   checker_ = std::make_unique<StepChecker>(facts_, limits, blocks);
+}
+
+// The first blocks of every layer, which the first request gets, then what every step writes to, then the
+// other blocks.
+void CpuExecutor::populate() {
+  std::vector<MemoryPiece> pieces = kv_.pieces();
+  const Arena* arenas[] = {&scratch_, &row_arena_, &token_arena_};
+  auto at = pieces.begin() + static_cast<std::ptrdiff_t>(std::min(pieces.size(), plan_.kv_layers.size()));
+  for (const Arena* arena : arenas) at = pieces.insert(at, {arena->data(), arena->bytes()}) + 1;
+  populator_.start(pieces, populate_bytes_, team_);
 }
 
 Ticket CpuExecutor::enqueue(const Step& step) {

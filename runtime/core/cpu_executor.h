@@ -12,6 +12,7 @@
 #include "runtime/core/mapped_file.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan.h"
+#include "runtime/core/populate.h"
 #include "runtime/core/profile.h"
 #include "runtime/core/step_check.h"
 #include "runtime/core/thread_team.h"
@@ -21,6 +22,7 @@ namespace tensorwright {
 struct CpuExecutorOptions {
   int threads = 0;  // 0: one per usable processor
   LoadMode load = LoadMode::map;
+  size_t populate = 0;  // bytes whose page faults are taken ahead of the first step: populate.h has the rule
 };
 
 // A step is computed inside enqueue(), on the calling thread and the team's; wait() hands out its logits. Not
@@ -43,8 +45,11 @@ class CpuExecutor : public Executor {
   // The kernels in use, and why better ones were refused.
   const std::vector<DispatchChoice>& dispatch() const { return dispatch_; }
   Profile& profile() { return profile_; }
+  // Until the page faults are taken that CpuExecutorOptions::populate asks for.
+  void wait_for_memory() { populator_.wait(); }
 
  private:
+  void populate();
   void run(const StepView& view);
   void run_profiled(const StepView& view);
 
@@ -62,6 +67,8 @@ class CpuExecutor : public Executor {
   Arena token_arena_, row_arena_, scratch_;
   int64_t steps_ = 0;
   LogitRows last_;
+  const size_t populate_bytes_;
+  Populator populator_;  // of the arenas and the cache: the first to go
 };
 
 std::unique_ptr<Executor> make_cpu_executor(const std::string& plan_path, const std::string& weights_path,

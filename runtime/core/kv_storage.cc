@@ -1,5 +1,6 @@
 #include "runtime/core/kv_storage.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace tensorwright {
@@ -21,6 +22,25 @@ void KvStorage::allocate(const std::vector<int32_t>& blocks) {
     layer.pages = Arena(bytes, "the KV cache");
   }
   blocks_ = blocks;
+}
+
+std::vector<MemoryPiece> KvStorage::pieces() const {
+  constexpr size_t kPiece = size_t{2} << 20;
+  size_t block = 1, most = 0;
+  for (const Layer& layer : layers_) {
+    block = std::max(block, layer.block_bytes);
+    most = std::max(most, static_cast<size_t>(blocks_[layer.group]));
+  }
+  const size_t blocks = std::max<size_t>(1, kPiece / block);  // of a piece
+  std::vector<MemoryPiece> pieces;
+  for (size_t first = 0; first == 0 || first < most; first += blocks) {
+    for (const Layer& layer : layers_) {
+      const size_t begin = std::min(first * layer.block_bytes, layer.pages.bytes());
+      const size_t end = std::min(begin + blocks * layer.block_bytes, layer.pages.bytes());
+      if (first == 0 || end > begin) pieces.push_back({layer.pages.data() + begin, end - begin});
+    }
+  }
+  return pieces;
 }
 
 void KvStorage::copy_block(int32_t group, int32_t from, int32_t to) {

@@ -8,6 +8,7 @@
 
 #include "runtime/core/arena.h"
 #include "runtime/core/plan.h"
+#include "runtime/core/populate.h"
 
 namespace tensorwright {
 
@@ -23,6 +24,10 @@ class KvStorage {
   // [blocks][kv_heads][K, V] of a layer.
   char* pages(size_t layer) const { return layers_[layer].pages.data(); }
   size_t block_bytes(size_t layer) const { return layers_[layer].block_bytes; }
+
+  // All of it in the order in which blocks are given out: a piece of each layer, each about a huge page, then
+  // the next of each. A layer without any has an empty first piece.
+  std::vector<MemoryPiece> pieces() const;
 
   // Copies one block of a group in all of its layers; both indices must be in range.
   void copy_block(int32_t group, int32_t from, int32_t to);

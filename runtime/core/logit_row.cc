@@ -23,7 +23,8 @@ bool for_maxima(std::span<const float> row, size_t block, Fn&& fn) {
   bool nan = false;
   for (size_t i = 0; i < row.size(); i += kAtOnce * block) {
     const size_t part = std::min(kAtOnce * block, row.size() - i);
-    nan |= logit_loops().maxima(row.data() + i, static_cast<int64_t>(part), static_cast<int64_t>(block), maxima);
+    nan |=
+        logit_loops().maxima(row.data() + i, static_cast<int64_t>(part), static_cast<int64_t>(block), maxima);
     fn(i, std::span<const float>(maxima, (part + block - 1) / block));
   }
   return nan;
@@ -56,7 +57,8 @@ Collected above_kth_maximum(std::span<const float> row, size_t k) {
 }
 
 float kth_of(const Collected& found, size_t k) {
-  std::vector<float> values(found.values.begin(), found.values.begin() + static_cast<std::ptrdiff_t>(found.size));
+  std::vector<float> values(found.values.begin(),
+                            found.values.begin() + static_cast<std::ptrdiff_t>(found.size));
   const auto kth = values.begin() + static_cast<std::ptrdiff_t>(k - 1);
   std::nth_element(values.begin(), kth, values.end(), std::greater<>());
   return *kth;
@@ -77,10 +79,7 @@ RowMax row_max(std::span<const float> row) {
       if (maxima[i] > max) max = maxima[i], begin = first + i * TW_ROW_BLOCK;
     }
   });
-  const char* wrong = nan               ? "NaN"
-                      : max == kLowest  ? "-inf throughout"
-                      : std::isinf(max) ? "+inf"
-                                        : nullptr;
+  const char* wrong = nan ? "NaN" : max == kLowest ? "-inf throughout" : std::isinf(max) ? "+inf" : nullptr;
   if (wrong) {
     throw Error("NumericalError", "[sampler] logits must be finite or -inf, and one of them finite, got " +
                                       std::string(wrong) +
@@ -119,8 +118,8 @@ void mask_row(std::span<const float> row, std::span<const uint32_t> mask, float*
 void Collected::append(std::span<const float> part, float low, float high, int32_t first) {
   const size_t room = size + part.size() + TW_LANES;
   if (values.size() < room) values.resize(2 * room), ids.resize(2 * room);
-  size += static_cast<size_t>(logit_loops().collect(part.data(), static_cast<int64_t>(part.size()), low, high, first,
-                                                    values.data() + size, ids.data() + size));
+  size += static_cast<size_t>(logit_loops().collect(part.data(), static_cast<int64_t>(part.size()), low, high,
+                                                    first, values.data() + size, ids.data() + size));
 }
 
 void top_ids(std::span<const float> row, int32_t k, std::vector<int32_t>* ids) {

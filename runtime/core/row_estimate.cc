@@ -15,10 +15,12 @@ constexpr double kLog2e = 0x1.71547652b82fep+0, kLn2 = 0x1.62e42fefa39efp-1;
 //   2^-22            of the polynomial, 2^-23 of the two additions in float
 //   |y| 2^-24 ln 2   each: of the product's rounding, of scale's and, unless the temperature is 1, of the
 //                    definition's own division, where that of the maximum M adds |M| 2^-24
-// The mean of |y| over the sum is at most log2(n / W), since no distribution over n has more than log2 n bits.
+// The mean of |y| over the sum is at most log2(n / W), since no distribution over n has more than log2 n
+// bits.
 double float_error(double values, double total, float scaled_max, bool divided) {
   const double bits = std::max(0.0, std::log2(values / total));
-  const double fixed = 0x1p-22 + 0x1p-23 + (divided ? std::abs(static_cast<double>(scaled_max)) * 0x1p-24 : 0);
+  const double fixed =
+      0x1p-22 + 0x1p-23 + (divided ? std::abs(static_cast<double>(scaled_max)) * 0x1p-24 : 0);
   return 1.25 * (fixed + bits * kLn2 * 3 * 0x1p-24);
 }
 
@@ -56,7 +58,8 @@ void RowEstimate::sum_blocks() {
 
 void RowEstimate::sum_blocks_wide() {
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  const float bounds[TW_ROW_BOUNDS] = {kLowest, kLowest, kLowest, kLowest, kLowest, kLowest, kLowest, kLowest};
+  const float bounds[TW_ROW_BOUNDS] = {kLowest, kLowest, kLowest, kLowest,
+                                       kLowest, kLowest, kLowest, kLowest};
   total_ = 0;
   for (size_t i = 0; i < sums_.size(); ++i) {
     const std::span<const float> part = block(i);
@@ -76,7 +79,8 @@ std::span<const float> RowEstimate::block(size_t i) const {
 void RowEstimate::collect(float low, Collected* found) const {
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (blocks_[i].max >= low)
-      found->append(block(i), low, std::numeric_limits<float>::infinity(), static_cast<int32_t>(i * TW_ROW_BLOCK));
+      found->append(block(i), low, std::numeric_limits<float>::infinity(),
+                    static_cast<int32_t>(i * TW_ROW_BLOCK));
   }
 }
 

@@ -24,8 +24,8 @@ std::optional<int32_t> RowOrder::draw(const RowEstimate& estimate, double top_p,
   const double kept = 1 - (static_cast<double>(bound) + std::nextafter(bound, kInfinity)) / 2;
   Part all{estimate.row(), {}};
   const double token = uniform * kept;
-  const std::array<double, TW_ROW_BOUNDS - 1> shares = {token - 0.06, token - 0.02, token + 0.02, token + 0.06,
-                                                        kept - 0.04,  kept - 0.01,  kept + 0.02};
+  const std::array<double, TW_ROW_BOUNDS - 1> shares = {
+      token - 0.06, token - 0.02, token + 0.02, token + 0.06, kept - 0.04, kept - 0.01, kept + 0.02};
   cut(all, shares);
   all.sum = sums_.back();
   error_ = 3 * all.sum * wide_error(all.values.size(), estimate.scaled_max());
@@ -60,10 +60,10 @@ void RowOrder::cut(const Part& part, std::span<const double> shares) {
   bounds_.back() = -kInfinity;
   sums_.fill(0);
   for (size_t i = 0; i < part.values.size(); i += TW_ROW_BLOCK) {
-    logit_loops().weights_above(part.values.data() + i,
-                                static_cast<int64_t>(std::min<size_t>(TW_ROW_BLOCK, part.values.size() - i)),
-                                estimate_->temperature(), static_cast<double>(estimate_->scaled_max()) * kLog2e,
-                                bounds_.data(), sums_.data());
+    logit_loops().weights_above(
+        part.values.data() + i, static_cast<int64_t>(std::min<size_t>(TW_ROW_BLOCK, part.values.size() - i)),
+        estimate_->temperature(), static_cast<double>(estimate_->scaled_max()) * kLog2e, bounds_.data(),
+        sums_.data());
   }
 }
 
@@ -85,14 +85,17 @@ RowOrder::Part RowOrder::narrow(const Part& part, double target, Collected* into
   const float high = i == 0 ? kInfinity : bounds_[i - 1];
   into->clear();
   for (size_t first = 0; first < part.values.size(); first += TW_ROW_BLOCK) {
-    into->append(part.values.subspan(first, std::min<size_t>(TW_ROW_BLOCK, part.values.size() - first)), low, high,
-                 static_cast<int32_t>(first));
+    into->append(part.values.subspan(first, std::min<size_t>(TW_ROW_BLOCK, part.values.size() - first)), low,
+                 high, static_cast<int32_t>(first));
   }
   if (!part.ids.empty()) {
     for (size_t j = 0; j < into->size; ++j) into->ids[j] = part.ids[static_cast<size_t>(into->ids[j])];
   }
   const double before = i == 0 ? 0 : sums_[i - 1];
-  return {{into->values.data(), into->size}, {into->ids.data(), into->size}, part.above + before, sums_[i] - before};
+  return {{into->values.data(), into->size},
+          {into->ids.data(), into->size},
+          part.above + before,
+          sums_[i] - before};
 }
 
 // `part` has been cut.
@@ -101,7 +104,7 @@ std::optional<RowOrder::Passed> RowOrder::pass(Part part, double target) {
   for (int i = 0; part.values.size() > kFew; i = 1 - i) {
     const size_t size = part.values.size();
     part = narrow(part, target, &collected_[i]);
-    if (part.values.size() <= kFew || part.values.size() > size / 2) break;  // as many: ties
+    if (part.values.size() <= kFew || part.values.size() > size / 8 * 7) break;  // as many: ties
     const double share = (target - part.above) / part.sum;
     const std::array<double, TW_ROW_BOUNDS - 1> shares = {share - 0.2,  share - 0.1, share - 0.04, share,
                                                           share + 0.04, share + 0.1, share + 0.2};

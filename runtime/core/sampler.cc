@@ -47,7 +47,8 @@ std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sam
   const bool few = few_allowed(processed, mask);
   select(few ? allowed_logits_ : processed, sampling);
   std::vector<int32_t> ids = candidates_.ids;
-  if (few) std::ranges::transform(ids, ids.begin(), [&](int32_t at) { return allowed_[static_cast<size_t>(at)]; });
+  if (few)
+    std::ranges::transform(ids, ids.begin(), [&](int32_t at) { return allowed_[static_cast<size_t>(at)]; });
   std::erase_if(ids, [&](int32_t id) { return processed[id] == -std::numeric_limits<float>::infinity(); });
   std::ranges::sort(ids);
   return ids;
@@ -113,10 +114,19 @@ void Sampler::shape(const Sampling& sampling, double total) {
 }
 
 // The row's values from `low` on become the candidates, but for those with the lowest score: others might tie
-// with them.
+// with them. Returns the sum of their weights.
 double Sampler::take_from(float low) {
+  collect_from(low);
+  return weigh_collected(low);
+}
+
+size_t Sampler::collect_from(float low) {
   collected_.clear();
   estimate_.collect(low, &collected_);
+  return collected_.size;
+}
+
+double Sampler::weigh_collected(float low) {
   const float temperature = estimate_.temperature(), lowest = low / temperature;
   scaled_.resize(collected_.size);
   divide_row({collected_.values.data(), collected_.size}, temperature, scaled_.data());
@@ -131,8 +141,8 @@ double Sampler::take_from(float low) {
 
 // A logit below all whose score is less than `distance` below the largest.
 float Sampler::lowest_within(double distance) const {
-  const double low = (static_cast<double>(estimate_.scaled_max()) - distance) *
-                     static_cast<double>(estimate_.temperature());
+  const double low =
+      (static_cast<double>(estimate_.scaled_max()) - distance) * static_cast<double>(estimate_.temperature());
   return static_cast<float>(low - std::abs(low) * 0x1p-20 - 1e-30);
 }
 
@@ -163,15 +173,15 @@ bool Sampler::take_top_k(const Sampling& sampling) {
 // top_p, and min_p if asked for, from the likeliest tokens. False if it keeps too many for that, or if the
 // estimate of the sum leaves open which is the last.
 bool Sampler::take_top_p(const Sampling& sampling) {
-  constexpr size_t kMany = 6000;
-  const float lowest = sampling.min_p > 0 ? lowest_of_min_p(sampling.min_p)
-                                          : -std::numeric_limits<float>::infinity();
+  constexpr size_t kMany = 4096;
+  const float lowest =
+      sampling.min_p > 0 ? lowest_of_min_p(sampling.min_p) : -std::numeric_limits<float>::infinity();
   const Total total = estimate_.total();
   for (double distance : {3.0, 5.0, 7.0, 9.0, 12.0, 16.0}) {
     const float low = std::max(lowest, lowest_within(distance));
     const bool complete = low == lowest;
-    const double sum = take_from(low);
-    if (!complete && candidates_.ids.size() > kMany) return false;
+    if (collect_from(low) > kMany && !complete) return false;
+    const double sum = weigh_collected(low);
     if (!complete && sum < sampling.top_p * total.low) continue;
     const Kept kept = candidates_.keep_top_p(sampling.top_p, total, estimate_.row().size(), !complete);
     if (kept == Kept::all) continue;

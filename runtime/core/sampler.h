@@ -46,6 +46,8 @@ class Sampler {
   void shape(const Sampling& sampling, double total);
   bool few_allowed(std::span<const float> logits, std::span<const uint32_t> mask);
   double take_from(float low);
+  size_t collect_from(float low);
+  double weigh_collected(float low);
   float lowest_within(double distance) const;
   float lowest_of_min_p(double min_p) const;
   bool take_top_k(const Sampling& sampling);

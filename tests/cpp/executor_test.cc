@@ -1,5 +1,6 @@
 // The executor below the bindings: no allocation in a step, damaged plans, the same bits in any company.
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -114,6 +115,28 @@ TW_TEST(a_step_allocates_nothing) {
     executor.wait(executor.enqueue(decode));
     TW_CHECK_EQ(allocations - before, int64_t{0});
   }
+}
+
+// Faults of memory for the first time: as many as pages that no step should have to wait for.
+TW_TEST(the_first_step_meets_no_page_fault) {
+  const Files files;
+  ToyPlan toy;
+  files.write(toy.bytes(), toy.data);
+  int64_t faults[2];
+  for (const size_t populate : {size_t{0}, size_t{256} << 20}) {
+    CpuExecutor executor(files.plan(), files.weights(), {2, LoadMode::copy, populate});
+    executor.allocate({2000}, 1100, kMaxTokens, kMaxSeqs);
+    executor.wait_for_memory();
+    const Step step = step_of(0, 1100, 1999);  // from the last block down
+    rusage before, after;
+    getrusage(RUSAGE_SELF, &before);
+    executor.wait(executor.enqueue(step));
+    getrusage(RUSAGE_SELF, &after);
+    faults[populate > 0] = after.ru_minflt - before.ru_minflt;
+  }
+  std::printf("page faults of a first step: %ld, populated %ld\n", faults[0], faults[1]);
+  TW_CHECK(faults[0] >= 8);
+  TW_CHECK(faults[1] <= faults[0] / 4);
 }
 
 TW_TEST(chunks_threads_and_loading_do_not_change_a_bit) {

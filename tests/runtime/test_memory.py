@@ -13,7 +13,7 @@ from support.fake_runtime import engine_config, write_engine
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError, TensorwrightWarning
 from tensorwright.runtime import host
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.memory import default_kv_bytes, format_size, parse_size
+from tensorwright.runtime.memory import default_kv_bytes, format_size, parse_size, populated_bytes
 
 GIB = 1 << 30
 
@@ -60,6 +60,11 @@ def test_default_is_at_most_half_of_what_is_left(tmp_path: Path) -> None:
     large = engine(tmp_path, max_seq_len=1 << 20)
     weights = large.weights.stat().st_size
     assert default_kv_bytes(large, 64, available=weights + 10 * (1 << 20)) == 5 * (1 << 20)
+
+
+def test_little_is_taken_before_requests_come() -> None:
+    assert populated_bytes(available=64 * GIB) == GIB
+    assert populated_bytes(available=2 * GIB) == GIB // 4
 
 
 def test_no_room_is_an_error_with_numbers(tmp_path: Path) -> None:
