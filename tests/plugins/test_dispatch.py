@@ -14,14 +14,7 @@ from tensorwright.errors import IsaError
 from tensorwright.plugins.registry import PLUGINS
 from tensorwright.runtime import _runtime
 
-<<<<<<< HEAD
-FAMILIES = 18
-=======
-LEVELS = ("scalar", "avx2", "avx512")
 FAMILIES = 19
-OTHER_NAMES = {"avxvnni": "avx2"}
-"""Instructions that belong to a level whose name they do not begin with."""
->>>>>>> sample
 
 
 def lacks(level: str) -> bool:
