@@ -266,8 +266,10 @@ def _by_stem(folder: Path) -> dict[str, Path]:
 
 def _listed_templates(value: Any, path: Path) -> dict[str, str]:
     """value: chat_template of tokenizer_config.json, a text, or a list of texts with names."""
-    if value is None or isinstance(value, str):
-        return {} if value is None else {"default": value}
+    if value is None or value == []:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
     entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
     named = {str(entry.get("name")): str(entry.get("template")) for entry in entries}
     texts = [entry.get(key) for entry in entries for key in ("name", "template")]

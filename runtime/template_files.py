@@ -44,8 +44,10 @@ def _read(path: Path) -> str:
 
 def _listed(root: Path, value: Any) -> dict[str, str]:
     """value: chat_template of tokenizer_config.json."""
-    if value is None or isinstance(value, str):
-        return {} if value is None else {DEFAULT: value}
+    if value is None or value == []:
+        return {}
+    if isinstance(value, str):
+        return {DEFAULT: value}
     entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
     named = {str(entry.get("name")): str(entry.get("template")) for entry in entries}
     texts = [entry.get(key) for entry in entries for key in ("name", "template")]

@@ -173,7 +173,7 @@ def test_chat_templates(tmp_path):
         }
         return checkpoint.chat_templates
 
-    assert templates({}) == {}
+    assert templates({}) == templates({"chat_template": []}) == {}
     assert templates({"chat_template": "{{ x }}"}) == {"default": "{{ x }}"}
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert templates({"chat_template": named}) == {"tool_use": "t", "default": "d"}

@@ -75,6 +75,12 @@ def test_wrong_options_are_told_before_an_engine_is_loaded(
     assert "two words" not in err
 
 
+def test_an_engine_without_tokenizer_is_served_if_told_so(no_engines: None, tmp_path: Path) -> None:
+    bare = write_engine(tmp_path / "bare", tokenizer=False)
+    with pytest.raises(pytest.fail.Exception, match="an engine was loaded"):
+        CliRunner().invoke(cli, ["serve", str(bare), "--port", "0", "--allow-no-tokenizer"], catch_exceptions=False)
+
+
 def test_a_port_in_use_is_told_before_an_engine_is_loaded(no_engines: None, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
