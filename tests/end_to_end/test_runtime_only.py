@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import venv
@@ -77,8 +78,8 @@ def test_type_checkers_see_its_types(environment: Path, tmp_path: Path) -> None:
     )
     checker = (sys.executable, "-m", "mypy", "--cache-dir", tmp_path / "cache", "--no-error-summary")
     done = call(*checker, "--config-file", "/dev/null", "--python-executable", environment / "python", script, status=1)
-    assert done.stdout.count('Revealed type is "builtins.str"') == 1
-    assert done.stdout.count('Revealed type is "builtins.int"') == 1
+    shown = re.findall(r'Revealed type is "(?:builtins\.)?(\w+)"', done.stdout)
+    assert shown == ["str", "int"]
     assert "No overload variant" in done.stdout
 
 
