@@ -9,6 +9,7 @@ from typing import Any
 
 from tensorwright.errors import TensorwrightError
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.generation_defaults import sampling_defaults
 from tensorwright.runtime.targets import ONNX_PROVIDER, TARGETS
 
 Check = Callable[[], object]
@@ -27,7 +28,7 @@ def examine_engine(path: str) -> dict[str, Any]:
         told: dict[str, Any] = {"facts": {}, "problems": [_problem(error)], "warnings": []}
         return {"path": path, "target": None, "runs": False, **told}
     problems = []
-    for check in CHECKS[engine.target](engine):
+    for check in (*CHECKS[engine.target](engine), lambda: sampling_defaults(engine, "model")):
         try:
             check()
         except TensorwrightError as error:

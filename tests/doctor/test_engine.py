@@ -219,3 +219,10 @@ def seal_all(engine: Path) -> None:
 
     names = [str(path.relative_to(engine)) for path in engine.rglob("*") if path.is_file()]
     write_checksums(engine, [name for name in names if name != "checksums.txt"])
+
+
+def test_sampling_defaults_that_cannot_be(tmp_path: Path) -> None:
+    write_engine(tmp_path / "engine", more={"generation_config.json": '{"top_p": 2}'})
+    (reason,) = [each for each in reasons(tmp_path / "engine") if "generation_config.json" in each]
+    assert "top_p must be above 0 and at most 1, got 2" in reason
+    assert "generation_config='neutral'" in reason
