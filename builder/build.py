@@ -18,7 +18,7 @@ from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.targets import Emitted, Graphs, Target, find_target
-from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError
+from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import Quantized, expected_counts
@@ -205,7 +205,7 @@ def _rewrite(
         except OSError as error:
             if dump is None:
                 raise
-            raise BuildError(f"{dump}: the graphs cannot be dumped there ({error.strerror}); choose another") from error
+            raise BuildError(f"{dump}: the graphs cannot be dumped there ({reason(error)}); choose another") from error
 
 
 def _quantized(graph: Graph) -> Quantized:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tensorwright.errors import BuildError, InvalidOptionError
+from tensorwright.errors import BuildError, InvalidOptionError, reason
 
 
 def check_places(model: Any, out: Any, dump: Any = None) -> None:
@@ -30,7 +30,7 @@ def make_dump_folder(dump: Path) -> None:
     try:
         dump.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BuildError(f"dump {dump}: cannot be made ({error.strerror}); choose another folder") from error
+        raise BuildError(f"dump {dump}: cannot be made ({reason(error)}); choose another folder") from error
     if not os.access(dump, os.W_OK):
         raise BuildError(f"dump {dump}: cannot be written to; choose another folder")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tokenizers
 
-from tensorwright.errors import CheckpointError, MissingDependencyError
+from tensorwright.errors import CheckpointError, MissingDependencyError, reason
 from tensorwright.models.dtypes import FLOATS, Tensor, itemsize
 from tensorwright.models.safetensors_file import SafetensorsFile
 
@@ -309,7 +309,7 @@ def _read_text(path: Path, why: str) -> str:
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing; {why}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+        raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from error
 
 
 def _read_json(path: Path, why: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.errors import CheckpointError
+from tensorwright.errors import CheckpointError, reason
 from tensorwright.models.dtypes import STORAGE, Tensor, itemsize
 
 _DTYPES = {
@@ -62,7 +62,7 @@ class SafetensorsFile:
             self.size = path.stat().st_size
             header, self._data_start = self._read_header()
         except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+            raise CheckpointError(f"{path}: cannot be read ({reason(error)})") from error
         self.tensors = {name: self._parse_entry(name, entry) for name, entry in header.items()}
         self._check_coverage()
 

@@ -20,7 +20,7 @@ import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
 
-from tensorwright.errors import InvalidOptionError
+from tensorwright.errors import InvalidOptionError, reason
 
 _NAME = re.compile(r"[A-Za-z0-9]\w*")
 """Of a template, where a file could be meant too; files of templates mostly end in .jinja."""
@@ -74,7 +74,7 @@ def read_argument(place: str, option: str, folder: Path = Path()) -> str:
         with click.open_file(str(path), encoding="utf-8") as file:
             text = file.read()
     except (OSError, ValueError) as error:
-        raise InvalidOptionError(f"{option} must be a readable file of UTF-8 text: {error}") from error
+        raise InvalidOptionError(f"{option} must be a readable file of UTF-8 text: {reason(error)}") from error
     if not is_template(text):
         raise InvalidOptionError(f"{option} {place} must hold a Jinja template, and has neither {{{{ nor {{% in it")
     check_template(text, f"{option} {place}")

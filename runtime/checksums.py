@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from tensorwright.errors import EngineError
+from tensorwright.errors import EngineError, reason
 
 CHECKSUMS = "checksums.txt"
 REMEDY = "build the engine again, or copy it again from where it came"
@@ -35,7 +35,7 @@ def read_checksums(root: Path) -> dict[str, FileSum]:
     except FileNotFoundError:
         raise EngineError(f"{path}: missing; {REMEDY}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise EngineError(f"{path}: cannot be read ({error}); {REMEDY}") from error
+        raise EngineError(f"{path}: cannot be read ({reason(error)}); {REMEDY}") from error
     *lines, last = [line for line in text.split("\n") if line] or [""]
     body = "".join(line + "\n" for line in lines)
     if last != f"{xxhash.xxh3_128_hexdigest(body.encode())}  {len(body.encode())}  .":
@@ -113,4 +113,4 @@ def file_digest(path: Path) -> str:
                 digest.update(data)  # once: the interpreter is free all the while
                 return digest.hexdigest()
     except OSError as error:
-        raise EngineError(f"{path}: cannot be read ({error}); check its permissions") from error
+        raise EngineError(f"{path}: cannot be read ({reason(error)}); check its permissions") from error

@@ -16,7 +16,7 @@ from typing import NoReturn, TextIO
 
 import click
 
-from tensorwright.entry import EXIT_INTERRUPTED, INTERRUPTED, nothing_begun, work
+from tensorwright.entry import EXIT_INTERRUPTED, INTERRUPTED, leave, nothing_begun, work
 from tensorwright.errors import TensorwrightError, TensorwrightWarning
 
 EXIT_FAILED = 1
@@ -99,6 +99,8 @@ def _fail(arguments: list[str], error: str, message: str, code: int) -> NoReturn
             click.echo(_as_json(error, message, code))
         click.echo(f"error: {message}", err=True)
     _silence_broken_streams()
+    if code == EXIT_INTERRUPTED:
+        leave()
     sys.exit(code)
 
 

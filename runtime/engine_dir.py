@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken
 
-from tensorwright.errors import EngineError
+from tensorwright.errors import EngineError, reason
 from tensorwright.runtime.checksums import REMEDY, FileSum, read_checksums, verify_files
 from tensorwright.runtime.special_tokens import special_tokens
 from tensorwright.runtime.targets import TARGETS
@@ -212,7 +212,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise EngineError(f"{path}: truncated or altered, not readable as JSON ({error}); {REMEDY}") from error
+        raise EngineError(f"{path}: truncated or altered, not readable as JSON ({reason(error)}); {REMEDY}") from error
     if not isinstance(value, dict):
         raise EngineError(f"{path}: must hold a JSON object; {REMEDY}")
     return value

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tensorwright.errors import EngineError
+from tensorwright.errors import EngineError, reason
 from tensorwright.runtime import native
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.generation_defaults import named_defaults
@@ -36,7 +36,9 @@ def _build_report(engine: EngineDir) -> dict[str, Any] | None:
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     except (OSError, ValueError) as error:
-        raise EngineError(f"{path}: cannot be read ({error}); remove it, the engine does not need it") from error
+        raise EngineError(
+            f"{path}: cannot be read ({reason(error)}); remove it, the engine does not need it"
+        ) from error
 
 
 def show(facts: dict[str, Any], console: Console) -> None:

@@ -19,7 +19,7 @@ import xxhash
 
 import tensorwright
 from tensorwright.dtype_names import full_name
-from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError
+from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError, reason
 from tensorwright.installing import install
 from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
@@ -139,7 +139,7 @@ def _lock(root: Path, key: str, *, alone: bool) -> IO[str]:
         lock = take_lock(root, key, alone=alone)
     except OSError as error:
         raise BuildError(
-            f"{root}: the engine cache cannot be written ({error}); set XDG_CACHE_HOME elsewhere"
+            f"{root}: the engine cache cannot be written ({reason(error)}); set XDG_CACHE_HOME elsewhere"
         ) from error
     assert lock is not None  # it waits
     return lock

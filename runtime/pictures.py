@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tensorwright.errors import InvalidOptionError
+from tensorwright.errors import InvalidOptionError, reason
 
 
 def check_picture(name: str, option: str) -> Path:
@@ -23,7 +23,7 @@ def check_picture(name: str, option: str) -> Path:
         path.open("ab").close()  # only this says it for sure: root may write where os.access denies it, and the reverse
     except OSError as error:
         raise InvalidOptionError(
-            f"{option} must name a file that can be written, got {name!r} ({error.strerror})"
+            f"{option} must name a file that can be written, got {name!r} ({reason(error)})"
         ) from error
     if not was_there:
         path.unlink()

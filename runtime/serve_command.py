@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.errors import InvalidOptionError, MissingDependencyError, reason
 from tensorwright.installing import install
 from tensorwright.runtime.engine_dir import TOKENIZER, is_engine
 from tensorwright.runtime.memory import parse_size
@@ -150,7 +150,7 @@ def read_keys(file: str | None) -> tuple[str, ...]:
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise InvalidOptionError(f"--api-key-file must be a readable text file: {error}") from error
+        raise InvalidOptionError(f"--api-key-file must be a readable text file: {reason(error)}") from error
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
         raise InvalidOptionError(f"--api-key-file {file} must hold at least one key: with none everybody could enter")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tensorwright.errors import EngineError
+from tensorwright.errors import EngineError, reason
 from tensorwright.runtime.checksums import REMEDY
 
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -39,7 +39,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise EngineError(f"{path}: cannot be read as UTF-8 text ({error}); {REMEDY}") from error
+        raise EngineError(f"{path}: cannot be read as UTF-8 text ({reason(error)}); {REMEDY}") from error
 
 
 def _listed(root: Path, value: Any) -> dict[str, str]:

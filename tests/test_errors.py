@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tensorwright import errors
-from tensorwright.errors import TensorwrightError
+from tensorwright.errors import TensorwrightError, reason
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("models", "builder", "passes", "plugins", "runtime")
@@ -46,3 +47,23 @@ def test_every_class_is_raised_somewhere(name: str) -> None:
     sources = (p for room in ROOMS for end in ("*.py", "*.cc", "*.h") for p in (ROOT / room).rglob(end))
     raised = re.compile(rf'{name}\(|"{name}"')
     assert any(raised.search(path.read_text(encoding="utf-8")) for path in sources)
+
+
+def test_reason_leaves_out_number_and_path() -> None:
+    with pytest.raises(OSError, match="Errno 2") as raised:
+        Path("/nowhere").read_text()
+    assert reason(raised.value) == "No such file or directory"
+    assert reason(OSError("libx.so: cannot open")) == "libx.so: cannot open"
+    assert reason(ValueError("wrong")) == "wrong"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_message_shows_an_error_number(room: str) -> None:
+    """Whoever words an OSError says where and what to do; what the system said of it is `reason`."""
+    faults = []
+    for path in (ROOT / room).rglob("*.py"):
+        for handler in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(handler, ast.ExceptHandler) and handler.type and "OSError" in ast.unparse(handler.type):
+                shown = [ast.unparse(n.value) for n in ast.walk(handler) if isinstance(n, ast.FormattedValue)]
+                faults += [f"{path}: {{{handler.name}}}" for text in shown if text == handler.name]
+    assert not faults, "\n".join(faults)

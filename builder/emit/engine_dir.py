@@ -18,7 +18,7 @@ from typing import IO, Any
 import xxhash
 
 from tensorwright.builder.interrupts import uninterrupted
-from tensorwright.errors import BuildError, OutputExistsError
+from tensorwright.errors import BuildError, OutputExistsError, reason
 
 FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
@@ -172,7 +172,7 @@ class EngineWriter:
             shutil.rmtree(aside)
         except OSError as error:
             raise BuildError(
-                f"{self.out}: is built, but the engine it replaces is still at {aside} ({error})"
+                f"{self.out}: is built, but the engine it replaces is still at {aside} ({reason(error)})"
             ) from error
 
     @contextmanager
@@ -182,8 +182,7 @@ class EngineWriter:
             yield
         except OSError as error:
             raise BuildError(
-                f"{self.out}: {what} ({error.strerror or error}); nothing was left behind, "
-                "free the disk or choose another place"
+                f"{self.out}: {what} ({reason(error)}); nothing was left behind, free the disk or choose another place"
             ) from error
 
 

@@ -7,7 +7,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 
-from tensorwright.errors import InvalidOptionError
+from tensorwright.errors import InvalidOptionError, reason
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.parameter_checks import is_int
 from tensorwright.runtime.server.options import positive
@@ -63,7 +63,7 @@ class Listen(StrictKeywords):
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise InvalidOptionError(
                 f"tls_cert {self.tls_cert} and tls_key {self.tls_key} must be a certificate and its key, unencrypted, "
-                f"in PEM form: {error}"
+                f"in PEM form: {reason(error)}"
             ) from error
 
     def bind(self) -> socket.socket:
@@ -73,14 +73,16 @@ class Listen(StrictKeywords):
             family, kind, protocol, _, address = found[0]
             bound = socket.socket(family, kind, protocol)
         except OSError as error:
-            raise InvalidOptionError(f"host {self.host!r} must be an address of this machine: {error}") from error
+            raise InvalidOptionError(
+                f"host {self.host!r} must be an address of this machine: {reason(error)}"
+            ) from error
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
         except OSError as error:
             bound.close()
             raise InvalidOptionError(
-                f"port {self.port} of {self.host} must be free: {error.strerror}; choose another with --port, or 0 for "
+                f"port {self.port} of {self.host} must be free: {reason(error)}; choose another with --port, or 0 for "
                 "any"
             ) from error
         return bound

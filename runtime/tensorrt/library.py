@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from tensorwright.errors import DeviceError, EngineError, MissingDependencyError
+from tensorwright.errors import DeviceError, EngineError, MissingDependencyError, reason
 from tensorwright.installing import install
 from tensorwright.plugins.gpu.manifest import ENGINE_FILE, MODULES, IoTensor, Manifest, step_inputs
 from tensorwright.runtime.tensorrt.cuda import Cuda
@@ -29,7 +29,7 @@ def load_bindings(flavour: str) -> Any:
         return importlib.import_module(MODULES[flavour])
     except (ImportError, OSError) as error:  # OSError: it is there, and one of its libraries does not load
         raise MissingDependencyError(
-            f"an engine of target {flavour} needs the package {MODULES[flavour]} ({error}): {install(flavour)}"
+            f"an engine of target {flavour} needs the package {MODULES[flavour]} ({reason(error)}): {install(flavour)}"
         ) from error
 
 

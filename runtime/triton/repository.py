@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tensorwright.errors import BuildError, InvalidOptionError, OutputExistsError
+from tensorwright.errors import BuildError, InvalidOptionError, OutputExistsError, reason
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.targets import TARGETS
 from tensorwright.runtime.triton.model_config import config_text
@@ -105,7 +105,7 @@ def _os_errors(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise BuildError(
-            f"{place}: cannot be written to ({error.strerror or error}); free the disk or choose another place"
+            f"{place}: cannot be written to ({reason(error)}); free the disk or choose another place"
         ) from error
 
 

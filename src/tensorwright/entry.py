@@ -80,6 +80,15 @@ def end_at_once(number: int, frame: FrameType | None) -> NoReturn:
         os._exit(EXIT_INTERRUPTED)
 
 
+def leave() -> None:
+    """Ends an interrupted command's process, cleaned up and told of, without Python's own end.
+
+    That takes seconds where torch was imported, and waits for threads that compute. Without effect elsewhere.
+    """
+    if sys.unraisablehook is hear_again:
+        os._exit(EXIT_INTERRUPTED)
+
+
 def hear_again(lost: Any) -> None:
     """A sys.unraisablehook: a KeyboardInterrupt that was raised where none can be comes again, in a moment."""
     if not issubclass(lost.exc_type, KeyboardInterrupt):

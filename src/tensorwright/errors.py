@@ -127,3 +127,8 @@ class EngineStoppedError(TensorwrightError):
 
 class ForkedEngineError(EngineStoppedError):
     """An LLM is used in a fork of the process that made it, where its engine does not run."""
+
+
+def reason(error: Exception) -> str:
+    """What an error says, for a message of ours that names the place itself: of an OSError without number and path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -6,16 +6,18 @@ What is interrupted is the import of the n-th module after the entry was reached
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from types import SimpleNamespace
 
+import click
 import pytest
 
 from tensorwright import entry
-from tensorwright.runtime.command import _as_json
+from tensorwright.runtime.command import _as_json, run_command
 
 INTERRUPTED_AT = """
 import os, signal, sys
@@ -78,6 +80,21 @@ def test_only_work_is_interrupted_by_an_exception(as_a_command):
         handlers.append(signal.getsignal(signal.SIGINT))
     handlers.append(signal.getsignal(signal.SIGINT))
     assert handlers == [entry.end_at_once, signal.default_int_handler] * 2
+
+
+def test_an_interrupted_command_ends_without_waiting_for_threads(as_a_command, monkeypatch, capsys):
+    """Whatever still computes, and whatever Python would tear down."""
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+
+    @click.command()
+    def command():
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit):
+        run_command(command, [], "test")
+    assert ended == [130]
+    assert capsys.readouterr().err.endswith("error: interrupted\n")
 
 
 def test_elsewhere_no_handler_changes():

@@ -19,7 +19,7 @@ from tensorwright.builder.emit.tensorrt.fixed_addresses import is_fixed
 from tensorwright.builder.emit.tensorrt.job import Job, to_line
 from tensorwright.builder.emit.tensorrt.library import FLAVOURS, require_version
 from tensorwright.builder.emit.tensorrt.listeners import make_logger, make_monitor, without_noise
-from tensorwright.errors import BuildError, InvalidOptionError, MissingDependencyError, TensorwrightError
+from tensorwright.errors import BuildError, InvalidOptionError, MissingDependencyError, TensorwrightError, reason
 from tensorwright.installing import install
 from tensorwright.plugins.gpu.build_context import building_for
 from tensorwright.plugins.gpu.compile import cache_folder
@@ -66,7 +66,7 @@ def build_plan(job: Job, send: Send) -> dict[str, Any]:
         trt = import_module(flavour.module)
     except (ImportError, OSError) as error:
         raise MissingDependencyError(
-            f"the package {flavour.module} is installed and cannot be loaded ({error}): "
+            f"the package {flavour.module} is installed and cannot be loaded ({reason(error)}): "
             f"{install(flavour.name, options='--force-reinstall')}"
         ) from error
     require_version(flavour, trt.__version__)
@@ -80,7 +80,7 @@ def build_plan(job: Job, send: Send) -> dict[str, Any]:
             file.write(memoryview(plan))
     except OSError as error:
         raise BuildError(
-            f"the plan of {plan.nbytes / 1e6:.2f} MB cannot be written ({error.strerror or error}); nothing was left "
+            f"the plan of {plan.nbytes / 1e6:.2f} MB cannot be written ({reason(error)}); nothing was left "
             "behind, free the disk or choose another place"
         ) from error
     return {
