@@ -12,7 +12,8 @@ from support.made_checkpoints import write_checkpoint
 from support.tiny_models import load_eager, make_variant
 from tensorwright.builder.accuracy import sample_ids, token_budget
 from tensorwright.builder.accuracy_metrics import Comparison
-from tensorwright.builder.accuracy_reference import split_large_linears, streamed_logits, transformers_logits
+from tensorwright.builder.accuracy_reference import reference_graph, streamed_logits, transformers_logits
+from tensorwright.builder.ir.text import print_graph
 from tensorwright.builder.trace import trace
 from tensorwright.errors import CheckpointError
 from tensorwright.models.checkpoint import open_checkpoint
@@ -52,10 +53,22 @@ def test_a_broken_engine_shows():
         compare([[0, 1]], [[0, 1, 2]], [])
 
 
-def test_token_budget():
-    assert token_budget(8192) == 512
-    assert token_budget(152_000) == 110
-    assert token_budget(10**7) == 64
+@pytest.mark.parametrize(
+    ("vocab_size", "multiply_adds", "tokens"),
+    [
+        (8192, 10**7, 512),  # pico
+        (152_000, 10**7, 110),  # of a large vocabulary, whose logits are held
+        (10**7, 10**7, 64),
+        (8192, 2 * 10**8, 320),
+        (151_936, 494 * 10**6, 110),  # Qwen2.5-0.5B
+        (128_256, 1236 * 10**6, 64),  # Llama-3.2-1B
+        (128_256, 75 * 10**8, 64),  # Llama-3.1-8B
+        (1, 0, 512),
+    ],
+)
+def test_token_budget(vocab_size, multiply_adds, tokens):
+    """By the model's size alone: two builds must measure the same, whatever the machine does meanwhile."""
+    assert token_budget(vocab_size, multiply_adds) == tokens
 
 
 def test_sample_ids(tmp_path):
@@ -95,11 +108,17 @@ def test_longrope_is_measured_with_the_engines_factors(tmp_path):
     assert difference[0] < 1e-3 * difference[1]
 
 
-def test_large_linears_are_split(tmp_path):
+def test_a_trace_in_bfloat16_is_widened_not_repeated(tmp_path, monkeypatch):
     checkpoint = open_checkpoint(make_variant(tmp_path / "m", "llama_biases"))
-    graph = trace(checkpoint, dtype="float32", max_seq_len=128)
-    before = len(graph.find("linear"))
-    split_large_linears(graph, chunk_bytes=32 * 4 * 20)
-    largest = max(node.inputs[1].shape[0] for node in graph.find("linear") if node.inputs[1].shape[1] == 32)
-    assert largest == 20
-    assert len(graph.find("linear")) > before
+    ids = [5, 9, 1, 33, 33, 7]
+    exact, narrow = (trace(checkpoint, dtype=dtype, max_seq_len=64) for dtype in ("float32", "bfloat16"))
+    assert reference_graph(exact, checkpoint) is exact
+    before = print_graph(narrow)
+    with monkeypatch.context() as patch:
+        patch.setattr("tensorwright.builder.trace.trace", None)
+        widened = reference_graph(narrow, checkpoint)
+    assert print_graph(narrow) == before
+    np.testing.assert_array_equal(*(streamed_logits(graph, checkpoint, ids) for graph in (widened, exact)))
+    # What was rounded cannot be widened: such a trace is made anew.
+    narrow.constant(np.float32(5.65625), "bfloat16", before=narrow.nodes[2])
+    assert print_graph(reference_graph(narrow, checkpoint)) == print_graph(exact)
