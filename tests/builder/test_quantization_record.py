@@ -43,7 +43,7 @@ def built(tied: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 def rewritten(checkpoint: Checkpoint, quantize: str) -> PassReport:
-    graph = trace(checkpoint, dtype="float32", max_seq_len=64)
+    graph = trace(checkpoint, dtype="float32", max_seq_len=128)
     graph.facts |= {"quantize": quantize, "block_size": 32}
     return run_pipeline(graph)
 
@@ -152,7 +152,7 @@ def test_every_weight_is_read_twice_and_soon(built: dict, tied: Checkpoint, monk
     monkeypatch.setattr(Ref, "region", count)
     report = rewritten(tied, "int4,lm_head=w8a8")
     weights = emit_cpu_plan(report.graph, tied).weights
-    traced = trace(tied, dtype="float32", max_seq_len=64)
+    traced = trace(tied, dtype="float32", max_seq_len=128)
     record = measure_accuracy("quick", tied, Path(built["path"]) / "cpu", traced, report.cached_graph, weights)
     assert record == built["accuracy"]
     matrices = [name for name in tied.names if len(tied.shape(name)) == 2 and "embed" not in name]
