@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _LOGIT_BYTES = 64 << 20  # of the reference's logits, which are held whole
 _MULTIPLY_ADDS = 64 * 10**9  # of the reference's products
 QUANTIZED = ("quantized_linear", "weight_only_linear")
+OUTPUT_TOKENS = 32  # that the errors of outputs are measured over
 CHUNK = 32  # tokens per step, and so logit rows held at a time
 _SEED = 20240229
 _TEXT = Path(__file__).with_name("accuracy_text.txt")
@@ -39,9 +40,7 @@ def measure_accuracy(
     MissingDependencyError if the C++ runtime is not built, CheckpointError if the tokenizer and the model disagree.
     """
     panels = StoredPanels(weights, cpu_files / "weights.bin")
-    return measure_logits(
-        kind, checkpoint, traced, cached, lambda ids: engine_logits(cpu_files, ids), panels=panels
-    )
+    return measure_logits(kind, checkpoint, traced, cached, lambda ids: engine_logits(cpu_files, ids), panels=panels)
 
 
 def measure_logits(
@@ -74,6 +73,7 @@ def measure_logits(
         record["measured_on"] = measured_on
     record |= comparison.record()
     if errors is not None:
+        record["output_tokens"] = min(len(ids), OUTPUT_TOKENS)
         record["output_errors"] = errors
     return record
 
@@ -128,7 +128,9 @@ def _reference(
 
     if kind == "full":
         logits = accuracy_reference.transformers_logits(checkpoint.path, ids, traced.facts["max_seq_len"])
-        return logits, quantized and accuracy_outputs.output_errors(quantized, checkpoint, ids, panels)
+        if quantized is None:
+            return logits, None
+        return logits, accuracy_outputs.output_errors(quantized, checkpoint, ids, panels)
     errors = accuracy_outputs.OutputErrors()
     with StreamedWeights(checkpoint, panels, errors.add) as weights:
         walk = accuracy_reference.reference_walk(traced, checkpoint, ids, weights)

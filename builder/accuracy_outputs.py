@@ -6,6 +6,7 @@ of the matrix, so memory stays small.
 
 from __future__ import annotations
 
+from tensorwright.builder.accuracy import OUTPUT_TOKENS
 from tensorwright.builder.accuracy_reference import reference_walk
 from tensorwright.builder.emit.quantized_weights import RelativeError
 from tensorwright.builder.ir.graph import Graph, Node
@@ -14,8 +15,6 @@ from tensorwright.builder.ir.walk import Walk
 from tensorwright.builder.quantization_record import Place, by_name, place_of
 from tensorwright.builder.streamed_weights import PanelSource, StreamedWeights
 from tensorwright.models.checkpoint import Checkpoint
-
-TOKENS = 32
 
 
 class OutputErrors:
@@ -29,15 +28,13 @@ class OutputErrors:
         self._totals.setdefault(place_of(node), RelativeError()).add(error, size)
 
     def record(self) -> dict[str, list[float | None]]:
-        """Root of the mean squared error over that of the output (bias left out), by place as in
-        quantization_record.py."""
+        """Root of the mean squared error over that of the output (bias left out), as quantization_record.py has it."""
         return by_name({place: total.value for place, total in self._totals.items()})
 
 
 def outputs_walk(cached: Graph, checkpoint: Checkpoint, ids: list[int], weights: Weights) -> Walk:
-    """A run over the first TOKENS of `ids`, one sequence. What reaches a matmul has passed through the quantized ones
-    before it."""
-    return reference_walk(cached, checkpoint, ids[:TOKENS], weights)
+    """A run over the first OUTPUT_TOKENS of `ids`. What reaches a matmul has passed the quantized ones before it."""
+    return reference_walk(cached, checkpoint, ids[:OUTPUT_TOKENS], weights)
 
 
 def output_errors(

@@ -28,7 +28,7 @@ CHUNK_ELEMENTS = 1 << 20
 """Of a matrix, converted to float32 at a time by each thread: what a second level cache holds."""
 
 OnProduct = Callable[[Node, float, float], None]
-"""(node, sum of squared errors, sum of squares): of a quantized product's result, and of the one of w as it is stored."""
+"""(node, sum of squared errors, sum of squares): of a quantized product, and of the one with w as it is stored."""
 
 
 class PanelSource(Protocol):
@@ -45,8 +45,8 @@ class StreamedWeights:
     """A checkpoint's weights in float32 for the interpreter, and products with them: `ProductSource`.
 
     panels: of quantized matrices, by default packed anew. on_product is told of every quantized product; it costs the
-    product with the weights as they are. A context: inside, torch itself runs on one thread, for what is beside products
-    is too small for more, and threads that wait for each other would take the processor from those that multiply.
+    product with the weights as they are. A context: inside, torch itself runs on one thread, for what is beside
+    products is too small for more, and threads that wait for others would take the processor from those that multiply.
     """
 
     def __init__(

@@ -156,12 +156,10 @@ class WeightTable:
 
 
 class StoredPanels:
-    """The quantized matrices of a weights.bin that was written: a `PanelSource` that reads what an engine multiplies."""
+    """The quantized matrices of a weights.bin that was written: a `PanelSource` of what an engine multiplies."""
 
     def __init__(self, table: WeightTable, path: Path):
-        self._plans = {
-            (plan.key.source, plan.format): plan for plan in table.plans if plan.format is not None
-        }
+        self._plans = {(plan.key.source, plan.format): plan for plan in table.plans if plan.format is not None}
         self._bytes = np.memmap(path, np.uint8, "c")  # the kernels take what may be written; nobody writes
 
     def halves(self, expr: WeightExpr, fmt: WeightFormat) -> int:

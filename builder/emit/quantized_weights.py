@@ -137,9 +137,7 @@ class Multiplier:
         runtime, number = _native(), _NUMBERS[self._fmt.dtype]
         y = np.empty((len(self._x), n), np.float32)
         best = _best(runtime.quantized_matmul_table(number))
-        runtime.run_quantized_matmul(
-            number, best, self._fmt.group, self._k, self._x, self._scale, self._sum, panels, y
-        )
+        runtime.run_quantized_matmul(number, best, self._fmt.group, self._k, self._x, self._scale, self._sum, panels, y)
         return y
 
 
