@@ -6,33 +6,41 @@ quick: against the traced graph in float32, weights streamed. full: against the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tensorwright.builder.accuracy_metrics import Comparison
+from tensorwright.builder.emit.cpu_weights import StoredPanels, WeightTable
 from tensorwright.builder.interruptible import in_another_thread
 from tensorwright.builder.ir.graph import Graph
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.models.checkpoint import Checkpoint
 
+if TYPE_CHECKING:
+    from tensorwright.builder.streamed_weights import PanelSource
+
 _LOGIT_BYTES = 64 << 20  # of the reference's logits, which are held whole
+_MULTIPLY_ADDS = 64 * 10**9  # of the reference's products
 QUANTIZED = ("quantized_linear", "weight_only_linear")
+OUTPUT_TOKENS = 32  # that the errors of outputs are measured over
 CHUNK = 32  # tokens per step, and so logit rows held at a time
 _SEED = 20240229
 _TEXT = Path(__file__).with_name("accuracy_text.txt")
 
 
 def measure_accuracy(
-    kind: str, checkpoint: Checkpoint, cpu_files: Path, traced: Graph, cached: Graph
+    kind: str, checkpoint: Checkpoint, cpu_files: Path, traced: Graph, cached: Graph, weights: WeightTable
 ) -> dict[str, Any]:
     """The record of the engine whose plan.bin and weights.bin are in `cpu_files`; kind "quick" or "full".
 
     `traced` and `cached` are the graphs that the engine was made from, at these stages. Raises
     MissingDependencyError if the C++ runtime is not built, CheckpointError if the tokenizer and the model disagree.
     """
-    return measure_logits(kind, checkpoint, traced, cached, lambda ids: engine_logits(cpu_files, ids))
+    panels = StoredPanels(weights, cpu_files / "weights.bin")
+    return measure_logits(kind, checkpoint, traced, cached, lambda ids: engine_logits(cpu_files, ids), panels=panels)
 
 
 def measure_logits(
@@ -42,6 +50,7 @@ def measure_logits(
     quantized: Graph,
     run: Callable[[list[int]], Iterable[np.ndarray]],
     *,
+    panels: PanelSource | None = None,
     measured_on: str | None = None,
 ) -> dict[str, Any]:
     """The record of whatever `run` is: it gives the logits of consecutive positions of one sequence, block by block.
@@ -50,8 +59,9 @@ def measure_logits(
     measured in it. measured_on: what ran, where that is not the engine's own executor.
     """
     vocab_size, max_seq_len = traced.facts["vocab_size"], traced.facts["max_seq_len"]
-    ids, text = sample_ids(checkpoint, min(token_budget(vocab_size), max_seq_len), vocab_size)
-    reference = _reference(kind, checkpoint, ids, traced)
+    ids, text = sample_ids(checkpoint, min(token_budget(vocab_size, multiply_adds(quantized)), max_seq_len), vocab_size)
+    cuts = any(node.op in QUANTIZED for node in quantized.nodes)
+    reference, errors = _reference(kind, checkpoint, ids, traced, quantized if cuts else None, panels)
     comparison = Comparison()
     done = 0
     for logits in run(ids):
@@ -62,16 +72,26 @@ def measure_logits(
     if measured_on is not None:
         record["measured_on"] = measured_on
     record |= comparison.record()
-    if any(node.op in QUANTIZED for node in quantized.nodes):
-        from tensorwright.builder.accuracy_outputs import output_errors
-
-        record["output_errors"] = output_errors(quantized, checkpoint, ids)
+    if errors is not None:
+        record["output_tokens"] = min(len(ids), OUTPUT_TOKENS)
+        record["output_errors"] = errors
     return record
 
 
-def token_budget(vocab_size: int) -> int:
-    """How many tokens are measured: 64 to 512, fewer for a large vocabulary, so that a build's memory stays small."""
-    return max(64, min(512, _LOGIT_BYTES // (4 * vocab_size)))
+def multiply_adds(graph: Graph) -> int:
+    """What the products of a graph at stage "cached" take for each token."""
+    matrices = (node.inputs[1] for node in graph.nodes if node.op in ("linear", *QUANTIZED))
+    return sum(prod(int(dim) for dim in w.shape) for w in matrices if w is not None)
+
+
+def token_budget(vocab_size: int, multiply_adds: int) -> int:
+    """How many tokens are measured: 512, fewer for a large vocabulary and for a large model, never below 64.
+
+    A function of the model alone, so that two builds measure the same. Logits have a bound, so that memory stays small,
+    and so have multiplications, so that a build of a small model does not wait for them. From the model on where 64 is
+    the least, both a weight's work here (64 multiplications) and in the rest of the build stay as they are.
+    """
+    return max(64, min(512, _LOGIT_BYTES // (4 * vocab_size), _MULTIPLY_ADDS // max(1, multiply_adds)))
 
 
 def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[list[int], str]:
@@ -90,14 +110,34 @@ def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[lis
     return ids, "built-in text"
 
 
-def _reference(kind: str, checkpoint: Checkpoint, ids: list[int], traced: Graph) -> np.ndarray:
-    from tensorwright.builder import accuracy_reference
+def _reference(
+    kind: str,
+    checkpoint: Checkpoint,
+    ids: list[int],
+    traced: Graph,
+    quantized: Graph | None,
+    panels: PanelSource | None,
+) -> tuple[np.ndarray, dict[str, list[float | None]] | None]:
+    """The logits to compare with, and the errors of the outputs of `quantized`, if that is given.
+
+    Both are computed side by side, so that a checkpoint larger than memory is read once.
+    """
+    from tensorwright.builder import accuracy_outputs, accuracy_reference
+    from tensorwright.builder.ir.walk import in_step
+    from tensorwright.builder.streamed_weights import StreamedWeights
 
     if kind == "full":
-        return accuracy_reference.transformers_logits(checkpoint.path, ids, traced.facts["max_seq_len"])
-    if traced.stage == "cached":
-        return accuracy_reference.streamed_cached_logits(traced, checkpoint, ids)
-    return accuracy_reference.streamed_logits(traced, checkpoint, ids)
+        logits = accuracy_reference.transformers_logits(checkpoint.path, ids, traced.facts["max_seq_len"])
+        if quantized is None:
+            return logits, None
+        return logits, accuracy_outputs.output_errors(quantized, checkpoint, ids, panels)
+    errors = accuracy_outputs.OutputErrors()
+    with StreamedWeights(checkpoint, panels, errors.add) as weights:
+        walk = accuracy_reference.reference_walk(traced, checkpoint, ids, weights)
+        if quantized is not None:
+            in_step(walk, accuracy_outputs.outputs_walk(quantized, checkpoint, ids, weights))
+        (result,) = walk.finish()
+    return accuracy_reference.as_rows(result), errors.record() if quantized is not None else None
 
 
 def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:

@@ -43,17 +43,17 @@ def interpreted_logits(lowered: Graph, checkpoint: Checkpoint, ids: list[int], a
 
     The weights are quantized by the packer of the CPU engine, whose bits are those of quantize.py.
     """
-    from tensorwright.builder.accuracy_reference import gather_embeddings, split_large_linears
-    from tensorwright.builder.emit.quantized_weights import QuantizingWeights
+    from tensorwright.builder.accuracy_reference import gather_embeddings
     from tensorwright.builder.ir.interpret import interpret
     from tensorwright.builder.ir.ragged import RaggedAdapter
+    from tensorwright.builder.streamed_weights import StreamedWeights
 
     graph = narrowed(lowered, act_dtype)
     inputs = RaggedAdapter(graph, [ids]).inputs([len(ids)])
     inputs.update(gather_embeddings(graph, checkpoint, inputs["token_ids"]))
     inputs = {value.name: _of_type(value, inputs[value.name]) for value in graph.inputs}
-    split_large_linears(graph)
-    (logits,) = interpret(graph, inputs, QuantizingWeights(checkpoint))
+    with StreamedWeights(checkpoint) as weights:
+        (logits,) = interpret(graph, inputs, weights)
     result: np.ndarray = logits.float().numpy()
     return result
 

@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
-from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tensorwright.builder.interruptible import free_weights, short_products
-from tensorwright.builder.ir.graph import Graph, Node, Value
-from tensorwright.builder.ir.interpret import interpret
+from tensorwright.builder.ir.graph import Graph, Value
+from tensorwright.builder.ir.interpret import Weights
 from tensorwright.builder.ir.ragged import RaggedAdapter
+from tensorwright.builder.ir.walk import Walk
+from tensorwright.builder.streamed_weights import StreamedWeights
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import to_float32
-from tensorwright.models.weights import WeightExpr, evaluate, evaluate_rows
+from tensorwright.models.weights import WeightExpr, evaluate_rows
 from tensorwright.plugins.quantized_matmul.formats import parse_format
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 
-_CHUNK_BYTES = 64 << 20
-LINEARS = ("linear", "quantized_linear", "weight_only_linear")
+
+def reference_walk(graph: Graph, checkpoint: Checkpoint, ids: list[int], weights: Weights) -> Walk:
+    """A run of `graph`, of stage "traced" or "cached", that gives the logits of every token. It stays as it is."""
+    graph = graph.clone()
+    if graph.stage == "cached":
+        inputs = RaggedAdapter(graph, [ids]).inputs([len(ids)])
+        tokens = "token_ids"
+    else:
+        tokens = "input_ids"
+        inputs = {
+            tokens: torch.tensor([ids], dtype=torch.int64),
+            "position_ids": torch.arange(len(ids), dtype=torch.int64)[None],
+        }
+    inputs.update(gather_embeddings(graph, checkpoint, inputs[tokens]))
+    return Walk(graph, {value.name: inputs[value.name] for value in graph.inputs}, weights)
 
 
 def streamed_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.ndarray:
-    """[len(ids), vocab] float32 of a float32 graph at stage "traced", which stays as it is.
-
-    No weight is held longer than its use, and none is held whole if it is large: memory stays near `_CHUNK_BYTES`.
-    """
-    graph = graph.clone()
-    inputs = {
-        "input_ids": torch.tensor([ids], dtype=torch.int64),
-        "position_ids": torch.arange(len(ids), dtype=torch.int64)[None],
-    }
-    inputs.update(gather_embeddings(graph, checkpoint, inputs["input_ids"]))
-    split_large_linears(graph)
-    (logits,) = interpret(graph, inputs, lambda expr: _float32(expr, checkpoint))
-    return logits[0].float().numpy()
+    """[len(ids), vocab] float32 of a float32 graph of either stage; no matrix of a product is held whole."""
+    with StreamedWeights(checkpoint) as weights:
+        (logits,) = reference_walk(graph, checkpoint, ids, weights).finish()
+    return as_rows(logits)
 
 
-def streamed_cached_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.ndarray:
-    """The same of a graph at stage "cached", which computes in float32."""
-    graph = graph.clone()
-    inputs = RaggedAdapter(graph, [ids]).inputs([len(ids)])
-    inputs.update(gather_embeddings(graph, checkpoint, inputs["token_ids"]))
-    split_large_linears(graph)
-    inputs = {value.name: inputs[value.name] for value in graph.inputs}
-    (logits,) = interpret(graph, inputs, lambda expr: _float32(expr, checkpoint))
-    return logits.float().numpy()
+def as_rows(logits: torch.Tensor) -> np.ndarray:
+    """[tokens, vocab] float32 of one sequence's logits of either stage."""
+    rows: np.ndarray = logits.reshape(-1, logits.shape[-1]).float().numpy()
+    return rows
 
 
 def transformers_logits(path: Path, ids: list[int], max_seq_len: int) -> np.ndarray:
@@ -92,42 +92,6 @@ def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -
     return values
 
 
-def split_large_linears(graph: Graph, chunk_bytes: int = _CHUNK_BYTES) -> None:
-    """A linear (or another of LINEARS) of a large w becomes a concatenation of linears over ranges of its rows.
-
-    The numbers stay: no row of w depends on another, quantized or not.
-    """
-    for node in [node for node in graph.nodes if node.op in LINEARS]:
-        weight = node.inputs[1]
-        expr = None if weight is None else _expr(weight)
-        if weight is None or expr is None or prod(int(d) for d in weight.shape) * 4 <= chunk_bytes:
-            continue
-        rows, columns = (int(d) for d in weight.shape)
-        step = max(1, chunk_bytes // (4 * columns))
-        parts = [_part(graph, node, start, min(rows, start + step)) for start in range(0, rows, step)]
-        dim = node.output.rank - 1
-        whole = graph.add("concat", parts, {"dim": dim}, [(node.output.dtype, node.output.shape)], before=node)
-        graph.replace_uses(node.output, whole.output)
-    graph.drop_dead()
-
-
-def _part(graph: Graph, node: Node, start: int, end: int) -> Value:
-    x, weight, bias = (*node.inputs, None)[:3]
-    assert weight is not None
-    operands = [x, _slice(graph, node, weight, start, end)]
-    if bias is not None:
-        operands.append(_slice(graph, node, bias, start, end))
-    shape = (*node.output.shape[:-1], end - start)
-    return graph.add(node.op, operands, dict(node.attrs), [(node.output.dtype, shape)], before=node).output
-
-
-def _slice(graph: Graph, node: Node, value: Value, start: int, end: int) -> Value:
-    expr = _expr(value)
-    assert expr is not None, "a bias of a checkpoint's matrix is of the checkpoint too"
-    kind = (value.dtype, (end - start, *value.shape[1:]))
-    return graph.add("weight", (), {"expr": expr.slice(0, start, end)}, [kind], before=node).output
-
-
 def _expr(value: Value) -> WeightExpr | None:
     return value.node.attrs["expr"] if value.node is not None and value.node.op == "weight" else None
 
@@ -135,9 +99,3 @@ def _expr(value: Value) -> WeightExpr | None:
 def _row(expr: WeightExpr | None, checkpoint: Checkpoint, row: int) -> np.ndarray:
     assert expr is not None
     return to_float32(evaluate_rows(expr, checkpoint, row, row + 1))[0]
-
-
-def _float32(expr: WeightExpr, checkpoint: Checkpoint) -> torch.Tensor:
-    # The interpreter reads it and drops it, so a float32 file view needs a copy only because torch warns of read-only.
-    array = to_float32(evaluate(expr, checkpoint))
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -60,6 +60,7 @@ def build(
     int4_kernel: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    begin: float | None = None,
 ) -> BuildResult:
     """Compiles a checkpoint (a directory, or a hub name like org/name) into an engine directory at `out`.
 
@@ -73,7 +74,8 @@ def build(
     (tensorwright.plugins.quantized_matmul.formats); None keeps them in the activation type.
     kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. keep_weights: the
     engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can make it again
-    for another target without the checkpoint. overwrite: replaces an engine at `out`.
+    for another target without the checkpoint. overwrite: replaces an engine at `out`. begin: the moment, of
+    time.perf_counter, from which the report counts; what passed before the call is its phase "start".
 
     Of target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round them too, as target
     cpu always does. Of the TensorRT targets alone: sm: compute capabilities, such as 80 and 89, empty for the library's
@@ -88,7 +90,9 @@ def build(
         target, dtype, max_seq_len, accuracy, quantize, kv_cache_dtype, keep_weights, activations,
         tuple(sm), max_batch_size, max_num_tokens, int4_kernel,
     )  # fmt: skip
-    return build_engine_at(model, out, options, verify=verify, dump=dump, overwrite=overwrite, progress=progress)
+    return build_engine_at(
+        model, out, options, verify=verify, dump=dump, overwrite=overwrite, progress=progress, begin=begin
+    )
 
 
 def build_engine_at(
@@ -100,13 +104,14 @@ def build_engine_at(
     dump: str | Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    begin: float | None = None,
 ) -> BuildResult:
     """As `build`, which has the options one by one."""
+    phases = Phases.since(begin, progress)
     aim = find_target(options.target)
     aim.check(options)
     check_places(model, out, dump)
     graphs = None if dump is None else Path(os.path.expanduser(dump))
-    phases = Phases(progress or (lambda phase, done, total: None))
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
         with phases.run("open"):
             checkpoint = open_checkpoint(model)
@@ -114,7 +119,8 @@ def build_engine_at(
                 make_dump_folder(graphs)
         graph = _trace(checkpoint, aim, options, phases)
         report = _rewrite(graph, checkpoint, aim, options, phases, verify=verify, dump=graphs)
-        source = source_record(checkpoint)
+        with phases.run("source"):
+            source = source_record(checkpoint)
         return emit_and_measure(writer, graph, report, checkpoint, source, aim, options, phases, memory)
 
 
@@ -170,6 +176,7 @@ def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: P
     return graph
 
 
+@paused_collector()
 def _rewrite(
     graph: Graph,
     checkpoint: Checkpoint,
@@ -266,7 +273,7 @@ def _finish(
         writer.write_json("config.json", config)
     size = sum(writer.sizes.values())
     more = {"engine_bytes": size, **notes, "verify_differences": report.differences, **emitted.notes}
-    written = build_report(phases.seconds, report.seconds, more)
+    written = build_report(phases, report.seconds, more)
     writer.write_json(REPORT, written)
     writer.commit()
     return BuildResult(writer.out, config, written)

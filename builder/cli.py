@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +19,7 @@ import tensorwright
 from tensorwright.builder.build import BuildResult, build
 from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
 from tensorwright.builder.interrupts import terminate_as_interrupt
-from tensorwright.builder.options import ACCURACY
+from tensorwright.builder.options import ACCURACY, process_start
 from tensorwright.builder.targets import TARGETS
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
 from tensorwright.runtime.command import run_command
@@ -82,7 +85,7 @@ def build_engine(
             result = build(
                 model, out, target=target, dtype=dtype, max_seq_len=max_seq_len, verify=verify, dump=dump,
                 accuracy=accuracy, quantize=quantize, kv_cache_dtype=kv_cache_dtype, keep_weights=keep_weights,
-                overwrite=force, progress=progress, **given(of_target),
+                overwrite=force, progress=progress, begin=process_start(), **given(of_target),
             )  # fmt: skip
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("interrupted; nothing half-built was left behind") from error
@@ -173,8 +176,28 @@ def accuracy_line(record: dict[str, Any] | None) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command and exits."""
-    run_command(build_engine, arguments, "build-engine")
+    """Runs the command and exits; of sys.argv, that is for a process of its own, at once."""
+    try:
+        run_command(build_engine, arguments, "build-engine")
+    except SystemExit as end:
+        if arguments is None and isinstance(end.code, int):
+            leave_at_once(end.code)
+        raise
+
+
+def leave_at_once(code: int) -> None:
+    """Ends the process without taking apart the million objects of an exporter, which takes Python seconds.
+
+    Returns where stdout cannot be written: the usual way out tells of that.
+    """
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        return
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

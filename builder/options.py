@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tensorwright.builder.targets import TARGETS, find_target
@@ -119,15 +121,54 @@ class BuildOptions:
 
 @dataclass
 class Phases:
-    """Times every phase of a build and tells `progress` of it."""
+    """Times every phase of a build and tells `progress` of it.
+
+    begin: of the build, a moment of time.perf_counter. What passes between two phases counts to the second, so that all
+    of them together are the time from `begin` to the end of the last.
+    """
 
     progress: Progress
+    begin: float = field(default_factory=time.perf_counter)
     seconds: dict[str, float] = field(default_factory=dict)
+    """Of every phase so far."""
+
+    def __post_init__(self) -> None:
+        self._end = self.begin
+
+    @classmethod
+    def since(cls, begin: float | None, progress: Progress | None) -> Phases:
+        """Of a build that began then, by default now; what passed since is phase "start"."""
+        tell = progress or (lambda phase, done, total: None)
+        if begin is None:
+            return cls(tell)
+        phases = cls(tell, begin)
+        phases.mark("start")
+        return phases
+
+    @property
+    def total(self) -> float:
+        """Seconds from `begin` to the end of the last phase."""
+        return self._end - self.begin
 
     @contextmanager
     def run(self, name: str) -> Iterator[Callable[[int, int], None]]:
         """Around one phase; gives a function of (done, total) for use inside it."""
         self.progress(name, 0, 0)
-        begin = time.perf_counter()
         yield lambda done, total: self.progress(name, done, total)
-        self.seconds[name] = round(time.perf_counter() - begin, 3)
+        self.mark(name)
+
+    def mark(self, name: str) -> None:
+        """What passed since the end of the last phase was phase `name`."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._end
+        self._end = now
+
+
+def process_start() -> float:
+    """When this process was started, as a moment of time.perf_counter; now, where there is no /proc."""
+    now = time.perf_counter()
+    try:
+        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return now
+    return now - max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK"))

@@ -33,13 +33,14 @@ def rebuild(
     model: str | Path | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
+    begin: float | None = None,
     **changes: Any,
 ) -> BuildResult:
     """Builds the engine in directory `engine` again at `out`. `config` is its config.json; its files were checked.
 
     model: the checkpoint it was built from, where it keeps no weights. changes: options of `build` that are to differ
-    (target, dtype, quantize, ...); the others are those of the engine, and max_seq_len must be. Raises EngineError,
-    CheckpointError, and what `build` raises.
+    (target, dtype, quantize, ...); the others are those of the engine, and max_seq_len must be. begin: as of `build`.
+    Raises EngineError, CheckpointError, and what `build` raises.
     """
     options = changed_options(config, changes)
     aim = find_target(options.target)
@@ -47,7 +48,7 @@ def rebuild(
     check_places(engine, out, None)
     if model is not None:
         _check_source(engine, config, model)
-        return build_engine_at(model, out, options, overwrite=overwrite, progress=progress)
+        return build_engine_at(model, out, options, overwrite=overwrite, progress=progress, begin=begin)
     if not (engine / KEPT).is_file():
         raise EngineError(
             f"{engine}: keeps no weights to build from; give the checkpoint that it was built from (--model), or build "
@@ -58,7 +59,7 @@ def rebuild(
             "accuracy full compares with the model in transformers, which an engine does not hold; say quick, or give "
             "the checkpoint (--model)"
         )
-    return _from_graph(engine, config, out, options, aim, overwrite, Phases(progress or (lambda *done: None)))
+    return _from_graph(engine, config, out, options, aim, overwrite, Phases.since(begin, progress))
 
 
 def changed_options(config: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:

@@ -11,6 +11,7 @@ from rich.console import Console
 from tensorwright.builder.cli import progress_bar, show
 from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
 from tensorwright.builder.interrupts import terminate_as_interrupt
+from tensorwright.builder.options import process_start
 from tensorwright.builder.rebuild import rebuild
 from tensorwright.builder.targets import TARGETS
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
@@ -58,8 +59,9 @@ def rebuild_engine(engine: str, out: str, model: str | None, force: bool, as_jso
     try:
         with terminate_as_interrupt(), progress_bar(Console(stderr=True)) as progress:
             result = rebuild(
-                opened.path, opened.config, out, model=model, overwrite=force, progress=progress, **changes
-            )
+                opened.path, opened.config, out, model=model, overwrite=force, progress=progress,
+                begin=process_start(), **changes,
+            )  # fmt: skip
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("interrupted; nothing half-built was left behind") from error
     if as_json:

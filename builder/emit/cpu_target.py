@@ -64,4 +64,7 @@ def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, option
     """The engine itself runs a text."""
     from tensorwright.builder.accuracy import measure_accuracy
 
-    return measure_accuracy(options.accuracy, checkpoint, writer.directory / "cpu", graphs.traced, graphs.cached)
+    weights = emit_cpu_plan(graphs.lowered, checkpoint).weights  # where each lies; a moment's work
+    return measure_accuracy(
+        options.accuracy, checkpoint, writer.directory / "cpu", graphs.traced, graphs.cached, weights
+    )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -152,6 +153,32 @@ class WeightTable:
                 progress(position, self.total_bytes)
             if position != plan.offset + plan.bytes:
                 raise AssertionError(f"{plan.name}: wrote {position - plan.offset} bytes, planned {plan.bytes}")
+
+
+class StoredPanels:
+    """The quantized matrices of a weights.bin that was written: a `PanelSource` of what an engine multiplies."""
+
+    def __init__(self, table: WeightTable, path: Path):
+        self._plans = {(plan.key.source, plan.format): plan for plan in table.plans if plan.format is not None}
+        self._bytes = np.memmap(path, np.uint8, "c")  # the kernels take what may be written; nobody writes
+
+    def halves(self, expr: WeightExpr, fmt: WeightFormat) -> int:
+        """2 where gate and up were packed one after the other."""
+        return 2 if self._is_swiglu(self._plans[expr, fmt]) else 1
+
+    def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
+        """Of rows [start, end), uint8; they start with a panel of their half."""
+        plan = self._plans[expr, fmt]
+        stored = np.asarray(self._bytes[plan.offset : plan.offset + plan.bytes]).reshape(-1, plan.panel_bytes)
+        if not self._is_swiglu(plan):
+            return stored[start // LANES : panels_of(end)].reshape(-1)
+        half, first = divmod(start, plan.rows // 2)
+        panels = stored[half::2][first // LANES : first // LANES + panels_of(end - start)]
+        return np.ascontiguousarray(panels).reshape(-1)
+
+    @staticmethod
+    def _is_swiglu(plan: WeightPlan) -> bool:
+        return plan.key.layout.startswith("quantized_swiglu")
 
 
 def _stored_rows(layout: str, rows: int, name: str) -> int:

@@ -12,6 +12,7 @@ import xxhash
 
 import tensorwright
 from tensorwright.builder.emit.engine_dir import FORMAT, FORMAT_VERSION
+from tensorwright.builder.options import Phases
 from tensorwright.models.checkpoint import Checkpoint
 
 _FACTS = (
@@ -82,12 +83,12 @@ def kv_block_bytes(layers: list[dict[str, Any]], dtype: str, block_size: int) ->
     return total
 
 
-def build_report(seconds: dict[str, float], pass_seconds: dict[str, float], notes: dict[str, Any]) -> dict[str, Any]:
+def build_report(phases: Phases, pass_seconds: dict[str, float], notes: dict[str, Any]) -> dict[str, Any]:
     """build-report.json: what differs from build to build. Times in seconds, memory in bytes."""
     return {
-        "phase_seconds": seconds,
+        "phase_seconds": {name: round(value, 3) for name, value in phases.seconds.items()},
         "pass_seconds": {name: round(value, 4) for name, value in pass_seconds.items()},
-        "total_seconds": round(sum(seconds.values()), 3),
+        "total_seconds": round(phases.total, 3),
         **notes,
         "python": sys.version.split()[0],
         "machine": platform.machine(),

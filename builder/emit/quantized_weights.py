@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from tensorwright.errors import CheckpointError, MissingDependencyError
-from tensorwright.models.weights import TensorSource, WeightExpr
+from tensorwright.models.dtypes import to_float32
+from tensorwright.models.weights import TensorSource, WeightExpr, evaluate_rows
 from tensorwright.plugins.packing import LANES, panels_of
 from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights, unpack
@@ -69,10 +70,7 @@ def quantized_chunks(
     step = max(1, _CHUNK_ELEMENTS // (k * LANES * halves)) * LANES
     for out, outcomes in _in_order(pack, range(0, part, step)):
         for error, weight, finite in outcomes:
-            if not finite:
-                raise CheckpointError(
-                    f"{name} holds an infinity or a NaN, which no scale can carry; it cannot be {fmt}"
-                )
+            _require_finite(finite, name, fmt)
             total.add(error, weight)
         yield out
 
@@ -100,6 +98,57 @@ class QuantizingWeights:
             str(expr), fmt, rows, k, lambda start, end: w[start:end], swiglu=False, total=RelativeError()
         )
         return unpack(np.concatenate(list(chunks)), fmt, rows, k)
+
+
+class PackedPanels:
+    """Panels of a checkpoint's matrices, packed when they are asked for: the bytes that an engine would get."""
+
+    def __init__(self, source: TensorSource):
+        self._source = source
+
+    def halves(self, expr: WeightExpr, fmt: WeightFormat) -> int:
+        """Rows are packed in one run."""
+        return 1
+
+    def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
+        """Of rows [start, end), uint8. Raises CheckpointError for a weight that is infinite or not a number."""
+        tensor = evaluate_rows(expr, self._source, start, end)
+        w = np.ascontiguousarray(tensor.data if tensor.dtype == "bfloat16" else to_float32(tensor))
+        out = np.empty(panels_of(end - start) * fmt.panel_bytes(w.shape[1]), np.uint8)
+        _, _, finite = _native().quantize_panels(_NUMBERS[fmt.dtype], fmt.group, w, out)
+        _require_finite(finite, str(expr), fmt)
+        return out
+
+
+class Multiplier:
+    """x [T, K] float32 in the form in which the kernels of quantized_matmul read it; any thread may use it."""
+
+    def __init__(self, x: np.ndarray, fmt: WeightFormat):
+        runtime = _native()
+        self._fmt, (rows, self._k) = fmt, x.shape
+        groups = fmt.groups(self._k)
+        self._x = np.empty((rows, groups * fmt.stored_group(self._k)), np.int8)
+        self._scale, self._sum = np.empty((groups, rows), np.float32), np.empty((groups, rows), np.int32)
+        best = _best(runtime.quantize_rows_table())
+        runtime.quantize_rows(_NUMBERS[fmt.dtype], best, fmt.group, x, self._x, self._scale, self._sum)
+
+    def product(self, panels: np.ndarray, n: int) -> np.ndarray:
+        """float32 [T, n]: with the first n rows of a matrix in panels."""
+        runtime, number = _native(), _NUMBERS[self._fmt.dtype]
+        y = np.empty((len(self._x), n), np.float32)
+        best = _best(runtime.quantized_matmul_table(number))
+        runtime.run_quantized_matmul(number, best, self._fmt.group, self._k, self._x, self._scale, self._sum, panels, y)
+        return y
+
+
+def _best(table: list[tuple[str, str, bool]]) -> int:
+    """The first kernel that this processor runs; all give the same bits."""
+    return next(i for i, (_, _, here) in enumerate(table) if here)
+
+
+def _require_finite(finite: bool, name: str, fmt: WeightFormat) -> None:
+    if not finite:
+        raise CheckpointError(f"{name} holds an infinity or a NaN, which no scale can carry; it cannot be {fmt}")
 
 
 def _in_order(work: Callable[[int], Any], starts: Iterable[int]) -> Iterator[Any]:

@@ -31,6 +31,17 @@ class QuantizedSource(Protocol):
     def quantized(self, expr: WeightExpr, format_name: str, /) -> Any: ...
 
 
+PRODUCTS = ("linear", "quantized_linear", "weight_only_linear", "matmul")
+
+
+@runtime_checkable
+class ProductSource(Protocol):
+    """Weights that also compute the products with them, so that no matrix need be held whole."""
+
+    def __call__(self, expr: WeightExpr, /) -> torch.Tensor: ...
+    def product(self, node: Node, x: torch.Tensor, /) -> torch.Tensor: ...
+
+
 def interpret(graph: Graph, inputs: dict[str, Any], weights: Weights) -> list[Any]:
     """The graph's outputs for `inputs`, by input name: tensors of the declared type and shape, "kv" values as they are.
 
@@ -73,6 +84,10 @@ def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tupl
             continue
         if node.op == "input":
             env[node.output] = inputs[node.output.name]
+        elif graph.stage != "lowered" and isinstance(weights, ProductSource) and _is_product(node):
+            with torch.no_grad():
+                env[node.output] = weights.product(node, env[node.inputs[0]])  # type: ignore[index]
+            _check(node, node.output, env[node.output], bindings)
         else:
             ready = _quantized(node, weights)
             operands = [
@@ -115,6 +130,18 @@ def bind_inputs(graph: Graph, inputs: dict[str, Any]) -> dict[str, int]:
                 f"input %{value.name} must be {list(value.shape)} where {bindings}, not {list(data.shape)}"
             )
     return bindings
+
+
+def _is_product(node: Node) -> bool:
+    """Whether it multiplies something computed with a matrix of the checkpoint, and adds at most a stored bias."""
+    x, w, bias = (*node.inputs, None, None, None)[:3]
+    if node.op not in PRODUCTS or x is None or w is None or _is_source(x) or w.rank != 2:
+        return False
+    return all(v.node is not None and v.node.op == "weight" for v in (w, bias) if v is not None)
+
+
+def _is_source(value: Value) -> bool:
+    return value.node is not None and value.node.op in ("weight", "constant")
 
 
 def _quantized(node: Node, weights: Weights) -> dict[Value, Any]:

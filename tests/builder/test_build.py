@@ -54,7 +54,8 @@ def test_what_is_in_an_engine(engine, tiny):
     source = config["source"]["files"]["model.safetensors"]
     assert source["xxh3_128"] == xxhash.xxh3_128_hexdigest((tiny / "model.safetensors").read_bytes())
     report = json.loads((engine / "build-report.json").read_text())
-    assert set(report["phase_seconds"]) >= {"trace", "passes", "weights"}
+    assert set(report["phase_seconds"]) >= {"trace", "passes", "source", "weights"}
+    assert sum(report["phase_seconds"].values()) == pytest.approx(report["total_seconds"], abs=0.01)
     assert 1e6 < report["peak_memory_bytes"]["anonymous"] < report["peak_memory_bytes"]["resident"]
 
 

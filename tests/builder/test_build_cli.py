@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 
 import pytest
 
 from support.tiny_models import make_variant
 from tensorwright.builder.cli import main
+from tensorwright.builder.options import Phases, process_start
 from tensorwright.runtime.engine_dir import open_engine
 from tensorwright.runtime.inspect import describe
 from tensorwright.runtime.memory import format_size
@@ -71,7 +75,9 @@ def test_json(tiny, tmp_path, run):
     result = run(tiny, tmp_path / "engine", "--accuracy", "none", "--json")
     answer = json.loads(result.stdout)
     assert answer["config"]["model"]["model_type"] == "llama"
-    assert answer["report"]["total_seconds"] > 0
+    seconds = answer["report"]["phase_seconds"]
+    assert list(seconds)[:3] == ["start", "open", "import"]  # from the start of the process on
+    assert sum(seconds.values()) == pytest.approx(answer["report"]["total_seconds"], abs=0.01)
     failed = run(tmp_path / "absent", tmp_path / "other", "--json")
     assert failed.exit_code == 2
     told = json.loads(failed.stdout)
@@ -163,3 +169,38 @@ def test_quantized_weights_are_told(tiny, tmp_path, run):
     told = json.loads(run(tiny, tmp_path / "other", "--quantize", "int5", "--json").stdout)
     assert (told["error"], told["exit_code"]) == ("InvalidOptionError", 2)
     assert not (tmp_path / "other").exists()
+
+
+def test_phases_leave_no_gap(monkeypatch):
+    """What passes before a phase is part of it, so that all of them together are the time that a build took."""
+    clock = [10.0]
+    monkeypatch.setattr("tensorwright.builder.options.time.perf_counter", lambda: clock[0])
+    told = []
+    phases = Phases.since(7.0, lambda *news: told.append(news))
+    for gap, name, took in ((2, "open", 1), (0, "trace", 4), (3, "open", 1)):
+        clock[0] += gap
+        with phases.run(name) as advance:
+            clock[0] += took
+            advance(1, 2)
+    assert phases.seconds == {"start": 3, "open": 7, "trace": 4}
+    assert phases.total == 14 == clock[0] - phases.begin
+    assert told[:2] == [("open", 0, 0), ("open", 1, 2)]
+    assert "start" not in Phases.since(None, None).seconds
+
+
+def test_the_process_began_before_it_was_asked():
+    assert 0 < time.perf_counter() - process_start() < 10 * 24 * 3600
+
+
+def test_a_process_of_its_own_ends_at_once_and_says_how(tmp_path):
+    """The exit code, what is in the buffers and what was registered for the end are those of the usual way out."""
+    lines = (
+        "import atexit, sys", "from tensorwright.builder.cli import main",
+        "atexit.register(print, 'registered')", "sys.stdout.write('buffered ')",
+        "class Late:", "    def __del__(self): print('taken apart')", "late = Late()",
+        f"sys.argv = ['build-engine', {str(tmp_path / 'absent')!r}, {str(tmp_path / 'out')!r}]", "main()",
+    )  # fmt: skip
+    result = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stdout == "buffered registered\n"
+    assert "no such directory" in result.stderr

@@ -12,14 +12,18 @@ import torch
 
 from support.lowered import MemorySource
 from support.tiny_models import make_variant
+from tensorwright.builder.accuracy import measure_accuracy
 from tensorwright.builder.accuracy_outputs import output_errors
-from tensorwright.builder.accuracy_reference import split_large_linears
 from tensorwright.builder.build import build
-from tensorwright.builder.emit.quantized_weights import QuantizingWeights
+from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
+from tensorwright.builder.emit.cpu_weights import StoredPanels
+from tensorwright.builder.emit.quantized_weights import PackedPanels, QuantizingWeights
+from tensorwright.builder.streamed_weights import StreamedWeights
 from tensorwright.builder.trace import trace
 from tensorwright.errors import CheckpointError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
-from tensorwright.models.weights import Ref
+from tensorwright.models.dtypes import Tensor
+from tensorwright.models.weights import Ranges, Ref, WeightExpr
 from tensorwright.passes.pipeline import PassReport, run_pipeline
 from tensorwright.plugins.quantized_matmul import linear, quantize
 from tensorwright.plugins.quantized_matmul.formats import parse_format
@@ -39,8 +43,8 @@ def built(tied: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 def rewritten(checkpoint: Checkpoint, quantize: str) -> PassReport:
-    graph = trace(checkpoint, dtype="float32", max_seq_len=64)
-    graph.facts["quantize"] = quantize
+    graph = trace(checkpoint, dtype="float32", max_seq_len=128)
+    graph.facts |= {"quantize": quantize, "block_size": 32}
     return run_pipeline(graph)
 
 
@@ -104,15 +108,58 @@ def test_errors_of_outputs_are_of_the_products(tied: Checkpoint) -> None:
 def test_large_matrices_are_measured_in_parts(tied: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = rewritten(tied, "int8").cached_graph
     whole = output_errors(cached, tied, [5, 9, 1])
+    monkeypatch.setattr("tensorwright.builder.streamed_weights.CHUNK_ELEMENTS", 32 * 20)
     sizes: list[int] = []
+    read = StreamedWeights.rows
 
-    def split(graph) -> None:
-        split_large_linears(graph, chunk_bytes=32 * 4 * 20)
-        sizes.append(max(node.inputs[1].shape[0] for node in graph.find("quantized_linear")))
+    def rows(weights: StreamedWeights, expr: WeightExpr, start: int, end: int) -> torch.Tensor:
+        sizes.append(end - start)
+        return read(weights, expr, start, end)
 
-    monkeypatch.setattr("tensorwright.builder.accuracy_outputs.split_large_linears", split)
+    monkeypatch.setattr(StreamedWeights, "rows", rows)
     assert output_errors(cached, tied, [5, 9, 1]) == whole
-    assert sizes == [20]
+    assert max(sizes) == 16
+
+
+def test_panels_of_an_engine_are_those_that_packing_gives(built: dict, tied: Checkpoint) -> None:
+    lowered = rewritten(tied, "int4,lm_head=w8a8").graph
+    stored = StoredPanels(emit_cpu_plan(lowered, tied).weights, Path(built["path"]) / "cpu" / "weights.bin")
+    packed = PackedPanels(tied)
+    halves = []
+    for node in lowered.find("quantized_matmul"):
+        w, fmt = node.inputs[1].node.attrs["expr"], parse_format(node.attrs["format"])
+        run = w.shape(tied)[0] // stored.halves(w, fmt)
+        halves.append(stored.halves(w, fmt))
+        for start in range(0, w.shape(tied)[0], run):
+            for ends in ((start, start + run), (start + 16, start + min(32, run))):
+                np.testing.assert_array_equal(stored.panels(w, fmt, *ends), packed.panels(w, fmt, *ends))
+    assert set(halves) == {1, 2}
+
+
+def test_every_weight_is_read_twice_and_soon(built: dict, tied: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the reference and by the product that a quantized one is held against, which follows it closely: what is read
+    from a disk is read once. Nothing is quantized again, nor multiplied by the slow definition."""
+    monkeypatch.setattr(linear, "product", None)
+    monkeypatch.setattr(PackedPanels, "panels", None)
+    reads: list[tuple[str, int]] = []
+    region = Ref.region
+
+    def count(ref: Ref, source: Checkpoint, ranges: Ranges) -> Tensor:
+        tensor = region(ref, source, ranges)
+        reads.append((ref.name, tensor.nbytes))
+        return tensor
+
+    monkeypatch.setattr(Ref, "region", count)
+    report = rewritten(tied, "int4,lm_head=w8a8")
+    weights = emit_cpu_plan(report.graph, tied).weights
+    traced = trace(tied, dtype="float32", max_seq_len=128)
+    record = measure_accuracy("quick", tied, Path(built["path"]) / "cpu", traced, report.cached_graph, weights)
+    assert record == built["accuracy"]
+    matrices = [name for name in tied.names if len(tied.shape(name)) == 2 and "embed" not in name]
+    total = {name: sum(size for read, size in reads if read == name) for name in matrices}
+    assert total == {name: 2 * tied.read(name).data.nbytes for name in matrices}
+    layers = [int(name.split(".")[2]) for name, _ in reads if name in matrices]
+    assert layers == sorted(layers)
 
 
 def test_without_accuracy_the_errors_of_weights_are_kept(tied: Checkpoint, tmp_path: Path) -> None:
