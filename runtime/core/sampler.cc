@@ -191,6 +191,26 @@ bool Sampler::take_top_p(const Sampling& sampling) {
   return false;
 }
 
+// Whether the mask leaves so few tokens that they are better looked at alone: then they are in allowed_,
+// ascending. The others would have the weight zero, so the draw is the same.
+bool Sampler::few_allowed(std::span<const float> logits, std::span<const uint32_t> mask) {
+  constexpr size_t kFewOf = 8;
+  size_t count = 0;
+  for (uint32_t word : mask) count += static_cast<size_t>(std::popcount(word));
+  if (mask.empty() || count * kFewOf > logits.size()) return false;
+  allowed_.clear();
+  allowed_logits_.clear();
+  for (size_t i = 0; i < mask.size(); ++i) {
+    for (uint32_t word = mask[i]; word; word &= word - 1) {
+      const size_t id = i * 32 + static_cast<size_t>(std::countr_zero(word));
+      if (id >= logits.size()) break;  // bits past the vocabulary
+      allowed_.push_back(static_cast<int32_t>(id));
+      allowed_logits_.push_back(logits[id]);
+    }
+  }
+  return true;
+}
+
 std::vector<TokenLogprob> Sampler::logprobs(std::span<const float> logits, float max, int32_t token,
                                             int32_t top) {
   double log_total = static_cast<double>(max) + std::log(sum_exp_below(logits, max));
