@@ -72,19 +72,20 @@ def test_developers_are_the_system(client: openai.OpenAI, llm: LLM) -> None:
     assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(("path", "fields"), [("/v1/chat/completions", {"max_tokens": 1}), ("/tokenize", {})])
 def test_a_model_without_template_is_named_and_what_to_do(
-    url: str, llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str
+    url: str, llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, int]
 ) -> None:
     """Nothing of the server's inside is told."""
     monkeypatch.setitem(llm.engine.__dict__, "chat_templates", {})
-    answer = httpx.post(f"{url}{path}", json={"model": "pico", "messages": TALK})
+    body = {"model": "pico", "messages": TALK, **fields}
+    answer = httpx.post(f"{url}{path}", json=body, timeout=60)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == (
         "model 'pico' has no chat template: use /v1/completions, or have the server started with --chat-template FILE"
     )
     monkeypatch.setattr(llm, "chat_template", "{{ messages[0].content }}")
-    assert httpx.post(f"{url}{path}", json={"model": "pico", "messages": TALK}).status_code == 200
+    assert httpx.post(f"{url}{path}", json=body, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("top", [0, 3])
