@@ -30,7 +30,7 @@ def examine_engine(path: str) -> dict[str, Any]:
         told: dict[str, Any] = {"facts": {}, "problems": [_problem(error)], "warnings": []}
         return {"path": path, "target": None, "runs": False, **told}
     problems = []
-    of_all = [partial(sampling_defaults, engine, "model")]
+    of_all: list[Check] = [partial(sampling_defaults, engine, "model")]
     for check in chain(CHECKS[engine.target](engine), of_all):  # one by one: later ones need what earlier ones found
         try:
             check()
