@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from tensorwright.errors import TensorwrightError
@@ -28,7 +30,8 @@ def examine_engine(path: str) -> dict[str, Any]:
         told: dict[str, Any] = {"facts": {}, "problems": [_problem(error)], "warnings": []}
         return {"path": path, "target": None, "runs": False, **told}
     problems = []
-    for check in (*CHECKS[engine.target](engine), lambda: sampling_defaults(engine, "model")):
+    of_all: list[Check] = [partial(sampling_defaults, engine, "model")]
+    for check in chain(CHECKS[engine.target](engine), of_all):  # one by one: later ones need what earlier ones found
         try:
             check()
         except TensorwrightError as error:
