@@ -13,7 +13,7 @@ from tensorwright import installing
 from tensorwright.installing import install, install_command
 
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-ROOMS = ("tensorwright", "models", "builder", "passes", "plugins", "runtime")
+ROOMS = ("src/tensorwright", "models", "builder", "passes", "plugins", "runtime")
 SOURCES = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("models/*/README.md")]
 OURS = re.compile(r"pip install [^`\n#]*\[([a-z,-]+)\]['\"]?")
