@@ -1,7 +1,7 @@
 """What a step pays for sampling: milliseconds for the tokens of all its rows, by vocabulary, batch and parameters.
 
-Rows are normal random numbers of standard deviation 1 (flat: top_p 0.9 keeps tens of thousands of tokens) or 2 (peaked:
-eight tokens stand out by 12, and top_p keeps some of those, as in text). Every setting is timed once a round, settings
+Rows are normal random numbers (flat: top_p 0.9 keeps tens of thousands of tokens); peaked, eight tokens stand out by 16,
+and top_p keeps some of those, as in text. Every setting is timed once a round, settings
 after each other, so that a machine's moods meet all of them alike. `read` is a sum over the logits by one thread's
 numpy, spread over the rows: what their bytes cost. With --cpu-time, which is for busy machines and one thread, the
 processor's time is counted instead of the clock's.
@@ -39,11 +39,10 @@ SETTINGS: dict[str, tuple[str, dict[str, float]]] = {
 def rows_of(kind: str, batch: int, vocab: int) -> np.ndarray:
     """float32 [batch, vocab]."""
     rng = np.random.default_rng(0)
-    if kind == "flat":
-        return rng.standard_normal((batch, vocab), np.float32)
-    rows = rng.standard_normal((batch, vocab), np.float32) * 2
-    for row in rows:
-        row[rng.integers(0, vocab, 8)] += np.float32(12)
+    rows = rng.standard_normal((batch, vocab), np.float32)
+    if kind == "peaked":
+        for row in rows:
+            row[rng.integers(0, vocab, 8)] += np.float32(16)
     return rows
 
 

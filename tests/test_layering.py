@@ -182,10 +182,10 @@ LAYERS = {
     "interface": {"executor.h"},
     "storage": {
         "arena", "mapped_file", "thread_team", "kv_storage", "plan", "plan_format", "plan_check",
-        "instruction_check", "program_check", "step_check",
+        "instruction_check", "program_check", "step_check", "populate",
     },
     "executor": {"cpu_executor", "profile"},
-    "rows": {"logit_row"},
+    "rows": {"logit_row", "candidates", "descending_key", "row_estimate", "row_order"},
     "scheduler": {
         "block_allocator", "group_shape", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder",
         "request", "sampler", "logit_processors", "philox", "token_masks",
@@ -199,7 +199,7 @@ MAY_INCLUDE = {
     "storage": {"base", "kernels", "interface"},
     "ops": {"base", "kernels", "interface", "storage"},
     "executor": {"base", "kernels", "interface", "storage", "ops", "rows"},
-    # Loops over one row of logits, compiled for each instruction set.
+    # What one row of logits says, by the loops of plugins/logits.
     "rows": {"base", "kernels"},
     # These two know of tensors only what executor.h says.
     "scheduler": {"base", "interface", "rows"},
