@@ -13,8 +13,9 @@ from tensorwright.errors import InvalidOptionError, InvalidRequestError
 
 HANDLE = {"abort", "done", "error", "latest", "on_change", "request_id", "result", "so_far"}
 LLM_NAMES = {
-    "abort", "add_observer", "chat", "engine", "generate", "generate_async", "get_profile", "get_stats", "max_seq_len",
-    "options", "profile", "running", "shutdown", "tokenizer",
+    "abort", "add_observer", "chat", "chat_template", "default_sampling_params", "engine", "generate", "generate_async",
+    "get_profile", "get_stats", "max_seq_len", "options", "profile", "running", "sampling_defaults", "shutdown",
+    "tokenizer",
 }  # fmt: skip
 TOKENIZER = {"count", "decode", "encode"}
 
