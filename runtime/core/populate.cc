@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 
 namespace tensorwright {
@@ -60,7 +61,10 @@ void Populator::start(const std::vector<MemoryPiece>& pieces, size_t limit, Thre
   if (!kernel_does || now == parts.size()) return;
   rest_ = std::thread([this, parts = std::move(parts), now] {
     for (size_t i = now; i < parts.size() && !stop_; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
       if (!populate(parts[i])) return;
+      // A quarter of a processor at most: the rest is for the requests that came meanwhile.
+      std::this_thread::sleep_for(3 * (std::chrono::steady_clock::now() - begin));
     }
   });
 }

@@ -2,8 +2,9 @@
 // as much as the step itself.
 //
 // The rule: of the pieces, in the order in which steps come to need them, the first kAtOnce bytes when the
-// engine opens, on all its threads; then, on a thread of its own, the rest up to the limit that the caller
-// gives. What lies beyond faults when it is first used. Nothing that is in memory is changed.
+// engine opens, on all its threads; then, on a thread of its own that works a quarter of the time, the rest
+// up to the limit that the caller gives. What lies beyond faults when it is first used. Nothing that is in
+// memory is changed.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_POPULATE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_POPULATE_H_
 
