@@ -42,7 +42,7 @@ PACKAGES = (
     Package("tensorrt", "10.15", "tensorrt", "building and running engines of target tensorrt"),
     Package("tensorrt-rtx-cu13", "1.7", "tensorrt-rtx", "building and running engines of target tensorrt-rtx", "2"),
     Package("cuda-bindings", "12.8", "tensorrt-rtx", "running engines of targets tensorrt and tensorrt-rtx"),
-    Package("llguidance", "1.9", "guided", "guided decoding"),
+    Package("llguidance", "1.9", "guided", "guided decoding", too_new="2"),
     Package("fastapi", "0.115", "serve", "tensorwright serve"),
     Package("uvicorn", "0.32", "serve", "tensorwright serve"),
 )

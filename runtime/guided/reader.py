@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from tensorwright.runtime.engine_dir import EngineDir
     from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
+THREAD = "tensorwright-vocabulary"
+"""Name of the thread that reads one beside the start, and then ends."""
 TIMES = ("lazy", "eager")
 
 
@@ -33,7 +35,7 @@ class VocabularyReader:
 
     def start(self) -> None:
         """Reads it in a thread of its own."""
-        threading.Thread(target=self._read_ahead, name="tensorwright-vocabulary").start()
+        threading.Thread(target=self._read_ahead, name=THREAD).start()
 
     def _read_ahead(self) -> None:
         try:
