@@ -1,8 +1,8 @@
 """What a step pays for sampling: milliseconds for the tokens of all its rows, by vocabulary, batch and parameters.
 
-Rows are normal random numbers (flat: top_p 0.9 keeps tens of thousands of tokens); peaked, eight tokens stand out by 16,
-and top_p keeps some of those, as in text. Every setting is timed once a round, settings
-after each other, so that a machine's moods meet all of them alike. `read` is a sum over the logits by one thread's
+Rows are normal random numbers (flat: top_p 0.9 keeps tens of thousands of tokens); peaked, eight tokens stand out by
+16, and top_p keeps some of those, as in text. Every setting is timed once a round, settings after each other, so that a
+machine's moods meet all of them alike. `read` is a sum over the logits by one thread's
 numpy, spread over the rows: what their bytes cost. With --cpu-time, which is for busy machines and one thread, the
 processor's time is counted instead of the clock's.
 
