@@ -143,7 +143,7 @@ def test_progress(tiny, tmp_path):
     seen = []
     build(tiny, tmp_path / "engine", accuracy="none", progress=lambda *args: seen.append(args))
     assert list(dict.fromkeys(phase for phase, _, _ in seen)) == [
-        "open", "import", "trace", "passes", "tokenizer", "plan", "weights", "checksums",
+        "open", "import", "trace", "passes", "source", "tokenizer", "plan", "weights", "checksums",
     ]  # fmt: skip
     for phase in ("passes", "weights"):
         done = [(d, t) for p, d, t in seen if p == phase and t]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tolerances import sum_tolerance
 
 from tensorwright.builder.ir import Graph
 from tensorwright.builder.ir.graph import Value
@@ -118,6 +119,9 @@ def one_op(op, operands, attrs):
     return graph, inputs
 
 
+PRODUCTS = ("matmul", "linear")
+
+
 def no_weights(expr):
     raise AssertionError(f"{expr} was asked for")
 
@@ -127,7 +131,11 @@ def test_each_op_computes_what_torch_does(op, operands, attrs, expected):
     graph, inputs = one_op(op, operands, attrs)
     (result,) = interpret(graph, inputs, no_weights)
     assert result.dtype == expected.dtype
-    assert torch.equal(result, expected)
+    if op in PRODUCTS:  # the libraries below torch choose the order of a sum by where its operands happen to lie
+        largest = float(expected.abs().max())
+        assert (result - expected).abs().max() <= sum_tolerance("float32", operands[0].shape[-1], largest)
+    else:
+        assert torch.equal(result, expected)
     value = graph.outputs[0]
     assert (value.dtype, value.shape) == (dtype_name(expected), tuple(expected.shape))
 

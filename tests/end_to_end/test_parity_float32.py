@@ -113,10 +113,11 @@ def test_pico_over_100_prompts(pico_model, pico_engine_float32, held_out_lines):
     their_model = load_reference(pico_model, torch.float32)
     steps = EngineSteps(pico_engine_float32)
     with torch.inference_mode():
-        for ids in prompts:
-            exact = exact_model(torch.tensor([ids])).logits[0].numpy()
-            theirs = their_model(torch.tensor([ids])).logits[0].double().numpy()
-            assert worst(steps.logits(ids), exact) <= allowed(exact, theirs)
+        exact = [exact_model(torch.tensor([ids])).logits[0].numpy() for ids in prompts]
+        theirs = [their_model(torch.tensor([ids])).logits[0].double().numpy() for ids in prompts]
+    # Over all prompts at once: how far their float32 is off in one of them is chance, and differs by processor.
+    ours = np.concatenate([steps.logits(ids) for ids in prompts])
+    assert worst(ours, np.concatenate(exact)) <= allowed(np.concatenate(exact), np.concatenate(theirs))
     with LLM(str(pico_engine_float32), kv_cache_memory="64MiB", threads=2) as llm:
         params = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
         outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)

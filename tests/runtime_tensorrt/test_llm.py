@@ -78,8 +78,10 @@ def test_limits_that_are_not_given_are_at_most_those_of_the_engine(model: Any, s
         assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy())] == model[3]
     with LLM(path, max_num_tokens=10, max_prompt_logprob_rows=2) as llm:  # 10 are less than 64 sequences
         assert (llm.options.max_batch_size, llm.options.max_num_tokens) == (8, 10)
+    with LLM(path, max_num_tokens=4, max_prompt_logprob_rows=2) as llm:  # fewer than the engine's 8 sequences
+        assert (llm.options.max_batch_size, llm.options.max_num_tokens) == (4, 4)
     with pytest.raises(InvalidOptionError, match=r"max_num_tokens must be at least max_batch_size \(8\).* got 4"):
-        LLM(path, max_num_tokens=4)
+        LLM(path, max_num_tokens=4, max_batch_size=8)
     assert cuda.is_clean()
 
 
