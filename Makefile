@@ -1,7 +1,7 @@
 # Everything here sets up its own virtual environment first. Needs Python 3.11 with venv and headers, g++ and make.
 #   make demo      build the bundled model's engine and generate text with it
 #   make test      all tests; sets up a real tritonserver for them too, in .venv-triton
-#   make test-avx2, test-scalar   the tests that computing matters to, on that instruction set
+#   make test-avx2, test-scalar   the tests that computing matters to, as on a processor that has no more than that
 #   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options
 #   make check     linters, types, format and the fast tests
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
@@ -104,8 +104,11 @@ ISA_TESTS = tests/plugins tests/runtime tests/end_to_end/test_attention_sinks.py
 test-avx2: ISA_TESTS += $(addprefix tests/end_to_end/test_,$(addsuffix .py,batch_invariance llm_pico parity_bfloat16 \
 	parity_float32 quantized))
 
+# As on a processor that has no more than that.
+test-avx2: WITHOUT = avx512
+test-scalar: WITHOUT = avx2
 test-avx2 test-scalar: setup
-	TENSORWRIGHT_ISA=$(@:test-%=%) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(ISA_TESTS) \
+	TENSORWRIGHT_CPU_WITHOUT=$(WITHOUT) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(ISA_TESTS) \
 		--ignore tests/plugins/test_isa_files.py -m 'not slow' -k 'not 100_prompts and not mutation'
 
 check: lint fast-tests

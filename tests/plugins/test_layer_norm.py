@@ -140,13 +140,13 @@ def test_equal_values_give_the_bias(kernel: int) -> None:
 
 
 def test_the_binding_refuses_shapes_that_differ() -> None:
-    x, w = normal(2, 8), normal(8)
+    x, w, scalar = normal(2, 8), normal(8), len(_runtime.layer_norm_table()) - 1
     with pytest.raises(InvalidOptionError, match="x's columns"):
-        _runtime.run_layer_norm(0, x, w[:7], None, x)
+        _runtime.run_layer_norm(scalar, x, w[:7], None, x)
     with pytest.raises(InvalidOptionError, match="x's shape"):
-        _runtime.run_layer_norm(0, x, w, None, normal(2, 7))
+        _runtime.run_layer_norm(scalar, x, w, None, normal(2, 7))
     with pytest.raises(InvalidOptionError, match="come together"):
-        _runtime.run_layer_norm(0, x, w, None, x, x)
+        _runtime.run_layer_norm(scalar, x, w, None, x, x)
 
 
 def test_infer_refuses_what_does_not_fit() -> None:

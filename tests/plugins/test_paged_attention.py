@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.paged import DTYPES, Sequence
+from support.paged import DTYPES, Sequence, best_runnable
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.plugins.paged_attention import attention, op
 from tensorwright.plugins.paged_attention.cache import PagedCache
@@ -23,7 +23,7 @@ KERNELS = [
 
 def fast(dtype: str) -> int:
     """The best kernel of `dtype` that this processor has."""
-    return next(i for i, (_, _, runnable) in enumerate(_runtime.attention_table(DTYPES.index(dtype))) if runnable)
+    return best_runnable(_runtime.attention_table(DTYPES.index(dtype)))
 
 
 def exact_kernels(dtype: str) -> list[int]:

@@ -84,7 +84,7 @@ def test_latency(engine: EngineDir, capsys: Capture) -> None:
     for name, values in result["seconds"].items():
         assert 0 <= values["p50"] <= values["p90"] <= values["p99"]
         assert values["p50"] > 0 or name in ("tpot", "itl")  # tokens of so small a model may come together
-    assert result["seconds"]["request"]["mean"] > result["seconds"]["ttft"]["mean"]
+    assert result["seconds"]["request"]["mean"] >= result["seconds"]["ttft"]["mean"]
     assert set(result["phases"]) <= {"prefill", "decode", "mixed"}
     assert result["phases"]["decode"]["roofline"] > 0
     assert sum(phase["tokens"] for phase in result["phases"].values()) == 2 * (20 + 4)

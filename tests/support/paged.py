@@ -19,6 +19,11 @@ INT8 = 3
 """TW_I8 of plugins/common/kernel_types.h."""
 
 
+def best_runnable(table: list[tuple[str, str, bool]]) -> int:
+    """The index of the first kernel of a table that this processor has."""
+    return next(index for index, (_, _, runnable) in enumerate(table) if runnable)
+
+
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:
     """The array that a kernel of `dtype` reads: float32, or uint16 bit patterns."""
     return np.ascontiguousarray(x, np.float32) if dtype == "float32" else to_bfloat16_bits(x)
@@ -103,10 +108,9 @@ class Sequence:
         )  # fmt: skip
         return acc, top, total
 
-    def run(
-        self, kernel: int, begin: int, end: int, chunk: int = 0, y_dtype: str = "float32", combine: int = 0
-    ) -> np.ndarray:
+    def run(self, kernel: int, begin: int, end: int, chunk: int = 0, y_dtype: str = "float32") -> np.ndarray:
         """Queries [begin, end), `chunk` at a time (0: all at once): [queries, H, D] float32."""
+        combine = best_runnable(_runtime.attention_combine_table())
         y = stored(np.full((end - begin, self.heads, self.head_dim), np.nan, np.float32), y_dtype)
         for at in range(begin, end, chunk or end - begin):
             to = min(at + (chunk or end - begin), end)
