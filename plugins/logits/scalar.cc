@@ -27,14 +27,16 @@ static double tree_sum(double* lanes) {
 }
 
 // Four values of a lane are added as floats, then all in double; at last the lanes, as a tree.
-static double weight_sum(const float* x, int64_t count, float scale, float reference) {
+static double weight_sum(const float* x, int64_t count, float divisor, float scale,
+                         const tw_row_block* block) {
   double lanes[TW_LANES] = {0};
   for (int64_t i = 0; i < count; i += TW_ROW_GROUP) {
     for (int64_t lane = 0; lane < TW_LANES; ++lane) {
       float w[4];
       for (int64_t j = 0; j < 4; ++j) {
         const int64_t at = i + j * TW_LANES + lane;
-        w[j] = tw_weight(fmaf(at < count ? x[at] : -INFINITY, scale, -reference));
+        const float v = at < count ? x[at] : -INFINITY;
+        w[j] = block->rough ? tw_rough_weight(v, scale, block->power) : tw_weight(v / divisor, block->power);
       }
       lanes[lane] += (double)((w[0] + w[1]) + (w[2] + w[3]));
     }
@@ -42,27 +44,29 @@ static double weight_sum(const float* x, int64_t count, float scale, float refer
   return tree_sum(lanes);
 }
 
-static int32_t weigh(const float* x, int64_t count, float scale, tw_row_block* blocks) {
+static int32_t weigh(const float* x, int64_t count, float divisor, tw_row_block* blocks) {
+  const float scale = TW_LOG2E_HIGH / divisor;
   int32_t nan = 0;
   float max = -INFINITY;
   for (int64_t i = 0; i < count; i += TW_ROW_BLOCK, ++blocks) {
     const int64_t part = count - i < (int64_t)TW_ROW_BLOCK ? count - i : (int64_t)TW_ROW_BLOCK;
     blocks->max = largest(x + i, part, &nan);
     max = blocks->max > max ? blocks->max : max;
-    blocks->reference = max * scale;
-    blocks->sum = max == -INFINITY ? 0 : weight_sum(x + i, part, scale, blocks->reference);
+    blocks->power = tw_weight_power(max / divisor);
+    blocks->rough = (max - blocks->max) * scale > TW_ROUGH_FROM;
+    blocks->sum = max == -INFINITY ? 0 : weight_sum(x + i, part, divisor, scale, blocks);
   }
   return nan;
 }
 
-static void weights_above(const float* x, int64_t count, float divisor, double shift, const float* bounds,
-                          double* sums) {
+static void weights_above(const float* x, int64_t count, float divisor, double shift, int32_t bounds_count,
+                          const float* bounds, double* sums) {
   double lanes[TW_ROW_BOUNDS][TW_LANES] = {{0}};
   for (int64_t i = 0; i < count; ++i) {
     const double w = tw_wide_weight(fma((double)(x[i] / divisor), TW_WIDE_LOG2E, -shift));
-    for (int b = 0; b < TW_ROW_BOUNDS; ++b) lanes[b][i % TW_LANES] += x[i] > bounds[b] ? w : 0.0;
+    for (int b = 0; b < bounds_count; ++b) lanes[b][i % TW_LANES] += x[i] > bounds[b] ? w : 0.0;
   }
-  for (int b = 0; b < TW_ROW_BOUNDS; ++b) sums[b] += tree_sum(lanes[b]);
+  for (int b = 0; b < bounds_count; ++b) sums[b] += tree_sum(lanes[b]);
 }
 
 static int64_t collect(const float* x, int64_t count, float low, float high, int32_t first, float* values,
@@ -98,7 +102,7 @@ static double sum_exp(const float* x, int64_t count, double max) {
 }
 
 extern "C" const tw_logits_loops* tw_logits_scalar(void) {
-  static const tw_logits_loops loops = {maxima,           weigh,     weights_above, collect, exp_all, sum_exp,
-                                        tw_count_greater, tw_divide, tw_mask};
+  static const tw_logits_loops loops = {0,       maxima,           weigh,     weights_above, collect, exp_all,
+                                        sum_exp, tw_count_greater, tw_divide, tw_mask};
   return &loops;
 }

@@ -1,4 +1,4 @@
-// The two estimates of 2^y, scalar form: n = rint(y), 2^y = 2^n * P(y - n).
+// The estimates of 2^y, scalar form. The two good ones: n = rint(y), 2^y = 2^n * P(y - n).
 #ifndef TENSORWRIGHT_PLUGINS_LOGITS_WEIGHT_H_
 #define TENSORWRIGHT_PLUGINS_LOGITS_WEIGHT_H_
 
@@ -6,16 +6,27 @@
 #include <stdint.h>
 #include <string.h>
 
+#define TW_LOG2E_HIGH 0x1.715476p+0f
+#define TW_LOG2E_LOW 0x1.4ae0cp-26f
+#define TW_LN2 0x1.62e43p-1f
 #define TW_WEIGHT_LOWEST -125.0f
 // Adding and subtracting it rounds to the nearest integer, and leaves it in the low bits.
 #define TW_WEIGHT_ROUND 12582912.0f
-// Within 2^-22 of 2^f for |f| <= 1/2, rounding included.
-#define TW_WEIGHT_C0 0x1.000002p+0f
-#define TW_WEIGHT_C1 0x1.62e428p-1f
-#define TW_WEIGHT_C2 0x1.ebf918p-3f
-#define TW_WEIGHT_C3 0x1.c6b6e4p-5f
-#define TW_WEIGHT_C4 0x1.3d0c54p-7f
-#define TW_WEIGHT_C5 0x1.5c08e6p-10f
+// Within 2^-23 of 2^f for |f| <= 1/2, rounding included.
+#define TW_WEIGHT_C0 1.0f
+#define TW_WEIGHT_C1 0x1.62e43p-1f
+#define TW_WEIGHT_C2 0x1.ebfbdcp-3f
+#define TW_WEIGHT_C3 0x1.c6af72p-5f
+#define TW_WEIGHT_C4 0x1.3b2ddcp-7f
+#define TW_WEIGHT_C5 0x1.5f0f76p-10f
+#define TW_WEIGHT_C6 0x1.417834p-13f
+
+// A rough weight reads y, in fixed point, as the bits of a float: 2^n (1 + f) for 2^(n + f), which is up to
+// 6.2 % too much, so the exponent starts lower by half of that.
+#define TW_ROUGH_ONE 8388608.0f  // 2^23, of the exponent's lowest bit
+#define TW_ROUGH_BIAS 126.957f
+// From so many powers of two below on, a block's weights are rough.
+#define TW_ROUGH_FROM 16.0f
 
 #define TW_WIDE_LOWEST -1000.0
 #define TW_WIDE_ROUND 0x1.8p52
@@ -30,12 +41,21 @@
 #define TW_WIDE_C6 0x1.446a2015566aep-13
 #define TW_WIDE_C7 0x1.fe17846c4339fp-17
 
-// y at most 1.
-static inline float tw_weight(float y) {
-  y = y > TW_WEIGHT_LOWEST ? y : TW_WEIGHT_LOWEST;
-  const float shifted = y + TW_WEIGHT_ROUND;
-  const float f = y - (shifted - TW_WEIGHT_ROUND);
-  float p = fmaf(TW_WEIGHT_C5, f, TW_WEIGHT_C4);
+// The integer power of two by which weights of scores up to max are divided: 2^(max * log2 e - power) is
+// near 1.
+static inline float tw_weight_power(float max) {
+  const float shifted = max * TW_LOG2E_HIGH + TW_WEIGHT_ROUND;
+  return shifted - TW_WEIGHT_ROUND;
+}
+
+// exp(score) / 2^power.
+static inline float tw_weight(float score, float power) {
+  const float lowest = (power + TW_WEIGHT_LOWEST) * TW_LN2, round = TW_WEIGHT_ROUND - power;
+  score = score > lowest ? score : lowest;
+  const float shifted = fmaf(score, TW_LOG2E_HIGH, round);
+  const float f = fmaf(score, TW_LOG2E_LOW, fmaf(score, TW_LOG2E_HIGH, -(shifted - round)));
+  float p = fmaf(TW_WEIGHT_C6, f, TW_WEIGHT_C5);
+  p = fmaf(p, f, TW_WEIGHT_C4);
   p = fmaf(p, f, TW_WEIGHT_C3);
   p = fmaf(p, f, TW_WEIGHT_C2);
   p = fmaf(p, f, TW_WEIGHT_C1);
@@ -46,6 +66,15 @@ static inline float tw_weight(float y) {
   bits += whole << 23;
   memcpy(&p, &bits, sizeof p);
   return p;
+}
+
+// About 2^(x * scale - power), for an exponent of at most 1.
+static inline float tw_rough_weight(float x, float scale, float power) {
+  const float fixed = fmaf(x, scale * TW_ROUGH_ONE, (TW_ROUGH_BIAS - power) * TW_ROUGH_ONE);
+  const int32_t bits = (int32_t)(fixed > 0.0f ? fixed : 0.0f);
+  float weight;
+  memcpy(&weight, &bits, sizeof weight);
+  return weight;
 }
 
 static inline double tw_wide_weight(double y) {

@@ -12,14 +12,14 @@ struct Wide256 {
   static TW_INLINE void store(double* y, Vector value) { _mm256_storeu_pd(y, value); }
   static TW_INLINE Vector mul(Vector a, Vector b) { return _mm256_mul_pd(a, b); }
   static TW_INLINE Vector zero_below_700(Vector value, Vector x) {
-    const __m256d size = _mm256_andnot_pd(all(-0.0), x);
-    return _mm256_and_pd(value, _mm256_cmp_pd(size, all(700.0), _CMP_LE_OQ));
+    return _mm256_and_pd(value, _mm256_cmp_pd(x, all(-700.0), _CMP_GE_OQ));
   }
   static TW_INLINE Vector all(double x) { return _mm256_set1_pd(x); }
   static TW_INLINE Vector max(Vector a, Vector b) { return _mm256_max_pd(a, b); }
   static TW_INLINE Vector add(Vector a, Vector b) { return _mm256_add_pd(a, b); }
   static TW_INLINE Vector sub(Vector a, Vector b) { return _mm256_sub_pd(a, b); }
   static TW_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_pd(a, b, c); }
+  static TW_INLINE Vector minus_product(Vector a, Vector b, Vector c) { return _mm256_fnmadd_pd(b, c, a); }
   static TW_INLINE Vector times_power(Vector p, Vector shifted) {
     return _mm256_castsi256_pd(
         _mm256_add_epi64(_mm256_castpd_si256(p), _mm256_slli_epi64(_mm256_castpd_si256(shifted), 52)));
@@ -47,6 +47,13 @@ struct Row256 {
   }
   static TW_INLINE Floats fma(Floats x, Floats y, Floats z) {
     return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+  }
+  static TW_INLINE Floats fma_minus(Floats x, Floats y, Floats z) {
+    return {_mm256_fmsub_ps(x.a, y.a, z.a), _mm256_fmsub_ps(x.b, y.b, z.b)};
+  }
+  // The integers, as the bits of floats.
+  static TW_INLINE Floats bits_of(Floats x) {
+    return {_mm256_castsi256_ps(_mm256_cvttps_epi32(x.a)), _mm256_castsi256_ps(_mm256_cvttps_epi32(x.b))};
   }
   static TW_INLINE Unordered ordered() { return _mm256_setzero_ps(); }
   static TW_INLINE void note(Unordered* found, Floats x, Floats y) {

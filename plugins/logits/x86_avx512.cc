@@ -12,14 +12,14 @@ struct Wide512 {
   static TW_INLINE void store(double* y, Vector value) { _mm512_storeu_pd(y, value); }
   static TW_INLINE Vector mul(Vector a, Vector b) { return _mm512_mul_pd(a, b); }
   static TW_INLINE Vector zero_below_700(Vector value, Vector x) {
-    const __mmask8 near = _mm512_cmp_pd_mask(_mm512_abs_pd(x), all(700.0), _CMP_LE_OQ);
-    return _mm512_maskz_mov_pd(near, value);
+    return _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(x, all(-700.0), _CMP_GE_OQ), value);
   }
   static TW_INLINE Vector all(double x) { return _mm512_set1_pd(x); }
   static TW_INLINE Vector max(Vector a, Vector b) { return _mm512_max_pd(a, b); }
   static TW_INLINE Vector add(Vector a, Vector b) { return _mm512_add_pd(a, b); }
   static TW_INLINE Vector sub(Vector a, Vector b) { return _mm512_sub_pd(a, b); }
   static TW_INLINE Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_pd(a, b, c); }
+  static TW_INLINE Vector minus_product(Vector a, Vector b, Vector c) { return _mm512_fnmadd_pd(b, c, a); }
   static TW_INLINE Vector times_power(Vector p, Vector shifted) {
     return _mm512_castsi512_pd(
         _mm512_add_epi64(_mm512_castpd_si512(p), _mm512_slli_epi64(_mm512_castpd_si512(shifted), 52)));
@@ -38,11 +38,15 @@ struct Row512 {
   static TW_INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
   static TW_INLINE Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
   static TW_INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-  static TW_INLINE Unordered ordered() { return 0; }
+  static TW_INLINE Floats fma_minus(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
+  // The integers, as the bits of floats.
+  static TW_INLINE Floats bits_of(Floats a) { return _mm512_castsi512_ps(_mm512_cvttps_epi32(a)); }
+  // Bits of lanes that were in order so far.
+  static TW_INLINE Unordered ordered() { return 0xffff; }
   static TW_INLINE void note(Unordered* found, Floats a, Floats b) {
-    *found = (Unordered)(*found | _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q));
+    *found = _mm512_mask_cmp_ps_mask(*found, a, b, _CMP_ORD_Q);
   }
-  static TW_INLINE int32_t any(Unordered found) { return found != 0; }
+  static TW_INLINE int32_t any(Unordered found) { return found != 0xffff; }
   static TW_INLINE float largest(Floats a) { return _mm512_reduce_max_ps(a); }
   static TW_INLINE Floats times_power(Floats p, Floats shifted) {
     return _mm512_castsi512_ps(

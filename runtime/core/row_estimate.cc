@@ -8,67 +8,63 @@ namespace tensorwright {
 
 namespace {
 
-constexpr double kLog2e = 0x1.71547652b82fep+0, kLn2 = 0x1.62e42fefa39efp-1;
+constexpr double kLog2e = 0x1.71547652b82fep+0;
 
-// Bounds the error of a sum that plugins/logits estimates in float, per unit of the whole sum W, in which the
-// largest weight is 1. A weight is 2^y, y <= 0:
-//   2^-22            of the polynomial, 2^-23 of the two additions in float
-//   |y| 2^-24 ln 2   each: of the product's rounding, of scale's and, unless the temperature is 1, of the
-//                    definition's own division, where that of the maximum M adds |M| 2^-24
-// The mean of |y| over the sum is at most log2(n / W), since no distribution over n has more than log2 n
-// bits.
-double float_error(double values, double total, float scaled_max, bool divided) {
-  const double bits = std::max(0.0, std::log2(values / total));
-  const double fixed =
-      0x1p-22 + 0x1p-23 + (divided ? std::abs(static_cast<double>(scaled_max)) * 0x1p-24 : 0);
-  return 1.25 * (fixed + bits * kLn2 * 3 * 0x1p-24);
-}
+// How far a sum that plugins/logits estimates in float may be off, per unit of the sum: 2^-23 of each weight,
+// as much of the two additions in float; the rest covers those in double, here and in the definition.
+constexpr double kFloatError = 1.25 * 0x1p-22;
+// The same for what it takes roughly.
+constexpr double kRoughError = 0x1p-4;
 
 }  // namespace
 
 bool RowEstimate::read(std::span<const float> row, float temperature) {
-  constexpr float kLargest = 1e6f;  // of exponents: beyond it the fraction of one has few bits
+  constexpr float kLargest = 65536;  // of scores: beyond it the fraction of an exponent has few bits
   row_ = row;
   temperature_ = temperature;
-  scale_ = static_cast<float>(kLog2e / static_cast<double>(temperature));
   if (!(temperature > 1e-6f && temperature < 1e6f)) return false;
   blocks_.resize((row.size() + TW_ROW_BLOCK - 1) / TW_ROW_BLOCK);
-  if (logit_loops().weigh(row.data(), static_cast<int64_t>(row.size()), scale_, blocks_.data())) return false;
+  if (logit_loops().weigh(row.data(), static_cast<int64_t>(row.size()), temperature, blocks_.data()))
+    return false;
   max_ = blocks_[0].max;
   for (const tw_row_block& block : blocks_) max_ = std::max(max_, block.max);
-  if (!(std::abs(max_ * scale_) < kLargest)) return false;
   scaled_max_ = max_ / temperature;
+  if (!(std::abs(scaled_max_) < kLargest)) return false;
   sum_blocks();
   return true;
 }
 
-// Brings the blocks' sums to one unit: the exponents that were taken are x * scale - reference, the
-// definition's are (x - max) * scale.
+// Brings the blocks' sums to one unit: exp(score) / 2^power was taken, the definition's is exp(score -
+// largest).
 void RowEstimate::sum_blocks() {
   sums_.resize(blocks_.size());
-  const double top = static_cast<double>(max_) * static_cast<double>(scale_);
+  const double top = static_cast<double>(scaled_max_) * kLog2e;
+  double rough = 0;
   total_ = 0;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const bool empty = blocks_[i].max == -std::numeric_limits<float>::infinity();
-    sums_[i] = empty ? 0 : blocks_[i].sum * std::exp2(static_cast<double>(blocks_[i].reference) - top);
+    sums_[i] = empty ? 0 : blocks_[i].sum * std::exp2(static_cast<double>(blocks_[i].power) - top);
     total_ += sums_[i];
+    if (blocks_[i].rough) rough += sums_[i];
   }
-  error_ = total_ * float_error(static_cast<double>(row_.size()), total_, scaled_max_, temperature_ != 1);
+  error_ = total_ * kFloatError + rough * kRoughError;
+  sharp_ = false;
 }
 
-void RowEstimate::sum_blocks_wide() {
+// Sums the blocks again, in double.
+bool RowEstimate::sharpen() {
+  if (sharp_) return false;
   constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  const float bounds[TW_ROW_BOUNDS] = {kLowest, kLowest, kLowest, kLowest,
-                                       kLowest, kLowest, kLowest, kLowest};
   total_ = 0;
   for (size_t i = 0; i < sums_.size(); ++i) {
     const std::span<const float> part = block(i);
-    double sums[TW_ROW_BOUNDS] = {};
+    sums_[i] = 0;
     logit_loops().weights_above(part.data(), static_cast<int64_t>(part.size()), temperature_,
-                                static_cast<double>(scaled_max_) * kLog2e, bounds, sums);
-    total_ += sums_[i] = sums[0];
+                                static_cast<double>(scaled_max_) * kLog2e, 1, &kLowest, &sums_[i]);
+    total_ += sums_[i];
   }
   error_ = total_ * wide_error(row_.size(), scaled_max_);
+  return sharp_ = true;
 }
 
 std::span<const float> RowEstimate::block(size_t i) const {
@@ -85,9 +81,9 @@ void RowEstimate::collect(float low, Collected* found) const {
 }
 
 std::optional<int32_t> RowEstimate::draw(double uniform) {
-  if (std::optional<int32_t> place = draw_within_bound(uniform)) return place;
-  sum_blocks_wide();
-  return draw_within_bound(uniform);
+  std::optional<int32_t> place = draw_within_bound(uniform);
+  if (!place && sharpen()) place = draw_within_bound(uniform);
+  return place;
 }
 
 // The token with whose weight the sum passes uniform * total, if it does so by more than the error, and was

@@ -24,6 +24,8 @@ class RowEstimate {
   float max() const { return max_; }                // of the row
   float scaled_max() const { return scaled_max_; }  // divided by the temperature
   Total total() const { return {total_ - error_, total_ + error_}; }
+  // Takes the sums again, better; false if they are as good as estimates get.
+  bool sharpen();
   // Appends the values that are at least `low`.
   void collect(float low, Collected* found) const;
   // The place of the token that the definition draws from all, by a number in [0, 1).
@@ -35,11 +37,11 @@ class RowEstimate {
  private:
   std::span<const float> block(size_t i) const;
   void sum_blocks();
-  void sum_blocks_wide();
   std::optional<int32_t> draw_within_bound(double uniform);
 
   std::span<const float> row_;
-  float temperature_ = 1, scale_ = 1, max_ = 0, scaled_max_ = 0;
+  float temperature_ = 1, max_ = 0, scaled_max_ = 0;
+  bool sharp_ = false;                // whether the sums were taken in double
   std::vector<tw_row_block> blocks_;  // of TW_ROW_BLOCK values
   std::vector<double> sums_;          // [blocks] of weights, the largest weight being 1
   double total_ = 0, error_ = 0;      // of sums_; how far that, or a part of it, may be from the definition's

@@ -18,7 +18,7 @@ Sample Sampler::sample(std::span<const float> logits, const Sampling& sampling, 
   if (sampling.temperature > 0 && !LogitProcessors::change_row(sampling, history, mask)) {
     // One look at the row serves its check and the draw.
     const double uniform = philox_uniform(seed, static_cast<uint64_t>(position));
-    const bool read = estimate_.read(logits, static_cast<float>(sampling.temperature));
+    const bool read = read_estimate(logits, sampling);
     max = read ? estimate_.max() : row_max(logits).value;
     sample.token = pick(logits, read, sampling, uniform);
   } else {
@@ -58,9 +58,12 @@ int32_t Sampler::draw(std::span<const float> processed, const Sampling& sampling
                       std::span<const uint32_t> mask) {
   const bool few = few_allowed(processed, mask);
   const std::span<const float> row = few ? allowed_logits_ : processed;
-  const int32_t at =
-      pick(row, estimate_.read(row, static_cast<float>(sampling.temperature)), sampling, uniform);
+  const int32_t at = pick(row, read_estimate(row, sampling), sampling, uniform);
   return few ? allowed_[static_cast<size_t>(at)] : at;
+}
+
+bool Sampler::read_estimate(std::span<const float> row, const Sampling& sampling) {
+  return logit_loops().quick && estimate_.read(row, static_cast<float>(sampling.temperature));
 }
 
 // The token of the definition, by the quickest way that is sure of it. `read`: whether estimate_ has the row.
@@ -78,7 +81,7 @@ int32_t Sampler::pick(std::span<const float> row, bool read, const Sampling& sam
     } else if (take_top_p(sampling)) {
       return candidates_.draw(uniform);
     } else if (sampling.min_p <= 0) {
-      token = order_.draw(estimate_, sampling.top_p, uniform);
+      token = order_.draw(&estimate_, sampling.top_p, uniform);
     }
     if (token) return *token;
   }
@@ -170,20 +173,27 @@ bool Sampler::take_top_k(const Sampling& sampling) {
   return true;
 }
 
-// top_p, and min_p if asked for, from the likeliest tokens. False if it keeps too many for that, or if the
-// estimate of the sum leaves open which is the last.
+// top_p, and min_p if asked for, from the likeliest tokens. False if it seems to keep too many for that, or
+// if the estimate of the sum leaves open which is the last.
 bool Sampler::take_top_p(const Sampling& sampling) {
-  constexpr size_t kMany = 4096;
+  const size_t many = sampling.min_p > 0 ? 4096 : 1024;  // order_ has no min_p
   const float lowest =
       sampling.min_p > 0 ? lowest_of_min_p(sampling.min_p) : -std::numeric_limits<float>::infinity();
-  const Total total = estimate_.total();
-  for (double distance : {3.0, 5.0, 7.0, 9.0, 12.0, 16.0}) {
+  Total total = estimate_.total();
+  for (double distance : {1.5, 3.0, 5.0, 7.0, 9.0, 12.0, 16.0}) {
     const float low = std::max(lowest, lowest_within(distance));
     const bool complete = low == lowest;
-    if (collect_from(low) > kMany && !complete) return false;
+    if (collect_from(low) > many && !complete) return false;
     const double sum = weigh_collected(low);
-    if (!complete && sum < sampling.top_p * total.low) continue;
-    const Kept kept = candidates_.keep_top_p(sampling.top_p, total, estimate_.row().size(), !complete);
+    if (!complete && sum < sampling.top_p * total.low) {
+      if (sampling.min_p <= 0 && sum < 0.5 * sampling.top_p * total.low) return false;
+      continue;
+    }
+    Kept kept = candidates_.keep_top_p(sampling.top_p, total, estimate_.row().size(), !complete);
+    if (kept == Kept::unknown && estimate_.sharpen()) {
+      total = estimate_.total();
+      kept = candidates_.keep_top_p(sampling.top_p, total, estimate_.row().size(), !complete);
+    }
     if (kept == Kept::all) continue;
     if (kept == Kept::yes && sampling.min_p > 0) candidates_.keep_min_p(sampling.min_p);
     return kept == Kept::yes;

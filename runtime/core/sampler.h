@@ -41,6 +41,7 @@ class Sampler {
  private:
   int32_t draw(std::span<const float> processed, const Sampling& sampling, double uniform,
                std::span<const uint32_t> mask);
+  bool read_estimate(std::span<const float> row, const Sampling& sampling);
   int32_t pick(std::span<const float> row, bool read, const Sampling& sampling, double uniform);
   void select(std::span<const float> row, const Sampling& sampling);
   void shape(const Sampling& sampling, double total);

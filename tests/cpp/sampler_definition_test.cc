@@ -73,16 +73,19 @@ std::vector<char> answers(const tw_logits_loops& loops, const std::vector<float>
     for (int64_t i = 0; i * block < n; ++i) maxima[static_cast<size_t>(i)] += 0.f;  // -0 is 0
     add(maxima.data(), static_cast<size_t>((n + block - 1) / block) * sizeof(float));
   }
-  for (float scale : {1.4426950f, 0.37f, 20.f}) {
-    all.push_back(static_cast<char>(loops.weigh(row.data(), n, scale, blocks.data())));
-    for (tw_row_block& block : blocks) block.max += 0.f, block.reference += 0.f;
+  for (float divisor : {1.f, 3.7f, 0.06f}) {
+    all.push_back(static_cast<char>(loops.weigh(row.data(), n, divisor, blocks.data())));
+    for (tw_row_block& block : blocks) block.max += 0.f, block.power += 0.f;
     add(blocks.data(), blocks.size() * sizeof blocks[0]);
   }
   const float max = *std::max_element(row.begin(), row.end());
   const float bounds[TW_ROW_BOUNDS] = {max, 2, 1, 0.5f, 0, -1, -4, -kInf};
-  double sums[TW_ROW_BOUNDS] = {1};
-  loops.weights_above(row.data(), std::min<int64_t>(n, TW_ROW_BLOCK), 0.7f, max * 2.0, bounds, sums);
-  add(sums, sizeof sums);
+  for (const auto& [divisor, count] : {std::pair(0.7f, int{TW_ROW_BOUNDS}), std::pair(1.f, 1)}) {
+    double sums[TW_ROW_BOUNDS] = {1};
+    loops.weights_above(row.data(), std::min<int64_t>(n, TW_ROW_BLOCK), divisor, max * 2.0, count, bounds,
+                        sums);
+    add(sums, sizeof sums);
+  }
   const int64_t found = loops.collect(row.data(), n, -1, 2, 100, values.data(), ids.data());
   add(&found, sizeof found);
   add(values.data(), static_cast<size_t>(found) * sizeof values[0]);
@@ -145,13 +148,32 @@ TW_TEST(between_two_tokens_estimates_say_so) {
         const double uniform =
             std::clamp(ends[random() % ends.size()] / total + off[random() % 9], 0.0, 1 - 0x1p-53);
         TW_CHECK(estimate.read(row, 1));
-        const auto got = top_p < 1 ? order.draw(estimate, top_p, uniform) : estimate.draw(uniform);
+        const auto got = top_p < 1 ? order.draw(&estimate, top_p, uniform) : estimate.draw(uniform);
         open += !got;
         if (got) TW_CHECK_EQ(*got, tw_test::oracle_at(tokens, uniform));
       }
     }
   }
   TW_CHECK(open > 100);
+}
+
+// Rows of which top_p keeps a few hundred to tens of thousands of tokens: hardly any is left to the
+// definition.
+TW_TEST(estimates_answer_whatever_top_p_keeps) {
+  RowEstimate estimate;
+  RowOrder order;
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  std::vector<float> row(151000);
+  for (const auto& [sigma, top_p] :
+       {std::pair(0.3f, 0.5), {1.f, 0.9}, {2.f, 0.9}, {2.5f, 0.8}, {2.9f, 0.95}, {4.f, 0.99}}) {
+    for (float& x : row) x = normal(random) * sigma;
+    TW_CHECK(estimate.read(row, 1));
+    int open = 0;
+    for (int i = 0; i < 8; ++i) open += !order.draw(&estimate, top_p, (i + 0.4) / 8);
+    TW_CHECK(open <= 1);
+    TW_CHECK(order.most_sorted() <= 128);  // the sums find the place
+  }
 }
 
 TW_TEST(random_parameters) {
@@ -222,14 +244,20 @@ TW_TEST(a_nan_is_seen_wherever_it_is) {
 
 // What runtime/core/row_estimate.cc builds its bound on.
 TW_TEST(estimates_are_as_near_as_they_say) {
-  double worst = 0, worst_wide = 0;
+  double worst = 0, worst_wide = 0, worst_rough = 0;
   for (int64_t i = -(1 << 21); i <= 0; ++i) {
     const float y = static_cast<float>(i) * 0x1p-20f + static_cast<float>(i % 7) * 1e-7f;
-    worst =
-        std::max(worst, std::abs(static_cast<double>(tw_weight(y)) / std::exp2(static_cast<double>(y)) - 1));
+    for (float power : {0.f, 37.f, -90000.f}) {
+      const float score = y + power * TW_LN2;
+      const double weight = std::exp2(static_cast<double>(score) * 0x1.71547652b82fep+0 - power);
+      worst = std::max(worst, std::abs(tw_weight(score, power) / weight - 1));
+      const float x = score * 0.7f, scale = TW_LOG2E_HIGH / 0.7f;
+      worst_rough = std::max(worst_rough, std::abs(tw_rough_weight(x, scale, power) / weight - 1));
+    }
     worst_wide = std::max(worst_wide, std::abs(tw_wide_weight(y) / std::exp2(static_cast<double>(y)) - 1));
   }
-  TW_CHECK(worst <= 0x1p-22);
+  TW_CHECK(worst <= 0x1p-23);
+  TW_CHECK(worst_rough <= 0x1p-4);
   TW_CHECK(worst_wide <= 0x1p-34);
 }
 
