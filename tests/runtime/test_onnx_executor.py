@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from support.isa_levels import PRESENT
 from support.onnx_engine import MAX_SEQ_LEN, SLOT_BYTES, VOCAB, OnnxModel, seal, write_onnx_engine
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
@@ -203,8 +204,9 @@ def test_commands_work_on_it(engine: Path) -> None:
     assert (facts["target"], facts["kernels"]) == ("onnx", [])
     assert "Kernels" not in CliRunner().invoke(cli, ["inspect", str(engine)], catch_exceptions=False).stdout
     load = ["--input-len", "8", "--output-len", "4", "--requests", "2", "--threads", "1", "--json"]
-    bench = CliRunner().invoke(cli, ["bench", "latency", str(engine), *load], catch_exceptions=False)
-    assert json.loads(bench.stdout)["phases"] == {}
+    if "avx2" in PRESENT:  # bench measures the processor's ceilings, which takes that
+        bench = CliRunner().invoke(cli, ["bench", "latency", str(engine), *load], catch_exceptions=False)
+        assert json.loads(bench.stdout)["phases"] == {}
     ran = CliRunner().invoke(
         cli, ["run", str(engine), "--prompt", "ab", "--max-tokens", "3", "--temperature", "0"],
         catch_exceptions=False,
