@@ -136,7 +136,13 @@ TW_TEST(the_first_step_meets_no_page_fault) {
   }
   std::printf("page faults of a first step: %ld, populated %ld\n", faults[0], faults[1]);
   TW_CHECK(faults[0] >= 8);
+#ifdef __SANITIZE_THREAD__
+  // ThreadSanitizer keeps a note of every access in memory of its own, which the first step touches in any
+  // case.
+  TW_CHECK(faults[1] < faults[0]);
+#else
   TW_CHECK(faults[1] <= faults[0] / 4);
+#endif
 }
 
 TW_TEST(chunks_threads_and_loading_do_not_change_a_bit) {
