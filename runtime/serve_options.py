@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tensorwright.runtime.guided.reader import TIMES
 from tensorwright.runtime.option_tables import GENERATION_CONFIG, LIMITED, DtypeChoice, OptionTable, add_options
 
 # Keyword of LLM -> its option.
@@ -31,7 +32,7 @@ ENGINE_OPTIONS: OptionTable = {
     "guided_vocabulary": (
         "--guided-vocabulary",
         {
-            "type": click.Choice(["lazy", "eager"]),
+            "type": click.Choice(TIMES),
             "default": "eager",
             "help": "When it is read for guided decoding: at the first guided request, or beside the start.",
         },

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from tensorwright.entry import nothing_begun
-from tensorwright.runtime.option_tables import LIMITED
+from tensorwright.runtime.guided.reader import TIMES
+from tensorwright.runtime.option_tables import GENERATION_CONFIG, LIMITED
 
 _NAMES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 _LLM = (
@@ -61,13 +62,13 @@ _LLM = (
 @click.option("--load", type=click.Choice(["map", "copy"]), help="Map the weights, or copy them.")
 @click.option(
     "--guided-vocabulary",
-    type=click.Choice(["lazy", "eager"]),
+    type=click.Choice(TIMES),
     help="When it is read for guided decoding: at the first guided request, or beside the start, the default here.",
 )
 @click.option("--max-queue-size", type=int, help="Requests that may wait.")
 @click.option(
     "--generation-config",
-    type=click.Choice(["model", "neutral"]),
+    type=GENERATION_CONFIG[1]["type"],
     help="model: what a request leaves out is as the model's generation_config.json says. Default: TensorRT-LLM's way.",
 )
 def triton_repo(engine: str, repository: str, **options: Any) -> None:
