@@ -69,6 +69,14 @@ class PyEngine {
     nb::gil_scoped_release release;
     return running_->engine->wait_events(timeout_s);
   }
+  void begin_shutdown(bool drain) {
+    nb::gil_scoped_release release;
+    running_->engine->begin_shutdown(drain);
+  }
+  bool turn() {
+    nb::gil_scoped_release release;
+    return running_->engine->turn();
+  }
   void shutdown(bool drain, double timeout_s) {
     nb::gil_scoped_release release;
     running_->shutdown(drain, timeout_s);
@@ -205,7 +213,9 @@ void bind_options(nb::module_& m) {
       .def_rw("max_chunk", &PyEngineOptions::max_chunk, "tokens of one prefill in a step, 0: no cap")
       .def_rw("debug_preempt_every", &PyEngineOptions::debug_preempt_every,
               "for tests: steps between forced preemptions, 0: none")
-      .def_rw("debug_seed", &PyEngineOptions::debug_seed, "for tests: decides who is preempted");
+      .def_rw("debug_seed", &PyEngineOptions::debug_seed, "for tests: decides who is preempted")
+      .def_rw("debug_stepped", &PyEngineOptions::debug_stepped,
+              "for tests: no thread of its own, Engine.turn() does what that would do");
 }
 
 std::vector<LogprobTuples> all_tuples(const std::vector<std::vector<TokenLogprob>>& tokens) {
@@ -282,10 +292,21 @@ void bind_engine(nb::module_& m) {
       .def("shutdown", &PyEngine::shutdown, "drain"_a = true, "timeout_s"_a = -1.0,
            "Refuses new requests; lets the others finish (drain, at most timeout_s, negative: no limit) or "
            "aborts.")
+      .def("begin_shutdown", &PyEngine::begin_shutdown, "drain"_a, "What shutdown begins with; it does not wait.")
+      .def("turn", &PyEngine::turn,
+           "For tests, with debug_stepped: one round of the loop. False: nothing to do, or it has ended.")
       .def_prop_ro("stopped", &PyEngine::stopped)
       .def_prop_ro(
           "called_here", &PyEngine::called_here,
           "Whether the caller is inside this engine's executor, and so may not wait for the engine.");
+  m.def(
+      "hold_clock",
+      [](double seconds) {
+        using std::chrono::duration, std::chrono::duration_cast;
+        Clock::hold(Clock::time_point(duration_cast<Clock::duration>(duration<double>(seconds))));
+      },
+      "seconds"_a, "For tests: the time of all engines of the process stands still there.");
+  m.def("release_clock", &Clock::release, "After hold_clock.");
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
     nb::gil_scoped_release release;
     live_engines().stop();

@@ -39,7 +39,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
       max_seqs_(options.max_batch_size),
       max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
       stats_(core_.stats()) {
-  thread_ = std::thread([this] { loop(); });
+  if (!options.debug_stepped) thread_ = std::thread([this] { loop(); });
 }
 
 Engine::~Engine() { shutdown(false, 0); }
@@ -111,29 +111,51 @@ bool Engine::stopped() const {
   return state_ == State::kStopped;
 }
 
+void Engine::begin_shutdown(bool drain) {
+  std::lock_guard lock(mutex_);
+  state_ = std::max(state_, drain ? State::kDraining : State::kAborting);
+  wake_.notify_one();
+  masks_.wake();
+}
+
 void Engine::shutdown(bool drain, double timeout_s) {
-  {
-    std::unique_lock lock(mutex_);
-    state_ = std::max(state_, drain ? State::kDraining : State::kAborting);
-    wake_.notify_one();
-    masks_.wake();
-    auto ended = [&] { return state_ == State::kStopped; };
-    if (drain && !news_.wait_for(lock, duration(timeout_s < 0 ? kForever : timeout_s), ended)) {
-      state_ = State::kAborting;
-      wake_.notify_one();
-      masks_.wake();
+  begin_shutdown(drain);
+  if (drain && thread_.joinable()) {
+    bool ended;
+    {
+      std::unique_lock lock(mutex_);
+      ended = news_.wait_for(lock, duration(timeout_s < 0 ? kForever : timeout_s),
+                             [&] { return state_ == State::kStopped; });
     }
+    if (!ended) begin_shutdown(false);
   }
   std::lock_guard lock(join_mutex_);
   if (thread_.joinable()) thread_.join();
+  while (turn()) {
+  }
 }
 
 void Engine::loop() {
+  while (round()) {
+  }
+}
+
+bool Engine::turn() {
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ == State::kStopped || !has_work()) return false;
+  }
+  return round();
+}
+
+// False once the loop has ended.
+bool Engine::round() {
   try {
     std::vector<Event> events;
-    while (take_inbox(&events)) {
+    if (take_inbox(&events)) {
       core_.step(&events);
       publish(&events);
+      return true;
     }
     publish(&events);
     stop("was shut down");
@@ -142,15 +164,19 @@ void Engine::loop() {
   } catch (...) {
     stop("died of an unknown exception");
   }
+  return false;
+}
+
+// Under mutex_, in the loop.
+bool Engine::has_work() const {
+  return state_ != State::kServing || !inbox_.empty() || !aborts_.empty() || !core_.idle();
 }
 
 // Waits for something to do and hands it to the core; false when the loop is to end.
 bool Engine::take_inbox(std::vector<Event>* events) {
   {
     std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] {
-      return state_ != State::kServing || !inbox_.empty() || !aborts_.empty() || !core_.idle();
-    });
+    wake_.wait(lock, [&] { return has_work(); });
   }
   State state = hand_over(events);
   return state == State::kServing || (state == State::kDraining && !core_.idle());

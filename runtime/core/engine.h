@@ -47,15 +47,22 @@ class Engine : private MaskSource {
   const std::vector<GroupShape>& groups() const { return groups_; }
   bool stopped() const;
 
+  // Refuses new requests; the loop ends once all requests are done, or without `drain` at once. Does not wait.
+  void begin_shutdown(bool drain);
   // Refuses new requests and ends the loop: with `drain` once all requests are done or `timeout_s` is over
   // (negative: no limit), else at once. What is then alive is aborted. Returns when the loop has ended.
   void shutdown(bool drain, double timeout_s);
+
+  // Of an engine with debug_stepped: one round of the loop. False if there is nothing to do, or it has ended.
+  bool turn();
 
  private:
   using Name = std::pair<int64_t, int32_t>;  // request, completion or kAll
   enum class State { kServing, kDraining, kAborting, kStopped };
 
   void loop();
+  bool round();
+  bool has_work() const;
   bool take_inbox(std::vector<Event>* events);
   State hand_over(std::vector<Event>* events);
   SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) override;

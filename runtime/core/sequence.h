@@ -9,12 +9,11 @@
 #include <span>
 #include <vector>
 
+#include "runtime/core/clock.h"
 #include "runtime/core/kv_blocks.h"
 #include "runtime/core/request.h"
 
 namespace tensorwright {
-
-using Clock = std::chrono::steady_clock;
 
 // All but the blocks, which are counted and so not copied.
 struct SequenceState {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -51,15 +52,22 @@ class Exposition:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(engines))
         self.http = HttpMetrics(self._registry)
-        self._observed = {metric: _make(metric, self._registry) for metric in metrics.OBSERVED}
+        ended = _EndedRequests(self._registry)
         for name, llm in engines.items():
-            llm.add_observer(RequestObserver(lambda sample, name=name: self._record(name, sample)))  # type: ignore[misc]
+            llm.add_observer(RequestObserver(partial(ended.record, name)))
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
-    def _record(self, model: str, sample: Sample) -> None:
-        series = self._observed[sample.metric].labels(model, *(value for _, value in sample.labels))
+
+class _EndedRequests:
+    """What is counted as requests end. Engines refer to it, so it refers to none: else nobody could drop one."""
+
+    def __init__(self, registry: CollectorRegistry):
+        self._series = {metric: _make(metric, registry) for metric in metrics.OBSERVED}
+
+    def record(self, model: str, sample: Sample) -> None:
+        series = self._series[sample.metric].labels(model, *(value for _, value in sample.labels))
         if isinstance(series, Histogram):
             series.observe(sample.value)
         else:

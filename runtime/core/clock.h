@@ -1,0 +1,37 @@
+// The time that requests are measured by.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_CLOCK_H_
+#define TENSORWRIGHT_RUNTIME_CORE_CLOCK_H_
+
+#include <atomic>
+#include <chrono>
+#include <limits>
+
+namespace tensorwright {
+
+// The machine's steady clock; a simulation may hold it, for the whole process.
+class Clock {
+ public:
+  using duration = std::chrono::steady_clock::duration;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::steady_clock::time_point;
+  static constexpr bool is_steady = true;
+
+  static time_point now() {
+    rep held = held_.load(std::memory_order_relaxed);
+    return held == kRunning ? std::chrono::steady_clock::now() : time_point(duration(held));
+  }
+  // For tests: time stands still there, until the next call or release().
+  static void hold(time_point at) {
+    held_.store(at.time_since_epoch().count(), std::memory_order_relaxed);
+  }
+  static void release() { held_.store(kRunning, std::memory_order_relaxed); }
+
+ private:
+  static constexpr rep kRunning = std::numeric_limits<rep>::min();
+  static inline std::atomic<rep> held_{kRunning};
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_CLOCK_H_

@@ -1,0 +1,81 @@
+"""The whole Python edge in a simulation: engine, mailbox, events thread, handles, event loop, server; see world.py."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulation.run import run_seed
+from simulation.world import write_toy_engine
+from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.engine_client import EngineClient
+
+SEEDS = 200
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_engine(tmp_path_factory.mktemp("simulation") / "toy")
+
+
+@pytest.fixture(autouse=True)
+def silence() -> Iterator[None]:
+    """What the runs provoke is logged, with stacks, thousands of times."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 50))
+def test_seeds(engine: Path, first: int) -> None:
+    """A seed that fails runs again by `python -m simulation.run SEED 1`, in the folder of the tests."""
+    failed = {}
+    for seed in range(first, first + 50):
+        world, trouble = run_seed(seed, engine)
+        if trouble:
+            failed[seed] = (world.swarm, trouble)
+    assert not failed
+
+
+def test_a_run_can_be_repeated(engine: Path) -> None:
+    for seed in range(10):
+        first, second = (run_seed(seed, engine)[0].simulation for _ in range(2))
+        assert (first.history, first.switches, first.now) == (second.history, second.switches, second.now)
+
+
+def forgets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineClient, "_forget", lambda self, request_id: None)
+
+
+def wakes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(self: Any) -> bool:
+        self._version += 1
+        return False
+
+    monkeypatch.setattr(RequestHandle, "_changed_now", changed)
+
+
+def looks_for_the_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end may slip between; only a switch between two lines finds it."""
+
+    async def finished(self: Any) -> Any:
+        while True:
+            done = self._done
+            seen = self._version
+            if done:
+                break
+            await self._wait_for_change(seen)
+        return self.result()
+
+    finished.__code__ = finished.__code__.replace(co_filename=RequestHandle.result.__code__.co_filename)
+    monkeypatch.setattr(RequestHandle, "_finished", finished)
+
+
+@pytest.mark.parametrize("bug", [forgets_nobody, wakes_no_thread, looks_for_the_end_first])
+def test_planted_bugs_are_found(engine: Path, monkeypatch: pytest.MonkeyPatch, bug: Any) -> None:
+    bug(monkeypatch)
+    assert any(run_seed(seed, engine)[1] for seed in range(300))
