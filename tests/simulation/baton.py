@@ -119,7 +119,7 @@ class Simulation:
             self._pass_on(me)
 
     def wait(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Until it is ready, or so many seconds of the simulation later: then False. ready: quick, and without effect."""
+        """Until it is ready, or so many seconds later by its clock: then False. ready: quick, and without effect."""
         me = self.me
         if me is None:
             return ready()

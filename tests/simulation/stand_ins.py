@@ -39,24 +39,24 @@ class SimulatedThreading:
     def __getattr__(self, name: str) -> Any:
         return getattr(threading, name)
 
-    def Lock(self) -> Lock:  # noqa: N802 - the names are threading's
+    def Lock(self) -> Lock:
         return Lock(self._simulation, reentrant=False)
 
-    def RLock(self) -> Lock:  # noqa: N802
+    def RLock(self) -> Lock:
         return Lock(self._simulation, reentrant=True)
 
-    def Condition(self, lock: Lock | None = None) -> Condition:  # noqa: N802
+    def Condition(self, lock: Lock | None = None) -> Condition:
         return Condition(self._simulation, lock or Lock(self._simulation, reentrant=True))
 
-    def Event(self) -> Event:  # noqa: N802
+    def Event(self) -> Event:
         return Event(self._simulation)
 
-    def Semaphore(self, value: int = 1) -> Semaphore:  # noqa: N802
+    def Semaphore(self, value: int = 1) -> Semaphore:
         return Semaphore(self._simulation, value)
 
     BoundedSemaphore = Semaphore
 
-    def Thread(  # noqa: N802
+    def Thread(
         self,
         target: Callable[..., Any],
         args: tuple[Any, ...] = (),
@@ -107,9 +107,9 @@ class Lock:
         if self._reentrant and self.holder is me:
             self.depth += 1
             return True
-        if self.holder is not None:
-            if not blocking or not self._simulation.wait(lambda: self.holder is None, None if timeout < 0 else timeout):
-                return False
+        wait = None if timeout < 0 else timeout
+        if self.holder is not None and not (blocking and self._simulation.wait(lambda: self.holder is None, wait)):
+            return False
         self.holder, self.depth = me, 1
         return True
 

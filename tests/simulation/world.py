@@ -162,7 +162,7 @@ class World:
         self.trouble.append("somebody still has the LLM")
 
     def _check_idle(self) -> None:
-        """All have what they wanted: the engine must soon hold nothing. A request that was aborted ends a step later."""
+        """All have what they wanted: the engine must soon hold nothing. What was aborted ends a step later."""
         if not self.llm.running:
             self.trouble.append(f"the engine does not run: {self.llm._client._cause!r}")
             return
@@ -238,10 +238,11 @@ class World:
         async def work() -> None:
             async with asyncio.timeout(ask.patience):
                 async for output in llm.generate_async(ask.prompt, ask.params):
-                    if self.random.random() < ask.leaves:
+                    if output.finished:
+                        self._check(ask, output)
+                    elif self.random.random() < ask.leaves:
                         return
                     await asyncio.sleep(ask.slow)
-                self._check(ask, output)
 
         self._in_loop(ask, work())
 
