@@ -32,9 +32,10 @@ class Tokenizer:
         self._byte_fallback = _has_byte_fallback(tokenizer)
 
     @classmethod
-    def from_file(cls, path: Path, special: Iterable[AddedToken] = ()) -> Tokenizer:
+    def from_bytes(cls, data: bytes, path: Path, special: Iterable[AddedToken] = ()) -> Tokenizer:
+        """data: of a tokenizer.json; path: where it was read, for messages. Raises EngineError."""
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)), special)
+            return cls(tokenizers.Tokenizer.from_buffer(data), special)
         except Exception as error:  # the library raises plain Exception for every malformed file
             raise EngineError(
                 f"{path}: not a tokenizer that tokenizers {tokenizers.__version__} reads ({error}); "
