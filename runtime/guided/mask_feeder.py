@@ -15,12 +15,12 @@ class MaskFeeder:
     def __init__(self, engine: Any):
         self._engine = engine
 
-    def feed(self, events: Iterable[Any], requests: Mapping[int, RequestHandle]) -> dict[int, Exception]:
+    def feed(self, events: Iterable[Any], requests: Mapping[int, RequestHandle]) -> dict[int, BaseException]:
         """requests: by id. Returns what went wrong, by request.
 
         One mask after the other: each takes some 20 us, less than handing them to llguidance's own threads does.
         """
-        failed: dict[int, Exception] = {}
+        failed: dict[int, BaseException] = {}
         for event in events:
             handle = requests.get(event.request_id) if event.tokens and not event.finish else None
             matcher = None if handle is None else handle._matcher(event.completion)
@@ -30,6 +30,6 @@ class MaskFeeder:
                 mask = matcher.advance(event.tokens)
                 if mask is not None:
                     self._engine.set_mask(event.request_id, event.completion, matcher.generated, mask)
-            except Exception as error:  # whatever one request's grammar does must not end the others
+            except BaseException as error:  # whatever one request's grammar does must not end the others
                 failed[event.request_id] = error
         return failed

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 
 from support.fake_runtime import engine_config, write_checksums, write_engine
 from tensorwright.errors import EngineError
@@ -116,6 +118,24 @@ def test_damage_is_named_when_the_tokenizer_is_read_meanwhile(tmp_path: Path, na
     assert "tokenizer" not in vars(open_engine(root))
     flip(name)(root)
     with pytest.raises(EngineError, match=f"{Path(name).name}: altered"):
+        open_engine(root, read_tokenizer=True)
+
+
+def test_a_tokenizer_that_the_library_panics_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panic is no Exception; what a user does to end the program is none either, and goes on."""
+    root = write_engine(tmp_path / "engine")
+
+    def stop(kind: type[BaseException]) -> None:
+        def fail(data: bytes) -> None:
+            raise kind("index out of bounds")
+
+        monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_buffer=fail))
+
+    stop(type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"}))
+    with pytest.raises(EngineError, match=r"not a tokenizer.*index out of bounds"):
+        open_engine(root, read_tokenizer=True)
+    stop(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
         open_engine(root, read_tokenizer=True)
 
 
