@@ -43,7 +43,7 @@ class _Job:
 
 class WorkPool:
     """name: as /ready, metrics and errors call it. threads: how many jobs run at once. most_waiting: one more raises
-    QueueFullError; None for work that follows from what was admitted elsewhere and has its bound there. clock: seconds."""
+    QueueFullError; None for work that has its bound elsewhere. clock: seconds."""
 
     def __init__(self, name: str, threads: int, most_waiting: int | None, clock: Callable[[], float] = time.monotonic):
         self.name = name
