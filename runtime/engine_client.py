@@ -143,15 +143,17 @@ class EngineClient:
             while True:
                 stopped = self._engine.stopped  # before the events: what came until then is among them
                 events = self._engine.wait_events(POLL)
-                for request_id, error in self._feeder.feed(events, self._requests).items():
-                    self._give_up(request_id, error)  # the loop waits for masks: they come before all else
-                for event in events:
+                self._feeder.feed(events, self._requests)  # masks come before all else
+                for request_id, error in self._feeder.failed():
+                    self._give_up(request_id, error)
+                for event in (*self._feeder.ended(), *events):
                     self._dispatch(event)
                 if stopped and not events:
                     break
         except Exception as error:  # told to everybody who waits, and to whoever comes later
             self._cause = error
         finally:
+            self._feeder.close()
             self._fail_rest()
 
     def _dispatch(self, event: Any) -> None:
