@@ -175,9 +175,10 @@ class EngineClient:
                 events = self._engine.wait_events(POLL)
                 if events:
                     self._last_event = time.monotonic()
-                for request_id, error in self._feeder.feed(events, self._requests).items():
-                    self._give_up(request_id, as_error(error))  # the loop waits for masks: they come before all else
-                for event in events:
+                self._feeder.feed(events, self._requests)  # masks come before all else
+                for request_id, error in self._feeder.failed():
+                    self._give_up(request_id, as_error(error))
+                for event in (*self._feeder.ended(), *events):
                     self._dispatch(event)
                 if stopped and not events:
                     break
@@ -185,6 +186,7 @@ class EngineClient:
             self._cause = error
             logger.exception("the thread that hands out events stopped, and the engine with it")
         finally:
+            self._feeder.close()
             self._fail_rest()
         if self._cause is not None:  # nobody would hear of its tokens
             self._engine.shutdown(False, 0)
