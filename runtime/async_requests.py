@@ -6,6 +6,7 @@ when they want one, so a slow reader costs nothing and misses nothing: every sna
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -21,6 +22,9 @@ if TYPE_CHECKING:  # whoever waits in an event loop has imported it; nobody else
     import asyncio
 
     from tensorwright.runtime.guided.matcher import GrammarMatcher
+
+
+logger = logging.getLogger(__name__)
 
 
 class RequestHandle:
@@ -69,10 +73,10 @@ class RequestHandle:
     def abort(self) -> bool:
         """Ends the request soon; what was generated stays readable. False if it had already ended."""
         self._home.check()
-        with self._changed:
-            if self._done:
-                return False
-            self._asked_to_abort = True
+        # No lock: the garbage collector, when it ends an iterator, comes here in any thread and inside any other lock.
+        if self._done:
+            return False
+        self._asked_to_abort = True
         return self._abort(self.request_id)
 
     def result(self, timeout: float | None = None) -> RequestOutput:
@@ -210,7 +214,10 @@ class RequestHandle:
         self._version += 1
         self._changed.notify_all()
         for tell in self._listeners:
-            tell()
+            try:
+                tell()
+            except BaseException:  # who listens must not end the request, nor those of others
+                logger.exception("a listener of request %d failed", self.request_id)
         waiters, self._waiters = self._waiters, []
         for loop, future in waiters:
             try:

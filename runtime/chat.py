@@ -101,7 +101,7 @@ def _render(text: str, messages: Sequence[Message], options: dict[str, Any], giv
     _check_variables(template, given)
     watched = [_Watched(_in_known_role(message, template)) for message in messages]
     with _template_errors():
-        rendered = template.compiled.render(messages=watched, **options, **given)
+        rendered = template.render(messages=watched, **options, **given)
     _check_seen(messages, watched)
     return rendered
 

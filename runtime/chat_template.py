@@ -1,13 +1,15 @@
 """A chat template: Jinja text, compiled for a sandbox, and what it looks at.
 
 A template comes with a checkpoint, so it is not trusted: it runs in Jinja's immutable sandbox and gets nothing but the
-messages. It sees what transformers' apply_chat_template shows it.
+messages. It sees what transformers' apply_chat_template shows it. The sandbox does not bound time; what messages can
+make of a template that is more than linear in them is bounded by MOST_LOOKS.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import threading
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -26,6 +28,12 @@ _NAME = re.compile(r"[A-Za-z0-9]\w*")
 """Of a template, where a file could be meant too; files of templates mostly end in .jinja."""
 
 
+MOST_LOOKS = 1_000_000
+"""Entries, attributes and calls of one rendering together. A message takes ten to fifty of them."""
+MOST_SPACE = 16
+"""Characters of tojson's indent, and of each of its separators."""
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """reads: the variables that it looks at. knows_developer: whether it tells the role "developer" from others."""
@@ -33,6 +41,11 @@ class ChatTemplate:
     compiled: jinja2.Template
     reads: frozenset[str]
     knows_developer: bool
+
+    def render(self, **variables: Any) -> str:
+        """Raises whatever a template may raise, which is a program; TemplateRuntimeError after MOST_LOOKS."""
+        _looks.left = MOST_LOOKS
+        return self.compiled.render(**variables)
 
 
 def is_template(text: str) -> bool:
@@ -101,9 +114,41 @@ class _GenerationTag(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Looks(threading.local):
+    """How many a rendering has left; each runs in one thread."""
+
+    left = 0
+
+
+_looks = _Looks()
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja asks it for every entry, attribute and call of a template."""
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        self._count()
+        return super().getitem(obj, argument)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        self._count()
+        return super().getattr(obj, attribute)
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        self._count()
+        return super().call(context, obj, *args, **kwargs)
+
+    def _count(self) -> None:
+        _looks.left -= 1
+        if _looks.left < 0:
+            raise jinja2.TemplateRuntimeError(
+                f"it looks at its variables more than {MOST_LOOKS} times; send fewer or shorter messages"
+            )
+
+
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
@@ -112,9 +157,32 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """Not Jinja's own, which escapes for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+def _to_json(
+    value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
+) -> str:
+    """Not Jinja's own, which escapes for HTML. The options are those of transformers. No other of json's, for some are
+    functions, which json would call outside the sandbox."""
+    for name, flag in (("ensure_ascii", ensure_ascii), ("sort_keys", sort_keys)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"tojson: {name} must be true or false, got {flag!r:.80}")
+    width = type(indent) is int and 0 <= indent <= MOST_SPACE
+    if not (indent is None or width or _is_space(indent)):
+        raise TypeError(f"tojson: indent must be none, 0 to {MOST_SPACE}, or as short a text, got {indent!r:.80}")
+    pair = isinstance(separators, (list, tuple)) and len(separators) == 2 and all(map(_is_space, separators))
+    if not (separators is None or pair):
+        raise TypeError(f"tojson: separators must be none or two short texts, got {separators!r:.80}")
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators and tuple(separators),
+        sort_keys=sort_keys,
+    )
+
+
+def _is_space(value: Any) -> bool:
+    """A text that tojson may put between what it writes."""
+    return isinstance(value, str) and len(value) <= MOST_SPACE
 
 
 def _refuse(message: str) -> NoReturn:

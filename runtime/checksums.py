@@ -1,5 +1,8 @@
 """checksums.txt of an engine: what every file must be, and the check that it is.
 
+Text files are read once: the bytes that were hashed are those that are used. Large files are mapped by whoever runs
+the engine; their marks tell whether what was mapped is what was hashed.
+
 <xxh3_128 hex>  <bytes>  <relative path>     one line per file, sorted by path
 <xxh3_128 hex>  <bytes>  .                   last: over the text of the lines above
 """
@@ -7,9 +10,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -19,12 +23,27 @@ from tensorwright.errors import EngineError, reason
 
 CHECKSUMS = "checksums.txt"
 REMEDY = "build the engine again, or copy it again from where it came"
+TEXTS = (".json", ".jinja")
+"""How the names of files end that the runtime reads as a whole."""
 _LINE = re.compile(r"([0-9a-f]{32})  (0|[1-9][0-9]{0,18})  (\S.*)")
 
 
 class FileSum(NamedTuple):
     digest: str
     size: int
+
+
+class FileMark(NamedTuple):
+    """What changes when a file is replaced or written to."""
+
+    device: int
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileMark:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def read_checksums(root: Path) -> dict[str, FileSum]:
@@ -55,25 +74,34 @@ def _parse(path: Path, line: str) -> tuple[str, FileSum]:
 
 
 def verify_files(
-    root: Path, files: dict[str, FileSum], weights: str, meanwhile: Callable[[], None] | None = None
+    root: Path,
+    files: Mapping[str, FileSum],
+    weights: str,
+    texts: dict[str, bytes],
+    marks: dict[str, FileMark],
+    meanwhile: Callable[[], None] | None = None,
 ) -> None:
     """Sizes of all first, so that a truncated engine fails at once, then contents.
 
-    meanwhile: called while `weights`, the largest, are hashed on a thread of their own; all others are checked by then.
+    texts: takes the bytes of text files by relative path; those that it has already are not read again. marks: takes
+    the marks of all other files. meanwhile: called while `weights`, the largest, are hashed on a thread of their own;
+    all others are checked by then.
     """
-    for name, expected in files.items():
-        path = root / name
-        if not path.is_file():
-            raise EngineError(f"{path}: missing; {REMEDY}")
-        size = path.stat().st_size
-        if size != expected.size:
-            raise EngineError(f"{path}: {_size_fault(size, expected.size)}; {REMEDY}")
+    _check_sizes(root, files, texts)
     for name, expected in files.items():
         if name != weights:
-            _check_content(root / name, expected)
-    largest = [(root / name, expected) for name, expected in files.items() if name == weights]
+            _check_content(root, name, expected, texts, marks)
     faults: list[BaseException] = []
-    thread = threading.Thread(target=_collect_faults, args=(largest, faults))
+    largest = [name for name in files if name == weights]
+
+    def hash_largest() -> None:
+        try:
+            for name in largest:
+                _check_content(root, name, files[name], texts, marks)
+        except BaseException as error:  # raised where the thread is joined: what was not checked must not run
+            faults.append(error)
+
+    thread = threading.Thread(target=hash_largest)
     thread.start()
     try:
         if meanwhile is not None:
@@ -84,16 +112,42 @@ def verify_files(
             raise faults[0]
 
 
-def _collect_faults(files: list[tuple[Path, FileSum]], faults: list[BaseException]) -> None:
-    try:
-        for path, expected in files:
-            _check_content(path, expected)
-    except BaseException as error:  # raised where the thread is joined: what was not checked must not run
-        faults.append(error)
+def check_unchanged(root: Path, names: Iterable[str], marks: Mapping[str, FileMark]) -> None:
+    """EngineError if one of the files is not the one that was hashed. To be called when they are mapped or read."""
+    for name in names:
+        try:
+            same = FileMark.of((root / name).stat()) == marks[name]
+        except OSError:
+            same = False
+        if not same:
+            raise EngineError(
+                f"{root / name}: was changed or replaced while the engine was opened; open it again, and put an engine "
+                "in the place of another by renaming folders, as build-engine --force does"
+            )
 
 
-def _check_content(path: Path, expected: FileSum) -> None:
-    if file_digest(path) != expected.digest:
+def _check_sizes(root: Path, files: Mapping[str, FileSum], texts: Mapping[str, bytes]) -> None:
+    for name, expected in files.items():
+        path = root / name
+        if name not in texts and not path.is_file():
+            raise EngineError(f"{path}: missing; {REMEDY}")
+        size = len(texts[name]) if name in texts else path.stat().st_size
+        if size != expected.size:
+            raise EngineError(f"{path}: {_size_fault(size, expected.size)}; {REMEDY}")
+
+
+def _check_content(
+    root: Path, name: str, expected: FileSum, texts: dict[str, bytes], marks: dict[str, FileMark]
+) -> None:
+    """Hashes one file, and keeps its text or its mark."""
+    path = root / name
+    if name.endswith(TEXTS):
+        if name not in texts:
+            texts[name] = read_whole(path)
+        digest = xxhash.xxh3_128_hexdigest(texts[name])
+    else:
+        digest, marks[name] = hash_file(path)
+    if digest != expected.digest:
         raise EngineError(f"{path}: altered, its checksum does not match {CHECKSUMS}; {REMEDY}")
 
 
@@ -101,16 +155,30 @@ def _size_fault(size: int, expected: int) -> str:
     return f"{'truncated' if size < expected else 'altered'}, it has {size} bytes and must have {expected}"
 
 
-def file_digest(path: Path) -> str:
-    """xxh3_128 of a file in hex. Mapped, which is three times as fast as reading and leaves the pages warm to serve."""
+def read_whole(path: Path) -> bytes:
+    """Raises EngineError."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def hash_file(path: Path) -> tuple[str, FileMark]:
+    """xxh3_128 of a file in hex, and the mark of the file that was hashed. Mapped, which is three times as fast as
+    reading and leaves the pages warm to serve."""
     try:
         with path.open("rb") as file:
-            if path.stat().st_size == 0:
-                return xxhash.xxh3_128_hexdigest(b"")  # an empty file cannot be mapped
+            mark = FileMark.of(os.fstat(file.fileno()))
+            if mark.size == 0:
+                return xxhash.xxh3_128_hexdigest(b""), mark  # an empty file cannot be mapped
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 data.madvise(mmap.MADV_SEQUENTIAL)
                 digest = xxhash.xxh3_128()
                 digest.update(data)  # once: the interpreter is free all the while
-                return digest.hexdigest()
+                return digest.hexdigest(), mark
     except OSError as error:
-        raise EngineError(f"{path}: cannot be read ({reason(error)}); check its permissions") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> EngineError:
+    return EngineError(f"{path}: cannot be read ({reason(error)}); check its permissions")

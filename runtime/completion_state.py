@@ -65,7 +65,8 @@ class CompletionState:
         if event.finish and not self.finished:
             self._end(event)
         if self.matcher is not None and self.matcher.ended and not self.finished:
-            self._end_of_grammar()
+            if self.matcher.generated == len(self._token_ids):  # it may be ahead of what is handed out
+                self._end_of_grammar()
 
     @property
     def length(self) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +17,12 @@ from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.guided.mask_feeder import MaskFeeder
 from tensorwright.runtime.home_process import HomeProcess
 from tensorwright.runtime.outputs import RequestOutput
+from tensorwright.runtime.panics import as_error
 from tensorwright.runtime.request_state import RequestState
 
 logger = logging.getLogger(__name__)
 POLL = 0.5  # seconds that one wait lasts at most
+COLLECTED_WAIT = 1.0  # seconds that whoever drops an LLM waits for its end at most
 
 Observer = Callable[[RequestOutput, BaseException | None], None]
 
@@ -38,10 +43,13 @@ class EngineClient:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)  # notified when a request ends
         self._closing = False  # no new requests
+        self._close_once = threading.Lock()  # never given back
+        self._last_event = time.monotonic()
         self._cause: BaseException | None = None
         self._observers: tuple[Observer, ...] = ()
         self._thread = threading.Thread(target=self._consume, name="tensorwright-events", daemon=True)
         self._thread.start()
+        _open_clients.add(self)
 
     def submit(
         self,
@@ -58,6 +66,8 @@ class EngineClient:
             handle = RequestHandle(state, self.abort)
             with self._lock:
                 self._check_open()
+                if not self._requests:
+                    self._last_event = time.monotonic()  # there was none to wait for
                 self._requests[state.request_id] = handle
             try:
                 self._engine.submit(state.request_id, state.prompt_token_ids, sampling, first_mask)
@@ -86,8 +96,16 @@ class EngineClient:
 
     @property
     def running(self) -> bool:
-        """Whether it takes requests: not closed, and its loop alive."""
-        return self._home.is_here and not self._closing and self._cause is None and not self._engine.stopped
+        """Whether it takes requests: not closed, its loop alive, and the thread that hands out events as well."""
+        if not self._home.is_here or self._closing or self._cause is not None:
+            return False
+        return self._thread.is_alive() and not self._engine.stopped
+
+    @property
+    def stalled_seconds(self) -> float:
+        """For how long there have been requests and no event of any; 0 without requests. It takes no lock."""
+        last = self._last_event  # before the question for requests: the first of them moves it
+        return max(0.0, time.monotonic() - last) if self._requests else 0.0
 
     def check_process(self) -> None:
         """Raises ForkedEngineError in a fork of the process that made it."""
@@ -102,7 +120,7 @@ class EngineClient:
         self._home.check()
         with self._lock:
             self._check_open()
-        return dict(self._engine.stats())
+        return {**self._engine.stats(), "stalled_seconds": self.stalled_seconds}
 
     def profile(self, enable: bool) -> None:
         self._home.check()
@@ -114,16 +132,28 @@ class EngineClient:
 
     def close(self, drain: bool = False, timeout: float = 30.0) -> None:
         """Ends all requests (with drain: lets them finish, for at most `timeout` seconds) and stops the engine."""
-        if not self._home.is_here:
+        if not self._home.is_here or not self._close_once.acquire(blocking=False):
             return
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-        if self._engine.called_here:  # the garbage collector came in the engine's thread: it cannot wait for itself
+        self._closing = True
+        if self._engine.called_here:  # it cannot wait for itself
             threading.Thread(target=self._stop, args=(drain, timeout), name="tensorwright-close").start()
         else:
             self._stop(drain, timeout)
+
+    def close_dropped(self) -> None:
+        """`close` for the garbage collector, which comes in any thread and inside any lock, maybe one that closing
+        waits for: another thread closes. This one waits a second for it at most, so that whoever drops an LLM to make
+        room for another finds the room."""
+        if not self._home.is_here:
+            return
+        closer = threading.Thread(target=self.close, name="tensorwright-close")
+        try:
+            closer.start()
+        except RuntimeError:  # there is no thread to be had, or no more since the interpreter exits
+            self.close()
+            return
+        if threading.current_thread() is not self._thread and not self._engine.called_here:
+            closer.join(COLLECTED_WAIT)
 
     def _stop(self, drain: bool, timeout: float) -> None:
         try:
@@ -143,16 +173,23 @@ class EngineClient:
             while True:
                 stopped = self._engine.stopped  # before the events: what came until then is among them
                 events = self._engine.wait_events(POLL)
-                for request_id, error in self._feeder.feed(events, self._requests).items():
-                    self._give_up(request_id, error)  # the loop waits for masks: they come before all else
-                for event in events:
+                if events:
+                    self._last_event = time.monotonic()
+                self._feeder.feed(events, self._requests)  # masks come before all else
+                for request_id, error in self._feeder.failed():
+                    self._give_up(request_id, as_error(error))
+                for event in (*self._feeder.ended(), *events):
                     self._dispatch(event)
                 if stopped and not events:
                     break
-        except Exception as error:  # told to everybody who waits, and to whoever comes later
+        except BaseException as error:  # told to everybody who waits, and to whoever comes later
             self._cause = error
+            logger.exception("the thread that hands out events stopped, and the engine with it")
         finally:
+            self._feeder.close()
             self._fail_rest()
+        if self._cause is not None:  # nobody would hear of its tokens
+            self._engine.shutdown(False, 0)
 
     def _dispatch(self, event: Any) -> None:
         handle = self._requests.get(event.request_id)
@@ -160,8 +197,8 @@ class EngineClient:
             return  # it failed here, and the engine had not yet heard of it
         try:
             ended = handle._on_event(event)
-        except Exception as error:  # whatever one request's text or reader does must not end the others
-            self._give_up(event.request_id, error)
+        except BaseException as error:  # whatever one request's text or reader does must not end the others
+            self._give_up(event.request_id, as_error(error))
             return
         if ended:
             self._forget(event.request_id)
@@ -171,10 +208,10 @@ class EngineClient:
         for observer in self._observers:
             try:
                 observer(handle.so_far(), handle.error)
-            except Exception:  # who counts requests must not end them
+            except BaseException:  # who counts requests must not end them
                 logger.exception("an observer of requests failed")
 
-    def _give_up(self, request_id: int, error: BaseException) -> None:
+    def _give_up(self, request_id: int, error: Exception) -> None:
         handle = self._requests.get(request_id)
         self._engine.abort(request_id)
         if handle is not None:
@@ -201,3 +238,13 @@ class EngineClient:
                     RequestAbortedError(f"request {handle.request_id}: the LLM was shut down before it finished")
                 )
             self._observe(handle)
+
+
+_open_clients: weakref.WeakSet[EngineClient] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """At the interpreter's exit: an engine's threads must be gone before Python is."""
+    for client in list(_open_clients):
+        client.close()

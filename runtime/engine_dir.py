@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken
 
-from tensorwright.errors import EngineError, reason
-from tensorwright.runtime.checksums import REMEDY, FileSum, read_checksums, verify_files
+from tensorwright.errors import EngineError
+from tensorwright.runtime.checksums import (
+    REMEDY,
+    FileMark,
+    FileSum,
+    check_unchanged,
+    read_checksums,
+    read_whole,
+    verify_files,
+)
+from tensorwright.runtime.once import once
 from tensorwright.runtime.special_tokens import special_tokens
 from tensorwright.runtime.targets import TARGETS
 from tensorwright.runtime.template_files import read_templates
@@ -26,7 +34,7 @@ FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
 DTYPES = ("float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "int8")
-TOKENIZER = "tokenizer.json"
+CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 
 _KEYS: dict[str, type | tuple[type, ...]] = {
     "format": str,
@@ -47,11 +55,19 @@ _KEYS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class EngineDir:
-    """A validated engine. `config` is config.json; the rest is read from it or from the files beside it."""
+    """A validated engine. `config` is config.json; the rest is read from it or from the files beside it.
+
+    It keeps what it read when it was opened, so that its folder may be replaced while it is served. texts: the bytes
+    of its text files, by relative path. marks: of all other files, see `check_unchanged`. created: Unix time in seconds
+    at which config.json was written or copied.
+    """
 
     path: Path
     config: dict[str, Any]
     files: dict[str, FileSum] = field(repr=False)
+    texts: dict[str, bytes] = field(repr=False)
+    marks: dict[str, FileMark] = field(repr=False)
+    created: int = 0
 
     def file(self, name: str) -> Path:
         """A file that the engine must have and that was checked."""
@@ -60,8 +76,19 @@ class EngineDir:
         return self.path / name
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A checked JSON file, {} if the engine has none of that name."""
-        return _read_object(self.file(name)) if name in self.files else {}
+        """A JSON file as it was when the engine was opened, {} if the engine has none of that name."""
+        return _parse_object(self.path / name, self.text(name)) if name in self.files else {}
+
+    def text(self, name: str) -> bytes:
+        """A text file as it was when the engine was opened; not that of the tokenizer, which is not kept."""
+        self.file(name)  # raises where there is none
+        return self.texts[name]
+
+    def check_unchanged(self) -> None:
+        """EngineError if what its target runs is no longer what was checked. To be called once it is mapped or read:
+        what was mapped stays as it is, whatever becomes of the folder."""
+        names = [name for name in TARGETS[self.target].files if name in self.marks]
+        check_unchanged(self.path, names, self.marks)
 
     @property
     def target(self) -> str:
@@ -114,7 +141,7 @@ class EngineDir:
         """The file that holds them, whatever the target."""
         return self.file(TARGETS[self.target].weights)
 
-    @property
+    @once
     def eos_token_ids(self) -> list[int]:
         """Of the generation config if it names any, for chat models end a turn with a token that config.json lacks.
 
@@ -128,29 +155,31 @@ class EngineDir:
             raise EngineError(f"{self.path / name}: end-of-sequence tokens must be token ids, got {listed!r}; {REMEDY}")
         return [token for token in ids if token < self.vocab_size]
 
-    @cached_property
+    @once
     def tokenizer_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """tokenizer_config.json and special_tokens_map.json, each {} if the engine has none."""
         return self.read_json("tokenizer_config.json"), self.read_json("special_tokens_map.json")
 
-    @cached_property
+    @once
     def chat_templates(self) -> dict[str, str]:
         """Jinja texts by name, "default" first; none for a model that does not chat."""
-        return read_templates(self.path, self.files, self.tokenizer_settings[0])
+        return read_templates(self.path, self.texts, self.tokenizer_settings[0])
 
-    @cached_property
+    @once
     def special_tokens(self) -> list[AddedToken]:
         """What these two files call special, beside what tokenizer.json does."""
         return special_tokens(*self.tokenizer_settings)
 
-    @cached_property
+    @once
     def tokenizer(self) -> Tokenizer | None:
         """None for an engine that was built from a checkpoint without one."""
         if TOKENIZER not in self.files:
             return None
-        return Tokenizer.from_file(self.file(TOKENIZER), self.special_tokens)
+        tokenizer = Tokenizer.from_bytes(self.texts[TOKENIZER], self.path / TOKENIZER, self.special_tokens)
+        del self.texts[TOKENIZER]  # tens of MB for a large vocabulary
+        return tokenizer
 
-    @cached_property
+    @once
     def vocabulary_reader(self) -> VocabularyReader:
         """For guided decoding: it reads the vocabulary when it is told to."""
         from tensorwright.runtime.guided.reader import VocabularyReader
@@ -192,27 +221,31 @@ def open_engine(path: str | Path, *, read_tokenizer: bool = False) -> EngineDir:
         raise EngineError(f"{root}: an engine is a directory, this is a file")
     if not os.path.exists(root / "config.json"):
         raise EngineError(f"{root}: not an engine, it has no config.json; build one with: build-engine MODEL OUT")
+    path = root / CONFIG
+    created, data = int(path.stat().st_mtime), read_whole(path)
     # The version comes before the checksums: another version may check itself in another way.
-    config = _read_object(root / "config.json")
-    _check_format(root / "config.json", config)
+    config = _parse_object(path, data)
+    _check_format(path, config)
     files = read_checksums(root)
-    if "config.json" not in files:
-        raise EngineError(f"{root / 'checksums.txt'}: does not list config.json; {REMEDY}")
-    engine = EngineDir(root, config, files)
+    if CONFIG not in files:
+        raise EngineError(f"{root / 'checksums.txt'}: does not list {CONFIG}; {REMEDY}")
+    engine = EngineDir(root, config, files, {CONFIG: data}, {}, created)
     target = TARGETS[engine.target]
-    verify_files(root, files, target.weights, engine.load_text_side if read_tokenizer else None)
-    _check_config(root / "config.json", config)
+    meanwhile = engine.load_text_side if read_tokenizer else None
+    verify_files(root, files, target.weights, engine.texts, engine.marks, meanwhile)
+    _check_config(path, config)
     for name in target.files:
         engine.file(name)
     _ = engine.eos_token_ids  # raises where they are none
     return engine
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _parse_object(path: Path, data: bytes) -> dict[str, Any]:
+    """path: what the message names."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise EngineError(f"{path}: truncated or altered, not readable as JSON ({reason(error)}); {REMEDY}") from error
+        value = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise EngineError(f"{path}: truncated or altered, not readable as JSON ({error}); {REMEDY}") from error
     if not isinstance(value, dict):
         raise EngineError(f"{path}: must hold a JSON object; {REMEDY}")
     return value

@@ -111,8 +111,8 @@ class LLM(StrictKeywords):
         self.sampling_defaults = sampling_defaults(self.engine, generation_config)
         engine, self.options = native.start_engine(self.engine, options, asked)
         self._client = EngineClient(engine)
-        # Also runs at interpreter exit: the engine's threads must be gone before Python is.
-        self._finalizer = weakref.finalize(self, self._client.close)
+        self._finalizer = weakref.finalize(self, self._client.close_dropped)
+        self._finalizer.atexit = False  # the client itself closes then
         stats = self._client.stats()
         groups = tuple((group["window"], group["total_blocks"]) for group in stats["groups"])
         assert self.options.max_batch_size is not None  # resolved
@@ -228,6 +228,12 @@ class LLM(StrictKeywords):
     def running(self) -> bool:
         """Whether it takes requests: it was not shut down, and its loop is alive."""
         return self._client.running
+
+    @property
+    def stalled_seconds(self) -> float:
+        """For how long it has had requests and made no token nor anything else for any of them; 0 without requests.
+        One that grows beyond the longest step tells of an engine that is stuck. It costs nothing to ask."""
+        return self._client.stalled_seconds
 
     def add_observer(self, observer: Observer) -> None:
         """observer(output, error) is called for every request that ends from now on, in the thread that all requests

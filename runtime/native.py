@@ -131,7 +131,12 @@ def create_engine(engine: EngineDir, options: RuntimeOptions, executor: Any = No
             f"{engine.path}: there is not enough memory to start with max_batch_size={options.max_batch_size} and "
             f"max_num_tokens={options.max_num_tokens}; lower them, or kv_cache_memory"
         ) from error
-    _check_facts(engine, started.facts())
+    try:
+        engine.check_unchanged()
+        _check_facts(engine, started.facts())
+    except BaseException:
+        started.shutdown(False)
+        raise
     return started
 
 
@@ -139,6 +144,7 @@ def create_executor(engine: EngineDir, threads: int) -> Any:
     """Opens the plan and the weights to run steps by hand: `_runtime.CpuExecutor`. Its allocate() is yet to call."""
     require_cpu(engine, "running steps by hand")
     executor = load_module().CpuExecutor(str(engine.plan), str(engine.weights), threads, "map")
+    engine.check_unchanged()
     _check_facts(engine, executor.facts())
     return executor
 

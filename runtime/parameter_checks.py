@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from numbers import Integral, Real
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime import request_bounds as bounds
 
 MAX_INT32 = 2**31 - 1
 MAX_BIAS = 1e6
+SHOWN_CHARACTERS = 200
+
+
+def shown(value: Any) -> str:
+    """The value as an error shows it: a short one whole, of a long one the beginning or only its size."""
+    if isinstance(value, (list, tuple, dict, set, frozenset)) and len(value) > SHOWN_CHARACTERS:
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, (str, bytes)):
+        value = value[: SHOWN_CHARACTERS + 1]
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of over 4300 digits, a list in itself many times over
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
 def check(name: str, value: Any, holds: bool, must: str) -> None:
     if not holds:
-        raise InvalidRequestError(f"SamplingParams: {name} must be {must}, got {value!r}")
+        raise InvalidRequestError(f"SamplingParams: {name} must be {must}, got {shown(value)}")
+
+
+def check_count(name: str, value: Sized, most: int, what: str) -> None:
+    """what: the name of its parts, in the plural."""
+    if len(value) > most:
+        raise InvalidRequestError(f"SamplingParams: {name} must have at most {most} {what}, got {len(value)}")
 
 
 def is_int(value: Any) -> bool:
@@ -32,13 +53,17 @@ def check_range(name: str, value: Any, low: float, high: float) -> None:
 
 
 def real(value: Any) -> float:
-    """The number, or NaN (which no range admits) when it is none."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    """The number, or NaN (which no range admits) when it is none, or an integer that no float can hold."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
 
 
-def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """As a tuple, so that it hashes."""
+def token_ids(name: str, value: Any, most: int) -> tuple[int, ...]:
+    """As a tuple, so that it hashes. most: ids."""
     check(name, value, isinstance(value, (list, tuple)), "a list of token ids")
+    check_count(name, value, most, "token ids")
     for token in value:
         check_int(name, token, 0, MAX_INT32, "a list of token ids >= 0")
     return tuple(int(token) for token in value)
@@ -49,9 +74,11 @@ def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     must = f"a dict of token ids and numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, or -inf"
     pairs: Iterable[Any] = () if value is None else value.items() if isinstance(value, dict) else value
     check(name, value, isinstance(value, (dict, tuple, type(None))), must)
+    check_count(name, value or (), bounds.LOGIT_BIASES, "entries")
     result = {}
     for pair in pairs:
-        check(name, pair, isinstance(pair, tuple) and len(pair) == 2 and is_int(pair[0]) and pair[0] >= 0, must)
+        check(name, pair, isinstance(pair, tuple) and len(pair) == 2 and is_int(pair[0]), must)
+        check(name, pair, 0 <= pair[0] <= MAX_INT32, must)
         check(name, pair, abs(real(pair[1])) <= MAX_BIAS or real(pair[1]) == -math.inf, must)
         result[int(pair[0])] = float(pair[1])
     return tuple(sorted(result.items()))
@@ -61,9 +88,13 @@ def words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
     """Texts or lists of token ids, none of them empty."""
     must = "a list of texts and lists of token ids, none empty"
     check(name, value, isinstance(value, (list, tuple)), must)
+    check_count(name, value, bounds.BAD_WORDS, "entries")
     for word in value:
         check(name, word, isinstance(word, (str, list, tuple)) and len(word) > 0, must)
-    return tuple(word if isinstance(word, str) else token_ids(name, word) for word in value)
+        if isinstance(word, str):
+            check_count(f"a text in {name}", word, bounds.BAD_WORD_LENGTH, "characters")
+    most = bounds.BAD_WORD_TOKENS
+    return tuple(word if isinstance(word, str) else token_ids(f"an entry of {name}", word, most) for word in value)
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
@@ -71,6 +102,8 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
     must = "a text or a list of texts, none empty"
     value = () if value is None else (value,) if isinstance(value, str) else value
     check(name, value, isinstance(value, (list, tuple)), must)
+    check_count(name, value, bounds.STOP_STRINGS, "texts")
     for text in value:
         check(name, text, isinstance(text, str) and len(text) > 0, must)
+        check_count(f"a text in {name}", text, bounds.STOP_LENGTH, "characters")
     return tuple(value)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.keywords import closest
-from tensorwright.runtime.parameter_checks import is_int
+from tensorwright.runtime.parameter_checks import check_count, is_int
+from tensorwright.runtime.request_bounds import BAD_WORD_TOKENS
 from tensorwright.runtime.sampling_params import AtMost, SamplingParams
 
 if TYPE_CHECKING:
@@ -185,7 +186,9 @@ def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
         if engine.tokenizer is None:
             raise InvalidRequestError(f"{engine.path} has no tokenizer, so bad_words must be lists of token ids")
         for text in (word, " " + word.lstrip()):
-            spellings[tuple(_encode(text, engine, add_special_tokens=False))] = None
+            ids = _encode(text, engine, add_special_tokens=False)
+            check_count(f"bad_words: the tokens of {text!r}", ids, BAD_WORD_TOKENS, "tokens")
+            spellings[tuple(ids)] = None
     spellings.pop((), None)  # the tokenizer may leave nothing of a blank
     for ids in spellings:
         _check_tokens("bad_words", ids, engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorwright.runtime import parameter_checks as checks
+from tensorwright.runtime import request_bounds as bounds
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.parameter_checks import MAX_INT32, check, check_int, check_range, real
@@ -23,7 +24,8 @@ class AtMost(int):
 
 @dataclass(frozen=True)
 class SamplingParams(StrictKeywords):
-    """Immutable; a value out of range raises InvalidRequestError, an unknown keyword InvalidOptionError.
+    """Immutable; a value out of range raises InvalidRequestError, an unknown keyword InvalidOptionError. How many
+    entries a list may have, and how long they may be, is in request_bounds.py.
 
     What is left out has the default below, not the model's: `LLM.default_sampling_params` has those.
 
@@ -110,7 +112,8 @@ class SamplingParams(StrictKeywords):
         guide = self.guided_decoding
         check("guided_decoding", guide, guide is None or isinstance(guide, GuidedDecodingParams), GUIDED)
         # As tuples, so that it hashes.
-        object.__setattr__(self, "stop_token_ids", checks.token_ids("stop_token_ids", self.stop_token_ids))
+        ids = checks.token_ids("stop_token_ids", self.stop_token_ids, bounds.STOP_TOKEN_IDS)
+        object.__setattr__(self, "stop_token_ids", ids)
         object.__setattr__(self, "stop", checks.texts("stop", self.stop))
         check("stop", self.stop, self.detokenize or not self.stop, "left out when detokenize is False")
         object.__setattr__(self, "bad_words", checks.words("bad_words", self.bad_words))

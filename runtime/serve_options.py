@@ -67,6 +67,14 @@ APP_OPTIONS: OptionTable = {
         {"multiple": True, "help": 'A web page\'s origin that may call, or "*". May be repeated. Default: none.'},
     ),
     "retry_after": ("--retry-after", {"type": int, "default": 1, "help": "Seconds, in the header of a 429 or 503."}),
+    "max_waiting_jobs": (
+        "--max-waiting-jobs",
+        {"type": int, "default": 512, "help": "Requests that may wait for each pool of threads, beyond it 429."},
+    ),
+    "max_job_seconds": (
+        "--max-job-seconds",
+        {"type": float, "default": 30.0, "help": "A thread that works on one request for longer: /ready says 503."},
+    ),
     "log_prompts": ("--log-prompts", {"is_flag": True, "help": "Bodies of requests go into the log."}),
     "quiet_probes": (
         "--quiet-probes",

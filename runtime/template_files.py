@@ -7,20 +7,22 @@ default is theirs, for engines built before tensorwright wrote a file for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import io
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tensorwright.errors import EngineError, reason
+from tensorwright.errors import EngineError
 from tensorwright.runtime.checksums import REMEDY
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 DEFAULT_FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
 
 
-def read_templates(root: Path, files: Iterable[str], tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> Jinja text, the default one first. files: the engine's, by relative path. Raises EngineError."""
-    found = {name: _read(root / file) for file in sorted(files) if (name := _name(file)) is not None}
+def read_templates(root: Path, texts: Mapping[str, bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> Jinja text, the default one first. texts: the engine's files by relative path; root: of the engine, for
+    messages. Raises EngineError."""
+    found = {name: _decode(root / file, texts[file]) for file in sorted(texts) if (name := _name(file)) is not None}
     listed = _listed(root, tokenizer_config.get("chat_template"))
     if not found or (DEFAULT in found and found[DEFAULT] == listed.get(DEFAULT)):
         found = {**listed, **found}
@@ -35,11 +37,12 @@ def _name(file: str) -> str | None:
     return path.stem if path.suffix == ".jinja" and path.parts[:-1] == (FOLDER,) else None
 
 
-def _read(path: Path) -> str:
+def _decode(path: Path, data: bytes) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise EngineError(f"{path}: cannot be read as UTF-8 text ({reason(error)}); {REMEDY}") from error
+        with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8") as text:  # with line ends as any text file's
+            return text.read()
+    except UnicodeDecodeError as error:
+        raise EngineError(f"{path}: cannot be read as UTF-8 text ({error}); {REMEDY}") from error
 
 
 def _listed(root: Path, value: Any) -> dict[str, str]:

@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from tensorwright.errors import EngineError, InvalidRequestError
+from tensorwright.runtime.panics import is_panic
 from tensorwright.runtime.special_tokens import mark_special
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -32,10 +33,13 @@ class Tokenizer:
         self._byte_fallback = _has_byte_fallback(tokenizer)
 
     @classmethod
-    def from_file(cls, path: Path, special: Iterable[AddedToken] = ()) -> Tokenizer:
+    def from_bytes(cls, data: bytes, path: Path, special: Iterable[AddedToken] = ()) -> Tokenizer:
+        """data: of a tokenizer.json; path: where it was read, for messages. Raises EngineError."""
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)), special)
-        except Exception as error:  # the library raises plain Exception for every malformed file
+            return cls(tokenizers.Tokenizer.from_buffer(data), special)
+        except BaseException as error:  # the library raises plain Exception for every malformed file, or panics
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             raise EngineError(
                 f"{path}: not a tokenizer that tokenizers {tokenizers.__version__} reads ({error}); "
                 "rebuild the engine, or install the tokenizers version it was built with"

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_bool, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from tensorwright.errors import MissingDependencyError
 from tensorwright.installing import install
 
+if TYPE_CHECKING:  # the process that compiles grammars has no numpy
+    from numpy import uint32
+    from numpy.typing import NDArray
+
 ERROR_BYTES = 4096  # of a message, the end of the text included
+TOKENIZED_BYTES = 512
+"""Of a text that a grammar forces, the beginning that is tokenized: a mask needs its first token, and the library asks
+again for each mask."""
 Tokenize = Callable[[str], Sequence[int]]
 _TOKENIZE = ctypes.CFUNCTYPE(c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_uint32), c_size_t)
 
@@ -59,6 +64,7 @@ SLOW: dict[str, tuple[Any, list[Any]]] = {
     "llg_new_tokenizer_v2": (c_void_p, [POINTER(_TokenizerInit), c_char_p, c_size_t]),
     "llg_new_matcher": (c_void_p, [POINTER(_ConstraintInit), c_char_p, c_char_p]),
     "llg_clone_matcher": (c_void_p, [c_void_p]),
+    "llg_matcher_consume_tokens": (c_int32, [c_void_p, POINTER(c_uint32), c_size_t]),
     "llg_matcher_compute_mask_into": (c_int32, [c_void_p, c_void_p, c_size_t]),
     "llg_free_tokenizer": (None, [c_void_p]),
     "llg_free_matcher": (None, [c_void_p]),
@@ -67,7 +73,9 @@ SLOW: dict[str, tuple[Any, list[Any]]] = {
 
 QUICK: dict[str, tuple[Any, list[Any]]] = {
     "llg_constraint_init_set_defaults": (None, [c_void_p, c_void_p]),
-    "llg_matcher_consume_tokens": (c_int32, [c_void_p, POINTER(c_uint32), c_size_t]),
+    "llg_matcher_get_cancellation_handle": (c_void_p, [c_void_p]),
+    "llg_cancel": (None, [c_void_p]),
+    "llg_free_cancellation_handle": (None, [c_void_p]),
     "llg_matcher_is_error": (c_bool, [c_void_p]),
     "llg_matcher_is_accepting": (c_bool, [c_void_p]),
     "llg_matcher_get_error": (c_char_p, [c_void_p]),
@@ -128,25 +136,25 @@ def _unknown_interface(why: str) -> MissingDependencyError:
 class LibraryTokens:
     """A vocabulary as the library keeps it. It is read without the interpreter's lock.
 
-    lengths, spelled: of each token in bytes, and all their bytes; a token of no bytes is never allowed.
+    lengths, spelled: of each token in bytes (uint32), and all their bytes; a token of no bytes is never allowed.
     ends: the tokens that end a text. tokenize: text to token ids, as the model's own tokenizer has it.
     Raises ValueError in the library's words.
     """
 
-    def __init__(self, lengths: NDArray[np.uint32], spelled: bytes, ends: Sequence[int], tokenize: Tokenize):
+    def __init__(self, lengths: array[int], spelled: bytes, ends: Sequence[int], tokenize: Tokenize):
         self.library = load_library()
         self.vocab_size = len(lengths)
         self._tokenize = _callback(tokenize)  # the library keeps no reference of its own
-        others = np.array(ends[1:], dtype=np.uint32)
+        others = (c_uint32 * len(ends[1:]))(*ends[1:])
         told = _TokenizerInit(
             struct_size=ctypes.sizeof(_TokenizerInit),
             vocab_size=len(lengths),
             tok_eos=ends[0],
-            token_lens=lengths.ctypes.data,
+            token_lens=lengths.buffer_info()[0],
             token_bytes=spelled,
             tokenize_assumes_string=True,
             tokenize_fn=self._tokenize,
-            tok_eos_extra=others.ctypes.data if len(others) else None,
+            tok_eos_extra=ctypes.addressof(others) if len(others) else None,
             tok_eos_extra_count=len(others),
         )
         message = ctypes.create_string_buffer(ERROR_BYTES)
@@ -159,12 +167,25 @@ class LibraryTokens:
 def _callback(tokenize: Tokenize) -> Any:
     @_TOKENIZE
     def run(_: Any, text: int, size: int, out: Any, room: int) -> int:
-        ids = tokenize(ctypes.string_at(text, size).decode())
+        cut = size > TOKENIZED_BYTES  # then maybe within a character
+        ids = tokenize(ctypes.string_at(text, min(size, TOKENIZED_BYTES)).decode(errors="ignore" if cut else "strict"))
         for at, token in enumerate(ids[:room]):
             out[at] = token
         return len(ids)
 
     return run
+
+
+class Canceller:
+    """Ends what one matcher computes, from any thread: within some 2 ms, and the matcher is in error then."""
+
+    def __init__(self, library: Library, address: int):
+        self._library = library
+        self._address = address
+        weakref.finalize(self, library.llg_free_cancellation_handle, address).atexit = False
+
+    def cancel(self) -> None:
+        self._library.llg_cancel(self._address)
 
 
 class LibraryMatcher:
@@ -197,9 +218,18 @@ class LibraryMatcher:
             self._library.llg_matcher_consume_tokens(self._address, (c_uint32 * len(tokens))(*tokens), len(tokens)) == 0
         )
 
-    def compute_mask(self, row: NDArray[np.uint32]) -> bool:
+    def compute_mask(self, row: NDArray[uint32]) -> bool:
         """row: a bit for each token of the vocabulary, which is written. False if the matcher is in error."""
         return self._library.llg_matcher_compute_mask_into(self._address, row.ctypes.data, row.nbytes) == 0
+
+    def has_mask(self) -> bool:
+        """The same for who needs no mask: whether there is one."""
+        row = (c_uint32 * ((self._tokens.vocab_size + 31) // 32))()
+        return self._library.llg_matcher_compute_mask_into(self._address, row, ctypes.sizeof(row)) == 0
+
+    def canceller(self) -> Canceller:
+        """To be made while nothing is computed."""
+        return Canceller(self._library, self._library.llg_matcher_get_cancellation_handle(self._address))
 
     @property
     def is_error(self) -> bool:

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from tensorwright.runtime.guided.mask_threads import MaskJob, MaskThreads, Told
+from tensorwright.runtime.guided.matcher import GrammarMatcher
 
 if TYPE_CHECKING:
     from tensorwright.runtime.async_requests import RequestHandle
+
+PATIENCE_S = 0.002
+"""How long quick masks are waited for: they mostly take some 20 us, and whoever waits lets go of the interpreter's lock,
+which the threads that compute them need."""
+
+
+@dataclass(frozen=True)
+class GrammarEnded:
+    """An event, like those of the engine: nothing can follow what one completion has."""
+
+    request_id: int
+    completion: int
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Any, ...] = ()
+    prompt_logprobs: tuple[Any, ...] = ()
+    finish: str = ""
+    stop_token: int = -1
 
 
 class MaskFeeder:
@@ -14,22 +36,49 @@ class MaskFeeder:
 
     def __init__(self, engine: Any):
         self._engine = engine
+        self._threads = MaskThreads()
+        self._ended: deque[GrammarEnded] = deque()
+        self._failed: deque[tuple[int, BaseException]] = deque()
 
-    def feed(self, events: Iterable[Any], requests: Mapping[int, RequestHandle]) -> dict[int, Exception]:
-        """requests: by id. Returns what went wrong, by request.
-
-        One mask after the other: each takes some 20 us, less than handing them to llguidance's own threads does.
-        """
-        failed: dict[int, Exception] = {}
+    def feed(self, events: Iterable[Any], requests: Mapping[int, RequestHandle]) -> None:
+        """requests: by id. The masks are on their way when it returns, and most are there."""
+        jobs = []
         for event in events:
             handle = requests.get(event.request_id) if event.tokens and not event.finish else None
             matcher = None if handle is None else handle._matcher(event.completion)
-            if matcher is None:
-                continue
+            if matcher is not None:
+                jobs.append(MaskJob(matcher, event.tokens, self._teller(event, matcher)))
+        if jobs:
+            self._threads.compute(jobs, PATIENCE_S)
+
+    def ended(self) -> list[GrammarEnded]:
+        """Completions whose grammar has ended, each told once. Of events that were fed, but maybe not yet handed
+        out."""
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def failed(self) -> list[tuple[int, BaseException]]:
+        """Requests whose grammar could not be followed, each told once."""
+        return [self._failed.popleft() for _ in range(len(self._failed))]
+
+    def close(self) -> None:
+        self._threads.close()
+
+    def _teller(self, event: Any, matcher: GrammarMatcher) -> Told:
+        """The engine is told to end what has ended or failed after that was noted: its own event wakes the consumer."""
+        request, completion = event.request_id, event.completion
+
+        def tell(mask: Any, error: BaseException | None) -> None:
             try:
-                mask = matcher.advance(event.tokens)
-                if mask is not None:
-                    self._engine.set_mask(event.request_id, event.completion, matcher.generated, mask)
-            except Exception as error:  # whatever one request's grammar does must not end the others
-                failed[event.request_id] = error
-        return failed
+                if error is None and mask is not None:
+                    self._engine.set_mask(request, completion, matcher.generated, mask)
+                    return
+            except BaseException as found:  # a panic of the library, too
+                error = found
+            if error is None:
+                self._ended.append(GrammarEnded(request, completion))
+                self._engine.abort(request, completion)
+            else:
+                self._failed.append((request, error))
+                self._engine.abort(request)
+
+        return tell

@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided.library import LibraryMatcher
+from tensorwright.runtime.guided.mask_budget import MaskBudget
+from tensorwright.runtime.guided.words import library_words
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-
-
-NO_TEXT = "no text matches it"
-MOST_WORDS = 600  # characters of the library's message
 
 
 class GrammarMatcher:
@@ -25,6 +23,8 @@ class GrammarMatcher:
     def __init__(self, vocabulary: GuidedVocabulary, matcher: LibraryMatcher, ends_by_token: bool, name: str):
         self.vocabulary = vocabulary
         self.matcher = matcher
+        self.budget = MaskBudget()
+        self.canceller = matcher.canceller()
         self.generated = 0  # tokens so far
         self.ended = False
         self._row = np.zeros(vocabulary.library_words, dtype=np.uint32)  # what the library writes to
@@ -42,25 +42,12 @@ class GrammarMatcher:
         if mask.any():
             return mask
         if self._ends_by_token or not self.matcher.is_accepting:
-            raise self._error("no token of the model continues what it admits")
+            raise self.error("no token of the model continues what it admits")
         self.ended = True
         return None
 
     def _fail(self) -> None:
-        raise self._error(library_words(self.matcher))
+        raise self.error(library_words(self.matcher))
 
-    def _error(self, why: str) -> InvalidRequestError:
+    def error(self, why: str) -> InvalidRequestError:
         return InvalidRequestError(f"{self._name} could not be followed after {self.generated} tokens: {why}")
-
-
-def library_words(matcher: LibraryMatcher) -> str:
-    """Why a matcher gave up."""
-    words = matcher.error.replace("<non-verbose/>", "").strip()
-    if words.startswith("NoExtension"):
-        return NO_TEXT
-    return clipped(words)
-
-
-def clipped(words: str) -> str:
-    """Grammars are long, and messages quote them."""
-    return words if len(words) <= MOST_WORDS else words[:MOST_WORDS] + "..."

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import OrderedDict
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from tensorwright.errors import InvalidRequestError
+from tensorwright.errors import InvalidRequestError, QueueFullError
+from tensorwright.runtime.guided.compile_process import CompileProcess, SpelledVocabulary, process_for
 from tensorwright.runtime.guided.grammar import Grammar, compile_grammar
 from tensorwright.runtime.guided.library import LibraryTokens, load_library
 from tensorwright.runtime.guided.params import GuidedDecodingParams
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from tensorwright.runtime.engine_dir import EngineDir
 
 KEPT = 64  # compiled grammars
+KEPT_BYTES = 256 << 20  # of all of them together
 STAND_IN = SPECIAL + b"<|tensorwright_end|>"  # the end of a grammar, for a model without an end-of-sequence token
 
 
@@ -32,9 +36,8 @@ class GuidedVocabulary:
         load_library()
         self.eos = engine.eos_token_ids
         self.words = (engine.vocab_size + 31) // 32  # of a mask
-        size = max(engine.vocab_size, engine.tokenizer.vocab_size)
         try:
-            self.tokens = _read(engine.tokenizer.library, size, self.eos)
+            self.compiler, self.tokens = _read(engine.tokenizer.library, engine)
         except ValueError as error:
             raise InvalidRequestError(
                 f"{engine.path}: llguidance cannot use this tokenizer, so decoding cannot be guided: {error}"
@@ -43,21 +46,43 @@ class GuidedVocabulary:
         self._known = _bits(self.words, slice(0, engine.vocab_size))
         self._no_ends = ~_bits(self.words, self.eos)
         self._grammars: OrderedDict[GuidedDecodingParams, Grammar] = OrderedDict()
+        self._compiling: dict[GuidedDecodingParams, Future[Grammar]] = {}
         self._lock = threading.Lock()
 
-    def compile(self, params: GuidedDecodingParams) -> Grammar:
-        """InvalidRequestError says what is wrong with it."""
+    def compile(self, params: GuidedDecodingParams, deadline: float | None = None) -> Grammar:
+        """Once for all that ask for the same at the same time. The thread that calls waits, at most a few seconds, or
+        until `deadline` of time.monotonic(). Raises what CompileProcess.compile does."""
         with self._lock:
             grammar = self._grammars.get(params)
             if grammar is not None:
                 self._grammars.move_to_end(params)
                 return grammar
-        grammar = compile_grammar(self, params)
+            first = params not in self._compiling
+            coming = self._compiling.setdefault(params, Future())
+        if first:
+            self._compile(params, deadline, coming)
+        return coming.result()
+
+    def knows(self, params: GuidedDecodingParams) -> bool:
+        """Whether compile() returns at once."""
+        with self._lock:
+            return params in self._grammars
+
+    def _compile(self, params: GuidedDecodingParams, deadline: float | None, coming: Future[Grammar]) -> None:
+        try:
+            grammar = compile_grammar(self, params, deadline)
+        except BaseException as error:
+            with self._lock:
+                del self._compiling[params]
+            own = isinstance(error, Exception)
+            coming.set_exception(error if own else QueueFullError("the compilation was interrupted; try again"))
+            raise
         with self._lock:
             self._grammars[params] = grammar
-            if len(self._grammars) > KEPT:
+            while len(self._grammars) > KEPT or sum(each.size for each in self._grammars.values()) > KEPT_BYTES:
                 self._grammars.popitem(last=False)
-        return grammar
+            del self._compiling[params]
+        coming.set_result(grammar)
 
     def trim(self, row: NDArray[np.uint32], with_ends: bool) -> NDArray[np.uint32]:
         """A mask of the library as the engine takes it: the model's own tokens only."""
@@ -65,13 +90,18 @@ class GuidedVocabulary:
         return mask if with_ends else mask & self._no_ends
 
 
-def _read(tokenizer: tokenizers.Tokenizer, size: int, eos: list[int]) -> LibraryTokens:
-    """Raises ValueError."""
+def _read(tokenizer: tokenizers.Tokenizer, engine: EngineDir) -> tuple[CompileProcess, LibraryTokens]:
+    """The child reads it first: the library might end the process that does. Raises ValueError."""
+    eos = engine.eos_token_ids
+    size = max(engine.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
     lengths, spelled = token_bytes(tokenizer, size)
     if not eos:
         lengths = np.append(lengths, np.uint32(len(STAND_IN)))
         spelled += STAND_IN
-    return LibraryTokens(lengths, bytes(spelled), eos or [size], text_tokenizer(tokenizer))
+    ends = tuple(eos or [size])
+    compiler = process_for(SpelledVocabulary(lengths.tobytes(), bytes(spelled), ends))
+    compiler.start()
+    return compiler, LibraryTokens(array("I", lengths.tobytes()), bytes(spelled), ends, text_tokenizer(tokenizer))
 
 
 def _bits(words: int, tokens: slice | list[int]) -> NDArray[np.uint32]:

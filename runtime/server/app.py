@@ -18,6 +18,7 @@ from tensorwright.runtime.server.exposition import Exposition
 from tensorwright.runtime.server.guards import WATCH_PATHS, BodyGuard, DrainGuard, HeadAsGet, KeyGuard, TimeGuard
 from tensorwright.runtime.server.lifecycle import Lifecycle
 from tensorwright.runtime.server.options import ServerOptions
+from tensorwright.runtime.server.pools import ServerPools
 from tensorwright.runtime.server.registry import EngineRegistry
 from tensorwright.runtime.server.request_log import RequestLog
 
@@ -27,7 +28,8 @@ def create_app(
     options: ServerOptions | None = None,
     routers: Iterable[APIRouter] | None = None,
 ) -> FastAPI:
-    """The server's application. Handlers find `engines` (EngineRegistry) and `options` in `request.app.state`.
+    """The server's application. Handlers find `engines` (EngineRegistry), `options` and `pools` (ServerPools) in
+    `request.app.state`.
 
     engines: by the name that clients call them; they are shut down with the application. routers: None: OpenAI's API.
     """
@@ -40,7 +42,8 @@ def create_app(
     app.state.engines = EngineRegistry(engines)
     app.state.options = options
     app.state.lifecycle = Lifecycle()
-    app.state.exposition = Exposition(app.state.engines)
+    app.state.pools = ServerPools(options)
+    app.state.exposition = Exposition(app.state.engines, app.state.pools)
     app.include_router(health.router)
     for router in _openai_routers() if routers is None else routers:
         app.include_router(router)
@@ -80,5 +83,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         app.state.lifecycle.draining = True
+        app.state.pools.close()
         for llm in app.state.engines.values():
             await asyncio.to_thread(llm.shutdown)

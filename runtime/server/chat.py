@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -16,11 +15,18 @@ from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
 from tensorwright.runtime.prompts import TokenizedPrompt
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest, ChatFields
-from tensorwright.runtime.server.completions import CLIENT_CLOSED, STREAMED
+from tensorwright.runtime.server.completions import STREAMED
 from tensorwright.runtime.server.event_stream import EventStream
 from tensorwright.runtime.server.logprobs import chat_logprobs
 from tensorwright.runtime.server.request_log import note_work
-from tensorwright.runtime.server.requests import ClientGone, count_usage, finish_all, follow_all, start_all
+from tensorwright.runtime.server.requests import (
+    CLIENT_CLOSED,
+    ClientGone,
+    count_usage,
+    finish_all,
+    follow_all,
+    start_all,
+)
 from tensorwright.runtime.server.responses import (
     ChatChoice,
     ChatChunk,
@@ -42,16 +48,16 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     engine = find_engine(request, body.model)
     params = chat_params(body, engine.llm.sampling_defaults)
     answer = ChatAnswer(engine, body)
-    handles = await start_all(engine.llm, lambda: [prompt_of(engine, body)], params)
-    note_work(request, engine.name, handles)
-    if body.stream:
-        return EventStream(answer.events(handles), handles)
     try:
+        handles = await start_all(request, engine.llm, lambda: [prompt_of(engine, body)], params)
+        note_work(request, engine.name, handles)
+        if body.stream:
+            return EventStream(answer.events(handles), handles)
         [output] = await finish_all(handles, request.receive)
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED)
-    whole = await asyncio.to_thread(answer.whole, output)
-    return Response(whole.model_dump_json(), media_type="application/json")
+    whole = await request.app.state.pools.answers.run(lambda: answer.whole(output).model_dump_json())
+    return Response(whole, media_type="application/json")
 
 
 def prompt_of(engine: TextEngine, body: ChatFields) -> TokenizedPrompt:

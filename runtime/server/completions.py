@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -17,12 +16,18 @@ from tensorwright.runtime.server.completion_request import CompletionRequest
 from tensorwright.runtime.server.event_stream import EventStream
 from tensorwright.runtime.server.logprobs import CompletionLogprobWriter, Table
 from tensorwright.runtime.server.request_log import note_work
-from tensorwright.runtime.server.requests import ClientGone, count_usage, finish_all, follow_all, start_all
+from tensorwright.runtime.server.requests import (
+    CLIENT_CLOSED,
+    ClientGone,
+    count_usage,
+    finish_all,
+    follow_all,
+    start_all,
+)
 from tensorwright.runtime.server.responses import CompletionChoice, CompletionResponse
 from tensorwright.runtime.server.sampling import completion_params
 from tensorwright.runtime.server.text_engine import TextEngine, find_engine
 
-CLIENT_CLOSED = 499  # nobody reads it but our own log
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 router = APIRouter(tags=["openai"])
 
@@ -33,16 +38,16 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     engine = find_engine(request, body.model)
     params = completion_params(body, engine.llm.sampling_defaults)
     answer = CompletionAnswer(engine, body, params)
-    handles = await start_all(engine.llm, lambda: body.prompts, params)
-    note_work(request, engine.name, handles)
-    if body.stream:
-        return EventStream(answer.events(handles), handles)
     try:
+        handles = await start_all(request, engine.llm, lambda: body.prompts, params)
+        note_work(request, engine.name, handles)
+        if body.stream:
+            return EventStream(answer.events(handles), handles)
         outputs = await finish_all(handles, request.receive)
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED)
-    whole = await asyncio.to_thread(answer.whole, outputs)
-    return Response(whole.model_dump_json(), media_type="application/json")
+    whole = await request.app.state.pools.answers.run(lambda: answer.whole(outputs).model_dump_json())
+    return Response(whole, media_type="application/json")
 
 
 class CompletionAnswer:

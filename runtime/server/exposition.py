@@ -16,6 +16,7 @@ from tensorwright.runtime import metrics
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.metrics import Metric, RequestObserver, Sample
 from tensorwright.runtime.server.registry import EngineRegistry
+from tensorwright.runtime.server.work_pool import WorkPool
 
 _SECONDS = metrics.DURATION.buckets
 
@@ -48,9 +49,10 @@ class Exposition:
     """One registry of its own for a server's engines. Requests that end are counted as they end, the rest is read when
     somebody asks."""
 
-    def __init__(self, engines: EngineRegistry):
+    def __init__(self, engines: EngineRegistry, pools: Iterable[WorkPool] = ()):
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(engines))
+        self._registry.register(_PoolCollector(pools))
         self.http = HttpMetrics(self._registry)
         ended = _EndedRequests(self._registry)
         for name, llm in engines.items():
@@ -79,6 +81,27 @@ def _make(metric: Metric, registry: CollectorRegistry) -> Histogram | Counter:
     if metric.kind == "histogram":
         return Histogram(metric.name, metric.help, names, registry=registry, buckets=metric.buckets)
     return Counter(metric.name, metric.help, names, registry=registry)
+
+
+class _PoolCollector(Collector):
+    """Reads the pools of threads at the moment it is asked."""
+
+    def __init__(self, pools: Iterable[WorkPool]):
+        self._pools = tuple(pools)
+
+    def collect(self) -> Iterable[Family]:
+        names = ("pool",)
+        waiting = GaugeMetricFamily("tensorwright_pool_jobs_waiting", "Jobs that wait for a thread.", labels=names)
+        running = GaugeMetricFamily("tensorwright_pool_jobs_running", "Jobs that threads work on.", labels=names)
+        oldest = GaugeMetricFamily("tensorwright_pool_oldest_seconds", "Age of the oldest of these.", labels=names)
+        refused = CounterMetricFamily("tensorwright_pool_refused_total", "Jobs answered 429.", labels=names)
+        for pool in self._pools:
+            state = pool.state()
+            waiting.add_metric([pool.name], state.waiting)
+            running.add_metric([pool.name], state.running)
+            oldest.add_metric([pool.name], state.oldest)
+            refused.add_metric([pool.name], state.refused)
+        return waiting, running, oldest, refused
 
 
 class _EngineCollector(Collector):

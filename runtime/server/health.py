@@ -7,6 +7,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from tensorwright.runtime.server.errors import ApiError
+from tensorwright.runtime.server.pools import client_of
 
 router = APIRouter(tags=["operation"])
 
@@ -17,18 +18,24 @@ async def health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/ready", responses={503: {"description": "Draining, or an engine stopped."}})
+@router.get(
+    "/ready", responses={503: {"description": "Draining, or an engine stopped, or a pool of threads is stuck."}}
+)
 async def ready(request: Request) -> Response:
-    """200 while every engine runs and the server is not draining."""
+    """200 while every engine runs, the threads get on with their work, and the server is not draining."""
     state = request.app.state
     stopped = [name for name, llm in state.engines.items() if not llm.running]
-    if state.lifecycle.draining or stopped:
-        why = "draining" if state.lifecycle.draining else f"stopped engines: {', '.join(stopped)}"
+    stuck = state.pools.stuck()
+    if state.lifecycle.draining or stopped or stuck:
+        why = f"stopped engines: {', '.join(stopped)}" if stopped else f"stuck pools of threads: {', '.join(stuck)}"
+        why = "draining" if state.lifecycle.draining else why
         return ApiError(503, why, "service_unavailable_error", None, "not_ready").response()
     return JSONResponse({"status": "ready", "models": list(state.engines)})
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-def metrics(request: Request) -> Response:  # not async: reading may wait for an engine's step
+async def metrics(request: Request) -> Response:
     """In Prometheus' text format."""
-    return Response(request.app.state.exposition.text(), media_type=CONTENT_TYPE_LATEST)
+    state = request.app.state  # in a thread, for reading may wait for an engine's step
+    text = await state.pools.other.run(state.exposition.text, client=client_of(request.scope))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

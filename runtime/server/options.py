@@ -21,6 +21,8 @@ class ServerOptions(StrictKeywords):
     request_timeout: seconds after which a request ends with an error; None: never.
     cors_origins: web pages that may call, such as "https://example.org", or "*" for all; none: CORS is off.
     retry_after: seconds that a client is told to wait when the queue is full or the server drains.
+    max_waiting_jobs: requests that may wait for each of the server's pools of threads; one more is answered 429.
+    max_job_seconds: when a thread of a pool has worked on one request for longer, the server says it is not ready.
     log_prompts: requests' bodies go into the log. quiet_probes: /health, /ready and /metrics answered with 200 do not.
     """
 
@@ -31,16 +33,20 @@ class ServerOptions(StrictKeywords):
     request_timeout: float | None = None
     cors_origins: tuple[str, ...] = ()
     retry_after: int = 1
+    max_waiting_jobs: int = 512
+    max_job_seconds: float = 30.0
     log_prompts: bool = False
     quiet_probes: bool = False
 
     def __post_init__(self) -> None:
         for key in self.api_keys:
             check_key(key, "api_keys")
-        for name in ("max_body_size", "retry_after"):
+        for name in ("max_body_size", "retry_after", "max_waiting_jobs"):
             value = getattr(self, name)
             _check(name, value, is_int(value) and value > 0, "a positive integer")
-        _check("body_timeout", self.body_timeout, positive(self.body_timeout), "a positive number of seconds")
+        for name in ("body_timeout", "max_job_seconds"):
+            value = getattr(self, name)
+            _check(name, value, positive(value), "a positive number of seconds")
         if self.request_timeout is not None:
             _check("request_timeout", self.request_timeout, positive(self.request_timeout), "positive, or None")
         if self.protect_metrics and not self.api_keys:

@@ -5,9 +5,10 @@ nobody listens any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
+from fastapi import Request
 from starlette.types import Receive
 
 from tensorwright.runtime.async_requests import RequestHandle
@@ -15,7 +16,11 @@ from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.prompts import Prompt
 from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.server.pools import client_of
 from tensorwright.runtime.server.responses import CachedTokens, Usage
+
+T = TypeVar("T")
+CLIENT_CLOSED = 499  # nobody reads it but our own log
 
 
 class ClientGone(Exception):
@@ -23,15 +28,16 @@ class ClientGone(Exception):
 
 
 async def start_all(
-    llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams
+    request: Request, llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams
 ) -> list[RequestHandle]:
-    """In another thread, for a long prompt takes long to tokenize. All are started, or none goes on."""
-    starting = asyncio.ensure_future(asyncio.to_thread(_start, llm, make_prompts, params))
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        starting.add_done_callback(_abort_started)
-        raise
+    """In a thread, for a long prompt takes long to tokenize and a grammar to compile. All are started, or none goes on.
+    ClientGone if the client leaves before."""
+    pools = request.app.state.pools
+    pool = pools.text if params.guided_decoding is None else pools.grammar
+    client = client_of(request.scope)
+    return await unless_gone(
+        pool.run(_start, llm, make_prompts, params, client=client, late=abort_all), request.receive
+    )
 
 
 def _start(llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams) -> list[RequestHandle]:
@@ -45,11 +51,6 @@ def _start(llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: Sampl
     return handles
 
 
-def _abort_started(starting: asyncio.Future[list[RequestHandle]]) -> None:
-    if not starting.cancelled() and starting.exception() is None:
-        abort_all(starting.result())
-
-
 def abort_all(handles: Sequence[RequestHandle]) -> None:
     for handle in handles:
         handle.abort()
@@ -60,21 +61,28 @@ async def wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-async def finish_all(handles: Sequence[RequestHandle], receive: Receive) -> list[RequestOutput]:
-    """Waits for all; the first error aborts the others and is raised. ClientGone if the client does not wait."""
-    everything = asyncio.gather(*handles)
+async def unless_gone(working: Awaitable[T], receive: Receive) -> T:
+    """The result of what is waited for, cancelled if nobody waits any longer; ClientGone if the client left."""
+    result = asyncio.ensure_future(working)
     leaving = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
-        either: set[asyncio.Future[Any]] = {everything, leaving}
+        either: set[asyncio.Future[Any]] = {result, leaving}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not everything.done():
+        if not result.done():
             raise ClientGone
-        return everything.result()
+        return result.result()
+    finally:
+        result.cancel()
+        leaving.cancel()
+        await asyncio.gather(result, leaving, return_exceptions=True)
+
+
+async def finish_all(handles: Sequence[RequestHandle], receive: Receive) -> list[RequestOutput]:
+    """Waits for all; the first error aborts the others and is raised. ClientGone if the client does not wait."""
+    try:
+        return await unless_gone(asyncio.gather(*handles), receive)
     finally:
         abort_all(handles)
-        everything.cancel()
-        leaving.cancel()
-        await asyncio.gather(everything, leaving, return_exceptions=True)
 
 
 async def follow_all(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, RequestOutput]]:

@@ -80,7 +80,7 @@ def find_engine(request: Request, name: str | None) -> TextEngine:
 
 def model_created(engine: EngineDir) -> int:
     """Unix time at which the engine was built, or copied to where it is."""
-    return int((engine.path / "config.json").stat().st_mtime)
+    return engine.created
 
 
 @lru_cache(maxsize=64)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
+from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 
 from tensorwright.runtime.server.chat import prompt_of
 from tensorwright.runtime.server.chat_request import ChatFields, Message
+from tensorwright.runtime.server.pools import client_of
 from tensorwright.runtime.server.request_fields import StrictModel
+from tensorwright.runtime.server.requests import CLIENT_CLOSED, ClientGone, unless_gone
 from tensorwright.runtime.server.responses import DetokenizeResponse, TokenizeResponse
 from tensorwright.runtime.server.text_engine import TextEngine, find_engine
 
@@ -49,23 +52,38 @@ class DetokenizeRequest(StrictModel):
     tokens: list[int]
 
 
-@router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeResponse:
+@router.post("/tokenize", response_model=TokenizeResponse)
+async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """The token ids that a prompt has for a model."""
-    engine = find_engine(request, body.model)
-    ids = await asyncio.to_thread(_encode, engine, body)
+    return await _answer(request, _tokenize, find_engine(request, body.model), body)
+
+
+@router.post("/detokenize", response_model=DetokenizeResponse)
+async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    return await _answer(request, _detokenize, find_engine(request, body.model), body)
+
+
+async def _answer(request: Request, work: Callable[[TextEngine, Any], str], engine: TextEngine, body: Any) -> Response:
+    """work: makes the answer's JSON, in a thread for text."""
+    pool = request.app.state.pools.text
+    try:
+        made = await unless_gone(pool.run(work, engine, body, client=client_of(request.scope)), request.receive)
+    except ClientGone:
+        return Response(status_code=CLIENT_CLOSED)
+    return Response(made, media_type="application/json")
+
+
+def _tokenize(engine: TextEngine, body: TokenizeRequest) -> str:
+    ids = _encode(engine, body)
     texts = [engine.tokenizer.spelling(token) or "" for token in ids] if body.return_token_strs else None
     size = engine.llm.engine.max_seq_len
-    return TokenizeResponse(count=len(ids), max_model_len=size, tokens=ids, token_strs=texts)
+    return TokenizeResponse(count=len(ids), max_model_len=size, tokens=ids, token_strs=texts).model_dump_json()
 
 
-@router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, request: Request) -> DetokenizeResponse:
-    """The text of token ids, special tokens included."""
-    engine = find_engine(request, body.model)
+def _detokenize(engine: TextEngine, body: DetokenizeRequest) -> str:
     engine.check_ids(body.tokens)
-    text = await asyncio.to_thread(engine.tokenizer.decode, body.tokens, False)
-    return DetokenizeResponse(prompt=text)
+    return DetokenizeResponse(prompt=engine.tokenizer.decode(body.tokens, False)).model_dump_json()
 
 
 def _encode(engine: TextEngine, body: TokenizeRequest) -> list[int]:

@@ -40,8 +40,7 @@ class TensorRtOptions:
 
 def read_manifest(engine: EngineDir) -> Manifest:
     """tensorrt/io.json, held against config.json."""
-    path = engine.file(MANIFEST_FILE)
-    manifest = Manifest.from_json(path.read_bytes(), str(path))
+    manifest = Manifest.from_json(engine.text(MANIFEST_FILE), str(engine.path / MANIFEST_FILE))
     engine.file(ENGINE_FILE)
     special = {"target": manifest.flavour, "kv_block_bytes": sum(manifest.block_bytes)}
     for name in ("target", "dtype", "vocab_size", "max_seq_len", "block_size", "kv_block_bytes"):

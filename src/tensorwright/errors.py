@@ -117,6 +117,10 @@ class RequestAbortedError(TensorwrightError):
     """The request was aborted before it finished."""
 
 
+class LibraryError(TensorwrightError):
+    """A library failed at a request in a way that it does not foresee, a panic; other requests go on."""
+
+
 class LoadTestError(TensorwrightError):
     """The server under a load test is not there, answers nothing usable, or has completed no request at all."""
 

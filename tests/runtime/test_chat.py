@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from support.fake_runtime import FakeEngine, byte_tokenizer, write_engine
 from tensorwright.errors import EngineError, InvalidOptionError, InvalidRequestError
+from tensorwright.runtime import chat_template
 from tensorwright.runtime.engine_dir import open_engine
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.sampling_params import SamplingParams
@@ -52,6 +53,63 @@ def test_prompts_are_those_of_transformers(chatty: LLM, add: bool, tools: Any) -
     output = chatty.chat(TALK, ONE, add_generation_prompt=add, template_variables={"tools": tools})
     assert output.prompt == reference.apply_chat_template(TALK, tokenize=False, **options)
     assert output.prompt_token_ids == reference.apply_chat_template(TALK, return_dict=False, **options)
+
+
+TOO_MUCH_WORK = "{% for message in messages %}{% for other in messages %}{{ other.role[0] }}{% endfor %}{% endfor %}"
+
+
+def test_the_work_of_a_template_is_bounded(chatty: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that is quadratic in what a client sends. Each look at an entry counts, of one rendering alone."""
+    monkeypatch.setattr(chat_template, "MOST_LOOKS", 2 * 11 * 11)
+    talk = [{"role": "user", "content": "x"}] * 12
+    for _ in range(2):
+        assert len(chatty.chat(talk[:11], ONE, chat_template=TOO_MUCH_WORK).prompt) == 121
+        with pytest.raises(InvalidRequestError, match=r"looks at its variables more than 242 times.*send fewer"):
+            chatty.chat(talk, ONE, chat_template=TOO_MUCH_WORK)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("", '{"b": ["é"], "a": 1}'),
+        ("indent=1", '{\n "b": [\n  "é"\n ],\n "a": 1\n}'),
+        ("indent='-', ensure_ascii=true", '{\n-"b": [\n--"\\u00e9"\n-],\n-"a": 1\n}'),
+        ("separators=(',', ':'), sort_keys=true", '{"a":1,"b":["é"]}'),
+        ("indent=none, separators=none", '{"b": ["é"], "a": 1}'),
+    ],
+)
+def test_tojson_takes_what_transformers_does(chatty: LLM, options: str, text: str) -> None:
+    template = "{{ " + f"value | tojson({options})" + " }}"
+    given = {"value": {"b": ["é"], "a": 1}}
+    assert chatty.chat(TALK, ONE, chat_template=template, template_variables=given).prompt == text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        # Out of the sandbox by json's own calls, with any Jinja before 3.1.6.
+        ("default='{0.__class__.__init__.__globals__}'.format", "unexpected keyword argument 'default'"),
+        ("cls=cycler", "unexpected keyword argument 'cls'"),
+        ("object_hook=cycler", "unexpected keyword argument 'object_hook'"),
+        ("skipkeys=true", "unexpected keyword argument 'skipkeys'"),
+        ("indent=true", "indent must be"),
+        ("indent=-1", "indent must be"),
+        ("indent=17", "indent must be"),
+        ("indent=1.5", "indent must be"),
+        ("indent='-' * 17", "indent must be"),
+        ("indent=cycler", "indent must be"),
+        ("separators=','", "separators must be"),
+        ("separators=(',', cycler)", "separators must be"),
+        ("separators=(',', ':', ';')", "separators must be"),
+        ("separators=(',' * 17, ':')", "separators must be"),
+        ("ensure_ascii=1", "ensure_ascii must be"),
+        ("sort_keys=cycler", "sort_keys must be"),
+    ],
+)
+def test_tojson_takes_nothing_else(chatty: LLM, options: str, words: str) -> None:
+    template = "{{ " + f"[cycler('a')] | tojson({options})" + " }}"
+    with pytest.raises(InvalidRequestError, match=words):
+        chatty.chat(TALK, ONE, chat_template=template)
 
 
 def test_one_conversation_or_many(chatty: LLM) -> None:

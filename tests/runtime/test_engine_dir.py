@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tokenizers
 
 from support.fake_runtime import engine_config, write_checksums, write_engine
 from tensorwright.errors import EngineError
@@ -119,6 +121,24 @@ def test_damage_is_named_when_the_tokenizer_is_read_meanwhile(tmp_path: Path, na
         open_engine(root, read_tokenizer=True)
 
 
+def test_a_tokenizer_that_the_library_panics_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panic is no Exception; what a user does to end the program is none either, and goes on."""
+    root = write_engine(tmp_path / "engine")
+
+    def stop(kind: type[BaseException]) -> None:
+        def fail(data: bytes) -> None:
+            raise kind("index out of bounds")
+
+        monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_buffer=fail))
+
+    stop(type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"}))
+    with pytest.raises(EngineError, match=r"not a tokenizer.*index out of bounds"):
+        open_engine(root, read_tokenizer=True)
+    stop(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        open_engine(root, read_tokenizer=True)
+
+
 def test_damaged_weights_come_before_what_fails_meanwhile(tmp_path: Path) -> None:
     root = write_engine(tmp_path / "engine")
     (root / "tokenizer.json").write_text("{}")
@@ -136,7 +156,7 @@ def test_weights_that_could_not_be_checked_are_refused(tmp_path: Path, monkeypat
 
     root = write_engine(tmp_path / "engine")
     monkeypatch.setattr(
-        checksums, "_check_content", lambda path, _: no_memory() if path.name == "weights.bin" else None
+        checksums, "_check_content", lambda root, name, *_: no_memory() if name == "cpu/weights.bin" else None
     )
     with pytest.raises(MemoryError):
         open_engine(root)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from support.fake_runtime import EOS, FakeEngine, engine_config, write_engine
+from support.fake_runtime import EOS, FakeEngine, engine_config, wait_until, write_engine
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
 from tensorwright.runtime import native
+from tensorwright.runtime.engine_client import EngineClient
 from tensorwright.runtime.guided import grammar, library, vocabulary
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 2}
@@ -156,22 +157,22 @@ def test_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(known._grammars) == [first, third]
 
 
-def test_masks_come_before_the_events(llm: LLM, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop waits for all of them, so none may wait for another request's text."""
+def test_no_mask_waits_for_a_text(llm: LLM, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its own request's nor another's: a text is handed out here when the next mask of all has come."""
     fake.gate.clear()
     handles = [llm.generate_async("abcd", guided(regex="[a-d]{4}")) for _ in range(3)]
-    seen: list[tuple[int, int]] = []
-    give = fake.set_mask
+    hand_out = EngineClient._dispatch
 
-    def set_mask(request: int, completion: int, generated: int, bits: Any) -> bool:
-        seen.append((generated, max(len(handle._state.output().outputs[0].token_ids) for handle in handles)))
-        return give(request, completion, generated, bits)
+    def dispatch(self: EngineClient, event: Any) -> None:
+        if event.tokens and not event.finish:
+            following = len(self._requests[event.request_id]._state.output().outputs[0].token_ids) + 1
+            wait_until(lambda: all((handle.request_id, 0, following) in fake.masks for handle in handles))
+        hand_out(self, event)
 
-    monkeypatch.setattr(fake, "set_mask", set_mask)
+    monkeypatch.setattr(EngineClient, "_dispatch", dispatch)
     fake.gate.set()
-    assert [handle.result(5).outputs[0].text for handle in handles] == ["abcd"] * 3
-    assert len(seen) == 3 * 4
-    assert all(generated == known + 1 for generated, known in seen)
+    assert [handle.result(20).outputs[0].text for handle in handles] == ["abcd"] * 3
+    assert len(fake.masks) == 3 * 5
 
 
 def test_masks_are_of_the_models_tokens(llm: LLM, fake: FakeEngine) -> None:

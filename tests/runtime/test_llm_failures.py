@@ -5,13 +5,20 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from support.fake_runtime import A, B, C, FakeEngine, fake_module, ids, wait_until, write_engine
-from tensorwright.errors import EngineStoppedError, OutOfMemoryError, QueueFullError, RequestAbortedError
-from tensorwright.runtime import native
+from tensorwright.errors import (
+    EngineStoppedError,
+    LibraryError,
+    OutOfMemoryError,
+    QueueFullError,
+    RequestAbortedError,
+)
+from tensorwright.runtime import engine_client, native
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.sampling_params import SamplingParams
 
@@ -30,6 +37,77 @@ def test_a_request_that_fails_here_ends_alone(llm: LLM, fake: FakeEngine, monkey
         bad.result(5)
     assert good.result(5).outputs[0].token_ids == [B, B]
     assert llm.get_stats()["running"] == 0  # aborted in the engine too
+
+
+Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
+"""As libraries written in Rust raise it: no Exception."""
+
+
+def panic(*given: Any, **named: Any) -> Any:
+    raise Panic("index out of bounds")
+
+
+def test_a_panic_of_a_library_ends_its_request_alone(
+    llm: LLM, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it comes from the text of a request, from who waits for it, or from who counts requests."""
+    fake.gate.clear()
+    bad, watched = llm.generate_async(ids(A)), llm.generate_async(ids(B), SamplingParams(max_tokens=2))
+    good = llm.generate_async(ids(C), SamplingParams(max_tokens=2))
+    monkeypatch.setattr(bad._state, "apply", panic)
+    watched._listeners.append(panic)
+    llm.add_observer(panic)
+    fake.gate.set()
+    with pytest.raises(LibraryError, match=r"a library failed.*index out of bounds"):
+        bad.result(5)
+    assert [handle.result(5).outputs[0].token_ids for handle in (watched, good)] == [[B, B], [C, C]]
+    assert llm.running
+
+
+def test_the_death_of_the_events_thread_is_told_and_seen(llm: LLM, fake: FakeEngine) -> None:
+    fake.gate.clear()
+    handle = llm.generate_async(ids(A))
+    fake.death = Panic("nobody expects it")  # type: ignore[assignment]
+    with pytest.raises(EngineStoppedError, match="the engine stopped: nobody expects it"):
+        handle.result(5)
+    llm._client._thread.join(5)
+    assert (llm.running, fake.stopped) == (False, True)
+    with pytest.raises(EngineStoppedError, match="the engine stopped: nobody expects it"):
+        llm.generate_async(ids(A))
+
+
+def test_an_engine_without_its_events_thread_does_not_run(
+    llm: LLM, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Thread(target=lambda: None)
+    ended.start()
+    ended.join()
+    assert llm.running
+    monkeypatch.setattr(llm._client, "_thread", ended)
+    assert not llm.running
+
+
+def test_how_long_requests_wait_for_an_event(llm: LLM, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(engine_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert llm.stalled_seconds == 0
+    fake.gate.clear()
+    handle = llm.generate_async(ids(A), SamplingParams(max_tokens=2))
+    now[0] = 107.0
+    assert llm.stalled_seconds == llm.get_stats()["stalled_seconds"] == 7
+    other = llm.generate_async(ids(A))  # asking for more is no event
+    assert llm.stalled_seconds == 7
+    fake.budget = 1
+    fake.gate.set()
+    wait_until(lambda: llm.stalled_seconds == 0)  # a token came
+    now[0] = 110.0
+    assert llm.stalled_seconds == 3
+    fake.budget = None
+    handle.result(5)
+    other.abort()
+    wait_until(lambda: not llm._client._requests)
+    now[0] = 200.0
+    assert llm.stalled_seconds == 0
 
 
 def test_a_request_that_fails_in_the_engine_ends_alone(llm: LLM, fake: FakeEngine) -> None:
@@ -115,3 +193,72 @@ def test_a_dropped_llm_stops_its_engine(fake: FakeEngine, tmp_path: Path) -> Non
     thread.join(5)
     assert not thread.is_alive()
     assert fake.stopped
+
+
+class CollectingLock:
+    """A client's lock in which the garbage collector comes, as it may anywhere."""
+
+    def __init__(self, lock: Any):
+        self._lock = lock
+        self.collected = 0
+
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+        self.collected += 1
+        gc.collect()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lock, name)
+
+
+def test_the_collector_may_close_an_engine_inside_its_own_lock(fake: FakeEngine, tmp_path: Path) -> None:
+    """In the events thread, which closing waits for."""
+    llm: Any = LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB")
+    client = llm._client
+    lock = client._room = CollectingLock(client._room)
+    fake.gate.clear()
+    llm.generate_async(ids(A), SamplingParams(max_tokens=1))
+    gc.collect()
+    gc.disable()
+    try:
+        llm.itself = llm  # so that only the collector ends it
+        thread = client._thread
+        del llm
+        fake.gate.set()
+        thread.join(10)
+    finally:
+        gc.enable()
+    assert lock.collected
+    assert not thread.is_alive()
+    assert fake.stopped
+
+
+def test_an_iterator_that_the_collector_ends_takes_no_lock(llm: LLM, fake: FakeEngine) -> None:
+    """It ends in any thread and inside any other lock, while the events thread may hold the request's."""
+    fake.gate.clear()
+    handle = llm.generate_async(ids(A))
+    fake.budget = 1
+    fake.gate.set()
+    iterator = iter(handle)
+    next(iterator)
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with handle._changed:
+            held.set()
+            done.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(5)
+    leaver = threading.Thread(target=iterator.close)  # type: ignore[attr-defined]
+    leaver.start()
+    leaver.join(5)
+    assert not leaver.is_alive()
+    done.set()
+    holder.join()
+    fake.budget = None
+    assert handle.result(5).outputs[0].finish_reason == "abort"

@@ -39,6 +39,7 @@ def test_what_shapes_a_token_reaches_the_engine(llm: LLM, fake: FakeEngine) -> N
         ({"prompt_logprobs": 258}, "prompt_logprobs must be at most 257, got 258"),
         ({"bad_words": [[1, 257]]}, "bad_words must be below 257"),
         ({"bad_words": ["\ud800"]}, "not valid Unicode"),
+        ({"bad_words": ["a" * 65]}, "bad_words.* must have at most 64 tokens, got 65"),
         ({"max_tokens": None, "min_tokens": 127}, "min_tokens must be at most 126"),
     ],
 )

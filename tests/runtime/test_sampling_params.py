@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
+from tensorwright.runtime import request_bounds as bounds
 from tensorwright.runtime.sampling_params import SamplingParams
 
 
@@ -96,6 +98,47 @@ def test_impossible_value_is_refused_by_name(field: str, value: Any, range_text:
 def test_impossible_part_of_a_value_is_refused_by_name(field: str, value: Any, range_text: str) -> None:
     with pytest.raises(InvalidRequestError, match=f"{field} must be .*{range_text}"):
         SamplingParams(**{field: value})
+
+
+AT_THE_BOUNDS: list[tuple[str, Any, Any]] = [
+    ("stop", ["a"] * bounds.STOP_STRINGS, "b"),
+    ("stop_token_ids", [1] * bounds.STOP_TOKEN_IDS, 1),
+    ("bad_words", ["a"] * bounds.BAD_WORDS, "a"),
+    ("bad_words", [[1] * bounds.BAD_WORD_TOKENS], [[1] * (bounds.BAD_WORD_TOKENS + 1)]),
+    ("bad_words", ["a" * bounds.BAD_WORD_LENGTH], ["a" * (bounds.BAD_WORD_LENGTH + 1)]),
+    ("stop", ["a" * bounds.STOP_LENGTH], "a" * (bounds.STOP_LENGTH + 1)),
+    ("logit_bias", {token: 1 for token in range(bounds.LOGIT_BIASES)}, {-1: 1}),
+]
+
+
+@pytest.mark.parametrize(("field", "most", "more"), AT_THE_BOUNDS)
+def test_as_many_as_the_bound_are_taken_and_one_more_is_refused(field: str, most: Any, more: Any) -> None:
+    assert SamplingParams(**{field: most})
+    if isinstance(most, dict):
+        more = {**most, **more}
+    elif len(most) > 1:
+        more = [*most, more]
+    with pytest.raises(InvalidRequestError, match=rf"{field} must have at most \d+ [a-z ]+, got \d+$"):
+        SamplingParams(**{field: more})
+
+
+HUGE = 10**5000
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [HUGE, -HUGE, "a" * 10**6, [1] * 10**6, {token: "a" for token in range(5000)}, [HUGE], {HUGE: 1.0}, {1: HUGE},
+     [[HUGE]], Fraction(HUGE), object, float("nan"), "\ud800"],
+    ids=lambda odd: type(odd).__name__,
+)  # fmt: skip
+def test_the_oddest_values_end_typed_and_short(odd: Any) -> None:
+    """Whatever stands in any field: it is taken, or InvalidRequestError names the field in a line that one can read."""
+    for field in dataclasses.fields(SamplingParams):
+        try:
+            SamplingParams(**{field.name: odd})
+        except InvalidRequestError as error:
+            assert field.name in str(error)
+            assert len(str(error)) < 500
 
 
 def test_unknown_keyword_names_the_closest() -> None:

@@ -205,7 +205,7 @@ def test_config_and_manifest_name_one_target_and_type(tmp_path: Path, name: str)
 @pytest.mark.parametrize("data", [b"{", b"\xff\xfe"])
 def test_an_absent_or_altered_manifest_is_named(tmp_path: Path, data: bytes) -> None:
     engine = write_trt_engine(tmp_path, make_manifest())
-    (tmp_path / MANIFEST_FILE).write_bytes(data)
+    engine.texts[MANIFEST_FILE] = data
     with pytest.raises(EngineError, match=r"io\.json: truncated or altered"):
         TensorRtExecutor(engine)
     engine.files.pop(MANIFEST_FILE)

@@ -30,7 +30,8 @@ def write_trt_engine(path: Path, manifest: Manifest, **config: Any) -> EngineDir
     }
     about = {"target": manifest.flavour, "dtype": manifest.dtype, "model": {"vocab_size": manifest.vocab_size}}
     files = {name: FileSum("", 0) for name in (ENGINE_FILE, MANIFEST_FILE)}
-    return EngineDir(path, {**about, "limits": limits, **config}, files)
+    texts = {MANIFEST_FILE: manifest.to_json().encode()}
+    return EngineDir(path, {**about, "limits": limits, **config}, files, texts, {})
 
 
 @dataclass

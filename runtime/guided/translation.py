@@ -1,0 +1,103 @@
+"""From what a request asks for to a grammar of llguidance. All of this reads what a stranger wrote: it runs in the
+process that may be ended at any time (compile_child.py), and imports little."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.guided.library import LibraryMatcher, LibraryTokens
+from tensorwright.runtime.guided.params import JSON_KINDS, GuidedDecodingParams
+from tensorwright.runtime.guided.words import NO_TEXT, clipped, library_words
+
+BLANKS = r"[\x20\x0A\x0D\x09]"  # of JSON
+WHITESPACE = BLANKS + "{0,20}"
+"""What whitespace_pattern is by default: unbounded blanks would let a model that is unsure make nothing else."""
+
+RULE = re.compile(r"^[^\S\n]*[\w-]+[^\S\n]*::=", re.MULTILINE)
+"""No part of it crosses the end of a line, so a text is searched in linear time."""
+ESCAPE = re.compile(r"\\(?:\\|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
+
+
+def name_of(params: GuidedDecodingParams) -> str:
+    """How errors call it."""
+    return f"guided_decoding: {params.kind}"
+
+
+def translate(tokens: LibraryTokens, params: GuidedDecodingParams, limits: dict[str, int]) -> str:
+    """In the library's JSON form, which may hold any character. InvalidRequestError says what is wrong with it."""
+    if params.whitespace_pattern:
+        _check_whitespace(tokens, params.whitespace_pattern, limits)
+    try:
+        return _library_grammar(tokens.library.python, params)
+    except Exception as error:  # of the library's converters, which raise the plain class
+        raise InvalidRequestError(f"{name_of(params)} cannot be followed: {clipped(str(error))}") from error
+
+
+def compiled(tokens: LibraryTokens, text: str, name: str, limits: dict[str, int]) -> LibraryMatcher:
+    """text: what translate() made. InvalidRequestError also if the library cannot begin with it."""
+    matcher = LibraryMatcher.compile(tokens, text, limits)
+    if not matcher.is_error:
+        matcher.has_mask()
+    if matcher.is_error:
+        raise InvalidRequestError(f"{name} cannot be followed: {library_words(matcher)}")
+    return matcher
+
+
+def _library_grammar(library: Any, params: GuidedDecodingParams) -> str:
+    """library: its Python module."""
+    make = library.LLMatcher
+    if params.kind in JSON_KINDS:
+        schema = params.text if params.kind == "json" else '{"type":"object"}'
+        pattern = WHITESPACE if params.whitespace_pattern is None else params.whitespace_pattern
+        # Not lenient: unknown keywords are refused.
+        return make.grammar_from_json_schema(schema, overrides={"lenient": False, "whitespace_pattern": pattern})
+    if params.kind == "regex":
+        return make.grammar_from_regex(params.text)
+    if params.kind == "choice":
+        quoted = [json.dumps(text, ensure_ascii=False) for text in params.choice or ()]
+        return _as_json("start: CHOICE\nCHOICE: " + " | ".join(quoted))  # one terminal: a row of one item
+    return _as_json(_lark(params.text))
+
+
+def _check_whitespace(tokens: LibraryTokens, pattern: str, limits: dict[str, int]) -> None:
+    """It must admit nothing that is not JSON: then no text is in the pattern and outside of JSON's blanks."""
+    name = "guided_decoding: whitespace_pattern"
+    try:
+        regex = tokens.library.python.regex_to_lark(pattern)
+        others = _as_json(f"start: OTHERS\nOTHERS: /{regex}/ & ~/{BLANKS}*/")
+    except ValueError as error:
+        raise InvalidRequestError(f"{name} cannot be followed: {clipped(str(error))}") from error
+    matcher = LibraryMatcher.compile(tokens, others, limits)
+    if not matcher.is_error and matcher.has_mask():
+        raise InvalidRequestError(
+            f"{name} must admit JSON's blanks alone, which are the space, \\n, \\r and \\t, got {clipped(pattern)!r}"
+        )
+    if (words := library_words(matcher)) != NO_TEXT:
+        raise InvalidRequestError(f"{name} cannot be followed: {words}")
+
+
+def _as_json(lark: str) -> str:
+    lark.encode()  # raises for what is no Unicode text
+    return json.dumps({"grammars": [{"lark_grammar": lark}]})
+
+
+def _lark(text: str) -> str:
+    if not RULE.search(text):
+        return text
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    return gbnf_to_lark(ESCAPE.sub(_plain, text))
+
+
+def _plain(escape: re.Match[str]) -> str:
+    """The character itself, for the library's converter spells some escapes as Lark does not know them."""
+    digits = escape[1] or escape[2] or escape[3]
+    if digits is None:
+        return escape[0]
+    character = chr(int(digits, 16))
+    if character in '"\\[]':
+        return "\\" + character
+    return character if character.isprintable() and character not in "-^/" else escape[0]

@@ -1,0 +1,52 @@
+"""The server's pools of threads: which kinds of work have their own, and who works on whose behalf."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from tensorwright.runtime.server.options import ServerOptions
+from tensorwright.runtime.server.work_pool import WorkPool
+
+MOST_TEXT_THREADS = 4
+
+
+class ServerPools:
+    """grammar: requests with a grammar or schema, from text to start. text: large bodies, chat templates, token ids of
+    texts and back. answers: answers in one piece, of requests that ran. other: files and metrics.
+
+    A job of each is bounded in work. All but answers refuse what exceeds `max_waiting_jobs` of the options; an answer
+    is never refused, for the engine's own bounds are those of its request.
+    """
+
+    def __init__(self, options: ServerOptions):
+        self._limit = options.max_job_seconds
+        bound = options.max_waiting_jobs
+        self.grammar = WorkPool("grammars", 2, bound)
+        self.text = WorkPool("text", max(2, min(MOST_TEXT_THREADS, os.cpu_count() or 1)), bound)
+        self.answers = WorkPool("answers", 2, None)
+        self.other = WorkPool("files", 2, bound)
+
+    def __iter__(self) -> Iterator[WorkPool]:
+        return iter((self.grammar, self.text, self.answers, self.other))
+
+    def stuck(self) -> list[str]:
+        """Names of the pools whose oldest running job is older than `max_job_seconds` of the options."""
+        return [pool.name for pool in self if pool.state().oldest > self._limit]
+
+    def close(self) -> None:
+        for pool in self:
+            pool.close()
+
+
+def client_of(scope: Scope) -> str:
+    """Whose turn a request takes in a pool: that of its key, or of its address without one."""
+    key = Headers(scope=scope).get("authorization")
+    if key is not None:
+        return hashlib.sha256(key.encode("latin-1", "replace")).hexdigest()
+    client = scope.get("client")
+    return client[0] if client else ""
