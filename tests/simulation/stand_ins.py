@@ -74,6 +74,31 @@ class SimulatedThreading:
         self._threads[actor] = thread
 
 
+class Pool:
+    """concurrent.futures.ThreadPoolExecutor, as far as jobs go whose result nobody asks it for."""
+
+    def __init__(self, simulation: Simulation, threads: int):
+        self._simulation, self._free, self._open = simulation, threads, True
+
+    def submit(self, work: Callable[[], Any]) -> None:
+        if not self._open:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+        def run() -> None:
+            self._simulation.wait(lambda: self._free > 0)
+            self._free -= 1
+            try:
+                work()
+            finally:
+                self._free += 1
+
+        self._simulation.spawn("worker", run)
+        self._simulation.pause()
+
+    def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
+        self._open = False
+
+
 class Thread:
     def __init__(self, of: SimulatedThreading, simulation: Simulation, work: Callable[[], Any], name: str):
         self._of, self._simulation, self._work, self.name = of, simulation, work, name

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 from simulation.baton import Simulation
 from simulation.engine import BLOCK, LONGEST, SimulatedExecutor, SteppedEngine, continuation, letter
 from simulation.loop import SimulatedLoop
-from simulation.stand_ins import SimulatedThreading, SimulatedTime
+from simulation.stand_ins import Pool, SimulatedThreading, SimulatedTime
 from support.fake_runtime import engine_config, write_engine
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import EngineStoppedError, OutOfMemoryError, QueueFullError, RequestAbortedError
@@ -431,7 +432,11 @@ async def call(app: Any, body: dict[str, Any], patience: float | None, slow: flo
 @contextmanager
 def simulated(world: World) -> Iterator[None]:
     """The package's threads, locks and clocks are the simulation's, and its engine is stepped by it."""
-    stand_ins = {threading: SimulatedThreading(world.simulation), time: SimulatedTime(world.simulation)}
+    stand_ins: dict[Any, Any] = {
+        threading: SimulatedThreading(world.simulation),
+        time: SimulatedTime(world.simulation),
+        ThreadPoolExecutor: lambda threads, thread_name_prefix="": Pool(world.simulation, threads),
+    }
     replaced: list[tuple[Any, str, Any]] = []
 
     def replace(module: Any, name: str, value: Any) -> None:
