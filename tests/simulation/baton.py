@@ -39,19 +39,23 @@ class Actor:
         self.ready: Callable[[], bool] | None = None
         self.deadline: float | None = None
         self.ended = False
+        self.priority = 0.0
         self.baton = threading.Semaphore(0)
 
 
 class Simulation:
     """The thread that makes it is its first actor, and calls `close` in the end.
 
-    Its random numbers decide everything. reorder: how likely the baton passes on at a pause. at_lines: how likely at
+    Its random numbers decide everything. reorder: how likely the baton passes on at a pause. by_priority: it goes to
+    who has the highest, which is drawn anew when one passes it on, so that some are left behind for long; else to any.
+    at_lines: how likely at
     each line of the traced files, which finds what is not atomic; collects: how likely the garbage collector comes
     there. traced: whether a file is among them.
     """
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
+        self.by_priority = False
         self.reorder, self.at_lines, self.collects = 0.5, 0.0, 0.0
         self.traced: Callable[[str], bool] = lambda name: False
         self.now = 1000.0  # seconds
@@ -85,6 +89,7 @@ class Simulation:
         """A new actor, which runs when it is drawn."""
         self._made += 1
         actor = Actor(name, self._made)
+        actor.priority = self.random.random()
 
         def run() -> None:
             nonlocal work
@@ -116,7 +121,7 @@ class Simulation:
         """Somebody else may run."""
         me = self.me
         if me is not None and self.random.random() < self.reorder:
-            self._pass_on(me)
+            self._give_way(me)
 
     def wait(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
         """Until it is ready, or so many seconds later by its clock: then False. ready: quick, and without effect."""
@@ -141,6 +146,10 @@ class Simulation:
         for actor in self._actors:
             if actor is not self._main and actor.thread is not None:
                 actor.thread.join(5)
+
+    def _give_way(self, me: Actor) -> None:
+        me.priority = self.random.random()
+        self._pass_on(me)
 
     def _pass_on(self, me: Actor) -> None:
         """From the actor that runs to one that can, which may be the same."""
@@ -169,6 +178,8 @@ class Simulation:
                 for actor in self._actors
                 if actor.ready is None or actor.ready() or (actor.deadline is not None and actor.deadline <= self.now)
             ]
+            if able and self.by_priority:
+                return max(able, key=lambda actor: actor.priority)
             if able:
                 return self.random.choice(able)
             deadlines = [actor.deadline for actor in self._actors if actor.deadline is not None]
@@ -200,7 +211,9 @@ class Simulation:
         if event == "line" and self.open:
             drawn = self.random.random()
             if drawn < self.at_lines:
-                self.pause()
+                me = self.me
+                if me is not None:
+                    self._give_way(me)
             elif drawn > 1 - self.collects and self._collections:
                 self._collections -= 1
                 gc.collect()

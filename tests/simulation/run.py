@@ -8,18 +8,19 @@ import logging
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from simulation.baton import Deadlock
 from simulation.world import World, write_toy_engine
 
 
-def run_seed(seed: int, engine: Path) -> tuple[World, list[str]]:
-    """The world in its end, and what went wrong in it."""
+def run_seed(seed: int, engine: Path, **changes: Any) -> tuple[World, list[str]]:
+    """The world in its end, and what went wrong in it. changes: to what the seed draws of Swarm."""
     gc.collect()
     gc.freeze()  # what is there before is no garbage of this run: looking through it would take nearly all the time
     gc.disable()  # it comes where the seed says
     try:
-        world = World(seed, engine)
+        world = World(seed, engine, changes)
         world.run()
     except Deadlock as error:
         return world, [str(error)]

@@ -76,7 +76,29 @@ def looks_for_the_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestHandle, "_finished", finished)
 
 
-@pytest.mark.parametrize("bug", [forgets_nobody, wakes_no_thread, looks_for_the_end_first])
-def test_planted_bugs_are_found(engine: Path, monkeypatch: pytest.MonkeyPatch, bug: Any) -> None:
+LINE_BY_LINE = {
+    "kinds": ("await",),
+    "at_lines": 0.2,
+    "lines_of": "async_requests",
+    "reorder": 0.05,
+    "by_priority": True,
+    "collects": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("bug", "changes"),
+    [
+        (forgets_nobody, {}),
+        (wakes_no_thread, {}),
+        (
+            looks_for_the_end_first,
+            LINE_BY_LINE,
+        ),
+    ],
+)
+def test_planted_bugs_are_found(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, bug: Any, changes: dict[str, Any]
+) -> None:
     bug(monkeypatch)
-    assert any(run_seed(seed, engine)[1] for seed in range(300))
+    assert any(run_seed(seed, engine, **changes)[1] for seed in range(100))

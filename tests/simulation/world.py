@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from tensorwright.runtime import native
 from tensorwright.runtime.server.app import create_app
 
 PACKAGE = "tensorwright.runtime"
+KINDS = ("wait", "read", "poll", "batch", "await", "read_async", "http")
 PATIENCE = 300.0  # seconds of the simulation in which everything must have ended
 
 
@@ -39,12 +40,15 @@ class Swarm:
     """Which kinds of trouble a run has, and how much."""
 
     reorder: float
+    by_priority: bool
     at_lines: float
+    lines_of: str  # file, or a part of its name
     blocks: int
     batch: int
     queue: int
     prefix_cache: bool
     clients: int
+    kinds: tuple[str, ...]  # of clients
     faults: float  # of steps
     panics: float  # of decoded texts
     observer_fails: bool
@@ -54,13 +58,16 @@ class Swarm:
     @classmethod
     def draw(cls, random: Any) -> Swarm:
         return cls(
-            reorder=random.choice((0.1, 0.5, 1.0)),
-            at_lines=random.choice((0.0, 0.0, 0.0, 0.02, 0.2)),
+            reorder=random.choice((0.05, 0.5, 1.0)),
+            by_priority=random.random() < 0.5,
+            at_lines=random.choice((0.0, 0.0, 0.0, 0.01, 0.1)),
+            lines_of=random.choice(("", "async_requests", "engine_client", "server/")),
             blocks=random.choice((20, 24, 60)),
             batch=random.choice((1, 2, 4)),
             queue=random.choice((1, 2, 4, 20)),
             prefix_cache=random.random() < 0.7,
             clients=random.randint(1, 8),
+            kinds=tuple(random.sample(KINDS, random.choice((1, 3, len(KINDS))))),
             faults=random.choice((0.0, 0.0, 0.1, 0.5)),
             panics=random.choice((0.0, 0.0, 0.0, 0.02)),
             observer_fails=random.random() < 0.2,
@@ -75,15 +82,17 @@ def write_toy_engine(path: Path) -> Path:
 
 
 class World:
-    """One run. `trouble`: what happened that may not."""
+    """One run. changes: to the swarm that the seed draws. `trouble`: what happened that may not."""
 
-    def __init__(self, seed: int, engine: Path):
+    def __init__(self, seed: int, engine: Path, changes: dict[str, Any] | None = None):
         self.simulation = Simulation(seed)
         self.random = self.simulation.random
-        self.swarm = Swarm.draw(self.random)
+        self.swarm = replace(Swarm.draw(self.random), **(changes or {}))
         self.simulation.reorder, self.simulation.at_lines = self.swarm.reorder, self.swarm.at_lines
-        self.simulation.collects = self.swarm.collects
-        self.simulation.traced = lambda name: "/runtime/" in name and "/tests/" not in name
+        self.simulation.collects, self.simulation.by_priority = self.swarm.collects, self.swarm.by_priority
+        self.simulation.traced = lambda name: (
+            "/runtime/" in name and self.swarm.lines_of in name and "/tests/" not in name
+        )
         self.engine = engine
         self.trouble: list[str] = []
         self.asked_to_end = False
@@ -113,9 +122,8 @@ class World:
         self.loop.run_forever()
 
     def _start_clients(self, app: Any) -> None:
-        kinds = (self._wait, self._read, self._poll, self._batch, self._await, self._read_async, self._http)
         for number in range(self.swarm.clients):
-            kind = self.random.choice(kinds)
+            kind = getattr(self, "_" + self.random.choice(self.swarm.kinds))
             delay = self.random.choice((0.0, 0.0, 0.01, 0.3))
             ask = Ask.draw(self.random, self.swarm.batch)
             self.left += 1
@@ -439,7 +447,7 @@ def simulated(world: World) -> Iterator[None]:
     }
     replaced: list[tuple[Any, str, Any]] = []
 
-    def replace(module: Any, name: str, value: Any) -> None:
+    def put(module: Any, name: str, value: Any) -> None:
         replaced.append((module, name, getattr(module, name)))
         setattr(module, name, value)
 
@@ -448,7 +456,7 @@ def simulated(world: World) -> Iterator[None]:
             for attribute, value in list(vars(module).items()):
                 for real, stand_in in stand_ins.items():
                     if value is real:
-                        replace(module, attribute, stand_in)
+                        put(module, attribute, stand_in)
 
     def create_engine(engine: Any, options: Any, executor: Any = None) -> SteppedEngine:
         made = native.load_module().EngineOptions()
@@ -459,7 +467,7 @@ def simulated(world: World) -> Iterator[None]:
         made.debug_seed = world.random.randrange(1000)
         return SteppedEngine(world.simulation, world.executor, made)
 
-    replace(native, "create_engine", create_engine)
+    put(native, "create_engine", create_engine)
     if world.swarm.panics:
         from tensorwright.runtime.tokenizer import Tokenizer
 
@@ -470,7 +478,7 @@ def simulated(world: World) -> Iterator[None]:
                 raise Panic("made-up")
             return decode(self, *arguments, **named)
 
-        replace(Tokenizer, "decode", panics)
+        put(Tokenizer, "decode", panics)
     try:
         yield
     finally:
