@@ -16,8 +16,8 @@ from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.metrics import Metric, RequestObserver, Sample
 from tensorwright.runtime.server.connections import CLOSED_EARLY, Connections
 from tensorwright.runtime.server.registry import EngineRegistry
-from tensorwright.runtime.server.work_pool import WorkPool
 from tensorwright.runtime.server.shares import Shares
+from tensorwright.runtime.server.work_pool import WorkPool
 
 _SECONDS = metrics.DURATION.buckets
 

@@ -26,8 +26,9 @@ class Shares:
         self._alive: Counter[tuple[str, object]] = Counter()
 
     def of_keys(self) -> Iterator[tuple[int, int]]:
-        """(number of a key, what it has under way), of those that have anything."""
-        return ((number, count) for (kind, number), count in self._alive.items() if kind == "key")  # type: ignore[misc]
+        """(number of a key, what it has under way), of those that have anything. From any thread."""
+        alive = list(self._alive.items())
+        return ((number, count) for (kind, number), count in alive if kind == "key")  # type: ignore[misc]
 
     def open(self, scope: Scope) -> Share:
         """The share of one request, which holds one place. Raises ClientShareError."""
