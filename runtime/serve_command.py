@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tensorwright.runtime.llm import LLM
 
 logger = logging.getLogger("tensorwright.server")
-PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 
 
 def require_serve_extra() -> None:
@@ -60,6 +60,11 @@ def serve_engines(
                 raise _no_tokenizer(name, path)
     with listen.bind() as bound, ExitStack() as running:
         set_up_logging(log_level)
+        listen = listen.check_files()
+        if not listen.local and not told.api_keys:
+            logger.warning(
+                "everybody who reaches this address is served: no key is set", extra={"facts": {"host": listen.host}}
+            )
         with _terminate_as_interrupt():
             loaded = _load(places, take(options, ENGINE_OPTIONS), running)
             for name, llm in loaded.items():
@@ -79,7 +84,7 @@ def _run(loaded: dict[str, Any], told: Any, listen: Any, bound: Any) -> None:
         click.echo(f"serving {', '.join(loaded)} at {listen.url(bound)}")
 
     disable_created_metrics()  # a second gauge for each counter, which nobody reads
-    serve(create_app(loaded, told), listen, bound, announce)
+    serve(create_app(loaded, told, local=listen.local), listen, bound, announce)
 
 
 def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) -> dict[str, Any]:

@@ -66,6 +66,26 @@ APP_OPTIONS: OptionTable = {
         "--cors-origin",
         {"multiple": True, "help": 'A web page\'s origin that may call, or "*". May be repeated. Default: none.'},
     ),
+    "allowed_hosts": (
+        "--allowed-host",
+        {
+            "multiple": True,
+            "help": 'A name by which clients reach the server, or "*". May be repeated. Default on 127.0.0.1: those of '
+            "the machine itself; elsewhere any.",
+        },
+    ),
+    "max_requests_per_key": (
+        "--max-requests-per-key",
+        {
+            "type": int,
+            "help": "Completions of one key at once; one more is answered 429. Default, with two keys or more: half of "
+            "--max-batch-size and --max-queue-size.",
+        },
+    ),
+    "max_requests_per_address": (
+        "--max-requests-per-address",
+        {"type": int, "help": "The same of one address. Default: no limit."},
+    ),
     "retry_after": ("--retry-after", {"type": int, "default": 1, "help": "Seconds, in the header of a 429 or 503."}),
     "max_waiting_jobs": (
         "--max-waiting-jobs",
@@ -87,7 +107,14 @@ NETWORK_OPTIONS: OptionTable = {
     "port": ("--port", {"type": int, "default": 8000, "help": "0: any that is free."}),
     "tls_cert": ("--tls-cert", {"metavar": "FILE", "help": "Certificate chain, PEM. With --tls-key: https."}),
     "tls_key": ("--tls-key", {"metavar": "FILE", "help": "Its key, PEM."}),
-    "max_connections": ("--max-connections", {"type": int, "default": 1024, "help": "One more is answered 503."}),
+    "max_connections": (
+        "--max-connections",
+        {"type": int, "default": 1024, "help": "With requests under way; one more is answered 503."},
+    ),
+    "max_connections_per_address": (
+        "--max-connections-per-address",
+        {"type": int, "help": "The same of one address, answered 429. Default: no limit."},
+    ),
     "keep_alive": ("--keep-alive", {"type": float, "default": 65.0, "help": "Seconds for an idle connection."}),
     "header_timeout": ("--header-timeout", {"type": float, "default": 15.0, "help": "Seconds for headers to come."}),
     "client_timeout": (

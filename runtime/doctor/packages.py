@@ -45,6 +45,7 @@ PACKAGES = (
     Package("llguidance", "1.9", "guided", "guided decoding", too_new="2"),
     Package("fastapi", "0.115", "serve", "tensorwright serve"),
     Package("uvicorn", "0.32", "serve", "tensorwright serve"),
+    Package("httptools", "0.6.3", "serve", "tensorwright serve"),
 )
 
 

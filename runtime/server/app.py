@@ -15,23 +15,35 @@ from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.server import health
 from tensorwright.runtime.server.errors import install_handlers
 from tensorwright.runtime.server.exposition import Exposition
-from tensorwright.runtime.server.guards import WATCH_PATHS, BodyGuard, DrainGuard, HeadAsGet, KeyGuard, TimeGuard
+from tensorwright.runtime.server.guards import (
+    WATCH_PATHS,
+    BodyGuard,
+    DrainGuard,
+    HeadAsGet,
+    KeyGuard,
+    TimeGuard,
+    TurnAwayGuard,
+)
+from tensorwright.runtime.server.hosts import HostGuard
 from tensorwright.runtime.server.lifecycle import Lifecycle
 from tensorwright.runtime.server.options import ServerOptions
 from tensorwright.runtime.server.pools import ServerPools
 from tensorwright.runtime.server.registry import EngineRegistry
 from tensorwright.runtime.server.request_log import RequestLog
+from tensorwright.runtime.server.shares import ShareGuard, make_shares
 
 
 def create_app(
     engines: Mapping[str, LLM],
     options: ServerOptions | None = None,
     routers: Iterable[APIRouter] | None = None,
+    local: bool = False,
 ) -> FastAPI:
     """The server's application. Handlers find `engines` (EngineRegistry), `options` and `pools` (ServerPools) in
     `request.app.state`.
 
     engines: by the name that clients call them; they are shut down with the application. routers: None: OpenAI's API.
+    local: it is served on an address of this machine alone, so that the Host header must have a name of it.
     """
     if not engines:
         raise InvalidOptionError("create_app: engines must name at least one engine")
@@ -44,11 +56,13 @@ def create_app(
     app.state.lifecycle = Lifecycle()
     app.state.pools = ServerPools(options)
     app.state.exposition = Exposition(app.state.engines, app.state.pools)
+    app.state.shares = make_shares(options, engines.values())
+    app.state.exposition.http.show_shares(app.state.shares)
     app.include_router(health.router)
     for router in _openai_routers() if routers is None else routers:
         app.include_router(router)
     install_handlers(app)
-    _add_guards(app, options)
+    _add_guards(app, options, local)
     return app
 
 
@@ -58,11 +72,12 @@ def _openai_routers() -> list[APIRouter]:
     return routers()
 
 
-def _add_guards(app: FastAPI, options: ServerOptions) -> None:
+def _add_guards(app: FastAPI, options: ServerOptions, local: bool) -> None:
     """The last one added is the outermost."""
     app.add_middleware(TimeGuard, options=options)
     app.add_middleware(DrainGuard, lifecycle=app.state.lifecycle, options=options, unguarded=WATCH_PATHS)
     app.add_middleware(BodyGuard, options=options)
+    app.add_middleware(ShareGuard, shares=app.state.shares, options=options, unguarded=WATCH_PATHS)
     if options.api_keys:
         app.add_middleware(KeyGuard, options=options)
     if options.cors_origins:  # outside the keys, for a browser asks first without one
@@ -73,6 +88,9 @@ def _add_guards(app: FastAPI, options: ServerOptions) -> None:
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
+    if (local or options.allowed_hosts) and "*" not in options.allowed_hosts:
+        app.add_middleware(HostGuard, allowed=options.allowed_hosts, local=local)
+    app.add_middleware(TurnAwayGuard)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RequestLog, metrics=app.state.exposition.http, quiet=WATCH_PATHS if options.quiet_probes else ())
 

@@ -37,6 +37,7 @@ from tensorwright.runtime.server.responses import (
     ChatMessage,
 )
 from tensorwright.runtime.server.sampling import chat_params
+from tensorwright.runtime.server.shares import hold_places
 from tensorwright.runtime.server.text_engine import TextEngine, find_engine
 
 router = APIRouter(tags=["openai"])
@@ -47,6 +48,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     """Answers a conversation. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
     params = chat_params(body, engine.llm.sampling_defaults)
+    hold_places(request, params.n)
     answer = ChatAnswer(engine, body)
     try:
         handles = await start_all(request, engine.llm, lambda: [prompt_of(engine, body)], params)

@@ -26,6 +26,7 @@ from tensorwright.runtime.server.requests import (
 )
 from tensorwright.runtime.server.responses import CompletionChoice, CompletionResponse
 from tensorwright.runtime.server.sampling import completion_params
+from tensorwright.runtime.server.shares import hold_places
 from tensorwright.runtime.server.text_engine import TextEngine, find_engine
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
@@ -37,6 +38,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """Continues texts. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
     params = completion_params(body, engine.llm.sampling_defaults)
+    hold_places(request, len(body.prompts) * params.n)
     answer = CompletionAnswer(engine, body, params)
     try:
         handles = await start_all(request, engine.llm, lambda: body.prompts, params)

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from tensorwright.errors import (
+    ClientShareError,
     EngineStoppedError,
     InvalidOptionError,
     InvalidRequestError,
@@ -49,6 +50,7 @@ _KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
     (PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
     (InvalidRequestError, 400, "invalid_request_error", None),
     (InvalidOptionError, 400, "invalid_request_error", None),
+    (ClientShareError, 429, "rate_limit_error", "too_many_requests"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (EngineStoppedError, 503, "service_unavailable_error", "engine_stopped"),
     (RequestAbortedError, 503, "service_unavailable_error", "request_aborted"),

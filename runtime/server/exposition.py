@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -15,7 +15,9 @@ from tensorwright.errors import EngineStoppedError
 from tensorwright.runtime import metrics
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.metrics import Metric, RequestObserver, Sample
+from tensorwright.runtime.server.connections import CLOSED_EARLY, Connections
 from tensorwright.runtime.server.registry import EngineRegistry
+from tensorwright.runtime.server.shares import Shares
 from tensorwright.runtime.server.work_pool import WorkPool
 
 _SECONDS = metrics.DURATION.buckets
@@ -25,6 +27,7 @@ class HttpMetrics:
     """Requests as HTTP saw them. A path is that of the route, so that there are few."""
 
     def __init__(self, registry: CollectorRegistry):
+        self._registry = registry
         self.in_flight = Gauge("tensorwright_http_requests_in_flight", "Requests under way.", registry=registry)
         names = ("method", "path", "status")
         self._requests = Counter("tensorwright_http_requests_total", "Requests by status.", names, registry=registry)
@@ -36,6 +39,13 @@ class HttpMetrics:
             buckets=_SECONDS,
         )
 
+    def show_connections(self, connections: Connections) -> None:
+        """From then on; without sockets of our own there are none."""
+        self._registry.register(_Collected(lambda: _connection_families(connections)))
+
+    def show_shares(self, shares: Shares) -> None:
+        self._registry.register(_Collected(lambda: [_share_family(shares)]))
+
     def observe(self, scope: Scope, status: int, seconds: float) -> None:
         """status 0: the client left before it was answered."""
         route = scope.get("route")
@@ -43,6 +53,33 @@ class HttpMetrics:
         method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
         self._requests.labels(method, path, str(status or "none")).inc()
         self._seconds.labels(path).observe(seconds)
+
+
+class _Collected(Collector):
+    """Families that are made when somebody asks."""
+
+    def __init__(self, make: Callable[[], Iterable[Family]]):
+        self._make = make
+
+    def collect(self) -> Iterable[Family]:
+        return self._make()
+
+
+def _connection_families(connections: Connections) -> list[Family]:
+    now = GaugeMetricFamily("tensorwright_http_connections", "Open connections.", labels=["state"])
+    now.add_metric(["served"], connections.served)
+    now.add_metric(["waiting"], connections.open - connections.served)
+    closed = CounterMetricFamily("tensorwright_http_connections_closed", "Closed early, by reason.", labels=["reason"])
+    for reason in CLOSED_EARLY:
+        closed.add_metric([reason], connections.closed[reason])
+    return [now, closed]
+
+
+def _share_family(shares: Shares) -> Family:
+    family = GaugeMetricFamily("tensorwright_http_key_requests", "Under way, by number of the key.", labels=["key"])
+    for number, count in shares.of_keys():
+        family.add_metric([str(number)], count)
+    return family
 
 
 class Exposition:

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import hmac
 import json
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -22,7 +21,18 @@ from tensorwright.runtime.server.options import ServerOptions
 
 OPEN_PATHS = ("/health", "/ready")
 WATCH_PATHS = (*OPEN_PATHS, "/metrics")
-LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # of a refused body, so that the client gets to read why
+TURNED_AWAY = "turned_away"  # in a scope's state: the ApiError with which a connection beyond the limits is answered
+
+
+class TurnAwayGuard:
+    """Answers for the connection, which may be one too many."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = scope.get("state", {}).get(TURNED_AWAY)
+        await (self._app if error is None else error.response())(scope, receive, send)
 
 
 class HeadAsGet:
@@ -55,22 +65,27 @@ class KeyGuard:
         self._open = OPEN_PATHS if options.protect_metrics else WATCH_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self._open or self._admits(scope):
+        if scope["type"] != "http" or scope["path"] in self._open:
+            await self._app(scope, receive, send)
+            return
+        if (number := self._admit(scope)) is not None:
+            scope["state"]["key"] = number
             await self._app(scope, receive, send)
             return
         error = ApiError(
             401,
             'this server needs a key, as the header "Authorization: Bearer KEY"; none came, or one that is not known',
             code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
+            headers={"www-authenticate": "Bearer", "connection": "close"},  # strangers hold no connection
         )
         await error.response()(scope, receive, send)
 
-    def _admits(self, scope: Scope) -> bool:
+    def _admit(self, scope: Scope) -> int | None:
+        """The number of the key that came, from 1; None: it is none of ours."""
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         asked = _digest(key.strip().encode("latin-1", "replace"))
         matches = [hmac.compare_digest(asked, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        return matches.index(True) + 1 if scheme.lower() == "bearer" and any(matches) else None
 
 
 def _digest(key: bytes) -> bytes:
@@ -79,14 +94,14 @@ def _digest(key: bytes) -> bytes:
 
 class BodyGuard:
     """Takes a request's body whole before anybody works on it: at most so many bytes, within so much time, whether its
-    length is announced or not."""
+    length is announced or not. Probes have none: theirs is left unread, and the connection ends with the answer."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions):
         self._app = app
         self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in WATCH_PATHS:
             await self._app(scope, receive, send)
             return
         try:
@@ -108,21 +123,18 @@ class BodyGuard:
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | ApiError | None:
         most, length = self._options.max_body_size, headers.get("content-length", "")
-        announced = int(length) if length.isdigit() else 0
-        if announced > most and headers.get("expect"):
-            return self._too_large()  # it waits to hear whether it shall send
-        body, size, deadline = bytearray(), 0, time.monotonic() + LINGER_SECONDS
+        if length.isdigit() and int(length[:19]) > most:
+            return self._too_large()
+        body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            size += len(message.get("body", b""))
-            if max(size, announced) <= most:
-                body += message.get("body", b"")
-            elif size > most + LINGER_BYTES or time.monotonic() > deadline:
+            body += message.get("body", b"")
+            if len(body) > most:
                 return self._too_large()
             if not message.get("more_body", False):
-                return self._too_large() if size > most else bytes(body)
+                return bytes(body)
 
     def _too_large(self) -> ApiError:
         most = self._options.max_body_size

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tensorwright.errors import InvalidOptionError, reason
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.parameter_checks import is_int
+from tensorwright.runtime.server.connections import RESERVE
+from tensorwright.runtime.server.file_limit import allow_sockets
+from tensorwright.runtime.server.hosts import is_loopback
 from tensorwright.runtime.server.options import positive
+
+logger = logging.getLogger("tensorwright.server")
 
 
 @dataclass(frozen=True)
 class Listen(StrictKeywords):
     """port 0: the system chooses one. tls_cert and tls_key: files in PEM form, both or neither.
 
-    max_connections: one more is answered 503. keep_alive: seconds that an idle connection stays open.
+    max_connections: those with requests under way; one more is answered 503, but for probes.
+    max_connections_per_address: the same of one address, answered 429; None: no bound, for a proxy is one address.
+    keep_alive: seconds that an idle connection stays open, if its place is not wanted before.
     header_timeout: seconds in which a request's headers must have come.
     client_timeout: seconds after which a client that takes nothing of its answer is cut off.
     drain_timeout: seconds that requests have to finish in once the server is told to end.
@@ -28,6 +36,7 @@ class Listen(StrictKeywords):
     tls_cert: str | None = None
     tls_key: str | None = None
     max_connections: int = 1024
+    max_connections_per_address: int | None = None
     keep_alive: float = 65.0
     header_timeout: float = 15.0
     client_timeout: float = 60.0
@@ -36,8 +45,10 @@ class Listen(StrictKeywords):
     def __post_init__(self) -> None:
         if not is_int(self.port) or not 0 <= self.port <= 65535:
             raise InvalidOptionError(f"port must be from 0 to 65535, got {self.port!r}")
-        if not is_int(self.max_connections) or self.max_connections < 1:
-            raise InvalidOptionError(f"max_connections must be a positive integer, got {self.max_connections!r}")
+        for name in ("max_connections", "max_connections_per_address"):
+            value = getattr(self, name)
+            if not (is_int(value) and value > 0) and not (value is None and name != "max_connections"):
+                raise InvalidOptionError(f"{name} must be a positive integer, got {value!r}")
         for name in ("keep_alive", "header_timeout", "client_timeout"):
             if not positive(getattr(self, name)):
                 raise InvalidOptionError(f"{name} must be a positive number of seconds, got {getattr(self, name)!r}")
@@ -49,6 +60,20 @@ class Listen(StrictKeywords):
     @property
     def scheme(self) -> str:
         return "http" if self.tls_cert is None else "https"
+
+    @property
+    def local(self) -> bool:
+        """Whether only programs of this machine can reach the address."""
+        return is_loopback(self.host)
+
+    def check_files(self) -> Listen:
+        """With as many connections as this process may have files for: its limit is raised as far as it may be, and if
+        that is not enough, the log says so. InvalidOptionError if there is no room for a single one."""
+        room = allow_sockets(self.max_connections + RESERVE, 1 + RESERVE) - RESERVE
+        if room < self.max_connections:
+            facts = {"wanted": self.max_connections, "max_connections": room}
+            logger.warning("fewer connections, for this process may not open more files", extra={"facts": facts})
+        return replace(self, max_connections=min(room, self.max_connections))
 
     def check_tls(self) -> None:
         """Raises InvalidOptionError if certificate and key cannot be read or do not belong together."""

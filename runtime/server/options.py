@@ -9,6 +9,7 @@ from typing import Any
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.parameter_checks import is_int, real
+from tensorwright.runtime.server.hosts import is_host
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class ServerOptions(StrictKeywords):
     max_body_size: most bytes of a request's body. body_timeout: most seconds in which it must have come.
     request_timeout: seconds after which a request ends with an error; None: never.
     cors_origins: web pages that may call, such as "https://example.org", or "*" for all; none: CORS is off.
+    allowed_hosts: names and addresses that a request's Host header may have, "*": any; none: any, but `serve` knows
+    better on an address of this machine alone.
+    max_requests_per_key: completions and other requests that one key may have under way, prompts times n counted each;
+    None: with two keys or more, half of what the engine takes that takes least; else no bound.
+    max_requests_per_address: the same of one address; None: no bound.
     retry_after: seconds that a client is told to wait when the queue is full or the server drains.
     max_waiting_jobs: requests that may wait for each of the server's pools of threads; one more is answered 429.
     max_job_seconds: when a thread of a pool has worked on one request for longer, the server says it is not ready.
@@ -32,6 +38,9 @@ class ServerOptions(StrictKeywords):
     body_timeout: float = 30.0
     request_timeout: float | None = None
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    max_requests_per_key: int | None = None
+    max_requests_per_address: int | None = None
     retry_after: int = 1
     max_waiting_jobs: int = 512
     max_job_seconds: float = 30.0
@@ -47,6 +56,15 @@ class ServerOptions(StrictKeywords):
         for name in ("body_timeout", "max_job_seconds"):
             value = getattr(self, name)
             _check(name, value, positive(value), "a positive number of seconds")
+        for name in ("max_requests_per_key", "max_requests_per_address"):
+            value = getattr(self, name)
+            _check(name, value, value is None or (is_int(value) and value > 0), "a positive integer, or None")
+        if self.max_requests_per_key is not None and not self.api_keys:
+            raise InvalidOptionError("max_requests_per_key needs api_keys")
+        for host in self.allowed_hosts:
+            _check(
+                "allowed_hosts", host, host == "*" or is_host(host), 'like "example.org" or "10.0.0.1", without port'
+            )
         if self.request_timeout is not None:
             _check("request_timeout", self.request_timeout, positive(self.request_timeout), "positive, or None")
         if self.protect_metrics and not self.api_keys:

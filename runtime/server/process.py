@@ -7,16 +7,18 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import h11
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import STARTUP_FAILURE
 
 from tensorwright.runtime.command import EXIT_INTERRUPTED
+from tensorwright.runtime.server.acceptor import Acceptor
+from tensorwright.runtime.server.connection import LINGER_SECONDS, Connection
+from tensorwright.runtime.server.connections import Connections, Place
 from tensorwright.runtime.server.listen import Listen
 
 logger = logging.getLogger("tensorwright.server")
@@ -26,7 +28,9 @@ FLUSH = 5  # seconds that written answers have to reach their clients in, at the
 def serve(app: FastAPI, listen: Listen, bound: socket.socket, announce: Callable[[], None]) -> None:
     """Returns when SIGTERM or SIGINT came and requests have finished, or drain_timeout has passed. A second signal ends
     at once, with KeyboardInterrupt. announce: called when connections are taken."""
-    server = _Server(_config(app, listen), announce)
+    connections = Connections(listen.max_connections, listen.max_connections_per_address, app.state.options.retry_after)
+    app.state.exposition.http.show_connections(connections)
+    server = _Server(_config(app, listen), listen, connections, announce)
     drain = _Drain(server, app, listen.drain_timeout)
 
     async def main() -> None:
@@ -41,14 +45,10 @@ def serve(app: FastAPI, listen: Listen, bound: socket.socket, announce: Callable
 
 
 def _config(app: FastAPI, listen: Listen) -> uvicorn.Config:
-    class Connection(_Connection):
-        header_timeout = listen.header_timeout
-        client_timeout = listen.client_timeout
-
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=Connection,
+        http="httptools",
         ws="none",
         lifespan="on",
         log_config=None,
@@ -56,17 +56,18 @@ def _config(app: FastAPI, listen: Listen) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=listen.keep_alive,  # type: ignore[arg-type]  # seconds of loop.call_later
         timeout_graceful_shutdown=FLUSH,
-        limit_concurrency=listen.max_connections,
         ssl_certfile=listen.tls_cert,
         ssl_keyfile=listen.tls_key,
     )
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours; see _Drain."""
+    """Connections are taken by Acceptor, and signals are ours; see _Drain."""
 
-    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]):
+    def __init__(self, config: uvicorn.Config, listen: Listen, connections: Connections, announce: Callable[[], None]):
         super().__init__(config)
+        self._listen = listen
+        self._connections = connections
         self._announce = announce
 
     @contextmanager
@@ -74,8 +75,29 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(STARTUP_FAILURE)
+        assert sockets is not None
+        tls, patience = self.config.ssl, self._listen.header_timeout
+        self.servers = [
+            Acceptor(bound, self._connections, self._connection, tls, patience, LINGER_SECONDS)  # type: ignore[misc]
+            for bound in sockets
+        ]
+        for acceptor in self.servers:
+            acceptor.start()  # type: ignore[attr-defined]
+        self.started = True
         self._announce()
+
+    def _connection(self, place: Place) -> Connection:
+        return Connection(
+            self._listen,
+            self._connections,
+            place,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
 
 
 class _Drain:
@@ -109,66 +131,3 @@ class _Drain:
                 await asyncio.to_thread(llm.shutdown)  # its requests end with an error, which clients get
             await lifecycle.wait_idle(FLUSH)
         self._server.should_exit = True
-
-
-class _Connection(H11Protocol):
-    """Closes connections whose headers do not come, and those whose client takes nothing: uvicorn watches idle ones."""
-
-    header_timeout: float
-    client_timeout: float
-    _header_timer: asyncio.TimerHandle | None = None
-    _write_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._watch_headers()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch_headers()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._stop_timer()
-        self._stop_write_timer()
-
-    def pause_writing(self) -> None:
-        """The client is behind: more waits to be sent than is kept for it."""
-        super().pause_writing()
-        self._watch_client()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop_write_timer()
-
-    def _watch_client(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(self.client_timeout, self._check_client, unsent)
-
-    def _check_client(self, before: int) -> None:
-        if self.transport.get_write_buffer_size() < before:  # slow, but it takes something
-            self._watch_client()
-        else:
-            self.transport.abort()
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-
-    def _watch_headers(self) -> None:
-        """A timer runs from a request's first byte (of the first request: from the connection) to its headers' end."""
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_timer()
-        elif self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.header_timeout, self._give_up)
-
-    def _stop_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
-
-    def _give_up(self) -> None:
-        self._header_timer = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self.transport.close()

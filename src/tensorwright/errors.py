@@ -101,6 +101,10 @@ class QueueFullError(TensorwrightError):
     """The waiting queue is full; try again later."""
 
 
+class ClientShareError(TensorwrightError):
+    """A client of the server has all under way that one client may; it can come again when some of it has ended."""
+
+
 class OutOfMemoryError(TensorwrightError, MemoryError):
     """The KV-cache budget is too small for one block per sequence, or memory could not be had."""
 

@@ -19,7 +19,7 @@ def served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     options = (
         "--api-key", KEY, "--api-key-file", str(keys), "--max-body-size", str(MAX_BODY), "--max-batch-size", "2",
         "--max-queue-size", "1", "--body-timeout", "1", "--header-timeout", "1", "--retry-after", "3",
-        "--client-timeout", "2",
+        "--client-timeout", "2", "--max-requests-per-key", "20",
     )  # fmt: skip
     with serve(pico_engine, folder, *options, headers={"authorization": f"Bearer {KEY}"}) as server:
         yield server
@@ -28,6 +28,15 @@ def served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="session")
 def open_served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Without keys; it has CORS, logs prompts but no probes, and ends requests after a second."""
-    options = ("--cors-origin", PAGE, "--log-prompts", "--quiet-probes", "--request-timeout", "1")
+    options = (
+        "--cors-origin",
+        PAGE,
+        "--log-prompts",
+        "--quiet-probes",
+        "--request-timeout",
+        "1",
+        "--allowed-host",
+        "mine.example",
+    )
     with serve(pico_engine, tmp_path_factory.mktemp("open"), *options) as server:
         yield server

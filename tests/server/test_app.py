@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from support.served import completion
 from tensorwright import LLM
 from tensorwright.errors import InvalidOptionError, NumericalError
 from tensorwright.runtime.server.app import create_app
+from tensorwright.runtime.server.options import ServerOptions
 
 faulty = APIRouter()
 
@@ -85,6 +86,42 @@ def test_a_stopped_engine_is_not_ready(pico_engine: Path) -> None:
     refused = call(app, "POST", "/v1/completions", json=completion())
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
     assert refused.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("greed", [{"prompt": [1]}, {"prompt": [[1], [2], [3]]}, {"prompt": [1], "n": 3}])
+def test_a_polite_key_is_served_beside_one_that_takes_all_it_may(pico_engine: Path, greed: dict[str, Any]) -> None:
+    """The greedy one asks for more than engine and queue hold, and keeps what it gets; a row of the batch is left."""
+    options = ServerOptions(api_keys=("greedy", "polite"), max_requests_per_key=3)
+
+    async def run(app: FastAPI) -> httpx.Response:
+        base = {"transport": httpx.ASGITransport(app), "base_url": "http://here", "timeout": 60}
+        async with httpx.AsyncClient(**base) as client:
+
+            def ask(key: str, **fields: Any) -> Awaitable[httpx.Response]:
+                body = completion(**fields)
+                return client.post("/v1/completions", json=body, headers={"authorization": f"Bearer {key}"})
+
+            asked = [asyncio.ensure_future(ask("greedy", max_tokens=1900, **greed)) for _ in range(12)]
+            held = 3 if greed == {"prompt": [1]} else 1
+            while sum(not task.done() for task in asked) > held:
+                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            for refused in (task.result() for task in asked if task.done()):
+                assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+                assert refused.json()["error"]["code"] == "too_many_requests"
+            polite = await ask("polite", max_tokens=2)
+            assert sum(not task.done() for task in asked) == held, "the greedy one ended too soon to test anything"
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            assert dict(app.state.shares.of_keys()) == {}
+            return polite
+
+    with LLM(pico_engine, threads=1, kv_cache_memory="64MiB", max_batch_size=4, max_queue_size=4) as llm:
+        app = create_app({"pico": llm}, options)
+        assert asyncio.run(run(app)).status_code == 200
+        by_itself = create_app({"pico": llm}, ServerOptions(api_keys=("a", "b"))).state.shares
+        alone = create_app({"pico": llm}, ServerOptions(api_keys=("a", "a"))).state.shares
+        assert (by_itself.per_key, alone.per_key, alone.per_address) == (4, None, None)
 
 
 def test_there_must_be_an_engine() -> None:

@@ -51,6 +51,11 @@ def no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--drain-timeout", "-1"], "drain_timeout must be 0 or more"),
         (["--header-timeout", "nan"], "header_timeout must be a positive number"),
         (["--max-connections", "0"], "max_connections must be a positive integer"),
+        (["--max-connections-per-address", "0"], "max_connections_per_address must be a positive integer"),
+        (["--max-requests-per-address", "0"], "max_requests_per_address must be a positive integer"),
+        (["--max-requests-per-key", "0"], "max_requests_per_key must be a positive integer"),
+        (["--max-requests-per-key", "1"], "max_requests_per_key needs api_keys"),
+        (["--allowed-host", "http://a"], "allowed_hosts must be like"),
         (["--retry-after", "0"], "retry_after must be a positive integer"),
         (["--chat-template", "no/where.jinja"], "--chat-template must be a readable file of UTF-8 text"),
         (["--chat-template", "{empty}"], "must hold a Jinja template, and has neither {{ nor {% in it"),
@@ -84,6 +89,22 @@ def test_an_engine_without_tokenizer_is_served_if_told_so(monkeypatch: pytest.Mo
     bare = write_engine(tmp_path / "bare", tokenizer=False)
     CliRunner().invoke(cli, ["serve", str(bare), "--port", "0", "--allow-no-tokenizer"], catch_exceptions=False)
     assert loaded == [{"bare": bare}]
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [(["--host", "0.0.0.0"], True), (["--host", "0.0.0.0", "--api-key", "k"], False), (["--host", "localhost"], False)],
+)
+def test_an_address_that_all_reach_without_a_key_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, options: list[str], warned: bool
+) -> None:
+    monkeypatch.setattr(serve_command, "_load", lambda *others: {})
+    monkeypatch.setattr(serve_command, "_run", lambda *others: None)
+    monkeypatch.setattr(request_log, "set_up_logging", lambda level: None)
+    CliRunner().invoke(cli, ["serve", "x", "--port", "0", *options], catch_exceptions=False)
+    assert [record.message for record in caplog.records if "no key is set" in record.message] == (
+        ["everybody who reaches this address is served: no key is set"] if warned else []
+    )
 
 
 def test_a_port_in_use_is_told_before_an_engine_is_loaded(no_engines: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +175,7 @@ def test_options_and_their_defaults_are_those_of_what_they_set() -> None:
     }
     for group, kind in ((APP_OPTIONS, ServerOptions()), (NETWORK_OPTIONS, Listen())):
         assert set(group) == set(vars(kind))
-        for field in set(group) - {"api_keys", "cors_origins", "max_body_size"}:
+        for field in set(group) - {"api_keys", "cors_origins", "allowed_hosts", "max_body_size"}:
             assert told[field] == getattr(kind, field), field
     keywords = LLM.__init__.__kwdefaults__
     assert set(ENGINE_OPTIONS) == set(keywords) - {"max_prompt_logprob_rows"}

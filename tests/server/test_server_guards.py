@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
+import socket
 import time
 
 import httpx
@@ -12,6 +14,8 @@ import pytest
 from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, Served, completion, read_events, wait_until
 
 JSON = {"content-type": "application/json"}
+POST = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
+PROBE = "GET /health HTTP/1.1\r\nhost: localhost\r\n"
 
 
 def error_of(answer: httpx.Response) -> dict[str, object]:
@@ -73,19 +77,17 @@ def test_larger_bodies_are_refused(served: Served, size: int, chunked: bool) -> 
 
 
 def test_a_client_that_asks_first_is_refused_at_once(served: Served) -> None:
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n"
-    raw = served.send_raw(f"{head}content-length: 99999999\r\nexpect: 100-continue\r\n\r\n".encode())
+    raw = served.send_raw(f"{POST}content-length: 99999999\r\nexpect: 100-continue\r\n\r\n".encode())
     with raw:
         assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(served: Served) -> None:
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\ncontent-length: 100\r\n\r\n"
-    with served.send_raw(head.encode() + b"{") as raw:
+    with served.send_raw(f"{POST}content-length: 100\r\n\r\n{{".encode()) as raw:
         assert raw.recv(4096).startswith(b"HTTP/1.1 408 ")
 
 
-@pytest.mark.parametrize("begin", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nhost: a\r\nx"])
+@pytest.mark.parametrize("begin", [b"", b"GET /health HT", f"{PROBE}x".encode()])
 def test_headers_that_do_not_come_are_not_waited_for(served: Served, begin: bytes) -> None:
     with served.send_raw(begin) as raw:
         begin_wait = time.monotonic()
@@ -95,11 +97,145 @@ def test_headers_that_do_not_come_are_not_waited_for(served: Served, begin: byte
 
 
 def test_nor_are_those_of_a_second_request(served: Served) -> None:
-    with served.send_raw(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n") as raw:
+    with served.send_raw(f"{PROBE}\r\n".encode()) as raw:
         assert raw.recv(4096).startswith(b"HTTP/1.1 200 ")
         raw.sendall(b"GET /hea")
         while raw.recv(4096):
             pass
+
+
+def test_a_body_that_trickles_is_not_waited_for(served: Served) -> None:
+    """However long it goes on: what counts is the whole."""
+    with served.send_raw(f"{POST}content-length: {MAX_BODY}\r\n\r\n".encode()) as raw:
+        while not select.select([raw], [], [], 0.01)[0]:
+            raw.sendall(b" ")
+        assert read_all(raw).startswith(b"HTTP/1.1 408 ")
+
+
+def read_all(raw: socket.socket) -> bytes:
+    """Until the server ends its side."""
+    taken = bytearray()
+    while part := raw.recv(65536):
+        taken += part
+    return bytes(taken)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+@pytest.mark.parametrize("body", ["transfer-encoding: chunked\r\n\r\n1\r\nx\r\n", "content-length: 99999\r\n\r\nx"])
+def test_the_body_of_a_probe_is_not_waited_for(served: Served, path: str, body: str) -> None:
+    """It is answered at once, and the connection ends with the answer."""
+    with served.send_raw(f"{PROBE.replace('/health', path)}{body}".encode()) as raw:
+        answer = read_all(raw)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+def test_nor_is_that_of_a_stranger(served: Served) -> None:
+    with served.send_raw(f"{POST.replace(KEY, 'wrong')}content-length: 9999\r\n\r\n{{".encode()) as raw:
+        answer = read_all(raw)
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+@pytest.mark.parametrize("chunk", ["1\r\nx\r\n", "20\r\n" + 32 * "x" + "\r\n"])
+def test_a_body_of_tiny_chunks_is_refused(served: Served, chunk: str) -> None:
+    """Whoever takes it would work for each of them; see framing.py."""
+    with served.send_raw(f"{POST}transfer-encoding: chunked\r\n\r\n{1001 * chunk}".encode()) as raw:
+        head, _, body = read_all(raw).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert "chunks" in error_of(httpx.Response(400, content=body))["message"]
+    assert served.client.get("/health").status_code == 200
+
+
+MALFORMED = {
+    "two framings": "content-length: 44\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "two framings, the other way": "transfer-encoding: chunked\r\ncontent-length: 44\r\n\r\n0\r\n\r\n",
+    "two lengths": "content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+    "a list of lengths": "content-length: 2, 2\r\n\r\n{}",
+    "a signed length": "content-length: +2\r\n\r\n{}",
+    "a hexadecimal length": "content-length: 0x2\r\n\r\n{}",
+    "an unknown coding": "transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "a second coding": "transfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "a negative chunk": "transfer-encoding: chunked\r\n\r\n-1\r\nx\r\n",
+    "a huge chunk": "transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\nx\r\n",
+    "a long extension": f"transfer-encoding: chunked\r\n\r\n1;a={'x' * 40_000}\r\n",
+    "a long trailer": f"transfer-encoding: chunked\r\n\r\n0\r\na: {'x' * 40_000}\r\n",
+    "a second host": "host: other\r\n\r\n",
+    "a folded header": "a: b\r\n c\r\n\r\n",
+    "a space before the colon": "a : b\r\n\r\n",
+    "bare line ends": "a: b\n\n",
+    "a NUL": "a: b\0c\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("rest", MALFORMED.values(), ids=MALFORMED)
+def test_what_can_be_read_in_two_ways_is_refused(served: Served, rest: str) -> None:
+    """By whoever stands in front as one request, and by us as two. The connection ends, so nothing follows."""
+    with served.send_raw(f"{POST}{rest}{PROBE}\r\n".encode()) as raw:
+        answer = read_all(raw)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 4") == 1
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+def test_a_head_has_a_limit_and_a_host(served: Served) -> None:
+    with served.send_raw(f"{PROBE}a: {'x' * (80 << 10)}\r\n\r\n".encode()) as raw:
+        assert read_all(raw).startswith(b"HTTP/1.1 431 ")
+    with served.send_raw(b"GET /health HTTP/1.1\r\n\r\n") as raw:
+        assert read_all(raw).startswith(b"HTTP/1.1 400 ")
+    with served.send_raw(b"GET /health HTTP/1.0\r\n\r\n") as raw:
+        assert read_all(raw).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_trailer_is_no_header(served: Served) -> None:
+    """It comes after the guards have looked."""
+    rest = f"transfer-encoding: chunked\r\n\r\n0\r\nauthorization: Bearer {KEY}\r\n\r\n"
+    with served.send_raw(f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{rest}".encode()) as raw:
+        assert read_all(raw).startswith(b"HTTP/1.1 401 ")
+
+
+def test_requests_that_come_at_once_are_answered_in_their_order(served: Served) -> None:
+    paths = ["/health", "/ready", "/nowhere"] * 70
+    sent = "".join(POST.replace("POST /v1/completions", f"GET {path}") + "\r\n" for path in paths)
+    last = POST.replace("POST /v1/completions", "GET /v1/models") + "connection: close\r\n\r\n"
+    with served.send_raw((sent + last).encode()) as raw:
+        answers = read_all(raw).split(b"HTTP/1.1 ")[1:]
+    assert [int(answer[:3]) for answer in answers] == [200, 200, 404] * 70 + [200]
+    assert [b'"status":"ok"' in answer for answer in answers] == [path == "/health" for path in paths] + [False]
+
+
+def test_an_upgrade_is_not_done(served: Served) -> None:
+    with served.send_raw(f"{PROBE}connection: upgrade\r\nupgrade: h2c\r\n\r\nPRI * HTTP/2.0".encode()) as raw:
+        answer = read_all(raw)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_a_page_whose_name_points_here_is_not_answered(served: Served, open_served: Served, path: str) -> None:
+    for server, host, status in (
+        (served, "evil.example", 421),
+        (served, "localhost.evil.example:80", 421),
+        (served, "localhost:1", 200),
+        (open_served, "evil.example", 421),
+        (open_served, "mine.example:80", 200),
+        (open_served, "127.0.0.1", 200),
+    ):
+        answer = server.client.get(path, headers={"host": host})
+        assert answer.status_code == status, host
+        if status == 421:
+            assert error_of(answer)["code"] == "host_not_allowed"
+
+
+def test_one_key_cannot_ask_for_more_than_its_share(served: Served) -> None:
+    many = served.client.post("/v1/completions", json=completion([[1]] * 21))
+    assert many.status_code == 400
+    assert "this server lets one key have 20 completions at once" in str(error_of(many)["message"])
+    body = completion(max_tokens=1000, n=2, stream=True)
+    with served.client.stream("POST", "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()  # let go of, it would close the connection
+        next(lines)
+        assert served.metric("tensorwright_http_key_requests", key="1") == 2
 
 
 @pytest.mark.parametrize(

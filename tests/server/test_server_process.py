@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.served import Served, completion, read_events, serve, wait_until
+from support.served import KEY, Served, completion, read_events, serve, wait_until
 
 SHUT = (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError)
 
@@ -83,7 +83,7 @@ def test_running_requests_show_in_metrics(served: Served) -> None:
 def test_a_slow_reader_holds_nobody_up(served: Served) -> None:
     """A client that takes a byte at a time, and one that takes none, while others are served."""
     body = json.dumps(completion(max_tokens=300, stream=True)).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\nauthorization: {served.client.headers['authorization']}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
@@ -115,7 +115,7 @@ def stuck(server: Served) -> bool:
 
 def test_a_client_that_takes_nothing_is_cut_off(served: Served) -> None:
     """Its window stays shut, while an answer waits to be sent."""
-    head = f"GET /openapi.json HTTP/1.1\r\nhost: a\r\nauthorization: {served.client.headers['authorization']}\r\n\r\n"
+    head = f"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n\r\n"
     raw = socket.socket()
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
     raw.connect(served.address)
@@ -143,7 +143,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def safe(pico_engine: Path, certificate: Path) -> Iterator[Served]:
     options = ("--tls-cert", str(certificate / "cert.pem"), "--tls-key", str(certificate / "key.pem"))
     trusts = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
-    with serve(pico_engine, certificate, *options, "--max-connections", "3", verify=trusts) as server:
+    with serve(
+        pico_engine, certificate, *options, "--max-connections", "3", "--header-timeout", "2", verify=trusts
+    ) as server:
         yield server
 
 
@@ -156,14 +158,55 @@ def test_tls_serves_who_trusts_it_and_nobody_in_the_clear(safe: Served) -> None:
         httpx.get(f"{safe.url.replace('https', 'http')}/health")
 
 
-def test_more_connections_than_allowed_are_turned_away(safe: Served, certificate: Path) -> None:
+def test_tls_that_is_never_agreed_upon_is_not_waited_for(safe: Served) -> None:
+    for begin in (b"", b"\x16\x03\x01"):
+        with safe.send_raw(begin) as raw:
+            while raw.recv(4096):
+                pass
+
+
+def test_more_connections_than_allowed_are_turned_away_but_for_probes(safe: Served, certificate: Path) -> None:
+    """Those with requests under way count. Others are closed when their place is wanted, the oldest first."""
     trusts = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
-    held = [trusts.wrap_socket(socket.create_connection(safe.address), server_hostname="127.0.0.1") for _ in range(3)]
+    idle = [trusts.wrap_socket(socket.create_connection(safe.address), server_hostname="127.0.0.1") for _ in range(30)]
+    assert idle[0].recv(1) == b""
+    body = json.dumps(completion(max_tokens=1900, stream=True)).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    asking = idle[-3:]
+    for connection in asking:
+        connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
     with httpx.Client(base_url=safe.url, verify=trusts) as other:
-        assert other.get("/health").status_code == 503
-    for connection in held:
+        refused = other.get("/v1/models")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "too_many_connections")
+        assert refused.headers["retry-after"] == "1"
+        assert other.get("/health").status_code == 200
+        assert safe.metric("tensorwright_http_connections", state="served") == 3
+        assert safe.metric("tensorwright_http_connections_closed_total", reason="gave_its_place") >= 14
+        for connection in asking:
+            connection.close()
+        wait_until(lambda: other.get("/v1/models").status_code == 200)
+    for connection in idle:
         connection.close()
-    wait_until(lambda: httpx.get(f"{safe.url}/health", verify=trusts).status_code == 200)
+
+
+def test_one_connection_and_few_descriptors_serve(pico_engine: Path, tmp_path: Path) -> None:
+    """Many more come than there are descriptors for, and say nothing."""
+    with serve(pico_engine, tmp_path, "--max-connections", "1", files=72) as server:
+        crowd = [socket.create_connection(server.address) for _ in range(100)]
+        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+            assert httpx.get(f"{server.url}{path}").status_code == 200
+        assert crowd[0].recv(1) == b""
+        crowd[-1].sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert crowd[-1].recv(12) == b"HTTP/1.1 200"
+        assert server.client.post("/v1/completions", json=completion()).status_code == 200
+        for connection in crowd:
+            connection.close()
+        assert [line for line in server.log_lines() if line["message"] != "request"] == []
+    with serve(pico_engine, tmp_path, files=72) as server:
+        assert [line["message"] for line in server.log_lines()] == [
+            "fewer connections, for this process may not open more files"
+        ]
 
 
 def test_it_drains(pico_engine: Path, tmp_path: Path) -> None:

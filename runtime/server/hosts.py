@@ -1,0 +1,69 @@
+"""The Host header. A page of another site can have its own name point at 127.0.0.1 (DNS rebinding), and then ask and
+read as if it were ours: its requests still carry that name."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tensorwright.runtime.server.errors import ApiError
+
+LOCAL = "localhost"
+_HEADER = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]{1,253})(:[0-9]{1,5})?")
+
+
+def is_loopback(host: str) -> bool:
+    """Of "localhost" and of addresses as 127.0.0.1 and ::1."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == LOCAL
+
+
+def is_host(text: str) -> bool:
+    """Of a name or an address as it may be allowed: without port, IPv6 with or without brackets."""
+    found = _HEADER.fullmatch(text.lower())
+    return (found is not None and found[2] is None) or ":" in _plain(text)
+
+
+def _plain(host: str) -> str:
+    """As hosts are compared: what is no address stays a name; a colon is left in addresses alone."""
+    bare = host.lower().removeprefix("[").removesuffix("]")
+    try:
+        return str(ipaddress.ip_address(bare))
+    except ValueError:
+        return bare.removesuffix(".").replace(":", "")
+
+
+class HostGuard:
+    """Refuses requests whose Host header is none of `allowed` nor, with local, an address of this machine alone."""
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str], local: bool):
+        self._app = app
+        self._allowed = {_plain(host) for host in allowed}
+        self._local = local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        header = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if header is None or self._admits(header):  # without one it comes from no browser
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            421,
+            "this server is not known by the name in the Host header: whoever runs it can allow it with "
+            "--allowed-host NAME",
+            code="host_not_allowed",
+            headers={"connection": "close"},
+        )
+        await error.response()(scope, receive, send)
+
+    def _admits(self, header: str) -> bool:
+        found = _HEADER.fullmatch(header.lower())
+        if found is None:
+            return False
+        host = _plain(found[1])
+        return host in self._allowed or (self._local and is_loopback(host))
