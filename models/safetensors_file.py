@@ -7,6 +7,7 @@ which the tensors must cover without gap or overlap.
 from __future__ import annotations
 
 import json
+import reprlib
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -32,6 +33,10 @@ _DTYPES = {
 }
 _STORED = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_MOST_DIMENSIONS = 8
+_SIZE_BITS = (
+    48  # sizes, offsets and numbers of elements are below 2^48: no checkpoint has more, and arithmetic is cheap
+)
 
 
 def stored_name(dtype: str) -> str:
@@ -86,12 +91,12 @@ class SafetensorsFile:
             (length,) = struct.unpack("<Q", prefix)
             if length > min(_MAX_HEADER_BYTES, self.size - 8):
                 raise self._error(
-                    f"announces a header of {length} bytes at offset 8, but is {self.size} bytes long; "
-                    "it is truncated or not a safetensors file, download it again"
+                    f"announces a header of {length} bytes at offset 8, but is {self.size} bytes long and may have one "
+                    f"of {_MAX_HEADER_BYTES} bytes at most; it is truncated or no safetensors file, download it again"
                 )
             text = file.read(length)
         try:
-            header = json.loads(text.decode("utf-8"), object_pairs_hook=self._no_duplicates)
+            header = json.loads(text.decode("utf-8"), object_pairs_hook=self._without_duplicates)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path}: the header at offset 8 is not JSON ({error})") from error
         if not isinstance(header, dict):
@@ -99,40 +104,57 @@ class SafetensorsFile:
         header.pop("__metadata__", None)
         return header, 8 + length
 
-    def _no_duplicates(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) != len(pairs):
-            names = [name for name, _ in pairs]
-            raise self._error(f"the header names {next(n for n in names if names.count(n) > 1)!r} twice")
+    def _without_duplicates(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in table:
+                raise self._error(f"the header names {_short(name)} twice")
+            table[name] = value
         return table
 
     def _parse_entry(self, name: str, entry: Any) -> TensorInfo:
+        who = f"tensor {_short(name)}"
         if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-            raise self._error(f"tensor {name!r} must have dtype, shape and data_offsets only; it has {entry!r}")
+            raise self._error(f"{who} must have dtype, shape and data_offsets only; it has {_short(entry)}")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-        if dtype not in _DTYPES:
-            raise self._error(f"tensor {name!r} has dtype {dtype!r}; readable are {', '.join(_DTYPES)}")
-        if not _all_counts(shape):
-            raise self._error(f"tensor {name!r} has shape {shape!r}, not a list of sizes")
-        if not _all_counts(offsets) or len(offsets) != 2:
-            raise self._error(f"tensor {name!r} has data_offsets {offsets!r}, not two offsets")
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
+            raise self._error(f"{who} has dtype {_short(dtype)}; readable are {', '.join(_DTYPES)}")
+        self._check_shape(who, shape)
+        if not isinstance(offsets, list) or len(offsets) != 2 or not _all_counts(offsets):
+            raise self._error(f"{who} has data_offsets {_short(offsets)}, not two offsets")
+        if max(offsets) >> _SIZE_BITS:
+            raise self._error(f"{who} has an offset of {_short(max(offsets))}, readable are those below 2^{_SIZE_BITS}")
         begin, end = (self._data_start + offset for offset in offsets)
         need = prod(shape) * itemsize(_DTYPES[dtype])
         if end - begin != need:
-            raise self._error(f"tensor {name!r} of {dtype} {shape} takes {need} bytes, not {end - begin}")
+            raise self._error(f"{who} of {dtype} {shape} takes {need} bytes, not {end - begin}")
         if end > self.size:
             raise self._error(
-                f"tensor {name!r} ends at offset {end}, but the file is {self.size} bytes long; "
+                f"{who} ends at offset {end}, but the file is {self.size} bytes long; "
                 "it is truncated, download it again"
             )
         return TensorInfo(_DTYPES[dtype], tuple(shape), begin, end)
+
+    def _check_shape(self, who: str, shape: Any) -> None:
+        """Before anything is computed with it: types, then the number of sizes, then each, then all together."""
+        if not isinstance(shape, list):
+            raise self._error(f"{who} has shape {_short(shape)}, not a list of sizes")
+        if len(shape) > _MOST_DIMENSIONS:
+            raise self._error(f"{who} has {len(shape)} dimensions, readable are at most {_MOST_DIMENSIONS}")
+        if not _all_counts(shape):
+            raise self._error(f"{who} has shape {_short(shape)}, not a list of sizes")
+        large = next((size for size in shape if size >> _SIZE_BITS), None)
+        if large is not None:
+            raise self._error(f"{who} has a size of {_short(large)}, readable are sizes below 2^{_SIZE_BITS}")
+        if prod(max(1, size) for size in shape) >> _SIZE_BITS:  # numpy counts so where a size is 0, too
+            raise self._error(f"{who} has a shape of 2^{_SIZE_BITS} elements or more, {shape}")
 
     def _check_coverage(self) -> None:
         position = self._data_start
         for name, info in sorted(self.tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
             if info.begin != position:
                 what = "overlaps the one before" if info.begin < position else "leaves a gap before it"
-                raise self._error(f"tensor {name!r} at offset {info.begin} {what}, which ends at {position}")
+                raise self._error(f"tensor {_short(name)} at offset {info.begin} {what}, which ends at {position}")
             position = info.end
         if position != self.size:
             raise self._error(f"the tensors end at offset {position}, but the file is {self.size} bytes long")
@@ -141,5 +163,12 @@ class SafetensorsFile:
         return CheckpointError(f"{self.path}: {message}")
 
 
-def _all_counts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values)
+def _all_counts(values: list[Any]) -> bool:
+    return all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values)
+
+
+def _short(value: Any) -> str:
+    """For a message. A header may hold anything, of any length and depth."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 120
+    return short.repr(value)

@@ -3,7 +3,8 @@
 <cache>/tensorwright/engines/<key>          an engine; the folder's time of change is when it was last opened
 <cache>/tensorwright/engines/<key>.lock     locked by who builds or removes (alone) or runs it (shared); its text
                                             says of what model it is
-<cache>/tensorwright/engines/<key>.partial  a build under way, one that was killed, or an engine being removed
+<cache>/tensorwright/engines/<key>.partial  an engine being put in place or removed
+<cache>/tensorwright/engines/.<key>.partial.*  a build under way, or one that was killed
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from typing import IO
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.memory import parse_size
 
+_BESIDE = re.compile(r"\.([^.]+)\.partial\.")
+"""How the builder names what it writes before it is put at <key>.partial."""
 SIZE_VARIABLE = "TENSORWRIGHT_CACHE_SIZE"
 DEFAULT_SIZE = "50GiB"
 
@@ -79,7 +83,8 @@ def note_model(lock: IO[str], model: Path, dtype: str) -> None:
 def cache_entries(root: Path) -> list[CacheEntry]:
     """All of them, the longest unused first."""
     names = os.listdir(root) if root.is_dir() else []
-    keys = {name.removesuffix(".partial") for name in names if not name.endswith(".lock")}
+    keys = {name.removesuffix(".partial") for name in names if not name.endswith(".lock") and name[0] != "."}
+    keys |= {match[1] for name in names if (match := _BESIDE.match(name))}
     entries = [_entry(root, key) for key in keys]
     return sorted(entries, key=lambda entry: (entry.used, entry.key))
 
@@ -91,7 +96,8 @@ def remove_entry(root: Path, key: str) -> bool:
         return False
     with lock:
         partial = root / f"{key}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
+        for left in _partial_folders(root, key):
+            shutil.rmtree(left, ignore_errors=True)
         if (root / key).is_dir():
             (root / key).rename(partial)
             shutil.rmtree(partial)
@@ -100,12 +106,13 @@ def remove_entry(root: Path, key: str) -> bool:
 
 
 def trim_cache(root: Path, limit: int) -> list[str]:
-    """Removes the longest unused engines until `limit` bytes are left or all others are in use; their keys."""
+    """Removes what killed builds and removals left, and the longest unused engines until `limit` bytes are left or all
+    others are in use; their keys."""
     entries = cache_entries(root)
     total = sum(entry.size for entry in entries)
     removed = []
-    for entry in entries:
-        if total <= limit:
+    for entry in sorted(entries, key=lambda entry: entry.path.is_dir()):  # first what a killed process left
+        if total <= limit and entry.path.is_dir():
             break
         if remove_entry(root, entry.key):
             total -= entry.size
@@ -133,10 +140,16 @@ def _entry(root: Path, key: str) -> CacheEntry:
     if lock is not None:
         lock.close()
     model, dtype = _noted_model(root / f"{key}.lock")
-    folders = [root / key, root / f"{key}.partial"]
+    folders = [root / key, *_partial_folders(root, key)]
     used = max((_time_of_change(folder) for folder in folders), default=0.0)
     size = sum(_size(folder) for folder in folders)
     return CacheEntry(key, root / key, model, dtype, size, used, in_use=lock is None)
+
+
+def _partial_folders(root: Path, key: str) -> list[Path]:
+    """Of builds and removals of this engine, under way or killed. Whoever has its lock alone may remove them."""
+    beside = [root / name for name in os.listdir(root) if (match := _BESIDE.match(name)) and match[1] == key]
+    return [root / f"{key}.partial", *beside]
 
 
 def _noted_model(path: Path) -> tuple[str | None, str | None]:

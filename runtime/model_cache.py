@@ -18,6 +18,7 @@ from typing import IO
 import xxhash
 
 import tensorwright
+from tensorwright import durable
 from tensorwright.dtype_names import full_name
 from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError, reason
 from tensorwright.installing import install
@@ -100,7 +101,7 @@ def _build(lock: IO[str], engine: Path, model: Path, choices: BuildChoices, buil
     shutil.rmtree(partial, ignore_errors=True)
     try:
         build(model, partial, choices)
-        partial.rename(engine)
+        durable.put_in_place(partial, engine)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -1,4 +1,6 @@
-"""Writes an engine directory: beside its place, checksummed as it goes, renamed when whole. Never half an engine.
+"""Writes an engine directory: beside its place, checksummed as it goes, synced and renamed when whole. Never half an
+engine, whenever the process ends or the power goes: at its place is the old one or the new one. What a killed process
+left beside it is removed by the next that writes there.
 
 checksums.txt has a line "<xxh3_128 hex>  <bytes>  <relative path>" for every file but itself and build-report.json,
 sorted by path, and a last line "<hex>  <bytes>  ." over the text of the lines above.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +20,7 @@ from typing import IO, Any
 
 import xxhash
 
+from tensorwright import durable
 from tensorwright.builder.interrupts import uninterrupted
 from tensorwright.errors import BuildError, OutputExistsError, reason
 
@@ -24,6 +28,7 @@ FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
 CHECKSUMS = "checksums.txt"
 REPORT = "build-report.json"
+_BUILDING = ".building-"
 _READ_BYTES = 8 << 20
 
 
@@ -58,11 +63,13 @@ class EngineWriter:
         self._sums: dict[str, tuple[str, int]] = {}
         self._made: list[Path] = []
         self._committed = False
+        self._marks: list[int] = []  # descriptors that say that we are at work
         self.directory = Path()
         """Where the files are until the commit."""
 
     def __enter__(self) -> EngineWriter:
         with self.os_errors("cannot be read"):
+            clean_up_after_killed(self.out)
             check_output(self.out, self.overwrite)
         try:
             with uninterrupted():
@@ -77,11 +84,18 @@ class EngineWriter:
             for parent in reversed([p for p in self.out.parents if not p.exists()]):
                 parent.mkdir()
                 self._made.append(parent)
-            directory = self.out.parent / f".{self.out.name}.building-{os.getpid()}"
-            if directory.exists():  # only a killed process with our number can have left it
-                shutil.rmtree(directory)
-            directory.mkdir()
-            self.directory = directory
+            for _ in range(3):  # another writer may take it for a dead one's between the two steps
+                self.directory = self.out.parent / f".{self.out.name}{_BUILDING}{secrets.token_hex(4)}"
+                self.directory.mkdir()
+                if self._mark(self.directory):
+                    break
+
+    def _mark(self, folder: Path) -> bool:
+        """Tells other writers that a living process needs the folder, whatever its name is. False if that cannot be."""
+        mark = durable.hold(folder)
+        if mark is not None:
+            self._marks.append(mark)
+        return mark is not None and folder.is_dir()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -91,6 +105,8 @@ class EngineWriter:
 
     def _clean_up(self) -> None:
         """Unless it was put in place."""
+        while self._marks:
+            os.close(self._marks.pop())
         if self._committed:
             return
         if self.directory.name:
@@ -149,30 +165,27 @@ class EngineWriter:
             )
 
     def commit(self) -> None:
-        """Writes checksums.txt and puts the directory in its place."""
+        """Writes checksums.txt, syncs all files, and puts the directory in its place."""
         self.write(CHECKSUMS, checksum_text(self._sums).encode())
+        with self.os_errors("the finished engine could not be written to the disk"):
+            durable.sync_tree(self.directory)
         with self.os_errors("the finished engine could not be put in place"), uninterrupted():
             check_output(self.out, self.overwrite)  # somebody else may have put something there since
             if self.out.exists():
-                self._replace()
-            else:
-                self.directory.rename(self.out)
+                self._mark(self.out)
+            old = durable.put_in_place(self.directory, self.out)
             self._committed = True
+            for parent in self._made:
+                durable.sync(parent.parent)
+        if old is not None:
+            self._remove(old)
 
-    def _replace(self) -> None:
-        aside = self.out.parent / f".{self.out.name}.replaced-{os.getpid()}"
-        self.out.rename(aside)
+    def _remove(self, old: Path) -> None:
         try:
-            self.directory.rename(self.out)
-        except BaseException:
-            aside.rename(self.out)
-            raise
-        self._committed = True
-        try:
-            shutil.rmtree(aside)
+            shutil.rmtree(old)
         except OSError as error:
             raise BuildError(
-                f"{self.out}: is built, but the engine it replaces is still at {aside} ({reason(error)})"
+                f"{self.out}: is built, but the engine it replaces is still at {old} ({reason(error)})"
             ) from error
 
     @contextmanager
@@ -184,6 +197,18 @@ class EngineWriter:
             raise BuildError(
                 f"{self.out}: {what} ({reason(error)}); nothing was left behind, free the disk or choose another place"
             ) from error
+
+
+def clean_up_after_killed(out: Path) -> None:
+    """Removes what processes that were killed left beside `out`. One that was killed between the two renames of a disk
+    that cannot exchange names left nothing at `out`: then the old engine gets its place back."""
+    for left in durable.abandoned(out.parent, f".{out.name}{durable.REPLACED}"):
+        if not os.path.lexists(out):
+            left.rename(out)
+        else:
+            shutil.rmtree(left, ignore_errors=True)
+    for left in durable.abandoned(out.parent, f".{out.name}{_BUILDING}"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def check_output(out: Path, overwrite: bool) -> None:

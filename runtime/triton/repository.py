@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tensorwright import durable
 from tensorwright.errors import BuildError, InvalidOptionError, OutputExistsError, reason
 from tensorwright.runtime.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.targets import TARGETS
@@ -23,6 +25,8 @@ from tensorwright.runtime.triton.model import TritonPythonModel as TritonPythonM
 TRTLLM_NAMES = {"ensemble": "text", "tensorrt_llm_bls": "text", "tensorrt_llm": "tokens"}
 """Models of TensorRT-LLM's repository that clients call, and the interface that each of them has."""
 BACKENDS = ("python", "tensorwright")
+_MADE = ".tensorwright-"
+"""How the names of folders begin in which models are written before they are put in place."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +77,21 @@ def write_repository(engine: str | Path, repository: str | Path, options: Reposi
 def _put(root: Path, targets: Mapping[Path, str], opened: Path, options: RepositoryOptions) -> None:
     root.mkdir(parents=True, exist_ok=True)
     # Whole folders are renamed into place, so that a server that polls the repository never sees half a model.
-    with tempfile.TemporaryDirectory(prefix=".tensorwright-", dir=root) as made:
-        for target, interface in targets.items():
-            _write_model(Path(made) / target.name, target, opened, interface, options)
-        for target in targets:
-            if target.exists():
-                target.rename(Path(made) / f"{target.name}.replaced")
-            (Path(made) / target.name).rename(target)
+    for left in durable.abandoned(root, _MADE):
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=_MADE, dir=root) as folder:
+        made, mark = Path(folder), durable.hold(Path(folder))
+        try:
+            for target, interface in targets.items():
+                _write_model(made / target.name, target, opened, interface, options)
+            durable.sync_tree(made)
+            for target in targets:
+                old = durable.put_in_place(made / target.name, target)
+                if old is not None and old.parent != made:
+                    shutil.rmtree(old)
+        finally:
+            if mark is not None:
+                os.close(mark)
 
 
 def write_backend(folder: str | Path, overwrite: bool = False) -> Path:
@@ -91,7 +103,9 @@ def write_backend(folder: str | Path, overwrite: bool = False) -> Path:
         target.mkdir(parents=True, exist_ok=True)
         made = target / ".model.py"
         made.write_text(MODEL_FILE, encoding="utf-8")
+        durable.sync(made)
         made.replace(target / "model.py")
+        durable.sync(target)
     return target
 
 

@@ -9,6 +9,7 @@ import os
 import pytest
 import xxhash
 
+from tensorwright import durable
 from tensorwright.builder.emit.engine_dir import EngineWriter, checksum_text
 from tensorwright.errors import BuildError
 
@@ -79,7 +80,8 @@ def test_replacement(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["engine"]
 
 
-def test_a_failed_rename_puts_the_old_engine_back(tmp_path, monkeypatch):
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_failed_rename_puts_the_old_engine_back(tmp_path, exchanges, monkeypatch):
     out = write_engine(tmp_path / "engine", marker="old")
     real = os.rename
 
@@ -88,6 +90,7 @@ def test_a_failed_rename_puts_the_old_engine_back(tmp_path, monkeypatch):
             raise OSError(errno.EIO, "broken disk")
         real(source, target, **more)
 
+    monkeypatch.setattr(durable, "exchange", lambda one, other: exchanges and rename(one, other))
     monkeypatch.setattr(os, "rename", rename)
     with pytest.raises(BuildError, match="broken disk"):
         write_engine(out, marker="new", overwrite=True)
