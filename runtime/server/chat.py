@@ -13,7 +13,7 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
-from tensorwright.runtime.prompts import TokenizedPrompt
+from tensorwright.runtime.prompts import RenderedPrompt
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest, ChatFields
 from tensorwright.runtime.server.completions import STREAMED
 from tensorwright.runtime.server.event_stream import EventStream
@@ -60,7 +60,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     return Response(whole, media_type="application/json")
 
 
-def prompt_of(engine: TextEngine, body: ChatFields) -> TokenizedPrompt:
+def prompt_of(engine: TextEngine, body: ChatFields) -> RenderedPrompt:
     """By the model's chat template; it may take long."""
     llm = engine.llm
     if llm.chat_template is None and not llm.engine.chat_templates:
