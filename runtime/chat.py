@@ -41,7 +41,12 @@ def chat_prompt(
         raise InvalidRequestError(f"{engine.path} has no tokenizer, so chat is not possible")
     text = choose_template(engine, template, variables.get("tools"))
     given = {**named_tokens(*engine.tokenizer_settings), "tools": None, "documents": None, **variables}
-    return RenderedPrompt(_render(text, messages, {"add_generation_prompt": add_generation_prompt}, given))
+    rendered = _render(text, messages, {"add_generation_prompt": add_generation_prompt}, given)
+    try:
+        rendered.encode()
+    except UnicodeEncodeError as error:  # a lone surrogate is not text
+        raise InvalidRequestError(f"the messages are not valid Unicode text: {error}") from error
+    return RenderedPrompt(rendered)
 
 
 def is_conversation(messages: Any) -> bool:
