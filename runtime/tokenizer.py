@@ -25,7 +25,8 @@ go of the interpreter's lock; for less it is not worth it."""
 class Tokenizer:
     """Text to ids and back. Encoding adds the special tokens that the model's own tokenizer adds.
 
-    special: tokens that are special beside those that the tokenizer marks itself.
+    special: tokens that are special beside those that the tokenizer marks itself. decodes_bytes: whether a text is the
+    bytes of its tokens one after the other, read as UTF-8.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special: Iterable[AddedToken] = ()):
@@ -35,7 +36,9 @@ class Tokenizer:
         mark_special(tokenizer, special)
         self._tokenizer = tokenizer
         self._special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        self._byte_fallback = _has_byte_fallback(tokenizer)
+        decoder_parts = [part["type"] for part in sequence_parts(component_state(tokenizer.decoder), "decoders")]
+        self._byte_fallback = "ByteFallback" in decoder_parts
+        self.decodes_bytes = decoder_parts == ["ByteLevel"]
 
     @classmethod
     def from_bytes(cls, data: bytes, path: Path, special: Iterable[AddedToken] = ()) -> Tokenizer:
@@ -104,9 +107,3 @@ class Tokenizer:
     def is_byte_token(self, token: int) -> bool:
         """Whether the token is one byte that the decoder joins with its neighbours (<0xE2>)."""
         return self._byte_fallback and BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
-
-
-def _has_byte_fallback(tokenizer: tokenizers.Tokenizer) -> bool:
-    return any(
-        part["type"] == "ByteFallback" for part in sequence_parts(component_state(tokenizer.decoder), "decoders")
-    )
