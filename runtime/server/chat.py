@@ -26,6 +26,7 @@ from tensorwright.runtime.server.requests import (
     finish_all,
     follow_all,
     start_all,
+    write_answer,
 )
 from tensorwright.runtime.server.responses import (
     ChatChoice,
@@ -56,8 +57,7 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
         [output] = await finish_all(handles, request.receive)
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED)
-    whole = await request.app.state.pools.answers.run(lambda: answer.whole(output).model_dump_json())
-    return Response(whole, media_type="application/json")
+    return await write_answer(request, lambda: answer.whole(output))
 
 
 def prompt_of(engine: TextEngine, body: ChatFields) -> RenderedPrompt:
