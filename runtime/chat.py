@@ -15,7 +15,7 @@ import jinja2
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime.chat_template import ChatTemplate, compile_template, is_template
 from tensorwright.runtime.engine_dir import EngineDir
-from tensorwright.runtime.prompts import TokenizedPrompt
+from tensorwright.runtime.prompts import RenderedPrompt
 from tensorwright.runtime.special_tokens import named_tokens
 from tensorwright.runtime.template_files import DEFAULT, TOOL_USE
 
@@ -33,7 +33,7 @@ def chat_prompt(
     template: str | None,
     add_generation_prompt: bool,
     variables: dict[str, Any],
-) -> TokenizedPrompt:
+) -> RenderedPrompt:
     """template: Jinja text instead of the model's, or the name of one of the model's. variables: what else the template
     may look at, such as tools."""
     _check_messages(messages)
@@ -43,10 +43,10 @@ def chat_prompt(
     given = {**named_tokens(*engine.tokenizer_settings), "tools": None, "documents": None, **variables}
     rendered = _render(text, messages, {"add_generation_prompt": add_generation_prompt}, given)
     try:
-        ids = engine.tokenizer.encode(rendered, add_special_tokens=False)
-    except (TypeError, ValueError) as error:  # a lone surrogate is not text
+        rendered.encode()
+    except UnicodeEncodeError as error:  # a lone surrogate is not text
         raise InvalidRequestError(f"the messages are not valid Unicode text: {error}") from error
-    return TokenizedPrompt(rendered, ids)
+    return RenderedPrompt(rendered)
 
 
 def is_conversation(messages: Any) -> bool:

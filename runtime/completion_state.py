@@ -8,7 +8,7 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.detokenizer import IncrementalDetokenizer
 from tensorwright.runtime.outputs import CompletionOutput, Logprob
 from tensorwright.runtime.sampling_params import SamplingParams
-from tensorwright.runtime.stop_strings import StopStrings
+from tensorwright.runtime.stop_strings import StopAutomaton, StopStrings
 from tensorwright.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ def logprob_table(entries: list[tuple[int, float, int]], tokenizer: Tokenizer | 
 
 
 class CompletionState:
-    """index: which of the request's n. tokenizer: None if nothing is to be decoded. matcher: None without a grammar."""
+    """index: which of the request's n. tokenizer: None if nothing is to be decoded. matcher: None without a grammar.
+    stops: None without stop strings."""
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class CompletionState:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         matcher: GrammarMatcher | None = None,
+        stops: StopAutomaton | None = None,
     ):
         self.index = index
         self.params = params
@@ -41,7 +43,7 @@ class CompletionState:
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
-        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)  # type: ignore[arg-type]
+        self._stops = None if stops is None else StopStrings(stops, params.include_stop_str_in_output)
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] = []
@@ -109,7 +111,7 @@ class CompletionState:
 
     def _add_text(self, text: str) -> None:
         """Searched for stop strings, unless it came with the first min_tokens tokens."""
-        if len(self._token_ids) > self.params.min_tokens:
+        if self._stops is not None and len(self._token_ids) > self.params.min_tokens:
             text, stop = self._stops.push(text)
             if stop is not None:
                 self._finish, self._stop_reason, self._stopped_here = "stop", stop, True
@@ -132,7 +134,8 @@ class CompletionState:
             self._add_text(self._detokenizer.flush())
             if self.finished:
                 return True
-            self._pieces.append(self._stops.flush())
+            if self._stops is not None:
+                self._pieces.append(self._stops.flush())
         return False
 
     def _end(self, event: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tensorwright.runtime.tokenizer import Tokenizer
 
+LONGEST_CHARACTER = 4  # bytes, and each token has one at least
 REPLACEMENT = "\ufffd"  # what a decoder puts for bytes that are not, or not yet, UTF-8
 
 
@@ -44,12 +45,31 @@ class IncrementalDetokenizer:
             return ""
         text = self._decode(self._window)
         if text.endswith(REPLACEMENT):
-            held = len(self._window) - self._given
-            self._retry = len(self._window) + 1 + held // 8  # long garbage must not cost quadratic time
+            return self._give_out_certain(text)
+        if len(text) <= len(self._given_text):  # a stripped space: not a start for the next window, see _give_out
+            self._wait()
             return ""
-        if len(text) == len(self._given_text):
-            return ""  # a stripped space: not a start for the next window, see _give_out
         return self._give_out(text)
+
+    def _wait(self) -> None:
+        """Until the window has grown by some of what is held: long garbage must not cost quadratic time."""
+        held = len(self._window) - self._given
+        self._retry = len(self._window) + 1 + held // 8
+
+    def _give_out_certain(self, text: str) -> str:
+        """Of a text that ends in a part of a character, or in what is none, all that later bytes cannot change. In a
+        text of bytes that is all before a place where both sides decode to the same alone as together."""
+        if self._tokenizer.decodes_bytes:
+            end = len(self._window)
+            for cut in range(end - 1, max(self._given, end - LONGEST_CHARACTER), -1):
+                left, right = self._decode(self._window[:cut]), self._decode(self._window[cut:])
+                if left + right == text:
+                    rest, self._window = self._window[cut:], self._window[:cut]
+                    new = self._give_out(left)
+                    self._window += rest
+                    return new
+        self._wait()
+        return ""
 
     def _give_out(self, text: str) -> str:
         """The part of the window's text that is new. What is given out now starts the next window, so that its

@@ -21,7 +21,7 @@ from tensorwright.runtime.memory import parse_size
 from tensorwright.runtime.model_cache import BuildChoices, engine_for_model, open_cached
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.progress import progress_bar
-from tensorwright.runtime.prompts import Capacity, CheckedRequest, Prompt, PromptDict, TokenizedPrompt, check_request
+from tensorwright.runtime.prompts import Capacity, CheckedRequest, Prompt, PromptDict, RenderedPrompt, check_request
 from tensorwright.runtime.request_state import RequestState
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.weight_formats import spelled_out
@@ -123,7 +123,7 @@ class LLM(StrictKeywords):
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too; this one comes first
         self,
-        prompts: str | PromptDict | TokenizedPrompt,
+        prompts: str | PromptDict | RenderedPrompt,
         sampling_params: SamplingParams | None = None,
         *,
         progress: bool = False,

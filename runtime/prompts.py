@@ -15,6 +15,7 @@ from tensorwright.runtime.sampling_params import AtMost, SamplingParams
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.grammar import Grammar
+    from tensorwright.runtime.tokenizer import Tokenizer
 
 
 class PromptDict(TypedDict, total=False):
@@ -25,15 +26,16 @@ class PromptDict(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class TokenizedPrompt:
-    """What this package tokenized itself, without further special tokens. The text is only carried along, into
-    RequestOutput.prompt."""
+class RenderedPrompt:
+    """What a chat template made: it has its special tokens already, and gets no others when it is tokenized."""
 
     text: str
-    ids: list[int]
 
 
-Prompt = str | PromptDict | TokenizedPrompt
+Prompt = str | PromptDict | RenderedPrompt
+MOST_TEXT = 4
+"""A text of which only the last tokens count, or that is tokenized for its own sake, may be so many times as long as
+what fits the engine."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,13 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
     """Tokenizes and checks one request; InvalidRequestError or PromptTooLongError says what is wrong with it."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
-    text, ids = _text_and_ids(prompt, engine)
+    text, ids = _text_and_ids(prompt, params, engine, capacity)
     if params.truncate_prompt_tokens is not None:
         ids = ids[-params.truncate_prompt_tokens :]
     if not ids:
         raise InvalidRequestError("the prompt must hold at least one token, got an empty one")
+    if len(ids) > engine.max_seq_len:
+        raise _too_long(len(ids), params, engine, capacity)
     for position, token in enumerate(ids):
         if not is_int(token) or not 0 <= token < engine.vocab_size:
             raise InvalidRequestError(
@@ -90,31 +94,21 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
             f"n must be at most max_batch_size, for every completion takes a place of the batch, which has "
             f"{capacity.max_batch_size}, got {params.n}: lower it, or raise max_batch_size"
         )
-    most = _max_tokens(ids, params, engine, capacity)
+    most = _max_tokens(len(ids), params, engine, capacity)
     grammar = None if params.guided_decoding is None else engine.guided_vocabulary.compile(params.guided_decoding)
     if grammar is not None:
         grammar.first_mask(params.ignore_eos)  # refuses what cannot begin
     return CheckedRequest(text, [int(token) for token in ids], params, most, _bad_words(params, engine), grammar)
 
 
-def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
-    """What OpenAI's clients know a prompt that is too long by is the error's beginning, OpenAI's own words."""
-    most, holder, remedy = engine.max_seq_len, "engine", "build the engine with a larger --max-seq-len"
-    kv_positions = capacity.positions(len(ids), params.n)
-    if kv_positions is not None and kv_positions + 1 < most:  # the last token is never written to the cache
-        most, holder, remedy = kv_positions + 1, "KV cache", "raise kv_cache_memory"
-        if params.n > 1:
-            holder, remedy = f"KV cache with {params.n} completions side by side", "lower n, or raise kv_cache_memory"
-    room = most - len(ids)
+def _max_tokens(prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
+    """prompt: tokens of it."""
+    room = _room(prompt, params, engine, capacity).tokens - prompt
     max_tokens = room if params.max_tokens is None else int(params.max_tokens)
     if isinstance(params.max_tokens, AtMost):
         max_tokens = min(max_tokens, room)
     if max_tokens > room or room < 1:
-        raise PromptTooLongError(
-            f"This model's maximum context length is {most} tokens: the {holder} holds {most} tokens of prompt and "
-            f"output together, the prompt has {len(ids)} and max_tokens is {params.max_tokens}: shorten one, or "
-            f"{remedy}"
-        )
+        raise _too_long(prompt, params, engine, capacity)
     if params.min_tokens > max_tokens:
         raise InvalidRequestError(
             f"min_tokens must be at most {max_tokens}, the room that is left, got {params.min_tokens}"
@@ -122,11 +116,45 @@ def _max_tokens(ids: Sequence[int], params: SamplingParams, engine: EngineDir, c
     return max_tokens
 
 
-def _text_and_ids(prompt: Prompt, engine: EngineDir) -> tuple[str | None, Sequence[int]]:
+@dataclass(frozen=True)
+class _Room:
+    """tokens: of prompt and output together. holder: what has no more. remedy: what gives more."""
+
+    tokens: int
+    holder: str
+    remedy: str
+
+
+def _room(prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> _Room:
+    kv_positions = capacity.positions(prompt, params.n)
+    if kv_positions is None or kv_positions + 1 >= engine.max_seq_len:  # the last token is never written to the cache
+        return _Room(engine.max_seq_len, "engine", "build the engine with a larger --max-seq-len")
+    if params.n == 1:
+        return _Room(kv_positions + 1, "KV cache", "raise kv_cache_memory")
+    holder = f"KV cache with {params.n} completions side by side"
+    return _Room(kv_positions + 1, holder, "lower n, or raise kv_cache_memory")
+
+
+def _too_long(
+    prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity, counted: str = ""
+) -> PromptTooLongError:
+    """What OpenAI's clients know a prompt that is too long by is the beginning, OpenAI's own words. counted: what else
+    is to be said of the number of the prompt's tokens."""
+    room = _room(prompt, params, engine, capacity)
+    return PromptTooLongError(
+        f"This model's maximum context length is {room.tokens} tokens: the {room.holder} holds {room.tokens} tokens of "
+        f"prompt and output together, the prompt has {counted}{prompt} and max_tokens is {params.max_tokens}: shorten "
+        f"one, or {room.remedy}"
+    )
+
+
+def _text_and_ids(
+    prompt: Prompt, params: SamplingParams, engine: EngineDir, capacity: Capacity
+) -> tuple[str | None, Sequence[int]]:
     if isinstance(prompt, str):
-        return prompt, _encode(prompt, engine)
-    if isinstance(prompt, TokenizedPrompt):
-        return prompt.text, prompt.ids
+        return prompt, _encode_prompt(prompt, params, engine, capacity)
+    if isinstance(prompt, RenderedPrompt):
+        return prompt.text, _encode_prompt(prompt.text, params, engine, capacity, add_special_tokens=False)
     if not isinstance(prompt, dict):
         raise InvalidRequestError(
             f'a prompt must be a string or {{"prompt_token_ids": [...]}}, got {type(prompt).__name__}'
@@ -143,7 +171,7 @@ def _text_and_ids(prompt: Prompt, engine: EngineDir) -> tuple[str | None, Sequen
     text = prompt["prompt"]
     if not isinstance(text, str):
         raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}")
-    return text, _encode(text, engine)
+    return text, _encode_prompt(text, params, engine, capacity)
 
 
 def _id_list(ids: Any) -> list[int]:
@@ -152,12 +180,42 @@ def _id_list(ids: Any) -> list[int]:
     return list(ids)
 
 
-def _encode(text: str, engine: EngineDir, add_special_tokens: bool = True) -> list[int]:
+def _encode_prompt(
+    text: str, params: SamplingParams, engine: EngineDir, capacity: Capacity, add_special_tokens: bool = True
+) -> list[int]:
+    """What cannot fit is refused before it is encoded. Where only the last tokens count, all of the text is encoded: a
+    tokenizer may see the end of a text otherwise when it stands alone."""
+    tokenizer = _tokenizer(engine)
+    if params.truncate_prompt_tokens is not None:
+        return encode_whole(text, engine, add_special_tokens)
+    if (least := tokenizer.least_tokens(text)) > engine.max_seq_len:
+        raise _too_long(least, params, engine, capacity, "at least ")
+    ids = tokenizer.encode_within(text, engine.max_seq_len, add_special_tokens)
+    if isinstance(ids, int):
+        raise _too_long(ids, params, engine, capacity)
+    return ids
+
+
+def encode_whole(text: str, engine: EngineDir, add_special_tokens: bool = True) -> list[int]:
+    """Of a text that may be longer than what fits, but not by more than MOST_TEXT. PromptTooLongError says so."""
+    tokenizer, most = _tokenizer(engine), MOST_TEXT * engine.max_seq_len
+    ids: list[int] | int = tokenizer.least_tokens(text)
+    if ids <= most:
+        ids = tokenizer.encode_within(text, most, add_special_tokens)
+    if isinstance(ids, int):
+        raise PromptTooLongError(
+            f"a text must have at most {most} tokens to be tokenized, {MOST_TEXT} times the model's maximum context "
+            f"length, got at least {ids}"
+        )
+    return ids
+
+
+def _tokenizer(engine: EngineDir) -> Tokenizer:
     if engine.tokenizer is None:
         raise InvalidRequestError(
             f"{engine.path} has no tokenizer, so a prompt must be token ids: {{'prompt_token_ids': [...]}}"
         )
-    return engine.tokenizer.encode(text, add_special_tokens)
+    return engine.tokenizer
 
 
 def _check_params(params: SamplingParams, engine: EngineDir) -> None:
@@ -186,7 +244,7 @@ def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
         if engine.tokenizer is None:
             raise InvalidRequestError(f"{engine.path} has no tokenizer, so bad_words must be lists of token ids")
         for text in (word, " " + word.lstrip()):
-            ids = _encode(text, engine, add_special_tokens=False)
+            ids = engine.tokenizer.encode(text, add_special_tokens=False)
             check_count(f"bad_words: the tokens of {text!r}", ids, BAD_WORD_TOKENS, "tokens")
             spellings[tuple(ids)] = None
     spellings.pop((), None)  # the tokenizer may leave nothing of a blank

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tensorwright.runtime.completion_state import CompletionState, logprob_table
 from tensorwright.runtime.outputs import Logprob, RequestMetrics, RequestOutput
 from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.stop_strings import StopAutomaton
 from tensorwright.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ class RequestState:
         self.request_id = request_id
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
+        stops = StopAutomaton(tuple(params.stop)) if params.stop else None
         self.completions = [
-            CompletionState(index, params, tokenizer, None if grammar is None else grammar.start(params.ignore_eos))
+            CompletionState(
+                index, params, tokenizer, None if grammar is None else grammar.start(params.ignore_eos), stops
+            )
             for index in range(params.n)
         ]
         self._tokenizer = tokenizer

@@ -18,7 +18,7 @@ from tensorwright.runtime.engine_cache import cache_root
 from tensorwright.runtime.llm import LLM, is_model
 from tensorwright.runtime.model_cache import BuildChoices, is_cached
 from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestOutput
-from tensorwright.runtime.prompts import TokenizedPrompt
+from tensorwright.runtime.prompts import RenderedPrompt
 from tensorwright.runtime.request_options import AskedParams
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _read(file: TextIO, option: str) -> str:
         raise InvalidOptionError(f"{option} must be UTF-8 text: {error}") from error
 
 
-def _conversation(llm: LLM, text: str, system: str | None) -> TokenizedPrompt:
+def _conversation(llm: LLM, text: str, system: str | None) -> RenderedPrompt:
     from tensorwright.runtime.chat import chat_prompt  # imports Jinja, which prompts without chat do not need
 
     messages = [] if system is None else [{"role": "system", "content": system}]

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 from tokenizers import AddedToken
 
 from tensorwright.errors import EngineError, InvalidRequestError
+from tensorwright.runtime.component_state import component_state, sequence_parts
 from tensorwright.runtime.panics import is_panic
 from tensorwright.runtime.special_tokens import mark_special
+from tensorwright.runtime.token_span import TokenSpan, token_span
 
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+SHORT = 256
+"""Characters or tokens that take microseconds. Calls of the library for more go through its batches of one, which let
+go of the interpreter's lock; for less it is not worth it."""
 
 
 class Tokenizer:
     """Text to ids and back. Encoding adds the special tokens that the model's own tokenizer adds.
 
-    special: tokens that are special beside those that the tokenizer marks itself.
+    special: tokens that are special beside those that the tokenizer marks itself. decodes_bytes: whether a text is the
+    bytes of its tokens one after the other, read as UTF-8.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special: Iterable[AddedToken] = ()):
@@ -30,7 +36,9 @@ class Tokenizer:
         mark_special(tokenizer, special)
         self._tokenizer = tokenizer
         self._special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        self._byte_fallback = _has_byte_fallback(tokenizer)
+        decoder_parts = [part["type"] for part in sequence_parts(component_state(tokenizer.decoder), "decoders")]
+        self._byte_fallback = "ByteFallback" in decoder_parts
+        self.decodes_bytes = decoder_parts == ["ByteLevel"]
 
     @classmethod
     def from_bytes(cls, data: bytes, path: Path, special: Iterable[AddedToken] = ()) -> Tokenizer:
@@ -55,15 +63,36 @@ class Tokenizer:
         """Ids the tokenizer knows; the model's vocabulary may be padded beyond it."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
+    @cached_property
+    def span(self) -> TokenSpan | str:
+        """How much text one token stands for at most, or why that is not known."""
+        return token_span(self._tokenizer)
+
+    def least_tokens(self, text: str) -> int:
+        """No encoding of the text has fewer; 0 where `span` is not known. The text is not encoded."""
+        return self.span.least_tokens(text) if isinstance(self.span, TokenSpan) else 0
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Raises InvalidRequestError for what is no text."""
+        return self._encoding(text, add_special_tokens).ids
+
+    def encode_within(self, text: str, most: int, add_special_tokens: bool = True) -> list[int] | int:
+        """The ids, or their number if there are more than `most`. Raises InvalidRequestError for what is no text."""
+        encoding = self._encoding(text, add_special_tokens)
+        return len(encoding) if len(encoding) > most else encoding.ids
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> tokenizers.Encoding:
         try:
-            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) <= SHORT:
+                return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except (TypeError, ValueError) as error:  # a lone surrogate is not text
-            raise InvalidRequestError(f"{text!r:.200} is not valid Unicode text: {error}") from error
+            raise InvalidRequestError(f"{text[:200]!r} is not valid Unicode text: {error}") from error
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        if len(ids) <= SHORT:
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def spelling(self, token: int) -> str | None:
         """As the vocabulary has it, which need not be text; None beyond the ids of the tokenizer."""
@@ -78,11 +107,3 @@ class Tokenizer:
     def is_byte_token(self, token: int) -> bool:
         """Whether the token is one byte that the decoder joins with its neighbours (<0xE2>)."""
         return self._byte_fallback and BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
-
-
-def _has_byte_fallback(tokenizer: tokenizers.Tokenizer) -> bool:
-    if tokenizer.decoder is None:
-        return False
-    decoder = json.loads(tokenizer.decoder.__getstate__())  # its own: the whole with the vocabulary takes long
-    parts = decoder.get("decoders", [decoder])
-    return any(part.get("type") == "ByteFallback" for part in parts)

@@ -6,7 +6,7 @@ Nothing here holds the interpreter's lock for long: tokens are taken one by one,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from tensorwright.runtime.byte_alphabet import byte_alphabet
+from tensorwright.runtime.component_state import component_state, sequence_parts
 
 AT_ONCE = 2048  # tokens
 SPECIAL = b"\xff"  # before the bytes of a token that is no text, as llguidance marks it
@@ -59,7 +60,7 @@ def _is_special(entry: tokenizers.AddedToken) -> bool:
 
 def _speller(tokenizer: tokenizers.Tokenizer) -> Speller:
     """From a token as the vocabulary has it to its bytes; none for what is spelled wrongly."""
-    decoders = list(_parts(_state(tokenizer.decoder), "decoders"))
+    decoders = list(sequence_parts(component_state(tokenizer.decoder), "decoders"))
     kinds = [decoder["type"] for decoder in decoders]
     if "ByteFallback" in kinds:
         replaced = [part for part in decoders if part["type"] == "Replace" and part["content"] == " "]
@@ -108,35 +109,21 @@ def text_tokenizer(tokenizer: tokenizers.Tokenizer) -> Callable[[str], list[int]
 
 
 def _without_prepend(normalizer: Any) -> Any:
-    state = _state(normalizer)
-    if not any(part["type"] == "Prepend" for part in _parts(state, "normalizers")):
+    state = component_state(normalizer)
+    if not any(part["type"] == "Prepend" for part in sequence_parts(state, "normalizers")):
         return normalizer
-    kept = [part for part in _parts(state, "normalizers") if part["type"] != "Prepend"]
+    kept = [part for part in sequence_parts(state, "normalizers") if part["type"] != "Prepend"]
     return _restored(tokenizers.normalizers.Sequence([]), {"type": "Sequence", "normalizers": kept})
 
 
 def _without_prefix(pre_tokenizer: Any) -> Any:
-    parts = list(_parts(_state(pre_tokenizer), "pretokenizers"))
+    parts = list(sequence_parts(component_state(pre_tokenizer), "pretokenizers"))
     if not any(part["type"] == "Metaspace" for part in parts):
         return pre_tokenizer
     changed = [{**part, "prepend_scheme": "never"} if part["type"] == "Metaspace" else part for part in parts]
     return _restored(tokenizers.pre_tokenizers.Sequence([]), {"type": "Sequence", "pretokenizers": changed})
 
 
-def _state(component: Any) -> dict[str, Any]:
-    """What tokenizer.json has for it; {} for none."""
-    return {} if component is None else json.loads(component.__getstate__())
-
-
 def _restored(component: Any, state: dict[str, Any]) -> Any:
     component.__setstate__(json.dumps(state).encode())
     return component
-
-
-def _parts(state: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
-    """The component itself, or those of a sequence in it."""
-    if state.get("type") == "Sequence":
-        for part in state[key]:
-            yield from _parts(part, key)
-    elif state:
-        yield state

@@ -13,7 +13,7 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
-from tensorwright.runtime.prompts import TokenizedPrompt
+from tensorwright.runtime.prompts import RenderedPrompt
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest, ChatFields
 from tensorwright.runtime.server.completions import STREAMED
 from tensorwright.runtime.server.event_stream import EventStream
@@ -26,6 +26,7 @@ from tensorwright.runtime.server.requests import (
     finish_all,
     follow_all,
     start_all,
+    write_answer,
 )
 from tensorwright.runtime.server.responses import (
     ChatChoice,
@@ -58,11 +59,10 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
         [output] = await finish_all(handles, request.receive)
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED)
-    whole = await request.app.state.pools.answers.run(lambda: answer.whole(output).model_dump_json())
-    return Response(whole, media_type="application/json")
+    return await write_answer(request, lambda: answer.whole(output))
 
 
-def prompt_of(engine: TextEngine, body: ChatFields) -> TokenizedPrompt:
+def prompt_of(engine: TextEngine, body: ChatFields) -> RenderedPrompt:
     """By the model's chat template; it may take long."""
     llm = engine.llm
     if llm.chat_template is None and not llm.engine.chat_templates:

@@ -23,6 +23,7 @@ from tensorwright.runtime.server.requests import (
     finish_all,
     follow_all,
     start_all,
+    write_answer,
 )
 from tensorwright.runtime.server.responses import CompletionChoice, CompletionResponse
 from tensorwright.runtime.server.sampling import completion_params
@@ -48,8 +49,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
         outputs = await finish_all(handles, request.receive)
     except ClientGone:
         return Response(status_code=CLIENT_CLOSED)
-    whole = await request.app.state.pools.answers.run(lambda: answer.whole(outputs).model_dump_json())
-    return Response(whole, media_type="application/json")
+    return await write_answer(request, lambda: answer.whole(outputs))
 
 
 class CompletionAnswer:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tensorwright.runtime.server.deadline import Deadline
 from tensorwright.runtime.server.errors import ApiError
 from tensorwright.runtime.server.lifecycle import Lifecycle
 from tensorwright.runtime.server.options import ServerOptions
@@ -165,8 +166,8 @@ def _readable(body: bytes) -> object:
 
 
 class TimeGuard:
-    """Ends a request that takes too long: with an error, or, where an answer streams already, with an event and no
-    regular end. Whoever computes for it is cancelled."""
+    """Ends a request that takes too long and that the engine does not end (`deadline.py`): with an error, or, where an
+    answer streams already, with an event and no regular end. Whoever computes for it is cancelled."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions):
         self._app = app
@@ -186,6 +187,7 @@ class TimeGuard:
 
         try:
             async with asyncio.timeout(self._timeout) as limit:
+                scope.setdefault("state", {})["deadline"] = Deadline(self._timeout, limit)
                 await self._app(scope, receive, watched)
         except TimeoutError:
             if not limit.expired():

@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
+from pydantic import BaseModel
 from starlette.types import Receive
 
 from tensorwright.runtime.async_requests import RequestHandle
@@ -16,6 +17,7 @@ from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.prompts import Prompt
 from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.server.deadline import Deadline
 from tensorwright.runtime.server.pools import client_of
 from tensorwright.runtime.server.responses import CachedTokens, Usage
 
@@ -34,21 +36,33 @@ async def start_all(
     ClientGone if the client leaves before."""
     pools = request.app.state.pools
     pool = pools.text if params.guided_decoding is None else pools.grammar
-    client = client_of(request.scope)
-    return await unless_gone(
-        pool.run(_start, llm, make_prompts, params, client=client, late=abort_all), request.receive
-    )
+    deadline = getattr(request.state, "deadline", None)
+    starting = pool.run(_start, llm, make_prompts, params, deadline, client=client_of(request.scope), late=abort_all)
+    handles = await unless_gone(starting, request.receive)
+    if deadline is not None:
+        deadline.leave_to_engine()
+    return handles
 
 
-def _start(llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams) -> list[RequestHandle]:
+def _start(
+    llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams, deadline: Deadline | None
+) -> list[RequestHandle]:
     handles: list[RequestHandle] = []
     try:
         for prompt in make_prompts():
-            handles.append(llm.generate_async(prompt, params))
+            bounded = params if deadline is None else deadline.bound(params)
+            handles.append(llm.generate_async(prompt, bounded))
     except BaseException:
         abort_all(handles)
         raise
     return handles
+
+
+async def write_answer(request: Request, make: Callable[[], BaseModel]) -> Response:
+    """An answer in one piece. make: runs in a thread, as does what makes JSON of it."""
+    pool = request.app.state.pools.answers
+    text = await pool.run(lambda: make().model_dump_json(), client=client_of(request.scope))
+    return Response(text, media_type="application/json")
 
 
 def abort_all(handles: Sequence[RequestHandle]) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 
+from tensorwright.errors import PromptTooLongError
+from tensorwright.runtime.prompts import MOST_TEXT, encode_whole
 from tensorwright.runtime.server.chat import prompt_of
 from tensorwright.runtime.server.chat_request import ChatFields, Message
 from tensorwright.runtime.server.pools import client_of
@@ -82,6 +84,12 @@ def _tokenize(engine: TextEngine, body: TokenizeRequest) -> str:
 
 
 def _detokenize(engine: TextEngine, body: DetokenizeRequest) -> str:
+    most = MOST_TEXT * engine.llm.engine.max_seq_len
+    if len(body.tokens) > most:
+        raise PromptTooLongError(
+            f"tokens must be at most {most}, {MOST_TEXT} times the model's maximum context length, "
+            f"got {len(body.tokens)}"
+        )
     engine.check_ids(body.tokens)
     return DetokenizeResponse(prompt=engine.tokenizer.decode(body.tokens, False)).model_dump_json()
 
@@ -92,6 +100,6 @@ def _encode(engine: TextEngine, body: TokenizeRequest) -> list[int]:
         fields = ChatFields.model_construct(
             messages=body.messages, add_generation_prompt=start, chat_template_kwargs=body.chat_template_kwargs
         )
-        return prompt_of(engine, fields).ids
+        return encode_whole(prompt_of(engine, fields).text, engine.llm.engine, add_special_tokens=False)
     assert body.prompt is not None
-    return engine.tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+    return encode_whole(body.prompt, engine.llm.engine, body.add_special_tokens is not False)

@@ -1,8 +1,8 @@
 """A pool of threads of its own for one kind of work, with a queue that has a bound and is fair among clients.
 
 Nobody can end work that runs, so whatever is given to a pool must be bounded itself. What a pool adds: work of one kind
-takes no threads from another; work whose request is gone before it starts is dropped; a client whose work is slow
-delays another by one piece per thread, however many it sent; and how old the oldest running work is can be asked.
+takes no threads from another; work whose request is gone before it starts is dropped; one client has half of the
+threads at most, so that slow work of one never keeps another waiting; how old the oldest running work is can be asked.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tensorwright.errors import QueueFullError
+from tensorwright.runtime.panics import as_error
 
 T = TypeVar("T")
 
@@ -49,6 +50,7 @@ class WorkPool:
         self.name = name
         self._most_waiting = most_waiting
         self._clock = clock
+        self._share = max(1, threads // 2)  # of them, that may work for one client
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"tensorwright-{name}")
         self._lock = threading.Lock()
         self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()  # by client; whose turn it is comes first
@@ -102,9 +104,8 @@ class WorkPool:
                 displaced = self._make_room(job.client)
             self._lines.setdefault(job.client, deque()).append(job)
             self._waiting += 1
-        if displaced is None:
-            self._threads.submit(self._run_next)
-        elif displaced.future.set_running_or_notify_cancel():
+        self._threads.submit(self._run_next)
+        if displaced is not None and displaced.future.set_running_or_notify_cancel():
             displaced.future.set_exception(self._full())
 
     def _make_room(self, client: str) -> _Job:
@@ -130,45 +131,42 @@ class WorkPool:
         job.future.cancel()
 
     def _run_next(self) -> None:
-        """One was submitted for each job that was admitted; if that was dropped there is nothing to do."""
-        with self._lock:
-            job = self._take()
-            if job is None:
-                return
-            job.begun = self._clock()
-            self._running[job] = None
-        try:
-            _finish(job)
-        finally:
-            with self._lock:
-                del self._running[job]
+        """One was submitted for each job that was admitted. Whose turn it is not now runs after the one before."""
+        while (job := self._take()) is not None:
+            try:
+                _finish(job)
+            finally:
+                with self._lock:
+                    del self._running[job]
 
     def _take(self) -> _Job | None:
-        """The first job of the client that has the fewest running; of several such, the one whose turn it is."""
-        busy = [job.client for job in self._running]
-        while self._lines:
-            client = min(self._lines, key=busy.count)
-            line = self._lines[client]
-            job = line.popleft()
-            self._waiting -= 1
-            if line:
-                self._lines.move_to_end(client)
-            else:
-                del self._lines[client]
-            if job.future.set_running_or_notify_cancel():
-                return job
-        return None
+        """The first job of the client that has the fewest running; of several such, the one whose turn it is. Of no
+        client half of the threads work already."""
+        with self._lock:
+            busy = [job.client for job in self._running]
+            while self._lines:
+                client = min(self._lines, key=busy.count)
+                if busy.count(client) >= self._share:
+                    return None
+                line = self._lines[client]
+                job = line.popleft()
+                self._waiting -= 1
+                if line:
+                    self._lines.move_to_end(client)
+                else:
+                    del self._lines[client]
+                if job.future.set_running_or_notify_cancel():
+                    job.begun = self._clock()
+                    self._running[job] = None
+                    return job
+            return None
 
 
 def _finish(job: _Job) -> None:
     try:
         result = job.work()
-    except Exception as error:
-        job.future.set_exception(error)
-    except BaseException as error:  # a panic of an extension is no Exception, and would end the event loop's task
-        failure = RuntimeError(f"{type(error).__name__}: {error}")
-        failure.__cause__ = error
-        job.future.set_exception(failure)
+    except BaseException as error:  # a panic of a library is no Exception, and would end the event loop's task
+        job.future.set_exception(as_error(error))
     else:
         job.future.set_result(result)
 

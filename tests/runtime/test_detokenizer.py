@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tensorwright.runtime.byte_alphabet import byte_alphabet
 from tensorwright.runtime.detokenizer import REPLACEMENT, IncrementalDetokenizer
 from tensorwright.runtime.tokenizer import Tokenizer as EngineTokenizer
 
@@ -57,10 +56,18 @@ def fallback_decoder() -> decoders.Decoder:
     )
 
 
+def empty_tokens() -> EngineTokenizer:
+    """With a token whose text is empty."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "_": 1, "<unk>": 2}, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("_", ""), decoders.Fuse()])
+    return EngineTokenizer(tokenizer)
+
+
 TOKENIZERS = {
     "byte_level": byte_level(),
     "sentencepiece": sentencepiece(fallback_decoder()),
     "metaspace": sentencepiece(decoders.Metaspace()),
+    "empty": empty_tokens(),
 }
 
 
@@ -121,10 +128,48 @@ def test_pieces_join_to_the_whole(name: str, data: st.DataObject) -> None:
     assert "".join(pieces) == tokenizer.decode(ids, skip)
 
 
-def test_endless_garbage_costs_linear_time() -> None:
+@pytest.mark.parametrize("garbage", [b"\xe2", b"\x80", b"\xf0\x9f", b"a\xf0", b"\xc3\xff", b"\xf0\x9f\x99"])
+def test_garbage_is_given_out_as_it_comes(garbage: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more than a character's bytes are held back, and each step decodes a few tokens."""
     tokenizer = TOKENIZERS["byte_level"]
-    lone = next(id for id in range(256) if tokenizer.decode([id]) == REPLACEMENT)
-    start = time.perf_counter()
-    pieces = stream(tokenizer, [lone] * 20_000)
-    assert "".join(pieces) == REPLACEMENT * 20_000
-    assert time.perf_counter() - start < 5  # quadratic would be minutes
+    library = tokenizer.library
+    letters = {value: key for key, value in byte_alphabet().items()}
+    tokens = [library.token_to_id(letters[byte]) for byte in garbage * 300]
+    longest = count_decoded(monkeypatch)
+    detokenizer, text = IncrementalDetokenizer(tokenizer), ""
+    for number, token in enumerate(tokens):
+        text += detokenizer.push([token])
+        assert tokenizer.decode(tokens[: number + 1])[: len(text)] == text
+        assert len(text) >= len(tokenizer.decode(tokens[: max(0, number - 3)])) - 1
+    assert text + detokenizer.flush() == tokenizer.decode(tokens)
+    assert max(longest) <= 8
+
+
+def count_decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens of each text that a detokenizer decodes."""
+    sizes: list[int] = []
+    decode = IncrementalDetokenizer._decode
+
+    def noted(self: IncrementalDetokenizer, ids: list[int]) -> str:
+        sizes.append(len(ids))
+        return decode(self, ids)
+
+    monkeypatch.setattr(IncrementalDetokenizer, "_decode", noted)
+    return sizes
+
+
+ENDLESS = {
+    "byte_level": [162],  # <0xE2>, of which no character comes
+    "sentencepiece": [10 + 0xE3],  # <0xE2> likewise
+    "metaspace": [10 + 0xE3],
+    "empty": [1],
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_never_becomes_text_costs_linear_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = count_decoded(monkeypatch)
+    tokens = ENDLESS[name] * 20_000
+    pieces = stream(TOKENIZERS[name], tokens)
+    assert "".join(pieces) == TOKENIZERS[name].decode(tokens)
+    assert sum(sizes) < 20 * len(tokens)  # quadratic would be 10,000 times as many

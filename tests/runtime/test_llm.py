@@ -10,8 +10,9 @@ import pytest
 from support.fake_runtime import EOS, A, B, C, FakeEngine, ids, write_engine
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.prompts import TokenizedPrompt
+from tensorwright.runtime.prompts import RenderedPrompt
 from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.tokenizer import Tokenizer
 
 
 def test_one_prompt_gives_one_output(llm: LLM) -> None:
@@ -32,9 +33,15 @@ def test_a_list_gives_a_list_in_order(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
-def test_text_of_what_was_tokenized_before_is_only_carried_along(llm: LLM) -> None:
-    output = llm.generate(TokenizedPrompt("shown", [A]), SamplingParams(max_tokens=2))
-    assert (output.prompt, output.outputs[0].token_ids) == ("shown", [A, A])
+def test_what_a_template_made_gets_no_further_special_tokens(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    encode = Tokenizer.encode_within
+    monkeypatch.setattr(
+        Tokenizer, "encode_within", lambda self, text, most, add=True: asked.append(add) or encode(self, text, most)
+    )
+    outputs = llm.generate([RenderedPrompt("a"), "a"], SamplingParams(max_tokens=1))
+    assert asked == [False, True]
+    assert [output.prompt for output in outputs] == ["a", "a"]
 
 
 def test_params_per_prompt(llm: LLM, fake: FakeEngine) -> None:

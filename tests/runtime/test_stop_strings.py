@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.fake_runtime import FakeEngine
+from support.fake_runtime import FakeEngine, byte_tokenizer
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.llm import LLM
+from tensorwright.runtime.request_state import RequestState
 from tensorwright.runtime.sampling_params import SamplingParams
-from tensorwright.runtime.stop_strings import StopStrings
+from tensorwright.runtime.stop_strings import StopAutomaton, StopStrings
+from tensorwright.runtime.tokenizer import Tokenizer as EngineTokenizer
 
 text_of_ab = st.text("ab", max_size=12)
 
@@ -26,10 +28,67 @@ def search(text: str, stops: list[str], include: bool) -> tuple[str, str | None]
     return text, None
 
 
+class Definition:
+    """What StopStrings does, one stop string after the other."""
+
+    def __init__(self, stops: list[str], include: bool):
+        self.stops, self.include, self.held = stops, include, ""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        text = self.held + text
+        found = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
+            end, start, stop = min(found)
+            return text[: end if self.include else start], stop
+        ends = [text[start:] for start in range(len(text))]
+        self.held = next((end for end in ends if any(stop.startswith(end) for stop in self.stops)), "")
+        return text[: len(text) - len(self.held)], None
+
+
+MANY = st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=12)
+
+
+@settings(deadline=None)
+@given(st.lists(st.text("abc", max_size=5), max_size=12), MANY, st.booleans())
+def test_every_step_is_that_of_the_definition(pieces: list[str], stops: list[str], include: bool) -> None:
+    """What is given out, what is held back and where it ends."""
+    finder, definition = StopStrings(StopAutomaton(stops), include), Definition(stops, include)
+    for piece in pieces:
+        told = finder.push(piece)
+        assert told == definition.push(piece)
+        if told[1] is not None:
+            return
+    assert finder.flush() == definition.held
+
+
+def test_a_character_costs_the_same_with_many_stop_strings(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+    child = StopAutomaton._child
+
+    def counted(self: StopAutomaton, state: int, letter: str) -> int:
+        nonlocal steps
+        steps += 1
+        return child(self, state, letter)
+
+    text = ("ab" * 50 + "a" * 40 + "c") * 20
+    stops = ["a" * length + letter for length in range(1, 65) for letter in "xyz"]
+    finders = [StopStrings(StopAutomaton(each), False) for each in (["aax"], stops)]
+    monkeypatch.setattr(StopAutomaton, "_child", counted)
+    for finder in finders:
+        steps = 0
+        assert finder.push(text)[1] is None
+        assert steps <= 3 * len(text)
+
+
+def test_completions_of_a_request_share_an_automaton() -> None:
+    state = RequestState(1, None, [1], SamplingParams(n=3, stop=["a", "b"]), EngineTokenizer(byte_tokenizer()))
+    assert len({id(completion._stops._automaton) for completion in state.completions}) == 1  # type: ignore[union-attr]
+
+
 @given(st.lists(text_of_ab, max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.booleans())
 def test_the_cut_does_not_matter(pieces: list[str], stops: list[str], include: bool) -> None:
     expected = search("".join(pieces), stops, include)
-    finder, given_out, found = StopStrings(stops, include), "", None
+    finder, given_out, found = StopStrings(StopAutomaton(stops), include), "", None
     for piece in pieces:
         text, found = finder.push(piece)
         given_out += text

@@ -13,7 +13,7 @@ import pytest
 
 from support.served import completion
 from tensorwright import LLM
-from tensorwright.errors import QueueFullError
+from tensorwright.errors import LibraryError, QueueFullError
 from tensorwright.runtime.server.app import create_app
 from tensorwright.runtime.server.options import ServerOptions
 from tensorwright.runtime.server.work_pool import WorkPool
@@ -79,7 +79,7 @@ def test_a_panic_of_a_library_fails_its_request_alone() -> None:
         raise Panic("index out of bounds")
 
     async def scenario(pool: WorkPool, gate: threading.Event) -> None:
-        with pytest.raises(RuntimeError, match="Panic: index out of bounds"):
+        with pytest.raises(LibraryError, match="Panic: index out of bounds"):
             await pool.run(panic)
         assert await pool.run(lambda: 1) == 1
 
@@ -130,20 +130,18 @@ def test_clients_take_turns() -> None:
     assert order == ["many", "one", "many", "many"]
 
 
-def test_a_free_thread_goes_to_who_has_none() -> None:
-    order: list[str] = []
+def test_a_client_never_has_all_threads() -> None:
+    """What it sends beyond its half waits, and runs when its own is done; another's begins at once."""
 
     async def scenario(pool: WorkPool, gate: threading.Event) -> None:
-        second = threading.Event()
-        await occupy(pool, gate, "slow")
-        await occupy(pool, second, "other")
-        jobs = [await queue(pool, lambda: order.append("slow"), "slow")]
-        jobs += [await queue(pool, lambda: order.append("polite"), "polite")]
-        second.set()
-        await asyncio.gather(*jobs)
+        first = await occupy(pool, gate, "slow")
+        more = [await queue(pool, lambda: "slow", "slow") for _ in range(3)]
+        assert await pool.run(lambda: "polite", client="polite") == "polite"
+        assert (pool.state().running, pool.state().waiting) == (1, 3)
+        gate.set()
+        assert await asyncio.gather(first, *more) == [True, "slow", "slow", "slow"]
 
     play(scenario, threads=2)
-    assert order == ["polite", "slow"]
 
 
 def test_work_of_a_request_that_is_gone_never_begins() -> None:
@@ -182,9 +180,9 @@ def test_the_age_of_the_oldest_job() -> None:
 
     async def scenario(pool: WorkPool, gate: threading.Event) -> None:
         assert pool.state().oldest == 0
-        await occupy(pool, gate)
+        await occupy(pool, gate, "one")
         clock.now += 5
-        await occupy(pool, gate)
+        await occupy(pool, gate, "other")
         clock.now += 2
         assert pool.state().oldest == 7
         gate.set()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from fastapi import FastAPI
 
 from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import NumericalError
 from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.server import deadline
 from tensorwright.runtime.server.app import create_app
+from tensorwright.runtime.server.deadline import Deadline
 from tensorwright.runtime.server.options import ServerOptions
 
 PROMPTS = ["def read_file(", "日本語🙂", "class Node:\n    def __init__("]
@@ -108,21 +112,61 @@ def test_an_error_in_midstream_is_the_last_event(
         client.completions.create(model="pico", prompt=["x", "y"], max_tokens=100)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_time_limit_ends_the_engines_requests_too(llm: LLM, stream: bool) -> None:
-    app = create_app({"pico": llm}, ServerOptions(request_timeout=0.2))
-    body = {"model": "pico", "prompt": ["x", "y"], "max_tokens": 2000, "ignore_eos": True, "stream": stream}
-    aborted = llm.get_stats()["requests_aborted"]
-
+def ask_in_process(app: FastAPI, body: dict[str, Any]) -> httpx.Response:
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
             return await client.post("/v1/completions", json=body, timeout=60)
 
-    answer = asyncio.run(ask())
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_whose_time_is_up_ends_with_what_it_has(llm: LLM, stream: bool) -> None:
+    app = create_app({"pico": llm}, ServerOptions(request_timeout=1))
+    body = {"model": "pico", "prompt": ["x", "y"], "n": 8, "max_tokens": 2000, "ignore_eos": True, "stream": stream}
+    timed_out = llm.get_stats()["requests_timed_out"]
+    answer = ask_in_process(app, body)
+    assert answer.status_code == 200
+    if stream:
+        *events, done = answer.text.split("\n\n")[:-1]
+        assert done == "data: [DONE]"
+        choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    else:
+        choices = answer.json()["choices"]
+    ends = {choice["index"]: choice["finish_reason"] for choice in choices if choice["finish_reason"]}
+    assert ends == dict.fromkeys(range(16), "timeout")
+    assert llm.get_stats()["requests_timed_out"] == timed_out + 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_engine_that_does_not_end_a_request_in_time_is_not_waited_for(
+    llm: LLM, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Deadline, "bound", lambda self, params: params)
+    monkeypatch.setattr(deadline, "GRACE", 0.0)
+    app = create_app({"pico": llm}, ServerOptions(request_timeout=0.2))
+    body = {"model": "pico", "prompt": ["x", "y"], "max_tokens": 2000, "ignore_eos": True, "stream": stream}
+    aborted = llm.get_stats()["requests_aborted"]
+    answer = ask_in_process(app, body)
     assert answer.status_code == (200 if stream else 504)
     last = answer.text.split("\n\n")[-2].removeprefix("data: ") if stream else answer.text
     assert json.loads(last)["error"]["type"] == "timeout_error"
     wait_until(lambda: llm.get_stats()["requests_aborted"] == aborted + 2)
+
+
+def test_what_is_not_generating_when_its_time_is_up_gets_an_error(llm: LLM) -> None:
+    app = create_app({"pico": llm}, ServerOptions(request_timeout=0.2))
+    gate = threading.Event()
+    text, submitted = app.state.pools.text, llm.get_stats()["requests_aborted"]
+    for _ in range(8):  # all threads of the pool
+        text._threads.submit(gate.wait)
+    try:
+        answer = ask_in_process(app, {"model": "pico", "prompt": "x"})
+    finally:
+        gate.set()
+    assert (answer.status_code, answer.json()["error"]["type"]) == (504, "timeout_error")
+    assert text.state().waiting == 0
+    assert llm.get_stats()["requests_aborted"] == submitted
 
 
 def test_32_clients_at_once_get_what_each_would_get_alone(url: str, llm: LLM) -> None:
