@@ -155,7 +155,7 @@ def _id_list(ids: Any) -> list[int]:
 def _encode(text: str, engine: EngineDir, add_special_tokens: bool = True) -> list[int]:
     if engine.tokenizer is None:
         raise InvalidRequestError(
-            f"{engine.path} has no tokenizer, so a prompt must be token ids: {{'prompt_token_ids': [...]}}"
+            "the engine has no tokenizer, so a prompt must be token ids: {'prompt_token_ids': [...]}"
         )
     return engine.tokenizer.encode(text, add_special_tokens)
 
@@ -167,7 +167,7 @@ def _check_params(params: SamplingParams, engine: EngineDir) -> None:
         if (getattr(params, name) or 0) > engine.vocab_size:
             raise InvalidRequestError(f"{name} must be at most {engine.vocab_size}, got {getattr(params, name)}")
     if params.detokenize and engine.tokenizer is None:
-        raise InvalidRequestError(f"{engine.path} has no tokenizer: set detokenize=False and read token_ids")
+        raise InvalidRequestError("the engine has no tokenizer: set detokenize=False and read token_ids")
 
 
 def _check_tokens(name: str, tokens: Sequence[int], engine: EngineDir) -> None:
@@ -184,11 +184,11 @@ def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
             spellings[tuple(word)] = None
             continue
         if engine.tokenizer is None:
-            raise InvalidRequestError(f"{engine.path} has no tokenizer, so bad_words must be lists of token ids")
+            raise InvalidRequestError("the engine has no tokenizer, so bad_words must be lists of token ids")
         for text in (word, " " + word.lstrip()):
-            ids = _encode(text, engine, add_special_tokens=False)
-            check_count(f"bad_words: the tokens of {text!r}", ids, BAD_WORD_TOKENS, "tokens")
-            spellings[tuple(ids)] = None
+            spelled = _encode(text, engine, add_special_tokens=False)
+            check_count(f"bad_words: the tokens of {text!r}", spelled, BAD_WORD_TOKENS, "tokens")
+            spellings[tuple(spelled)] = None
     spellings.pop((), None)  # the tokenizer may leave nothing of a blank
     for ids in spellings:
         _check_tokens("bad_words", ids, engine)

@@ -8,7 +8,7 @@ import pytest
 
 from tensorwright import GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
-from tensorwright.runtime.guided.params import MAX_CHOICES, MAX_TEXT
+from tensorwright.runtime.request_bounds import GRAMMAR_CHOICES, GRAMMAR_LENGTH
 
 
 def deep() -> dict[str, Any]:
@@ -40,14 +40,23 @@ def deep() -> dict[str, Any]:
         ({"choice": "abc"}, "choice must be a list of texts"),
         ({"choice": ["a", ""]}, "choice must be a list of texts"),
         ({"choice": ["a", 5]}, "choice must be a list of texts, none empty, got 5"),
-        ({"regex": "a" * (MAX_TEXT + 1)}, f"regex must have at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
-        ({"choice": ["a" * MAX_TEXT, "b"]}, f"choice must have at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
-        ({"choice": ["a"] * (MAX_CHOICES + 1)}, f"choice must have at most {MAX_CHOICES} texts, got"),
-        ({"json": "{" + " " * 4 * MAX_TEXT + "}"}, "json, blanks included, must have at most"),
+        (
+            {"regex": "a" * (GRAMMAR_LENGTH + 1)},
+            f"regex must have at most {GRAMMAR_LENGTH} characters, got {GRAMMAR_LENGTH + 1}",
+        ),
+        (
+            {"choice": ["a" * GRAMMAR_LENGTH, "b"]},
+            f"choice must have at most {GRAMMAR_LENGTH} characters, got {GRAMMAR_LENGTH + 1}",
+        ),
+        ({"choice": ["a"] * (GRAMMAR_CHOICES + 1)}, f"choice must have at most {GRAMMAR_CHOICES} texts, got"),
+        ({"json": "{" + " " * 4 * GRAMMAR_LENGTH + "}"}, "json, blanks included, must have at most"),
         ({"whitespace_pattern": " "}, "exactly one of json, .* must be given, got none"),
         ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern must come with json or json_object, got regex"),
         ({"json_object": True, "whitespace_pattern": 5}, "whitespace_pattern must be a text or None, got 5"),
-        ({"json_object": True, "whitespace_pattern": " " * (MAX_TEXT + 1)}, "whitespace_pattern must have at most"),
+        (
+            {"json_object": True, "whitespace_pattern": " " * (GRAMMAR_LENGTH + 1)},
+            "whitespace_pattern must have at most",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
