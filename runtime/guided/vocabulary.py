@@ -40,7 +40,7 @@ class GuidedVocabulary:
             self.compiler, self.tokens = _read(engine.tokenizer.library, engine)
         except ValueError as error:
             raise InvalidRequestError(
-                f"llguidance cannot use the engine's tokenizer, so decoding cannot be guided: {error}"
+                f"llguidance cannot use this tokenizer, so decoding cannot be guided: {error}"
             ) from error
         self.library_words = (self.tokens.vocab_size + 31) // 32  # of a mask before trim()
         self._known = _bits(self.words, slice(0, engine.vocab_size))

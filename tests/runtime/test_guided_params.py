@@ -8,7 +8,8 @@ import pytest
 
 from tensorwright import GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
-from tensorwright.runtime.request_bounds import GRAMMAR_CHOICES, GRAMMAR_LENGTH
+from tensorwright.runtime.request_bounds import GRAMMAR_CHOICES as CHOICES
+from tensorwright.runtime.request_bounds import GRAMMAR_LENGTH as MOST
 
 
 def deep() -> dict[str, Any]:
@@ -41,20 +42,20 @@ def deep() -> dict[str, Any]:
         ({"choice": ["a", ""]}, "choice must be a list of texts"),
         ({"choice": ["a", 5]}, "choice must be a list of texts, none empty, got 5"),
         (
-            {"regex": "a" * (GRAMMAR_LENGTH + 1)},
-            f"regex must have at most {GRAMMAR_LENGTH} characters, got {GRAMMAR_LENGTH + 1}",
+            {"regex": "a" * (MOST + 1)},
+            f"regex must have at most {MOST} characters, got {MOST + 1}",
         ),
         (
-            {"choice": ["a" * GRAMMAR_LENGTH, "b"]},
-            f"choice must have at most {GRAMMAR_LENGTH} characters, got {GRAMMAR_LENGTH + 1}",
+            {"choice": ["a" * MOST, "b"]},
+            f"choice must have at most {MOST} characters, got {MOST + 1}",
         ),
-        ({"choice": ["a"] * (GRAMMAR_CHOICES + 1)}, f"choice must have at most {GRAMMAR_CHOICES} texts, got"),
-        ({"json": "{" + " " * 4 * GRAMMAR_LENGTH + "}"}, "json, blanks included, must have at most"),
+        ({"choice": ["a"] * (CHOICES + 1)}, f"choice must have at most {CHOICES} texts, got"),
+        ({"json": "{" + " " * 4 * MOST + "}"}, "json, blanks included, must have at most"),
         ({"whitespace_pattern": " "}, "exactly one of json, .* must be given, got none"),
         ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern must come with json or json_object, got regex"),
         ({"json_object": True, "whitespace_pattern": 5}, "whitespace_pattern must be a text or None, got 5"),
         (
-            {"json_object": True, "whitespace_pattern": " " * (GRAMMAR_LENGTH + 1)},
+            {"json_object": True, "whitespace_pattern": " " * (MOST + 1)},
             "whitespace_pattern must have at most",
         ),
     ],
