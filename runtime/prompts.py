@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.keywords import closest
-from tensorwright.runtime.parameter_checks import check_count, is_int
+from tensorwright.runtime.parameter_checks import check_count, is_int, shown
 from tensorwright.runtime.request_bounds import BAD_WORD_TOKENS
 from tensorwright.runtime.sampling_params import AtMost, SamplingParams
 
@@ -82,7 +82,7 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
     for position, token in enumerate(ids):
         if not is_int(token) or not 0 <= token < engine.vocab_size:
             raise InvalidRequestError(
-                f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {token!r} at {position}"
+                f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {shown(token)} at {position}"
             )
     _check_params(params, engine)
     if params.n > capacity.max_batch_size:
@@ -173,7 +173,7 @@ def _check_params(params: SamplingParams, engine: EngineDir) -> None:
 def _check_tokens(name: str, tokens: Sequence[int], engine: EngineDir) -> None:
     for token in tokens:
         if token >= engine.vocab_size:
-            raise InvalidRequestError(f"{name} must be below {engine.vocab_size}, got {token}")
+            raise InvalidRequestError(f"{name} must be below {engine.vocab_size}, got {shown(token)}")
 
 
 def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:

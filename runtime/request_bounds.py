@@ -53,7 +53,7 @@ LOGPROBS = 20
 """Likeliest tokens in each place, `logprobs` and `top_logprobs`."""
 PROMPTS = 2048
 """Texts or lists of ids in `prompt`; and never more than `--max-batch-size` and `--max-queue-size` together."""
-TOKENS = 2**19
+TOKENS = 2**18
 """Ids in a list of `prompt`, and in `tokens` of `/detokenize`."""
 BODY_LOGIT_BIASES = 4096
 """Entries of `logit_bias` in a body, and words in Triton's `embedding_bias_words`."""
@@ -74,5 +74,5 @@ BODY_DEPTH = 100
 """Lists and objects inside each other."""
 BODY_PARTS = 2**16
 """Lists, objects and texts in a body, all together; the key of an object is a text too."""
-BODY_VALUES = 2**19
+BODY_VALUES = 2**18
 """Values of a body, counted by the commas between them."""

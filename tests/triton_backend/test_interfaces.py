@@ -205,7 +205,7 @@ WRONG = [
         TEXT | {"embedding_bias_words": ["a" * 257], "embedding_bias_weights": [1.0]},
         "at most 256 characters of a word",
     ),
-    ("tokens", TOKENS | {"input_ids": np.ones(2**19 + 1, np.int32)}, "'input_ids' must hold at most 524288 values"),
+    ("tokens", TOKENS | {"input_ids": np.ones(2**18 + 1, np.int32)}, "'input_ids' must hold at most 262144 values"),
     ("tokens", TOKENS | {"stop_words_list": many_words(65, 2)}, "at most 64 words of several tokens"),
     ("tokens", TOKENS | {"stop_words_list": many_words(257, 1)}, "at most 256 words"),
     ("tokens", TOKENS | {"stop_words_list": many_words(1, 257)}, "at most 256 tokens of a word"),
