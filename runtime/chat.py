@@ -38,7 +38,7 @@ def chat_prompt(
     may look at, such as tools."""
     _check_messages(messages)
     if engine.tokenizer is None:
-        raise InvalidRequestError(f"{engine.path} has no tokenizer, so chat is not possible")
+        raise InvalidRequestError("the engine has no tokenizer, so chat is not possible")
     text = choose_template(engine, template, variables.get("tools"))
     given = {**named_tokens(*engine.tokenizer_settings), "tools": None, "documents": None, **variables}
     rendered = _render(text, messages, {"add_generation_prompt": add_generation_prompt}, given)
@@ -69,7 +69,7 @@ def choose_template(engine: EngineDir, asked: str | None, tools: Any) -> str:
         return named[DEFAULT]
     if named:
         raise InvalidRequestError(f"chat_template must name one of {', '.join(named)}: none of them is the default one")
-    raise InvalidRequestError(f"{engine.path} has no chat template: pass chat_template=, or use generate")
+    raise InvalidRequestError("the engine has no chat template: pass chat_template=, or use generate")
 
 
 def check_choice(engine: EngineDir, asked: str) -> None:

@@ -17,7 +17,7 @@ class LLMTokenizer:
         """InvalidRequestError for an engine that was built without a tokenizer."""
         if engine.tokenizer is None:
             raise InvalidRequestError(
-                f"{engine.path} has no tokenizer: prompts are token ids, and detokenize must be False"
+                "the engine has no tokenizer: prompts are token ids, and detokenize must be False"
             )
         self._tokenizer: Tokenizer = engine.tokenizer
         self._vocab_size = engine.vocab_size

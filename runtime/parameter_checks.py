@@ -11,7 +11,6 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime import request_bounds as bounds
 
 MAX_INT32 = 2**31 - 1
-MAX_BIAS = 1e6
 SHOWN_CHARACTERS = 200
 
 
@@ -71,7 +70,7 @@ def token_ids(name: str, value: Any, most: int) -> tuple[int, ...]:
 
 def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     """{token: bias}, or such pairs as this returns, sorted."""
-    must = f"a dict of token ids and numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, or -inf"
+    must = f"a dict of token ids and numbers from {-bounds.MAX_BIAS:g} to {bounds.MAX_BIAS:g}, or -inf"
     pairs: Iterable[Any] = () if value is None else value.items() if isinstance(value, dict) else value
     check(name, value, isinstance(value, (dict, tuple, type(None))), must)
     check_count(name, value or (), bounds.LOGIT_BIASES, "entries")
@@ -79,7 +78,7 @@ def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     for pair in pairs:
         check(name, pair, isinstance(pair, tuple) and len(pair) == 2 and is_int(pair[0]), must)
         check(name, pair, 0 <= pair[0] <= MAX_INT32, must)
-        check(name, pair, abs(real(pair[1])) <= MAX_BIAS or real(pair[1]) == -math.inf, must)
+        check(name, pair, abs(real(pair[1])) <= bounds.MAX_BIAS or real(pair[1]) == -math.inf, must)
         result[int(pair[0])] = float(pair[1])
     return tuple(sorted(result.items()))
 

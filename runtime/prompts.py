@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.keywords import closest
-from tensorwright.runtime.parameter_checks import check_count, is_int
+from tensorwright.runtime.parameter_checks import check_count, is_int, shown
 from tensorwright.runtime.request_bounds import BAD_WORD_TOKENS
 from tensorwright.runtime.sampling_params import AtMost, SamplingParams
 
@@ -86,7 +86,7 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
     for position, token in enumerate(ids):
         if not is_int(token) or not 0 <= token < engine.vocab_size:
             raise InvalidRequestError(
-                f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {token!r} at {position}"
+                f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {shown(token)} at {position}"
             )
     _check_params(params, engine)
     if params.n > capacity.max_batch_size:
@@ -213,7 +213,7 @@ def encode_whole(text: str, engine: EngineDir, add_special_tokens: bool = True) 
 def _tokenizer(engine: EngineDir) -> Tokenizer:
     if engine.tokenizer is None:
         raise InvalidRequestError(
-            f"{engine.path} has no tokenizer, so a prompt must be token ids: {{'prompt_token_ids': [...]}}"
+            "the engine has no tokenizer, so a prompt must be token ids: {'prompt_token_ids': [...]}"
         )
     return engine.tokenizer
 
@@ -225,13 +225,13 @@ def _check_params(params: SamplingParams, engine: EngineDir) -> None:
         if (getattr(params, name) or 0) > engine.vocab_size:
             raise InvalidRequestError(f"{name} must be at most {engine.vocab_size}, got {getattr(params, name)}")
     if params.detokenize and engine.tokenizer is None:
-        raise InvalidRequestError(f"{engine.path} has no tokenizer: set detokenize=False and read token_ids")
+        raise InvalidRequestError("the engine has no tokenizer: set detokenize=False and read token_ids")
 
 
 def _check_tokens(name: str, tokens: Sequence[int], engine: EngineDir) -> None:
     for token in tokens:
         if token >= engine.vocab_size:
-            raise InvalidRequestError(f"{name} must be below {engine.vocab_size}, got {token}")
+            raise InvalidRequestError(f"{name} must be below {engine.vocab_size}, got {shown(token)}")
 
 
 def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
@@ -242,7 +242,7 @@ def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
             spellings[tuple(word)] = None
             continue
         if engine.tokenizer is None:
-            raise InvalidRequestError(f"{engine.path} has no tokenizer, so bad_words must be lists of token ids")
+            raise InvalidRequestError("the engine has no tokenizer, so bad_words must be lists of token ids")
         for text in (word, " " + word.lstrip()):
             ids = engine.tokenizer.encode(text, add_special_tokens=False)
             check_count(f"bad_words: the tokens of {text!r}", ids, BAD_WORD_TOKENS, "tokens")

@@ -1,8 +1,8 @@
 """Every number that bounds a request, said once: for SamplingParams, the server's bodies and Triton's tensors alike.
 
-All are far above what clients send (OpenAI takes 4 stop strings, 2048 prompts and messages; vLLM 1024 biases and 128
-stop tokens), and low enough that a request at all of its bounds holds nobody up. Each one's docstring is its line in
-docs/serving.md.
+All are far above what clients send (OpenAI takes 4 stop strings, 2048 prompts and as many messages; vLLM 1024 biases
+and 128 stop tokens), and low enough that a request at all of its bounds holds nobody up. Each one's docstring is its
+line in docs/serving.md.
 """
 
 from __future__ import annotations
@@ -21,12 +21,29 @@ BAD_WORD_LENGTH = 256
 """Characters of a text in `bad_words`."""
 BAD_WORD_TOKENS = 64
 """Tokens of an entry of `bad_words`."""
-LOGIT_BIASES = 4096
-"""Entries of `logit_bias`."""
-GRAMMAR_LENGTH = 2**17
-"""Characters of a schema, a grammar or a regular expression, and of all choices together."""
+LOGIT_BIASES = 2**19
+"""Entries of `logit_bias` in Python, and numbers in Triton's `embedding_bias`: more than any vocabulary has."""
+GRAMMAR_LENGTH = 2**16
+"""Characters of a grammar, a regular expression, a schema without its blanks, and all choices together."""
+SCHEMA_LENGTH = 2**18
+"""Characters of a schema that comes as a text, blanks included."""
 GRAMMAR_CHOICES = 4096
 """Texts in `guided_choice`."""
+
+# --- Ranges of numbers. The sampler computes in single precision, which takes these.
+
+MAX_SEED = 2**64 - 1
+"""The largest `seed`."""
+TEMPERATURES = (1e-6, 1e6)
+"""`temperature`, besides 0."""
+PENALTIES = (-100.0, 100.0)
+"""`presence_penalty` and `frequency_penalty`."""
+REPETITION_PENALTIES = (0.01, 100.0)
+"""`repetition_penalty`."""
+MAX_BIAS = 1e6
+"""A number in `logit_bias`, above or below 0; -inf forbids the token."""
+MAX_TIMEOUT = 1e7
+"""Seconds of `timeout` in Python."""
 
 # --- What only a body of the server has.
 
@@ -35,15 +52,19 @@ COMPLETIONS = 128
 LOGPROBS = 20
 """Likeliest tokens in each place, `logprobs` and `top_logprobs`."""
 PROMPTS = 2048
-"""Texts or lists of ids in `prompt`."""
+"""Texts or lists of ids in `prompt`; and never more than `--max-batch-size` and `--max-queue-size` together."""
+TOKENS = 2**18
+"""Ids in a list of `prompt`, and in `tokens` of `/detokenize`."""
+BODY_LOGIT_BIASES = 4096
+"""Entries of `logit_bias` in a body, and words in Triton's `embedding_bias_words`."""
 MESSAGES = 2048
 """Messages of a conversation."""
 CONTENT_PARTS = 1024
 """Parts of a message's `content`."""
-TOKENS = 2**18
-"""Ids in `tokens` of `/detokenize`."""
+TEMPLATE_VALUES = 2**14
+"""Values in `chat_template_kwargs`, those in lists and objects counted one by one."""
 NAME_LENGTH = 1024
-"""Characters of a name: `model`, `user`, a message's or a schema's `name`."""
+"""Characters of `model`, of `user`, and of a message's or a schema's `name`."""
 
 # --- The JSON of a body, whatever it says.
 
@@ -51,7 +72,7 @@ BODY_KEYS = 100
 """Keys of a body, and of each message in it."""
 BODY_DEPTH = 100
 """Lists and objects inside each other."""
-BODY_OBJECTS = 2**14
-"""Objects and lists, all together."""
-BODY_VALUES = 2**19
-"""Values, those in lists and objects counted one by one."""
+BODY_PARTS = 2**16
+"""Lists, objects and texts in a body, all together; the key of an object is a text too."""
+BODY_VALUES = 2**18
+"""Values of a body, counted by the commas between them."""

@@ -10,9 +10,7 @@ from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.parameter_checks import MAX_INT32, check, check_int, check_range, real
 
-MAX_SEED = 2**64 - 1
 GUIDED = "GuidedDecodingParams or None"
-TEMPERATURES = (1e-6, 1e6)  # what the sampler's single precision takes, besides 0
 
 Words = tuple[str | tuple[int, ...], ...] | list[str | list[int]]
 Biases = dict[int, float] | tuple[tuple[int, float], ...]
@@ -97,12 +95,12 @@ class SamplingParams(StrictKeywords):
         self._check_lengths()
         self._check_distribution()
         if self.seed is not None:
-            check_int("seed", self.seed, 0, MAX_SEED, "an integer from 0 to 2**64 - 1, or None")
+            check_int("seed", self.seed, 0, bounds.MAX_SEED, "an integer from 0 to 2**64 - 1, or None")
         for name in ("logprobs", "prompt_logprobs"):
             if (count := getattr(self, name)) is not None:
                 check_int(name, count, 0, MAX_INT32, "an integer >= 0, or None")
         if self.timeout is not None:
-            check_range("timeout", self.timeout, 0, 1e7)
+            check_range("timeout", self.timeout, 0, bounds.MAX_TIMEOUT)
         check_int("priority", self.priority, -MAX_INT32, MAX_INT32, "a 32-bit integer")
         if self.truncate_prompt_tokens is not None:
             check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_INT32, "a positive integer or None")
@@ -126,15 +124,15 @@ class SamplingParams(StrictKeywords):
         check_int("min_tokens", self.min_tokens, 0, most, "an integer from 0 to max_tokens")
 
     def _check_distribution(self) -> None:
-        low, high = TEMPERATURES
+        low, high = bounds.TEMPERATURES
         heat = real(self.temperature)
         check("temperature", self.temperature, heat == 0 or low <= heat <= high, f"0 or from {low:g} to {high:g}")
         check_int("top_k", self.top_k, -1, MAX_INT32, "0 or -1 (all tokens) or a positive integer")
         check("top_p", self.top_p, 0 < real(self.top_p) <= 1, "above 0 and at most 1")
         check_range("min_p", self.min_p, 0, 1)
-        check_range("repetition_penalty", self.repetition_penalty, 0.01, 100)
-        check_range("presence_penalty", self.presence_penalty, -100, 100)
-        check_range("frequency_penalty", self.frequency_penalty, -100, 100)
+        check_range("repetition_penalty", self.repetition_penalty, *bounds.REPETITION_PENALTIES)
+        check_range("presence_penalty", self.presence_penalty, *bounds.PENALTIES)
+        check_range("frequency_penalty", self.frequency_penalty, *bounds.PENALTIES)
 
     @property
     def biases(self) -> list[tuple[int, float]]:

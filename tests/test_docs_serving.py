@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from itertools import pairwise
 
 from support.doc_words import FLAG, ROOT, Commands, Page
 from tensorwright.builder.cli import build_engine
-from tensorwright.runtime import metrics
+from tensorwright.runtime import metrics, request_bounds
 from tensorwright.runtime.cli import cli
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest
 from tensorwright.runtime.server.completion_request import CompletionRequest
@@ -42,6 +44,33 @@ def test_every_field_of_the_server_is_listed() -> None:
     wanted = {name for name, field in fields.items() if field.annotation is not type(None)}
     assert listed == wanted
     assert not [name for name in fields.keys() - wanted if f"`{name}`" not in refused]
+
+
+def bound_rows() -> list[str]:
+    """The table of bounds, as the module says them: each number's docstring, and the number."""
+    tree = ast.parse((ROOT / "runtime/request_bounds.py").read_text(encoding="utf-8")).body
+    rows = []
+    for assignment, text in pairwise(tree):
+        if isinstance(assignment, ast.Assign):
+            assert isinstance(text, ast.Expr), "every bound has its docstring below it"
+            (name,) = assignment.targets
+            assert isinstance(name, ast.Name)
+            value = getattr(request_bounds, name.id)
+            shown = f"{value[0]:g} to {value[1]:g}" if isinstance(value, tuple) else readable(value)
+            rows.append(f"| {' '.join(ast.literal_eval(text.value).split())} | {shown} |")
+    return rows
+
+
+def readable(value: float) -> str:
+    """2**64 - 1 and 1e+07 rather than their digits."""
+    power = f"2**{(value + 1).bit_length() - 1} - 1" if isinstance(value, int) and value > 2**60 else ""
+    return power or (f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def test_every_bound_of_a_request_is_listed_as_it_is() -> None:
+    _, _, rest = text_of("serving").partition("## Bounds\n")
+    table = re.findall(r"^\| .* \|$", rest.partition("\n## ")[0], re.MULTILINE)
+    assert table[1:] == bound_rows()
 
 
 def test_every_option_of_the_server_is_explained() -> None:

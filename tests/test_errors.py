@@ -32,6 +32,27 @@ def test_the_page_lists_every_class_and_no_other() -> None:
     assert all(issubclass(kind, TensorwrightError) and kind.__doc__ for kind in CLASSES.values())
 
 
+TOLD = {"InvalidRequestError", "PromptTooLongError", "UnknownModelError", "QueueFullError", "NumericalError"}
+"""What a server tells its clients word for word."""
+OF_COMMANDS = {"runtime/eval_command.py"}
+"""Whoever reads their errors has named the files."""
+
+
+def test_no_error_that_clients_are_told_names_a_file_of_the_server() -> None:
+    faults = []
+    for path in sorted((ROOT / "runtime").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TOLD:
+                shown = [
+                    part for text in ast.walk(node) if isinstance(text, ast.FormattedValue) for part in ast.walk(text)
+                ]
+                named = {getattr(part, "attr", getattr(part, "id", "")) for part in shown}
+                if named & {"path", "folder", "directory", "engine_dir"} and name not in OF_COMMANDS:
+                    faults.append(f"{name}:{node.lineno}")
+    assert not faults
+
+
 def test_the_page_says_what_each_class_is() -> None:
     for name, (also, code, when, remedy) in listed().items():
         parents = [base.__name__ for base in CLASSES[name].__bases__ if base is not TensorwrightError]

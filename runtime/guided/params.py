@@ -8,13 +8,11 @@ from typing import Any
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.keywords import StrictKeywords
+from tensorwright.runtime.parameter_checks import shown
+from tensorwright.runtime.request_bounds import GRAMMAR_CHOICES, GRAMMAR_LENGTH, SCHEMA_LENGTH
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 JSON_KINDS = ("json", "json_object")
-MAX_TEXT = 2**16
-"""Characters of a grammar, of a schema without its blanks, of a whitespace_pattern, and of all choices together."""
-MAX_CHOICES = 4096
-WRITTEN = 4  # times MAX_TEXT: what a schema's text may have before its blanks are taken out
 
 
 @dataclass(frozen=True)
@@ -26,14 +24,14 @@ class GuidedDecodingParams(StrictKeywords):
     json_object: True: the output is any JSON object.
     regex: a regular expression that the whole output matches, in the syntax of Rust's regex crate, without
         look-around.
-    choice: the output is one of these texts, at most 4096 of them.
+    choice: the output is one of these texts.
     grammar: a context-free grammar, as EBNF (`root ::= ...`, as llama.cpp and xgrammar take it) or as Lark
         (`start: ...`), told apart by `::=`.
     whitespace_pattern: with json or json_object, a regular expression of what stands at each place where JSON may have
         blanks, as in "" (none: the shortest JSON), "[ ]?" or "[\\n ]*"; it admits no character but JSON's four blanks.
         None: up to 20 of these.
 
-    Each may have at most 65,536 characters, a schema without its blanks, choices together.
+    How long each may be, and how many choices there may be, is in request_bounds.py.
 
     A value that cannot be meant raises InvalidRequestError, an unknown keyword InvalidOptionError. Whether an engine
     can follow it is found out when a request is submitted.
@@ -91,7 +89,7 @@ def _schema_text(schema: Any) -> str:
     """One spelling of each schema. The order of its keys stays, for that of the properties has a meaning."""
     must = "a JSON schema, as a dict or as the text of a JSON object"
     if isinstance(schema, str):
-        _check_length("json, blanks included,", len(schema), MAX_TEXT * WRITTEN)
+        _check_length("json, blanks included,", len(schema), SCHEMA_LENGTH)
     try:
         parsed = json_text.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(parsed, dict):
@@ -107,9 +105,9 @@ def _choices(choice: Any) -> tuple[str, ...]:
     must = "a list of texts, none empty"
     if not isinstance(choice, (list, tuple)) or not choice:
         raise _wrong("choice", must, choice)
-    if len(choice) > MAX_CHOICES:
+    if len(choice) > GRAMMAR_CHOICES:
         raise InvalidRequestError(
-            f"GuidedDecodingParams: choice must have at most {MAX_CHOICES} texts, got {len(choice)}"
+            f"GuidedDecodingParams: choice must have at most {GRAMMAR_CHOICES} texts, got {len(choice)}"
         )
     for text in choice:
         if not isinstance(text, str) or not text:
@@ -117,12 +115,10 @@ def _choices(choice: Any) -> tuple[str, ...]:
     return tuple(choice)
 
 
-def _check_length(name: str, length: int, most: int = MAX_TEXT) -> None:
+def _check_length(name: str, length: int, most: int = GRAMMAR_LENGTH) -> None:
     if length > most:
         raise InvalidRequestError(f"GuidedDecodingParams: {name} must have at most {most} characters, got {length}")
 
 
 def _wrong(name: str, must: str, value: Any) -> InvalidRequestError:
-    shown = repr(value)
-    shown = shown if len(shown) <= 200 else shown[:200] + "..."
-    return InvalidRequestError(f"GuidedDecodingParams: {name} must be {must}, got {shown}")
+    return InvalidRequestError(f"GuidedDecodingParams: {name} must be {must}, got {shown(value)}")

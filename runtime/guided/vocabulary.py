@@ -32,7 +32,7 @@ class GuidedVocabulary:
 
     def __init__(self, engine: EngineDir):
         if engine.tokenizer is None:
-            raise InvalidRequestError(f"{engine.path} has no tokenizer, which guided decoding needs")
+            raise InvalidRequestError("the engine has no tokenizer, which guided decoding needs")
         load_library()
         self.eos = engine.eos_token_ids
         self.words = (engine.vocab_size + 31) // 32  # of a mask
@@ -40,7 +40,7 @@ class GuidedVocabulary:
             self.compiler, self.tokens = _read(engine.tokenizer.library, engine)
         except ValueError as error:
             raise InvalidRequestError(
-                f"{engine.path}: llguidance cannot use this tokenizer, so decoding cannot be guided: {error}"
+                f"llguidance cannot use this tokenizer, so decoding cannot be guided: {error}"
             ) from error
         self.library_words = (self.tokens.vocab_size + 31) // 32  # of a mask before trim()
         self._known = _bits(self.words, slice(0, engine.vocab_size))

@@ -14,6 +14,7 @@ from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
 from tensorwright.runtime.prompts import RenderedPrompt
+from tensorwright.runtime.server.body_route import BodyRoute
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest, ChatFields
 from tensorwright.runtime.server.completions import STREAMED
 from tensorwright.runtime.server.event_stream import EventStream
@@ -41,7 +42,7 @@ from tensorwright.runtime.server.sampling import chat_params
 from tensorwright.runtime.server.shares import hold_places
 from tensorwright.runtime.server.text_engine import TextEngine, find_engine
 
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=BodyRoute)
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAMED)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from tensorwright.runtime.server.request_fields import MOST_LOGPROBS, Refused, SamplingFields, StrictModel
+from tensorwright.runtime import request_bounds as bounds
+from tensorwright.runtime.parameter_checks import shown
+from tensorwright.runtime.server.request_fields import (
+    OTHER,
+    TEXT,
+    TEXT_OR_OTHER,
+    Name,
+    Refused,
+    SamplingFields,
+    StrictModel,
+    weigh,
+)
 
 
 class TextPart(StrictModel):
@@ -16,18 +27,17 @@ class TextPart(StrictModel):
 
 
 def _refuse_media(value: Any) -> Any:
-    for part in value if isinstance(value, list) else []:
+    for part in value[: bounds.CONTENT_PARTS] if isinstance(value, list) else []:
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         if kind != "text":
-            raise PydanticCustomError(
-                "unsupported_part", "content parts of type {kind} are not supported, only text is", {"kind": repr(kind)}
-            )
+            words = "content parts of type {kind} are not supported, only text is"
+            raise PydanticCustomError("unsupported_part", words, {"kind": shown(kind)})
     return value
 
 
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextPart], Tag("parts")],
-    Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
+    Annotated[str, TEXT] | Annotated[list[TextPart], Field(max_length=bounds.CONTENT_PARTS, fail_fast=True), OTHER],
+    TEXT_OR_OTHER,
     BeforeValidator(_refuse_media),
 ]
 
@@ -37,7 +47,7 @@ class Message(StrictModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
-    name: str | None = None
+    name: Name | None = None
     tool_calls: Refused = None
     tool_call_id: Refused = None
     function_call: Refused = None
@@ -52,12 +62,22 @@ class Message(StrictModel):
         return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
 
 
+def _few_values(value: Any) -> Any:
+    if not weigh(value, bounds.TEMPLATE_VALUES, characters=False):
+        raise PydanticCustomError("too_long", "there must be at most {most} values", {"most": bounds.TEMPLATE_VALUES})
+    return value
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=bounds.MESSAGES, fail_fast=True)]
+TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_few_values)]
+
+
 class ChatFields(StrictModel):
     """What makes a prompt of messages. chat_template_kwargs: more variables for the model's chat template."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Messages
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
 
 class ChatCompletionRequest(SamplingFields, ChatFields):
@@ -66,8 +86,8 @@ class ChatCompletionRequest(SamplingFields, ChatFields):
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
-    modalities: list[Literal["text"]] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=bounds.LOGPROBS)
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     store: Literal[False] | None = None
     tool_choice: Literal["none"] | None = None

@@ -9,9 +9,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.server.body_route import BodyRoute
 from tensorwright.runtime.server.completion_request import CompletionRequest
 from tensorwright.runtime.server.event_stream import EventStream
 from tensorwright.runtime.server.logprobs import CompletionLogprobWriter, Table
@@ -31,7 +34,7 @@ from tensorwright.runtime.server.shares import hold_places
 from tensorwright.runtime.server.text_engine import TextEngine, find_engine
 
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
-router = APIRouter(tags=["openai"])
+router = APIRouter(tags=["openai"], route_class=BodyRoute)
 
 
 @router.post("/v1/completions", response_model=CompletionResponse, responses=STREAMED)
@@ -39,10 +42,12 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     """Continues texts. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
     params = completion_params(body, engine.llm.sampling_defaults)
-    hold_places(request, len(body.prompts) * params.n)
+    prompts = body.prompts
+    check_places(engine.llm, len(prompts))
+    hold_places(request, len(prompts) * params.n)
     answer = CompletionAnswer(engine, body, params)
     try:
-        handles = await start_all(request, engine.llm, lambda: body.prompts, params)
+        handles = await start_all(request, engine.llm, lambda: prompts, params)
         note_work(request, engine.name, handles)
         if body.stream:
             return EventStream(answer.events(handles), handles)
@@ -52,16 +57,26 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     return await write_answer(request, lambda: answer.whole(outputs))
 
 
+def check_places(llm: LLM, prompts: int) -> None:
+    """Raises InvalidRequestError for what has no place in this engine even if nobody else is there."""
+    options = llm.options
+    assert options.max_batch_size is not None  # an LLM has resolved it
+    places = options.max_batch_size + options.max_queue_size
+    if prompts > places:
+        raise InvalidRequestError(
+            f"prompt must have at most {places} prompts, for so many can run and wait here (max_batch_size and "
+            f"max_queue_size), got {prompts}: send them in several requests"
+        )
+
+
 class CompletionAnswer:
     """The answer to one request, at once or in pieces. Choice j of prompt i has the index i * n + j."""
 
     def __init__(self, engine: TextEngine, body: CompletionRequest, params: SamplingParams):
         self._engine = engine
         self._body = body
-        self._choices = [
-            ChoiceWriter(engine, body, params, index, index % params.n) for index in range(len(body.prompts) * params.n)
-        ]
-        self._n = params.n
+        self._params = params
+        self._writers: dict[int, list[ChoiceWriter]] = {}  # of the prompts that something came of
         self._head: dict[str, Any] = {
             "object": "text_completion",
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -89,8 +104,13 @@ class CompletionAnswer:
             yield CompletionResponse(**self._head, choices=[], usage=usage).model_dump_json(exclude_unset=True)
 
     def _news(self, number: int, output: RequestOutput) -> list[CompletionChoice]:
-        writers = self._choices[number * self._n : (number + 1) * self._n]
-        return [choice for writer in writers if (choice := writer.write(output)) is not None]
+        if number not in self._writers:
+            first = number * self._params.n
+            self._writers[number] = [
+                ChoiceWriter(self._engine, self._body, self._params, first + completion, completion)
+                for completion in range(self._params.n)
+            ]
+        return [choice for writer in self._writers[number] if (choice := writer.write(output)) is not None]
 
 
 class ChoiceWriter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -17,12 +18,16 @@ from tensorwright.errors import (
     EngineStoppedError,
     InvalidOptionError,
     InvalidRequestError,
+    NumericalError,
     PromptTooLongError,
     QueueFullError,
     RequestAbortedError,
     TensorwrightError,
     UnknownModelError,
 )
+
+log = logging.getLogger(__name__)
+SHOWN_PLACE = 100  # characters of a field's name, or of a header, that a client is told back
 
 
 @dataclass(frozen=True)
@@ -54,34 +59,39 @@ _KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (EngineStoppedError, 503, "service_unavailable_error", "engine_stopped"),
     (RequestAbortedError, 503, "service_unavailable_error", "request_aborted"),
+    (NumericalError, 500, "server_error", "NumericalError"),
 )
 
 
+def is_foreseen(error: BaseException) -> bool:
+    """Whether it is of the request or of the load, so that the client is told what it says. All else may name files
+    and devices of this machine: the log has it."""
+    return any(isinstance(error, kind) for kind, *_ in _KNOWN)
+
+
 def describe_error(error: BaseException, retry_after: int = 1) -> ApiError:
-    """How a client is told of an error. One that nobody foresaw shows nothing of itself; the log has it."""
+    """How a client is told of an error. What is not foreseen shows its class at most."""
     for kind, status, name, code in _KNOWN:
         if isinstance(error, kind):
             param = "model" if kind is UnknownModelError else None
             headers = {"retry-after": str(retry_after)} if status in (429, 503) else {}
             return ApiError(status, str(error), name, param, code, headers)
-    if isinstance(error, TensorwrightError):
-        return ApiError(500, str(error), "server_error", None, type(error).__name__)
-    return ApiError(500, "the server failed; its log says why", "server_error", None, "internal_error")
+    name = type(error).__name__ if isinstance(error, TensorwrightError) else "internal_error"
+    return ApiError(500, "the server failed; its log says why", "server_error", None, name)
 
 
 def describe_invalid(error: RequestValidationError) -> ApiError:
     """The first of what a body or a path has wrong, with its place; never what it held."""
     first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body must be JSON: {first.get('ctx', {}).get('error', first['msg'])}")
-    place = [str(part) for part in first["loc"] if part not in ("body", "path", "query")]
+    where = [str(part)[:SHOWN_PLACE] for part in first["loc"] if part not in ("body", "path", "query")]
+    place = [part for part in where if not part.startswith("<")]  # a tag, not a field
     param = ".".join(place) or None
     return ApiError(400, f"{param or 'the request'}: {first['msg']}", param=param)
 
 
-def _describe_media_type(request: Request) -> ApiError:
+def describe_media_type(request: Request) -> ApiError:
     """Of a body that was not read, since it does not say that it is JSON: then any web page could send it unasked."""
-    came = request.headers.get("content-type") or "none"
+    came = (request.headers.get("content-type") or "none")[:SHOWN_PLACE]
     return ApiError(415, f'a body must come with the header "Content-Type: application/json", got {came}')
 
 
@@ -96,12 +106,13 @@ def install_handlers(app: FastAPI) -> None:
     """Exceptions of handlers and of the framework. Those that nobody foresaw end in middleware.RequestLog."""
 
     async def on_ours(request: Request, error: Exception) -> JSONResponse:
+        if not is_foreseen(error):
+            log.error("a request failed", exc_info=error, extra={"facts": {"request_id": request.state.request_id}})
         return describe_error(error, request.app.state.options.retry_after).response()
 
     async def on_invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        unread = isinstance(error.body, bytes) and error.body
-        return (_describe_media_type(request) if unread else describe_invalid(error)).response()
+        return describe_invalid(error).response()
 
     async def on_http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)

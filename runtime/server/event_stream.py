@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tensorwright.errors import TensorwrightError
 from tensorwright.runtime.async_requests import RequestHandle
-from tensorwright.runtime.server.errors import describe_error
+from tensorwright.runtime.server.errors import describe_error, is_foreseen
 from tensorwright.runtime.server.requests import abort_all, wait_for_disconnect
 
 log = logging.getLogger(__name__)
@@ -58,6 +57,6 @@ class EventStream(Response):
                 yield event
             yield "[DONE]"
         except Exception as error:
-            if not isinstance(error, TensorwrightError):
+            if not is_foreseen(error):
                 log.exception("a stream failed")
             yield json.dumps(describe_error(error).body())

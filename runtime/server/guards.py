@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tensorwright.runtime.server.deadline import Deadline
 from tensorwright.runtime.server.errors import ApiError
+from tensorwright.runtime.server.json_shape import SMALL_BODY, check_shape
 from tensorwright.runtime.server.lifecycle import Lifecycle
 from tensorwright.runtime.server.options import ServerOptions
 
@@ -160,8 +161,11 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _readable(body: bytes) -> object:
-    with suppress(ValueError, RecursionError):
-        return json.loads(body)
+    """For the log: as JSON if it is small, and no deeper than a log line can hold; else the text as it came."""
+    if len(body) <= SMALL_BODY:
+        with suppress(ValueError):
+            check_shape(body)
+            return json.loads(body)
     return body.decode("utf-8", "replace")
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, model_validator
 
 from tensorwright.errors import PromptTooLongError
 from tensorwright.runtime.prompts import MOST_TEXT, encode_whole
+from tensorwright.runtime.request_bounds import TOKENS
+from tensorwright.runtime.server.body_route import BodyRoute
 from tensorwright.runtime.server.chat import prompt_of
-from tensorwright.runtime.server.chat_request import ChatFields, Message
+from tensorwright.runtime.server.chat_request import ChatFields, Messages, TemplateVariables
 from tensorwright.runtime.server.pools import client_of
-from tensorwright.runtime.server.request_fields import StrictModel
+from tensorwright.runtime.server.request_fields import Name, StrictModel
 from tensorwright.runtime.server.requests import CLIENT_CLOSED, ClientGone, unless_gone
 from tensorwright.runtime.server.responses import DetokenizeResponse, TokenizeResponse
 from tensorwright.runtime.server.text_engine import TextEngine, find_engine
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], route_class=BodyRoute)
 
 
 class TokenizeRequest(StrictModel):
@@ -28,12 +30,12 @@ class TokenizeRequest(StrictModel):
     prompt; a chat template writes its own. return_token_strs: the tokens as the vocabulary spells them, too.
     """
 
-    model: str | None = None
+    model: Name | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, object] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     return_token_strs: bool = False
 
     @model_validator(mode="after")
@@ -50,8 +52,8 @@ class TokenizeRequest(StrictModel):
 class DetokenizeRequest(StrictModel):
     """model: may be left out where there is one alone."""
 
-    model: str | None = None
-    tokens: list[int]
+    model: Name | None = None
+    tokens: Annotated[list[int], Field(max_length=TOKENS, fail_fast=True)]
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)

@@ -14,6 +14,7 @@ import numpy as np
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.generation_defaults import shapes_distribution, without_length
+from tensorwright.runtime.request_bounds import PROMPTS, STOP_STRINGS
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton.perf import perf_outputs
 from tensorwright.runtime.triton.refusals import REFUSED_LLMAPI, check_refused
@@ -65,13 +66,14 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
         "max_tokens": row.integer(PREFIX + "max_tokens") or DEFAULT_MAX_TOKENS,
         "frequency_penalty": row.number(PREFIX + "frequency_penalty"),
         "presence_penalty": row.number(PREFIX + "presence_penalty"),
-        "stop": row.texts(PREFIX + "stop"),
+        "stop": row.texts(PREFIX + "stop", STOP_STRINGS),
         "seed": row.integer(PREFIX + "seed"),
         "logprobs": 0 if row.flag("return_cumulative_logprob") else None,
     }
     given = {name: value for name, value in fields.items() if value is not None}
     params = SamplingParams(**{**without_length(defaults), **given})
-    return Job(row.texts("text_input")[0] if row.texts("text_input") else "", params, _asked(row, exclude_input))
+    texts = row.texts("text_input", PROMPTS)
+    return Job(texts[0] if texts else "", params, _asked(row, exclude_input))
 
 
 def _asked(row: Row, exclude_input: bool) -> Asked:

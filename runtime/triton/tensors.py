@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.parameter_checks import shown
+from tensorwright.runtime.request_bounds import BAD_WORD_TOKENS
 
 NUMPY: dict[str, Any] = {
     "STRING": np.object_,
@@ -85,33 +87,40 @@ class Row:
         value = self._one(name, "OSU")
         return None if value is None else _decode(name, value)
 
-    def texts(self, name: str) -> list[str]:
-        """All of them but the empty ones, with which clients fill up rows of unequal length."""
-        found = [_decode(name, value) for value in self._all(name, "OSU")]
+    def texts(self, name: str, most: int) -> list[str]:
+        """All of them but the empty ones, with which clients fill up rows of unequal length. most: values, empty ones
+        included, as for all lists here."""
+        found = [_decode(name, value) for value in self._all(name, "OSU", most)]
         return [text for text in found if text]
 
-    def integers(self, name: str) -> list[int]:
-        return [int(value) for value in self._all(name, "iu")]
+    def integers(self, name: str, most: int) -> list[int]:
+        return [int(value) for value in self._all(name, "iu", most)]
 
-    def numbers(self, name: str) -> list[float]:
-        return [float(value) for value in self._all(name, "f")]
+    def numbers(self, name: str, most: int) -> list[float]:
+        return [float(value) for value in self._all(name, "f", most)]
 
     def array(self, name: str) -> np.ndarray | None:
         return self._values[name] if self.has(name) else None
 
-    def _all(self, name: str, kinds: str) -> list[Any]:
+    def _all(self, name: str, kinds: str, most: int) -> list[Any]:
         if not self.has(name):
             return []
         value = self._values[name]
         if value.dtype.kind not in kinds:
             raise InvalidRequestError(f"input {name!r} has the wrong type, {value.dtype}")
+        check_size(name, value.size, most, "values")
         return list(value.reshape(-1))
 
     def _one(self, name: str, kinds: str) -> Any:
-        found = self._all(name, kinds)
-        if len(found) > 1:
-            raise InvalidRequestError(f"input {name!r} must hold one value per prompt, got {len(found)}")
-        return found[0] if found else None
+        if self.has(name) and self._values[name].size > 1:
+            raise InvalidRequestError(f"input {name!r} must hold one value per prompt, got {self._values[name].size}")
+        return next(iter(self._all(name, kinds, 1)), None)
+
+
+def check_size(name: str, size: int, most: int, what: str) -> None:
+    """Before any work for each of so many. what: they are, in the plural."""
+    if size > most:
+        raise InvalidRequestError(f"input {name!r} must hold at most {most} {what} per prompt, got {size}")
 
 
 def _decode(name: str, value: Any) -> str:
@@ -123,15 +132,17 @@ def _decode(name: str, value: Any) -> str:
         raise InvalidRequestError(f"input {name!r} must be UTF-8 text: {error}") from error
 
 
-def word_list(row: Row, name: str) -> list[list[int]]:
+def word_list(row: Row, name: str, most: int) -> list[list[int]]:
     """Words as token ids out of TensorRT-LLM's [2, n] encoding: the ids of all words one after the other, and below
-    them where each word ends, filled up with -1."""
+    them where each word ends, filled up with -1. most: words."""
     value = row.array(name)
     if value is None:
         return []
     if value.dtype.kind not in "iu" or value.ndim < 2 or value.shape[-2] != 2 or value.size != 2 * value.shape[-1]:
         raise InvalidRequestError(f"input {name!r} must be INT32 of shape [2, n] per prompt, got {list(value.shape)}")
+    check_size(name, value.size, 2 * most * BAD_WORD_TOKENS, "numbers")
     flat, ends = value.reshape(2, -1).tolist()
+    check_size(name, sum(end != -1 for end in ends), most, "words")
     words, begin = [], 0
     for end in ends:
         if end == -1:
@@ -139,7 +150,7 @@ def word_list(row: Row, name: str) -> list[list[int]]:
         if not begin < end <= len(flat):
             raise InvalidRequestError(
                 f"input {name!r}: its second row must hold the ends of words, rising from 1 to at most {len(flat)}, "
-                f"then -1, got {ends}"
+                f"then -1, got {shown(ends)}"
             )
         words.append(flat[begin:end])
         begin = end

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime import request_bounds as bounds
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton import replies, sampling_inputs
 from tensorwright.runtime.triton.refusals import REFUSED_TEXT
 from tensorwright.runtime.triton.replies import Asked, Job, Part, shared_outputs, text_array
 from tensorwright.runtime.triton.sampling_inputs import sampling_fields
-from tensorwright.runtime.triton.tensors import Row, Tensor, tensors
+from tensorwright.runtime.triton.tensors import Row, Tensor, check_size, tensors
 
 INPUTS: tuple[Tensor, ...] = (
     Tensor("text_input", "STRING", required=True),
@@ -41,8 +42,9 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     row.require("max_tokens", "text")
     fields: dict[str, Any] = sampling_fields(row, "top_k", "top_p", defaults)
     fields["max_tokens"] = row.integer("max_tokens")
-    fields["bad_words"] = row.texts("bad_words")
-    fields["stop"], fields["include_stop_str_in_output"] = row.texts("stop_words"), True
+    fields["bad_words"] = row.texts("bad_words", bounds.BAD_WORDS)
+    fields["stop"] = row.texts("stop_words", bounds.STOP_STRINGS)
+    fields["include_stop_str_in_output"] = True
     fields["logit_bias"] = _biases(row, engine)
     asked = Asked.of(row, row.flag("stream"), exclude_input, write)
     return Job(row.text("text_input") or "", SamplingParams(**fields), asked)
@@ -55,7 +57,9 @@ def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
 
 def _biases(row: Row, engine: EngineDir) -> dict[int, float] | None:
     """Each weight goes to every token of its word."""
-    words, weights = row.texts("embedding_bias_words"), row.numbers("embedding_bias_weights")
+    most = bounds.BODY_LOGIT_BIASES
+    words = row.texts("embedding_bias_words", most)
+    weights = row.numbers("embedding_bias_weights", most)
     if len(words) != len(weights):
         raise InvalidRequestError(
             f"inputs 'embedding_bias_words' and 'embedding_bias_weights' must be as many, got {len(words)} and "
@@ -64,9 +68,10 @@ def _biases(row: Row, engine: EngineDir) -> dict[int, float] | None:
     if not words:
         return None
     if engine.tokenizer is None:
-        raise InvalidRequestError(f"input 'embedding_bias_words' needs a tokenizer, and {engine.path.name} has none")
+        raise InvalidRequestError("input 'embedding_bias_words' needs a tokenizer, and the engine has none")
     biases: dict[int, float] = {}
     for word, weight in zip(words, weights, strict=True):
+        check_size("embedding_bias_words", len(word), bounds.BAD_WORD_LENGTH, "characters of a word")
         for token in dict.fromkeys(engine.tokenizer.encode(word, add_special_tokens=False)):
             biases[token] = biases.get(token, 0.0) + weight
     return biases

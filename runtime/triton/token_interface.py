@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime import request_bounds as bounds
 from tensorwright.runtime.engine_dir import EngineDir
+from tensorwright.runtime.parameter_checks import shown
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton import replies, sampling_inputs
 from tensorwright.runtime.triton.refusals import REFUSED_TOKENS
 from tensorwright.runtime.triton.replies import Asked, Job, Part, shared_outputs
 from tensorwright.runtime.triton.sampling_inputs import sampling_fields
-from tensorwright.runtime.triton.tensors import Row, Tensor, tensors, word_list
+from tensorwright.runtime.triton.tensors import Row, Tensor, check_size, tensors, word_list
 
 INPUTS: tuple[Tensor, ...] = (
     Tensor("input_ids", "INT32", (-1,)),  # needed, but optional for the server, as it is in TensorRT-LLM's
@@ -46,15 +48,16 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     sampling."""
     for name in ("input_ids", "input_lengths", "request_output_len"):
         row.require(name, "token")
-    ids, length = row.integers("input_ids"), row.integer("input_lengths")
+    ids, length = row.integers("input_ids", bounds.TOKENS), row.integer("input_lengths")
     assert length is not None
     if not 0 < length <= len(ids):
         raise InvalidRequestError(f"input 'input_lengths' must be from 1 to {len(ids)}, as input_ids has, got {length}")
     fields: dict[str, Any] = sampling_fields(row, "runtime_top_k", "runtime_top_p", defaults)
     fields["max_tokens"] = row.integer("request_output_len")
-    fields["bad_words"] = word_list(row, "bad_words_list")
+    fields["bad_words"] = word_list(row, "bad_words_list", bounds.BAD_WORDS)
     fields["logit_bias"] = _biases(row, engine)
-    fields |= _stops(word_list(row, "stop_words_list"), fields.get("stop_token_ids", []), engine)
+    stops = word_list(row, "stop_words_list", bounds.STOP_TOKEN_IDS)
+    fields |= _stops(stops, fields.get("stop_token_ids", []), engine)
     asked = Asked.of(row, row.flag("streaming"), exclude_input, write)
     asked.pad = _pad(row)
     return Job({"prompt_token_ids": ids[:length]}, SamplingParams(**fields), asked)
@@ -80,24 +83,28 @@ def _stops(words: list[list[int]], tokens: list[int], engine: EngineDir) -> dict
     the text is followed only if there are such."""
     single = [word[0] for word in words if len(word) == 1]
     longer = [word for word in words if len(word) > 1]
+    check_size("stop_words_list", len(longer), bounds.STOP_STRINGS, "words of several tokens")
+    check_size("stop_words_list", max(map(len, longer), default=0), bounds.STOP_LENGTH, "tokens of a word")
     result: dict[str, Any] = {"stop_token_ids": [*tokens, *single], "detokenize": bool(longer)}
     if not longer:
         return result
     if engine.tokenizer is None:
         raise InvalidRequestError(
-            f"input 'stop_words_list': words of several tokens need a tokenizer, and {engine.path.name} has none"
+            "input 'stop_words_list': words of several tokens need a tokenizer, and the engine has none"
         )
     for word in longer:
         if not all(0 <= token < engine.vocab_size for token in word):
-            raise InvalidRequestError(f"input 'stop_words_list' must hold ids below {engine.vocab_size}, got {word}")
+            raise InvalidRequestError(
+                f"input 'stop_words_list' must hold ids below {engine.vocab_size}, got {shown(word)}"
+            )
     texts = [engine.tokenizer.decode(word, skip_special_tokens=False) for word in longer]
     if any(not text or "\ufffd" in text for text in texts):
-        raise InvalidRequestError(f"input 'stop_words_list' must hold words that are whole text, got {longer}")
+        raise InvalidRequestError(f"input 'stop_words_list' must hold words that are whole text, got {shown(longer)}")
     return result | {"stop": texts, "skip_special_tokens": False}
 
 
 def _biases(row: Row, engine: EngineDir) -> dict[int, float] | None:
-    biases = row.numbers("embedding_bias")
+    biases = row.numbers("embedding_bias", bounds.LOGIT_BIASES)
     if not biases:
         return None
     if len(biases) != engine.vocab_size:

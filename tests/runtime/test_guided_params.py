@@ -8,7 +8,8 @@ import pytest
 
 from tensorwright import GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
-from tensorwright.runtime.guided.params import MAX_CHOICES, MAX_TEXT
+from tensorwright.runtime.request_bounds import GRAMMAR_CHOICES as CHOICES
+from tensorwright.runtime.request_bounds import GRAMMAR_LENGTH as MOST
 
 
 def deep() -> dict[str, Any]:
@@ -40,14 +41,23 @@ def deep() -> dict[str, Any]:
         ({"choice": "abc"}, "choice must be a list of texts"),
         ({"choice": ["a", ""]}, "choice must be a list of texts"),
         ({"choice": ["a", 5]}, "choice must be a list of texts, none empty, got 5"),
-        ({"regex": "a" * (MAX_TEXT + 1)}, f"regex must have at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
-        ({"choice": ["a" * MAX_TEXT, "b"]}, f"choice must have at most {MAX_TEXT} characters, got {MAX_TEXT + 1}"),
-        ({"choice": ["a"] * (MAX_CHOICES + 1)}, f"choice must have at most {MAX_CHOICES} texts, got"),
-        ({"json": "{" + " " * 4 * MAX_TEXT + "}"}, "json, blanks included, must have at most"),
+        (
+            {"regex": "a" * (MOST + 1)},
+            f"regex must have at most {MOST} characters, got {MOST + 1}",
+        ),
+        (
+            {"choice": ["a" * MOST, "b"]},
+            f"choice must have at most {MOST} characters, got {MOST + 1}",
+        ),
+        ({"choice": ["a"] * (CHOICES + 1)}, f"choice must have at most {CHOICES} texts, got"),
+        ({"json": "{" + " " * 4 * MOST + "}"}, "json, blanks included, must have at most"),
         ({"whitespace_pattern": " "}, "exactly one of json, .* must be given, got none"),
         ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern must come with json or json_object, got regex"),
         ({"json_object": True, "whitespace_pattern": 5}, "whitespace_pattern must be a text or None, got 5"),
-        ({"json_object": True, "whitespace_pattern": " " * (MAX_TEXT + 1)}, "whitespace_pattern must have at most"),
+        (
+            {"json_object": True, "whitespace_pattern": " " * (MOST + 1)},
+            "whitespace_pattern must have at most",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

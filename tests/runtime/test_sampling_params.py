@@ -107,7 +107,7 @@ AT_THE_BOUNDS: list[tuple[str, Any, Any]] = [
     ("bad_words", [[1] * bounds.BAD_WORD_TOKENS], [[1] * (bounds.BAD_WORD_TOKENS + 1)]),
     ("bad_words", ["a" * bounds.BAD_WORD_LENGTH], ["a" * (bounds.BAD_WORD_LENGTH + 1)]),
     ("stop", ["a" * bounds.STOP_LENGTH], "a" * (bounds.STOP_LENGTH + 1)),
-    ("logit_bias", {token: 1 for token in range(bounds.LOGIT_BIASES)}, {-1: 1}),
+    ("logit_bias", dict.fromkeys(range(bounds.LOGIT_BIASES), 1), {-1: 1}),
 ]
 
 
@@ -127,18 +127,20 @@ HUGE = 10**5000
 
 @pytest.mark.parametrize(
     "odd",
-    [HUGE, -HUGE, "a" * 10**6, [1] * 10**6, {token: "a" for token in range(5000)}, [HUGE], {HUGE: 1.0}, {1: HUGE},
+    [HUGE, -HUGE, "a" * 10**6, [1] * 10**6, dict.fromkeys(range(5000), "a"), [HUGE], {HUGE: 1.0}, {1: HUGE},
      [[HUGE]], Fraction(HUGE), object, float("nan"), "\ud800"],
     ids=lambda odd: type(odd).__name__,
 )  # fmt: skip
 def test_the_oddest_values_end_typed_and_short(odd: Any) -> None:
     """Whatever stands in any field: it is taken, or InvalidRequestError names the field in a line that one can read."""
     for field in dataclasses.fields(SamplingParams):
+        message = field.name
         try:
             SamplingParams(**{field.name: odd})
         except InvalidRequestError as error:
-            assert field.name in str(error)
-            assert len(str(error)) < 500
+            message = str(error)
+        assert field.name in message
+        assert len(message) < 500
 
 
 def test_unknown_keyword_names_the_closest() -> None:

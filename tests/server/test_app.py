@@ -15,7 +15,7 @@ from fastapi.responses import StreamingResponse
 
 from support.served import completion
 from tensorwright import LLM
-from tensorwright.errors import InvalidOptionError, NumericalError
+from tensorwright.errors import EngineError, InvalidOptionError, NumericalError
 from tensorwright.runtime.server.app import create_app
 from tensorwright.runtime.server.options import ServerOptions
 
@@ -30,6 +30,11 @@ async def fault() -> None:
 @faulty.get("/numbers")
 async def numbers() -> None:
     raise NumericalError("logits are NaN")
+
+
+@faulty.get("/files")
+async def files() -> None:
+    raise EngineError("/srv/engines/pico/config.json: altered")
 
 
 @faulty.get("/half")
@@ -67,6 +72,10 @@ def test_a_fault_shows_nothing_but_its_id(llm: LLM, caplog: pytest.LogCaptureFix
     assert [record.facts for record in failed] == [{"request_id": "abc"}]  # type: ignore[attr-defined]
     told = call(app, "GET", "/numbers").json()["error"]
     assert (told["code"], told["message"]) == ("NumericalError", "logits are NaN")
+    caplog.clear()
+    told = call(app, "GET", "/files").json()["error"]
+    assert (told["code"], told["message"]) == ("EngineError", "the server failed; its log says why")
+    assert "/srv/engines/pico" in caplog.text
 
 
 def test_an_answer_that_fails_half_way_is_not_ended_as_if_whole(llm: LLM) -> None:

@@ -360,6 +360,15 @@ def test_with_log_prompts_bodies_are_in_the_log(open_served: Served) -> None:
     assert open_served.log_line("open-2")["body"].endswith("{")
 
 
+@pytest.mark.parametrize("depth", [50, 101, 963, 9000])
+def test_no_body_is_too_deep_or_too_large_for_its_line_in_the_log(open_served: Served, depth: int) -> None:
+    body = b'{"prompt": "a", "user": ' + b"[" * depth + b"]" * depth + b"}"
+    for name, sent in ((f"deep-{depth}", body), (f"large-{depth}", body + b" " * 2**16)):
+        open_served.client.post("/v1/completions", content=sent, headers={**JSON, "x-request-id": name})
+        logged = open_served.log_line(name)["body"]
+        assert logged == (json.loads(body) if sent is body and depth < 100 else sent.decode())
+
+
 def test_with_quiet_probes_only_those_that_fail_leave_a_line(served: Served, open_served: Served) -> None:
     """The server without keys was told so, the other one was not."""
     for path in ("/health", "/ready", "/metrics"):

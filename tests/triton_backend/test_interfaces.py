@@ -162,6 +162,13 @@ def test_llmapi_inputs(values: dict[str, Any], fields: dict[str, Any]) -> None:
     assert read("llmapi", LLMAPI | values, batched=False).params == SamplingParams(**fields)
 
 
+def many_words(count: int, length: int) -> np.ndarray:
+    """Of TensorRT-LLM's form, [2, n]."""
+    ends = np.full(count * length, -1, np.int32)
+    ends[:count] = np.arange(1, count + 1) * length
+    return np.stack([np.full(count * length, 97, np.int32), ends])
+
+
 WRONG = [
     ("text", TEXT | {"beam_width": 2}, "'beam_width' must be 1, got 2: beam search"),
     ("text", TEXT | {"temperature": -1.0}, "temperature must be 0 or from"),
@@ -185,6 +192,27 @@ WRONG = [
         TOKENS | {"stop_words_list": np.array([[spell("é")[0]] * 2, [2, -1]], np.int32)},
         "words that are whole text",
     ),
+    ("text", TEXT | {"stop_words": ["a"] * 65}, "'stop_words' must hold at most 64 values per prompt, got 65"),
+    ("text", TEXT | {"stop_words": ["a" * 257]}, "stop must have at most 256 characters, got 257"),
+    ("text", TEXT | {"bad_words": ["a"] * 1025}, "'bad_words' must hold at most 1024 values"),
+    (
+        "text",
+        TEXT | {"embedding_bias_words": ["a"] * 4097, "embedding_bias_weights": [1.0] * 4097},
+        "'embedding_bias_words' must hold at most 4096",
+    ),
+    (
+        "text",
+        TEXT | {"embedding_bias_words": ["a" * 257], "embedding_bias_weights": [1.0]},
+        "at most 256 characters of a word",
+    ),
+    ("tokens", TOKENS | {"input_ids": np.ones(2**18 + 1, np.int32)}, "'input_ids' must hold at most 262144 values"),
+    ("tokens", TOKENS | {"stop_words_list": many_words(65, 2)}, "at most 64 words of several tokens"),
+    ("tokens", TOKENS | {"stop_words_list": many_words(257, 1)}, "at most 256 words"),
+    ("tokens", TOKENS | {"stop_words_list": many_words(1, 257)}, "at most 256 tokens of a word"),
+    ("tokens", TOKENS | {"bad_words_list": many_words(1025, 2)}, "at most 1024 words"),
+    ("tokens", TOKENS | {"bad_words_list": many_words(1, 65)}, "at most 64 token ids, got 65"),
+    ("tokens", TOKENS | {"bad_words_list": many_words(1, 2**16 + 1)}, "at most 131072 numbers"),
+    ("llmapi", LLMAPI | {"sampling_param_stop": ["a"] * 65}, "'sampling_param_stop' must hold at most 64 values"),
     ("llmapi", {"streaming": True}, "'text_input' is required by the LLM-API interface"),
     ("llmapi", LLMAPI | {"sampling_param_best_of": 2}, "'sampling_param_best_of' must be 1, got 2"),
     ("llmapi", LLMAPI | {"lora_name": "x"}, "'lora_name' cannot be served: LoRA"),

@@ -80,7 +80,7 @@ def test_waiting_requests_end(url: str, occupied: LLM, stream: bool) -> None:
     wait_until(lambda: occupied.get_stats()["waiting"] == 0)
 
 
-@pytest.mark.parametrize("prompts", [["x"], list("abcdefgh")])
+@pytest.mark.parametrize("prompts", [["x"], ["x", "y"]])
 def test_a_full_queue_is_told_with_a_time_to_come_back(url: str, occupied: LLM, prompts: list[str]) -> None:
     filler = occupied.generate_async("y", SamplingParams(max_tokens=2000))
     answer = httpx.post(f"{url}/v1/completions", json={"model": "some/tiny", "prompt": prompts})
@@ -90,10 +90,17 @@ def test_a_full_queue_is_told_with_a_time_to_come_back(url: str, occupied: LLM, 
     assert answer.json()["error"]["code"] == "queue_full"
 
 
-def test_if_one_prompt_finds_no_place_none_is_worked_on(url: str, tiny_llm: LLM) -> None:
-    body = {"model": "some/tiny", **ENDLESS, "prompt": list("abcdefgh")}
+def test_if_one_prompt_finds_no_place_none_is_worked_on(url: str, occupied: LLM) -> None:
+    body = {"model": "some/tiny", **ENDLESS, "prompt": ["a", "b"]}
     assert httpx.post(f"{url}/v1/completions", json=body).status_code == 429
     # nothing_left_behind sees that those before it ended
+
+
+def test_more_prompts_than_there_are_places_are_no_matter_of_time(url: str) -> None:
+    body = {"model": "some/tiny", **ENDLESS, "prompt": list("abc")}
+    answer = httpx.post(f"{url}/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert "prompt must have at most 2 prompts" in answer.json()["error"]["message"]
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -104,7 +105,7 @@ CASES = [(path, *case) for path in (COMPLETION, CHAT) for case in BOTH] + [
 
 
 @pytest.mark.parametrize(("path", "fields", "named"), CASES)
-def test_it_is_refused_by_name(url: str, path: str, fields: dict[str, Any], named: str) -> None:
+def test_it_is_refused_by_name(url: str, path: str, fields: dict[str, Any], named: str, chat_engine: Path) -> None:
     body = json.dumps({**BASE[path], **fields})  # in ASCII, so that a lone surrogate can be sent
     answer = httpx.post(f"{url}{path}", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
@@ -113,6 +114,7 @@ def test_it_is_refused_by_name(url: str, path: str, fields: dict[str, Any], name
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
     assert named in f"{error['message']} {error['param']}"
+    assert str(chat_engine) not in answer.text
 
 
 @pytest.mark.parametrize("path", BASE)

@@ -1,0 +1,190 @@
+"""What a body may hold: its JSON is counted before it is parsed, and its fields are bounded before anything is made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from support.served import completion
+from tensorwright import LLM
+from tensorwright.errors import InvalidRequestError, QueueFullError
+from tensorwright.runtime import request_bounds as bounds
+from tensorwright.runtime.server import body_route, completions, json_shape
+from tensorwright.runtime.server.app import create_app
+from tensorwright.runtime.server.body_route import read_body
+from tensorwright.runtime.server.chat_request import ChatCompletionRequest
+from tensorwright.runtime.server.completion_request import CompletionRequest
+from tensorwright.runtime.server.json_shape import SMALL_BODY, check_shape
+from tensorwright.runtime.server.tokenization import DetokenizeRequest, TokenizeRequest
+
+MANY = 5000  # more than any bound of entries, and less than those of the JSON
+USER = {"role": "user", "content": "x"}
+
+
+def counts(value: Any, depth: int = 0) -> tuple[int, int, int]:
+    """Depth, parts and commas of a value, by walking it."""
+    if isinstance(value, str):
+        return depth, 1, 0
+    if not isinstance(value, (list, dict)):
+        return depth, 0, 0
+    inner = [counts(part, depth + 1) for part in (value.values() if isinstance(value, dict) else value)]
+    keys = len(value) if isinstance(value, dict) else 0
+    parts, commas = sum(part for _, part, _ in inner), sum(comma for *_, comma in inner)
+    return max([depth + 1, *(deep for deep, *_ in inner)]), 1 + keys + parts, max(0, len(value) - 1) + commas
+
+
+def some_json(rng: random.Random, depth: int) -> Any:
+    kind = rng.choice(["text", "number", "list", "object"] if depth else ["text", "number"])
+    if kind == "text":
+        return "".join(rng.choice('a"\\[]{},:\n\u00e9') for _ in range(rng.randrange(6)))
+    if kind == "number":
+        return rng.choice([1, -2.5, True, None])
+    parts = [some_json(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return parts if kind == "list" else {f"{number}\\{part!s:.3}": part for number, part in enumerate(parts)}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_counts_what_a_parser_would_make(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the text is cut into pieces: each bound admits just what there is, and nothing more."""
+    rng = random.Random(seed)
+    for _ in range(20):
+        value = some_json(rng, 5)
+        text = json.dumps(value, ensure_ascii=rng.random() < 0.5).encode()
+        monkeypatch.setattr(json_shape, "PIECE", rng.randrange(1, 9))
+        depth, parts, commas = counts(value)
+        for name, there_is in (("BODY_DEPTH", depth), ("BODY_PARTS", parts), ("BODY_VALUES", commas)):
+            with monkeypatch.context() as bound:
+                bound.setattr(json_shape, name, there_is)
+                check_shape(text)
+                if there_is:
+                    bound.setattr(json_shape, name, there_is - 1)
+                    with pytest.raises(InvalidRequestError, match="the body must have"):
+                        check_shape(text)
+
+
+WRONG: list[tuple[type[Any], dict[str, Any]]] = [
+    (CompletionRequest, completion(stop=[1] * MANY)),
+    (CompletionRequest, completion(stop=["a"] * MANY)),
+    (CompletionRequest, completion(stop="a" * MANY)),
+    (CompletionRequest, completion(stop_token_ids=["a"] * MANY)),
+    (CompletionRequest, completion(bad_words=[1] * MANY)),
+    (CompletionRequest, completion(logit_bias=dict.fromkeys(map(str, range(MANY)), "a"))),
+    (CompletionRequest, completion(guided_choice=[1] * MANY)),
+    (CompletionRequest, completion(guided_json={"a": "b" * (bounds.GRAMMAR_LENGTH + 1)})),
+    (CompletionRequest, completion(guided_json={"a": [[0] * 2**16] * 3})),
+    (CompletionRequest, completion(guided_grammar="a" * (bounds.GRAMMAR_LENGTH + 1))),
+    (CompletionRequest, completion(user="a" * MANY)),
+    (CompletionRequest, completion(model="a" * MANY)),
+    (CompletionRequest, completion(["a"] * MANY)),
+    (CompletionRequest, completion([[1]] * MANY)),
+    (CompletionRequest, completion([[1], *["a"] * MANY])),
+    (CompletionRequest, completion([1, *["a"] * MANY])),
+    (CompletionRequest, completion(**{f"unknown_{number}": 1 for number in range(MANY)})),
+    (ChatCompletionRequest, {"messages": [{**USER, "role": "x"}] * MANY}),
+    (ChatCompletionRequest, {"messages": [USER] * MANY}),
+    (ChatCompletionRequest, {"messages": [{**USER, **dict.fromkeys(map(str, range(MANY)), 1)}]}),
+    (ChatCompletionRequest, {"messages": [{**USER, "content": [{"type": "text", "text": "x"}] * MANY}]}),
+    (ChatCompletionRequest, {"messages": [{**USER, "content": [{"type": "text"}] * MANY}]}),
+    (ChatCompletionRequest, {"messages": [USER], "chat_template_kwargs": {"a": [0] * 2**14}}),
+    (ChatCompletionRequest, {"messages": [USER], "modalities": ["text"] * MANY}),
+    (TokenizeRequest, {"messages": [USER] * MANY}),
+    (TokenizeRequest, {"messages": [USER], "chat_template_kwargs": {"a": [0] * 2**14}}),
+    (DetokenizeRequest, {"tokens": ["a"] * MANY}),
+]
+
+
+@pytest.mark.parametrize(("model", "body"), WRONG)
+def test_validation_ends_with_the_first_error(model: type[Any], body: dict[str, Any]) -> None:
+    """What is wrong a thousand times makes one error for each field, not thousands."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    assert caught.value.error_count() == 1
+    with pytest.raises(RequestValidationError) as told:
+        read_body(json.dumps(body).encode(), model)
+    assert len(told.value.errors()) == 1
+
+
+@pytest.mark.parametrize("text", [b'{"a": "\\ud800"}', b'{"a": 1', b"\xff", b"[]]", b"{}{}", b"\xef\xbb\xbf{}"])
+def test_what_is_no_json_is_no_request(text: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="the body must"):
+        read_body(text, CompletionRequest)
+
+
+def test_every_list_and_map_of_a_body_has_a_bound_that_clients_can_read() -> None:
+    for model in (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest):
+        for part in parts_of(model.model_json_schema()):
+            if part.get("type") == "array":
+                assert part["maxItems"] <= bounds.TOKENS, part
+            assert part.get("additionalProperties") in (None, False, True) or "maxProperties" in part, part
+
+
+def parts_of(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict):
+        yield schema
+    for part in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        yield from parts_of(part)
+
+
+@pytest.fixture(scope="module")
+def llm(pico_engine: Path) -> Iterator[LLM]:
+    with LLM(pico_engine, threads=1, kv_cache_memory="16MiB", max_batch_size=2, max_queue_size=3) as llm:
+        yield llm
+
+
+def post(app: FastAPI, path: str, body: dict[str, Any]) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+            return await client.post(path, json=body)
+
+    return asyncio.run(ask())
+
+
+def test_what_can_never_have_a_place_is_refused_before_anything_is_made(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for what waits nothing is made that only an answer needs."""
+    made: list[Any] = []
+    monkeypatch.setattr(completions, "ChoiceWriter", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(LLM, "generate_async", lambda *arguments: made.append(arguments))
+    app = create_app({"pico": llm})
+    refused = post(app, "/v1/completions", completion(["x"] * 6, n=2))
+    assert (refused.status_code, made) == (400, [])
+    assert "prompt must have at most 5 prompts" in refused.json()["error"]["message"]
+
+
+def test_large_bodies_are_read_in_a_thread_for_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And find a full pool full."""
+    app = create_app({"pico": llm})
+    threads: list[str] = []
+
+    def watched(raw: bytes, model: type[Any]) -> Any:
+        threads.append(threading.current_thread().name)
+        return read_body(raw, model)
+
+    monkeypatch.setattr(body_route, "read_body", watched)
+    paths = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+    large = {"prompt": "x", "unknown": "y" * SMALL_BODY}
+    assert [post(app, path, large).status_code for path in paths] == [400] * 4
+    assert all(name.startswith("tensorwright-text") for name in threads)
+    assert len(threads) == 4
+    assert post(app, "/tokenize", {"prompt": "x"}).status_code == 200
+    assert threads[4] == threading.current_thread().name
+
+    async def full(*arguments: Any, **keywords: Any) -> Any:
+        raise QueueFullError("too many wait")
+
+    monkeypatch.setattr(app.state.pools.text, "run", full)
+    answer = post(app, "/tokenize", large)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+    assert len(threads) == 5
