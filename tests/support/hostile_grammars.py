@@ -35,7 +35,8 @@ LONGEST = dict(zip(CHAINS, (2000, 1100, 5200, 5200, 4200), strict=True))
 BLANK_LINES = {"grammar": "\n" * 60_000 + 'root ::= "a"'}
 COMMENTS = {"grammar": 'root ::= "a"\n' + "#\n" * 32_000}
 MANY_COMMENTS = {"grammar": 'root ::= "a"\n' + "#\n" * 400_000}
-TERMINALS = {"grammar": "start: " + "|".join(f"T{at}" for at in range(2900)) + "".join(f"\nT{at}: /a+b*/" for at in range(2900))}
+_NAMES = [f"T{at}" for at in range(2900)]
+TERMINALS = {"grammar": "start: " + "|".join(_NAMES) + "".join(f"\n{name}: /a+b*/" for name in _NAMES)}
 ENDLESS = {"regex": "((a{100}){100}){100}"}
 AMBIGUOUS = {"grammar": 'start: s\ns: s s s s | s s | "" | /./ | /../ | /.../'}
 """Each mask of it takes longer than the one before."""
