@@ -254,6 +254,7 @@ class LLM(StrictKeywords):
         """Stops the engine; a second call does nothing. drain: let requests finish first, for `timeout` seconds;
         those that are left raise RequestAbortedError where they are waited for."""
         self._client.close(drain, timeout)
+        self.engine.vocabulary_reader.close()
         if self._lease is not None:
             self._lease.close()
 

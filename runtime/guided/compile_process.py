@@ -28,8 +28,8 @@ LIMIT_S = 5.0
 """What a grammar may take, its wait for a place included."""
 MEMORY = 512 << 20
 """Bytes that it may take while it is compiled."""
-MOST_BYTES = 64 << 20
-"""And once it is; each completion that follows it has a copy."""
+MOST_BYTES = 16 << 20
+"""And once it is; each completion that runs has a copy."""
 ANSWER_BYTES = 4 << 20  # of the child
 START_S = 120.0  # to read the vocabulary
 KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TMPDIR")  # of the environment, which has secrets too
@@ -157,11 +157,12 @@ class Child:
     def __init__(self, vocabulary: SpelledVocabulary):
         self._control, theirs = socket.socketpair()
         self._sending = threading.Lock()
-        with theirs, tempfile.TemporaryFile() as words:
-            self.process = subprocess.Popen(
-                [interpreter(), "-P", "-m", MODULE],
-                stdin=theirs, stdout=subprocess.DEVNULL, stderr=words, env=_environment(), start_new_session=True,
-            )  # fmt: skip
+        with tempfile.TemporaryFile() as words:
+            with theirs:  # closed before anything is waited for: else the child's end would not be heard
+                self.process = subprocess.Popen(
+                    [interpreter(), "-P", "-m", MODULE],
+                    stdin=theirs, stdout=subprocess.DEVNULL, stderr=words, env=_environment(), start_new_session=True,
+                )  # fmt: skip
             self.end = weakref.finalize(self, _end, self._control, self.process, HomeProcess())
             try:
                 self._send_vocabulary(vocabulary, words)

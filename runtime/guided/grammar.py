@@ -23,7 +23,7 @@ LIMITS: dict[str, int] = {
     "step_lexer_fuel": 50_000,
     "step_max_items": 10_000,
     "max_items_in_row": 2_000,
-    "max_lexer_states": 250_000,
+    "max_lexer_states": 20_000,
     "max_grammar_size": 500_000,
 }
 """What one grammar may cost in the library's units, the same wherever and beside whomever it is followed. An object of
@@ -59,9 +59,11 @@ class Grammar:
         return mask
 
     def start(self, ignore_eos: bool) -> GrammarMatcher:
+        return GrammarMatcher(self._vocabulary, self._copy, self._ends_by_token(ignore_eos), self._name)
+
+    def _copy(self) -> LibraryMatcher:
         with self._lock:
-            matcher = self._matcher.copy()
-        return GrammarMatcher(self._vocabulary, matcher, self._ends_by_token(ignore_eos), self._name)
+            return self._matcher.copy()
 
     def _ends_by_token(self, ignore_eos: bool) -> bool:
         """Whether a sampled token ends the completion, or whoever follows the grammar has to."""

@@ -140,4 +140,4 @@ class Watch:
             for thread, (matcher, begun) in running.items():
                 clock = time.pthread_getcpuclockid(thread)
                 if time.clock_gettime(clock) - begun > matcher.budget.left:
-                    matcher.canceller.cancel()
+                    matcher.cancel()

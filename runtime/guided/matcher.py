@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.guided.library import LibraryMatcher
+from tensorwright.runtime.guided.library import Canceller, LibraryMatcher
 from tensorwright.runtime.guided.mask_budget import MaskBudget
 from tensorwright.runtime.guided.words import library_words
 
@@ -18,18 +19,36 @@ if TYPE_CHECKING:
 
 
 class GrammarMatcher:
-    """ends_by_token: a sampled end-of-sequence token ends the completion; else `ended` says that nothing can follow."""
+    """ends_by_token: a sampled end-of-sequence token ends the completion; else `ended` says that nothing can follow.
+    begin: makes the library's matcher, when it is first needed: one that waits in the queue holds no memory."""
 
-    def __init__(self, vocabulary: GuidedVocabulary, matcher: LibraryMatcher, ends_by_token: bool, name: str):
+    def __init__(
+        self, vocabulary: GuidedVocabulary, begin: Callable[[], LibraryMatcher], ends_by_token: bool, name: str
+    ):
         self.vocabulary = vocabulary
-        self.matcher = matcher
         self.budget = MaskBudget()
-        self.canceller = matcher.canceller()
         self.generated = 0  # tokens so far
         self.ended = False
-        self._row = np.zeros(vocabulary.library_words, dtype=np.uint32)  # what the library writes to
+        self._begin = begin
+        self._canceller: Canceller | None = None
         self._ends_by_token = ends_by_token
         self._name = name
+
+    @cached_property
+    def matcher(self) -> LibraryMatcher:
+        matcher = self._begin()
+        self._canceller = matcher.canceller()
+        return matcher
+
+    @cached_property
+    def _row(self) -> NDArray[np.uint32]:
+        """What the library writes to."""
+        return np.zeros(self.vocabulary.library_words, dtype=np.uint32)
+
+    def cancel(self) -> None:
+        """Ends what is computed now, from any thread; it is in error then."""
+        if self._canceller is not None:
+            self._canceller.cancel()
 
     def advance(self, tokens: Sequence[int]) -> NDArray[np.uint32] | None:
         """tokens: the newest. The mask of the next, None if the grammar is at its end."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from tensorwright.errors import TensorwrightError
+from tensorwright.errors import EngineStoppedError, TensorwrightError
 
 if TYPE_CHECKING:
     from tensorwright.runtime.engine_dir import EngineDir
+    from tensorwright.runtime.guided.params import GuidedDecodingParams
     from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
 THREAD = "tensorwright-vocabulary"
@@ -23,15 +24,28 @@ class VocabularyReader:
         self._engine = engine
         self._lock = threading.Lock()  # of this engine alone: a request of another one never waits for it
         self._vocabulary: GuidedVocabulary | None = None
+        self._closed = False
 
     def get(self) -> GuidedVocabulary:
         """Reads it, or waits for the thread that does. Raises what GuidedVocabulary does, each time."""
         from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = GuidedVocabulary(self._engine)
-            return self._vocabulary
+            if self._closed:
+                raise EngineStoppedError("the LLM was shut down; make a new one")
+            vocabulary = self._vocabulary or GuidedVocabulary(self._engine)
+            self._vocabulary = None if self._closed else vocabulary
+            return vocabulary
+
+    def knows(self, params: GuidedDecodingParams | None) -> bool:
+        """Whether these need no compiling, nor the vocabulary to be read. It never waits."""
+        vocabulary = self._vocabulary
+        return params is None or (vocabulary is not None and vocabulary.knows(params))
+
+    def close(self) -> None:
+        """Lets go of the vocabulary, and of the process that compiles grammars for it unless another engine uses it."""
+        self._closed = True  # whoever reads it now is not waited for: it goes when they let go of it
+        self._vocabulary = None
 
     def start(self) -> None:
         """Reads it in a thread of its own."""

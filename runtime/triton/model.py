@@ -7,6 +7,7 @@ business, answering that of exchange.py.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from tensorwright.runtime.triton.metrics import TritonMetrics
 from tensorwright.runtime.triton.model_config import complete
 from tensorwright.runtime.triton.model_options import ModelOptions, parse_options
 from tensorwright.runtime.triton.replies import Job, Reply
+from tensorwright.runtime.triton.starting import Starting
 from tensorwright.runtime.triton.tensors import split_rows
 from tensorwright.runtime.triton.watch import Watch
 
@@ -45,6 +47,7 @@ class TritonPythonModel:
         self._template = self.options.template(folder)
         own = {"guided_vocabulary": "eager", **self.options.llm}
         self.llm = LLM(self.options.engine_path(folder), chat_template=self._template, **own)
+        self.starting = Starting()
         self.exchange = Exchange(self.options.cancellation_check_period_ms / 1e3)
         self.metrics = TritonMetrics(_backend(), self.llm, args["model_name"], args["model_version"])
         self.watch = Watch(_backend(), self.llm, args["model_name"])
@@ -62,6 +65,7 @@ class TritonPythonModel:
         """Ends what still runs with an error, and the engine."""
         self.watch.close()
         self.llm.shutdown()
+        self.starting.close()
         self.exchange.close()
         self.metrics.close()
 
@@ -82,16 +86,33 @@ class TritonPythonModel:
             _check_single(jobs)
         kind = Stream if self._decoupled or len(jobs) == 1 else JoinedStream
         stream = kind(request.request_id(), channel)
-        block_size = self.llm.engine.block_size
+        params = [_timed(job, request) for job in jobs]
+
+        def begin(stopped: threading.Event) -> None:
+            try:
+                self._begin(stream, jobs, params)
+            except Exception as error:  # this request's own
+                channel.send(None, error, True)
+                return
+            self.exchange.add(stream)
+            if stopped.is_set():
+                stream.abort()
+
+        if all(self.llm.engine.vocabulary_reader.knows(each.guided_decoding) for each in params):
+            begin(threading.Event())
+        else:
+            self.starting.start(request.request_id(), begin)
+
+    def _begin(self, stream: Stream, jobs: list[Job], params: list[SamplingParams]) -> None:
+        """All its prompts, or none."""
         try:
             for index, job in enumerate(jobs):
-                handle = self.llm.generate_async(job.prompt, _timed(job, request))
-                reply = Reply(job, index if len(jobs) > 1 else None, block_size, self._batched)
+                handle = self.llm.generate_async(job.prompt, params[index])
+                reply = Reply(job, index if len(jobs) > 1 else None, self.llm.engine.block_size, self._batched)
                 stream.parts.append((handle, reply))
         except BaseException:
             stream.abort()
             raise
-        self.exchange.add(stream)
 
     def _as_chat(self, job: Job) -> Job:
         """What a user says, in the template; token ids are a prompt already."""
@@ -106,6 +127,7 @@ class TritonPythonModel:
         """The request of the same id ends with what it has; this one has an empty answer, whether there was one."""
         if not request_id:
             raise InvalidRequestError("input 'stop' needs the id of the request to stop as request id")
+        self.starting.stop(request_id)  # before: what has started since is in the exchange
         self.exchange.stop(request_id)
         channel.send(None, None, True)
 

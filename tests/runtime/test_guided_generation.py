@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from support import hostile_grammars as hostile
 from tensorwright import LLM, CompletionOutput, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.guided import grammar
 
 PROMPT = "Once upon a time"
 PERSON = {
@@ -142,15 +142,18 @@ def test_ignoring_the_end_token(pico: LLM) -> None:
     assert not any(set(pico.engine.eos_token_ids) & set(output.token_ids) for output in outputs)
 
 
-def test_those_that_fail_end_alone(pico: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose matcher gives up, one that no token is left to: the others keep their bits."""
+def test_those_that_fail_end_alone(pico: LLM) -> None:
+    """Those whose matchers give up, one that no token is left to: the others keep their bits."""
     alone = [pico.generate(PROMPT, params).outputs[0] for params in MIXED]
     handles = [pico.generate_async(PROMPT, params) for params in MIXED]
-    monkeypatch.setitem(grammar.LIMITS, "step_max_items", 5000)
-    complex_one = pico.generate_async(PROMPT, guided({"grammar": AMBIGUOUS}, max_tokens=100))
+    complex_ones = [
+        pico.generate_async(PROMPT, guided({"grammar": text}, max_tokens=900, n=4, temperature=1, seed=1))
+        for text in (hostile.AMBIGUOUS["grammar"], hostile.SLOWLY_AMBIGUOUS["grammar"], AMBIGUOUS)
+    ]
     cornered = pico.generate_async(PROMPT, guided({"choice": ["on", "off"]}, min_tokens=20))
-    with pytest.raises(InvalidRequestError, match="guided_decoding: grammar could not be followed after"):
-        complex_one.result(30)
+    for complex_one in complex_ones:
+        with pytest.raises(InvalidRequestError, match="guided_decoding: grammar could not be followed after"):
+            complex_one.result(120)
     with pytest.raises(InvalidRequestError, match="token"):
         cornered.result(30)
     assert [handle.result(30).outputs[0] for handle in handles] == alone

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from support import hostile_grammars as hostile
 from support.fake_triton import Request
+from tensorwright.errors import QueueFullError
+from tensorwright.runtime.guided import compile_process
+from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
+from tensorwright.runtime.triton import starting
+from tensorwright.runtime.triton.model import TritonPythonModel
 
 SCHEMA = json.dumps(
     {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
@@ -56,3 +64,59 @@ def test_a_broken_guide_is_the_requests_own_error(ask: Callable[..., Request]) -
     request = ask(text_input="x", max_tokens=3, **guided)
     assert request.sender.wait() == []
     assert len(request.sender.errors) == 1
+
+
+def test_a_new_guide_holds_up_nobody(
+    model: TritonPythonModel, ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """execute() returns while a guide is being compiled, so requests after it start and end."""
+    go_on, begun = threading.Event(), threading.Event()
+    compile_guide = GuidedVocabulary.compile
+
+    def held(self: GuidedVocabulary, *args: Any) -> Any:
+        begun.set()
+        assert go_on.wait(60)
+        return compile_guide(self, *args)
+
+    monkeypatch.setattr(GuidedVocabulary, "compile", held)
+    guided = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "[cd]{3}"}
+    waiting = ask(text_input="x = ", max_tokens=8, exclude_input_in_output=True, **guided)
+    stopped = ask("stop me", text_input="x = ", max_tokens=8, **guided | {"guided_decoding_guide": "[ef]{9}"})
+    try:
+        assert begun.wait(60)
+        assert ask(text_input="x", max_tokens=3).sender.wait()
+        ask("stop me", text_input="x", max_tokens=1, stop=True).sender.wait()
+        assert not waiting.sender.final.is_set()
+    finally:
+        go_on.set()
+    assert re.fullmatch("[cd]{3}", waiting.sender.wait()[0]["text_output"][0].decode())
+    assert len(stopped.sender.wait()) <= 1
+    assert not stopped.sender.errors
+
+
+@pytest.mark.parametrize("shape", hostile.CHAINS)
+def test_a_guide_that_would_end_the_process_is_refused(
+    ask: Callable[..., Request], shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any length: what is too long by itself, and what is not."""
+    monkeypatch.setattr(compile_process, "LIMIT_S", 1.0)
+    for links in (16_000, hostile.LONGEST[shape]):
+        asked = hostile.chain(shape, links)
+        kind = "json_schema" if "json" in asked else "ebnf_grammar"
+        request = ask(
+            text_input="x", max_tokens=3, guided_decoding_guide_type=kind, guided_decoding_guide=next(iter(asked.values()))
+        )
+        assert request.sender.wait() == []
+        assert re.search("must have at most|cannot be followed", str(request.sender.errors[0]))
+
+
+def test_too_many_that_start_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "MOST_STARTING", 1)
+    held, ended = starting.Starting(), threading.Event()
+    held.start("a", lambda stopped: ended.wait(60) and None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(QueueFullError, match="1 requests wait for their grammars already"):
+        held.start("b", lambda stopped: None)
+    ended.set()
+    held.close()
+    held.start("b", lambda stopped: None)
+    held.close()

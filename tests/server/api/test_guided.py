@@ -9,7 +9,9 @@ import httpx
 import openai
 import pytest
 
+from support import hostile_grammars as hostile
 from tensorwright import LLM, SamplingParams
+from tensorwright.runtime.guided import compile_process
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 
 SCHEMA: dict[str, Any] = {
@@ -73,3 +75,18 @@ def test_what_cannot_be_followed_is_refused(url: str, fields: dict[str, Any]) ->
     answer = httpx.post(f"{url}/v1/completions", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("shape", hostile.CHAINS)
+def test_a_grammar_that_would_end_the_server_is_refused(
+    url: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any length: what is too long by itself, and what is not. Everybody else is answered afterwards."""
+    monkeypatch.setattr(compile_process, "LIMIT_S", 1.0)
+    for links in (16_000, hostile.LONGEST[shape]):
+        asked = {f"guided_{name}": text for name, text in hostile.chain(shape, links).items()}
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "pico", "prompt": "x", **asked}, timeout=60)
+        assert answer.status_code in (400, 413)
+        assert httpx.get(f"{url}/health").status_code == 200
+    polite = {"model": "pico", "prompt": "x", "max_tokens": 3, "guided_regex": "[a-z]{3}"}
+    assert httpx.post(f"{url}/v1/completions", json=polite, timeout=60).status_code == 200

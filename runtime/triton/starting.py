@@ -1,0 +1,51 @@
+"""Requests whose grammar is new start in threads of their own: Triton calls the model from one thread, which must not
+wait for a grammar to be compiled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tensorwright.errors import QueueFullError
+
+MOST_STARTING = 32
+"""Requests; one more is refused."""
+
+
+class Starting:
+    """One thread for each request that starts, for a few seconds at most. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running: dict[threading.Thread, tuple[str, threading.Event]] = {}
+
+    def start(self, request_id: str, begin: Callable[[threading.Event], None]) -> None:
+        """begin: must not raise; it is given what stop() sets. QueueFullError if too many start already."""
+        stopped = threading.Event()
+
+        def run() -> None:
+            try:
+                begin(stopped)
+            finally:
+                with self._changed:
+                    del self._running[threading.current_thread()]
+                    self._changed.notify_all()
+
+        thread = threading.Thread(target=run, name="tensorwright-start", daemon=True)
+        with self._changed:
+            if len(self._running) >= MOST_STARTING:
+                raise QueueFullError(f"{MOST_STARTING} requests wait for their grammars already; try again later")
+            self._running[thread] = (request_id, stopped)
+        thread.start()
+
+    def stop(self, request_id: str) -> None:
+        """Requests of this id are to end as soon as they have started."""
+        with self._changed:
+            for known, stopped in self._running.values():
+                if known == request_id:
+                    stopped.set()
+
+    def close(self) -> None:
+        """Waits for those that start."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running)

@@ -1,0 +1,203 @@
+"""The threads that compute token masks: nobody waits for a slow grammar, and none may go on being slow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import hostile_grammars as hostile
+from support.fake_runtime import byte_tokenizer, wait_until
+from tensorwright import GuidedDecodingParams
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.guided import grammar, library
+from tensorwright.runtime.guided.mask_budget import MOST_S, PER_MASK_S, SLOW_S, MaskBudget
+from tensorwright.runtime.guided.mask_threads import SLOW_THREADS, MaskJob, MaskThreads
+from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
+from tensorwright.runtime.tokenizer import Tokenizer
+
+MASK = np.ones(1, np.uint32)
+
+
+class Matcher:
+    """As far as the threads know one. work: what a mask takes."""
+
+    def __init__(self, work: Any = lambda: None, slow: bool = False):
+        self.budget = MaskBudget()
+        self.budget._recent = 1.0 if slow else 0.0
+        self.cancelled = threading.Event()
+        self.threads: list[str] = []
+        self._work = work
+
+    def advance(self, tokens: Any) -> Any:
+        self.threads.append(threading.current_thread().name)
+        self._work()
+        return MASK
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def error(self, why: str) -> InvalidRequestError:
+        return InvalidRequestError(why)
+
+
+class Told:
+    def __init__(self) -> None:
+        self.all: list[tuple[Any, Exception | None]] = []
+
+    def __call__(self, mask: Any, error: Exception | None) -> None:
+        self.all.append((mask, error))
+
+
+@pytest.fixture
+def threads() -> Iterator[MaskThreads]:
+    made = MaskThreads()
+    yield made
+    made.close()
+    assert not [thread for thread in threading.enumerate() if "mask" in thread.name]
+
+
+def burn(seconds: float) -> None:
+    """Seconds of a processor."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_quick_ones_are_there_at_the_return(threads: MaskThreads) -> None:
+    told = [Told() for _ in range(5)]
+    threads.compute([MaskJob(Matcher(), [1], each) for each in told], 60)  # type: ignore[arg-type]
+    assert [each.all for each in told] == [[(MASK, None)]] * 5
+
+
+def test_nobody_waits_for_a_slow_one(threads: MaskThreads) -> None:
+    """More slow ones than threads for them stand still: quick ones are computed all the same."""
+    go_on = threading.Event()
+    slow, quick = Told(), Told()
+    jobs = [MaskJob(Matcher(go_on.wait, slow=True), [1], slow) for _ in range(2 * SLOW_THREADS)]  # type: ignore[arg-type]
+    try:
+        threads.compute(jobs, 60)
+        for _ in range(10):
+            threads.compute([MaskJob(Matcher(), [1], quick)], 60)  # type: ignore[arg-type]
+        assert len(quick.all) == 10
+        assert not slow.all
+    finally:
+        go_on.set()
+    wait_until(lambda: len(slow.all) == 2 * SLOW_THREADS, 30)
+
+
+def test_the_consumer_waits_for_a_quick_one_only_so_long(threads: MaskThreads) -> None:
+    go_on, told = threading.Event(), Told()
+    try:
+        threads.compute([MaskJob(Matcher(go_on.wait), [1], told)], 0.001)  # type: ignore[arg-type]
+        assert not told.all
+    finally:
+        go_on.set()
+    wait_until(lambda: told.all == [(MASK, None)], 30)
+
+
+def test_one_that_was_slow_is_computed_apart_until_it_is_quick_again(threads: MaskThreads) -> None:
+    work = [2 * SLOW_S, 0.0, 0.0, 0.0, 0.0]
+    matcher, told = Matcher(lambda: burn(work.pop(0))), Told()
+    for count in range(1, 6):
+        threads.compute([MaskJob(matcher, [1], told)], 60)  # type: ignore[arg-type]
+        wait_until(lambda: len(told.all) == count, 30)  # noqa: B023
+    assert matcher.threads[0] == "tensorwright-masks"
+    assert matcher.threads[1].startswith("tensorwright-slow-masks")
+    assert matcher.threads[-1] == "tensorwright-masks"
+
+
+def test_errors_are_told(threads: MaskThreads) -> None:
+    told = Told()
+    threads.compute([MaskJob(Matcher(lambda: 1 // 0), [1], told)], 60)  # type: ignore[arg-type]
+    assert isinstance(told.all[0][1], ZeroDivisionError)
+
+
+def test_what_takes_too_long_is_cancelled(threads: MaskThreads) -> None:
+    told = Told()
+
+    def endless() -> None:
+        while not matcher.cancelled.is_set():
+            burn(0.001)
+
+    matcher = Matcher(endless)
+    threads.compute([MaskJob(matcher, [1], told)], 0.001)  # type: ignore[arg-type]
+    wait_until(lambda: told.all, 30)
+    assert told.all[0][0] is None
+    assert "its masks take longer than 10 ms each" in str(told.all[0][1])
+
+
+def test_a_wait_costs_nothing(threads: MaskThreads) -> None:
+    """Only what a processor did counts: on a busy machine a mask takes long by the clock."""
+    told = Told()
+    threads.compute([MaskJob(Matcher(lambda: time.sleep(3 * MOST_S)), [1], told)], 60)  # type: ignore[arg-type]
+    wait_until(lambda: told.all == [(MASK, None)], 30)
+
+
+def test_the_budget() -> None:
+    budget = MaskBudget()
+    assert all(budget.pay(PER_MASK_S) for _ in range(1000))
+    assert budget.pay(MOST_S)
+    assert budget.left == pytest.approx(PER_MASK_S)
+    assert not budget.pay(MOST_S)
+    many = MaskBudget()
+    assert sum(many.pay(2 * PER_MASK_S) for _ in range(100)) < 6
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> GuidedVocabulary:
+    known = Tokenizer(byte_tokenizer())
+    engine: Any = SimpleNamespace(path="made", tokenizer=known, vocab_size=known.vocab_size, eos_token_ids=[256])
+    return GuidedVocabulary(engine)
+
+
+def test_an_ambiguous_grammar_ends_at_its_limit(
+    vocabulary: GuidedVocabulary, threads: MaskThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of time, where that of items does not hold."""
+    for name in ("step_max_items", "max_items_in_row"):
+        monkeypatch.setitem(grammar.LIMITS, name, 100_000_000)
+    vocabulary._grammars.clear()
+    assert "its masks take longer than 10 ms each" in follow(vocabulary, threads, hostile.SLOWLY_AMBIGUOUS)
+    vocabulary._grammars.clear()
+
+
+def follow(vocabulary: GuidedVocabulary, threads: MaskThreads, asked: dict[str, Any]) -> str:
+    """Says "a" as long as the grammar goes on; then its error."""
+    letter = byte_tokenizer().token_to_id("a")
+    matcher = vocabulary.compile(GuidedDecodingParams(**asked)).start(False)
+    told = Told()
+    for count in range(1, 2000):
+        threads.compute([MaskJob(matcher, [letter], told)], 60)
+        wait_until(lambda: len(told.all) == count, 60)  # noqa: B023
+        if told.all[-1][1] is not None:
+            return str(told.all[-1][1])
+    return ""
+
+
+def test_a_forced_text_is_tokenized_in_part(vocabulary: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library asks again for each mask: the whole would take the square of its length."""
+    asked: list[str] = []
+    run = library._callback(lambda text: asked.append(text) or [1])  # type: ignore[func-returns-value]
+    text = ("é" * 3000).encode()
+    assert run(None, library.ctypes.cast(text, library.c_void_p), len(text), (library.c_uint32 * 8)(), 8) == 1
+    assert asked == ["é" * (library.TOKENIZED_BYTES // 2)]
+    matcher = vocabulary.compile(GuidedDecodingParams(choice=["ab" * 2000])).start(False)
+    letters = [byte_tokenizer().token_to_id(letter) for letter in "ab"]
+    for count in range(100):
+        mask = matcher.advance([letters[count % 2]])
+        assert mask is not None
+        assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")) == [letters[(count + 1) % 2]]
+
+
+def test_one_in_the_queue_holds_no_matcher(vocabulary: GuidedVocabulary) -> None:
+    waiting = vocabulary.compile(GuidedDecodingParams(regex="[0-9]+")).start(False)
+    assert "matcher" not in vars(waiting)
+    waiting.cancel()
+    waiting.advance([byte_tokenizer().token_to_id("1")])
+    assert "matcher" in vars(waiting)
