@@ -148,6 +148,8 @@ class EngineClient:
                 for event in events:
                     self._dispatch(event)
                 if stopped and not events:
+                    if not self._closing:
+                        logger.error("the engine stopped by itself: it %s", self._engine.cause)
                     break
         except Exception as error:  # told to everybody who waits, and to whoever comes later
             self._cause = error

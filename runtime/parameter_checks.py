@@ -11,6 +11,8 @@ from tensorwright.errors import InvalidRequestError
 
 MAX_INT32 = 2**31 - 1
 MAX_BIAS = 1e6
+SALT_LENGTH = 256
+"""Characters of `cache_salt`."""
 
 
 def check(name: str, value: Any, holds: bool, must: str) -> None:
@@ -64,6 +66,13 @@ def words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
     for word in value:
         check(name, word, isinstance(word, (str, list, tuple)) and len(word) > 0, must)
     return tuple(word if isinstance(word, str) else token_ids(name, word) for word in value)
+
+
+def salt(name: str, value: Any) -> None:
+    """None, or a text that is not empty: that would look like none."""
+    must = f"a text of 1 to {SALT_LENGTH} characters, or None"
+    check(name, value, value is None or (isinstance(value, str) and 1 <= len(value) <= SALT_LENGTH), must)
+    check(name, value, value is None or not any("\ud800" <= letter <= "\udfff" for letter in value), "valid Unicode")
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:

@@ -67,6 +67,11 @@ APP_OPTIONS: OptionTable = {
         {"multiple": True, "help": 'A web page\'s origin that may call, or "*". May be repeated. Default: none.'},
     ),
     "retry_after": ("--retry-after", {"type": int, "default": 1, "help": "Seconds, in the header of a 429 or 503."}),
+    "max_priority": ("--max-priority", {"type": int, "default": 0, "help": "Most that a request's priority may be."}),
+    "shared_prefixes": (
+        "--shared-prefixes",
+        {"is_flag": True, "help": "One prefix cache for all keys; without, each key has its own."},
+    ),
     "log_prompts": ("--log-prompts", {"is_flag": True, "help": "Bodies of requests go into the log."}),
     "quiet_probes": (
         "--quiet-probes",

@@ -16,6 +16,7 @@ from tensorwright.runtime.chat import chat_prompt
 from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
 from tensorwright.runtime.prompts import TokenizedPrompt
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest, ChatFields
+from tensorwright.runtime.server.clients import client_defaults
 from tensorwright.runtime.server.completions import CLIENT_CLOSED, STREAMED
 from tensorwright.runtime.server.event_stream import EventStream
 from tensorwright.runtime.server.logprobs import chat_logprobs
@@ -40,7 +41,7 @@ router = APIRouter(tags=["openai"])
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Answers a conversation. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
-    params = chat_params(body, engine.llm.sampling_defaults)
+    params = chat_params(body, client_defaults(request, body, engine.llm.sampling_defaults))
     answer = ChatAnswer(engine, body)
     handles = await start_all(engine.llm, lambda: [prompt_of(engine, body)], params)
     note_work(request, engine.name, handles)

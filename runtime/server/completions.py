@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.server.clients import client_defaults
 from tensorwright.runtime.server.completion_request import CompletionRequest
 from tensorwright.runtime.server.event_stream import EventStream
 from tensorwright.runtime.server.logprobs import CompletionLogprobWriter, Table
@@ -31,7 +32,7 @@ router = APIRouter(tags=["openai"])
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continues texts. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
-    params = completion_params(body, engine.llm.sampling_defaults)
+    params = completion_params(body, client_defaults(request, body, engine.llm.sampling_defaults))
     answer = CompletionAnswer(engine, body, params)
     handles = await start_all(engine.llm, lambda: body.prompts, params)
     note_work(request, engine.name, handles)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.keywords import StrictKeywords
-from tensorwright.runtime.parameter_checks import is_int, real
+from tensorwright.runtime.parameter_checks import MAX_INT32, is_int, real
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class ServerOptions(StrictKeywords):
     request_timeout: seconds after which a request ends with an error; None: never.
     cors_origins: web pages that may call, such as "https://example.org", or "*" for all; none: CORS is off.
     retry_after: seconds that a client is told to wait when the queue is full or the server drains.
+    max_priority: most that a request's priority may be; those without one have 0.
+    shared_prefixes: requests of all keys share the prefix cache, where else each key has its own.
     log_prompts: requests' bodies go into the log. quiet_probes: /health, /ready and /metrics answered with 200 do not.
     """
 
@@ -31,6 +33,8 @@ class ServerOptions(StrictKeywords):
     request_timeout: float | None = None
     cors_origins: tuple[str, ...] = ()
     retry_after: int = 1
+    max_priority: int = 0
+    shared_prefixes: bool = False
     log_prompts: bool = False
     quiet_probes: bool = False
 
@@ -40,6 +44,8 @@ class ServerOptions(StrictKeywords):
         for name in ("max_body_size", "retry_after"):
             value = getattr(self, name)
             _check(name, value, is_int(value) and value > 0, "a positive integer")
+        in_range = is_int(self.max_priority) and 0 <= self.max_priority <= MAX_INT32
+        _check("max_priority", self.max_priority, in_range, "an integer from 0 to 2**31 - 1")
         _check("body_timeout", self.body_timeout, positive(self.body_timeout), "a positive number of seconds")
         if self.request_timeout is not None:
             _check("request_timeout", self.request_timeout, positive(self.request_timeout), "positive, or None")

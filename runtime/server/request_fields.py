@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from tensorwright.runtime.parameter_checks import SALT_LENGTH
+
 MOST_LOGPROBS = 20  # per token, as at OpenAI: every one makes an answer larger
 MOST_CHOICES = 128
 
@@ -60,7 +62,9 @@ class SamplingFields(StrictModel):
     model's own for temperature, top_p, top_k, min_p, repetition_penalty and the length of a chat's answer, if its
     generation_config.json names them and the server was not started with --generation-config neutral.
 
-    model: may be left out where there is one alone. priority: higher ones start first. user: taken and not used.
+    model: may be left out where there is one alone. priority: higher ones start first; the server says how high it may
+    be (--max-priority). cache_salt: requests share the prefix cache with those of the same salt; left out, with those of
+    the same key. user: taken and not used.
     guided_*: at most one of them and response_format; guided_whitespace_pattern says what stands between the parts of
     JSON.
     """
@@ -90,6 +94,7 @@ class SamplingFields(StrictModel):
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=1, lt=2**31)
     priority: int | None = Field(None, gt=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(None, min_length=1, max_length=SALT_LENGTH)
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
