@@ -181,6 +181,8 @@ class EngineClient:
                 for event in (*self._feeder.ended(), *events):
                     self._dispatch(event)
                 if stopped and not events:
+                    if not self._closing:
+                        logger.error("the engine stopped by itself: it %s", self._engine.cause)
                     break
         except BaseException as error:  # told to everybody who waits, and to whoever comes later
             self._cause = error

@@ -53,6 +53,10 @@ ENGINE: dict[str, Metric] = {
     "generated_tokens": _metric("generated_tokens_total", "counter", "Tokens sampled."),
     "prefill_tokens": _metric("prefill_tokens_total", "counter", "Prompt tokens computed, recomputed ones included."),
     "decode_tokens": _metric("decode_tokens_total", "counter", "Generated tokens that were computed."),
+    "sat_out": _metric(
+        "guided_sat_out_total", "counter", "Times that a guided completion sat out steps, its mask not being there."
+    ),
+    "invariant_checks": _metric("invariant_checks_total", "counter", "Checks of the engine's own counts."),
     "prefix_lookup_tokens": _metric("prefix_lookup_tokens_total", "counter", "Tokens looked up in the prefix cache."),
     "prefix_hit_tokens": _metric("prefix_hit_tokens_total", "counter", "Of those, tokens that were found."),
 }
@@ -77,6 +81,9 @@ BLOCKS: dict[str, Metric] = {
     "used_blocks": _metric("kv_blocks_used", "gauge", "KV blocks that requests use.", "window"),
 }
 USAGE = _metric("kv_usage_ratio", "gauge", "Share of the KV blocks that requests use, 0 to 1.", "window")
+VIOLATIONS = _metric(
+    "invariant_violations_total", "counter", "Checks that found a bug of the engine, which then stopped."
+)
 UP = _metric("engine_up", "gauge", "1 while the engine takes requests, 0 after it stopped.")
 
 _SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
@@ -95,16 +102,20 @@ REASONS = _metric(
 )
 ERRORS = _metric("request_errors_total", "counter", "Requests that ended with an error, by its class.", "error")
 
-GAUGES_AND_TOTALS: tuple[Metric, ...] = (*ENGINE.values(), COMPLETIONS, *BLOCKS.values(), USAGE, UP)
+GAUGES_AND_TOTALS: tuple[Metric, ...] = (*ENGINE.values(), COMPLETIONS, *BLOCKS.values(), USAGE, VIOLATIONS, UP)
 """What `engine_samples` gives: values as they stand."""
 OBSERVED: tuple[Metric, ...] = (QUEUE, TTFT, ITL, TPOT, DURATION, PROMPT, OUTPUT, CACHED, REASONS, ERRORS)
 """What `request_samples` gives: counters to add to, histograms to observe."""
 
 
-def engine_samples(stats: Mapping[str, Any] | None) -> Iterator[Sample]:
-    """LLM.get_stats() as samples; None of an engine that stopped, which has only UP."""
-    yield Sample(UP, 0.0 if stats is None else 1.0)
+def engine_samples(stats: Mapping[str, Any] | None, running: bool = True) -> Iterator[Sample]:
+    """LLM.get_stats() as samples. An engine that stopped has only UP and, where it stopped by itself, VIOLATIONS; one
+    that was shut down has no stats."""
+    yield Sample(UP, 1.0 if running and stats is not None else 0.0)
     if stats is None:
+        return
+    yield Sample(VIOLATIONS, float(stats["invariant_violations"]))
+    if not running:
         return
     for name, metric in ENGINE.items():
         yield Sample(metric, float(stats[name]))

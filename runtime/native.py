@@ -186,6 +186,7 @@ def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
     sampling.bad_words = request.bad_words
     sampling.timeout_s = -1.0 if params.timeout is None else float(params.timeout)
     sampling.priority = int(params.priority)
+    sampling.cache_salt = params.cache_salt or ""
     sampling.seed = None if params.seed is None else int(params.seed)
     sampling.stop_token_ids = list(params.stop_token_ids)
     sampling.ignore_eos = params.ignore_eos

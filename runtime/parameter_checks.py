@@ -96,6 +96,13 @@ def words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
     return tuple(word if isinstance(word, str) else token_ids(f"an entry of {name}", word, most) for word in value)
 
 
+def salt(name: str, value: Any) -> None:
+    """None, or a text that is not empty: that would look like none."""
+    must = f"a text of 1 to {bounds.SALT_LENGTH} characters, or None"
+    check(name, value, value is None or (isinstance(value, str) and 1 <= len(value) <= bounds.SALT_LENGTH), must)
+    check(name, value, value is None or not any("\ud800" <= letter <= "\udfff" for letter in value), "valid Unicode")
+
+
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """One text or several, none of them empty."""
     must = "a text or a list of texts, none empty"

@@ -29,6 +29,8 @@ SCHEMA_LENGTH = 2**18
 """Characters of a schema that comes as a text, blanks included."""
 GRAMMAR_CHOICES = 4096
 """Texts in `guided_choice`."""
+SALT_LENGTH = 256
+"""Characters of `cache_salt`."""
 
 # --- Ranges of numbers. The sampler computes in single precision, which takes these.
 

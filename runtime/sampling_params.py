@@ -54,6 +54,9 @@ class SamplingParams(StrictKeywords):
         finish_reason "timeout" and what it has; None: never. (A reason and not an error: one slow prompt of many
         must not cost the others their answers.)
     priority: higher ones start first, and are the last to give way when memory runs out.
+    cache_salt: a text of 1 to 256 characters. What the prefix cache keeps of this request is found by requests with the
+        same salt alone, so that nobody learns from speed or from `cached_tokens` what others asked; None: by those
+        without one. Strangers must not be able to guess it.
     truncate_prompt_tokens: use only the last k tokens of the prompt; None: all.
     detokenize: False leaves the text empty and needs no tokenizer.
     skip_special_tokens: leave special tokens out of the text (they stay in token_ids).
@@ -85,6 +88,7 @@ class SamplingParams(StrictKeywords):
     prompt_logprobs: int | None = None
     timeout: float | None = None
     priority: int = 0
+    cache_salt: str | None = None
     truncate_prompt_tokens: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -102,6 +106,7 @@ class SamplingParams(StrictKeywords):
         if self.timeout is not None:
             check_range("timeout", self.timeout, 0, bounds.MAX_TIMEOUT)
         check_int("priority", self.priority, -MAX_INT32, MAX_INT32, "a 32-bit integer")
+        checks.salt("cache_salt", self.cache_salt)
         if self.truncate_prompt_tokens is not None:
             check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_INT32, "a positive integer or None")
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):

@@ -95,6 +95,11 @@ APP_OPTIONS: OptionTable = {
         "--max-job-seconds",
         {"type": float, "default": 30.0, "help": "A thread that works on one request for longer: /ready says 503."},
     ),
+    "max_priority": ("--max-priority", {"type": int, "default": 0, "help": "Most that a request's priority may be."}),
+    "shared_prefixes": (
+        "--shared-prefixes",
+        {"is_flag": True, "help": "One prefix cache for all keys; without, each key has its own."},
+    ),
     "log_prompts": ("--log-prompts", {"is_flag": True, "help": "Bodies of requests go into the log."}),
     "quiet_probes": (
         "--quiet-probes",

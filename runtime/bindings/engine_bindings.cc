@@ -103,6 +103,7 @@ class PyEngine {
   bool is_here() const { return running_ && running_->is_here(); }
   bool called_here() const { return running_->python && running_->python->called_here(); }
   bool stopped() const { return running_->engine->stopped(); }
+  std::string cause() const { return running_->engine->cause(); }
   nb::dict stats() const;
   nb::dict facts() const;
   Profile& profile() const {
@@ -168,6 +169,9 @@ nb::dict PyEngine::stats() const {
   d["steps_rolled_back"] = s.steps.rolled_back;
   d["preemptions"] = s.steps.preemptions;
   d["generated_tokens"] = s.generated_tokens;
+  d["sat_out"] = s.sat_out;
+  d["invariant_checks"] = s.invariant_checks;
+  d["invariant_violations"] = s.invariant_violations;
   d["prefill_tokens"] = s.steps.prefill_tokens;
   d["decode_tokens"] = s.steps.decode_tokens;
   d["prefix_lookup_tokens"] = s.steps.prefix_lookup_tokens;
@@ -215,7 +219,9 @@ void bind_options(nb::module_& m) {
               "for tests: steps between forced preemptions, 0: none")
       .def_rw("debug_seed", &PyEngineOptions::debug_seed, "for tests: decides who is preempted")
       .def_rw("debug_stepped", &PyEngineOptions::debug_stepped,
-              "for tests: no thread of its own, Engine.turn() does what that would do");
+              "for tests: no thread of its own, Engine.turn() does what that would do")
+      .def_rw("debug_lose_block", &PyEngineOptions::debug_lose_block,
+              "for tests: the step after which a block is lost, 0: none");
 }
 
 std::vector<LogprobTuples> all_tuples(const std::vector<std::vector<TokenLogprob>>& tokens) {
@@ -270,7 +276,8 @@ void bind_engine(nb::module_& m) {
            "EngineStoppedError, before anything starts.")
       .def("set_mask", &PyEngine::set_mask, "request_id"_a, "completion"_a, "generated"_a, "bits"_a,
            "Which tokens a guided completion may have as token number `generated`, from 0: uint32 "
-           "[ceil(vocab_size / 32)], bit t % 32 of word t / 32 for token t. It is waited for. False if the "
+           "[ceil(vocab_size / 32)], bit t % 32 of word t / 32 for token t. Until it comes the completion "
+           "sits out steps. False if the "
            "completion is not alive. Raises InvalidRequestError.")
       .def("abort", &PyEngine::abort, "request_id"_a, "completion"_a = int32_t{Engine::kAll},
            "False if it is not alive; else its last event follows. completion: one that has tokens, -1: all.")
@@ -296,6 +303,7 @@ void bind_engine(nb::module_& m) {
       .def("turn", &PyEngine::turn,
            "For tests, with debug_stepped: one round of the loop. False: nothing to do, or it has ended.")
       .def_prop_ro("stopped", &PyEngine::stopped)
+      .def_prop_ro("cause", &PyEngine::cause, "Why it stopped; empty while it has not.")
       .def_prop_ro(
           "called_here", &PyEngine::called_here,
           "Whether the caller is inside this engine's executor, and so may not wait for the engine.");

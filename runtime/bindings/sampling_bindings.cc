@@ -86,18 +86,28 @@ void bind_parameters(nb::module_& m) {
       .def_rw("presence_penalty", &Sampling::presence_penalty, "0: off; over the output")
       .def_rw("frequency_penalty", &Sampling::frequency_penalty, "0: off; over the output")
       .def_rw("logit_bias", &Sampling::logit_bias, "(token, bias) pairs")
-      .def_rw("bad_words", &Sampling::bad_words, "lists of tokens that must not occur")
+      .def_prop_rw(
+          "bad_words", [](const Sampling& s) { return s.bad_words.words(); },
+          [](Sampling& s, std::vector<Ints> words) { s.bad_words = BannedWords(std::move(words)); },
+          "lists of tokens that must not occur")
       .def_prop_rw(
           "seed", [](const Sampling& s) { return s.seed; }, set_seed, nb::for_setter(nb::arg("seed").none()),
           "None: drawn once per request")
-      .def_rw("stop_token_ids", &Sampling::stop_token_ids, "end the request even with ignore_eos")
-      .def_rw("eos_token_ids", &Sampling::eos_token_ids)
+      .def_prop_rw(
+          "stop_token_ids", [](const Sampling& s) { return s.stop_token_ids.ids(); },
+          [](Sampling& s, Ints ids) { s.stop_token_ids = TokenSet(std::move(ids)); },
+          "ascending; end the request even with ignore_eos")
+      .def_prop_rw(
+          "eos_token_ids", [](const Sampling& s) { return s.eos_token_ids.ids(); },
+          [](Sampling& s, Ints ids) { s.eos_token_ids = TokenSet(std::move(ids)); }, "ascending")
       .def_rw("timeout_s", &Sampling::timeout_s, "from arrival to the end, negative: none")
       .def_rw("priority", &Sampling::priority, "higher ones start first")
       .def_rw("ignore_eos", &Sampling::ignore_eos)
       .def_rw("logprobs", &Sampling::logprobs,
               "-1: none, 0: of the sampled token, n: of the n likeliest as well")
       .def_rw("prompt_logprobs", &Sampling::prompt_logprobs, "the same of each prompt token but the first")
+      .def_rw("cache_salt", &Sampling::cache_salt,
+              "what the prefix cache remembers of it is found by requests with the same alone")
       .def_rw("guided", &Sampling::guided, "no token is sampled before its mask was set");
 }
 

@@ -45,20 +45,24 @@ BlockRef BlockAllocator::allocate() {
   int32_t block = free_.back();
   free_.pop_back();
   at(block).references = 1;
+  ++used_, ++all_references_;
   return BlockRef(this, block);
 }
 
 BlockRef BlockAllocator::share(int32_t block) {
   Block& b = at(block);
   require(b.references > 0 || b.kept, "only a used or idle block can be shared", block);
-  if (b.references++ == 0) --idle_;
+  if (b.references++ == 0) --idle_, ++used_;
+  ++all_references_;
   return BlockRef(this, block);
 }
 
 void BlockAllocator::release(int32_t block) {
   Block& b = at(block);
   require(b.references > 0, "a block must be released once per reference", block);
+  --all_references_;
   if (--b.references > 0) return;
+  --used_;
   if (b.kept) {
     ++idle_;
   } else {
@@ -70,12 +74,14 @@ void BlockAllocator::keep(int32_t block) {
   Block& b = at(block);
   require(b.references > 0 && !b.kept, "only a used block can be kept, once", block);
   b.kept = true;
+  ++all_kept_;
 }
 
 void BlockAllocator::forget(int32_t block) {
   Block& b = at(block);
   require(b.kept, "only a kept block can be forgotten", block);
   b.kept = false;
+  --all_kept_;
   if (b.references > 0) return;
   --idle_;
   free_.push_back(block);

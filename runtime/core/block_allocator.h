@@ -56,7 +56,9 @@ class BlockAllocator {
   int32_t total() const { return static_cast<int32_t>(blocks_.size()); }
   int32_t free() const { return static_cast<int32_t>(free_.size()); }
   int32_t idle() const { return idle_; }
-  int32_t used() const { return total() - free() - idle(); }
+  int32_t used() const { return used_; }
+  int64_t all_references() const { return all_references_; }
+  int32_t all_kept() const { return all_kept_; }
 
  private:
   struct Block {
@@ -68,7 +70,9 @@ class BlockAllocator {
 
   std::vector<Block> blocks_;
   std::vector<int32_t> free_;  // a stack: the block freed last is the warmest
-  int32_t idle_ = 0;
+  // Each is counted by itself, so that they can be held against each other.
+  int32_t idle_ = 0, used_ = 0, all_kept_ = 0;
+  int64_t all_references_ = 0;
 };
 
 // The blocks of one sequence in one group, in order of position. Frees them when it goes. Blocks that fell

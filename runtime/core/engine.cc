@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "runtime/core/error.h"
+#include "runtime/core/invariants.h"
 
 namespace tensorwright {
 
@@ -63,13 +64,25 @@ void Engine::submit(Request request) {
                     " requests (max_batch_size + max_queue_size) may be alive, got one more; "
                     "try again later");
   }
-  std::set<int32_t>& completions = alive_[request.id];
-  for (int32_t i = 0; i < request.sampling.n; ++i) completions.insert(i);
-  if (request.sampling.guided)
-    masks_.open(request.id, request.sampling.n, std::exchange(request.first_mask, {}));
-  inbox_.emplace_back(std::move(request), arrived);
+  take_in(std::move(request), arrived);
   wake_.notify_one();
   masks_.wake();  // its deadline counts from now on
+}
+
+// Where memory ends halfway, there is no such request.
+void Engine::take_in(Request request, Clock::time_point arrived) {
+  const int64_t id = request.id;
+  const int32_t n = request.sampling.n;
+  try {
+    std::set<int32_t>& completions = alive_[id];
+    for (int32_t i = 0; i < n; ++i) completions.insert(i);
+    if (request.sampling.guided) masks_.open(id, n, std::exchange(request.first_mask, {}));
+    inbox_.emplace_back(std::move(request), arrived);
+  } catch (...) {
+    for (int32_t i = 0; i < n; ++i) masks_.close(id, i);
+    alive_.erase(id);
+    throw;
+  }
 }
 
 bool Engine::abort(int64_t id, int32_t completion) {
@@ -109,6 +122,11 @@ EngineStats Engine::stats() const {
 bool Engine::stopped() const {
   std::lock_guard lock(mutex_);
   return state_ == State::kStopped;
+}
+
+std::string Engine::cause() const {
+  std::lock_guard lock(mutex_);
+  return cause_;
 }
 
 void Engine::begin_shutdown(bool drain) {
@@ -159,6 +177,8 @@ bool Engine::round() {
     }
     publish(&events);
     stop("was shut down");
+  } catch (const InvariantError& error) {
+    stop(std::string("died of: ") + error.what(), 1);
   } catch (const std::exception& error) {
     stop(std::string("died of: ") + error.what());
   } catch (...) {
@@ -212,11 +232,12 @@ SharedMask Engine::take_mask(int64_t id, int32_t completion, int32_t generated) 
   return masks_.take(id, completion, generated);
 }
 
-// The others' news are told before the wait; aborts, deadlines and shutdowns end it.
-void Engine::wait_for_masks(std::vector<Event>* events) {
+// The others' news are told before the wait; submissions, aborts, deadlines and shutdowns end it.
+bool Engine::wait_for_masks(Clock::time_point until, std::vector<Event>* events) {
   if (!events->empty()) publish(events);
-  masks_.wait(core_.next_deadline());
+  masks_.wait(std::min(until, core_.next_deadline()));
   hand_over(events);
+  return Clock::now() < until;
 }
 
 void Engine::publish(std::vector<Event>* events) {
@@ -235,6 +256,8 @@ void Engine::publish(std::vector<Event>* events) {
   }
   if (!events->empty()) news_.notify_all();
   events->clear();
+  check_equal("requests alive", static_cast<int64_t>(alive_.size()),
+              static_cast<int64_t>(core_.open() + inbox_.size()));
 }
 
 // It has ended: an abort comes too late, and the id may be used again.
@@ -249,7 +272,7 @@ void Engine::forget(Name name) {
 }
 
 // The loop's last act. Whoever is alive still, hears of it.
-void Engine::stop(const std::string& cause) {
+void Engine::stop(const std::string& cause, int64_t violations) {
   std::lock_guard lock(mutex_);
   state_ = State::kStopped;
   cause_ = cause;
@@ -271,6 +294,7 @@ void Engine::stop(const std::string& cause) {
   alive_.clear();
   masks_.close_all();
   stats_.running = stats_.waiting = 0;
+  stats_.invariant_violations = violations;
   inbox_.clear();
   news_.notify_all();
 }

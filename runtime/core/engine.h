@@ -35,9 +35,9 @@ class Engine : private MaskSource {
   bool abort(int64_t id, int32_t completion = kAll);
   static constexpr int32_t kAll = -1;
   // The mask of token number `generated` (from 0) of a guided request's completion. The loop computes that
-  // token's logits meanwhile and then waits for the mask: until it comes, or the request ends. False if the
-  // completion is not alive. Throws Error{"InvalidRequestError"}: a wrong length, a token sampled already, a
-  // request that is not guided.
+  // token's logits meanwhile. A completion whose mask comes later sits out the steps until then; the others
+  // go on. False if the completion is not alive. Throws Error{"InvalidRequestError"}: a wrong length, a token
+  // sampled already, a request that is not guided.
   bool set_mask(int64_t id, int32_t completion, int32_t generated, MaskWords words);
   // All news so far, in order per completion; waits up to `timeout_s` for some. Empty at once if the engine
   // has stopped and everything was fetched.
@@ -46,6 +46,7 @@ class Engine : private MaskSource {
   const ModelFacts& facts() const { return facts_; }
   const std::vector<GroupShape>& groups() const { return groups_; }
   bool stopped() const;
+  std::string cause() const;  // why it stopped; empty while it has not
 
   // Refuses new requests; the loop ends once all requests are done, or without `drain` at once. Does not wait.
   void begin_shutdown(bool drain);
@@ -60,16 +61,17 @@ class Engine : private MaskSource {
   using Name = std::pair<int64_t, int32_t>;  // request, completion or kAll
   enum class State { kServing, kDraining, kAborting, kStopped };
 
+  void take_in(Request request, Clock::time_point arrived);
   void loop();
   bool round();
   bool has_work() const;
   bool take_inbox(std::vector<Event>* events);
   State hand_over(std::vector<Event>* events);
   SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) override;
-  void wait_for_masks(std::vector<Event>* events) override;
+  bool wait_for_masks(Clock::time_point until, std::vector<Event>* events) override;
   void publish(std::vector<Event>* events);
   void forget(Name name);
-  void stop(const std::string& cause);
+  void stop(const std::string& cause, int64_t violations = 0);
 
   EngineCore core_;  // the loop's alone once the thread runs
   const ModelFacts facts_;

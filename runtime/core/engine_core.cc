@@ -5,6 +5,8 @@
 #include <random>
 #include <stdexcept>
 
+#include "runtime/core/invariants.h"
+
 namespace tensorwright {
 
 namespace {
@@ -13,6 +15,9 @@ uint64_t random_seed() {
   std::random_device device;
   return uint64_t{device()} << 32 | device();
 }
+
+// Steps between two checks of the invariants: a check takes about a microsecond.
+constexpr int64_t kCheckEvery = 16;
 
 Clock::time_point deadline(Clock::time_point start, double seconds) {
   return start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -29,7 +34,10 @@ Error as_error(const std::exception& error) {
 }
 
 EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks)
-    : executor_(std::move(executor)), samplers_(static_cast<size_t>(executor_->threads())), masks_(masks) {
+    : executor_(std::move(executor)),
+      samplers_(static_cast<size_t>(executor_->threads())),
+      masks_(masks),
+      debug_lose_block_(options.debug_lose_block) {
   validate_options(options);
   const ModelFacts& facts = executor_->facts();
   shapes_ = share_blocks(facts, options);
@@ -53,12 +61,14 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
   sequence->id = request.id;
   sequence->tokens = std::move(request.prompt);
   sequence->prompt_tokens = sequence->size();
-  sequence->sampling = std::move(request.sampling);
-  sequence->seed = sequence->sampling.seed ? *sequence->sampling.seed : random_seed();
-  sequence->forks = sequence->sampling.n - 1;
-  open_.emplace(sequence->id, sequence->sampling.n);
+  const Sampling& sampling =
+      *(sequence->sampling = std::make_shared<const Sampling>(std::move(request.sampling)));
+  sequence->seed = sampling.seed ? *sampling.seed : random_seed();
+  sequence->forks = sampling.n - 1;
+  open_.emplace(sequence->id, sampling.n);
+  ++added_;
   sequence->arrived = arrived;
-  if (sequence->sampling.timeout_s >= 0) sequence->deadline = deadline(arrived, sequence->sampling.timeout_s);
+  if (sampling.timeout_s >= 0) sequence->deadline = deadline(arrived, sampling.timeout_s);
   scheduler_->add(std::move(sequence));
 }
 
@@ -140,6 +150,23 @@ Clock::time_point EngineCore::next_deadline() const {
 
 void EngineCore::step(std::vector<Event>* events) {
   if (idle()) return;
+  take_step(events);
+  if (++calls_ % kCheckEvery == 0 || calls_ == debug_lose_block_) check();
+}
+
+void EngineCore::check() {
+  if (calls_ == debug_lose_block_) kv_->make_writable(debug_lost_, 0, 1);
+  ++checks_;
+  scheduler_->check();
+  int64_t sequences = 0, completions = 0;
+  scheduler_->for_each([&](const Sequence& sequence) { sequences += sequence.places(); });
+  for (const auto& [id, left] : open_) completions += left;
+  check_equal("completions of open requests", completions, sequences);
+  check_equal("requests that ended or are open",
+              finished_ + aborted_ + timed_out_ + failed_ + static_cast<int64_t>(open_.size()), added_);
+}
+
+void EngineCore::take_step(std::vector<Event>* events) {
   StepPlan plan;
   std::vector<Name> names;
   try {
@@ -147,12 +174,19 @@ void EngineCore::step(std::vector<Event>* events) {
   } catch (const std::logic_error&) {  // our own
     throw;
   } catch (const std::exception&) {  // a block could not be copied
+    forget_preempted();
     names = alive([](const Sequence& sequence) { return sequence.computed > 0; });
     run_each(names, events);
     return;
   }
-  if (plan.chunks.empty())
-    throw std::logic_error("[engine] the scheduler has sequences but no step for them");
+  forget_preempted();
+  if (plan.chunks.empty()) {
+    if (pending_.empty()) throw std::logic_error("[engine] the scheduler has sequences but no step for them");
+    if (draw_ready(events)) return;  // a mask may have come since the last look, with nobody waiting for it
+    masks_->wait_for_masks(Clock::time_point::max(), events);
+    draw_ready(events);
+    return;
+  }
   for (const PlannedChunk& chunk : plan.chunks)
     names.emplace_back(chunk.sequence->id, chunk.sequence->completion);
   if (!run(plan, names.size() == 1, events)) run_each(names, events);
@@ -185,6 +219,7 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     rows += chunk.prompt_rows + chunk.last();
   }
   LogitRows logits;
+  const Clock::time_point start = Clock::now();
   try {
     logits = execute(plan, rows);
   } catch (const std::exception& error) {
@@ -195,7 +230,7 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
     return false;
   }
   scheduler_->commit(plan);
-  take_rows(wanted, logits, events);
+  take_rows(wanted, logits, Clock::now() - start, events);
   return true;
 }
 
@@ -231,6 +266,8 @@ EngineStats EngineCore::stats() const {
   stats.timed_out = timed_out_;
   stats.failed = failed_;
   stats.generated_tokens = generated_;
+  stats.sat_out = sat_out_;
+  stats.invariant_checks = checks_;
   stats.steps = scheduler_->stats();
   return stats;
 }

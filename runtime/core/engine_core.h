@@ -36,6 +36,8 @@ struct EngineStats {
   int64_t evictions = 0;
   int64_t finished = 0, aborted = 0, timed_out = 0, failed = 0;  // requests, by their last completion's end
   int64_t generated_tokens = 0;
+  int64_t sat_out = 0;  // times that a sequence was put aside until its mask comes
+  int64_t invariant_checks = 0, invariant_violations = 0;  // a violation stops the engine
   SchedulerStats steps;
 };
 
@@ -66,6 +68,11 @@ class EngineCore {
   // The first moment at which expire() would end something.
   Clock::time_point next_deadline() const;
 
+  // Requests added, some completion of which has not ended.
+  size_t open() const { return open_.size(); }
+  // Throws InvariantError unless blocks, sequences and open requests agree. step() calls it now and then.
+  void check();
+
   bool idle() const { return scheduler_->idle(); }
   EngineStats stats() const;
 
@@ -84,22 +91,30 @@ class EngineCore {
   // A row that a sequence's next token comes from, and what the sampler gave or threw.
   struct Draw {
     Sequence* sequence;
-    int32_t row;
-    SharedMask mask;  // null: none
-    Sample sample;
-    std::exception_ptr error;
+    std::span<const float> row;  // [vocab_size] of the executor's logits, or of `kept`
+    SharedMask mask = nullptr;   // null: none
+    Sample sample = {};
+    std::exception_ptr error = nullptr;
+    std::shared_ptr<const std::vector<float>> kept = nullptr;  // of one that sits out steps
   };
   using Name = std::pair<int64_t, int32_t>;  // request, completion
 
   bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
+  void take_step(std::vector<Event>* events);
   void run_each(const std::vector<Name>& names, std::vector<Event>* events);
   std::vector<Name> alive(const std::function<bool(const Sequence&)>& wanted) const;
   LogitRows execute(const StepPlan& plan, int32_t rows);
-  void take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits, std::vector<Event>* events);
-  void fork(Sequence& first, int32_t row);
+  void take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits, Clock::duration computing,
+                 std::vector<Event>* events);
+  void fork(Sequence& first, std::span<const float> row);
+  bool draw_ready(std::vector<Event>* events);
+  bool all_wait() const;
+  void await_masks(Clock::time_point until, std::vector<Event>* events);
+  void sit_out(std::vector<Event>* events);
+  void forget_preempted();
   std::vector<Draw> take_ready();
-  void take_tokens(std::vector<Draw> draws, const LogitRows& logits, std::vector<Event>* events);
-  Sample sample(const Draw& draw, const LogitRows& logits, int thread);
+  void take_tokens(std::vector<Draw> draws, std::vector<Event>* events);
+  Sample sample(const Draw& draw, int thread);
   std::span<const float> values(const LogitRows& logits, int32_t row) const;
   void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
                             std::vector<Event>* events);
@@ -117,9 +132,12 @@ class EngineCore {
   std::vector<Sampler> samplers_;         // one per thread of the executor
   Step step_;
   MaskSource* masks_;
-  std::vector<Draw> pending_;                  // of the step under way; not of sequences that have ended
+  std::vector<Draw> pending_;                  // without a mask yet; not of sequences that have ended
   std::unordered_map<int64_t, int32_t> open_;  // request -> completions that have not ended
-  int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0;
+  int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0, sat_out_ = 0;
+  int64_t added_ = 0, calls_ = 0, checks_ = 0;
+  const int32_t debug_lose_block_;
+  SequenceBlocks debug_lost_;
 };
 
 }  // namespace tensorwright

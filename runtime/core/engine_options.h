@@ -24,6 +24,7 @@ struct EngineOptions {
   int32_t debug_preempt_every = 0;  // steps between forced preemptions; 0: none
   uint64_t debug_seed = 0;          // who is preempted
   bool debug_stepped = false;       // no thread of its own: Engine::turn() does what that would do
+  int32_t debug_lose_block = 0;     // the step after which a block is lost, which check() must find; 0: none
 };
 
 // Throws Error{"InvalidOptionError"}.

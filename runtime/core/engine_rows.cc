@@ -1,5 +1,6 @@
 // EngineCore's last part of a step: from logit rows to logprobs, tokens and events.
 #include <algorithm>
+#include <new>
 
 #include "runtime/core/engine_core.h"
 
@@ -7,13 +8,16 @@ namespace tensorwright {
 
 namespace {
 
-bool contains(const std::vector<int32_t>& ids, int32_t id) { return std::ranges::find(ids, id) != ids.end(); }
+// A mask that is late is waited for this part of the time that its row took, at most: the other rows of the
+// step wait with it. A sequence that sits out loses a step, and the steps it is in are the fuller for the
+// wait.
+constexpr int kGraceShare = 2;
 
 // Why the sequence is done after its last token, "" if it is not.
 const char* finish_reason(const Sequence& sequence, int32_t max_seq_len) {
-  const Sampling& s = sequence.sampling;
+  const Sampling& s = *sequence.sampling;
   int32_t token = sequence.tokens.back();
-  if (contains(s.stop_token_ids, token) || (!s.ignore_eos && contains(s.eos_token_ids, token))) return "stop";
+  if (s.stop_token_ids.contains(token) || (!s.ignore_eos && s.eos_token_ids.contains(token))) return "stop";
   if (sequence.generated() >= s.max_tokens || sequence.size() >= max_seq_len) return "length";
   return "";
 }
@@ -24,39 +28,79 @@ std::span<const float> EngineCore::values(const LogitRows& logits, int32_t row) 
   return {logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size)};
 }
 
-// Tells of prompt positions. Then what needs no mask, or has it, is drawn; then the masks of the others are
-// waited for.
+// Tells of prompt positions and draws from the other rows. `computing`: how long the rows took.
 void EngineCore::take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits,
-                           std::vector<Event>* events) {
-  pending_.clear();
+                           Clock::duration computing, std::vector<Event>* events) {
   std::vector<Failure> failures;
   int32_t row = 0;
   for (auto [sequence, prompt, sampled] : wanted) {
     try {
       take_prompt_logprobs(*sequence, logits, row, prompt, events);
-      if (sampled) fork(*sequence, row + prompt);
+      if (sampled) fork(*sequence, values(logits, row + prompt));
     } catch (const std::exception& error) {
       failures.push_back({sequence->id, as_error(error)});
     }
     row += prompt + sampled;
   }
   end_failed(failures, events);
-  while (!pending_.empty()) {
-    std::vector<Draw> ready = take_ready();
-    if (!ready.empty()) {
-      take_tokens(std::move(ready), logits, events);
-    } else {
-      masks_->wait_for_masks(events);  // it may end some: close_one() takes those from pending_
-    }
+  await_masks(Clock::now() + computing / kGraceShare, events);
+  sit_out(events);
+}
+
+// Draws from the rows that need no mask or have it. Those of this step that have none are waited for until
+// `until`; a mask that missed a step already is not, unless nobody else is there.
+void EngineCore::await_masks(Clock::time_point until, std::vector<Event>* events) {
+  while (true) {
+    if (draw_ready(events)) continue;
+    bool late = std::ranges::all_of(pending_, [](const Draw& draw) { return draw.kept != nullptr; });
+    bool alone = !pending_.empty() && all_wait();
+    if (late && !alone) return;
+    if (masks_->wait_for_masks(alone ? Clock::time_point::max() : until, events)) continue;
+    draw_ready(events);
+    return;
   }
 }
 
+bool EngineCore::all_wait() const {
+  return pending_.size() == static_cast<size_t>(scheduler_->running()) + scheduler_->waiting();
+}
+
+// False if there were none.
+bool EngineCore::draw_ready(std::vector<Event>* events) {
+  std::vector<Draw> ready = take_ready();
+  if (ready.empty()) return false;
+  take_tokens(std::move(ready), events);
+  return true;
+}
+
+// The rows that are left are kept until their masks come: the executor's are gone with the next step. Their
+// sequences have no token to compute, so the scheduler passes them over.
+void EngineCore::sit_out(std::vector<Event>* events) {
+  std::vector<Failure> failures;
+  for (Draw& draw : pending_) {
+    if (draw.kept) continue;
+    try {
+      draw.kept = std::make_shared<const std::vector<float>>(draw.row.begin(), draw.row.end());
+      draw.row = *draw.kept;
+      ++sat_out_;
+    } catch (const std::bad_alloc& error) {
+      failures.push_back({draw.sequence->id, as_error(error)});
+    }
+  }
+  end_failed(failures, events);
+}
+
+// Who was preempted computes its row again.
+void EngineCore::forget_preempted() {
+  std::erase_if(pending_, [](const Draw& draw) { return draw.sequence->pending() > 0; });
+}
+
 // The sequences that fork off this one, if any, draw from the same row.
-void EngineCore::fork(Sequence& first, int32_t row) {
+void EngineCore::fork(Sequence& first, std::span<const float> row) {
   std::vector<Sequence*> sequences = scheduler_->fork(first);
   for (Sequence* fork : sequences) fork->seed = completion_seed(fork->seed, fork->completion);
   sequences.insert(sequences.begin(), &first);
-  for (Sequence* sequence : sequences) pending_.push_back({sequence, row, nullptr, {}, nullptr});
+  for (Sequence* sequence : sequences) pending_.push_back({sequence, row});
 }
 
 // Those of pending_ that can be drawn from now.
@@ -64,7 +108,7 @@ std::vector<EngineCore::Draw> EngineCore::take_ready() {
   std::vector<Draw> ready, rest;
   for (Draw& draw : pending_) {
     const Sequence& sequence = *draw.sequence;
-    bool guided = sequence.sampling.guided;
+    bool guided = sequence.sampling->guided;
     if (guided) draw.mask = masks_->take_mask(sequence.id, sequence.completion, sequence.generated());
     (guided && !draw.mask ? rest : ready).push_back(std::move(draw));
   }
@@ -74,11 +118,11 @@ std::vector<EngineCore::Draw> EngineCore::take_ready() {
 
 // Draws from all rows at once, on the executor's threads. A failure ends the whole request, after all rows:
 // others of it may be among them.
-void EngineCore::take_tokens(std::vector<Draw> draws, const LogitRows& logits, std::vector<Event>* events) {
+void EngineCore::take_tokens(std::vector<Draw> draws, std::vector<Event>* events) {
   executor_->run_tasks(static_cast<int>(draws.size()), [&](int task, int thread) {
     Draw& mine = draws[static_cast<size_t>(task)];
     try {
-      mine.sample = sample(mine, logits, thread);
+      mine.sample = sample(mine, thread);
     } catch (...) {
       mine.error = std::current_exception();
     }
@@ -100,12 +144,12 @@ void EngineCore::end_failed(const std::vector<Failure>& failures, std::vector<Ev
   for (const Failure& failure : failures) end(failure.id, &failure.error, events);
 }
 
-Sample EngineCore::sample(const Draw& draw, const LogitRows& logits, int thread) {
+Sample EngineCore::sample(const Draw& draw, int thread) {
   const Sequence& sequence = *draw.sequence;
   std::span<const uint32_t> mask;
   if (draw.mask) mask = *draw.mask;
-  return samplers_[static_cast<size_t>(thread)].sample(values(logits, draw.row), sequence.sampling,
-                                                       sequence.seed, sequence.size(),
+  return samplers_[static_cast<size_t>(thread)].sample(draw.row, *sequence.sampling, sequence.seed,
+                                                       sequence.size(),
                                                        {sequence.tokens, sequence.prompt_tokens}, mask);
 }
 
@@ -117,7 +161,7 @@ void EngineCore::take_prompt_logprobs(Sequence& sequence, const LogitRows& logit
   for (int32_t i = 0; i < rows; ++i) {
     int32_t next = sequence.tokens[sequence.scored + i + 1];
     event.prompt_logprobs.push_back(
-        samplers_[0].score(values(logits, row + i), next, sequence.sampling.prompt_logprobs));
+        samplers_[0].score(values(logits, row + i), next, sequence.sampling->prompt_logprobs));
   }
   sequence.scored += rows;
   events->push_back(std::move(event));
@@ -129,7 +173,7 @@ void EngineCore::take_token(Sequence& sequence, Sample sample, std::vector<Event
   if (sequence.first_token_s < 0) sequence.first_token_s = sequence.since_arrival();
   Event event = event_of(sequence);
   event.tokens = {sample.token};
-  if (sequence.sampling.logprobs >= 0) event.logprobs.push_back(std::move(sample.logprobs));
+  if (sequence.sampling->logprobs >= 0) event.logprobs.push_back(std::move(sample.logprobs));
   event.finish = finish_reason(sequence, facts().max_seq_len);
   if (event.finish == "stop") event.stop_token = sample.token;
   events->push_back(std::move(event));

@@ -4,6 +4,8 @@
 #include <ranges>
 #include <stdexcept>
 
+#include "runtime/core/invariants.h"
+
 namespace tensorwright {
 
 KvBlocks::KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool prefix_cache,
@@ -36,12 +38,12 @@ bool KvBlocks::ends_hit(const std::vector<PrefixTree::Node*>& path, size_t lengt
   return true;
 }
 
-KvBlocks::Match KvBlocks::match(std::span<const int32_t> tokens) const {
+KvBlocks::Match KvBlocks::match(std::span<const int32_t> tokens, std::string_view salt) const {
   Match match;
   match.first.resize(groups_.size());
   match.idle.resize(groups_.size());
   if (!tree_ || tokens.empty()) return match;
-  match.path = tree_->match(tokens.first(tokens.size() - 1));
+  match.path = tree_->match(tokens.first(tokens.size() - 1), salt);
   while (!ends_hit(match.path, match.path.size())) match.path.pop_back();
   auto length = static_cast<int32_t>(match.path.size());
   for (size_t group = 0; group < groups_.size(); ++group) {
@@ -121,14 +123,14 @@ void KvBlocks::shrink(SequenceBlocks& held, int32_t blocks) {
   for (BlockTable& table : held.tables) table.truncate(blocks);
 }
 
-void KvBlocks::publish(SequenceBlocks& held, std::span<const int32_t> tokens) {
+void KvBlocks::publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt) {
   if (!tree_) return;
   std::vector<int32_t> blocks(groups_.size());
   while (static_cast<size_t>(held.published + 1) * block_size_ <= tokens.size()) {
     int32_t index = held.published;
     for (size_t group = 0; group < groups_.size(); ++group) blocks[group] = held.tables[group][index];
     auto content = tokens.subspan(static_cast<size_t>(index) * block_size_, block_size_);
-    held.tail = tree_->insert(held.tail, content, blocks);
+    held.tail = tree_->insert(held.tail, content, blocks, salt);
     for (size_t group = 0; group < groups_.size(); ++group) {
       if (held.tail->blocks[group] != blocks[group])
         held.tables[group].replace(index, tree_->share(held.tail, group));
@@ -164,6 +166,15 @@ void KvBlocks::release(SequenceBlocks& held) {
       if (i >= first[group]) tree_->let_go(node, group);
     }
   }
+}
+
+void KvBlocks::check(int32_t index, int64_t held) const {
+  const BlockAllocator& group = groups_[index];
+  check_equal("free, idle and used blocks of a group, added up,",
+              int64_t{group.free()} + group.idle() + group.used(), group.total());
+  check_equal("references to blocks of a group", group.all_references(), held);
+  check_equal("blocks kept for the prefix cache", group.all_kept(), tree_ ? tree_->remembered(index) : 0);
+  check_equal("idle blocks of a group", group.idle(), tree_ ? tree_->idle(index) : 0);
 }
 
 }  // namespace tensorwright

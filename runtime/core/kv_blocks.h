@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -30,10 +31,10 @@ class KvBlocks {
   using Copy = std::function<void(int32_t group, int32_t from, int32_t to)>;
 
   KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool prefix_cache,
-           PrefixTree::Hash hash = PrefixTree::default_hash);
+           PrefixTree::Hash hash = secret_hash);
   // Groups alike, without windows.
   KvBlocks(int32_t groups, int32_t blocks, int32_t block_size, bool prefix_cache,
-           PrefixTree::Hash hash = PrefixTree::default_hash)
+           PrefixTree::Hash hash = secret_hash)
       : KvBlocks(std::vector<GroupShape>(groups, {blocks}), block_size, prefix_cache, hash) {}
   // Copies a block, before whatever is computed later. Needed by those that fork.
   void on_copy(Copy copy) { copy_ = std::move(copy); }
@@ -49,14 +50,15 @@ class KvBlocks {
   int32_t groups() const { return static_cast<int32_t>(groups_.size()); }
   int64_t evictions() const { return tree_ ? tree_->evictions() : 0; }
 
-  // The longest remembered prefix of full blocks that leaves at least one token to compute. Of a group with a
-  // window, only the blocks are needed that a position behind the prefix sees.
+  // The longest remembered prefix of full blocks, by a sequence of the same salt, that leaves at least one
+  // token to compute. Of a group with a window, only the blocks are needed that a position behind the prefix
+  // sees.
   struct Match {
     std::vector<PrefixTree::Node*> path;
     std::vector<int32_t> first;  // [cache groups]: first entry that attach fills
     std::vector<int32_t> idle;   // [cache groups]: blocks that attach would take out of available()
   };
-  Match match(std::span<const int32_t> tokens) const;
+  Match match(std::span<const int32_t> tokens, std::string_view salt = {}) const;
   // Gives an empty sequence the matched blocks.
   void attach(const Match& match, SequenceBlocks& held);
   // The same blocks for another sequence.
@@ -74,11 +76,14 @@ class KvBlocks {
   // Remembers the full blocks of `tokens`, all of them computed. A block that the tree already has by the
   // same tokens is given up for the tree's: same bits, and every ancestor of what a sequence holds stays
   // held.
-  void publish(SequenceBlocks& held, std::span<const int32_t> tokens);
+  void publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt = {});
   // Lets go of what no position from `next` on sees, but for the last published block: it keeps the
   // sequence's place in the tree.
   void drop_unseen(SequenceBlocks& held, int32_t next);
   void release(SequenceBlocks& held);
+  // Throws InvariantError unless every block of a group is free, idle or used, and these agree with the tree
+  // and with `held`, the references that sequences have to blocks of the group.
+  void check(int32_t group, int64_t held) const;
 
  private:
   int32_t first_needed(size_t group, int32_t next, int32_t published) const;

@@ -30,12 +30,6 @@ bool any_left(std::span<const float> row) {
   return false;
 }
 
-// Whether the sequence ends in all of the word but its last token.
-bool about_to_complete(std::span<const int32_t> tokens, const std::vector<int32_t>& word) {
-  size_t prefix = word.size() - 1;
-  return prefix <= tokens.size() && std::equal(word.begin(), word.end() - 1, tokens.end() - prefix);
-}
-
 }  // namespace
 
 bool LogitProcessors::change_row(const Sampling& sampling, const History& history,
@@ -99,13 +93,11 @@ void LogitProcessors::occurrences(const Sampling& sampling, const History& histo
 }
 
 void LogitProcessors::ban(const Sampling& sampling, const History& history) {
-  for (const std::vector<int32_t>& word : sampling.bad_words) {
-    if (about_to_complete(history.tokens, word)) row_[word.back()] = kLowest;
-  }
+  sampling.bad_words.for_each_last(history.tokens, [&](int32_t token) { row_[token] = kLowest; });
   if (!too_short(sampling, history)) return;
-  for (int32_t token : sampling.stop_token_ids) row_[token] = kLowest;
+  for (int32_t token : sampling.stop_token_ids.ids()) row_[token] = kLowest;
   if (sampling.ignore_eos) return;
-  for (int32_t token : sampling.eos_token_ids) row_[token] = kLowest;
+  for (int32_t token : sampling.eos_token_ids.ids()) row_[token] = kLowest;
 }
 
 }  // namespace tensorwright

@@ -3,6 +3,7 @@
 #ifndef TENSORWRIGHT_RUNTIME_CORE_MASK_SOURCE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_MASK_SOURCE_H_
 
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -17,10 +18,10 @@ class MaskSource {
   // The mask of a completion's token number `generated`, null if it is not there. Once given, it is not asked
   // for again.
   virtual SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) = 0;
-  // Called in the middle of a step while masks are missing, with the step's events so far; returns when one
-  // may have come. May call add, end, end_completion, end_all and expire of the core: a row whose completion
-  // ends so is given up.
-  virtual void wait_for_masks(std::vector<Event>* events) = 0;
+  // Called in or between steps while masks are missing, with the events so far; returns when one may have
+  // come. False: it is `until`, and who has no mask sits out. May call add, end, end_completion, end_all and
+  // expire of the core: a row whose completion ends so is given up.
+  virtual bool wait_for_masks(std::chrono::steady_clock::time_point until, std::vector<Event>* events) = 0;
 };
 
 }  // namespace tensorwright

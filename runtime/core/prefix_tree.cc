@@ -6,20 +6,12 @@
 
 namespace tensorwright {
 
-uint64_t PrefixTree::default_hash(uint64_t parent, std::span<const int32_t> tokens) {
-  uint64_t h = parent * 0x9e3779b97f4a7c15u + tokens.size();
-  for (int32_t token : tokens) {
-    h = (h ^ static_cast<uint32_t>(token)) * 0xff51afd7ed558ccdu;
-    h ^= h >> 32;
-  }
-  return h;
-}
-
 PrefixTree::PrefixTree(std::deque<BlockAllocator>& groups, int32_t block_size, Hash hash,
                        std::vector<int32_t> windows)
     : groups_(groups), block_size_(block_size), hash_(hash), windows_(std::move(windows)) {
   windows_.resize(groups.size());
   idle_.resize(groups.size());
+  remembered_.resize(groups.size());
 }
 
 PrefixTree::~PrefixTree() {
@@ -28,21 +20,30 @@ PrefixTree::~PrefixTree() {
   }
 }
 
-PrefixTree::Node* PrefixTree::find(const Node* parent, std::span<const int32_t> tokens, uint64_t key) const {
+uint64_t PrefixTree::key_of(const Node* parent, std::string_view salt,
+                            std::span<const int32_t> tokens) const {
+  return hash_(parent ? parent->number : salt.empty() ? 0 : secret_hash(salt), tokens);
+}
+
+// salt: of a first block, else not looked at.
+PrefixTree::Node* PrefixTree::find(const Node* parent, std::string_view salt, std::span<const int32_t> tokens,
+                                   uint64_t key) const {
   auto [first, last] = nodes_.equal_range(key);
   for (auto it = first; it != last; ++it) {
     Node* node = it->second.get();
-    if (node->parent == parent && std::ranges::equal(node->tokens, tokens)) return node;
+    if (node->parent != parent || (!parent && node->salt != salt)) continue;
+    if (std::ranges::equal(node->tokens, tokens)) return node;
   }
   return nullptr;
 }
 
-std::vector<PrefixTree::Node*> PrefixTree::match(std::span<const int32_t> tokens) const {
+std::vector<PrefixTree::Node*> PrefixTree::match(std::span<const int32_t> tokens,
+                                                 std::string_view salt) const {
   std::vector<Node*> path;
   Node* parent = nullptr;
   for (size_t at = 0; at + block_size_ <= tokens.size(); at += block_size_) {
     auto block = tokens.subspan(at, block_size_);
-    Node* node = find(parent, block, hash_(parent ? parent->number : 0, block));
+    Node* node = find(parent, salt, block, key_of(parent, salt, block));
     if (!node) break;
     path.push_back(node);
     parent = node;
@@ -51,16 +52,17 @@ std::vector<PrefixTree::Node*> PrefixTree::match(std::span<const int32_t> tokens
 }
 
 PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> tokens,
-                                     std::span<const int32_t> blocks) {
+                                     std::span<const int32_t> blocks, std::string_view salt) {
   if (tokens.size() != static_cast<size_t>(block_size_) || blocks.size() != groups_.size()) {
     throw std::logic_error("[prefix_tree] a node holds one full block per cache group");
   }
-  uint64_t key = hash_(parent ? parent->number : 0, tokens);
-  Node* node = find(parent, tokens, key);
+  uint64_t key = key_of(parent, salt, tokens);
+  Node* node = find(parent, salt, tokens, key);
   if (!node) {
     auto owned = std::make_unique<Node>();
     node = owned.get();
     node->parent = parent;
+    if (!parent) node->salt = salt;
     node->number = ++numbers_;
     node->key = key;
     node->tokens.assign(tokens.begin(), tokens.end());
@@ -73,6 +75,7 @@ PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> toke
     if (node->blocks[group] != kHole) continue;
     groups_[group].keep(blocks[group]);
     node->blocks[group] = blocks[group];
+    ++remembered_[group];
   }
   return node;
 }
@@ -104,7 +107,10 @@ bool PrefixTree::evict(size_t group) {
 
 void PrefixTree::forget(Node* node, size_t group) {
   if (node->idle[group] != 0) idle_[group].erase(node->idle[group]);
-  if (node->blocks[group] != kHole) groups_[group].forget(node->blocks[group]);
+  if (node->blocks[group] != kHole) {
+    groups_[group].forget(node->blocks[group]);
+    --remembered_[group];
+  }
   node->idle[group] = 0;
   node->blocks[group] = kHole;
 }

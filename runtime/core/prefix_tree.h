@@ -1,6 +1,7 @@
 // What the KV cache remembers: a tree whose nodes are full blocks of tokens, each under the block before it.
 //
 // A hash only narrows the search; the tokens are compared, so a collision costs time and never a wrong hit.
+// Each salt has roots of its own, and is compared too: sequences of two salts never share a block.
 //
 // Idle blocks (remembered, held by nobody) are listed per cache group in the order in which they were let go,
 // the oldest first to be evicted. Without a window, whoever holds a node's block holds its ancestors' too and
@@ -14,10 +15,13 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "runtime/core/block_allocator.h"
+#include "runtime/core/secret_hash.h"
 
 namespace tensorwright {
 
@@ -29,26 +33,27 @@ class PrefixTree {
     uint64_t number = 0;     // unlike the address never used again
     uint64_t key = 0;        // hash of parent and tokens
     int32_t children = 0;
+    std::string salt;             // of a first block; those below it have its
     std::vector<int32_t> tokens;  // [block_size]
     std::vector<int32_t> blocks;  // [cache groups], kHole if evicted
     std::vector<uint64_t> idle;   // [cache groups], tick at which it was let go, 0 if somebody holds it
   };
   using Hash = uint64_t (*)(uint64_t parent, std::span<const int32_t> tokens);
-  static uint64_t default_hash(uint64_t parent, std::span<const int32_t> tokens);
 
   // `groups` outlives the tree; windows: per group, 0 for none, all 0 if empty. `hash` is a parameter so that
   // tests can make it collide.
-  PrefixTree(std::deque<BlockAllocator>& groups, int32_t block_size, Hash hash = default_hash,
+  PrefixTree(std::deque<BlockAllocator>& groups, int32_t block_size, Hash hash = secret_hash,
              std::vector<int32_t> windows = {});
   ~PrefixTree();
   PrefixTree(const PrefixTree&) = delete;
   PrefixTree& operator=(const PrefixTree&) = delete;
 
   // The longest path of full blocks that `tokens` starts with, first block first, holes and all.
-  std::vector<Node*> match(std::span<const int32_t> tokens) const;
-  // The node of `tokens` [block_size] under `parent`, made if there is none. `blocks` [groups] (all used) are
-  // remembered where it has none.
-  Node* insert(Node* parent, std::span<const int32_t> tokens, std::span<const int32_t> blocks);
+  std::vector<Node*> match(std::span<const int32_t> tokens, std::string_view salt = {}) const;
+  // The node of `tokens` [block_size] under `parent`, or of a first block with this salt; made if there is
+  // none. `blocks` [groups] (all used) are remembered where it has none.
+  Node* insert(Node* parent, std::span<const int32_t> tokens, std::span<const int32_t> blocks,
+               std::string_view salt = {});
   // One more reference to a node's block.
   BlockRef share(Node* node, size_t group);
   // For whoever gave back a reference to it.
@@ -58,9 +63,12 @@ class PrefixTree {
 
   int32_t size() const { return static_cast<int32_t>(nodes_.size()); }
   int64_t evictions() const { return evictions_; }
+  int32_t remembered(size_t group) const { return remembered_[group]; }  // its blocks in all nodes
+  int32_t idle(size_t group) const { return static_cast<int32_t>(idle_[group].size()); }
 
  private:
-  Node* find(const Node* parent, std::span<const int32_t> tokens, uint64_t key) const;
+  uint64_t key_of(const Node* parent, std::string_view salt, std::span<const int32_t> tokens) const;
+  Node* find(const Node* parent, std::string_view salt, std::span<const int32_t> tokens, uint64_t key) const;
   void forget(Node* node, size_t group);
   Node* erase(Node* node);
   void prune(Node* node);
@@ -71,6 +79,7 @@ class PrefixTree {
   std::vector<int32_t> windows_;
   std::unordered_multimap<uint64_t, std::unique_ptr<Node>> nodes_;  // flat: no recursion however deep
   std::vector<std::map<uint64_t, Node*>> idle_;                     // per group, by tick
+  std::vector<int32_t> remembered_;                                 // per group
   uint64_t tick_ = 0;
   uint64_t numbers_ = 0;
   int64_t evictions_ = 0;

@@ -50,7 +50,7 @@ void validate_processors(const Sampling& s, const ModelFacts& facts) {
     if (bias != -std::numeric_limits<double>::infinity())
       validate_range("a logit_bias that is not -inf", bias, -kMaxBias, kMaxBias);
   }
-  for (const std::vector<int32_t>& word : s.bad_words) {
+  for (const std::vector<int32_t>& word : s.bad_words.words()) {
     if (word.empty())
       refuse("InvalidRequestError", "bad_words must have at least one token each", "none", "drop it");
     validate_tokens("bad_words tokens", word, facts.vocab_size);
@@ -83,8 +83,8 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
     refuse(type, "prompt_logprobs must be -1 (none) or in [0, vocab_size]", std::to_string(s.prompt_logprobs),
            "lower it");
   }
-  validate_tokens("stop token ids", s.stop_token_ids, facts.vocab_size);
-  validate_tokens("end-of-sequence token ids", s.eos_token_ids, facts.vocab_size);
+  validate_tokens("stop token ids", s.stop_token_ids.ids(), facts.vocab_size);
+  validate_tokens("end-of-sequence token ids", s.eos_token_ids.ids(), facts.vocab_size);
   validate_processors(s, facts);
 }
 

@@ -11,31 +11,34 @@
 #include "runtime/core/executor.h"
 #include "runtime/core/group_shape.h"
 #include "runtime/core/token_masks.h"
+#include "runtime/core/token_sets.h"
 
 namespace tensorwright {
 
 struct Sampling {
   int32_t n = 1;  // completions of the one prompt
   int32_t max_tokens = 16;
-  double temperature = 1.0;             // 0: greedy
-  int32_t top_k = 0;                    // 0 or -1: off
-  double top_p = 1.0;                   // 1: off
-  double min_p = 0.0;                   // 0: off; relative to the likeliest token
-  std::optional<uint64_t> seed;         // drawn once per request if absent; see completion_seed
-  std::vector<int32_t> stop_token_ids;  // end the request even with ignore_eos
-  std::vector<int32_t> eos_token_ids;
+  double temperature = 1.0;      // 0: greedy
+  int32_t top_k = 0;             // 0 or -1: off
+  double top_p = 1.0;            // 1: off
+  double min_p = 0.0;            // 0: off; relative to the likeliest token
+  std::optional<uint64_t> seed;  // drawn once per request if absent; see completion_seed
+  TokenSet stop_token_ids;       // end the request even with ignore_eos
+  TokenSet eos_token_ids;
   bool ignore_eos = false;
   int32_t min_tokens = 0;           // no end-of-sequence or stop token before so many
   double repetition_penalty = 1.0;  // 1: off; over prompt and output
   double presence_penalty = 0.0;    // 0: off; over the output, as the next
   double frequency_penalty = 0.0;
   std::vector<std::pair<int32_t, double>> logit_bias;
-  std::vector<std::vector<int32_t>> bad_words;  // token sequences, none empty
-  double timeout_s = -1;                        // from arrival to the end; negative: none
-  int32_t priority = 0;                         // higher ones start first
+  BannedWords bad_words;         // none empty
+  double timeout_s = -1;         // from arrival to the end; negative: none
+  int32_t priority = 0;          // higher ones start first
   int32_t logprobs = -1;         // -1: none; 0: of the sampled token; n: of the n likeliest as well
   int32_t prompt_logprobs = -1;  // the same of each prompt token but the first
   bool guided = false;           // no token is sampled before its mask has come; see token_masks.h
+  // What the prefix cache remembers of a request is found by those with the same salt alone.
+  std::string cache_salt;
 };
 
 struct Request {

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <unordered_set>
 
+#include "runtime/core/invariants.h"
 #include "runtime/core/philox.h"
 
 namespace tensorwright {
@@ -25,7 +26,7 @@ Queue::iterator find(Queue& queue, int64_t id, int32_t completion) {
 
 // Each needs one for its first token: a copy of the prompt's last block, or a new one behind it.
 int32_t blocks_of_forks(const Sequence& sequence) {
-  return sequence.sampling.max_tokens > 1 ? sequence.forks : 0;
+  return sequence.sampling->max_tokens > 1 ? sequence.forks : 0;
 }
 
 std::unique_ptr<Sequence> take(Queue& queue, Queue::iterator at) {
@@ -61,6 +62,7 @@ std::unique_ptr<Sequence> Scheduler::remove(int64_t id, int32_t completion) {
 
 std::vector<Sequence*> Scheduler::fork(Sequence& sequence) {
   std::vector<Sequence*> forks;
+  Queue made;
   for (int32_t completion = 1; completion <= sequence.forks; ++completion) {
     auto fork = std::make_unique<Sequence>();
     static_cast<SequenceState&>(*fork) = sequence;
@@ -68,8 +70,14 @@ std::vector<Sequence*> Scheduler::fork(Sequence& sequence) {
     fork->completion = completion;
     fork->forks = 0;
     forks.push_back(fork.get());
-    insert_in_order(running_, std::move(fork));
+    made.push_back(std::move(fork));
   }
+  // Nothing throws once the room is there: all of them run or none.
+  auto running = static_cast<std::ptrdiff_t>(running_.size());
+  running_.resize(running_.size() + made.size());
+  std::ranges::move(made, running_.begin() + running);
+  auto behind = std::next(find(running_, sequence.id, sequence.completion));
+  std::rotate(behind, running_.begin() + running, running_.end());
   sequence.forks = 0;
   return forks;
 }
@@ -87,6 +95,23 @@ StepPlan Scheduler::plan() {
 }
 
 void Scheduler::plan_all(StepPlan& plan) {
+  do {
+    plan_each(plan);
+  } while (plan.chunks.empty() && preempt_idle());
+}
+
+// Of those that sit out, the last gives its blocks to running ones that found none; false if there are not
+// both.
+bool Scheduler::preempt_idle() {
+  auto sits_out = [](const auto& sequence) { return sequence->pending() == 0; };
+  if (std::ranges::all_of(running_, sits_out)) return false;
+  auto last = std::ranges::find_if(running_.rbegin(), running_.rend(), sits_out);
+  if (last == running_.rend()) return false;
+  move_to_waiting(std::prev(last.base()));
+  return true;
+}
+
+void Scheduler::plan_each(StepPlan& plan) {
   // Preemption takes from the back, so an index stays good.
   for (size_t i = 0; i < running_.size(); ++i) {
     if (running_[i]->pending() == 1) plan_running(*running_[i], plan, true);
@@ -141,7 +166,7 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   Sequence& sequence = *waiting_[waiting_index];
   if (places() + sequence.places() > limits_.max_seqs) return false;
   if (budget(plan, sequence) <= 0) return false;
-  KvBlocks::Match match = kv_.match(sequence.reusable());
+  KvBlocks::Match match = kv_.match(sequence.reusable(), sequence.sampling->cache_salt);
   for (int32_t group = 0; group < kv_.groups(); ++group) {
     if (!has_blocks_for(sequence, match, group)) return false;
   }
@@ -245,7 +270,8 @@ void Scheduler::commit(const StepPlan& plan) {
     }
     (chunk.decode ? stats_.decode_tokens : stats_.prefill_tokens) += chunk.tokens;
     sequence.computed += chunk.tokens;
-    kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed));
+    kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed),
+                sequence.sampling->cache_salt);
     kv_.drop_unseen(sequence.blocks, sequence.computed);
     stats_.max_waste_slots = std::max(stats_.max_waste_slots, waste(sequence));
   }
@@ -284,6 +310,19 @@ void Scheduler::for_each(const std::function<void(const Sequence&)>& visit) cons
   for (const Queue* queue : {&running_, &waiting_}) {
     for (const auto& sequence : *queue) visit(*sequence);
   }
+}
+
+void Scheduler::check() const {
+  std::vector<int64_t> held(kv_.groups());
+  for (const auto& sequence : running_) {
+    for (int32_t group = 0; group < kv_.groups(); ++group)
+      held[group] += sequence->blocks.tables[group].held();
+    check_equal("computed tokens in a sequence's blocks", std::min(sequence->computed, sequence->size()),
+                sequence->computed);
+    check_equal("blocks of a sequence", sequence->blocks.size(), kv_.blocks_for(sequence->computed));
+  }
+  for (const auto& sequence : waiting_) check_equal("blocks of one that waits", sequence->blocks.size(), 0);
+  for (int32_t group = 0; group < kv_.groups(); ++group) kv_.check(group, held[group]);
 }
 
 }  // namespace tensorwright

@@ -10,15 +10,20 @@
 // once its prompt is computed: they share its blocks, the last by copy on write, and are from then on
 // sequences like any other, right behind it in the order.
 //
-// Fairness bound. The first of the running sequences is never preempted and gets on in every step: by one
-// token when it decodes, by c = min(max_chunk, max_tokens - max_seqs + 1) tokens at least when it prefills
-// (sooner if less is left). So it is done S = ceil((prompt + max_tokens) / c) + max_tokens steps after it
-// became the first, however often it was preempted before. Of those that wait, none starts before the first
-// does. So a sequence starts at the latest one step after the sum of S over the sequences that were running
-// or before it in the order when it came (each completion counts), and those of higher priority that came
-// while it waited: these can keep it waiting as long as they keep coming. Nothing else that comes later
-// delays it; with equal priorities, nothing at all. (debug_preempt_every breaks this on purpose.)
-// Wanting prompt_logprobs, a sequence has c = max_prompt_rows if that is less.
+// A sequence whose tokens are all computed, and whose next one is not there, sits out: no step has it until
+// somebody gives it a token. It keeps its place and its blocks, but is preempted as any other, and also, the
+// last of its kind first, if those that could go on find no block for any of them.
+//
+// Fairness bound, for those that do not sit out; one that does comes later by the steps it misses. The first
+// of the running sequences is never preempted and gets on in every step: by one token when it decodes, by c =
+// min(max_chunk, max_tokens - max_seqs + 1) tokens at least when it prefills (sooner if less is left). So it
+// is done S = ceil((prompt + max_tokens) / c) + max_tokens steps after it became the first, however often it
+// was preempted before. Of those that wait, none starts before the first does. So a sequence starts at the
+// latest one step after the sum of S over the sequences that were running or before it in the order when it
+// came (each completion counts), and those of higher priority that came while it waited: these can keep it
+// waiting as long as they keep coming. Nothing else that comes later delays it; with equal priorities,
+// nothing at all. (debug_preempt_every breaks this on purpose.) Wanting prompt_logprobs, a sequence has c =
+// max_prompt_rows if that is less.
 //
 // plan() is a proposal: commit() makes it fact, rollback() takes it back: no token counted, no block held,
 // admitted sequences wait again. Preemptions and cache evictions that made room stay: each is harmless by
@@ -83,7 +88,7 @@ class Scheduler {
   std::unique_ptr<Sequence> remove(int64_t id, int32_t completion = 0);
   bool preempt(int64_t id, int32_t completion = 0);  // false unless it is running
   // The other completions of a running sequence, which has all its tokens computed: with the same tokens, in
-  // the same blocks. Valid until they are removed.
+  // the same blocks. Valid until they are removed. What throws changes nothing.
   std::vector<Sequence*> fork(Sequence& sequence);
 
   // Throws what copying a block throws, after a rollback.
@@ -99,11 +104,16 @@ class Scheduler {
   int64_t waste_slots() const;  // slots of held blocks without a token, all running sequences
   const SchedulerStats& stats() const { return stats_; }
   void for_each(const std::function<void(const Sequence&)>& visit) const;
+  // Throws InvariantError unless its sequences hold what the blocks say. Not between plan() and commit() or
+  // rollback().
+  void check() const;
 
  private:
   using Queue = std::deque<std::unique_ptr<Sequence>>;  // in order
 
   void plan_all(StepPlan& plan);
+  void plan_each(StepPlan& plan);
+  bool preempt_idle();
   bool plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt);
   bool admit(size_t waiting_index, StepPlan& plan);
   int32_t budget(const StepPlan& plan, const Sequence& sequence) const;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -23,7 +24,7 @@ struct SequenceState {
   uint64_t arrival = 0;         // order of submission; the scheduler sets it
   std::vector<int32_t> tokens;  // [prompt + generated]
   int32_t prompt_tokens = 0;
-  Sampling sampling;
+  std::shared_ptr<const Sampling> sampling;  // the request's
   uint64_t seed = 0;
 
   int32_t computed = 0;  // leading tokens whose keys and values are in the cache
@@ -38,7 +39,7 @@ struct SequenceState {
 
   // The order in which sequences start, and the reverse of that in which they are preempted.
   bool before(const SequenceState& other) const {
-    if (sampling.priority != other.sampling.priority) return sampling.priority > other.sampling.priority;
+    if (sampling->priority != other.sampling->priority) return sampling->priority > other.sampling->priority;
     return arrival != other.arrival ? arrival < other.arrival : completion < other.completion;
   }
   double since_arrival() const { return std::chrono::duration<double>(Clock::now() - arrived).count(); }
@@ -51,7 +52,7 @@ struct SequenceState {
 
   // Prompt positions whose logits are still to be told of. A recompute after a preemption tells of none
   // twice.
-  bool scoring() const { return sampling.prompt_logprobs >= 0 && scored < prompt_tokens - 1; }
+  bool scoring() const { return sampling->prompt_logprobs >= 0 && scored < prompt_tokens - 1; }
   // How many of the next `count` tokens are such positions: those from `scored` on. The last of the prompt is
   // not among them: its row is sampled from.
   int32_t prompt_rows(int32_t count) const {

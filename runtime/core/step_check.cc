@@ -32,9 +32,9 @@ void require_below(const char* name, const std::vector<int32_t>& array, int32_t 
 }  // namespace
 
 StepChecker::StepChecker(const ModelFacts& facts, const StepLimits& limits,
-                         const std::vector<int32_t>& blocks)
-    : facts_(facts), limits_(limits) {
-  for (int32_t count : blocks) writers_.emplace_back(static_cast<size_t>(count), -1);
+                         const std::vector<int32_t>& blocks, int64_t steps)
+    : facts_(facts), limits_(limits), steps_(steps) {
+  for (int32_t count : blocks) writers_.emplace_back(static_cast<size_t>(count));
 }
 
 void StepChecker::check(const Step& step) {
@@ -116,7 +116,6 @@ void StepChecker::check_group(const Step& step, size_t group) {
 void StepChecker::check_slots(const Step& step, size_t group, int32_t seq) {
   const GroupTables& tables = step.groups[group];
   const int32_t* table = tables.block_tables.data() + int64_t{seq} * tables.max_blocks;
-  const int64_t writer = steps_ * (int64_t{1} << 31) + seq;
   const auto s = static_cast<size_t>(seq);
   for (auto token = static_cast<size_t>(step.seq_starts[s]);
        token < static_cast<size_t>(step.seq_starts[s + 1]); ++token) {
@@ -125,10 +124,10 @@ void StepChecker::check_slots(const Step& step, size_t group, int32_t seq) {
     const int64_t expected = int64_t{block} * facts_.block_size + offset;
     require(tables.slots[token] == expected, "group ", group, ": slots[", token, "] must be ", expected,
             ", where the block table has position ", position, ", is ", tables.slots[token]);
-    int64_t& last = writers_[group][static_cast<size_t>(block)];
-    require(last == writer || last / (int64_t{1} << 31) != steps_, "group ", group, ": sequence ", seq,
-            " and sequence ", last % (int64_t{1} << 31), " both write to block ", block);
-    last = writer;
+    Writer& last = writers_[group][static_cast<size_t>(block)];
+    require(last.step != steps_ || last.seq == seq, "group ", group, ": sequence ", seq, " and sequence ",
+            last.seq, " both write to block ", block);
+    last = {steps_, seq};
   }
 }
 

@@ -17,8 +17,9 @@ struct StepLimits {
 
 class StepChecker {
  public:
-  // blocks: per cache group, as allocated.
-  StepChecker(const ModelFacts& facts, const StepLimits& limits, const std::vector<int32_t>& blocks);
+  // blocks: per cache group, as allocated. steps: checked before, for tests of large numbers.
+  StepChecker(const ModelFacts& facts, const StepLimits& limits, const std::vector<int32_t>& blocks,
+              int64_t steps = 0);
 
   // Throws Error{"InvalidRequestError"}. A sequence's tokens must be consecutive positions that end its
   // context; each slot must be where the block table puts its position; two sequences may not write to one
@@ -34,9 +35,12 @@ class StepChecker {
 
   const ModelFacts facts_;
   const StepLimits limits_;
-  std::vector<std::vector<int64_t>>
-      writers_;  // [group][block]: who last wrote to it, a number per (step, sequence)
-  int64_t steps_ = 0;
+  struct Writer {
+    int64_t step = -1;
+    int32_t seq = -1;  // of that step
+  };
+  std::vector<std::vector<Writer>> writers_;  // [group][block]: who last wrote to it
+  int64_t steps_;
 };
 
 }  // namespace tensorwright

@@ -16,6 +16,7 @@ from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
 from tensorwright.runtime.prompts import RenderedPrompt
 from tensorwright.runtime.server.body_route import BodyRoute
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest, ChatFields
+from tensorwright.runtime.server.clients import client_defaults
 from tensorwright.runtime.server.completions import STREAMED
 from tensorwright.runtime.server.event_stream import EventStream
 from tensorwright.runtime.server.logprobs import chat_logprobs
@@ -49,7 +50,7 @@ router = APIRouter(tags=["openai"], route_class=BodyRoute)
 async def create_chat_completion(body: ChatCompletionRequest, request: Request) -> Response:
     """Answers a conversation. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
-    params = chat_params(body, engine.llm.sampling_defaults)
+    params = chat_params(body, client_defaults(request, body, engine.llm.sampling_defaults))
     hold_places(request, params.n)
     answer = ChatAnswer(engine, body)
     try:

@@ -15,6 +15,7 @@ from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.server.body_route import BodyRoute
+from tensorwright.runtime.server.clients import client_defaults
 from tensorwright.runtime.server.completion_request import CompletionRequest
 from tensorwright.runtime.server.event_stream import EventStream
 from tensorwright.runtime.server.logprobs import CompletionLogprobWriter, Table
@@ -41,7 +42,7 @@ router = APIRouter(tags=["openai"], route_class=BodyRoute)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continues texts. With stream: true the answer is a series of events, each with the text that is new."""
     engine = find_engine(request, body.model)
-    params = completion_params(body, engine.llm.sampling_defaults)
+    params = completion_params(body, client_defaults(request, body, engine.llm.sampling_defaults))
     prompts = body.prompts
     check_places(engine.llm, len(prompts))
     hold_places(request, len(prompts) * params.n)

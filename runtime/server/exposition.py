@@ -165,7 +165,7 @@ class _EngineCollector(Collector):
 
 def _samples(llm: LLM) -> Iterator[Sample]:
     try:
-        stats = llm.get_stats() if llm.running else None
-    except EngineStoppedError:  # it stopped in between
+        stats = llm.get_stats()
+    except EngineStoppedError:  # it was shut down
         stats = None
-    return metrics.engine_samples(stats)
+    return metrics.engine_samples(stats, llm.running)

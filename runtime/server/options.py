@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.keywords import StrictKeywords
-from tensorwright.runtime.parameter_checks import is_int, real
+from tensorwright.runtime.parameter_checks import MAX_INT32, is_int, real
 from tensorwright.runtime.server.hosts import is_host
 
 
@@ -29,6 +29,8 @@ class ServerOptions(StrictKeywords):
     retry_after: seconds that a client is told to wait when the queue is full or the server drains.
     max_waiting_jobs: requests that may wait for each of the server's pools of threads; one more is answered 429.
     max_job_seconds: when a thread of a pool has worked on one request for longer, the server says it is not ready.
+    max_priority: most that a request's priority may be; those without one have 0.
+    shared_prefixes: requests of all keys share the prefix cache, where else each key has its own.
     log_prompts: requests' bodies go into the log. quiet_probes: /health, /ready and /metrics answered with 200 do not.
     """
 
@@ -44,6 +46,8 @@ class ServerOptions(StrictKeywords):
     retry_after: int = 1
     max_waiting_jobs: int = 512
     max_job_seconds: float = 30.0
+    max_priority: int = 0
+    shared_prefixes: bool = False
     log_prompts: bool = False
     quiet_probes: bool = False
 
@@ -65,6 +69,8 @@ class ServerOptions(StrictKeywords):
             _check(
                 "allowed_hosts", host, host == "*" or is_host(host), 'like "example.org" or "10.0.0.1", without port'
             )
+        in_range = is_int(self.max_priority) and 0 <= self.max_priority <= MAX_INT32
+        _check("max_priority", self.max_priority, in_range, "an integer from 0 to 2**31 - 1")
         if self.request_timeout is not None:
             _check("request_timeout", self.request_timeout, positive(self.request_timeout), "positive, or None")
         if self.protect_metrics and not self.api_keys:

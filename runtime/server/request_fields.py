@@ -134,7 +134,9 @@ class SamplingFields(StrictModel):
     model's own for temperature, top_p, top_k, min_p, repetition_penalty and the length of a chat's answer, if its
     generation_config.json names them and the server was not started with --generation-config neutral.
 
-    model: may be left out where there is one alone. priority: higher ones start first. user: taken and not used.
+    model: may be left out where there is one alone. priority: higher ones start first; the server says how high it may
+    be (--max-priority). cache_salt: requests share the prefix cache with those of the same salt; left out, with those of
+    the same key. user: taken and not used.
     guided_*: at most one of them and response_format; guided_whitespace_pattern says what stands between the parts of
     JSON.
     """
@@ -164,6 +166,7 @@ class SamplingFields(StrictModel):
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(None, ge=1, lt=2**31)
     priority: int | None = Field(None, gt=-(2**31), lt=2**31)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=bounds.SALT_LENGTH)] | None = None
     guided_json: Annotated[Annotated[SchemaText, TEXT] | Annotated[Schema, OTHER], TEXT_OR_OTHER] | None = None
     guided_regex: Grammar | None = None
     guided_choice: Annotated[list[Grammar], Field(max_length=bounds.GRAMMAR_CHOICES, fail_fast=True)] | None = None

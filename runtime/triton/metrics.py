@@ -118,7 +118,7 @@ class TritonMetrics:
 
     def _update(self) -> None:
         stats = self._stats()
-        for sample in engine_samples(stats):
+        for sample in engine_samples(stats, self._llm.running):
             self._send(sample)
         # What does not come of steps changes with them only: an idle engine sends nothing.
         if stats is not None and (stats["steps"] != self._steps or stats["waiting"] or stats["running"]):

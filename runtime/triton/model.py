@@ -80,6 +80,7 @@ class TritonPythonModel:
             return
         known = (self.llm.engine, self.options.exclude_input_in_output, self.llm.sampling_defaults)
         jobs = [self.interface.read(row, *known) for row in rows]
+        self._check_priority(jobs)
         if self._template is not None:
             jobs = [self._as_chat(job) for job in jobs]
         if not self._decoupled:
@@ -113,6 +114,14 @@ class TritonPythonModel:
         except BaseException:
             stream.abort()
             raise
+
+    def _check_priority(self, jobs: list[Job]) -> None:
+        asked, most = max((job.params.priority for job in jobs), default=0), self.options.max_priority
+        if asked > most:
+            raise InvalidRequestError(
+                f"input 'priority' must be at most {most} for this model (parameter 'max_priority' of its "
+                f"config.pbtxt), got {asked}"
+            )
 
     def _as_chat(self, job: Job) -> Job:
         """What a user says, in the template; token ids are a prompt already."""

@@ -21,7 +21,7 @@ LLM_INTEGERS = (
 LLM_TEXTS = ("kv_cache_memory", "load", "guided_vocabulary", "generation_config")
 LLM_FLAGS = ("enable_prefix_caching",)
 LLM_OPTIONS = (*LLM_INTEGERS, *LLM_TEXTS, *LLM_FLAGS)
-OWN = ("engine", "interface", "exclude_input_in_output", "cancellation_check_period_ms", "chat_template")
+OWN = ("engine", "interface", "exclude_input_in_output", "cancellation_check_period_ms", "chat_template", "max_priority")
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # read by Triton's Python backend itself
 
 
@@ -30,13 +30,15 @@ class ModelOptions:
     """engine: as written, relative to the model's folder or absolute. exclude_input_in_output: what holds for requests
     that do not say. cancellation_check_period_ms: how often Triton is asked which requests were cancelled.
     chat_template: text_input is what a user says, put into this template: a file, relative as engine is, or the name of
-    one of the model's, such as "default"; None: text_input is the prompt."""
+    one of the model's, such as "default"; None: text_input is the prompt. max_priority: most that the input `priority`
+    may be."""
 
     engine: str
     interface: str = "both"
     exclude_input_in_output: bool = False
     cancellation_check_period_ms: int = 20
     chat_template: str | None = None
+    max_priority: int = 0
     llm: dict[str, Any] = field(default_factory=dict)
 
     def engine_path(self, model_folder: str | Path) -> Path:
@@ -64,6 +66,8 @@ def parse_options(config: Mapping[str, Any]) -> ModelOptions:
         fields["exclude_input_in_output"] = _flag("exclude_input_in_output", values)
     if "cancellation_check_period_ms" in values:
         fields["cancellation_check_period_ms"] = _integer("cancellation_check_period_ms", values)
+    if "max_priority" in values:
+        fields["max_priority"] = _integer("max_priority", values)
     if "chat_template" in values:
         if fields["interface"] == "tokens":
             raise InvalidOptionError("config.pbtxt: 'chat_template' needs an interface with text, 'tokens' takes ids")

@@ -2,6 +2,7 @@
 // they arose.
 #include "runtime/core/engine_core.h"
 
+#include "runtime/core/invariants.h"
 #include "tests/cpp/engine_cases.h"
 
 using namespace tensorwright;
@@ -249,6 +250,41 @@ TW_TEST(a_block_that_cannot_be_copied_costs_one_request) {
       }
     }
   }
+}
+
+// The second of two equal prompts finds the first one's blocks only with its salt; its tokens are the same.
+TW_TEST(salted_requests_share_with_their_own_alone) {
+  Request first = request(1, std::vector<int32_t>(21, 3), 6), second = first;
+  second.id = 2;
+  for (auto [salt, other] : {std::pair("", ""), {"", "x"}, {"x", ""}, {"x", "x"}, {"x", "y"}}) {
+    EngineCore core(fake(), options(60, 4, 64));
+    first.sampling.cache_salt = salt;
+    second.sampling.cache_salt = other;
+    run_core(core, {first});
+    Outcome outcome = run_core(core, {second})[2];
+    TW_CHECK_EQ(outcome.last.cached_tokens, std::string(salt) == other ? 20 : 0);
+    TW_CHECK(same(outcome, solo(second)));
+  }
+}
+
+// A lost block is found at the next check, and not before a step that has none.
+TW_TEST(a_broken_invariant_is_found) {
+  EngineOptions o = options(60, 4, 64);
+  o.debug_lose_block = 3;
+  EngineCore core(fake(), o);
+  core.add(request(1, {1, 2, 3}, 90), Clock::now());
+  std::vector<Event> events;
+  core.step(&events);
+  core.check();
+  core.step(&events);
+  TW_CHECK_THROWS(core.step(&events), InvariantError);
+  TW_CHECK_THROWS(core.check(), InvariantError);
+}
+
+TW_TEST(invariants_are_checked_while_it_runs) {
+  EngineCore core(fake(), options(60, 4, 64));
+  run_core(core, {request(1, {1, 2, 3}, 100)});
+  TW_CHECK(core.stats().invariant_checks >= 5);
 }
 
 TW_TEST(impossible_options_are_refused_by_name) {

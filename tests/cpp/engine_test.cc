@@ -281,4 +281,20 @@ TW_TEST(when_the_loop_dies_everybody_hears_of_it) {
   TW_CHECK(!engine.abort(0));
 }
 
+// It stops rather than go on with a bug of its own, says which, and shows it in its stats.
+TW_TEST(a_broken_invariant_stops_the_engine) {
+  EngineOptions o = options(60, 2, 16);
+  o.debug_lose_block = 5;
+  Engine engine(fake(), o);
+  TW_CHECK(engine.cause().empty());
+  for (int64_t id = 0; id < 3; ++id) engine.submit(request(id, {1, 2}, 80));
+  for (auto& [id, outcome] : wait_for(engine, 3)) {
+    TW_CHECK(outcome.last.error_type == "EngineStoppedError");
+    TW_CHECK(outcome.last.error.find("broken invariant") != std::string::npos);
+  }
+  TW_CHECK(engine.stopped());
+  TW_CHECK(engine.cause().find("references to blocks") != std::string::npos);
+  TW_CHECK_EQ(engine.stats().invariant_violations, 1);
+}
+
 TW_TEST_MAIN()

@@ -35,8 +35,8 @@ inline Request guided(Request r) {
   return r;
 }
 
-// Knows the completions' tokens from their events, as the engine's consumer does. A mask comes after `lag`
-// waits at most.
+// Knows the completions' tokens from their events, as the engine's consumer does. With a lag only one mask of
+// lag + 1 is there when it is asked for, and waits come to nothing now and then.
 class Answering : public MaskSource {
  public:
   explicit Answering(uint32_t lag = 0) : lag_(lag) {}
@@ -53,12 +53,16 @@ class Answering : public MaskSource {
     if (lag_ > 0 && random_() % (lag_ + 1) != 0) return nullptr;
     return std::make_shared<const MaskWords>(mask_after(tokens.empty() ? -1 : tokens.back(), generated));
   }
-  void wait_for_masks(std::vector<Event>* events) override {
+  bool wait_for_masks(Clock::time_point until, std::vector<Event>* events) override {
     ++waits;
+    bool endless = until == Clock::time_point::max();
+    endless_waits += endless;
     if (on_wait) on_wait(events);
+    return !hasty && (endless || lag_ == 0 || random_() % 4 != 0);
   }
 
-  int waits = 0;
+  int waits = 0, endless_waits = 0;  // endless: nobody could go on without a mask
+  bool hasty = false;                // every wait comes to nothing
   std::function<void(std::vector<Event>*)> on_wait;
 
  private:

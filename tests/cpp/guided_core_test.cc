@@ -1,5 +1,7 @@
 // Guided requests in EngineCore, without a thread: whose mask comes when must not change a token, and whoever
 // ends while a mask is waited for takes nobody along.
+#include <set>
+
 #include "runtime/core/engine_core.h"
 #include "tests/cpp/guided_cases.h"
 
@@ -13,7 +15,9 @@ TW_TEST(a_mask_is_a_ban_of_the_other_tokens) {
     SharedMask take_mask(int64_t, int32_t, int32_t) override {
       return std::make_shared<const MaskWords>(words);
     }
-    void wait_for_masks(std::vector<Event>*) override { throw std::logic_error("nothing is missing"); }
+    bool wait_for_masks(Clock::time_point, std::vector<Event>*) override {
+      throw std::logic_error("nothing is missing");
+    }
   };
   for (std::vector<int32_t> tokens :
        {std::vector<int32_t>{0, 31, 32, 49}, {17}, {1, 2, 3, 5, 8, 13, 21, 34}}) {
@@ -43,7 +47,7 @@ TW_TEST(a_mask_is_a_ban_of_the_other_tokens) {
 
 TW_TEST(guided_crowds_equal_solo_runs_whenever_masks_come) {
   std::mt19937 random(21);
-  int64_t preemptions = 0, forks = 0, waits = 0, guided_tokens = 0;
+  int64_t preemptions = 0, forks = 0, waits = 0, guided_tokens = 0, sat_out = 0;
   for (int round = 0; round < 16; ++round) {
     std::vector<Request> requests;
     int32_t blocks = 25 + static_cast<int32_t>(random() % 40);
@@ -78,11 +82,13 @@ TW_TEST(guided_crowds_equal_solo_runs_whenever_masks_come) {
     }
     preemptions += core.stats().steps.preemptions;
     waits += masks.waits;
+    sat_out += core.stats().sat_out;
     TW_CHECK_EQ(masks.waits > 0, round % 4 > 0);
   }
   TW_CHECK(preemptions > 10);
   TW_CHECK(forks > 50);
   TW_CHECK(waits > 500);
+  TW_CHECK(sat_out > 500);
   TW_CHECK(guided_tokens > 2000);
 }
 
@@ -177,6 +183,92 @@ TW_TEST(rows_are_given_up_then_and_there) {
     Outcome rest = solo(request(2, {1, 2, 4}, 9));
     TW_CHECK(std::ranges::equal(outcomes[2].tokens, std::span(rest.tokens).subspan(1)));
     TW_CHECK(same(outcomes[3], solo(request(3, {5}, 2))));
+  }
+}
+
+namespace {
+
+// Answers for all but those in `silent`, once they have a token.
+struct Choosy : Answering {
+  std::set<int64_t> silent;
+  SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) override {
+    if (generated > 0 && silent.contains(id)) return nullptr;
+    return Answering::take_mask(id, completion, generated);
+  }
+};
+
+// One step: what it told goes to the masks and to `outcomes`.
+void step(EngineCore& core, Answering& masks, Outcomes* outcomes) {
+  std::vector<Event> events;
+  core.step(&events);
+  masks.hear(events);
+  collect(std::move(events), outcomes);
+}
+
+}  // namespace
+
+// The others are done before the mask comes, as if they had been alone; then it is as if it had come at once.
+TW_TEST(who_has_no_mask_sits_out) {
+  for (int32_t every : {0, 3}) {
+    EngineOptions o = options(60, 8, 64);
+    o.debug_preempt_every = every;
+    Choosy masks;
+    masks.hasty = true;
+    masks.silent = {1};
+    EngineCore core(fake(), o, &masks);
+    std::vector<Request> requests = {guided(request(1, {1, 2, 3}, 30)), request(2, {1, 2, 4}, 40),
+                                     guided(request(3, {1, 2, 3}, 25))};
+    requests[0].sampling.n = 3;
+    requests[0].sampling.temperature = 1;
+    requests[0].sampling.seed = 4;
+    requests[0].sampling.logprobs = 2;
+    Outcomes outcomes;
+    for (const Request& r : requests) core.add(r, Clock::now());
+    for (int steps = 0; steps < 45; ++steps) step(core, masks, &outcomes);
+    TW_CHECK(same(outcomes[2], solo(requests[1])));
+    TW_CHECK(same(outcomes[3], guided_alone(requests[2])));
+    TW_CHECK_EQ(core.stats().finished, 2);
+    TW_CHECK_EQ(core.stats().running, 3);
+    TW_CHECK(core.stats().used_blocks > 0);  // theirs
+    for (int32_t completion : {0, 1, 2}) TW_CHECK_EQ(outcomes[1 + kNext * completion].tokens.size(), 1u);
+    int waits = masks.endless_waits;
+    for (int i = 0; i < 5; ++i) step(core, masks, &outcomes);
+    TW_CHECK_EQ(masks.endless_waits, waits + 5);  // no step without a wait
+    if (every == 0) TW_CHECK_EQ(core.stats().sat_out, 3);
+    masks.silent = {};
+    while (!core.idle()) step(core, masks, &outcomes);
+    for (int32_t completion : {0, 1, 2})
+      TW_CHECK(same(outcomes[1 + kNext * completion], guided_alone(requests[0], completion)));
+    TW_CHECK_EQ(core.stats().used_blocks, 0);
+  }
+}
+
+// The blocks of who sits out are taken where nobody else could go on; it computes its row again and is as if
+// it had been alone.
+TW_TEST(who_sits_out_gives_its_blocks_to_who_cannot_go_on) {
+  for (bool prefix_cache : {false, true}) {
+    EngineOptions o = options(12, 8, 64);
+    o.prefix_cache = prefix_cache;
+    Choosy masks;
+    masks.hasty = true;
+    masks.silent = {1, 2};
+    EngineCore core(fake(), o, &masks);
+    std::vector<Request> requests;
+    for (int64_t id : {1, 2}) {
+      std::vector<int32_t> prompt(16, static_cast<int32_t>(id));
+      requests.push_back(guided(request(id, prompt, 12)));
+    }
+    requests.push_back(request(3, {5, 6, 7}, 44));  // needs all blocks but one
+    Outcomes outcomes;
+    for (const Request& r : requests) core.add(r, Clock::now());
+    for (int steps = 0; steps < 60; ++steps) step(core, masks, &outcomes);
+    TW_CHECK(same(outcomes[3], solo(requests[2])));
+    TW_CHECK(core.stats().steps.preemptions >= 2);
+    TW_CHECK_EQ(core.stats().running, 2);
+    masks.silent = {};
+    while (!core.idle()) step(core, masks, &outcomes);
+    for (int64_t id : {1, 2}) TW_CHECK(same(outcomes[id], guided_alone(requests[id - 1])));
+    TW_CHECK_EQ(core.stats().used_blocks, 0);
   }
 }
 

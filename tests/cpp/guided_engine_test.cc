@@ -35,13 +35,12 @@ Outcomes serve(Engine& engine, const std::set<int64_t>& guided_ids, size_t finis
   return so_far;
 }
 
-// Request 1 is guided, 2 is not. Both have tokens, and the loop waits, or is about to wait, for a mask of 1
-// that nobody sets.
-Outcomes stall(Engine& engine, double timeout_s = -1) {
+// Request 1 is guided, 2 is not. Both have tokens, and 1 sits out, or is about to, for nobody sets its mask.
+Outcomes stall(Engine& engine, double timeout_s = -1, const Request& other = request(2, {1, 2, 4}, 90)) {
   Request r = guided(request(1, {1, 2, 3}, 50));
   r.sampling.timeout_s = timeout_s;
   engine.submit(r);
-  engine.submit(request(2, {1, 2, 4}, 90));
+  engine.submit(other);
   Outcomes so_far;
   size_t masks = 1;
   auto deadline = Clock::now() + std::chrono::seconds(60);
@@ -56,6 +55,12 @@ Outcomes stall(Engine& engine, double timeout_s = -1) {
 }
 
 int32_t next_of(Outcomes& outcomes, int64_t id) { return static_cast<int32_t>(outcomes[id].tokens.size()); }
+
+// Of those that were told something; request 2 may end in the events that stall() reads.
+size_t still_alive(const Outcomes& outcomes) {
+  return static_cast<size_t>(
+      std::ranges::count_if(outcomes, [](auto& o) { return o.second.last.finish.empty(); }));
+}
 
 size_t ends(const Outcomes& outcomes, const char* finish) {
   return static_cast<size_t>(
@@ -75,15 +80,21 @@ TW_TEST(masks_are_refused_by_name) {
   int32_t next = next_of(outcomes, 1);
   TW_CHECK_ERROR(engine.set_mask(1, 0, next - 1, only({1})), "InvalidRequestError");  // sampled already
   TW_CHECK(!engine.set_mask(1, 1, next, only({1})));
-  TW_CHECK_ERROR(engine.set_mask(2, 0, 0, only({1})), "InvalidRequestError");  // not guided
-  TW_CHECK(!engine.set_mask(2, 1, 0, only({1})));
   TW_CHECK(engine.set_mask(1, 0, next + 1, only({5})));  // ahead of time
   TW_CHECK(engine.set_mask(1, 0, next, only({6})));
   while (next_of(outcomes, 1) < next + 2) collect(engine.wait_events(0.5), &outcomes);
   TW_CHECK(outcomes[1].tokens[next] == 6 && outcomes[1].tokens[next + 1] == 5);
   engine.abort(1);
-  serve(engine, {}, 2, outcomes);
+  serve(engine, {}, still_alive(outcomes), outcomes);
   TW_CHECK(!engine.set_mask(1, 0, next + 2, only({5})));
+}
+
+TW_TEST(who_is_not_guided_takes_no_mask) {
+  Engine engine(fake(), options(60, 1, 64));
+  engine.submit(guided(request(1, {1, 2, 3}, 50)));  // has the only place, and no mask after the first
+  engine.submit(request(2, {1}, 4));
+  TW_CHECK_ERROR(engine.set_mask(2, 0, 0, only({1})), "InvalidRequestError");
+  TW_CHECK(!engine.set_mask(2, 1, 0, only({1})));
 }
 
 TW_TEST(a_guided_crowd_equals_solo_runs) {
@@ -135,7 +146,7 @@ TW_TEST(an_abort_ends_the_wait) {
     Engine engine(fake(), options(60, 4, 64));
     Outcomes outcomes = stall(engine);
     TW_CHECK(one ? engine.abort(1, 0) : engine.abort(1));
-    outcomes = serve(engine, {}, 2, outcomes);
+    outcomes = serve(engine, {}, still_alive(outcomes), outcomes);
     TW_CHECK(outcomes[1].last.finish == "abort");
     TW_CHECK(same(outcomes[2], solo(request(2, {1, 2, 4}, 90))));
     TW_CHECK_EQ(engine.stats().used_blocks, 0);
@@ -143,24 +154,41 @@ TW_TEST(an_abort_ends_the_wait) {
   }
 }
 
-// Aborts of the others are heard in the middle of the wait; then 1 goes on as if nothing had been.
+// Nobody waits for the mask but who needs it; then that one goes on as if nothing had been.
+TW_TEST(others_end_while_a_mask_is_missing) {
+  Engine engine(fake(), options(60, 4, 64));
+  Outcomes outcomes = stall(engine);
+  engine.submit(guided(request(3, {4, 2}, 30)));
+  outcomes = serve(engine, {3}, still_alive(outcomes), outcomes);  // all but 1
+  TW_CHECK(same(outcomes[2], solo(request(2, {1, 2, 4}, 90))));
+  TW_CHECK(same(outcomes[3], guided_alone(guided(request(3, {4, 2}, 30)))));
+  TW_CHECK_EQ(engine.stats().running, 1);
+  int32_t next = next_of(outcomes, 1);
+  TW_CHECK(engine.set_mask(1, 0, next, mask_after(outcomes[1].tokens.back(), next)));
+  outcomes = serve(engine, {1}, 1, outcomes);
+  TW_CHECK(same(outcomes[1], guided_alone(guided(request(1, {1, 2, 3}, 50)))));
+  TW_CHECK(engine.stats().sat_out > 0);
+}
+
+// All that may come is heard while nobody can go on; then 1 goes on as if nothing had been.
 TW_TEST(others_come_and_go_while_one_waits) {
   Engine engine(fake(), options(60, 4, 64));
   Outcomes outcomes = stall(engine);
-  engine.submit(request(3, {5}, 3));
-  engine.submit(request(4, {5}, 3));
-  Request brief = request(5, {5}, 3);
-  brief.sampling.timeout_s = 0.02;
-  engine.submit(brief);  // nothing else wakes the loop
+  outcomes = serve(engine, {}, still_alive(outcomes) - 1, outcomes);
+  engine.submit(request(3, {5}, 3));  // wakes the loop
   outcomes = serve(engine, {}, 1, outcomes);
+  Request brief = guided(request(5, {5}, 3));
+  brief.sampling.timeout_s = 0.02;
+  engine.submit(brief);
+  engine.submit(guided(request(4, {5}, 3)));
+  outcomes = serve(engine, {}, 1, outcomes);  // nothing else wakes it
   TW_CHECK(outcomes[5].last.finish == "timeout");
-  TW_CHECK(engine.abort(2));
   TW_CHECK(engine.abort(4));
-  outcomes = serve(engine, {}, 2, outcomes);
-  TW_CHECK_EQ(ends(outcomes, "abort"), 2u);
+  outcomes = serve(engine, {}, 1, outcomes);
+  TW_CHECK_EQ(ends(outcomes, "abort"), 1u);
   int32_t next = next_of(outcomes, 1);
   TW_CHECK(engine.set_mask(1, 0, next, mask_after(outcomes[1].tokens.back(), next)));
-  outcomes = serve(engine, {1}, 2, outcomes);
+  outcomes = serve(engine, {1}, 1, outcomes);
   TW_CHECK(same(outcomes[1], guided_alone(guided(request(1, {1, 2, 3}, 50)))));
   TW_CHECK(same(outcomes[3], solo(request(3, {5}, 3))));
 }
@@ -168,7 +196,7 @@ TW_TEST(others_come_and_go_while_one_waits) {
 TW_TEST(time_runs_out_while_the_loop_waits) {
   Engine engine(fake(), options(60, 4, 64));
   Outcomes outcomes = stall(engine, 1);
-  outcomes = serve(engine, {}, 2, outcomes);
+  outcomes = serve(engine, {}, still_alive(outcomes), outcomes);
   TW_CHECK(outcomes[1].last.finish == "timeout");
   TW_CHECK(same(outcomes[2], solo(request(2, {1, 2, 4}, 90))));
 }
@@ -179,8 +207,8 @@ TW_TEST(a_consumer_that_never_answers_holds_no_shutdown_up) {
     Outcomes outcomes = stall(engine);
     engine.shutdown(drain_s >= 0, drain_s);
     TW_CHECK(engine.stopped());
-    outcomes = serve(engine, {}, 2, outcomes);
-    TW_CHECK_EQ(ends(outcomes, "abort"), 2u);
+    outcomes = serve(engine, {}, still_alive(outcomes), outcomes);
+    TW_CHECK(outcomes[1].last.finish == "abort");
     TW_CHECK_EQ(engine.stats().used_blocks, 0);
     TW_CHECK(!engine.set_mask(1, 0, next_of(outcomes, 1), only({1})));
   }
@@ -202,10 +230,12 @@ TW_TEST(a_dying_loop_lets_go_of_masks) {
   FakeBehaviour deadly;
   deadly.die_token = 49;
   Engine engine(fake(deadly), options(60, 4, 64));
-  Outcomes outcomes = stall(engine);
+  Request other = request(2, {1, 2, 4}, 90);
+  other.sampling.bad_words = {{49}};
+  Outcomes outcomes = stall(engine, -1, other);
   int32_t next = next_of(outcomes, 1);
   TW_CHECK(engine.set_mask(1, 0, next, only({49})));
-  outcomes = serve(engine, {}, 2, outcomes);
+  outcomes = serve(engine, {}, still_alive(outcomes), outcomes);
   TW_CHECK(outcomes[1].last.error_type == "EngineStoppedError");
   TW_CHECK(engine.stopped());
   TW_CHECK(!engine.set_mask(1, 0, next + 1, only({1})));

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <random>
+#include <set>
 #include <stdexcept>
 
 #include "runtime/core/kv_blocks.h"
@@ -184,11 +185,44 @@ TW_TEST(misuse_is_refused) {
   TW_CHECK_THROWS(kv.attach({}, held), std::logic_error);
 }
 
+// Two salts never share a block, whatever their hashes; one salt, none included, shares as ever.
+TW_TEST(salts_keep_prefixes_apart) {
+  for (PrefixTree::Hash hash : {PrefixTree::Hash(constant_hash), PrefixTree::Hash(secret_hash)}) {
+    KvBlocks kv(2, 24, 2, true, hash);
+    const Tokens tokens = {1, 2, 3, 4, 5};
+    std::vector<SequenceBlocks> alive;
+    auto compute_with = [&](const char* salt) {
+      SequenceBlocks held;
+      kv.attach(kv.match(tokens, salt), held);
+      TW_CHECK(grow(kv, held, 3));
+      kv.publish(held, tokens, salt);
+      alive.push_back(std::move(held));
+      return alive.back().tables[1][0];
+    };
+    const std::vector<const char*> salts = {"", "a", "ab", "b"};
+    std::set<int32_t> first_blocks;
+    for (const char* salt : salts) {
+      TW_CHECK(kv.match(tokens, salt).path.empty());
+      first_blocks.insert(compute_with(salt));
+    }
+    TW_CHECK_EQ(first_blocks.size(), salts.size());
+    for (const char* salt : salts) {
+      TW_CHECK_EQ(kv.match(tokens, salt).path.size(), 2u);
+      int32_t before = kv.group(0).used();
+      TW_CHECK(first_blocks.contains(compute_with(salt)));
+      TW_CHECK_EQ(kv.group(0).used(), before + 1);  // two are shared
+    }
+    TW_CHECK(kv.match(tokens, "c").path.empty());
+    for (SequenceBlocks& held : alive) kv.release(held);
+    kv.check(0, 0);
+    TW_CHECK_EQ(kv.match(tokens, "ab").path.size(), 2u);  // remembered, not held
+  }
+}
+
 // Against the definition: a set of prefixes. Every hash collides, so the comparison of tokens alone decides.
 TW_TEST(random_use_with_all_hashes_colliding) {
   std::mt19937 random(3);
-  for (PrefixTree::Hash hash :
-       {PrefixTree::Hash(constant_hash), PrefixTree::Hash(PrefixTree::default_hash)}) {
+  for (PrefixTree::Hash hash : {PrefixTree::Hash(constant_hash), PrefixTree::Hash(secret_hash)}) {
     KvBlocks kv(2, 24, 2, true, hash);
     std::map<int32_t, Tokens> content;  // block of group 0 -> all tokens up to its end
     std::vector<std::pair<Tokens, SequenceBlocks>> alive;

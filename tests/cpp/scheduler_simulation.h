@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <random>
 #include <set>
 
 #include "runtime/core/scheduler.h"
@@ -14,15 +15,25 @@ namespace tw_test {
 
 using namespace tensorwright;
 
+// A sequence's parameters, as `change` leaves them.
+template <typename Change>
+void change_sampling(Sequence& sequence, const Change& change) {
+  Sampling sampling = sequence.sampling ? *sequence.sampling : Sampling();
+  change(sampling);
+  sequence.sampling = std::make_shared<const Sampling>(std::move(sampling));
+}
+
 inline std::unique_ptr<Sequence> make(int64_t id, int32_t prompt, int32_t max_tokens, int32_t salt = 0,
                                       int32_t priority = 0, int32_t n = 1) {
   auto sequence = std::make_unique<Sequence>();
   sequence->id = id;
   for (int32_t i = 0; i < prompt; ++i) sequence->tokens.push_back(salt + i);
   sequence->prompt_tokens = prompt;
-  sequence->sampling.max_tokens = max_tokens;
-  sequence->sampling.priority = priority;
-  sequence->sampling.n = n;
+  change_sampling(*sequence, [&](Sampling& sampling) {
+    sampling.max_tokens = max_tokens;
+    sampling.priority = priority;
+    sampling.n = n;
+  });
   sequence->forks = n - 1;
   return sequence;
 }
@@ -41,7 +52,14 @@ struct Simulation {
   int64_t now = 0;
   std::map<int64_t, int64_t> started, finished;  // id -> step
   std::map<int64_t, int32_t> ended;              // id -> completions
-  int64_t most_chunks = 0, copies = 0, forked = 0;
+  int64_t most_chunks = 0, copies = 0, forked = 0, sat_out = 0;
+  // One next token of so many is not there at once, at most kLate times in a completion; 0: all are.
+  uint32_t late_every = 0;
+  static constexpr int64_t kLate = 3, kLateSteps = 3;  // and comes at most so many steps later
+  std::mt19937 random{11};
+  using Name = std::pair<int64_t, int32_t>;
+  std::map<Name, std::pair<Sequence*, int64_t>> due;  // who sits out, and after which step its token comes
+  std::map<Name, int64_t> times;                      // how often each sat out
 
   // Two groups, the second with a window if one is given.
   Simulation(int32_t blocks, int32_t block_size, SchedulerLimits l, bool prefix_cache = false,
@@ -84,7 +102,10 @@ struct Simulation {
     TW_CHECK_EQ(tokens, plan.tokens);
     TW_CHECK_EQ(prompt_rows, plan.prompt_rows);
     TW_CHECK(prompt_rows <= limits.max_prompt_rows);
-    if (!scheduler.idle()) TW_CHECK(!plan.chunks.empty());
+    if (!scheduler.idle() && due.empty()) TW_CHECK(!plan.chunks.empty());
+    if (plan.chunks.empty()) {  // then all that run sit out
+      scheduler.for_each([&](const Sequence& s) { TW_CHECK(s.computed == 0 || s.pending() == 0); });
+    }
     return plan;
   }
 
@@ -97,8 +118,15 @@ struct Simulation {
   }
 
   void step() {
+    for (auto it = due.begin(); it != due.end();) {
+      auto [sequence, when] = it->second;
+      it = when <= now ? due.erase(it) : std::next(it);
+      if (when <= now) take_token(sequence);
+    }
+    if (scheduler.idle()) return;
     StepPlan plan = checked_plan();
     ++now;
+    std::erase_if(due, [](const auto& entry) { return entry.second.first->pending() > 0; });  // preempted
     most_chunks = std::max<int64_t>(most_chunks, static_cast<int64_t>(plan.chunks.size()));
     std::vector<Sequence*> last;
     for (const PlannedChunk& chunk : plan.chunks) {
@@ -112,18 +140,33 @@ struct Simulation {
       for (Sequence* fork : scheduler.fork(*last[i])) last.push_back(fork);
     }
     TW_CHECK(scheduler.running() <= limits.max_seqs);
+    scheduler.check();
     for (Sequence* sequence : last) {
       forked += sequence->completion > 0 && sequence->generated() == 0;
-      TW_CHECK_EQ(sequence->scored, sequence->sampling.prompt_logprobs < 0 ? 0 : sequence->prompt_tokens - 1);
-      // Some completions go on the same for a while.
-      int64_t own = sequence->generated() < 3 ? sequence->completion / 2 : sequence->completion;
-      sequence->tokens.push_back(
-          static_cast<int32_t>(1000 + sequence->id * 7 + sequence->size() + own * 999));
-      if (sequence->generated() < sequence->sampling.max_tokens) continue;
-      int64_t id = sequence->id;
-      if (++ended[id] == sequence->sampling.n) finished[id] = now;
-      scheduler.remove(id, sequence->completion);
+      TW_CHECK_EQ(sequence->scored,
+                  sequence->sampling->prompt_logprobs < 0 ? 0 : sequence->prompt_tokens - 1);
+      if (!is_late(sequence)) take_token(sequence);
     }
+  }
+
+  bool is_late(Sequence* sequence) {
+    if (late_every == 0 || random() % late_every != 0) return false;
+    Name name(sequence->id, sequence->completion);
+    if (times[name] == kLate) return false;
+    ++times[name];
+    ++sat_out;
+    due[name] = {sequence, now + 1 + static_cast<int64_t>(random() % kLateSteps)};
+    return true;
+  }
+
+  void take_token(Sequence* sequence) {
+    // Some completions go on the same for a while.
+    int64_t own = sequence->generated() < 3 ? sequence->completion / 2 : sequence->completion;
+    sequence->tokens.push_back(static_cast<int32_t>(1000 + sequence->id * 7 + sequence->size() + own * 999));
+    if (sequence->generated() < sequence->sampling->max_tokens) return;
+    int64_t id = sequence->id;
+    if (++ended[id] == sequence->sampling->n) finished[id] = now;
+    scheduler.remove(id, sequence->completion);
   }
 
   void run(int64_t most_steps = 100000) {

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "runtime/core/invariants.h"
 #include "tests/cpp/scheduler_simulation.h"
 
 using namespace tensorwright;
@@ -135,7 +136,7 @@ TW_TEST(prompt_rows_have_a_budget_of_their_own) {
   s.step();
   for (int64_t id : {2, 3, 4}) {
     auto sequence = make(id, 9, 4);  // as 1's, which nobody who wants logprobs may reuse
-    if (id < 4) sequence->sampling.prompt_logprobs = 1;
+    if (id < 4) change_sampling(*sequence, [](Sampling& sampling) { sampling.prompt_logprobs = 1; });
     s.scheduler.add(std::move(sequence));
   }
   std::vector<Shape> shapes;
@@ -154,7 +155,7 @@ TW_TEST(prompt_rows_have_a_budget_of_their_own) {
 TW_TEST(what_was_told_of_needs_no_row_again) {
   Simulation s(64, 2, {2, 32, 0, 0, 0, 3}, true);
   auto sequence = make(2, 9, 4);
-  sequence->sampling.prompt_logprobs = 0;
+  change_sampling(*sequence, [](Sampling& sampling) { sampling.prompt_logprobs = 0; });
   s.scheduler.add(std::move(sequence));
   s.step();
   TW_CHECK(s.scheduler.preempt(2));
@@ -232,6 +233,20 @@ TW_TEST(remove_frees_at_once_wherever_the_sequence_is) {
   TW_CHECK(s.scheduler.remove(1) == nullptr);
   TW_CHECK_EQ(s.kv.group(0).free(), 16);
   TW_CHECK(s.scheduler.idle());
+}
+
+// Counts that do not agree are found, each by its own name.
+TW_TEST(a_block_that_no_sequence_holds_is_found) {
+  Simulation s(16, 2, {2, 16, 0}, true);
+  s.scheduler.add(make(1, 5, 9));
+  s.step();
+  s.scheduler.check();
+  SequenceBlocks copy;
+  s.scheduler.for_each([&](const Sequence& sequence) { copy = s.kv.fork(sequence.blocks); });
+  TW_CHECK_THROWS(s.scheduler.check(), InvariantError);
+  copy = SequenceBlocks();
+  s.scheduler.check();
+  TW_CHECK_THROWS(s.kv.check(0, 0), InvariantError);
 }
 
 TW_TEST(impossible_limits_are_refused) {

@@ -23,6 +23,7 @@ from tensorwright.runtime.metrics import (
     REASONS,
     TTFT,
     UP,
+    VIOLATIONS,
     RequestObserver,
     Sample,
     engine_samples,
@@ -67,6 +68,8 @@ def test_every_stat_of_the_engine_has_its_sample(llm: LLM) -> None:
 
 def test_a_stopped_engine_is_down() -> None:
     assert list(engine_samples(None)) == [Sample(UP, 0.0)]
+    counts = {"invariant_violations": 1}
+    assert list(engine_samples(counts, running=False)) == [Sample(UP, 0.0), Sample(VIOLATIONS, 1.0)]
 
 
 def test_requests_that_end_are_observed(llm: LLM) -> None:

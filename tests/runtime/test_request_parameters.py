@@ -134,8 +134,9 @@ def test_a_truncated_prompt_keeps_its_end(llm: LLM) -> None:
 
 
 def test_timeout_and_priority_reach_the_engine(llm: LLM, fake: FakeEngine) -> None:
-    sampling = fake.submitted[llm.generate(IDS, SamplingParams(timeout=5, priority=-2)).request_id]
-    assert (sampling.timeout_s, sampling.priority) == (5.0, -2)
+    params = SamplingParams(timeout=5, priority=-2, cache_salt="mine")
+    sampling = fake.submitted[llm.generate(IDS, params).request_id]
+    assert (sampling.timeout_s, sampling.priority, sampling.cache_salt) == (5.0, -2, "mine")
 
 
 def test_a_timeout_is_a_finish_and_costs_no_other_request(llm: LLM, fake: FakeEngine) -> None:

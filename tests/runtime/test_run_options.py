@@ -39,7 +39,7 @@ def engine(engines: list[FakeEngine], tmp_path: Path) -> str:
 def test_every_request_parameter_has_an_option() -> None:
     """But those that make no difference here: one set of parameters for all prompts, and the text is the output.
     Guided decoding has options of its own, see test_guided_options.py."""
-    without = {"priority", "detokenize", "guided_decoding"}
+    without = {"priority", "cache_salt", "detokenize", "guided_decoding"}
     assert {field.name for field in dataclasses.fields(SamplingParams)} - set(OPTIONS) == without
 
 

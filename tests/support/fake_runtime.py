@@ -27,7 +27,7 @@ A, B, C = 10, 20, 30  # three letters of the byte-level alphabet
 COUNTERS = (
     "waste_slots", "waiting", "evictions", "requests_finished", "requests_aborted", "requests_timed_out",
     "requests_failed", "steps", "steps_rolled_back", "preemptions", "generated_tokens", "prefill_tokens",
-    "decode_tokens", "prefix_lookup_tokens", "prefix_hit_tokens",
+    "decode_tokens", "prefix_lookup_tokens", "prefix_hit_tokens", "sat_out", "invariant_checks", "invariant_violations",
 )  # fmt: skip
 """Statistics of the real engine that this one leaves at 0."""
 
@@ -70,6 +70,7 @@ class FakeEngine:
         self._events: list[FakeEvent] = []
         self._lock = threading.Lock()
         self.stopped = False
+        self.cause = ""
         self.called_here = False
 
     def submit(self, request_id: int, prompt: list[int], sampling: Any, first_mask: Any = None) -> None:

@@ -50,7 +50,7 @@ SHAPES: list[dict[str, Any]] = [
     {"bad_words": ["self"], "temperature": 0},
     {"stop_token_ids": [11, 12, 13, 14, 15, 16, 17], "min_tokens": 4, "temperature": 0},
     {"truncate_prompt_tokens": 3, "temperature": 0},
-    {"ignore_eos": True, "skip_special_tokens": False, "seed": 4, "priority": 3},
+    {"ignore_eos": True, "skip_special_tokens": False, "seed": 4, "priority": -3, "cache_salt": "mine"},
 ]
 
 

@@ -1,0 +1,18 @@
+// A hash that nobody outside the process can foresee, so that nobody can make its values collide.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_SECRET_HASH_H_
+#define TENSORWRIGHT_RUNTIME_CORE_SECRET_HASH_H_
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace tensorwright {
+
+// SipHash-1-3 of `first` and `tokens`, with a key drawn once per process. Nothing that a request is told may
+// depend on it.
+uint64_t secret_hash(uint64_t first, std::span<const int32_t> tokens);
+uint64_t secret_hash(std::string_view bytes);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_SECRET_HASH_H_

@@ -1,0 +1,56 @@
+#include "runtime/core/token_sets.h"
+
+#include <ranges>
+
+namespace tensorwright {
+
+namespace {
+
+using Word = std::vector<int32_t>;
+
+// What comes before a word's last token, backwards.
+auto before_last(const Word& word) { return std::ranges::subrange(word.rbegin() + 1, word.rend()); }
+
+size_t shared_length(const Word& a, const Word& b) {
+  auto [end, other] = std::ranges::mismatch(before_last(a), before_last(b));
+  return static_cast<size_t>(end - (a.rbegin() + 1));
+}
+
+}  // namespace
+
+TokenSet::TokenSet(std::vector<int32_t> ids) : ids_(std::move(ids)) {
+  std::ranges::sort(ids_);
+  auto [end, rest] = std::ranges::unique(ids_);
+  ids_.erase(end, rest);
+}
+
+BannedWords::BannedWords(std::vector<Word> words) : words_(std::move(words)) {
+  std::vector<const Word*> order;
+  for (const Word& word : words_) {
+    if (!word.empty()) order.push_back(&word);
+  }
+  std::ranges::sort(order, [](const Word* a, const Word* b) {
+    return std::ranges::lexicographical_compare(before_last(*a), before_last(*b));
+  });
+  int32_t nodes = 1;
+  std::vector<int32_t> path = {
+      0};  // of the word before, which has all that this one shares with earlier ones
+  for (size_t i = 0; i < order.size(); ++i) {
+    path.resize(1 + (i > 0 ? shared_length(*order[i - 1], *order[i]) : 0));
+    for (int32_t token : before_last(*order[i]) | std::views::drop(path.size() - 1)) {
+      edges_.push_back({path.back(), token, nodes});
+      path.push_back(nodes++);
+    }
+    lasts_.push_back({path.back(), order[i]->back()});
+  }
+  std::ranges::sort(edges_, {}, [](const Edge& edge) { return std::pair(edge.parent, edge.token); });
+  std::ranges::stable_sort(lasts_, {}, &Last::node);
+}
+
+int32_t BannedWords::child(int32_t node, int32_t token) const {
+  auto key = [](const Edge& edge) { return std::pair(edge.parent, edge.token); };
+  auto found = std::ranges::lower_bound(edges_, std::pair(node, token), {}, key);
+  return found != edges_.end() && key(*found) == std::pair(node, token) ? found->child : -1;
+}
+
+}  // namespace tensorwright

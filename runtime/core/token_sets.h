@@ -1,0 +1,65 @@
+// Tokens and words of a request, ordered once so that a look at them costs the same however many there are.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_TOKEN_SETS_H_
+#define TENSORWRIGHT_RUNTIME_CORE_TOKEN_SETS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace tensorwright {
+
+// Ids, ascending, each once.
+class TokenSet {
+ public:
+  TokenSet() = default;
+  TokenSet(std::vector<int32_t> ids);
+  TokenSet(std::initializer_list<int32_t> ids) : TokenSet(std::vector<int32_t>(ids)) {}
+
+  bool contains(int32_t id) const { return std::ranges::binary_search(ids_, id); }
+  const std::vector<int32_t>& ids() const { return ids_; }
+
+ private:
+  std::vector<int32_t> ids_;
+};
+
+// Sequences of tokens that must not occur. A tree over each word's tokens but the last, read backwards: one
+// walk from a sequence's end finds all words that its next token could complete.
+class BannedWords {
+ public:
+  BannedWords() = default;
+  BannedWords(std::vector<std::vector<int32_t>> words);  // those without a token ban nothing
+  BannedWords(std::initializer_list<std::vector<int32_t>> words)
+      : BannedWords(std::vector<std::vector<int32_t>>(words)) {}
+
+  bool empty() const { return words_.empty(); }
+  const std::vector<std::vector<int32_t>>& words() const { return words_; }  // as they came
+  // ban(token) for the last token of every word whose other tokens `tokens` ends in.
+  template <typename Ban>
+  void for_each_last(std::span<const int32_t> tokens, const Ban& ban) const {
+    int32_t node = 0;
+    for (size_t left = tokens.size();; --left) {
+      for (auto [at, last] : std::ranges::equal_range(lasts_, node, {}, &Last::node)) ban(last);
+      if (left == 0 || (node = child(node, tokens[left - 1])) < 0) return;
+    }
+  }
+
+ private:
+  struct Edge {
+    int32_t parent, token, child;
+  };
+  struct Last {
+    int32_t node, token;
+  };
+  int32_t child(int32_t node, int32_t token) const;  // -1: none
+
+  std::vector<std::vector<int32_t>> words_;
+  std::vector<Edge> edges_;  // by parent and token; the root is node 0
+  std::vector<Last> lasts_;  // by node
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_TOKEN_SETS_H_

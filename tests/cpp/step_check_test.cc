@@ -1,0 +1,38 @@
+// StepChecker after more steps than 32 bits count.
+#include "runtime/core/step_check.h"
+
+#include "runtime/core/error.h"
+#include "tests/cpp/check.h"
+
+using namespace tensorwright;
+
+// Two sequences of one token each, written to blocks 0 and `second`.
+static Step two_sequences(int32_t second) {
+  Step step;
+  step.token_ids = {1, 2};
+  step.positions = {0, 0};
+  step.seq_starts = {0, 1, 2};
+  step.context_lens = {1, 1};
+  step.logit_rows = {0, 1};
+  step.groups = {{1, {0, second}, {0, 4 * second}}};
+  return step;
+}
+
+TW_TEST(two_writers_are_found_after_any_number_of_steps) {
+  ModelFacts facts;
+  facts.vocab_size = 10;
+  facts.max_seq_len = 16;
+  facts.block_size = 4;
+  facts.block_bytes = {100};
+  facts.group_windows = {0};
+  for (int64_t steps :
+       {int64_t{0}, (int64_t{1} << 31) - 1, (int64_t{1} << 32) - 1, int64_t{1} << 33, int64_t{1} << 40}) {
+    StepChecker checker(facts, {8, 8, 8}, {4}, steps);
+    for (int i = 0; i < 3; ++i) {
+      checker.check(two_sequences(1));
+      TW_CHECK_ERROR(checker.check(two_sequences(0)), "InvalidRequestError");
+    }
+  }
+}
+
+TW_TEST_MAIN()

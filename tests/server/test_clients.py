@@ -1,0 +1,67 @@
+"""What a client may ask for at the others' expense: priorities and what the prefix cache tells."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.served import KEY, OTHER_KEY, Served
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.server.clients import client_defaults
+from tensorwright.runtime.server.completion_request import CompletionRequest
+from tensorwright.runtime.server.options import ServerOptions
+
+
+def defaults_of(key: str, body: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """Of a request with this key, as its handler sees it."""
+    app = SimpleNamespace(state=SimpleNamespace(options=ServerOptions(**options)))
+    request: Any = SimpleNamespace(app=app, headers={"authorization": f"Bearer {key}"})
+    return client_defaults(request, CompletionRequest(prompt="x", **(body or {})), {"top_p": 0.5})
+
+
+def test_each_key_has_a_salt_that_does_not_show_it() -> None:
+    salts = [defaults_of(key, api_keys=("a", "b"))["cache_salt"] for key in ("a", "b", "a", " a")]
+    assert salts[0] == salts[2] == salts[3] != salts[1]
+    assert len(salts[0]) == 64
+    assert defaults_of("a", api_keys=("a",), shared_prefixes=True) == {"top_p": 0.5}
+    assert defaults_of("a") == {"top_p": 0.5}
+
+
+@pytest.mark.parametrize(("priority", "most"), [(1, 0), (8, 7)])
+def test_a_priority_above_the_servers_is_refused(priority: int, most: int) -> None:
+    for fine in (-5, 0, most):
+        defaults_of("", {"priority": fine}, max_priority=most)
+    with pytest.raises(InvalidRequestError, match=rf"at most {most} on this server \(its --max-priority\), got {priority}"):
+        defaults_of("", {"priority": priority}, max_priority=most)
+
+
+def cached(served: Served, key: str, chat: bool = False, **fields: Any) -> int:
+    text = "A secret of one client alone, which is long enough to fill a block or two of the cache: 7342. " * 2
+    where = "chat/completions" if chat else "completions"
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+    body = {**prompt, "max_tokens": 1, **fields}
+    answer = served.client.post(f"/v1/{where}", json=body, headers={"authorization": f"Bearer {key}"})
+    answer.raise_for_status()
+    return int(answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_key_learns_nothing_of_what_another_sent(served: Served) -> None:
+    assert cached(served, KEY) == 0
+    assert cached(served, OTHER_KEY) == 0
+    assert cached(served, KEY) >= 32
+    assert cached(served, OTHER_KEY) >= 32
+    assert cached(served, KEY, cache_salt="of both") == 0
+    assert cached(served, OTHER_KEY, cache_salt="of both") >= 32
+
+
+def test_without_keys_all_share(open_served: Served) -> None:
+    assert cached(open_served, "any") == 0
+    assert cached(open_served, "other") >= 32
+
+
+def test_a_priority_is_refused_over_http(served: Served) -> None:
+    answer = served.client.post("/v1/completions", json={"prompt": "x", "priority": 1})
+    assert answer.status_code == 400
+    assert "--max-priority" in answer.json()["error"]["message"]
