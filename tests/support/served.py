@@ -71,10 +71,13 @@ class Served:
 
 
 @contextmanager
-def serve(engine: Path, folder: Path, *options: str, **client: Any) -> Iterator[Served]:
-    """client: keywords of httpx.Client. The engine is called "pico"."""
+def serve(engine: Path, folder: Path, *options: str, limits: str = "", **client: Any) -> Iterator[Served]:
+    """limits: commands of the shell for the process, such as "ulimit -n 64". client: keywords of httpx.Client. The
+    engine is called "pico"."""
     log = folder / f"{time.monotonic_ns()}.log"
     command = [sys.executable, "-P", "-m", "tensorwright.runtime.cli", "serve", f"pico={engine}"]
+    if limits:
+        command = ["sh", "-c", f'{limits}; exec "$@"', "sh", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("w") as errors:
         process = subprocess.Popen(
