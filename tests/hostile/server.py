@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,9 +24,9 @@ def attacked(
     template = folder / "chat.jinja"
     template.write_text(TEMPLATE)
     named = [word for key in KEYS for word in ("--api-key", key)] if keys else []
-    limits = f"ulimit -v {MEMORY >> 10}" + ("" if files is None else f"; ulimit -n {files}")
     given = ("--chat-template", str(template), "--quiet-probes", *named, *options)
-    with serve(engine, folder, *given, limits=limits) as served:
+    with serve(engine, folder, *given, files=files) as served:
+        resource.prlimit(served.process.pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
         yield served, Target(*served.address, KEYS if keys else None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -71,18 +72,20 @@ class Served:
 
 
 @contextmanager
-def serve(engine: Path, folder: Path, *options: str, limits: str = "", **client: Any) -> Iterator[Served]:
-    """limits: commands of the shell for the process, such as "ulimit -n 64". client: keywords of httpx.Client. The
-    engine is called "pico"."""
+def serve(engine: Path, folder: Path, *options: str, files: int | None = None, **client: Any) -> Iterator[Served]:
+    """files: how many the server may have open. client: keywords of httpx.Client. The engine is called "pico"."""
+
+    def limit() -> None:
+        if files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
     log = folder / f"{time.monotonic_ns()}.log"
     command = [sys.executable, "-P", "-m", "tensorwright.runtime.cli", "serve", f"pico={engine}"]
-    if limits:
-        command = ["sh", "-c", f'{limits}; exec "$@"', "sh", *command]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("w") as errors:
         process = subprocess.Popen(
             [*command, "--port", "0", *SMALL, *options],
-            stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
+            stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, preexec_fn=limit,
         )  # fmt: skip
     try:
         assert process.stdout is not None
