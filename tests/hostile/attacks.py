@@ -46,7 +46,7 @@ class Attack:
         return bool(self.options) or self.files is not None or not self.keys
 
 
-SOUND = ("200", "400", "401", "404", "408", "413", "422", "429", "431", "503", "504", "refused")
+SOUND = ("200", "400", "401", "404", "408", "413", "421", "422", "429", "431", "503", "504", "refused")
 """An answer or a refusal, which may be of the connection itself; neither a fault of the server's nor an answer that
 breaks off."""
 

@@ -106,7 +106,7 @@ def only_one(size: int) -> Attacker:
 def high_priority(seconds: int, clients: int = 8) -> Attacker:
     """Each asks again as soon as it was answered."""
     body = {
-        "model": "pico", "prompt": "class", "max_tokens": 300, "ignore_eos": True, "temperature": 0,
+        "model": "pico", "prompt": "class", "max_tokens": 100, "ignore_eos": True, "temperature": 0,
         "priority": HIGHEST,
     }  # fmt: skip
     text = json.dumps(body).encode()
