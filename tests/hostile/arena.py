@@ -25,7 +25,7 @@ LIMIT = 20.0  # seconds for one attack; one that takes longer is cut off, and it
 HOPELESS = 4.0  # seconds; a gap over it is not tried again, for no noise of a machine is that long and unseen
 TRIES = 3
 SETTLE = 3.0  # seconds until threads and descriptors are those of before
-AFTERMATH = 0.05
+AFTERMATH = 0.02
 
 
 @dataclass(repr=False)
@@ -165,9 +165,9 @@ def warm_up(target: Target) -> None:
 def lowest(pid: int) -> Figures:
     """Fewest threads and descriptors of some looks: honest clients come and go."""
     looks = []
-    for _ in range(4):
+    for _ in range(3):
         looks.append(figures(pid))
-        time.sleep(0.004)
+        time.sleep(0.003)
     first = looks[0]
     return Figures(
         first.memory, first.peak, min(look.threads for look in looks), min(look.descriptors for look in looks)

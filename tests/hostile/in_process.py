@@ -27,7 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from hostile.observing import Growth
 
 TICK = 0.005
-QUIET = (0.1, 0.7, 0.7)  # seconds without an attack, before each try
+TRIES = 3
+QUIET = 0.7  # seconds without an attack, at the start and before another try
 SETTLE = 3.0
 MEMORY = 6 << 30  # bytes of address space
 
@@ -113,15 +114,22 @@ class Session:
         self._streamer.start()
         threading.Thread(target=sleep, daemon=True).start()
 
-    def attack(self, name: str, attack: Attack, quiet: float) -> Report:
+        self._calm: dict[str, float] = {}
+
+    def rest(self) -> None:
+        """How long they do not get on by themselves."""
         self._take()
-        time.sleep(quiet)
-        calm, before = self._take(), self._count()
+        time.sleep(QUIET)
+        self._calm = self._take()
+
+    def attack(self, name: str, attack: Attack) -> Report:
+        before = self._count()
+        self._take()
         with Growth(os.getpid()) as growth:
             begin = time.monotonic()
             wrong = attack()
             seconds = time.monotonic() - begin
-        gaps = {what: (calm[what], gap) for what, gap in self._take().items()}
+        gaps = {what: (self._calm[what], gap) for what, gap in self._take().items()}
         return Report(name, seconds, gaps, growth.bytes, self._left(before), wrong)
 
     def _take(self) -> dict[str, float]:
@@ -153,13 +161,14 @@ class Session:
 
 def run(subject: Subject, first: int, good: Callable[[Report], bool]) -> None:
     session = Session(subject)
-    time.sleep(QUIET[-1])
+    session.rest()
     for name, make in list(subject.attacks.items())[first:]:
         print(json.dumps({"begins": name}), flush=True)
-        for number, quiet in enumerate(QUIET):
-            report = session.attack(name, make(number), quiet)
+        for number in range(TRIES):
+            report = session.attack(name, make(number))
             if good(report) or report.wrong:
                 break
+            session.rest()
         print(json.dumps(dataclasses.asdict(report)), flush=True)
     print(json.dumps({"held": session.end()}), flush=True)
     subject.close()

@@ -22,7 +22,7 @@ from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import TensorwrightError
 
 LONG = 4_000_000  # characters
-MANY = 400_000  # items
+MANY = 300_000  # items
 HUGE = 10**5000  # more digits than Python writes an integer with
 
 Make = Callable[[int], Any]

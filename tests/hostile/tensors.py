@@ -20,7 +20,7 @@ from tensorwright.runtime.triton.interfaces import INTERFACES
 from tensorwright.runtime.triton.tensors import NUMPY, Tensor
 
 LONG = 4_000_000  # bytes of a text
-MANY = 400_000  # items where a tensor may have any number
+MANY = 200_000  # items where a tensor may have any number
 WAIT = 60.0
 
 Values = Mapping[str, np.ndarray]
