@@ -100,7 +100,7 @@ PROMPTS: Mapping[str, Make] = {
     "many words": lambda number: "word " * ((LONG - number) // 5),
     "many ids": lambda number: {"prompt_token_ids": ids(number)},
     "ids of no size": just({"prompt_token_ids": [HUGE]}),
-    "many prompts": lambda number: ["a"] * 20_000,
+    "many prompts": lambda number: ["a"] * 300,
     "a deep list": deep,
     "many keys": lambda number: dict.fromkeys(texts(MANY), 1),
 }
