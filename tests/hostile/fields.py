@@ -1,0 +1,226 @@
+"""Each field that a body may have, and with what it is attacked. Names are paths: "messages[].content" is the content
+of a message. A field of the server's OpenAPI document that is not here fails a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hostile.values import (
+    Value,
+    decimals,
+    deep,
+    deep_objects,
+    digits,
+    highest_int,
+    infinite,
+    just,
+    keys,
+    lists,
+    nan,
+    numbers_by_key,
+    objects,
+    ones,
+    repeat,
+    surrogates,
+    text,
+    texts,
+    texts_by_key,
+    too_high,
+    words,
+    zeros,
+)  # fmt: skip
+
+Table = Mapping[str, tuple[Value, ...]]
+
+SWITCH = (text,)
+REFUSED = (lists,)
+
+SAMPLING: Table = {
+    "model": (text, surrogates),
+    "n": (digits, just("128"), just("32")),
+    "temperature": (decimals, infinite),
+    "top_p": (decimals, nan),
+    "presence_penalty": (decimals, nan),
+    "frequency_penalty": (decimals, just("100")),
+    "logit_bias": (numbers_by_key, texts_by_key),
+    "seed": (digits, too_high),
+    "stop": (texts, ones, text),
+    "stream": SWITCH,
+    "stream_options": (numbers_by_key, lists),
+    "stream_options.include_usage": SWITCH,
+    "stream_options.include_obfuscation": SWITCH,
+    "response_format": (numbers_by_key, deep_objects),
+    "response_format.type": (text,),
+    "response_format.json_schema": (numbers_by_key,),
+    "response_format.json_schema.name": (text,),
+    "response_format.json_schema.description": (text,),
+    "response_format.json_schema.schema": (numbers_by_key, just('{"type":"array","minItems":1000000000}')),
+    "response_format.json_schema.strict": SWITCH,
+    "user": (text, surrogates),
+    "top_k": (digits, highest_int),
+    "min_p": (decimals, infinite),
+    "repetition_penalty": (decimals, just("100")),
+    "min_tokens": (digits, highest_int),
+    "ignore_eos": SWITCH,
+    "stop_token_ids": (ones, texts, just(f"[{2**31 - 1}]")),
+    "bad_words": (texts, ones, text),
+    "include_stop_str_in_output": SWITCH,
+    "skip_special_tokens": SWITCH,
+    "truncate_prompt_tokens": (digits, highest_int),
+    "priority": (digits, highest_int),
+    "guided_json": (text, deep_objects, keys("{}")),
+    "guided_regex": (text, just('"((a{1,99}){1,99}){1,99}"'), just('"' + "(a|b|ab)*" * 3000 + '"')),
+    "guided_choice": (texts, lists, text),
+    "guided_grammar": (text, words, just('"' + "start: a\\n" * 6000 + '"')),
+    "guided_whitespace_pattern": (text, just('"(((((a*)*)*)*)*)*"')),
+    "max_tokens": (digits, highest_int),
+    "logprobs": (digits, just("20")),
+}
+
+MESSAGES: Table = {
+    "messages": (repeat('{"role":"user","content":"a"}'), objects, deep),
+    "messages[].role": (text,),
+    "messages[].content": (words, repeat('{"type":"text","text":"a"}'), ones),
+    "messages[].content[].type": (text,),
+    "messages[].content[].text": (text, surrogates),
+    "messages[].name": (text,),
+    "messages[].tool_calls": REFUSED,
+    "messages[].tool_call_id": REFUSED,
+    "messages[].function_call": REFUSED,
+    "messages[].audio": REFUSED,
+    "messages[].refusal": REFUSED,
+    "messages[].annotations": REFUSED,
+    "add_generation_prompt": SWITCH,
+    "chat_template_kwargs": (numbers_by_key, deep_objects),
+}
+
+
+def first_of(table: Table) -> Table:
+    """The largest alone, for an endpoint that shares its fields with one that is attacked with all."""
+    return {name: values[:1] for name, values in table.items()}
+
+
+COMPLETION: Table = SAMPLING | {
+    "prompt": (text, words, ones, texts, repeat("[1]"), lists, surrogates, deep),
+    "echo": SWITCH,
+    "best_of": (digits, highest_int),
+    "suffix": REFUSED,
+}
+
+CHAT: Table = first_of(SAMPLING) | MESSAGES | {
+    "max_completion_tokens": (digits, highest_int),
+    "top_logprobs": (digits,),
+    "modalities": (texts,),
+    "service_tier": (text,),
+    "store": SWITCH,
+    "tool_choice": (text,),
+    **dict.fromkeys(
+        (
+            "tools", "functions", "function_call", "parallel_tool_calls", "audio", "prediction", "metadata",
+            "reasoning_effort", "verbosity", "web_search_options", "prompt_cache_key", "safety_identifier",
+        ),
+        REFUSED,
+    ),
+}  # fmt: skip
+
+TOKENIZE: Table = first_of(MESSAGES) | {
+    "model": (text,),
+    "prompt": (text, words, surrogates),
+    "add_special_tokens": SWITCH,
+    "return_token_strs": SWITCH,
+}
+
+DETOKENIZE: Table = {"model": (text,), "tokens": (zeros, lists, just(f"[{2**63}]"))}
+
+BODIES: Mapping[str, Table] = {
+    "/v1/completions": COMPLETION,
+    "/v1/chat/completions": CHAT,
+    "/tokenize": TOKENIZE,
+    "/detokenize": DETOKENIZE,
+}
+"""By endpoint: all fields of its body."""
+
+PATHS: Mapping[str, tuple[str, ...]] = {
+    "/health": (),
+    "/ready": (),
+    "/metrics": (),
+    "/v1/models": (),
+    "/v1/models/{model}": ("model",),
+}
+"""Endpoints without a body, and their parameters."""
+
+MESSAGE = '[{"role":"user","content":"a"}]'
+ROOTS: Mapping[str, Mapping[str, str]] = {
+    "/v1/completions": {"model": '"pico"', "prompt": '"a"', "max_tokens": "4", "ignore_eos": "true"},
+    "/v1/chat/completions": {"model": '"pico"', "messages": MESSAGE, "max_tokens": "4", "ignore_eos": "true"},
+    "/tokenize": {"model": '"pico"'},
+    "/detokenize": {"model": '"pico"', "tokens": "[1]"},
+}
+SIBLINGS: Mapping[str, Mapping[str, str]] = {
+    "messages[]": {"role": '"user"', "content": '"a"'},
+    "messages[].content[]": {"type": '"text"', "text": '"a"'},
+    "stream_options": {},
+    "response_format": {"type": '"json_schema"', "json_schema": '{"name":"a","schema":{}}'},
+    "response_format.json_schema": {"name": '"a"', "schema": "{}"},
+}
+"""What stands beside a field where it stands inside of another, so that it is read at all."""
+NEEDS: Mapping[str, Mapping[str, str]] = {
+    "stream_options": {"stream": "true"},
+    "guided_whitespace_pattern": {"guided_json": '{"type":"object"}'},
+    "top_logprobs": {"logprobs": "true"},
+    "min_tokens": {"max_tokens": "null"},
+    "max_completion_tokens": {"max_tokens": "null"},
+}
+"""What a field needs beside it, by the first name of its path."""
+
+
+def body_with(endpoint: str, path: str, value: str) -> bytes:
+    """A body whose field at `path` has the value, and that is sound but for it."""
+    names = path.split(".")
+    for depth in range(len(names) - 1, -1, -1):
+        parent = ".".join(names[:depth])
+        beside = dict(SIBLINGS[parent] if depth else _root(endpoint, names[0].removesuffix("[]")))
+        beside[names[depth].removesuffix("[]")] = value
+        value = "{" + ",".join(f'"{name}":{given}' for name, given in beside.items()) + "}"
+        if depth and names[depth - 1].endswith("[]"):
+            value = f"[{value}]"
+    return value.encode()
+
+
+def _root(endpoint: str, first: str) -> Mapping[str, str]:
+    base = {**ROOTS[endpoint], **NEEDS.get(first, {})}
+    if endpoint == "/tokenize":
+        base |= {} if first == "prompt" else {"prompt": '"a"'} if first not in _OF_MESSAGES else {"messages": MESSAGE}
+    return base
+
+
+_OF_MESSAGES = ("messages", "add_generation_prompt", "chat_template_kwargs")
+
+
+def declared(document: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Of an OpenAPI document: by endpoint, the paths of all fields of its body, or the names of its parameters."""
+    found: dict[str, set[str]] = {}
+    for endpoint, methods in document["paths"].items():
+        found[endpoint] = set()
+        for operation in methods.values():
+            found[endpoint] |= {parameter["name"] for parameter in operation.get("parameters", ())}
+            content = operation.get("requestBody", {}).get("content", {})
+            for kind in content.values():
+                found[endpoint] |= set(_fields(document, kind["schema"], ""))
+    return found
+
+
+def _fields(document: Mapping[str, Any], node: Mapping[str, Any], path: str) -> Iterator[str]:
+    if "$ref" in node:
+        node = document["components"]["schemas"][node["$ref"].rsplit("/", 1)[1]]
+    for name in ("anyOf", "oneOf", "allOf"):
+        for option in node.get(name, ()):
+            yield from _fields(document, option, path)
+    if "items" in node:
+        yield from _fields(document, node["items"], path + "[]")
+    for name, inner in node.get("properties", {}).items():
+        own = f"{path}.{name}" if path else name
+        yield own
+        yield from _fields(document, inner, own)

@@ -1,0 +1,158 @@
+"""One hostile client beside honest ones: whatever it sends, nobody else waits for it, and nothing of it stays.
+
+Each field of each endpoint at its largest and oddest, each attack of the review. The bounds, and how they are kept
+apart from a machine's noise, stand in arena.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hostile.arena import Arena, arena
+from hostile.attacks import ATTACKS, Attack
+from hostile.clients import Attacker, Outcome, Target, posts, timed
+from hostile.fields import BODIES, PATHS, body_with, declared
+from hostile.server import attacked_by
+from hostile.values import Value
+
+LARGEST = 3_900_000  # bytes of a field's value: a body may have 4 MiB
+LONG_PATH = 60_000  # bytes of a parameter in a path
+NARROW = ("--max-connections", "20", "--log-prompts", "--max-batch-size", "4")
+PLANTED_FAULTS = {
+    "sleep": "health stood still",
+    "memory": "memory grew by",
+    "thread": "1 threads are left",
+    "descriptor": "1 descriptors are left",
+    "fault": "answered 500",
+    "exit": "the server ended, code 9",
+}
+PLANTED = Path(__file__).with_name("planted")
+ABOUT_NEWCOMERS = ("slow-compiles", "priority")
+
+TOGETHER = [attack for attack in ATTACKS if not attack.alone]
+APART = [attack for attack in ATTACKS if attack.alone and attack.watched]
+FIELDS = [
+    (endpoint, path, number)
+    for endpoint, table in BODIES.items()
+    for path, values in table.items()
+    for number in range(len(values))
+]
+
+
+@pytest.fixture(scope="session")
+def roomy(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    """A server as it comes."""
+    with arena(pico_engine, tmp_path_factory.mktemp("roomy")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def narrow(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    """Few connections, a small batch, bodies in the log, no keys."""
+    with arena(pico_engine, tmp_path_factory.mktemp("narrow"), *NARROW, keys=False) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def faulty(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
+    """A server with faults for whoever asks for them; see planted/sitecustomize.py."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        arena(pico_engine, tmp_path_factory.mktemp("faulty")) as opened,
+    ):
+        patch.setenv("PYTHONPATH", str(PLANTED), prepend=os.pathsep)
+        opened.tries, opened.settle = 2, 0.5
+        yield opened
+
+
+def label(attack: Attack) -> str:
+    return f"{attack.row}-{attack.name}"
+
+
+def check(faults: list[str]) -> None:
+    if faults:
+        pytest.fail("; ".join(faults), pytrace=False)
+
+
+def test_every_field_of_every_endpoint_has_a_row(roomy: Arena) -> None:
+    _, target, _ = roomy.parts()
+    status, text = target.ask("GET", "/openapi.json")
+    assert status == "200"
+    rows = {endpoint: set(table) for endpoint, table in BODIES.items()}
+    rows |= {endpoint: set(names) for endpoint, names in PATHS.items()}
+    assert declared(json.loads(text)) == rows
+
+
+@pytest.mark.parametrize("attack", TOGETHER, ids=label)
+def test_an_attack_holds_nobody_up(roomy: Arena, attack: Attack) -> None:
+    size = attack.size if attack.short is None else attack.short
+    check(roomy.attack(attack.ready, size, attack.name in ABOUT_NEWCOMERS, attack.log))
+
+
+@pytest.mark.parametrize(("endpoint", "path", "number"), FIELDS, ids=lambda part: str(part).strip("/"))
+def test_a_field_holds_nobody_up(roomy: Arena, endpoint: str, path: str, number: int) -> None:
+    value = BODIES[endpoint][path][number]
+    check(roomy.attack(in_field(endpoint, path, value), LARGEST))
+
+
+def in_field(endpoint: str, path: str, value: Value) -> Callable[[int], Attacker]:
+    return lambda size: posts(endpoint, [body_with(endpoint, path, value(size))])
+
+
+@pytest.mark.parametrize("endpoint", PATHS)
+def test_an_endpoint_without_a_body_holds_nobody_up(roomy: Arena, endpoint: str) -> None:
+    """With a body all the same, and with its parameters at their longest."""
+
+    def ready(size: int) -> Attacker:
+        def attack(target: Target) -> Outcome:
+            path = endpoint.format(model="a" * LONG_PATH)
+            long, _ = target.ask("GET", path)
+            odd, text = target.ask("GET", path.replace("a" * LONG_PATH, "%ff%00"), b"[" * size)
+            cut = (
+                long in ("RemoteDisconnected", "ConnectionResetError") and path != endpoint
+            )  # longer than HTTP's parser takes
+            return Outcome([odd, "refused" if cut else long], text)
+
+        return attack
+
+    check(roomy.attack(ready, LARGEST))
+
+
+@pytest.mark.parametrize("planted", PLANTED_FAULTS)
+def test_a_planted_fault_is_seen(faulty: Arena, planted: str) -> None:
+    """The gate itself must be able to fail, after another try too."""
+
+    def ready(size: int) -> Attacker:
+        return lambda target: Outcome([target.ask("GET", "/v1/models", **{"x-planted": planted})[0]])
+
+    assert PLANTED_FAULTS[planted] in "; ".join(faulty.attack(ready, 1))
+
+
+def test_nothing_is_left(roomy: Arena) -> None:
+    """After all of the above: no request, no block, no memory."""
+    check(roomy.leftovers())
+
+
+@pytest.mark.parametrize("attack", [each for each in APART if each.files is None], ids=label)
+def test_an_attack_on_a_small_server_holds_nobody_up(narrow: Arena, attack: Attack) -> None:
+    size = attack.size if attack.short is None else attack.short
+    check(narrow.attack(attack.ready, size, attack.name in ABOUT_NEWCOMERS, attack.log))
+
+
+@pytest.mark.parametrize("attack", [each for each in APART if each.files is not None], ids=label)
+def test_running_out_of_descriptors_holds_nobody_up(pico_engine: Path, tmp_path: Path, attack: Attack) -> None:
+    with arena(pico_engine, tmp_path, files=attack.files) as opened:
+        check(opened.attack(attack.ready, attack.short or attack.size, log=attack.log))
+
+
+@pytest.mark.parametrize("attack", [each for each in ATTACKS if not each.watched], ids=label)
+def test_the_only_client_is_served(pico_engine: Path, tmp_path: Path, attack: Attack) -> None:
+    with attacked_by(attack, pico_engine, tmp_path) as (_, target):
+        outcome = timed(attack.ready(attack.size), target, 20)
+    assert outcome is not None
+    assert not outcome.finding
