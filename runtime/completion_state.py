@@ -66,9 +66,10 @@ class CompletionState:
                 break
         if event.finish and not self.finished:
             self._end(event)
-        if self.matcher is not None and self.matcher.ended and not self.finished:
-            if self.matcher.generated == len(self._token_ids):  # it may be ahead of what is handed out
-                self._end_of_grammar()
+        matcher = self.matcher
+        ended = matcher is not None and matcher.ended and matcher.generated == len(self._token_ids)  # it may be ahead
+        if ended and not self.finished:
+            self._end_of_grammar()
 
     @property
     def length(self) -> int:
