@@ -38,6 +38,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
       facts_(core_.facts()),
       groups_(core_.groups()),
       max_seqs_(options.max_batch_size),
+      stepped_(options.debug_stepped),
       max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
       stats_(core_.stats()) {
   if (!options.debug_stepped) thread_ = std::thread([this] { loop(); });
@@ -235,9 +236,9 @@ SharedMask Engine::take_mask(int64_t id, int32_t completion, int32_t generated) 
 // The others' news are told before the wait; submissions, aborts, deadlines and shutdowns end it.
 bool Engine::wait_for_masks(Clock::time_point until, std::vector<Event>* events) {
   if (!events->empty()) publish(events);
-  masks_.wait(std::min(until, core_.next_deadline()));
+  if (!stepped_) masks_.wait(std::min(until, core_.next_deadline()));
   hand_over(events);
-  return Clock::now() < until;
+  return !stepped_ && Clock::now() < until;
 }
 
 void Engine::publish(std::vector<Event>* events) {

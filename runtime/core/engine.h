@@ -77,6 +77,7 @@ class Engine : private MaskSource {
   const ModelFacts facts_;
   const std::vector<GroupShape> groups_;
   const int32_t max_seqs_;
+  const bool stepped_;  // whoever calls turn() does the waiting
   TokenMasks masks_;        // of guided requests that are alive
   const size_t max_alive_;  // running and waiting; a count that no moment of the loop can blur
 

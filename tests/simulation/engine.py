@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,12 @@ def next_token(context: list[int]) -> int:
     return LETTERS[sum((token + 1) * (at + 3) for at, token in enumerate(context)) % len(LETTERS)]
 
 
-def continuation(prompt: list[int], most: int) -> list[int]:
-    """What the model generates, the end included."""
+def continuation(prompt: list[int], most: int, allowed: Sequence[int] = LETTERS) -> list[int]:
+    """What the model generates, the end included. allowed: the rest is masked, and the first of all others taken."""
     tokens = list(prompt)
     while len(tokens) - len(prompt) < most and (len(tokens) == len(prompt) or tokens[-1] != EOS):
-        tokens.append(next_token(tokens))
+        token = next_token(tokens)
+        tokens.append(token if token in allowed else min(allowed))
     return tokens[len(prompt) :]
 
 
@@ -139,6 +140,10 @@ class SteppedEngine:
     @property
     def stopped(self) -> bool:
         return self._engine.stopped
+
+    @property
+    def cause(self) -> str:
+        return self._engine.cause
 
     @property
     def called_here(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -97,6 +99,29 @@ class Pool:
 
     def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
         self._open = False
+
+
+class SimulatedQueues:
+    """queue, with its SimpleQueue."""
+
+    def __init__(self, simulation: Simulation):
+        self.SimpleQueue = lambda: Queue(simulation)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(queue, name)
+
+
+class Queue:
+    def __init__(self, simulation: Simulation):
+        self._simulation, self._items = simulation, deque[Any]()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+        self._simulation.pause()
+
+    def get(self) -> Any:
+        self._simulation.wait(lambda: bool(self._items))
+        return self._items.popleft()
 
 
 class Thread:

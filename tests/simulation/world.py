@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import queue
 import sys
 import threading
 import time
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from simulation.baton import Simulation
-from simulation.engine import BLOCK, LONGEST, SimulatedExecutor, SteppedEngine, continuation, letter
+from simulation.engine import BLOCK, LETTERS, LONGEST, SimulatedExecutor, SteppedEngine, continuation, letter
+from simulation.grammar import ALLOWED, Vocabulary
 from simulation.loop import SimulatedLoop
-from simulation.stand_ins import Pool, SimulatedThreading, SimulatedTime
+from simulation.stand_ins import Pool, SimulatedQueues, SimulatedThreading, SimulatedTime
 from support.fake_runtime import engine_config, write_engine
-from tensorwright import LLM, SamplingParams
+from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import EngineStoppedError, OutOfMemoryError, QueueFullError, RequestAbortedError
 from tensorwright.runtime import native
+from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.server.app import create_app
 
 PACKAGE = "tensorwright.runtime"
@@ -367,6 +370,7 @@ class Ask:
             temperature=0.0, max_tokens=random.choice((1, 3, 20)), n=min(batch, random.choice((1, 1, 1, 2))),
             stop=random.choice(((), ("Q",), ("C", "X"))),
             timeout=random.choice((None, None, 0.0, 0.05, 5.0)),
+            guided_decoding=random.choice((None, None, None, GuidedDecodingParams(regex="[A-Z]*"))),
         )  # fmt: skip
         return cls(
             {"prompt_token_ids": ids}, params, random.random() < 0.5, random.choice((0.0, 0.0, 0.3)),
@@ -376,7 +380,8 @@ class Ask:
     @property
     def tokens(self) -> list[int]:
         """What it gets if nothing comes between."""
-        tokens = continuation(self.prompt["prompt_token_ids"], int(self.params.max_tokens or 0))
+        allowed = LETTERS if self.params.guided_decoding is None else ALLOWED
+        tokens = continuation(self.prompt["prompt_token_ids"], int(self.params.max_tokens or 0), allowed)
         ends = [at + 1 for at, token in enumerate(tokens) if letter(token) in self.params.stop]
         return tokens[: min(ends, default=len(tokens))]
 
@@ -387,10 +392,12 @@ class Ask:
     @property
     def body(self) -> dict[str, Any]:
         params = self.params
-        stop = {"stop": list(params.stop)} if params.stop else {}
+        more: dict[str, Any] = {"stop": list(params.stop)} if params.stop else {}
+        if params.guided_decoding is not None:
+            more["guided_regex"] = params.guided_decoding.regex
         return {
             "model": "toy", "prompt": self.prompt["prompt_token_ids"], "temperature": 0, "n": params.n,
-            "max_tokens": params.max_tokens, "stream": self.streams, **stop,
+            "max_tokens": params.max_tokens, "stream": self.streams, **more,
         }  # fmt: skip
 
 
@@ -443,6 +450,7 @@ def simulated(world: World) -> Iterator[None]:
     stand_ins: dict[Any, Any] = {
         threading: SimulatedThreading(world.simulation),
         time: SimulatedTime(world.simulation),
+        queue: SimulatedQueues(world.simulation),
         ThreadPoolExecutor: lambda threads, thread_name_prefix="": Pool(world.simulation, threads),
     }
     replaced: list[tuple[Any, str, Any]] = []
@@ -468,6 +476,7 @@ def simulated(world: World) -> Iterator[None]:
         return SteppedEngine(world.simulation, world.executor, made)
 
     put(native, "create_engine", create_engine)
+    put(EngineDir, "guided_vocabulary", Vocabulary(world.simulation, world.swarm.panics, Panic))
     if world.swarm.panics:
         from tensorwright.runtime.tokenizer import Tokenizer
 
