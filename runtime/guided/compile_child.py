@@ -16,7 +16,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 import threading
 from array import array
 from typing import IO, Any
@@ -37,7 +36,18 @@ class _MallocState(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
     )
 
 
@@ -191,4 +201,4 @@ def _send(channel: socket.socket, message: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent ends this one
-    sys.exit(main())
+    main()
