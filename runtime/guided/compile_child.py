@@ -28,6 +28,7 @@ from tensorwright.runtime.guided.translation import compiled, name_of, translate
 STACK_BYTES = 4 << 20
 """Of the thread that compiles. The serving process compiles what survived here on a larger one."""
 PARENT_MS = 1000  # how often it looks whether its parent is still there
+NICE = 10  # what is computed for requests that run goes before
 PR_SET_PDEATHSIG = 1
 
 
@@ -147,6 +148,7 @@ def run(job: socket.socket, tokens: LibraryTokens, home: int) -> None:
     """In a fork, which it ends. home: the process that it is a fork of."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.nice(NICE)
         if os.getppid() == home:
             threading.stack_size(STACK_BYTES)
             thread = threading.Thread(target=answer, args=(job, tokens))

@@ -27,7 +27,7 @@ class ServerPools:
     def __init__(self, options: ServerOptions):
         self._limit = options.max_job_seconds
         bound = options.max_waiting_jobs
-        self.grammar = WorkPool("grammars", PLACES + SLOW_PLACES, bound)
+        self.grammar = WorkPool("grammars", 2 * (PLACES + SLOW_PLACES), bound)  # some wait for others
         self.text = WorkPool("text", max(2, min(MOST_TEXT_THREADS, os.cpu_count() or 1)), bound)
         self.answers = WorkPool("answers", 2, None)
         self.other = WorkPool("files", 2, bound)
