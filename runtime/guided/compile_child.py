@@ -16,7 +16,6 @@ import resource
 import select
 import signal
 import socket
-import sys
 import threading
 from array import array
 from typing import IO, Any
@@ -29,6 +28,7 @@ from tensorwright.runtime.guided.translation import compiled, name_of, translate
 STACK_BYTES = 4 << 20
 """Of the thread that compiles. The serving process compiles what survived here on a larger one."""
 PARENT_MS = 1000  # how often it looks whether its parent is still there
+NICE = 10  # what is computed for requests that run goes before
 PR_SET_PDEATHSIG = 1
 
 
@@ -37,7 +37,18 @@ class _MallocState(ctypes.Structure):
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
     )
 
 
@@ -137,6 +148,7 @@ def run(job: socket.socket, tokens: LibraryTokens, home: int) -> None:
     """In a fork, which it ends. home: the process that it is a fork of."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.nice(NICE)
         if os.getppid() == home:
             threading.stack_size(STACK_BYTES)
             thread = threading.Thread(target=answer, args=(job, tokens))
@@ -191,4 +203,4 @@ def _send(channel: socket.socket, message: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent ends this one
-    sys.exit(main())
+    main()

@@ -32,7 +32,7 @@ MOST_BYTES = 16 << 20
 """And once it is; each completion that runs has a copy."""
 ANSWER_BYTES = 4 << 20  # of the child
 START_S = 120.0  # to read the vocabulary
-KEPT = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TMPDIR")  # of the environment, which has secrets too
+PASSED_ON = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TMPDIR")  # of the environment
 MODULE = "tensorwright.runtime.guided.compile_child"
 LAST_WORDS = 2000  # characters of a child's stderr that an error quotes
 
@@ -161,8 +161,12 @@ class Child:
             with theirs:  # closed before anything is waited for: else the child's end would not be heard
                 self.process = subprocess.Popen(
                     [interpreter(), "-P", "-m", MODULE],
-                    stdin=theirs, stdout=subprocess.DEVNULL, stderr=words, env=_environment(), start_new_session=True,
-                )  # fmt: skip
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=words,
+                    env=_environment(),
+                    start_new_session=True,
+                )
             self.end = weakref.finalize(self, _end, self._control, self.process, HomeProcess())
             try:
                 self._send_vocabulary(vocabulary, words)
@@ -204,7 +208,9 @@ class Child:
             except (BrokenPipeError, ConnectionResetError) as error:
                 raise Gone(str(error)) from error
             except ValueError:
-                return {"refused": f"what it is translated to takes more than {ANSWER_BYTES >> 20} MiB; make it smaller"}
+                return {
+                    "refused": f"what it is translated to takes more than {ANSWER_BYTES >> 20} MiB; make it smaller"
+                }
             finally:
                 _hang_up(ours)
 
@@ -297,7 +303,7 @@ def interpreter() -> str:
 def _environment() -> dict[str, str]:
     """With the same modules at hand. One arena: others reserve address space, which is bounded for each grammar."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {**kept, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}
 
 

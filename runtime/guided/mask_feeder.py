@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tensorwright.runtime.async_requests import RequestHandle
 
 PATIENCE_S = 0.002
-"""How long quick masks are waited for: they mostly take some 20 us, and whoever waits lets go of the interpreter's lock,
-which the threads that compute them need."""
+"""How long quick masks are waited for: they mostly take some 20 us, and the threads that compute them need the
+interpreter's lock, which whoever waits lets go of."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from tensorwright.runtime.guided.compile_queue import PLACES, SLOW_PLACES
 from tensorwright.runtime.server.options import ServerOptions
 from tensorwright.runtime.server.work_pool import WorkPool
 
@@ -16,8 +17,8 @@ MOST_TEXT_THREADS = 4
 
 
 class ServerPools:
-    """grammar: requests with a grammar or schema, from text to start. text: large bodies, chat templates, token ids of
-    texts and back. answers: answers in one piece, of requests that ran. other: files and metrics.
+    """grammar: requests with a new grammar or schema, from text to start. text: large bodies, chat templates, token ids
+    of texts and back. answers: answers in one piece, of requests that ran. other: files and metrics.
 
     A job of each is bounded in work. All but answers refuse what exceeds `max_waiting_jobs` of the options; an answer
     is never refused, for the engine's own bounds are those of its request.
@@ -26,7 +27,7 @@ class ServerPools:
     def __init__(self, options: ServerOptions):
         self._limit = options.max_job_seconds
         bound = options.max_waiting_jobs
-        self.grammar = WorkPool("grammars", 2, bound)
+        self.grammar = WorkPool("grammars", 2 * (PLACES + SLOW_PLACES), bound)  # some wait for others
         self.text = WorkPool("text", max(2, min(MOST_TEXT_THREADS, os.cpu_count() or 1)), bound)
         self.answers = WorkPool("answers", 2, None)
         self.other = WorkPool("files", 2, bound)

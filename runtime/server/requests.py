@@ -35,7 +35,7 @@ async def start_all(
     """In a thread, for a long prompt takes long to tokenize and a grammar to compile. All are started, or none goes on.
     ClientGone if the client leaves before."""
     pools = request.app.state.pools
-    pool = pools.text if params.guided_decoding is None else pools.grammar
+    pool = pools.text if llm.engine.vocabulary_reader.knows(params.guided_decoding) else pools.grammar
     deadline = getattr(request.state, "deadline", None)
     starting = pool.run(_start, llm, make_prompts, params, deadline, client=client_of(request.scope), late=abort_all)
     handles = await unless_gone(starting, request.receive)

@@ -104,7 +104,10 @@ def test_a_guide_that_would_end_the_process_is_refused(
         asked = hostile.chain(shape, links)
         kind = "json_schema" if "json" in asked else "ebnf_grammar"
         request = ask(
-            text_input="x", max_tokens=3, guided_decoding_guide_type=kind, guided_decoding_guide=next(iter(asked.values()))
+            text_input="x",
+            max_tokens=3,
+            guided_decoding_guide_type=kind,
+            guided_decoding_guide=next(iter(asked.values())),
         )
         assert request.sender.wait() == []
         assert re.search("must have at most|cannot be followed", str(request.sender.errors[0]))

@@ -78,9 +78,7 @@ def test_what_cannot_be_followed_is_refused(url: str, fields: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("shape", hostile.CHAINS)
-def test_a_grammar_that_would_end_the_server_is_refused(
-    url: str, shape: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grammar_that_would_end_the_server_is_refused(url: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any length: what is too long by itself, and what is not. Everybody else is answered afterwards."""
     monkeypatch.setattr(compile_process, "LIMIT_S", 1.0)
     for links in (16_000, hostile.LONGEST[shape]):
