@@ -3,6 +3,7 @@
 #   make test      all tests; sets up a real tritonserver for them too, in .venv-triton
 #   make test-avx2, test-scalar   the tests that computing matters to, as on a processor that has no more than that
 #   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options
+#   make test-lowest   tests of running and serving, with the oldest versions of packages that pyproject.toml allows
 #   make check     linters, types, format and the fast tests
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 PYTHON ?= python3
@@ -36,7 +37,7 @@ CPP_FILES = $(shell git ls-files '*.cc' '*.h')
 
 export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 
-.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar check lint fast-tests sanitize clean
+.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest check lint fast-tests sanitize clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -111,6 +112,32 @@ test-avx2 test-scalar: setup
 	TENSORWRIGHT_CPU_WITHOUT=$(WITHOUT) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(ISA_TESTS) \
 		--ignore tests/plugins/test_isa_files.py -m 'not slow' -k 'not 100_prompts and not mutation'
 
+# The oldest versions that pyproject.toml allows, in a place of their own without torch: the engines are built before. The second
+# tensorwright is compiled by the first one's tools in the same build folder, so nothing is compiled again.
+LOWEST_VENV ?= .venv-lowest
+LOWEST_ENGINES := $(abspath build/lowest-engines)
+LOWEST_TESTS = tests/models/test_safetensors_file.py tests/server/test_app.py tests/server/test_server_guards.py \
+	tests/server/api $(addprefix tests/runtime/test_,$(addsuffix .py,chat detokenizer engine_dir engine_swap \
+	guided_decoding guided_generation llm llm_failures llm_streaming special_tokens))
+LOWEST_TOOLS = pytest pytest-timeout pytest-xdist hypothesis openai jsonschema
+
+$(LOWEST_VENV)/.installed: $(VENV)/.installed tests/support/lowest_versions.py
+	@echo "== Setting up $(LOWEST_VENV) for the oldest versions"
+	@test -x $(LOWEST_VENV)/bin/python || $(BIN)/python -m venv $(LOWEST_VENV)
+	@$(BIN)/python tests/support/lowest_versions.py > $(LOWEST_VENV)/lowest.txt
+	@$(BIN)/python tests/support/lowest_versions.py --beside constraints.txt > $(LOWEST_VENV)/constraints.txt
+	@$(LOWEST_VENV)/bin/python -m pip --disable-pip-version-check install -q -c $(LOWEST_VENV)/constraints.txt \
+	  -r $(LOWEST_VENV)/lowest.txt $(LOWEST_TOOLS)
+	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation --ignore-installed \
+	  --prefix $(LOWEST_VENV) -e .
+	@touch $@
+
+test-lowest: $(LOWEST_VENV)/.installed
+	@for dtype in float32 bfloat16; do test -d $(LOWEST_ENGINES)/pico-$$dtype-auto-cpu || \
+	  $(BIN)/build-engine models/pico $(LOWEST_ENGINES)/pico-$$dtype-auto-cpu --dtype $$dtype --accuracy none; done
+	TENSORWRIGHT_TEST_ENGINES=$(LOWEST_ENGINES) OMP_NUM_THREADS=1 $(LOWEST_VENV)/bin/python -m pytest -q $(PYTEST_ARGS) \
+	  $(LOWEST_TESTS)
+
 check: lint fast-tests
 
 lint: setup
@@ -140,4 +167,4 @@ sanitize: setup
 		-R '^($(shell echo $(THREADED_TESTS) | tr ' ' '|'))$$'
 
 clean:
-	rm -rf build out $(VENV) $(TRITON_VENV)
+	rm -rf build out $(VENV) $(TRITON_VENV) $(LOWEST_VENV)

@@ -44,11 +44,13 @@ def pico_engine_onnx(pico_model: Path, tmp_path_factory: pytest.TempPathFactory)
 def _engine_once(
     factory: pytest.TempPathFactory, model: Path, dtype: str, kv: str = "auto", target: str = "cpu"
 ) -> Path:
-    """Built once per run, whichever of xdist's workers comes first."""
+    """Built once per run, whichever of xdist's workers comes first. TENSORWRIGHT_TEST_ENGINES: a folder of engines that
+    were built before, for an environment that cannot build."""
     from tensorwright import build
 
     base = factory.getbasetemp()
     shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    shared = Path(os.environ.get("TENSORWRIGHT_TEST_ENGINES", shared))
     engine = shared / f"{model.name}-{dtype}-{kv}-{target}"
     with (shared / f"{engine.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -31,7 +31,7 @@ class Package:
 PACKAGES = (
     Package("numpy", "1.26", None, "everything"),
     Package("tokenizers", "0.22", None, "text to tokens and back"),
-    Package("safetensors", "0.6", None, "weights"),
+    Package("safetensors", "0.6.2", None, "weights"),
     Package("torch", "2.13", "build", "building engines", "2.14"),
     Package("transformers", "5.23", "build", "building engines", "5.24"),
     Package("sentencepiece", "0.2", "build", "converting tokenizers of checkpoints without tokenizer.json"),
@@ -43,7 +43,7 @@ PACKAGES = (
     Package("tensorrt-rtx-cu13", "1.7", "tensorrt-rtx", "building and running engines of target tensorrt-rtx", "2"),
     Package("cuda-bindings", "12.8", "tensorrt-rtx", "running engines of targets tensorrt and tensorrt-rtx"),
     Package("llguidance", "1.9", "guided", "guided decoding", too_new="2"),
-    Package("fastapi", "0.115", "serve", "tensorwright serve"),
+    Package("fastapi", "0.132", "serve", "tensorwright serve"),
     Package("uvicorn", "0.32", "serve", "tensorwright serve"),
     Package("httptools", "0.6.3", "serve", "tensorwright serve"),
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 
 from support.fake_runtime import FakeEngine, byte_tokenizer, write_engine
 from tensorwright.errors import EngineError, InvalidOptionError, InvalidRequestError
@@ -48,7 +47,9 @@ def chatty(fake: FakeEngine, tmp_path: Path) -> Any:
 @pytest.mark.parametrize("add", [True, False])
 @pytest.mark.parametrize("tools", [None, [{"name": "é", "parameters": {"b": 1, "a": "<"}}]])
 def test_prompts_are_those_of_transformers(chatty: LLM, add: bool, tools: Any) -> None:
-    reference = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), bos_token="<end>", eos_token="<end>")
+    reference = pytest.importorskip("transformers").PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer(), bos_token="<end>", eos_token="<end>"
+    )
     options = {"chat_template": TEMPLATE, "add_generation_prompt": add, "tools": tools}
     output = chatty.chat(TALK, ONE, add_generation_prompt=add, template_variables={"tools": tools})
     assert output.prompt == reference.apply_chat_template(TALK, tokenize=False, **options)
@@ -239,7 +240,9 @@ def several(request: pytest.FixtureRequest, fake: FakeEngine, tmp_path: Path) ->
 )
 def test_templates_are_chosen_as_in_transformers(several: LLM, asked: Any, variables: Any, prompt: str) -> None:
     output = several.chat([USER], ONE, chat_template=asked, template_variables=variables)
-    reference = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), chat_template=dict(NAMES))
+    reference = pytest.importorskip("transformers").PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer(), chat_template=dict(NAMES)
+    )
     assert output.prompt == prompt
     assert prompt == reference.apply_chat_template([USER], chat_template=asked, tokenize=False, **variables)
 
