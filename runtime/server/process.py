@@ -7,13 +7,11 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.server import STARTUP_FAILURE
 
 from tensorwright.runtime.command import EXIT_INTERRUPTED
 from tensorwright.runtime.server.acceptor import Acceptor
@@ -77,7 +75,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
         if self.lifespan.should_exit:
-            sys.exit(STARTUP_FAILURE)
+            raise RuntimeError("the application did not start; the log says why")
         assert sockets is not None
         tls, patience = self.config.ssl, self._listen.header_timeout
         self.servers = [
