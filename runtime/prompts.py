@@ -244,9 +244,9 @@ def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
         if engine.tokenizer is None:
             raise InvalidRequestError("the engine has no tokenizer, so bad_words must be lists of token ids")
         for text in (word, " " + word.lstrip()):
-            ids = engine.tokenizer.encode(text, add_special_tokens=False)
-            check_count(f"bad_words: the tokens of {text!r}", ids, BAD_WORD_TOKENS, "tokens")
-            spellings[tuple(ids)] = None
+            spelled = engine.tokenizer.encode(text, add_special_tokens=False)
+            check_count(f"bad_words: the tokens of {text!r}", spelled, BAD_WORD_TOKENS, "tokens")
+            spellings[tuple(spelled)] = None
     spellings.pop((), None)  # the tokenizer may leave nothing of a blank
     for ids in spellings:
         _check_tokens("bad_words", ids, engine)

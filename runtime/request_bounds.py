@@ -71,7 +71,7 @@ NAME_LENGTH = 1024
 # --- The JSON of a body, whatever it says.
 
 BODY_KEYS = 100
-"""Keys of a body, and of each message in it."""
+"""Keys of a body, and of each message in it; parameters of a Triton request."""
 BODY_DEPTH = 100
 """Lists and objects inside each other."""
 BODY_PARTS = 2**16

@@ -10,6 +10,7 @@ from typing import Any
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.keywords import closest
+from tensorwright.runtime.request_bounds import BODY_KEYS
 from tensorwright.runtime.triton import llmapi_interface, text_interface, token_interface
 from tensorwright.runtime.triton.replies import Job
 from tensorwright.runtime.triton.tensors import Row, Tensor
@@ -32,7 +33,9 @@ class Interface:
 
     def check_parameters(self, names: Iterable[str]) -> None:
         """Of the request: what `generate` cannot place among the inputs becomes one, a misspelt input too."""
-        known = _names(self)
+        known, names = _names(self), list(names)
+        if len(names) > BODY_KEYS:
+            raise InvalidRequestError(f"a request must have at most {BODY_KEYS} parameters, got {len(names)}")
         for name in names:
             if near := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
                 raise InvalidRequestError(f"there is no input {name!r}; did you mean {near[0]}?")

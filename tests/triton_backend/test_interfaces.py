@@ -226,6 +226,12 @@ def test_what_cannot_be_served_is_refused_by_name(interface: str, values: dict[s
     assert message in str(caught.value)
 
 
+def test_more_parameters_than_any_client_has_are_refused() -> None:
+    INTERFACES["text"].check_parameters([f"key-{number}" for number in range(100)])
+    with pytest.raises(InvalidRequestError, match="at most 100 parameters, got 101"):
+        INTERFACES["text"].check_parameters([f"key-{number}" for number in range(101)])
+
+
 def refused(interface: str, values: dict[str, Any], name: str) -> bool:
     """By name, that is."""
     try:
