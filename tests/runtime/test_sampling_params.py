@@ -150,7 +150,7 @@ def test_the_oddest_values_end_typed_and_short(odd: Any) -> None:
 def test_unknown_keyword_names_the_closest() -> None:
     with pytest.raises(InvalidOptionError, match=r"no option 'temprature'; did you mean temperature\?"):
         SamplingParams(temprature=1.0)  # type: ignore[call-arg]
-    with pytest.raises(InvalidOptionError, match="there are bad_words, cache_salt, detokenize, frequency_penalty, guided_decoding"):
+    with pytest.raises(InvalidOptionError, match="there are bad_words, cache_salt, detokenize, frequency_penalty, gui"):
         SamplingParams(zzz=1)  # type: ignore[call-arg]
 
 

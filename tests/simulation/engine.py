@@ -141,6 +141,10 @@ class SteppedEngine:
         return self._engine.stopped
 
     @property
+    def cause(self) -> str:
+        return self._engine.cause
+
+    @property
     def called_here(self) -> bool:
         return self._engine.called_here
 
