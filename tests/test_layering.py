@@ -189,7 +189,8 @@ LAYERS = {
     "rows": {"logit_row", "candidates", "descending_key", "row_estimate", "row_order"},
     "scheduler": {
         "block_allocator", "group_shape", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder",
-        "request", "sampler", "logit_processors", "philox", "token_masks",
+        "request", "sampler", "logit_processors", "philox", "token_masks", "token_sets", "secret_hash",
+        "invariants", "clock",
     },
     "engine": {"engine", "engine_core", "engine_rows", "engine_options", "mask_source"},
 }  # fmt: skip

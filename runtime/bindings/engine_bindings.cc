@@ -299,7 +299,8 @@ void bind_engine(nb::module_& m) {
       .def("shutdown", &PyEngine::shutdown, "drain"_a = true, "timeout_s"_a = -1.0,
            "Refuses new requests; lets the others finish (drain, at most timeout_s, negative: no limit) or "
            "aborts.")
-      .def("begin_shutdown", &PyEngine::begin_shutdown, "drain"_a, "What shutdown begins with; it does not wait.")
+      .def("begin_shutdown", &PyEngine::begin_shutdown, "drain"_a,
+           "What shutdown begins with; it does not wait.")
       .def("turn", &PyEngine::turn,
            "For tests, with debug_stepped: one round of the loop. False: nothing to do, or it has ended.")
       .def_prop_ro("stopped", &PyEngine::stopped)

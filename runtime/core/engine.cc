@@ -38,10 +38,10 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
       facts_(core_.facts()),
       groups_(core_.groups()),
       max_seqs_(options.max_batch_size),
-      stepped_(options.debug_stepped),
       max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
+      stepped_(options.debug_stepped),
       stats_(core_.stats()) {
-  if (!options.debug_stepped) thread_ = std::thread([this] { loop(); });
+  if (!stepped_) thread_ = std::thread([this] { loop(); });
 }
 
 Engine::~Engine() { shutdown(false, 0); }
@@ -236,7 +236,7 @@ SharedMask Engine::take_mask(int64_t id, int32_t completion, int32_t generated) 
 // The others' news are told before the wait; submissions, aborts, deadlines and shutdowns end it.
 bool Engine::wait_for_masks(Clock::time_point until, std::vector<Event>* events) {
   if (!events->empty()) publish(events);
-  if (!stepped_) masks_.wait(std::min(until, core_.next_deadline()));
+  if (!stepped_) masks_.wait(std::min(until, core_.next_deadline()));  // else only other rounds bring masks
   hand_over(events);
   return !stepped_ && Clock::now() < until;
 }

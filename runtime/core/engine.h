@@ -48,7 +48,8 @@ class Engine : private MaskSource {
   bool stopped() const;
   std::string cause() const;  // why it stopped; empty while it has not
 
-  // Refuses new requests; the loop ends once all requests are done, or without `drain` at once. Does not wait.
+  // Refuses new requests; the loop ends once all requests are done, or without `drain` at once. Does not
+  // wait.
   void begin_shutdown(bool drain);
   // Refuses new requests and ends the loop: with `drain` once all requests are done or `timeout_s` is over
   // (negative: no limit), else at once. What is then alive is aborted. Returns when the loop has ended.
@@ -77,9 +78,9 @@ class Engine : private MaskSource {
   const ModelFacts facts_;
   const std::vector<GroupShape> groups_;
   const int32_t max_seqs_;
-  const bool stepped_;  // whoever calls turn() does the waiting
   TokenMasks masks_;        // of guided requests that are alive
   const size_t max_alive_;  // running and waiting; a count that no moment of the loop can blur
+  const bool stepped_;      // has no thread
 
   mutable std::mutex mutex_;      // guards what follows
   std::condition_variable wake_;  // the loop: something to do

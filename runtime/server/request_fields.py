@@ -135,8 +135,8 @@ class SamplingFields(StrictModel):
     generation_config.json names them and the server was not started with --generation-config neutral.
 
     model: may be left out where there is one alone. priority: higher ones start first; the server says how high it may
-    be (--max-priority). cache_salt: requests share the prefix cache with those of the same salt; left out, with those of
-    the same key. user: taken and not used.
+    be (--max-priority). cache_salt: requests share the prefix cache with those of the same salt; left out, with those
+    of the same key. user: taken and not used.
     guided_*: at most one of them and response_format; guided_whitespace_pattern says what stands between the parts of
     JSON.
     """

@@ -14,7 +14,7 @@ from tensorwright.runtime.option_tables import GENERATION_CONFIG, LIMITED
 _NAMES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 _LLM = (
     "kv_cache_memory", "max_num_tokens", "max_prefill_chunk", "threads", "load", "guided_vocabulary", "max_queue_size",
-    "generation_config",
+    "generation_config", "max_priority",
 )  # fmt: skip
 
 
@@ -66,6 +66,7 @@ _LLM = (
     help="When it is read for guided decoding: at the first guided request, or beside the start, the default here.",
 )
 @click.option("--max-queue-size", type=int, help="Requests that may wait.")
+@click.option("--max-priority", type=click.IntRange(min=0), help="Most that a request's priority may be. Default: 0.")
 @click.option(
     "--generation-config",
     type=GENERATION_CONFIG[1]["type"],

@@ -21,7 +21,9 @@ LLM_INTEGERS = (
 LLM_TEXTS = ("kv_cache_memory", "load", "guided_vocabulary", "generation_config")
 LLM_FLAGS = ("enable_prefix_caching",)
 LLM_OPTIONS = (*LLM_INTEGERS, *LLM_TEXTS, *LLM_FLAGS)
-OWN = ("engine", "interface", "exclude_input_in_output", "cancellation_check_period_ms", "chat_template", "max_priority")
+OWN = (
+    "engine", "interface", "exclude_input_in_output", "cancellation_check_period_ms", "chat_template", "max_priority",
+)  # fmt: skip
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # read by Triton's Python backend itself
 
 
@@ -67,7 +69,7 @@ def parse_options(config: Mapping[str, Any]) -> ModelOptions:
     if "cancellation_check_period_ms" in values:
         fields["cancellation_check_period_ms"] = _integer("cancellation_check_period_ms", values)
     if "max_priority" in values:
-        fields["max_priority"] = _integer("max_priority", values)
+        fields["max_priority"] = _integer("max_priority", values, least=0)
     if "chat_template" in values:
         if fields["interface"] == "tokens":
             raise InvalidOptionError("config.pbtxt: 'chat_template' needs an interface with text, 'tokens' takes ids")
@@ -85,7 +87,8 @@ def _flag(key: str, values: Mapping[str, str]) -> bool:
     return values[key].lower() == "true"
 
 
-def _integer(key: str, values: Mapping[str, str]) -> int:
-    if not values[key].isascii() or not values[key].isdigit() or int(values[key]) == 0:
-        raise InvalidOptionError(f"config.pbtxt: parameter {key!r} must be a positive integer, got {values[key]!r}")
+def _integer(key: str, values: Mapping[str, str], least: int = 1) -> int:
+    if not values[key].isascii() or not values[key].isdigit() or int(values[key]) < least:
+        must = "a positive integer" if least else "0 or a positive integer"
+        raise InvalidOptionError(f"config.pbtxt: parameter {key!r} must be {must}, got {values[key]!r}")
     return int(values[key])

@@ -33,7 +33,8 @@ def test_each_key_has_a_salt_that_does_not_show_it() -> None:
 def test_a_priority_above_the_servers_is_refused(priority: int, most: int) -> None:
     for fine in (-5, 0, most):
         defaults_of("", {"priority": fine}, max_priority=most)
-    with pytest.raises(InvalidRequestError, match=rf"at most {most} on this server \(its --max-priority\), got {priority}"):
+    words = rf"at most {most} on this server \(its --max-priority\), got {priority}"
+    with pytest.raises(InvalidRequestError, match=words):
         defaults_of("", {"priority": priority}, max_priority=most)
 
 

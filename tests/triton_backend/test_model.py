@@ -17,6 +17,7 @@ from tensorwright import SamplingParams
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.triton.interfaces import INTERFACES
 from tensorwright.runtime.triton.model import TritonPythonModel
+from tensorwright.runtime.triton.model_options import parse_options
 
 Ask = Callable[..., Request]
 
@@ -84,6 +85,19 @@ def test_a_chat_template_that_cannot_be_is_refused_when_it_loads(
 ) -> None:
     with pytest.raises(InvalidOptionError, match=re.escape(words)):
         load(pico_engine, **parameters)
+
+
+def test_a_priority_above_the_models_is_refused(ask: Ask) -> None:
+    error = str(error_of(ask(text_input=PROMPT, max_tokens=2, priority=1)))
+    assert "'priority' must be at most 0 for this model (parameter 'max_priority' of its config.pbtxt)" in error
+    assert text_of(ask(text_input=PROMPT, max_tokens=2, priority=-1)).startswith(PROMPT)
+
+
+@pytest.mark.parametrize(("written", "most"), [(None, 0), ("0", 0), ("7", 7)])
+def test_the_most_a_priority_may_be_is_a_parameter(written: str | None, most: int) -> None:
+    values = {"engine": "x"} | ({} if written is None else {"max_priority": written})
+    config = {"parameters": {name: {"string_value": value} for name, value in values.items()}}
+    assert parse_options(config).max_priority == most
 
 
 def test_tokens_are_those_of_the_python_api(model: TritonPythonModel, ask: Ask, batched: bool) -> None:

@@ -34,7 +34,10 @@ def server(
     write_repository(pico_engine, repository, trtllm)
     write_repository(pico_engine, repository, RepositoryOptions(name="llmapi", interface="llmapi", parameters=SMALL))
     second = RepositoryOptions(
-        name="second", backend="tensorwright", max_batch_size=1, parameters={**SMALL, "max_queue_size": "8"}
+        name="second",
+        backend="tensorwright",
+        max_batch_size=1,
+        parameters={**SMALL, "max_queue_size": "8", "max_priority": "5"},
     )
     write_repository(pico_engine_float32, repository, second)
     backends = base / "backends"
