@@ -192,7 +192,7 @@ def _encode_prompt(
         raise _too_long(least, params, engine, capacity, "at least ")
     ids = tokenizer.encode_within(text, engine.max_seq_len, add_special_tokens)
     if isinstance(ids, int):
-        raise _too_long(ids, params, engine, capacity)
+        raise _too_long(ids, params, engine, capacity, "about " if ids > 2 * engine.max_seq_len else "")
     return ids
 
 
@@ -205,7 +205,7 @@ def encode_whole(text: str, engine: EngineDir, add_special_tokens: bool = True) 
     if isinstance(ids, int):
         raise PromptTooLongError(
             f"a text must have at most {most} tokens to be tokenized, {MOST_TEXT} times the model's maximum context "
-            f"length, got at least {ids}"
+            f"length, got about {ids}"
         )
     return ids
 

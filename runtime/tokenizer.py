@@ -20,6 +20,8 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 SHORT = 256
 """Characters or tokens that take microseconds. Calls of the library for more go through its batches of one, which let
 go of the interpreter's lock; for less it is not worth it."""
+PIECE = 1 << 16
+"""Characters of a piece of a long text."""
 
 
 class Tokenizer:
@@ -77,7 +79,16 @@ class Tokenizer:
         return self._encoding(text, add_special_tokens).ids
 
     def encode_within(self, text: str, most: int, add_special_tokens: bool = True) -> list[int] | int:
-        """The ids, or their number if there are more than `most`. Raises InvalidRequestError for what is no text."""
+        """The ids, or their number if there are more than `most`. Raises InvalidRequestError for what is no text.
+
+        A long text is counted in pieces first, and given up when they have twice as many tokens together: encoding the
+        whole of what cannot fit would take some 200 bytes per token. The number is then that of the pieces.
+        """
+        counted = 0
+        for start in range(0, len(text) if len(text) > PIECE else 0, PIECE):
+            counted += len(self._encoding(text[start : start + PIECE], False))
+            if counted > 2 * most:
+                return counted
         encoding = self._encoding(text, add_special_tokens)
         return len(encoding) if len(encoding) > most else encoding.ids
 
