@@ -199,9 +199,8 @@ def _encode_prompt(
 def encode_whole(text: str, engine: EngineDir, add_special_tokens: bool = True) -> list[int]:
     """Of a text that may be longer than what fits, but not by more than MOST_TEXT. PromptTooLongError says so."""
     tokenizer, most = _tokenizer(engine), MOST_TEXT * engine.max_seq_len
-    ids: list[int] | int = tokenizer.least_tokens(text)
-    if ids <= most:
-        ids = tokenizer.encode_within(text, most, add_special_tokens)
+    least = tokenizer.least_tokens(text)
+    ids = least if least > most else tokenizer.encode_within(text, most, add_special_tokens)
     if isinstance(ids, int):
         raise PromptTooLongError(
             f"a text must have at most {most} tokens to be tokenized, {MOST_TEXT} times the model's maximum context "
@@ -248,6 +247,6 @@ def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
             check_count(f"bad_words: the tokens of {text!r}", ids, BAD_WORD_TOKENS, "tokens")
             spellings[tuple(ids)] = None
     spellings.pop((), None)  # the tokenizer may leave nothing of a blank
-    for ids in spellings:
-        _check_tokens("bad_words", ids, engine)
-    return [list(ids) for ids in spellings]
+    for spelling in spellings:
+        _check_tokens("bad_words", spelling, engine)
+    return [list(spelling) for spelling in spellings]
