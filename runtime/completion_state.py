@@ -19,7 +19,7 @@ def logprob_table(entries: list[tuple[int, float, int]], tokenizer: Tokenizer | 
     """entries: (token, logprob, rank), as the engine tells them."""
     table = {}
     for candidate, logprob, rank in entries:
-        text = tokenizer.decode([candidate], skip_special_tokens=False) if tokenizer else None
+        text = tokenizer.token_text(candidate) if tokenizer else None
         table[candidate] = Logprob(logprob, rank, text)
     return table
 

@@ -192,20 +192,19 @@ def _encode_prompt(
         raise _too_long(least, params, engine, capacity, "at least ")
     ids = tokenizer.encode_within(text, engine.max_seq_len, add_special_tokens)
     if isinstance(ids, int):
-        raise _too_long(ids, params, engine, capacity)
+        raise _too_long(ids, params, engine, capacity, "about " if ids > 2 * engine.max_seq_len else "")
     return ids
 
 
 def encode_whole(text: str, engine: EngineDir, add_special_tokens: bool = True) -> list[int]:
     """Of a text that may be longer than what fits, but not by more than MOST_TEXT. PromptTooLongError says so."""
     tokenizer, most = _tokenizer(engine), MOST_TEXT * engine.max_seq_len
-    ids: list[int] | int = tokenizer.least_tokens(text)
-    if ids <= most:
-        ids = tokenizer.encode_within(text, most, add_special_tokens)
+    least = tokenizer.least_tokens(text)
+    ids = least if least > most else tokenizer.encode_within(text, most, add_special_tokens)
     if isinstance(ids, int):
         raise PromptTooLongError(
             f"a text must have at most {most} tokens to be tokenized, {MOST_TEXT} times the model's maximum context "
-            f"length, got at least {ids}"
+            f"length, got about {ids}"
         )
     return ids
 
@@ -248,6 +247,6 @@ def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
             check_count(f"bad_words: the tokens of {text!r}", spelled, BAD_WORD_TOKENS, "tokens")
             spellings[tuple(spelled)] = None
     spellings.pop((), None)  # the tokenizer may leave nothing of a blank
-    for ids in spellings:
-        _check_tokens("bad_words", ids, engine)
-    return [list(ids) for ids in spellings]
+    for spelling in spellings:
+        _check_tokens("bad_words", spelling, engine)
+    return [list(spelling) for spelling in spellings]

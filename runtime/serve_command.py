@@ -75,6 +75,8 @@ def serve_engines(
 
 
 def _run(loaded: dict[str, Any], told: Any, listen: Any, bound: Any) -> None:
+    # Texts are tokenized in the server's own pools, whose bounds would not hold for threads of the library's.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from prometheus_client import disable_created_metrics
 
     from tensorwright.runtime.server.app import create_app

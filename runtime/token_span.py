@@ -107,8 +107,7 @@ def _check_model(tokenizer: tokenizers.Tokenizer) -> None:
         raise _Unbounded(f"its model {type(model).__name__} makes one token of any unknown word")
     if _all_bytes_known(tokenizer):
         return
-    fuses = isinstance(model, tokenizers.models.Unigram) or model.fuse_unk
-    if fuses or model.unk_token is None:
+    if isinstance(model, tokenizers.models.Unigram) or model.fuse_unk or model.unk_token is None:
         raise _Unbounded("its model makes one token, or none, of any number of unknown characters")
 
 

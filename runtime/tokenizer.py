@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import tokenizers
@@ -20,6 +20,10 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 SHORT = 256
 """Characters or tokens that take microseconds. Calls of the library for more go through its batches of one, which let
 go of the interpreter's lock; for less it is not worth it."""
+KEPT_TEXTS = 1 << 14
+"""Tokens of which the text is remembered: those that stand in most tables of logprobs."""
+PIECE = 1 << 16
+"""Characters of a piece of a long text."""
 
 
 class Tokenizer:
@@ -38,6 +42,7 @@ class Tokenizer:
         self._special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         decoder_parts = [part["type"] for part in sequence_parts(component_state(tokenizer.decoder), "decoders")]
         self._byte_fallback = "ByteFallback" in decoder_parts
+        self.token_text = lru_cache(KEPT_TEXTS)(self._token_text)
         self.decodes_bytes = decoder_parts == ["ByteLevel"]
 
     @classmethod
@@ -77,7 +82,16 @@ class Tokenizer:
         return self._encoding(text, add_special_tokens).ids
 
     def encode_within(self, text: str, most: int, add_special_tokens: bool = True) -> list[int] | int:
-        """The ids, or their number if there are more than `most`. Raises InvalidRequestError for what is no text."""
+        """The ids, or their number if there are more than `most`. Raises InvalidRequestError for what is no text.
+
+        A long text is counted in pieces first, and given up when they have twice as many tokens together: encoding the
+        whole of what cannot fit would take some 200 bytes per token. The number is then that of the pieces.
+        """
+        counted = 0
+        for start in range(0, len(text) if len(text) > PIECE else 0, PIECE):
+            counted += len(self._encoding(text[start : start + PIECE], False))
+            if counted > 2 * most:
+                return counted
         encoding = self._encoding(text, add_special_tokens)
         return len(encoding) if len(encoding) > most else encoding.ids
 
@@ -93,6 +107,10 @@ class Tokenizer:
         if len(ids) <= SHORT:
             return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+
+    def _token_text(self, token: int) -> str:
+        """The token decoded alone, special or not: what a table of logprobs shows, some hundred for each step."""
+        return self._tokenizer.decode([token], skip_special_tokens=False)
 
     def spelling(self, token: int) -> str | None:
         """As the vocabulary has it, which need not be text; None beyond the ids of the tokenizer."""

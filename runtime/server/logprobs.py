@@ -36,7 +36,7 @@ class CompletionLogprobWriter:
         for token, table in zip(tokens, tables, strict=True):
             decoded = None if table is None else table[token].decoded_token
             if decoded is None:
-                decoded = self._engine.tokenizer.decode([token], skip_special_tokens=False)
+                decoded = self._engine.tokenizer.token_text(token)
             result.tokens.append(self._engine.token_text(token, decoded))
             result.token_logprobs.append(None if table is None else _number(table[token]))
             result.top_logprobs.append(None if table is None else self._by_text(table))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tensorwright.runtime.byte_alphabet import byte_alphabet
+from tensorwright.runtime.completion_state import logprob_table
 from tensorwright.runtime.detokenizer import REPLACEMENT, IncrementalDetokenizer
 from tensorwright.runtime.tokenizer import Tokenizer as EngineTokenizer
 
@@ -173,3 +174,13 @@ def test_what_never_becomes_text_costs_linear_time(name: str, monkeypatch: pytes
     pieces = stream(TOKENIZERS[name], tokens)
     assert "".join(pieces) == TOKENIZERS[name].decode(tokens)
     assert sum(sizes) < 20 * len(tokens)  # quadratic would be 10,000 times as many
+
+
+def test_a_token_of_many_tables_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    whole = EngineTokenizer._token_text
+    monkeypatch.setattr(EngineTokenizer, "_token_text", lambda self, token: decoded.append(token) or whole(self, token))
+    tokenizer = byte_level()
+    tables = [logprob_table([(token, -1.0, 1) for token in (256, 162, 256 + turn % 2)], tokenizer) for turn in range(9)]
+    assert [table[256].decoded_token for table in tables] == ["th"] * 9
+    assert sorted(decoded) == [162, 256, 257]

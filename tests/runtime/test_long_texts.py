@@ -18,6 +18,7 @@ from tensorwright import LLM, SamplingParams
 from tensorwright.errors import PromptTooLongError
 from tensorwright.runtime.prompts import MOST_TEXT
 from tensorwright.runtime.token_span import TokenSpan, token_span
+from tensorwright.runtime.tokenizer import PIECE
 from tensorwright.runtime.tokenizer import Tokenizer as EngineTokenizer
 
 MARK = "\u2581"
@@ -151,7 +152,7 @@ def test_what_cannot_fit_is_not_encoded(llm: LLM, encoded: list[int], times: int
     with pytest.raises(PromptTooLongError, match=r"length is 128 tokens.*the prompt has at least 129"):
         llm.generate("a" * (fits + 1) if times == 1 else {"prompt": "a" * (fits + 1)})
     assert encoded == []
-    with pytest.raises(PromptTooLongError, match=f"the prompt has {fits} and"):
+    with pytest.raises(PromptTooLongError, match=f"the prompt has about {fits} and"):
         llm.generate("a" * fits)  # each is a token here
     assert encoded == [fits]
 
@@ -167,6 +168,26 @@ def test_of_a_text_that_is_cut_there_may_be_more(llm: LLM, encoded: list[int]) -
     ):
         llm.generate("a" * (most + 1), params)
     assert encoded == []
+
+
+def test_a_long_text_is_given_up_after_the_pieces_that_are_too_many() -> None:
+    """And one that fits is encoded as a whole, wherever the pieces ended."""
+    raw = json.loads(byte_tokenizer().to_str())
+    raw["model"]["vocab"] |= {"aa": 300, "aaaa": 301}
+    raw["model"]["merges"] = [["a", "a"], ["aa", "aa"]]
+    tokenizer, seen = EngineTokenizer(Tokenizer.from_str(json.dumps(raw))), []
+    encoding = tokenizer._encoding
+
+    def noted(text: str, add_special_tokens: bool) -> Any:
+        seen.append(len(text))
+        return encoding(text, add_special_tokens)
+
+    tokenizer._encoding = noted  # type: ignore[method-assign]
+    assert tokenizer.encode_within("b" * (10 * PIECE), PIECE - 1) == 2 * PIECE
+    assert seen == [PIECE, PIECE]
+    text = "a" * (2 * PIECE + 4)
+    assert tokenizer.encode_within(text, len(text)) == [301] * (PIECE // 2 + 1)
+    assert tokenizer.encode_within(text, PIECE // 2) == PIECE // 2 + 1
 
 
 def test_long_lists_of_ids_are_refused_by_their_length(llm: LLM) -> None:
