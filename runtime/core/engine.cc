@@ -7,6 +7,7 @@
 
 #include "runtime/core/error.h"
 #include "runtime/core/invariants.h"
+#include "runtime/core/start_thread.h"
 
 namespace tensorwright {
 
@@ -40,7 +41,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
       max_seqs_(options.max_batch_size),
       max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
       stats_(core_.stats()) {
-  if (!options.debug_stepped) thread_ = std::thread([this] { loop(); });
+  if (!options.debug_stepped) thread_ = start_thread("the engine's loop", [this] { loop(); });
 }
 
 Engine::~Engine() { shutdown(false, 0); }
