@@ -154,7 +154,7 @@ def test_rows_too_long_for_exact_sums_are_refused() -> None:
     fire(asked(longest, "w8a8"), 1)
     longer = LINEAR.replace(str(K), "132105")
     fire(asked(longer, "int8"), 1)
-    with pytest.raises(UnsupportedModelError, match="w8a8 takes matrices of at most 132104 columns.*%w has 132105"):
+    with pytest.raises(UnsupportedModelError, match=r"w8a8 takes matrices of at most 132104 columns.*%w has 132105"):
         quantize_weights(asked(longer, "w8a8"))
 
 
