@@ -22,13 +22,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensorwright.builder.ir import Graph, Node, Value
-from tensorwright.errors import LoweringError
+from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.passes.elementwise_trees import Trees, number_of
 from tensorwright.passes.explain import located
 from tensorwright.passes.lower_norms import NORM_RULES, RAW
 from tensorwright.passes.matcher import describe
 from tensorwright.passes.rewriter import Types, make_node
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
+from tensorwright.plugins.paged_attention.op import CPU_MOST_HEAD_DIM
 
 IDS = {"token_ids": 0, "positions": 1}
 """What an embedding gathers rows by: numbers of plugins/embedding/kernel.h."""
@@ -40,7 +41,10 @@ EMBEDDINGS = ("embedding", "quantized_embedding")
 
 
 def lower_to_cpu(graph: Graph) -> int:
-    """Returns how many instructions came out. Raises LoweringError for a node without a kernel."""
+    """Returns how many instructions came out.
+
+    Raises LoweringError for a node without a kernel, UnsupportedModelError for heads wider than kernels take.
+    """
     lowering = Lowering(graph)
     for node in graph.nodes:
         lowering.lower(node)
@@ -254,6 +258,11 @@ def lower_rotary_table(low: Lowering, node: Node) -> list[Value]:
 
 def lower_rotary_kv_write(low: Lowering, node: Node) -> list[Value]:
     q, cache = node.outputs
+    if node.attrs["head_dim"] > CPU_MOST_HEAD_DIM:
+        raise UnsupportedModelError(
+            f"target cpu takes heads of at most {CPU_MOST_HEAD_DIM} dimensions, those of layer {node.attrs['layer']} "
+            f"have {node.attrs['head_dim']}"
+        )
     kinds = [(low.act, q.shape), (cache.dtype, cache.shape)]
     operands = [None if v is None else low.value(v) for v in node.inputs]
     return low.emit("rotary_kv_write", operands, kinds, **kv_attrs(node, "rotary_dim"))

@@ -11,12 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 from tensorwright.builder.ir import Graph, Node
+from tensorwright.errors import UnsupportedModelError
 from tensorwright.passes.rewriter import make_node, splice
-from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, WeightFormat, parse_spec
+from tensorwright.plugins.quantized_matmul.formats import MOST_WHOLE_ROW, QuantizeSpec, WeightFormat, parse_spec
 
 
 def quantize_weights(graph: Graph) -> int:
-    """Returns how many ops were rewritten. What is no weight of the checkpoint (a constant) stays as it is."""
+    """Returns how many ops were rewritten. What is no weight of the checkpoint (a constant) stays as it is.
+
+    Raises UnsupportedModelError for a product whose rows are too long for its format.
+    """
     if not graph.facts.get("quantize"):
         return 0
     spec = parse_spec(str(graph.facts["quantize"]))
@@ -26,6 +30,7 @@ def quantize_weights(graph: Graph) -> int:
         fmt = format_for(node, spec)
         if fmt is None:
             continue
+        refuse_long_rows(node, fmt)
         attrs: dict[str, Any] = {"format": str(fmt)}
         if node.op == "embedding":
             attrs = {**attrs, "scale": float(node.attrs.get("scale", 1.0))}
@@ -35,6 +40,20 @@ def quantize_weights(graph: Graph) -> int:
         forward[node.output] = new.output
     splice(graph, inserted, forward)
     return len(forward)
+
+
+def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
+    """Sums of a whole row must be exact in 32 bits. (An embedding sums nothing up.)"""
+    if node.op != "linear" or fmt.kind != "int" or fmt.group != 0:
+        return
+    weight = node.inputs[1]
+    assert weight is not None
+    columns = int(weight.shape[1])
+    if columns > MOST_WHOLE_ROW:
+        raise UnsupportedModelError(
+            f"w8a8 takes matrices of at most {MOST_WHOLE_ROW} columns, the sums of longer rows need not fit 32 bits; "
+            f"%{weight.name} has {columns}; quantize to int8, which has a scale for each group"
+        )
 
 
 def format_for(node: Node, spec: QuantizeSpec) -> WeightFormat | None:

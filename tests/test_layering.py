@@ -179,13 +179,13 @@ def test_every_plugin_has_its_test() -> None:
 
 # C++. Each layer may include the layers listed for it, and itself.
 LAYERS = {
-    "base": {"error.h", "concat.h"},
+    "base": {"error.h", "concat.h", "poison.h", "start_thread.h"},
     "interface": {"executor.h"},
     "storage": {
         "arena", "mapped_file", "thread_team", "kv_storage", "plan", "plan_format", "plan_check",
         "instruction_check", "program_check", "step_check", "populate",
     },
-    "executor": {"cpu_executor", "profile"},
+    "executor": {"cpu_executor", "profile", "row_padding"},
     "rows": {"logit_row", "candidates", "descending_key", "row_estimate", "row_order"},
     "scheduler": {
         "block_allocator", "group_shape", "prefix_tree", "kv_blocks", "scheduler", "sequence", "step_builder",

@@ -10,8 +10,13 @@
 
 #include "plugins/common/kernel_types.h"
 
-// The most of head_dim that an int8 page may have: products of 15 and 8 bits sum up in 32.
-enum { TW_KV_I8_HEAD_DIM = 1024 };
+// The most of head_dim: kernels keep some rows of q on their stack. An int8 page may have less: products of
+// 15 and 8 bits sum up in 32.
+enum { TW_MOST_HEAD_DIM = 4096, TW_KV_I8_HEAD_DIM = 1024 };
+
+static inline int tw_most_head_dim(int dtype) {
+  return dtype == TW_I8 ? TW_KV_I8_HEAD_DIM : TW_MOST_HEAD_DIM;
+}
 
 // Bytes of a K tile: its panel, and its scales if it has any.
 static inline size_t tw_kv_tile_bytes(int dtype, int head_dim) {
@@ -53,6 +58,13 @@ static inline size_t tw_kv_k_offset(int dtype, int head_dim, int position, int d
   size_t tile = (size_t)(position / TW_LANES) * tw_kv_tile_bytes(dtype, head_dim);
   size_t element = (size_t)(d / g) * TW_LANES * g + (size_t)(position % TW_LANES) * g + (size_t)(d % g);
   return tile + element * tw_dtype_bytes(dtype);
+}
+
+// Zeroes what pads a position of K in bf16, so that a kernel may multiply with it. (Integers are written
+// padded.)
+static inline void tw_kv_pad_k(char* page, int dtype, int head_dim, int position) {
+  if (dtype != TW_BF16 || head_dim % 2 == 0) return;
+  *(uint16_t*)(page + tw_kv_k_offset(dtype, head_dim, position, head_dim)) = 0;
 }
 
 // Byte offset of element (position, d) of V inside a head's part.

@@ -19,6 +19,8 @@ from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize
 from tensorwright.plugins.rounding import round_to
 
 NAME = "paged_attention"
+CPU_MOST_HEAD_DIM = 4096
+"""TW_MOST_HEAD_DIM of layout.h: kernels of target cpu keep some rows of q on their stack."""
 ATTRS: dict[str, type] = {
     "layer": int, "heads": int, "kv_heads": int, "head_dim": int, "scale": float, "window": int, "softcap": float,
 }  # fmt: skip

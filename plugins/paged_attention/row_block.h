@@ -80,9 +80,17 @@ inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tile
   }
 }
 
-// q of a row block as float32, packed [head_dim][rows] so that one base register reaches every broadcast.
+// q of a row block as float32, packed [head_dim][rows] so that one base register reaches every broadcast;
+// head_dim as K has it, padded with zeros.
+template <int kDtype>
+inline size_t widened_q_bytes(int head_dim, int rows) {
+  return tw_k_padded(kDtype, (size_t)head_dim) * rows * sizeof(float);
+}
+
 template <int kDtype>
 inline void pack_widened(const tw_attention_args* a, int64_t row, int rows, float* to) {
+  memset(to + (int64_t)a->head_dim * rows, 0,
+         widened_q_bytes<kDtype>(a->head_dim, rows) - (size_t)a->head_dim * rows * sizeof *to);
   for (int r = 0; r < rows; ++r) {
     const int64_t at = (row + r) / a->group * a->q_stride + (row + r) % a->group * a->head_dim;
     for (int d = 0; d < a->head_dim; ++d) {
@@ -120,6 +128,7 @@ inline void pack_quantized(const tw_attention_args* a, int64_t row, int rows, in
 
 // Kernel: kDtype, kMaxRows, Q (a packed element of q), packed_bytes, pack, rows(count) (what takes that many
 // rows through a split), and tree_sum.
+// The plan reader admits head_dim up to tw_most_head_dim(), so q takes 128 KiB of the stack at most.
 template <typename Kernel>
 inline void attend(const tw_attention_args* a) {
   const int64_t rows = (int64_t)a->queries * a->group;

@@ -28,7 +28,7 @@ template <int kStored>
 struct Widened {
   using Q = float;
   static constexpr int kDtype = kStored;
-  static size_t packed_bytes(int head_dim) { return (size_t)head_dim * kMaxRows * sizeof(Q); }
+  static size_t packed_bytes(int head_dim) { return widened_q_bytes<kStored>(head_dim, kMaxRows); }
   static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) {
     pack_widened<kStored>(a, row, rows, to);
   }

@@ -12,7 +12,7 @@ template <int kStored>
 struct WidenedQ {
   using Q = float;
   static constexpr int kDtype = kStored;
-  static size_t packed_bytes(int head_dim) { return (size_t)head_dim * kMaxRows * sizeof(Q); }
+  static size_t packed_bytes(int head_dim) { return widened_q_bytes<kDtype>(head_dim, kMaxRows); }
   static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) {
     pack_widened<kStored>(a, row, rows, to);
   }
@@ -48,7 +48,7 @@ struct ScoresWidened : WidenedQ<TW_BF16> {
     const __m512i high = _mm512_set1_epi32((int)0xffff0000u);
     __m512 acc[R][N];
     clear(acc);
-    for (int pair = 0; pair < head_dim / 2; ++pair, q += 2 * R) {
+    for (int pair = 0; pair < (head_dim + 1) / 2; ++pair, q += 2 * R) {
       __m512 even[N], odd[N];
       TW_UNROLL
       for (int n = 0; n < N; ++n) {

@@ -9,7 +9,7 @@ namespace {
 struct ScoresDot {
   using Q = uint32_t;  // a pair of bf16
   static constexpr int kDtype = TW_BF16;
-  static size_t packed_bytes(int head_dim) { return (size_t)(head_dim / 2) * kMaxRows * sizeof(Q); }
+  static size_t packed_bytes(int head_dim) { return (size_t)((head_dim + 1) / 2) * kMaxRows * sizeof(Q); }
 
   static void pack(const tw_attention_args* a, int64_t row, int rows, Q* to) {
     for (int r = 0; r < rows; ++r) {
@@ -17,6 +17,7 @@ struct ScoresDot {
       const uint16_t* q = (const uint16_t*)a->q + query * a->q_stride + head * a->head_dim;
       for (int pair = 0; pair < a->head_dim / 2; ++pair)
         memcpy(to + pair * rows + r, q + 2 * pair, sizeof(Q));
+      if (a->head_dim % 2) to[a->head_dim / 2 * rows + r] = q[a->head_dim - 1];  // beside a zero, as in K
     }
   }
 
@@ -25,7 +26,7 @@ struct ScoresDot {
                            float* out) {
     __m512 acc[R][N];
     clear(acc);
-    for (int pair = 0; pair < head_dim / 2; ++pair, q += R) {
+    for (int pair = 0; pair < (head_dim + 1) / 2; ++pair, q += R) {
       __m512i k[N];
       TW_UNROLL
       for (int n = 0; n < N; ++n) k[n] = _mm512_loadu_si512((const uint32_t*)tile[n] + pair * TW_LANES);

@@ -25,6 +25,8 @@ OFFERED = {
 """Of FORMATS, those that a target has."""
 SCALE_BYTES = 64
 LANES = 16
+MOST_WHOLE_ROW = (2**31 - 1) // (127 * 128)
+"""TW_MOST_WHOLE_ROW of layout.h: the most columns that w8a8 sums up exactly in 32 bits."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,10 @@
 
 enum { TW_SCALE_BYTES = 64 };  // of a pair of groups, or of a whole row
 
+// The most columns of a matrix of whole rows: x is in [-127, 127] and a stored w in [-128, 127], and the sum
+// of their products, like tw_sum_factor times the sum of x, is an int32. (Groups have 128 columns at most.)
+enum { TW_MOST_WHOLE_ROW = INT32_MAX / (127 * 128) };
+
 // Groups of a row; 1 for whole rows.
 static inline int64_t tw_quantized_groups(int64_t k, int64_t group) {
   return group == 0 ? 1 : (k + group - 1) / group;

@@ -64,6 +64,7 @@ void rotary_kv_write_scalar(const tw_rotary_kv_write_args* a) {
         put_quantized(a, page, position, x, table, v);
         continue;
       }
+      tw_kv_pad_k(page, a->kv_dtype, a->head_dim, position);
       for (int d = 0; d < a->head_dim; ++d) {
         store(page + tw_kv_k_offset(a->kv_dtype, a->head_dim, position, d), a->kv_dtype,
               rotated(x, table, half, d));

@@ -1,6 +1,8 @@
 // The Python module tensorwright.runtime._runtime.
 #include <nanobind/nanobind.h>
 
+#include <new>
+
 #include "runtime/bindings/bindings.h"
 #include "runtime/core/error.h"
 
@@ -8,13 +10,19 @@ namespace nb = nanobind;
 
 namespace {
 
+void set_error(const char* type, const char* text) {
+  PyErr_SetString(nb::module_::import_("tensorwright.errors").attr(type).ptr(), text);
+}
+
 // A tensorwright::Error becomes the class of tensorwright.errors that it names.
 void translate(const std::exception_ptr& pointer, void*) {
   try {
     std::rethrow_exception(pointer);
   } catch (const tensorwright::Error& error) {
-    nb::object type = nb::module_::import_("tensorwright.errors").attr(error.type().c_str());
-    PyErr_SetString(type.ptr(), error.what());
+    set_error(error.type().c_str(), error.what());
+  } catch (const std::bad_alloc&) {
+    set_error("OutOfMemoryError",
+              "the process can get no more memory; lower the limits the engine is loaded with");
   }
 }
 

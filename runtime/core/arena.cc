@@ -9,11 +9,19 @@
 
 #include "runtime/core/concat.h"
 #include "runtime/core/error.h"
+#include "runtime/core/poison.h"
 
 namespace tensorwright {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096, kLine = 64;
+#ifdef NDEBUG
+constexpr size_t kGuard = 0;
+#else
+constexpr size_t kGuard = kPage;  // on each side
+#endif
+
+constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 
@@ -23,26 +31,39 @@ Arena::Arena(size_t bytes, const char* purpose) : bytes_(bytes) {
     throw Error("OutOfMemoryError", concat("cannot get ", bytes, " bytes for ", purpose, " (", reason,
                                            "); lower the limits the engine is loaded with"));
   };
-  if (bytes > static_cast<size_t>(std::numeric_limits<ptrdiff_t>::max()) - 2 * kHugePage) fail("too many");
+  if (bytes > static_cast<size_t>(std::numeric_limits<ptrdiff_t>::max()) - 3 * kHugePage) fail("too many");
   // Small arenas do not fill a huge page, so they are not aligned to one.
-  const size_t align = bytes >= kHugePage ? kHugePage : 4096;
-  const size_t size = (bytes + align - 1) / align * align;
+  const size_t align = bytes >= kHugePage ? kHugePage : kPage;
+  const size_t size = round_up(bytes, align), room = size + align + 2 * kGuard;
   void* mapped =
-      mmap(nullptr, size + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) fail(std::strerror(errno));
-  // Give back what lies before and after the aligned part.
-  const auto begin = reinterpret_cast<uintptr_t>(mapped);
-  const uintptr_t aligned = (begin + align - 1) / align * align;
-  if (aligned > begin) munmap(mapped, aligned - begin);
-  const size_t tail = begin + size + align - (aligned + size);
-  if (tail > 0) munmap(reinterpret_cast<void*>(aligned + size), tail);
-  data_ = reinterpret_cast<char*>(aligned);
-  mapped_bytes_ = size;
-  madvise(data_, size, MADV_HUGEPAGE);  // a wish: kernels without huge pages refuse it and nothing is lost
+  // Give back what lies before and after the aligned part and its guards.
+  char* begin = static_cast<char*>(mapped);
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  char* aligned = begin + (round_up(address + kGuard, align) - address);
+  mapped_ = aligned - kGuard;
+  mapped_bytes_ = size + 2 * kGuard;
+  if (mapped_ > begin) munmap(begin, static_cast<size_t>(mapped_ - begin));
+  const auto tail = static_cast<size_t>(begin + room - (mapped_ + mapped_bytes_));
+  if (tail > 0) munmap(mapped_ + mapped_bytes_, tail);
+  data_ = kGuard ? aligned + size - round_up(bytes, kLine) : aligned;
+  madvise(aligned, size, MADV_HUGEPAGE);  // a wish: kernels without huge pages refuse it and nothing is lost
+  if (!kGuard) return;
+  mprotect(mapped_, kGuard, PROT_NONE);
+  mprotect(aligned + size, kGuard, PROT_NONE);
+  poison(aligned, static_cast<size_t>(data_ - aligned));
+  poison(data_ + bytes, static_cast<size_t>(aligned + size - (data_ + bytes)));
+}
+
+void Arena::make_read_only() {
+  if (mapped_) mprotect(mapped_ + kGuard, mapped_bytes_ - 2 * kGuard, PROT_READ);
 }
 
 Arena::~Arena() {
-  if (data_) munmap(data_, mapped_bytes_);
+  if (!mapped_) return;
+  unpoison(mapped_, mapped_bytes_);
+  munmap(mapped_, mapped_bytes_);
 }
 
 }  // namespace tensorwright

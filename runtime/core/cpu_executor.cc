@@ -6,6 +6,7 @@
 
 #include "runtime/core/concat.h"
 #include "runtime/core/error.h"
+#include "runtime/core/row_padding.h"
 
 namespace tensorwright {
 namespace {
@@ -99,6 +100,7 @@ Ticket CpuExecutor::enqueue(const Step& step) {
   const StepView view{
       step, {token_arena_.data(), row_arena_.data()}, {step.tokens(), step.rows()}, scratch_.data()};
   last_ = {};
+  const WatchedPadding watched(plan_, view);
   if (profile_.enabled()) {
     run_profiled(view);
   } else {

@@ -7,6 +7,7 @@
 
 #include "runtime/core/error.h"
 #include "runtime/core/invariants.h"
+#include "runtime/core/start_thread.h"
 
 namespace tensorwright {
 
@@ -41,7 +42,7 @@ Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
       max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
       stepped_(options.debug_stepped),
       stats_(core_.stats()) {
-  if (!stepped_) thread_ = std::thread([this] { loop(); });
+  if (!stepped_) thread_ = start_thread("the engine's loop", [this] { loop(); });
 }
 
 Engine::~Engine() { shutdown(false, 0); }

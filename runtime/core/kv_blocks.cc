@@ -150,7 +150,7 @@ void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
     std::vector<PrefixTree::Node*> dropped;
     for (int32_t i = needed; i-- > from; node = node->parent) dropped.push_back(node);
     // The deepest last: a hit further on is worth more.
-    for (PrefixTree::Node* each : std::views::reverse(dropped)) tree_->let_go(each, group);
+    for (auto each = dropped.rbegin(); each != dropped.rend(); ++each) tree_->let_go(*each, group);
   }
 }
 

@@ -106,7 +106,7 @@ void MappedFile::copy(int file, const std::string& path, ThreadTeam& team) {
     const size_t begin = static_cast<size_t>(chunk) * kReadChunk;
     read_exactly(file, path, memory_.data() + begin, std::min(kReadChunk, bytes_ - begin), begin);
   });
-  mprotect(memory_.data(), bytes_, PROT_READ);  // a stray write then faults where it happens
+  memory_.make_read_only();
   data_ = memory_.data();
 }
 

@@ -96,13 +96,14 @@ void check_kv_layer(const Plan& plan, size_t index) {
           ", is ", layer.group);
   require_size(at + "kv_heads", layer.kv_heads);
   require_size(at + "head_dim", layer.head_dim);
+  require(layer.dtype == plan.header.act_dtype || layer.dtype == TW_I8, at,
+          "dtype must be the header's act_dtype ", plan.header.act_dtype, " or 3 (int8), is ", layer.dtype);
+  const auto most = static_cast<uint32_t>(tw_most_head_dim(static_cast<int>(layer.dtype)));
+  require(layer.head_dim <= most, at, "head_dim must be at most ", most, " in dtype ", layer.dtype, ", is ",
+          layer.head_dim);
   // A position of one layer then takes below 2^24 * 24 bytes, a block 512 times that: no overflow.
   require(uint64_t{layer.kv_heads} * layer.head_dim <= (uint64_t{1} << 24), at, "kv_heads * head_dim is ",
           uint64_t{layer.kv_heads} * layer.head_dim, ", over 2^24");
-  require(layer.dtype == plan.header.act_dtype || layer.dtype == TW_I8, at,
-          "dtype must be the header's act_dtype ", plan.header.act_dtype, " or 3 (int8), is ", layer.dtype);
-  require(layer.dtype != TW_I8 || layer.head_dim <= TW_KV_I8_HEAD_DIM, at, "head_dim must be at most ",
-          int{TW_KV_I8_HEAD_DIM}, " in int8, is ", layer.head_dim);
   require(layer.window <= kLargest, at, "window is ", layer.window, ", over ", kLargest);
   require(layer.reserved == 0, at, "reserved must be 0, is ", layer.reserved);
 }

@@ -2,6 +2,7 @@
 
 #include "plugins/embedding/kernel.h"
 #include "plugins/matmul/kernel.h"
+#include "plugins/quantized_matmul/layout.h"
 #include "runtime/core/instruction_check.h"
 #include "runtime/core/program_check.h"
 
@@ -100,7 +101,10 @@ void check_matmul(const Check& c) {
 }
 
 void check_quantized_matmul(const Check& c) {
-  c.require_quantized("w", c.weight(0), check_product(c), c.in(0)->cols);
+  const WeightRecord* w = c.weight(0);
+  c.require_quantized("w", w, check_product(c), c.in(0)->cols);
+  c.require(w->group != 0 || w->k <= TW_MOST_WHOLE_ROW, "w of whole rows must have at most ",
+            int{TW_MOST_WHOLE_ROW}, " columns, has ", w->k);
 }
 
 void check_rotary_table(const Check& c) {

@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "runtime/core/start_thread.h"
+
 namespace tensorwright {
 namespace {
 
@@ -59,7 +61,7 @@ void Populator::start(const std::vector<MemoryPiece>& pieces, size_t limit, Thre
     touch(part);
   });
   if (!kernel_does || now == parts.size()) return;
-  rest_ = std::thread([this, parts = std::move(parts), now] {
+  rest_ = start_thread("the memory of first requests", [this, parts = std::move(parts), now] {
     for (size_t i = now; i < parts.size() && !stop_; ++i) {
       const auto begin = std::chrono::steady_clock::now();
       if (!populate(parts[i])) return;

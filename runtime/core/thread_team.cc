@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
 #include <utility>
 
 #include "runtime/core/concat.h"
 #include "runtime/core/error.h"
+#include "runtime/core/start_thread.h"
 
 namespace tensorwright {
 namespace {
@@ -68,11 +68,12 @@ ThreadTeam::ThreadTeam(int threads)
       shares_(new Share[static_cast<size_t>(threads_)]) {
   workers_.reserve(static_cast<size_t>(threads_ - 1));
   try {
-    for (int thread = 1; thread < threads_; ++thread) workers_.emplace_back([this, thread] { work(thread); });
-  } catch (const std::system_error& error) {
+    for (int thread = 1; thread < threads_; ++thread) {
+      workers_.push_back(start_thread("the team", [this, thread] { work(thread); }));
+    }
+  } catch (...) {
     stop();
-    throw Error("OutOfMemoryError",
-                concat("cannot start ", threads_, " threads (", error.what(), "); ask for fewer"));
+    throw;
   }
 }
 

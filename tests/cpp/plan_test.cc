@@ -65,8 +65,10 @@ TW_TEST(record_faults_are_named) {
                t.kv_layers[0].dtype = TW_I8;
                t.kv_layers[0].head_dim = TW_KV_I8_HEAD_DIM + 1;
              }),
-             "kv layer 0: head_dim must be at most 1024 in int8");
+             "kv layer 0: head_dim must be at most 1024 in dtype 3, is 1025");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].head_dim = 0; }), "kv layer 0: head_dim");
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].head_dim = TW_MOST_HEAD_DIM + 1; }),
+             "kv layer 0: head_dim must be at most 4096 in dtype 0, is 4097");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].group = 1; }), "kv layer 0: group");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers.push_back({0, 2, 8, TW_F32, 5, 0}); }),
              "kv layer 1: window");

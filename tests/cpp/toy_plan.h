@@ -3,17 +3,9 @@
 #ifndef TENSORWRIGHT_TESTS_CPP_TOY_PLAN_H_
 #define TENSORWRIGHT_TESTS_CPP_TOY_PLAN_H_
 
-#include <cstddef>
-#include <cstring>
-#include <string>
-#include <vector>
-
-#include "plugins/common/kernel_types.h"
-#include "runtime/core/plan_format.h"
+#include "tests/cpp/plan_writer.h"
 
 namespace tw_test {
-
-using namespace tensorwright;
 
 // The same numbers everywhere: a 64-bit linear congruential generator, its high bits.
 struct Random {
@@ -26,28 +18,14 @@ struct Random {
   float uniform() { return static_cast<float>(next()) / static_cast<float>(1u << 30) - 1.0f; }
 };
 
-struct ToyPlan {
+struct ToyPlan : PlanWriter {
   static constexpr uint32_t kHidden = 20, kHeads = 2, kHeadDim = 8, kInter = 24, kVocab = 37, kMaxLen = 1200;
   static constexpr uint32_t kBlock = 16, kQkv = 3 * kHeads * kHeadDim;
 
-  PlanHeader header{};
-  std::vector<KvLayerRecord> kv_layers;
-  std::vector<BufferRecord> buffers;
-  std::vector<WeightRecord> weights;
-  std::vector<Instruction> instructions;
-  std::string names = std::string(1, '\0');
   std::vector<char> data;  // weights.bin
   Random random{1};
 
   ToyPlan();
-
-  int32_t buffer(BufferKind kind, uint32_t cols) {
-    uint64_t& arena = kind == BufferKind::kRows ? header.row_arena_bytes : header.token_arena_bytes;
-    const uint32_t stride = (cols * 4 + 63) / 64 * 64;
-    buffers.push_back({static_cast<uint32_t>(kind), TW_F32, cols, stride, arena});
-    arena += stride;
-    return static_cast<int32_t>(buffers.size()) - 1;
-  }
 
   int32_t weight(WeightLayout layout, uint32_t n, uint32_t k, float scale) {
     data.resize((data.size() + 63) / 64 * 64);
@@ -65,32 +43,12 @@ struct ToyPlan {
   }
   int32_t vector(uint32_t k) { return weight(WeightLayout::kRaw, 1, k, 1.0f); }
 
-  struct Operands {
-    std::vector<int32_t> in, out, weight, ints;
-    std::vector<float> floats;
-  };
-  void op(Op op, const Operands& operands);
-
-  // plan.bin, with the header's counts filled in.
-  std::vector<std::byte> bytes();
+  std::vector<std::byte> bytes() { return PlanWriter::bytes(data.size()); }
 };
-
-inline void ToyPlan::op(Op op, const Operands& o) {
-  Instruction i{static_cast<uint32_t>(op), 0, {-1, -1, -1, -1}, {-1, -1}, {-1, -1}, {}, {}};
-  std::copy(o.in.begin(), o.in.end(), i.in);
-  std::copy(o.out.begin(), o.out.end(), i.out);
-  std::copy(o.weight.begin(), o.weight.end(), i.weight);
-  std::copy(o.ints.begin(), o.ints.end(), i.ints);
-  std::copy(o.floats.begin(), o.floats.end(), i.floats);
-  instructions.push_back(i);
-}
 
 inline ToyPlan::ToyPlan() {
   constexpr auto kTokens = BufferKind::kTokens;
   constexpr auto kRows = BufferKind::kRows;
-  std::memcpy(header.magic, kPlanMagic, sizeof(kPlanMagic));
-  header.version = kPlanVersion;
-  header.header_bytes = sizeof(PlanHeader);
   header.vocab_size = kVocab;
   header.max_seq_len = kMaxLen;
   header.block_size = kBlock;
@@ -119,29 +77,6 @@ inline ToyPlan::ToyPlan() {
   op(Op::kRmsNorm, {{last}, {normed}, {vector(kHidden)}, {}, {1e-5f, 0.0f}});
   op(Op::kMatmul, {{normed}, {logits}, {table}, {0, kVocab}, {}});
   header.logits_buffer = logits;
-}
-
-inline std::vector<std::byte> ToyPlan::bytes() {
-  header.kv_layers = static_cast<uint32_t>(kv_layers.size());
-  header.buffers = static_cast<uint32_t>(buffers.size());
-  header.weights = static_cast<uint32_t>(weights.size());
-  header.instructions = static_cast<uint32_t>(instructions.size());
-  header.names_bytes = static_cast<uint32_t>(names.size());
-  header.weights_bytes = data.size();
-  std::vector<std::byte> out(sizeof(header));
-  const auto append = [&](const void* from, size_t bytes) {
-    const size_t at = out.size();
-    out.resize(at + bytes);
-    std::memcpy(out.data() + at, from, bytes);
-  };
-  append(kv_layers.data(), kv_layers.size() * sizeof(KvLayerRecord));
-  append(buffers.data(), buffers.size() * sizeof(BufferRecord));
-  append(weights.data(), weights.size() * sizeof(WeightRecord));
-  append(instructions.data(), instructions.size() * sizeof(Instruction));
-  append(names.data(), names.size());
-  header.file_bytes = out.size();
-  std::memcpy(out.data(), &header, sizeof(header));
-  return out;
 }
 
 }  // namespace tw_test

@@ -5,7 +5,7 @@ from support.pass_graphs import graph_of, ops
 from tensorwright.builder.ir.interpret import checkpoint_weights
 from tensorwright.builder.ir.ragged import interpret_ragged
 from tensorwright.builder.ir.verify import verify
-from tensorwright.errors import LoweringError
+from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 
@@ -118,8 +118,7 @@ def test_an_embedding_says_what_it_reads_rows_by():
     assert graph.find("embedding")[0].attrs == {"ids": 1, "scale": 1.0}
 
 
-def test_heads_that_do_not_turn_are_written_without_a_table():
-    body = """
+KEPT_HEADS = """
   %token_ids: int32[tokens] = input()
   %table: float32[20, 16] = weight() {expr = @"table"}
   %qkv: float32[tokens, 16] = embedding(%table, %token_ids) {scale = 1.0}
@@ -127,9 +126,19 @@ def test_heads_that_do_not_turn_are_written_without_a_table():
   %kv_cache.0: kv[] = input()
   %q: float32[tokens, 8], %c: kv[] = rotary_kv_write(%qkv, none, %slots, %kv_cache.0) ABOUT
 """.replace("ABOUT", "{layer = 0, heads = 2, kv_heads = 1, head_dim = 4, rotary_dim = 0}")
-    (write,) = lowered(body, "  return %q").find("rotary_kv_write")
+
+
+def test_heads_that_do_not_turn_are_written_without_a_table():
+    (write,) = lowered(KEPT_HEADS, "  return %q").find("rotary_kv_write")
     assert write.inputs[1] is None
     assert write.attrs == {"kv_layer": 0, "heads": 2, "rotary_dim": 0}
+
+
+def test_heads_wider_than_kernels_take_are_refused():
+    graph = cached(KEPT_HEADS, "  return %q")
+    graph.find("rotary_kv_write")[0].attrs["head_dim"] = 4097
+    with pytest.raises(UnsupportedModelError, match="heads of at most 4096 dimensions, those of layer 0 have 4097"):
+        lower_to_cpu(graph)
 
 
 def test_types_in_bfloat16():

@@ -12,7 +12,7 @@ from tensorwright.builder.ir import Graph
 from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
 from tensorwright.builder.ir.text import print_graph
 from tensorwright.builder.ir.verify import verify
-from tensorwright.errors import InvalidOptionError
+from tensorwright.errors import InvalidOptionError, UnsupportedModelError
 from tensorwright.passes.pipeline import run_pipeline
 from tensorwright.passes.quantize_weights import quantize_weights
 from tensorwright.plugins.quantized_matmul.formats import parse_format
@@ -146,6 +146,16 @@ def test_a_matrix_that_is_used_otherwise_too_stays_for_that_use() -> None:
 def test_a_format_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InvalidOptionError, match="weight format"):
         quantize_weights(asked(LINEAR, "int3"))
+
+
+def test_rows_too_long_for_exact_sums_are_refused() -> None:
+    """x is in [-127, 127] and a weight in [-128, 127]: 132104 products fit an int32, one more need not."""
+    longest = LINEAR.replace(str(K), "132104")
+    fire(asked(longest, "w8a8"), 1)
+    longer = LINEAR.replace(str(K), "132105")
+    fire(asked(longer, "int8"), 1)
+    with pytest.raises(UnsupportedModelError, match=r"w8a8 takes matrices of at most 132104 columns.*%w has 132105"):
+        quantize_weights(asked(longer, "w8a8"))
 
 
 @pytest.mark.parametrize(
