@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -85,8 +86,11 @@ class Arena:
             outcome = timed(attacker, target, LIMIT)
             end = time.monotonic() + AFTERMATH
         time.sleep(AFTERMATH)
-        if outcome is None or served.process.poll() is not None:
-            ended = served.process.poll()
+        if outcome is not None and set(outcome.answers) - set(SOUND):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                served.process.wait(1)  # an answer that broke off may be the first sign of its end
+        ended = served.process.poll()
+        if outcome is None or ended is not None:
             self.close()
             return [f"not over after {LIMIT:g} s" if outcome is None else f"the server ended, code {ended}"], True
         final = [f"answered {answer}: {outcome.text[:120]}" for answer in set(outcome.answers) - set(SOUND)]
