@@ -81,7 +81,7 @@ FIELDS: Mapping[str, tuple[Make, ...]] = {
 
 GUIDED: Mapping[str, tuple[Make, ...]] = {
     "json": (
-        lambda number: ref_chain(1200 - number), lambda number: any_of_chain(4000 - number), long_text,
+        lambda number: ref_chain(700 - number), lambda number: any_of_chain(1100 - number), long_text,
         lambda number: {"enum": texts(100_000 - number)}, lambda number: {"a": deep(number)},
     ),
     "json_object": FLAG,
@@ -89,7 +89,7 @@ GUIDED: Mapping[str, tuple[Make, ...]] = {
     "choice": (lambda number: texts(70_000 - number), lambda number: [long_text(number)], deep),
     "grammar": (
         lambda number: lark_rules(5000 - number), lambda number: lark_terminals(5000 - number),
-        lambda number: ebnf_rules(4000 - number), lambda number: ebnf_comments(100_000 - number),
+        lambda number: ebnf_rules(4000 - number), lambda number: ebnf_comments(30_000 - number),
         lambda number: "\n" * (20_000 - number) + "a", lambda number: AMBIGUOUS + "\n" * number, long_text,
     ),
     "whitespace_pattern": (long_text, just("(((((a*)*)*)*)*)*"), just(HUGE)),

@@ -71,7 +71,7 @@ READ_FURTHER: Mapping[str, Callable[[int], dict[str, np.ndarray]]] = {
     "embedding_bias_word": lambda number: {
         "embedding_bias_words": strings(["ab " * 1_000_000]), "embedding_bias_weights": np.ones(1, np.float32),
     },
-    "guide-json": lambda number: guide("json_schema", json.dumps(ref_chain(1200 - number))),
+    "guide-json": lambda number: guide("json_schema", json.dumps(ref_chain(700 - number))),
     "guide-ebnf": lambda number: guide("ebnf_grammar", ebnf_rules(4000 - number)),
     "guide-terminals": lambda number: guide("ebnf_grammar", lark_terminals(5000 - number)),
     "guide-blank-lines": lambda number: guide("ebnf_grammar", "\n" * (20_000 - number) + "a"),
