@@ -23,6 +23,7 @@ from tensorwright.errors import TensorwrightError
 
 LONG = 4_000_000  # characters
 MANY = 300_000  # items
+STREAM = 400  # tokens of the honest stream
 HUGE = 10**5000  # more digits than Python writes an integer with
 
 Make = Callable[[int], Any]
@@ -73,6 +74,7 @@ FIELDS: Mapping[str, tuple[Make, ...]] = {
     "prompt_logprobs": NUMBER,
     "timeout": (*NUMBER, just(5e-324)),
     "priority": NUMBER,
+    "cache_salt": (long_text, just(HUGE), just("\ud800")),
     "truncate_prompt_tokens": NUMBER,
     "detokenize": FLAG,
     "skip_special_tokens": FLAG,
@@ -162,7 +164,7 @@ class Api:
         return ready
 
     def stream(self, pulse: Pulse) -> None:
-        params = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
+        params = SamplingParams(max_tokens=STREAM, temperature=0, ignore_eos=True)
         first = True
         for _ in self._llm.generate_async("import os", params):
             pulse.beat(counts=not first)
