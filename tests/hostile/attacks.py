@@ -13,6 +13,8 @@ from typing import Any
 
 from hostile import connections, oracles
 from hostile.clients import Attacker, Outcome, posts
+from support import hostile_grammars
+from support.hostile_grammars import LONGEST, chain
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT: dict[str, Any] = {"model": "pico", "prompt": "import os"}
@@ -78,29 +80,22 @@ def ref_chain(count: int) -> dict[str, Any]:
 
 
 def any_of_chain(count: int) -> dict[str, Any]:
-    chain: dict[str, Any] = {
-        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"type": "null"}]} for i in range(count)
-    }
-    return {"$ref": "#/$defs/d0", "$defs": {**chain, f"d{count}": {"type": "null"}}}
+    schema: dict[str, Any] = json.loads(chain("json-any-of", count)["json"])
+    return schema
 
 
-def lark_rules(count: int) -> str:
-    return "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(count)) + f'r{count}: "a"\n'
+def grammar_chain(shape: str) -> Callable[[int], str]:
+    return lambda count: str(chain(shape, count)["grammar"])
 
 
-def lark_terminals(count: int) -> str:
-    return "start: T0\n" + "".join(f"T{i}: T{i + 1}\n" for i in range(count)) + f'T{count}: "a"\n'
-
-
-def ebnf_rules(count: int) -> str:
-    return "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(count)) + f'r{count} ::= "a"\n'
+lark_rules, lark_terminals, ebnf_rules = map(grammar_chain, ("lark-rules", "lark-terminals", "ebnf-rules"))
 
 
 def ebnf_comments(count: int) -> str:
     return 'root ::= "a"\n' + "#\n" * count
 
 
-AMBIGUOUS = 'start: s\ns: s s s s | s s | "" | /./ | /../ | /.../'
+AMBIGUOUS = hostile_grammars.AMBIGUOUS["grammar"]
 
 
 def texts(count: int) -> list[str]:
@@ -109,7 +104,7 @@ def texts(count: int) -> list[str]:
 
 
 GRAMMARS = (
-    Attack("C1", "schema-refs", "a chain of $refs in guided_json", 1200, completion(guided_json=ref_chain), 1200),
+    Attack("C1", "schema-refs", "a chain of $refs in guided_json", 1200, completion(guided_json=ref_chain), 700),
     Attack(
         "C1", "schema-any-of", "a chain of anyOf in response_format", 4000,
         completion(
@@ -117,13 +112,18 @@ GRAMMARS = (
                 "type": "json_schema", "json_schema": {"name": "a", "schema": any_of_chain(n)},
             }
         ),
-        4000,
+        LONGEST["json-any-of"],
     ),
-    Attack("C1", "lark-rules", "a chain of rules", 16000, completion(guided_grammar=lark_rules), 5000),
     Attack(
-        "C1", "lark-terminals", "a chain of terminals", 16000, completion(guided_grammar=lark_terminals), 5000
+        "C1", "lark-rules", "a chain of rules", 16000, completion(guided_grammar=lark_rules), LONGEST["lark-rules"]
     ),
-    Attack("C1", "ebnf-rules", "a chain of EBNF rules", 4000, completion(guided_grammar=ebnf_rules), 4000),
+    Attack(
+        "C1", "lark-terminals", "a chain of terminals", 16000, completion(guided_grammar=lark_terminals),
+        LONGEST["lark-terminals"],
+    ),
+    Attack(
+        "C1", "ebnf-rules", "a chain of EBNF rules", 4000, completion(guided_grammar=ebnf_rules), LONGEST["ebnf-rules"]
+    ),
     Attack(
         "C2", "empty-lines", "guided_grammar of line ends", 60_000,
         completion(guided_grammar=lambda n: "\n" * n + "a"), 30_000,

@@ -70,25 +70,36 @@ def watch(target: Target) -> Iterator[Watch]:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a process. Memory in bytes; threads and descriptors as numbers. All 0 of one that ended."""
+    """Of a process. Memory in bytes; threads, sockets and other descriptors as numbers. All 0 of one that ended."""
 
     memory: int = 0
     peak: int = 0
     threads: int = 0
     descriptors: int = 0
+    sockets: int = 0
 
 
 def figures(pid: int) -> Figures:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
-        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        opened = _opened(pid)
     except OSError:
         return Figures()
     found = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     if "VmHWM" not in found:
         return Figures()
     memory, peak = (int(found[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-    return Figures(memory, peak, int(found["Threads"]), descriptors)
+    sockets = sum(name.startswith("socket:") for name in opened)
+    return Figures(memory, peak, int(found["Threads"]), len(opened) - sockets, sockets)
+
+
+def _opened(pid: int) -> list[str]:
+    """What its descriptors lead to."""
+    names = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed in between
+            names.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return names
 
 
 class Growth:

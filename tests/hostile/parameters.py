@@ -23,6 +23,7 @@ from tensorwright.errors import TensorwrightError
 
 LONG = 4_000_000  # characters
 MANY = 300_000  # items
+STREAM = 400  # tokens of the honest stream
 HUGE = 10**5000  # more digits than Python writes an integer with
 
 Make = Callable[[int], Any]
@@ -73,6 +74,7 @@ FIELDS: Mapping[str, tuple[Make, ...]] = {
     "prompt_logprobs": NUMBER,
     "timeout": (*NUMBER, just(5e-324)),
     "priority": NUMBER,
+    "cache_salt": (long_text, just(HUGE), just("\ud800")),
     "truncate_prompt_tokens": NUMBER,
     "detokenize": FLAG,
     "skip_special_tokens": FLAG,
@@ -81,7 +83,7 @@ FIELDS: Mapping[str, tuple[Make, ...]] = {
 
 GUIDED: Mapping[str, tuple[Make, ...]] = {
     "json": (
-        lambda number: ref_chain(1200 - number), lambda number: any_of_chain(4000 - number), long_text,
+        lambda number: ref_chain(700 - number), lambda number: any_of_chain(1100 - number), long_text,
         lambda number: {"enum": texts(100_000 - number)}, lambda number: {"a": deep(number)},
     ),
     "json_object": FLAG,
@@ -89,7 +91,7 @@ GUIDED: Mapping[str, tuple[Make, ...]] = {
     "choice": (lambda number: texts(70_000 - number), lambda number: [long_text(number)], deep),
     "grammar": (
         lambda number: lark_rules(5000 - number), lambda number: lark_terminals(5000 - number),
-        lambda number: ebnf_rules(4000 - number), lambda number: ebnf_comments(100_000 - number),
+        lambda number: ebnf_rules(4000 - number), lambda number: ebnf_comments(30_000 - number),
         lambda number: "\n" * (20_000 - number) + "a", lambda number: AMBIGUOUS + "\n" * number, long_text,
     ),
     "whitespace_pattern": (long_text, just("(((((a*)*)*)*)*)*"), just(HUGE)),
@@ -162,7 +164,7 @@ class Api:
         return ready
 
     def stream(self, pulse: Pulse) -> None:
-        params = SamplingParams(max_tokens=1900, temperature=0, ignore_eos=True)
+        params = SamplingParams(max_tokens=STREAM, temperature=0, ignore_eos=True)
         first = True
         for _ in self._llm.generate_async("import os", params):
             pulse.beat(counts=not first)

@@ -14,6 +14,7 @@ import numpy as np
 
 from hostile.attacks import AMBIGUOUS, ebnf_rules, lark_terminals, ref_chain, texts
 from hostile.in_process import Attack, Pulse
+from hostile.parameters import STREAM
 from support.fake_triton import Request, Sender, fake_utils
 from support.triton_models import load
 from tensorwright.runtime.triton.interfaces import INTERFACES
@@ -21,7 +22,7 @@ from tensorwright.runtime.triton.tensors import NUMPY, Tensor
 
 LONG = 4_000_000  # bytes of a text
 MANY = 200_000  # items where a tensor may have any number
-WAIT = 60.0
+WAIT = 120.0
 
 Values = Mapping[str, np.ndarray]
 
@@ -71,7 +72,7 @@ READ_FURTHER: Mapping[str, Callable[[int], dict[str, np.ndarray]]] = {
     "embedding_bias_word": lambda number: {
         "embedding_bias_words": strings(["ab " * 1_000_000]), "embedding_bias_weights": np.ones(1, np.float32),
     },
-    "guide-json": lambda number: guide("json_schema", json.dumps(ref_chain(1200 - number))),
+    "guide-json": lambda number: guide("json_schema", json.dumps(ref_chain(700 - number))),
     "guide-ebnf": lambda number: guide("ebnf_grammar", ebnf_rules(4000 - number)),
     "guide-terminals": lambda number: guide("ebnf_grammar", lark_terminals(5000 - number)),
     "guide-blank-lines": lambda number: guide("ebnf_grammar", "\n" * (20_000 - number) + "a"),
@@ -139,7 +140,7 @@ class Model:
         values: dict[str, Any] = self._beside("text_input")
         length = "max_tokens" if self._batched else "sampling_param_max_tokens"
         flag = "stream" if self._batched else "streaming"
-        wrong = self._ask(values | {length: int32(1900), flag: np.array([True])}, sender)
+        wrong = self._ask(values | {length: int32(STREAM), flag: np.array([True])}, sender)
         if wrong:
             raise RuntimeError(wrong)
 

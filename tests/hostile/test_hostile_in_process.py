@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hostile.arena import LIMIT, LONGEST_GAP, MOST_MEMORY, NOISE
+from hostile.arena import LIMIT, LONGEST_GAP, MOST_MEMORY, NOISE, TRIES
 from hostile.in_process import Report
 from hostile.parameters import FIELDS, GUIDED
 from tensorwright import GuidedDecodingParams, SamplingParams
@@ -82,7 +82,7 @@ def _follow(child: Child, done: int, faults: list[str]) -> tuple[int, bool]:
             faults.append(errors)
             return done + (name != "the start"), name == "the start"
         if "begins" in said:
-            name, wait = said["begins"], LIMIT
+            name, wait = said["begins"], TRIES * LIMIT
         elif "ends" in said:
             done, wait = done + 1, START
             faults += [f"{name}: {fault}" for fault in Report(**said).faults(LONGEST_GAP, NOISE, MOST_MEMORY)]
