@@ -116,8 +116,8 @@ def cells(row: dict[str, Any] | None) -> list[str]:
 
 
 def rate(row: dict[str, Any], when: str) -> str:
-    """Events of the stream per second."""
-    if "victim" not in row[when]:
+    """Events of the stream per second; none where the attack was over before there could be one."""
+    if "victim" not in row[when] or row["seconds"] < 1:
         return "-"
     return f"{row[when]['victim']['answers'] / (row['quiet_seconds'] if when == 'quiet' else row['seconds']):.0f}"
 
