@@ -22,9 +22,7 @@ class Clock {
     return held == kRunning ? std::chrono::steady_clock::now() : time_point(duration(held));
   }
   // For tests: time stands still there, until the next call or release().
-  static void hold(time_point at) {
-    held_.store(at.time_since_epoch().count(), std::memory_order_relaxed);
-  }
+  static void hold(time_point at) { held_.store(at.time_since_epoch().count(), std::memory_order_relaxed); }
   static void release() { held_.store(kRunning, std::memory_order_relaxed); }
 
  private:

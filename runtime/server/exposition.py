@@ -69,7 +69,9 @@ def _connection_families(connections: Connections) -> list[Family]:
     now = GaugeMetricFamily("tensorwright_http_connections", "Open connections.", labels=["state"])
     now.add_metric(["served"], connections.served)
     now.add_metric(["waiting"], connections.open - connections.served)
-    closed = CounterMetricFamily("tensorwright_http_connections_closed", "Closed early, by reason.", labels=["reason"])
+    closed = CounterMetricFamily(
+        "tensorwright_http_connections_closed_total", "Closed early, by reason.", labels=["reason"]
+    )
     for reason in CLOSED_EARLY:
         closed.add_metric([reason], connections.closed[reason])
     return [now, closed]

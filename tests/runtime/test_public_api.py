@@ -15,7 +15,7 @@ HANDLE = {"abort", "done", "error", "latest", "on_change", "request_id", "result
 LLM_NAMES = {
     "abort", "add_observer", "chat", "chat_template", "default_sampling_params", "engine", "generate", "generate_async",
     "get_profile", "get_stats", "max_seq_len", "options", "profile", "running", "sampling_defaults", "shutdown",
-    "tokenizer",
+    "stalled_seconds", "tokenizer",
 }  # fmt: skip
 TOKENIZER = {"count", "decode", "encode"}
 
