@@ -170,7 +170,7 @@ class Connection(HttpToolsProtocol):
         )
         pending = self.cycle is not None and not self.cycle.response_complete
         if self.pipeline or (pending and (self.cycle.response_started or not self.cycle.more_body)):
-            self.transport.close()
+            self._end()
             return
         if pending:
             self.cycle.disconnected = True
@@ -209,10 +209,11 @@ class Connection(HttpToolsProtocol):
         self._watch_client()
 
     def _watch_client(self) -> None:
-        """While more waits for it than is kept, or what is left of the last answer."""
+        """While more waits for it than is kept, or nothing follows what is left: after the last answer, and where the
+        connection only waits to be closed."""
         self._stop_timer("client")
         unsent = self.transport.get_write_buffer_size()
-        if unsent and (self.flow.write_paused or not self._place.requests):
+        if unsent and (self.flow.write_paused or not self._place.requests or self.transport.is_closing()):
             self._set_timer("client", self._listen.client_timeout, self._check_client, unsent)
 
     def _check_client(self, before: int) -> None:
