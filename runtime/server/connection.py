@@ -110,6 +110,7 @@ class Connection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._framing.in_head:  # else it is a trailer: nobody may add headers to a request that is being answered
+            self._framing.count_header()
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

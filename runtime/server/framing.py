@@ -1,7 +1,7 @@
 """How one HTTP request is framed, held against bounds: its head, its chunks, and what is neither of them.
 
-The parser takes any number of bytes for a head, any extension of a chunk and any trailer, and a chunk may hold one
-byte. Each costs work before anybody is asked for a key.
+The parser takes any number of bytes and headers for a head, any extension of a chunk and any trailer, and a chunk may
+hold one byte. Each costs work before anybody is asked for a key.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from tensorwright.runtime.server.errors import ApiError
 
 MOST_HEAD = 64 << 10  # bytes of a request's line and headers
+MOST_HEADERS = 100  # each guard looks through all of them
 FREE_CHUNKS, LEAST_CHUNK = 1000, 64  # after so many chunks of a body, bytes that they must have on average
 MOST_EXTRA, EXTRA_PER_CHUNK = 16 << 10, 16  # bytes of a body that are neither content nor, per chunk, its size
+TOO_LARGE = "headers_too_large"
 
 
 class FramingError(Exception):
@@ -32,7 +34,13 @@ class Framing:
     def begin(self) -> None:
         """A request begins."""
         self.in_head = True
-        self._wire = self._content = self._chunks = 0
+        self._wire = self._content = self._chunks = self._headers = 0
+
+    def count_header(self) -> None:
+        """Another header has come."""
+        self._headers += 1
+        if self._headers > MOST_HEADERS:
+            raise _bad(f"a request must have at most {MOST_HEADERS} headers", 431, TOO_LARGE)
 
     def end_head(self, version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """The head is complete. headers: their names are in small letters. RFC 9112 asks for most of this: 3.2 for one
@@ -54,7 +62,7 @@ class Framing:
         """So many bytes came, whatever they were."""
         self._wire += size
         if self.in_head and self._wire > MOST_HEAD:
-            raise _bad(f"the request's line and headers must have at most {MOST_HEAD} bytes", 431, "headers_too_large")
+            raise _bad(f"the request's line and headers must have at most {MOST_HEAD} bytes", 431, TOO_LARGE)
         if not self.in_head and self._wire - self._content > MOST_EXTRA + EXTRA_PER_CHUNK * self._chunks:
             raise _bad("the extensions of chunks and the trailers are too long")
 
