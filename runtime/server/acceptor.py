@@ -88,8 +88,11 @@ class Acceptor:
 
     def _take(self, accepted: socket.socket, address: str) -> bool:
         """False if the system has no means for it."""
+        accepted.setblocking(False)
+        if _has_left(accepted):
+            accepted.close()
+            return True
         try:
-            accepted.setblocking(False)
             self._loop.add_reader(accepted.fileno(), lambda: None)  # what asyncio does later, and only logs if it fails
             self._loop.remove_reader(accepted.fileno())
         except OSError as error:
@@ -119,6 +122,17 @@ class Acceptor:
         self._log.warn("no connection can be taken", error=str(error), open=self._connections.open)
         self._pause()
         self._loop.call_later(RETRY_SECONDS, self._listen)
+
+
+def _has_left(accepted: socket.socket) -> bool:
+    """Whether its client closed it and said nothing. To see that here takes an eighth of the time that a protocol for
+    it would take, and a crowd that opens connections only to close them makes everybody else wait behind it."""
+    try:
+        return not accepted.recv(1, socket.MSG_PEEK)
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True
 
 
 class _Start:

@@ -284,6 +284,8 @@ class Door:
         self.accept_error: OSError | None = None
         self.watch_error: OSError | None = None
         self.accepted = 0
+        self.clients: list[socket.socket] = []
+        self.leaves = False  # whether clients close at once
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "add_reader", self.add_reader)
         monkeypatch.setattr(loop, "remove_reader", lambda number: self.readers.pop(number, None))
@@ -311,7 +313,11 @@ class Door:
         if self.accept_error is not None:
             raise self.accept_error
         self.accepted += 1
-        return socket.socket(), ("a", self.accepted)
+        ours, theirs = socket.socketpair()
+        self.clients.append(theirs)
+        if self.leaves:
+            theirs.close()
+        return ours, ("a", self.accepted)
 
     @property
     def listens(self) -> bool:
@@ -355,5 +361,19 @@ def test_a_connection_that_failed_on_its_way_is_not_the_end(monkeypatch: pytest.
         assert door.listens
         door.acceptor.close()
         assert not door.listens
+
+    asyncio.run(run())
+
+
+def test_who_closed_already_and_said_nothing_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        table = Connections(1000)
+        door = Door(monkeypatch, table)
+        door.leaves = True
+        door.readers[door.fileno()]()
+        assert (door.accepted, table.open) == (acceptor.AT_ONCE, 0)
+        door.leaves = False
+        door.readers[door.fileno()]()
+        assert (door.accepted, table.open) == (2 * acceptor.AT_ONCE, acceptor.AT_ONCE)
 
     asyncio.run(run())
