@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tensorwright.runtime.server.connections import Connections, Place
+from tensorwright.runtime.server.hosts import one_client
 from tensorwright.runtime.server.slow_log import SlowLog
 
 BACKLOG = 2048  # connections that the system keeps for us
@@ -83,7 +84,7 @@ class Acceptor:
                     self._wait_for_resources(error)
                     return
                 continue  # of that one connection, which is gone
-            if not self._take(accepted, str(address[0])):
+            if not self._take(accepted, one_client(str(address[0]))):
                 return
 
     def _take(self, accepted: socket.socket, address: str) -> bool:

@@ -1,5 +1,8 @@
-"""The Host header. A page of another site can have its own name point at 127.0.0.1 (DNS rebinding), and then ask and
-read as if it were ours: its requests still carry that name."""
+"""Who asks whom: the names by which this server is known, and the addresses that count as one client.
+
+The Host header: a page of another site can have its own name point at 127.0.0.1 (DNS rebinding), and then ask and
+read as if it were ours: its requests still carry that name.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,24 @@ def _plain(host: str) -> str:
         return str(ipaddress.ip_address(bare))
     except ValueError:
         return bare.removesuffix(".").replace(":", "")
+
+
+def address_of(scope: Scope) -> str:
+    """Of a request's client, as `one_client` has it; "" where the server in front tells of none."""
+    client = scope.get("client")
+    return one_client(client[0]) if client else ""
+
+
+def one_client(address: str) -> str:
+    """What counts as one client: an address of IPv4, also where IPv6 carries it; of IPv6 the network of 64 bits, for
+    who has one of its addresses has all of them. What is no address stays as it is."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if found.version == 4:
+        return str(found)
+    return str(found.ipv4_mapped or ipaddress.ip_network((int(found), 64), strict=False))
 
 
 class HostGuard:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from tensorwright.runtime.guided.compile_queue import PLACES, SLOW_PLACES
+from tensorwright.runtime.server.hosts import address_of
 from tensorwright.runtime.server.options import ServerOptions
 from tensorwright.runtime.server.work_pool import WorkPool
 
@@ -45,9 +44,7 @@ class ServerPools:
 
 
 def client_of(scope: Scope) -> str:
-    """Whose turn a request takes in a pool: that of its key, or of its address without one."""
-    key = Headers(scope=scope).get("authorization")
-    if key is not None:
-        return hashlib.sha256(key.encode("latin-1", "replace")).hexdigest()
-    client = scope.get("client")
-    return client[0] if client else ""
+    """Whose turn a request takes in a pool: that of its key, if one was asked for and is known, else of its address. A
+    header alone makes nobody another client."""
+    key = scope["state"].get("key")
+    return address_of(scope) if key is None else f"key {key}"

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tensorwright.errors import ClientShareError, InvalidRequestError
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.server.errors import describe_error
+from tensorwright.runtime.server.hosts import address_of
 from tensorwright.runtime.server.options import ServerOptions
 
 
@@ -32,8 +33,7 @@ class Shares:
 
     def open(self, scope: Scope) -> Share:
         """The share of one request, which holds one place. Raises ClientShareError."""
-        client = scope.get("client")
-        bounds = {("address", client[0] if client else None): self.per_address}
+        bounds: dict[tuple[str, object], int | None] = {("address", address_of(scope)): self.per_address}
         if "key" in scope["state"]:
             bounds["key", scope["state"]["key"]] = self.per_key
         share = Share(self._alive, bounds)

@@ -18,6 +18,7 @@ from tensorwright.runtime.server.connections import RESERVE, Connections, Place
 from tensorwright.runtime.server.framing import FREE_CHUNKS, LEAST_CHUNK, MOST_EXTRA, MOST_HEAD, Framing, FramingError
 from tensorwright.runtime.server.hosts import HostGuard
 from tensorwright.runtime.server.options import ServerOptions
+from tensorwright.runtime.server.pools import client_of
 from tensorwright.runtime.server.shares import Shares
 from tensorwright.runtime.server.slow_log import SlowLog
 
@@ -237,6 +238,37 @@ def test_so_has_an_address() -> None:
     share.close()
     shares.open(scope_of("a", 1))
     assert dict(shares.of_keys()) == {1: 2}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("10.0.0.1", "::ffff:10.0.0.1", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::ffff:1:2:3", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("not an address", "another", False),
+    ],
+)
+def test_what_counts_as_one_client(one: str, other: str, same: bool) -> None:
+    clients = [client_of({**scope_of(address), "headers": []}) for address in (one, other)]
+    assert (clients[0] == clients[1]) is same
+    shares = Shares(per_key=None, per_address=1)
+    shares.open(scope_of(one))
+    if not same:
+        shares.open(scope_of(other))
+        return
+    with pytest.raises(ClientShareError):
+        shares.open(scope_of(other))
+
+
+def test_only_a_key_that_was_checked_makes_a_client() -> None:
+    """Without keys, and at /metrics, anybody may send any header."""
+    headers = [[(b"authorization", b"Bearer " + key)] for key in (b"a", b"b")]
+    assert len({client_of({**scope_of("a"), "headers": header}) for header in headers}) == 1
+    assert len({client_of({**scope_of("a", key), "headers": headers[0]}) for key in (1, 2)}) == 2
+    assert client_of({**scope_of("a", 1), "headers": []}) == client_of({**scope_of("b", 1), "headers": []})
 
 
 def test_a_warning_that_comes_often_is_written_seldom(caplog: pytest.LogCaptureFixture) -> None:
