@@ -241,4 +241,5 @@ def _engine_error(name: str, message: str) -> TensorwrightError:
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, TensorwrightError):
         return kind(message)
+    logger.error("a request ended in the engine with %s: %s", name, message)  # a client of the server is not told
     return EngineStoppedError(f"{name}: {message}")

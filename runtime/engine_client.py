@@ -44,7 +44,8 @@ class EngineClient:
         self._room = threading.Condition(self._lock)  # notified when a request ends
         self._closing = False  # no new requests
         self._close_once = threading.Lock()  # never given back
-        self._last_event = time.monotonic()
+        self._last_progress = time.monotonic()
+        self._steps = 0  # that the engine had made when nothing was heard of it
         self._cause: BaseException | None = None
         self._observers: tuple[Observer, ...] = ()
         self._thread = threading.Thread(target=self._consume, name="tensorwright-events", daemon=True)
@@ -67,7 +68,7 @@ class EngineClient:
             with self._lock:
                 self._check_open()
                 if not self._requests:
-                    self._last_event = time.monotonic()  # there was none to wait for
+                    self._last_progress = time.monotonic()  # there was none to wait for
                 self._requests[state.request_id] = handle
             try:
                 self._engine.submit(state.request_id, state.prompt_token_ids, sampling, first_mask)
@@ -103,8 +104,9 @@ class EngineClient:
 
     @property
     def stalled_seconds(self) -> float:
-        """For how long there have been requests and no event of any; 0 without requests. It takes no lock."""
-        last = self._last_event  # before the question for requests: the first of them moves it
+        """For how long there have been requests, and neither a step that ended nor an event of any; 0 without requests.
+        It takes no lock."""
+        last = self._last_progress  # before the question for requests: the first of them moves it
         return max(0.0, time.monotonic() - last) if self._requests else 0.0
 
     def check_process(self) -> None:
@@ -173,8 +175,7 @@ class EngineClient:
             while True:
                 stopped = self._engine.stopped  # before the events: what came until then is among them
                 events = self._engine.wait_events(POLL)
-                if events:
-                    self._last_event = time.monotonic()
+                self._note_progress(events)
                 self._feeder.feed(events, self._requests)  # masks come before all else
                 for request_id, error in self._feeder.failed():
                     self._give_up(request_id, as_error(error))
@@ -192,6 +193,13 @@ class EngineClient:
             self._fail_rest()
         if self._cause is not None:  # nobody would hear of its tokens
             self._engine.shutdown(False, 0)
+
+    def _note_progress(self, events: list[Any]) -> None:
+        """A long prompt takes many steps before there is an event of it."""
+        steps = self._steps if events else self._engine.stats()["steps"]
+        if events or steps != self._steps:
+            self._last_progress = time.monotonic()
+        self._steps = steps
 
     def _dispatch(self, event: Any) -> None:
         handle = self._requests.get(event.request_id)

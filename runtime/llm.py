@@ -231,8 +231,8 @@ class LLM(StrictKeywords):
 
     @property
     def stalled_seconds(self) -> float:
-        """For how long it has had requests and made no token nor anything else for any of them; 0 without requests.
-        One that grows beyond the longest step tells of an engine that is stuck. It costs nothing to ask."""
+        """For how long it has had requests, and has ended no step nor made anything for any of them; 0 without
+        requests. One that grows beyond the longest step tells of an engine that is stuck. It costs nothing to ask."""
         return self._client.stalled_seconds
 
     def add_observer(self, observer: Observer) -> None:

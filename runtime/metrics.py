@@ -44,7 +44,7 @@ def _metric(name: str, kind: str, help_text: str, *labels: str, buckets: tuple[f
 ENGINE: dict[str, Metric] = {
     "running": _metric("requests_running", "gauge", "Completions that run."),
     "waiting": _metric("requests_waiting", "gauge", "Requests that wait for their first step."),
-    "stalled_seconds": _metric("stalled_seconds", "gauge", "For how long there were requests and no event of any."),
+    "stalled_seconds": _metric("stalled_seconds", "gauge", "For how long there were requests and no step ended."),
     "waste_slots": _metric("kv_waste_slots", "gauge", "Positions of used KV blocks that hold no token."),
     "steps": _metric("steps_total", "counter", "Steps of the engine."),
     "steps_rolled_back": _metric("steps_rolled_back_total", "counter", "Steps that failed and were undone."),

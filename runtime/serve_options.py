@@ -95,6 +95,10 @@ APP_OPTIONS: OptionTable = {
         "--max-job-seconds",
         {"type": float, "default": 30.0, "help": "A thread that works on one request for longer: /ready says 503."},
     ),
+    "max_stall_seconds": (
+        "--max-stall-seconds",
+        {"type": float, "default": 300.0, "help": "An engine that ends no step for longer: /ready says 503."},
+    ),
     "max_priority": ("--max-priority", {"type": int, "default": 0, "help": "Most that a request's priority may be."}),
     "shared_prefixes": (
         "--shared-prefixes",

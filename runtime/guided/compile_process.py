@@ -4,6 +4,7 @@ an answer."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,7 @@ from tensorwright.runtime.guided.compile_queue import QUICK_S, CompileQueue, Pla
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.home_process import HomeProcess
 
+logger = logging.getLogger(__name__)
 LIMIT_S = 5.0
 """What a grammar may take, its wait for a place included."""
 MEMORY = 512 << 20
@@ -130,6 +132,7 @@ class CompileProcess:
             except Gone:  # it was killed: by the system, or by whoever looks after processes here
                 return _explained(params, self._started(child).ask(job, place, ends))
         except Gone as error:
+            logger.error("the process that compiles grammars was killed twice: %s", error)
             raise EngineStoppedError(f"the process that compiles grammars was killed twice ({error})") from error
         except TimeoutError:
             if ends - begun < LIMIT_S / 2:

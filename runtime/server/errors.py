@@ -27,6 +27,7 @@ from tensorwright.errors import (
 )
 
 log = logging.getLogger(__name__)
+STOPPED = "this model's engine, or a process that it needs, stopped; the server's log says why"  # that may name files
 SHOWN_PLACE = 100  # characters of a field's name, or of a header, that a client is told back
 
 
@@ -57,15 +58,15 @@ _KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
     (InvalidOptionError, 400, "invalid_request_error", None),
     (ClientShareError, 429, "rate_limit_error", "too_many_requests"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
-    (EngineStoppedError, 503, "service_unavailable_error", "engine_stopped"),
+    (EngineStoppedError, 503, "service_unavailable_error", "engine_stopped"),  # told as STOPPED
     (RequestAbortedError, 503, "service_unavailable_error", "request_aborted"),
     (NumericalError, 500, "server_error", "NumericalError"),
 )
 
 
 def is_foreseen(error: BaseException) -> bool:
-    """Whether it is of the request or of the load, so that the client is told what it says. All else may name files
-    and devices of this machine: the log has it."""
+    """Whether it is of the request or of the load, so that the client is told of it. All else may name files and
+    devices of this machine: the log has it. Why an engine stopped was logged when it did."""
     return any(isinstance(error, kind) for kind, *_ in _KNOWN)
 
 
@@ -75,7 +76,8 @@ def describe_error(error: BaseException, retry_after: int = 1) -> ApiError:
         if isinstance(error, kind):
             param = "model" if kind is UnknownModelError else None
             headers = {"retry-after": str(retry_after)} if status in (429, 503) else {}
-            return ApiError(status, str(error), name, param, code, headers)
+            told = STOPPED if kind is EngineStoppedError else str(error)
+            return ApiError(status, told, name, param, code, headers)
     name = type(error).__name__ if isinstance(error, TensorwrightError) else "internal_error"
     return ApiError(500, "the server failed; its log says why", "server_error", None, name)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import State
 
 from tensorwright.runtime.server.errors import ApiError
 from tensorwright.runtime.server.pools import client_of
@@ -19,18 +22,30 @@ async def health() -> dict[str, str]:
 
 
 @router.get(
-    "/ready", responses={503: {"description": "Draining, or an engine stopped, or a pool of threads is stuck."}}
+    "/ready",
+    responses={503: {"description": "Draining, or an engine stopped or is stalled, or a pool of threads is stuck."}},
 )
 async def ready(request: Request) -> Response:
-    """200 while every engine runs, the threads get on with their work, and the server is not draining."""
+    """200 while every engine runs and ends its steps, the threads get on with their work, and the server is not
+    draining."""
     state = request.app.state
-    stopped = [name for name, llm in state.engines.items() if not llm.running]
-    stuck = state.pools.stuck()
-    if state.lifecycle.draining or stopped or stuck:
-        why = f"stopped engines: {', '.join(stopped)}" if stopped else f"stuck pools of threads: {', '.join(stuck)}"
-        why = "draining" if state.lifecycle.draining else why
-        return ApiError(503, why, "service_unavailable_error", None, "not_ready").response()
+    troubles = "; ".join(_troubles(state))
+    if troubles:
+        return ApiError(503, troubles, "service_unavailable_error", None, "not_ready").response()
     return JSONResponse({"status": "ready", "models": list(state.engines)})
+
+
+def _troubles(state: State) -> Iterator[str]:
+    """All reasons for which this server is not ready."""
+    if state.lifecycle.draining:
+        yield "draining"
+    if stopped := [name for name, llm in state.engines.items() if not llm.running]:
+        yield f"stopped engines: {', '.join(stopped)}"
+    limit = state.options.max_stall_seconds
+    if stalled := [name for name, llm in state.engines.items() if llm.running and llm.stalled_seconds > limit]:
+        yield f"stalled engines: {', '.join(stalled)}"
+    if stuck := state.pools.stuck():
+        yield f"stuck pools of threads: {', '.join(stuck)}"
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

@@ -29,6 +29,7 @@ class ServerOptions(StrictKeywords):
     retry_after: seconds that a client is told to wait when the queue is full or the server drains.
     max_waiting_jobs: requests that may wait for each of the server's pools of threads; one more is answered 429.
     max_job_seconds: when a thread of a pool has worked on one request for longer, the server says it is not ready.
+    max_stall_seconds: when an engine has requests and has ended no step for longer, the server says it is not ready.
     max_priority: most that a request's priority may be; those without one have 0.
     shared_prefixes: requests of all keys share the prefix cache, where else each key has its own.
     log_prompts: requests' bodies go into the log. quiet_probes: /health, /ready and /metrics answered with 200 do not.
@@ -46,6 +47,7 @@ class ServerOptions(StrictKeywords):
     retry_after: int = 1
     max_waiting_jobs: int = 512
     max_job_seconds: float = 30.0
+    max_stall_seconds: float = 300.0
     max_priority: int = 0
     shared_prefixes: bool = False
     log_prompts: bool = False
@@ -57,7 +59,7 @@ class ServerOptions(StrictKeywords):
         for name in ("max_body_size", "retry_after", "max_waiting_jobs"):
             value = getattr(self, name)
             _check(name, value, is_int(value) and value > 0, "a positive integer")
-        for name in ("body_timeout", "max_job_seconds"):
+        for name in ("body_timeout", "max_job_seconds", "max_stall_seconds"):
             value = getattr(self, name)
             _check(name, value, positive(value), "a positive number of seconds")
         for name in ("max_requests_per_key", "max_requests_per_address"):

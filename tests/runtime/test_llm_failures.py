@@ -102,6 +102,10 @@ def test_how_long_requests_wait_for_an_event(llm: LLM, fake: FakeEngine, monkeyp
     wait_until(lambda: llm.stalled_seconds == 0)  # a token came
     now[0] = 110.0
     assert llm.stalled_seconds == 3
+    fake.steps += 1
+    wait_until(lambda: llm.stalled_seconds == 0)  # a step ended, maybe of a long prompt
+    now[0] = 112.0
+    assert llm.stalled_seconds == 2
     fake.budget = None
     handle.result(5)
     other.abort()

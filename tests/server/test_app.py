@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,9 +14,11 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import StreamingResponse
 
+from support.fake_runtime import FakeEngine, fake_module, write_engine
 from support.served import completion
 from tensorwright import LLM
-from tensorwright.errors import EngineError, InvalidOptionError, NumericalError
+from tensorwright.errors import EngineError, EngineStoppedError, InvalidOptionError, NumericalError
+from tensorwright.runtime import engine_client, native
 from tensorwright.runtime.server.app import create_app
 from tensorwright.runtime.server.options import ServerOptions
 
@@ -95,6 +98,42 @@ def test_a_stopped_engine_is_not_ready(pico_engine: Path) -> None:
     refused = call(app, "POST", "/v1/completions", json=completion())
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
     assert refused.headers["retry-after"] == "1"
+
+
+TROUBLES = ["a violated invariant", "no events thread", "a stalled engine"]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_an_engine_in_trouble_is_not_ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trouble: str) -> None:
+    fake, now = FakeEngine(), [100.0]
+    monkeypatch.setattr(native, "create_engine", lambda *given: fake)
+    monkeypatch.setattr(native, "load_module", fake_module)
+    monkeypatch.setattr(engine_client, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    fake.gate.clear()
+    with LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB") as llm:
+        app = create_app({"pico": llm}, ServerOptions(max_stall_seconds=10))
+        handle = llm.generate_async("x")
+        now[0] += 10
+        assert call(app, "GET", "/ready").status_code == 200
+        if trouble == "a violated invariant":
+            fake.violations, fake.cause, fake.stopped = 1, "found a block of nobody", True
+        elif trouble == "no events thread":
+            fake.death = RuntimeError("/dev/nvidia0 is gone")
+            with pytest.raises(EngineStoppedError, match="nvidia0"):
+                handle.result(5)
+        else:
+            now[0] += 1
+        ready = call(app, "GET", "/ready")
+        kind = "stalled" if trouble == "a stalled engine" else "stopped"
+        assert (ready.status_code, ready.json()["error"]["message"]) == (503, f"{kind} engines: pico")
+        metrics = call(app, "GET", "/metrics").text
+        assert f'tensorwright_engine_up{{model="pico"}} {float(kind == "stalled")}' in metrics
+        if trouble == "a violated invariant":
+            assert 'tensorwright_invariant_violations_total{model="pico"} 1.0' in metrics
+        if trouble == "no events thread":
+            refused = call(app, "POST", "/v1/completions", json=completion())
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stopped")
+            assert "nvidia0" not in refused.text
 
 
 @pytest.mark.parametrize("greed", [{"prompt": [1]}, {"prompt": [[1], [2], [3]]}, {"prompt": [1], "n": 3}])

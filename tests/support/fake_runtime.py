@@ -59,6 +59,7 @@ class FakeEngine:
         self.gate.set()
         self.submitted: dict[int, Any] = {}
         self.budget: int | None = None
+        self.steps = self.violations = 0  # as its stats have them
         self.blocks = 100
         self.windows = [0]  # of the cache groups
         self.tokens_per_event = 1
@@ -126,7 +127,8 @@ class FakeEngine:
     def stats(self) -> dict[str, Any]:
         blocks = {"total_blocks": self.blocks, "free_blocks": self.blocks, "cached_blocks": 0, "used_blocks": 0}
         groups = [{"window": window, **blocks} for window in self.windows]
-        return {**dict.fromkeys(COUNTERS, 0), **blocks, "running": len(self._alive), "block_size": 32, "groups": groups}
+        counts = {"steps": self.steps, "invariant_violations": self.violations, "running": len(self._alive)}
+        return {**dict.fromkeys(COUNTERS, 0), **blocks, **counts, "block_size": 32, "groups": groups}
 
     def shutdown(self, drain: bool, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
