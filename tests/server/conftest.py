@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, Served, serve
+from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, PER_ADDRESS, Served, serve
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,8 @@ def served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="session")
 def open_served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Without keys; it has CORS, logs prompts but no probes, and ends requests after a second."""
+    """Without keys; it has CORS, logs prompts but no probes, ends requests after a second, and bounds what an
+    address has."""
     options = (
         "--cors-origin",
         PAGE,
@@ -37,6 +38,10 @@ def open_served(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         "1",
         "--allowed-host",
         "mine.example",
+        "--max-connections-per-address",
+        str(PER_ADDRESS),
+        "--max-requests-per-address",
+        str(PER_ADDRESS),
     )
     with serve(pico_engine, tmp_path_factory.mktemp("open"), *options) as server:
         yield server

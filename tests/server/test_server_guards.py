@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
 import socket
@@ -11,7 +12,7 @@ import time
 import httpx
 import pytest
 
-from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, Served, completion, read_events, wait_until
+from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, PER_ADDRESS, Served, completion, read_events, wait_until
 from tensorwright.runtime.server.framing import MOST_HEADERS
 
 JSON = {"content-type": "application/json"}
@@ -320,6 +321,33 @@ def test_a_full_queue_is_told_with_when_to_come_again(served: Served) -> None:
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
         assert error_of(answer)["code"] == "queue_full"
     assert len({answer.json()["choices"][0]["text"] for answer in answers if answer.status_code == 200}) == 1
+
+
+def test_an_address_has_its_share_and_others_have_theirs(open_served: Served) -> None:
+    """Requests of which the body does not come hold what they have."""
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {1 << 20}\r\n\r\n".encode()
+    with (
+        contextlib.ExitStack() as held,
+        httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), base_url=open_served.url) as greedy,
+    ):
+
+        def hold() -> None:
+            raw = held.enter_context(socket.create_connection(open_served.address, source_address=("127.0.0.2", 0)))
+            raw.sendall(head)
+
+        for _ in range(PER_ADDRESS - 1):
+            hold()
+        wait_until(lambda: open_served.metric("tensorwright_http_connections", state="served") == PER_ADDRESS - 1)
+        refused = greedy.post("/v1/completions", json=completion(n=2))
+        assert (refused.status_code, error_of(refused)["code"]) == (429, "too_many_requests")
+        never = greedy.post("/v1/completions", json=completion(n=PER_ADDRESS + 1))
+        assert (never.status_code, "one address" in never.text) == (400, True)
+        hold()
+        wait_until(lambda: open_served.metric("tensorwright_http_connections", state="served") == PER_ADDRESS)
+        refused = greedy.post("/v1/completions", json=completion())
+        assert (refused.status_code, error_of(refused)["code"]) == (429, "too_many_connections")
+        assert greedy.get("/health").status_code == 200
+        assert open_served.client.post("/v1/completions", json=completion()).status_code == 200
 
 
 def test_request_ids_come_back_and_stand_in_the_log(served: Served) -> None:

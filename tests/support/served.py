@@ -21,6 +21,7 @@ import httpx
 KEY = "first-key"
 OTHER_KEY = "second-key"
 MAX_BODY = 20_000
+PER_ADDRESS = 8  # connections, and as many requests
 PAGE = "https://page.example"
 SMALL = ("--threads", "1", "--kv-cache-memory", "32MiB")
 
