@@ -41,6 +41,8 @@ class EventStream(Response):
             sending.cancel()
             leaving.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
+        if not sending.cancelled():
+            sending.result()  # raises what sending failed with
 
     async def _send_all(self, send: Send) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from tensorwright import LLM
 from tensorwright.errors import EngineError, EngineStoppedError, InvalidOptionError, NumericalError
 from tensorwright.runtime import engine_client, native
 from tensorwright.runtime.server.app import create_app
+from tensorwright.runtime.server.event_stream import EventStream
 from tensorwright.runtime.server.options import ServerOptions
 
 faulty = APIRouter()
@@ -84,6 +85,21 @@ def test_a_fault_shows_nothing_but_its_id(llm: LLM, caplog: pytest.LogCaptureFix
 def test_an_answer_that_fails_half_way_is_not_ended_as_if_whole(llm: LLM) -> None:
     with pytest.raises(RuntimeError, match="secret"):  # for uvicorn, which cuts the connection
         call(create_app({"pico": llm}, routers=[faulty]), "GET", "/half")
+
+
+def test_a_stream_that_cannot_be_sent_is_a_fault_that_is_told() -> None:
+    async def events() -> AsyncIterator[str]:
+        yield "{}"
+
+    async def stay() -> dict[str, str]:
+        await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def fail(message: Any) -> None:
+        raise RuntimeError("no such message")
+
+    with pytest.raises(RuntimeError, match="no such message"):
+        asyncio.run(EventStream(events(), [])({"type": "http"}, stay, fail))  # type: ignore[arg-type]
 
 
 def test_a_stopped_engine_is_not_ready(pico_engine: Path) -> None:
