@@ -94,6 +94,13 @@ inline void give_back(void* memory) {
 [[gnu::noinline]] void* operator new(size_t bytes, std::align_val_t alignment) {
   return tw_test::allocate(bytes, static_cast<size_t>(alignment));
 }
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept { tw_test::give_back(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { tw_test::give_back(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
