@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/core/make_room.h"
+
 namespace tensorwright {
 
 class BlockAllocator;
@@ -84,6 +86,10 @@ class BlockTable {
   int32_t held() const { return size() - first_; }
   int32_t operator[](int32_t index) const { return index < first_ ? -1 : blocks_[index].id(); }
   void append(BlockRef block) { blocks_.push_back(std::move(block)); }
+  // Up to this size, append() and drop() throw nothing.
+  void reserve(int32_t size) {
+    if (size > this->size()) make_room(blocks_, static_cast<size_t>(size - this->size()));
+  }
   // Of index first(); also where an empty table ends, for one that was never held.
   void drop();
   void replace(int32_t index, BlockRef block) { blocks_[index] = std::move(block); }

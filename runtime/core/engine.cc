@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
-#include <tuple>
+#include <new>
 
 #include "runtime/core/error.h"
 #include "runtime/core/invariants.h"
+#include "runtime/core/make_room.h"
 #include "runtime/core/start_thread.h"
 
 namespace tensorwright {
@@ -16,14 +17,24 @@ namespace {
 // Longer than anybody waits, and far from overflowing a clock.
 constexpr double kForever = 1e7;
 
-// A later event of the same request joins the one that nobody fetched yet.
+// Rounds in a row that may find no memory for the news, with nothing else to do.
+constexpr int kPublishTries = 2;
+
+// Puts what `list` has before `later`; `list` has room.
+template <typename T>
+void join(std::vector<T>& list, std::vector<T>* later) {
+  std::ranges::move(*later, std::back_inserter(list));
+  later->swap(list);
+}
+
+// A later event of the same request joins the one that nobody fetched yet. What throws changes nothing.
 void merge(Event&& later, Event* event) {
-  later.tokens.insert(later.tokens.begin(), event->tokens.begin(), event->tokens.end());
-  later.logprobs.insert(later.logprobs.begin(), std::make_move_iterator(event->logprobs.begin()),
-                        std::make_move_iterator(event->logprobs.end()));
-  later.prompt_logprobs.insert(later.prompt_logprobs.begin(),
-                               std::make_move_iterator(event->prompt_logprobs.begin()),
-                               std::make_move_iterator(event->prompt_logprobs.end()));
+  make_room(event->tokens, later.tokens.size());
+  make_room(event->logprobs, later.logprobs.size());
+  make_room(event->prompt_logprobs, later.prompt_logprobs.size());
+  join(event->tokens, &later.tokens);
+  join(event->logprobs, &later.logprobs);
+  join(event->prompt_logprobs, &later.prompt_logprobs);
   *event = std::move(later);
 }
 
@@ -90,7 +101,8 @@ void Engine::take_in(Request request, Clock::time_point arrived) {
 bool Engine::abort(int64_t id, int32_t completion) {
   std::lock_guard lock(mutex_);
   auto alive = alive_.find(id);
-  if (alive == alive_.end() || (completion != kAll && !alive->second.contains(completion))) return false;
+  if (state_ == State::kStopped || alive == alive_.end()) return false;
+  if (completion != kAll && !alive->second.contains(completion)) return false;
   aborts_.emplace_back(id, completion);
   wake_.notify_one();
   masks_.wake();
@@ -102,7 +114,7 @@ bool Engine::set_mask(int64_t id, int32_t completion, int32_t generated, MaskWor
   if (masks_.put(id, completion, generated, std::move(words))) return true;
   std::lock_guard lock(mutex_);
   auto alive = alive_.find(id);
-  if (alive == alive_.end() || !alive->second.contains(completion)) return false;
+  if (state_ == State::kStopped || alive == alive_.end() || !alive->second.contains(completion)) return false;
   throw Error("InvalidRequestError", "[engine] a mask must be of a guided request, got one of request " +
                                          std::to_string(id) + ", which is not; set sampling.guided");
 }
@@ -110,6 +122,7 @@ bool Engine::set_mask(int64_t id, int32_t completion, int32_t generated, MaskWor
 std::vector<Event> Engine::wait_events(double timeout_s) {
   std::unique_lock lock(mutex_);
   news_.wait_for(lock, duration(timeout_s), [&] { return !events_.empty() || state_ == State::kStopped; });
+  if (state_ == State::kStopped) tell_of_stop();
   unfetched_.clear();
   return std::exchange(events_, {});
 }
@@ -171,18 +184,21 @@ bool Engine::turn() {
 // False once the loop has ended.
 bool Engine::round() {
   try {
-    std::vector<Event> events;
+    std::vector<Event> events = std::exchange(untold_, {});
     if (take_inbox(&events)) {
       core_.step(&events);
       publish(&events);
+      untold_ = std::move(events);
       return true;
     }
-    publish(&events);
+    do {
+      publish(&events);
+    } while (failed_publishes_ > 0);
     stop("was shut down");
   } catch (const InvariantError& error) {
-    stop(std::string("died of: ") + error.what(), 1);
+    stop("died of: ", error.what(), 1);
   } catch (const std::exception& error) {
-    stop(std::string("died of: ") + error.what());
+    stop("died of: ", error.what());
   } catch (...) {
     stop("died of an unknown exception");
   }
@@ -191,7 +207,8 @@ bool Engine::round() {
 
 // Under mutex_, in the loop.
 bool Engine::has_work() const {
-  return state_ != State::kServing || !inbox_.empty() || !aborts_.empty() || !core_.idle();
+  return state_ != State::kServing || failed_publishes_ > 0 || !inbox_.empty() || !aborts_.empty() ||
+         !core_.idle();
 }
 
 // Waits for something to do and hands it to the core; false when the loop is to end.
@@ -217,17 +234,37 @@ Engine::State Engine::hand_over(std::vector<Event>* events) {
     // For stats() until the next publish counts them.
     stats_.waiting += static_cast<int32_t>(inbox.size());
   }
-  for (auto& [request, arrived] : inbox) core_.add(std::move(request), arrived);
-  for (auto [id, completion] : aborts) {
-    if (completion == kAll) {
-      core_.end(id, nullptr, events);
-    } else {
-      core_.end_completion(id, completion, events);
-    }
+  for (auto& [request, arrived] : inbox) core_.add_or_fail(std::move(request), arrived, events);
+  try {
+    carry_out(std::move(aborts), events);
+    core_.expire(Clock::now(), events);
+  } catch (const std::bad_alloc&) {
+    // Nothing changed: the next round finds those whose time is up, and the aborts put back.
+    masks_.wake();
   }
-  core_.expire(Clock::now(), events);
   if (state == State::kAborting) core_.end_all(events);
   return state;
+}
+
+// All of them, or where there is no memory to tell of the end, those up to there; the others are put back.
+void Engine::carry_out(std::vector<Name> aborts, std::vector<Event>* events) {
+  size_t next = 0;
+  try {
+    for (; next < aborts.size(); ++next) {
+      auto [id, completion] = aborts[next];
+      if (completion == kAll) {
+        core_.end(id, nullptr, events);
+      } else {
+        core_.end_completion(id, completion, events);
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    aborts.erase(aborts.begin(), aborts.begin() + static_cast<std::ptrdiff_t>(next));
+    std::lock_guard lock(mutex_);
+    aborts.insert(aborts.end(), aborts_.begin(), aborts_.end());
+    aborts_.swap(aborts);
+    throw;
+  }
 }
 
 SharedMask Engine::take_mask(int64_t id, int32_t completion, int32_t generated) {
@@ -242,24 +279,39 @@ bool Engine::wait_for_masks(Clock::time_point until, std::vector<Event>* events)
   return !stepped_ && Clock::now() < until;
 }
 
+// News that find no memory stay in `events` for the next round. With nothing else to do, which might free
+// some, the loop ends of it.
 void Engine::publish(std::vector<Event>* events) {
   std::lock_guard lock(mutex_);
-  stats_ = core_.stats();
-  for (Event& event : *events) {
-    Name name(event.request_id, event.completion);
-    if (!event.finish.empty()) forget(name);
-    auto [known, is_new] = unfetched_.try_emplace(name, events_.size());
-    if (is_new) {
-      events_.push_back(std::move(event));
-    } else {
-      merge(std::move(event), &events_[known->second]);
-    }
-    if (!events_[unfetched_.at(name)].finish.empty()) unfetched_.erase(name);
+  size_t told = 0;
+  try {
+    stats_ = core_.stats();
+    for (; told < events->size(); ++told) tell(std::move((*events)[told]));
+    failed_publishes_ = 0;
+  } catch (const std::bad_alloc&) {
+    if (++failed_publishes_ > kPublishTries && core_.idle()) throw;
   }
-  if (!events->empty()) news_.notify_all();
-  events->clear();
-  check_equal("requests alive", static_cast<int64_t>(alive_.size()),
-              static_cast<int64_t>(core_.open() + inbox_.size()));
+  if (told > 0) news_.notify_all();
+  events->erase(events->begin(), events->begin() + static_cast<std::ptrdiff_t>(told));
+  if (failed_publishes_ == 0) {
+    check_equal("requests alive", static_cast<int64_t>(alive_.size()),
+                static_cast<int64_t>(core_.open() + inbox_.size()));
+  }
+}
+
+// Under mutex_. What throws changes nothing.
+void Engine::tell(Event&& event) {
+  const Name name(event.request_id, event.completion);
+  const bool last = !event.finish.empty();
+  if (auto known = unfetched_.find(name); known != unfetched_.end()) {
+    merge(std::move(event), &events_[known->second]);
+    if (last) unfetched_.erase(known);
+  } else {
+    make_room(events_, 1);
+    if (!last) unfetched_.emplace(name, events_.size());
+    events_.push_back(std::move(event));
+  }
+  if (last) forget(name);
 }
 
 // It has ended: an abort comes too late, and the id may be used again.
@@ -273,32 +325,35 @@ void Engine::forget(Name name) {
   std::erase(aborts_, Name(name.first, kAll));
 }
 
-// The loop's last act. Whoever is alive still, hears of it.
-void Engine::stop(const std::string& cause, int64_t violations) {
+// The loop's last act. It takes no memory that it cannot do without: whoever is alive still, hears of it when
+// the news are fetched.
+void Engine::stop(const char* how, const char* why, int64_t violations) noexcept {
   std::lock_guard lock(mutex_);
   state_ = State::kStopped;
-  cause_ = cause;
-  Event event;
-  event.finish = "error";
-  event.error_type = "EngineStoppedError";
-  event.error = "[engine] a request needs a running engine, got one that " + cause + "; create a new engine";
-  for (const auto& [id, completions] : alive_) {
-    for (int32_t completion : completions) {
-      std::tie(event.request_id, event.completion) = std::tie(id, completion);
-      auto known = unfetched_.find({id, completion});
-      if (known == unfetched_.end()) {
-        events_.push_back(event);
-      } else {
-        merge(Event(event), &events_[known->second]);
-      }
-    }
+  try {
+    cause_ = std::string(how) + why;
+  } catch (const std::bad_alloc&) {
+    cause_ = "lacks memory";  // so short that it fits
   }
-  alive_.clear();
   masks_.close_all();
   stats_.running = stats_.waiting = 0;
   stats_.invariant_violations = violations;
   inbox_.clear();
   news_.notify_all();
+}
+
+// Under mutex_, once the loop has ended. What throws can be called again.
+void Engine::tell_of_stop() {
+  while (!alive_.empty()) {
+    Event event;
+    event.request_id = alive_.begin()->first;
+    event.completion = *alive_.begin()->second.begin();
+    event.finish = "error";
+    event.error_type = "EngineStoppedError";
+    event.error =
+        "[engine] a request needs a running engine, got one that " + cause_ + "; create a new engine";
+    tell(std::move(event));
+  }
 }
 
 }  // namespace tensorwright

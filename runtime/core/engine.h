@@ -40,7 +40,7 @@ class Engine : private MaskSource {
   // sampled already, a request that is not guided.
   bool set_mask(int64_t id, int32_t completion, int32_t generated, MaskWords words);
   // All news so far, in order per completion; waits up to `timeout_s` for some. Empty at once if the engine
-  // has stopped and everything was fetched.
+  // has stopped and everything was fetched. What throws loses no news.
   std::vector<Event> wait_events(double timeout_s);
   EngineStats stats() const;  // as of the last step
   const ModelFacts& facts() const { return facts_; }
@@ -70,9 +70,12 @@ class Engine : private MaskSource {
   State hand_over(std::vector<Event>* events);
   SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) override;
   bool wait_for_masks(Clock::time_point until, std::vector<Event>* events) override;
+  void carry_out(std::vector<Name> aborts, std::vector<Event>* events);
   void publish(std::vector<Event>* events);
+  void tell(Event&& event);
+  void tell_of_stop();
   void forget(Name name);
-  void stop(const std::string& cause, int64_t violations = 0);
+  void stop(const char* how, const char* why = "", int64_t violations = 0) noexcept;
 
   EngineCore core_;  // the loop's alone once the thread runs
   const ModelFacts facts_;
@@ -81,6 +84,10 @@ class Engine : private MaskSource {
   TokenMasks masks_;        // of guided requests that are alive
   const size_t max_alive_;  // running and waiting; a count that no moment of the loop can blur
   const bool stepped_;      // has no thread
+  // The loop's alone: news that earlier rounds found no memory to tell, and how many such rounds there were
+  // in a row.
+  std::vector<Event> untold_;
+  int failed_publishes_ = 0;
 
   mutable std::mutex mutex_;      // guards what follows
   std::condition_variable wake_;  // the loop: something to do
@@ -89,7 +96,7 @@ class Engine : private MaskSource {
   std::string cause_;  // why the loop ended, for submit
   std::vector<std::pair<Request, Clock::time_point>> inbox_;
   std::vector<Name> aborts_;
-  // Submitted, and the completions whose last event is not yet published.
+  // Submitted, and the completions whose last event is not yet published; also after the loop has ended.
   std::unordered_map<int64_t, std::set<int32_t>> alive_;
   std::vector<Event> events_;
   std::map<Name, size_t> unfetched_;  // its entry in events_

@@ -4,8 +4,10 @@
 #include <new>
 #include <random>
 #include <stdexcept>
+#include <utility>
 
 #include "runtime/core/invariants.h"
+#include "runtime/core/make_room.h"
 
 namespace tensorwright {
 
@@ -65,11 +67,34 @@ void EngineCore::add(Request request, Clock::time_point arrived) {
       *(sequence->sampling = std::make_shared<const Sampling>(std::move(request.sampling)));
   sequence->seed = sampling.seed ? *sampling.seed : random_seed();
   sequence->forks = sampling.n - 1;
-  open_.emplace(sequence->id, sampling.n);
-  ++added_;
   sequence->arrived = arrived;
   if (sampling.timeout_s >= 0) sequence->deadline = deadline(arrived, sampling.timeout_s);
-  scheduler_->add(std::move(sequence));
+  const auto open = open_.emplace(request.id, sampling.n).first;
+  try {
+    scheduler_->add(std::move(sequence));
+  } catch (...) {
+    open_.erase(open);
+    throw;
+  }
+  ++added_;
+}
+
+void EngineCore::add_or_fail(Request request, Clock::time_point arrived, std::vector<Event>* events) {
+  Event event;
+  event.request_id = request.id;
+  event.prompt_tokens = static_cast<int32_t>(request.prompt.size());
+  const int32_t completions = request.sampling.n;
+  try {
+    add(std::move(request), arrived);
+  } catch (const std::bad_alloc& error) {
+    const Error typed = as_error(error);
+    event.finish = "error";
+    event.error_type = typed.type();
+    event.error = typed.what();
+    for (; event.completion < completions; ++event.completion) events->push_back(event);
+    ++added_;
+    ++failed_;
+  }
 }
 
 Event EngineCore::event_of(const Sequence& sequence) const {
@@ -84,37 +109,54 @@ Event EngineCore::event_of(const Sequence& sequence) const {
 }
 
 void EngineCore::end(int64_t id, const Error* error, std::vector<Event>* events) {
-  close(id, error ? "error" : "abort", error, events);
+  close([&](const Sequence& sequence) { return sequence.id == id; }, error ? "error" : "abort", error,
+        events);
 }
 
 void EngineCore::end_completion(int64_t id, int32_t completion, std::vector<Event>* events) {
-  for (Name name : alive([&](const Sequence& s) {
-         return s.id == id && s.completion == completion && (s.forks == 0 || s.generated() > 0);
-       }))
-    close_one(name, "abort", nullptr, events);
+  const Name name(id, completion);
+  auto started = [&](const Sequence& s) {
+    return Name(s.id, s.completion) == name && (s.forks == 0 || s.generated() > 0);
+  };
+  close(started, "abort", nullptr, events);
 }
 
-void EngineCore::close(int64_t id, const char* finish, const Error* error, std::vector<Event>* events) {
-  for (Name name : alive([&](const Sequence& sequence) { return sequence.id == id; }))
-    close_one(name, finish, error, events);
+// Ends all the sequences wanted, or where there is no memory to tell of that, none. Forks that are still to
+// come end with the sequence they would come from.
+void EngineCore::close(const std::function<bool(const Sequence&)>& wanted, const char* finish,
+                       const Error* error, std::vector<Event>* events) {
+  std::vector<Event> last;
+  scheduler_->for_each([&](const Sequence& sequence) {
+    if (!wanted(sequence)) return;
+    Event event = event_of(sequence);
+    event.finish = finish;
+    if (error) {
+      event.error_type = error->type();
+      event.error = error->what();
+    }
+    last.push_back(event);
+    for (int32_t completion = 1; completion <= sequence.forks; ++completion) {
+      event.completion = completion;
+      last.push_back(event);
+    }
+  });
+  make_room(*events, last.size());
+  // Nothing throws from here on.
+  for (Event& event : last) {
+    remove(event);
+    events->push_back(std::move(event));
+  }
 }
 
-// Its forks that are still to come end with it.
-void EngineCore::close_one(Name name, const char* finish, const Error* error, std::vector<Event>* events) {
-  std::unique_ptr<Sequence> sequence = scheduler_->remove(name.first, name.second);
-  std::erase_if(pending_, [&](const Draw& draw) { return draw.sequence == sequence.get(); });
-  Event event = event_of(*sequence);
-  event.finish = finish;
-  if (error) {
-    event.error_type = error->type();
-    event.error = error->what();
-  }
-  events->push_back(event);
-  for (int32_t completion = 1; completion <= sequence->forks; ++completion) {
-    event.completion = completion;
-    events->push_back(event);
-  }
-  count(name.first, sequence->places(), error ? &failed_ : event.finish == "abort" ? &aborted_ : &timed_out_);
+// The completion that the event is the last of, from all books.
+void EngineCore::remove(const Event& last) {
+  const std::unique_ptr<Sequence> sequence = scheduler_->remove(last.request_id, last.completion);
+  if (sequence) std::erase_if(pending_, [&](const Draw& draw) { return draw.sequence == sequence.get(); });
+  count(last.request_id, 1,
+        last.finish == "error"     ? &failed_
+        : last.finish == "abort"   ? &aborted_
+        : last.finish == "timeout" ? &timed_out_
+                                   : &finished_);
 }
 
 // A request counts once, by what ended the last of its completions.
@@ -134,12 +176,11 @@ std::vector<EngineCore::Name> EngineCore::alive(const std::function<bool(const S
 }
 
 void EngineCore::end_all(std::vector<Event>* events) {
-  for (Name name : alive([](const Sequence&) { return true; })) close_one(name, "abort", nullptr, events);
+  close([](const Sequence&) { return true; }, "abort", nullptr, events);
 }
 
 void EngineCore::expire(Clock::time_point now, std::vector<Event>* events) {
-  for (Name name : alive([&](const Sequence& sequence) { return sequence.deadline <= now; }))
-    close_one(name, "timeout", nullptr, events);
+  close([&](const Sequence& sequence) { return sequence.deadline <= now; }, "timeout", nullptr, events);
 }
 
 Clock::time_point EngineCore::next_deadline() const {
@@ -155,7 +196,7 @@ void EngineCore::step(std::vector<Event>* events) {
 }
 
 void EngineCore::check() {
-  if (calls_ == debug_lose_block_) kv_->make_writable(debug_lost_, 0, 1);
+  if (debug_lose_block_ > 0 && calls_ == debug_lose_block_) kv_->make_writable(debug_lost_, 0, 1);
   ++checks_;
   scheduler_->check();
   int64_t sequences = 0, completions = 0;
@@ -171,11 +212,16 @@ void EngineCore::take_step(std::vector<Event>* events) {
   std::vector<Name> names;
   try {
     plan = scheduler_->plan();
+    names = names_of(plan);
   } catch (const std::logic_error&) {  // our own
     throw;
-  } catch (const std::exception&) {  // a block could not be copied
+  } catch (const std::exception&) {  // a block could not be copied, or there was no memory
+    if (!plan.chunks.empty()) scheduler_->rollback(plan);
     forget_preempted();
     names = alive([](const Sequence& sequence) { return sequence.computed > 0; });
+    // With nobody under way the first starts, or fails, alone: every step gets on.
+    if (names.empty())
+      names = alive([first = true](const Sequence&) mutable { return std::exchange(first, false); });
     run_each(names, events);
     return;
   }
@@ -187,9 +233,14 @@ void EngineCore::take_step(std::vector<Event>* events) {
     draw_ready(events);
     return;
   }
+  if (!run(plan, names.size() == 1, events)) run_each(names, events);
+}
+
+std::vector<EngineCore::Name> EngineCore::names_of(const StepPlan& plan) {
+  std::vector<Name> names;
   for (const PlannedChunk& chunk : plan.chunks)
     names.emplace_back(chunk.sequence->id, chunk.sequence->completion);
-  if (!run(plan, names.size() == 1, events)) run_each(names, events);
+  return names;
 }
 
 // Who was at fault? Each gets its share of the step alone, with the same result as in company; who throws
@@ -209,23 +260,19 @@ void EngineCore::run_each(const std::vector<Name>& names, std::vector<Event>* ev
   }
 }
 
-// False if the executor threw: the plan is rolled back, and its first request ended if `at_fault`.
+// False if the executor threw, or there was no memory: the plan is rolled back, and its first request ended
+// if `at_fault`.
 bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) {
   std::vector<WantedRows> wanted;
-  int32_t rows = 0;
-  for (const PlannedChunk& chunk : plan.chunks) {
-    if (chunk.sequence->queue_s < 0) chunk.sequence->queue_s = chunk.sequence->since_arrival();
-    wanted.push_back({chunk.sequence, chunk.prompt_rows, chunk.last()});
-    rows += chunk.prompt_rows + chunk.last();
-  }
   LogitRows logits;
   const Clock::time_point start = Clock::now();
   try {
-    logits = execute(plan, rows);
+    wanted = wanted_rows(plan);
+    logits = execute(plan, wanted);
   } catch (const std::exception& error) {
-    Error typed = as_error(error);
-    int64_t first = plan.chunks[0].sequence->id;
+    const int64_t first = plan.chunks[0].sequence->id;
     scheduler_->rollback(plan);
+    const Error typed = as_error(error);
     if (at_fault) end(first, &typed, events);
     return false;
   }
@@ -234,7 +281,25 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
   return true;
 }
 
-LogitRows EngineCore::execute(const StepPlan& plan, int32_t rows) {
+// Makes room for the draws from them, too: once the step is committed it is too late to find that there is
+// none.
+std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan) {
+  std::vector<WantedRows> wanted;
+  size_t draws = 0;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    if (sequence.queue_s < 0) sequence.queue_s = sequence.since_arrival();
+    wanted.push_back({&sequence, chunk.prompt_rows, chunk.last()});
+    if (chunk.last()) draws += static_cast<size_t>(sequence.places());
+  }
+  make_room(pending_, draws);
+  ready_.reserve(pending_.capacity());
+  return wanted;
+}
+
+LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows>& wanted) {
+  int64_t rows = 0;
+  for (const WantedRows& of : wanted) rows += of.prompt + of.sampled;
   build_step(plan, kv_->groups(), kv_->block_size(), &step_);
   LogitRows logits = executor_->wait(executor_->enqueue(step_));
   if (logits.rows == rows) return logits;

@@ -53,8 +53,11 @@ class EngineCore {
   const ModelFacts& facts() const { return executor_->facts(); }
   const std::vector<GroupShape>& groups() const { return shapes_; }
 
-  // The request has been validated.
+  // The request has been validated. What throws changes nothing.
   void add(Request request, Clock::time_point arrived);
+  // The same, but where add() finds no memory, all completions of the request end with "error".
+  void add_or_fail(Request request, Clock::time_point arrived, std::vector<Event>* events);
+  // What these four throw changes nothing.
   // Ends all its completions with finish "abort", or "error" if error is given; nothing if it is not alive.
   void end(int64_t id, const Error* error, std::vector<Event>* events);
   // Aborts one completion, and nothing if it has not started.
@@ -62,7 +65,8 @@ class EngineCore {
   void end_all(std::vector<Event>* events);
   // Ends with finish "timeout" those whose time is up.
   void expire(Clock::time_point now, std::vector<Event>* events);
-  // One step, if anything is alive. An executor that throws costs the requests at fault their life, no other.
+  // One step, if anything is alive. An executor that throws costs the requests at fault their life, no other,
+  // and so does a lack of memory. Throws bad_alloc if there is none to tell of that either; all is then lost.
   void step(std::vector<Event>* events);
 
   // The first moment at which expire() would end something.
@@ -102,8 +106,10 @@ class EngineCore {
   bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
   void take_step(std::vector<Event>* events);
   void run_each(const std::vector<Name>& names, std::vector<Event>* events);
+  static std::vector<Name> names_of(const StepPlan& plan);
   std::vector<Name> alive(const std::function<bool(const Sequence&)>& wanted) const;
-  LogitRows execute(const StepPlan& plan, int32_t rows);
+  LogitRows execute(const StepPlan& plan, const std::vector<WantedRows>& wanted);
+  std::vector<WantedRows> wanted_rows(const StepPlan& plan);
   void take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits, Clock::duration computing,
                  std::vector<Event>* events);
   void fork(Sequence& first, std::span<const float> row);
@@ -112,16 +118,17 @@ class EngineCore {
   void await_masks(Clock::time_point until, std::vector<Event>* events);
   void sit_out(std::vector<Event>* events);
   void forget_preempted();
-  std::vector<Draw> take_ready();
-  void take_tokens(std::vector<Draw> draws, std::vector<Event>* events);
+  void take_ready();
+  void take_tokens(std::vector<Event>* events);
   Sample sample(const Draw& draw, int thread);
   std::span<const float> values(const LogitRows& logits, int32_t row) const;
   void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
                             std::vector<Event>* events);
   void end_failed(const std::vector<Failure>& failures, std::vector<Event>* events);
   void take_token(Sequence& sequence, Sample sample, std::vector<Event>* events);
-  void close(int64_t id, const char* finish, const Error* error, std::vector<Event>* events);
-  void close_one(Name name, const char* finish, const Error* error, std::vector<Event>* events);
+  void close(const std::function<bool(const Sequence&)>& wanted, const char* finish, const Error* error,
+             std::vector<Event>* events);
+  void remove(const Event& last);
   void count(int64_t id, int32_t ended, int64_t* counter);
   Event event_of(const Sequence& sequence) const;
 
@@ -132,7 +139,9 @@ class EngineCore {
   std::vector<Sampler> samplers_;         // one per thread of the executor
   Step step_;
   MaskSource* masks_;
-  std::vector<Draw> pending_;                  // without a mask yet; not of sequences that have ended
+  // Not of sequences that have ended: without a mask yet, and those that are drawn from now. Both have room
+  // for all rows of a step before it is computed.
+  std::vector<Draw> pending_, ready_;
   std::unordered_map<int64_t, int32_t> open_;  // request -> completions that have not ended
   int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0, sat_out_ = 0;
   int64_t added_ = 0, calls_ = 0, checks_ = 0;

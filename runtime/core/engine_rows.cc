@@ -3,6 +3,7 @@
 #include <new>
 
 #include "runtime/core/engine_core.h"
+#include "runtime/core/make_room.h"
 
 namespace tensorwright {
 
@@ -67,9 +68,9 @@ bool EngineCore::all_wait() const {
 
 // False if there were none.
 bool EngineCore::draw_ready(std::vector<Event>* events) {
-  std::vector<Draw> ready = take_ready();
-  if (ready.empty()) return false;
-  take_tokens(std::move(ready), events);
+  take_ready();
+  if (ready_.empty()) return false;
+  take_tokens(events);
   return true;
 }
 
@@ -103,24 +104,29 @@ void EngineCore::fork(Sequence& first, std::span<const float> row) {
   for (Sequence* sequence : sequences) pending_.push_back({sequence, row});
 }
 
-// Those of pending_ that can be drawn from now.
-std::vector<EngineCore::Draw> EngineCore::take_ready() {
-  std::vector<Draw> ready, rest;
+// Moves those of pending_ that can be drawn from now to ready_. Takes no memory.
+void EngineCore::take_ready() {
+  ready_.clear();
+  size_t left = 0;
   for (Draw& draw : pending_) {
     const Sequence& sequence = *draw.sequence;
     bool guided = sequence.sampling->guided;
     if (guided) draw.mask = masks_->take_mask(sequence.id, sequence.completion, sequence.generated());
-    (guided && !draw.mask ? rest : ready).push_back(std::move(draw));
+    if (guided && !draw.mask) {
+      if (&pending_[left] != &draw) pending_[left] = std::move(draw);
+      ++left;
+    } else {
+      ready_.push_back(std::move(draw));
+    }
   }
-  pending_ = std::move(rest);
-  return ready;
+  pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(left), pending_.end());
 }
 
-// Draws from all rows at once, on the executor's threads. A failure ends the whole request, after all rows:
-// others of it may be among them.
-void EngineCore::take_tokens(std::vector<Draw> draws, std::vector<Event>* events) {
-  executor_->run_tasks(static_cast<int>(draws.size()), [&](int task, int thread) {
-    Draw& mine = draws[static_cast<size_t>(task)];
+// Draws from all rows of ready_ at once, on the executor's threads. A failure ends the whole request, after
+// all rows: others of it may be among them.
+void EngineCore::take_tokens(std::vector<Event>* events) {
+  executor_->run_tasks(static_cast<int>(ready_.size()), [this](int task, int thread) {
+    Draw& mine = ready_[static_cast<size_t>(task)];
     try {
       mine.sample = sample(mine, thread);
     } catch (...) {
@@ -128,7 +134,7 @@ void EngineCore::take_tokens(std::vector<Draw> draws, std::vector<Event>* events
     }
   });
   std::vector<Failure> failures;
-  for (Draw& draw : draws) {
+  for (Draw& draw : ready_) {
     int64_t id = draw.sequence->id;  // it may be gone in the next line
     try {
       if (draw.error) std::rethrow_exception(draw.error);
@@ -137,6 +143,7 @@ void EngineCore::take_tokens(std::vector<Draw> draws, std::vector<Event>* events
       failures.push_back({id, as_error(error)});
     }
   }
+  ready_.clear();
   end_failed(failures, events);
 }
 
@@ -163,23 +170,26 @@ void EngineCore::take_prompt_logprobs(Sequence& sequence, const LogitRows& logit
     event.prompt_logprobs.push_back(
         samplers_[0].score(values(logits, row + i), next, sequence.sampling->prompt_logprobs));
   }
-  sequence.scored += rows;
   events->push_back(std::move(event));
+  sequence.scored += rows;
 }
 
+// What throws changes nothing.
 void EngineCore::take_token(Sequence& sequence, Sample sample, std::vector<Event>* events) {
-  sequence.tokens.push_back(sample.token);
-  ++generated_;
   if (sequence.first_token_s < 0) sequence.first_token_s = sequence.since_arrival();
   Event event = event_of(sequence);
   event.tokens = {sample.token};
   if (sequence.sampling->logprobs >= 0) event.logprobs.push_back(std::move(sample.logprobs));
+  make_room(*events, 1);
+  make_room(sequence.tokens, 1);
+  // Nothing throws from here on: the names of a finish are short.
+  sequence.tokens.push_back(sample.token);
+  ++generated_;
   event.finish = finish_reason(sequence, facts().max_seq_len);
   if (event.finish == "stop") event.stop_token = sample.token;
   events->push_back(std::move(event));
   if (events->back().finish.empty()) return;
-  count(sequence.id, 1, &finished_);
-  scheduler_->remove(sequence.id, sequence.completion);
+  remove(events->back());
 }
 
 }  // namespace tensorwright

@@ -56,12 +56,15 @@ KvBlocks::Match KvBlocks::match(std::span<const int32_t> tokens, std::string_vie
 
 void KvBlocks::attach(const Match& match, SequenceBlocks& held) {
   if (held.size() != 0) throw std::logic_error("[kv_blocks] only an empty sequence can be given a prefix");
-  held.tables.resize(groups_.size());
+  std::vector<BlockTable> tables(groups_.size());
+  for (BlockTable& table : tables) table.reserve(static_cast<int32_t>(match.path.size()));
+  // Nothing throws from here on.
   for (size_t group = 0; !match.path.empty() && group < groups_.size(); ++group) {
-    for (int32_t i = 0; i < match.first[group]; ++i) held.tables[group].drop();
+    for (int32_t i = 0; i < match.first[group]; ++i) tables[group].drop();
     for (size_t i = match.first[group]; i < match.path.size(); ++i)
-      held.tables[group].append(tree_->share(match.path[i], group));
+      tables[group].append(tree_->share(match.path[i], group));
   }
+  held.tables = std::move(tables);
   held.published = static_cast<int32_t>(match.path.size());
   held.tail = match.path.empty() ? nullptr : match.path.back();
 }
@@ -101,6 +104,7 @@ int32_t KvBlocks::reach(const SequenceBlocks& held, int32_t from, int32_t to) co
 bool KvBlocks::make_writable(SequenceBlocks& held, int32_t from, int32_t to) {
   held.tables.resize(groups_.size());
   if (reach(held, from, to) < to) return false;
+  for (BlockTable& table : held.tables) table.reserve(blocks_for(to));
   int32_t first = from / block_size_, size = held.size();
   for (size_t group = 0; group < groups_.size(); ++group) {
     int32_t needed = missing(static_cast<int32_t>(group), held, from, to);
@@ -147,24 +151,19 @@ void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
     if (!tree_ || from >= needed) continue;
     PrefixTree::Node* node = held.tail;
     for (int32_t i = held.published - 1; i >= needed; --i) node = node->parent;
-    std::vector<PrefixTree::Node*> dropped;
-    for (int32_t i = needed; i-- > from; node = node->parent) dropped.push_back(node);
     // The deepest last: a hit further on is worth more.
-    for (auto each = dropped.rbegin(); each != dropped.rend(); ++each) tree_->let_go(*each, group);
+    tree_->let_go_backwards(node, needed - from, group);
   }
 }
 
 void KvBlocks::release(SequenceBlocks& held) {
   SequenceBlocks gone = std::move(held);
   held = SequenceBlocks();
-  std::vector<int32_t> first;
-  for (const BlockTable& table : gone.tables) first.push_back(table.first());
-  gone.tables.clear();
-  PrefixTree::Node* node = gone.tail;  // the deepest first
-  for (int32_t i = gone.published; i-- > 0; node = node->parent) {
-    for (size_t group = 0; group < groups_.size(); ++group) {
-      if (i >= first[group]) tree_->let_go(node, group);
-    }
+  for (size_t group = 0; group < gone.tables.size(); ++group) {
+    BlockTable& table = gone.tables[group];
+    const int32_t remembered = gone.published - table.first();
+    table = BlockTable();
+    if (remembered > 0) tree_->let_go(gone.tail, remembered, group);
   }
 }
 

@@ -59,7 +59,7 @@ class KvBlocks {
     std::vector<int32_t> idle;   // [cache groups]: blocks that attach would take out of available()
   };
   Match match(std::span<const int32_t> tokens, std::string_view salt = {}) const;
-  // Gives an empty sequence the matched blocks.
+  // Gives an empty sequence the matched blocks. What throws changes nothing.
   void attach(const Match& match, SequenceBlocks& held);
   // The same blocks for another sequence.
   SequenceBlocks fork(const SequenceBlocks& held) const;
@@ -70,15 +70,16 @@ class KvBlocks {
   int32_t outstanding(int32_t group, const SequenceBlocks& held, int32_t from, int32_t to) const;
   // How far, up to `to`, positions from `from` on could be made writable now; from if not one could.
   int32_t reach(const SequenceBlocks& held, int32_t from, int32_t to) const;
-  // Makes these positions writable; false, and nothing changed, if the blocks are not available.
+  // Makes these positions writable; false, and nothing changed, if the blocks are not available. What throws
+  // leaves the sequence as many blocks as it had.
   bool make_writable(SequenceBlocks& held, int32_t from, int32_t to);
   void shrink(SequenceBlocks& held, int32_t blocks);
   // Remembers the full blocks of `tokens`, all of them computed. A block that the tree already has by the
   // same tokens is given up for the tree's: same bits, and every ancestor of what a sequence holds stays
-  // held.
+  // held. What throws bad_alloc leaves the rest of them to the next call.
   void publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt = {});
   // Lets go of what no position from `next` on sees, but for the last published block: it keeps the
-  // sequence's place in the tree.
+  // sequence's place in the tree. Takes no memory, nor does release().
   void drop_unseen(SequenceBlocks& held, int32_t next);
   void release(SequenceBlocks& held);
   // Throws InvariantError unless every block of a group is free, idle or used, and these agree with the tree

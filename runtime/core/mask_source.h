@@ -16,7 +16,7 @@ class MaskSource {
  public:
   virtual ~MaskSource() = default;
   // The mask of a completion's token number `generated`, null if it is not there. Once given, it is not asked
-  // for again.
+  // for again. Throws nothing.
   virtual SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) = 0;
   // Called in or between steps while masks are missing, with the events so far; returns when one may have
   // come. False: it is `until`, and who has no mask sits out. May call add, end, end_completion, end_all and

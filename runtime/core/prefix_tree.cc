@@ -11,6 +11,7 @@ PrefixTree::PrefixTree(std::deque<BlockAllocator>& groups, int32_t block_size, H
     : groups_(groups), block_size_(block_size), hash_(hash), windows_(std::move(windows)) {
   windows_.resize(groups.size());
   idle_.resize(groups.size());
+  rest_.resize(groups.size());
   remembered_.resize(groups.size());
 }
 
@@ -51,6 +52,20 @@ std::vector<PrefixTree::Node*> PrefixTree::match(std::span<const int32_t> tokens
   return path;
 }
 
+// Not yet in the tree, without a number.
+std::unique_ptr<PrefixTree::Node> PrefixTree::make_node(Node* parent, std::span<const int32_t> tokens,
+                                                        std::string_view salt, uint64_t key) const {
+  auto node = std::make_unique<Node>();
+  node->parent = parent;
+  if (!parent) node->salt = salt;
+  node->key = key;
+  node->tokens.assign(tokens.begin(), tokens.end());
+  node->blocks.assign(groups_.size(), kHole);
+  node->idle.assign(groups_.size(), 0);
+  node->places.resize(groups_.size());
+  return node;
+}
+
 PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> tokens,
                                      std::span<const int32_t> blocks, std::string_view salt) {
   if (tokens.size() != static_cast<size_t>(block_size_) || blocks.size() != groups_.size()) {
@@ -59,16 +74,17 @@ PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> toke
   uint64_t key = key_of(parent, salt, tokens);
   Node* node = find(parent, salt, tokens, key);
   if (!node) {
-    auto owned = std::make_unique<Node>();
+    auto owned = make_node(parent, tokens, salt, key);
     node = owned.get();
-    node->parent = parent;
-    if (!parent) node->salt = salt;
-    node->number = ++numbers_;
-    node->key = key;
-    node->tokens.assign(tokens.begin(), tokens.end());
-    node->blocks.assign(groups_.size(), kHole);
-    node->idle.assign(groups_.size(), 0);
+    std::vector<std::list<Node*>> places(groups_.size());
+    for (std::list<Node*>& place : places) place.push_back(node);
     nodes_.emplace(key, std::move(owned));
+    // Nothing throws from here on.
+    node->number = ++numbers_;
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      node->places[group] = places[group].begin();
+      rest_[group].splice(rest_[group].end(), places[group]);
+    }
     if (parent) ++parent->children;
   }
   for (size_t group = 0; group < groups_.size(); ++group) {
@@ -81,20 +97,38 @@ PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> toke
 }
 
 BlockRef PrefixTree::share(Node* node, size_t group) {
-  if (node->idle[group] != 0) idle_[group].erase(node->idle[group]);
-  node->idle[group] = 0;
+  set_held(node, group);
   return groups_[group].share(node->blocks[group]);
 }
 
-void PrefixTree::let_go(Node* node, size_t group) {
-  if (groups_[group].references(node->blocks[group]) > 0) return;
-  node->idle[group] = ++tick_;
-  idle_[group].emplace(tick_, node);
+void PrefixTree::set_idle(Node* node, size_t group, std::list<Node*>::iterator before) {
+  idle_[group].splice(before, rest_[group], node->places[group]);
+  node->idle[group] = 1;
+}
+
+void PrefixTree::set_held(Node* node, size_t group) {
+  if (node->idle[group]) rest_[group].splice(rest_[group].end(), idle_[group], node->places[group]);
+  node->idle[group] = 0;
+}
+
+void PrefixTree::let_go(Node* node, int32_t count, size_t group) {
+  for (; count-- > 0; node = node->parent) {
+    if (groups_[group].references(node->blocks[group]) == 0) set_idle(node, group, idle_[group].end());
+  }
+}
+
+void PrefixTree::let_go_backwards(Node* node, int32_t count, size_t group) {
+  auto before = idle_[group].end();
+  for (; count-- > 0; node = node->parent) {
+    if (groups_[group].references(node->blocks[group]) > 0) continue;
+    set_idle(node, group, before);
+    before = node->places[group];
+  }
 }
 
 bool PrefixTree::evict(size_t group) {
   if (idle_[group].empty()) return false;
-  Node* node = idle_[group].begin()->second;
+  Node* node = idle_[group].front();
   ++evictions_;
   if (windows_[group] == 0) {
     prune(erase(node));
@@ -106,12 +140,11 @@ bool PrefixTree::evict(size_t group) {
 }
 
 void PrefixTree::forget(Node* node, size_t group) {
-  if (node->idle[group] != 0) idle_[group].erase(node->idle[group]);
+  set_held(node, group);
   if (node->blocks[group] != kHole) {
     groups_[group].forget(node->blocks[group]);
     --remembered_[group];
   }
-  node->idle[group] = 0;
   node->blocks[group] = kHole;
 }
 
@@ -119,7 +152,10 @@ void PrefixTree::forget(Node* node, size_t group) {
 // dropped. Returns the parent.
 PrefixTree::Node* PrefixTree::erase(Node* node) {
   if (node->children > 0) throw std::logic_error("[prefix_tree] only a leaf can be erased");
-  for (size_t group = 0; group < groups_.size(); ++group) forget(node, group);
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    forget(node, group);
+    rest_[group].erase(node->places[group]);
+  }
   Node* parent = node->parent;
   if (parent) --parent->children;
   auto [first, last] = nodes_.equal_range(node->key);

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
+#include <list>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,7 +36,8 @@ class PrefixTree {
     std::string salt;             // of a first block; those below it have its
     std::vector<int32_t> tokens;  // [block_size]
     std::vector<int32_t> blocks;  // [cache groups], kHole if evicted
-    std::vector<uint64_t> idle;   // [cache groups], tick at which it was let go, 0 if somebody holds it
+    std::vector<uint8_t> idle;    // [cache groups], whether the block is remembered and held by nobody
+    std::vector<std::list<Node*>::iterator> places;  // [cache groups], in the tree's idle_ or rest_
   };
   using Hash = uint64_t (*)(uint64_t parent, std::span<const int32_t> tokens);
 
@@ -51,13 +52,16 @@ class PrefixTree {
   // The longest path of full blocks that `tokens` starts with, first block first, holes and all.
   std::vector<Node*> match(std::span<const int32_t> tokens, std::string_view salt = {}) const;
   // The node of `tokens` [block_size] under `parent`, or of a first block with this salt; made if there is
-  // none. `blocks` [groups] (all used) are remembered where it has none.
+  // none. `blocks` [groups] (all used) are remembered where it has none. What throws changes nothing.
   Node* insert(Node* parent, std::span<const int32_t> tokens, std::span<const int32_t> blocks,
                std::string_view salt = {});
-  // One more reference to a node's block.
+  // One more reference to a node's block. Takes no memory.
   BlockRef share(Node* node, size_t group);
-  // For whoever gave back a reference to it.
-  void let_go(Node* node, size_t group);
+  // For whoever gave back a reference to the blocks of this node and of those above it, `count` in all: the
+  // deepest is the first to be evicted. Takes no memory.
+  void let_go(Node* node, int32_t count, size_t group);
+  // The same, but the deepest is the last to be evicted.
+  void let_go_backwards(Node* node, int32_t count, size_t group);
   // Forgets the block of the group that has been idle longest; false if there is none.
   bool evict(size_t group);
 
@@ -69,6 +73,10 @@ class PrefixTree {
  private:
   uint64_t key_of(const Node* parent, std::string_view salt, std::span<const int32_t> tokens) const;
   Node* find(const Node* parent, std::string_view salt, std::span<const int32_t> tokens, uint64_t key) const;
+  std::unique_ptr<Node> make_node(Node* parent, std::span<const int32_t> tokens, std::string_view salt,
+                                  uint64_t key) const;
+  void set_idle(Node* node, size_t group, std::list<Node*>::iterator before);
+  void set_held(Node* node, size_t group);
   void forget(Node* node, size_t group);
   Node* erase(Node* node);
   void prune(Node* node);
@@ -78,9 +86,10 @@ class PrefixTree {
   Hash hash_;
   std::vector<int32_t> windows_;
   std::unordered_multimap<uint64_t, std::unique_ptr<Node>> nodes_;  // flat: no recursion however deep
-  std::vector<std::map<uint64_t, Node*>> idle_;                     // per group, by tick
-  std::vector<int32_t> remembered_;                                 // per group
-  uint64_t tick_ = 0;
+  // Per group, every node once: in idle_, the block let go first at the front, or in rest_. A node moves
+  // between them without taking memory, so blocks can be given back when there is none.
+  std::vector<std::list<Node*>> idle_, rest_;
+  std::vector<int32_t> remembered_;  // per group
   uint64_t numbers_ = 0;
   int64_t evictions_ = 0;
 };

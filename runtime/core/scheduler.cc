@@ -1,19 +1,22 @@
 #include "runtime/core/scheduler.h"
 
 #include <algorithm>
+#include <new>
 #include <span>
 #include <stdexcept>
 #include <unordered_set>
 
 #include "runtime/core/invariants.h"
+#include "runtime/core/make_room.h"
 #include "runtime/core/philox.h"
 
 namespace tensorwright {
 
 namespace {
 
-using Queue = std::deque<std::unique_ptr<Sequence>>;
+using Queue = std::vector<std::unique_ptr<Sequence>>;
 
+// The queue has room.
 void insert_in_order(Queue& queue, std::unique_ptr<Sequence> sequence) {
   auto after = std::ranges::find_if(queue, [&](const auto& other) { return sequence->before(*other); });
   queue.insert(after, std::move(sequence));
@@ -46,8 +49,14 @@ Scheduler::Scheduler(KvBlocks& kv, const SchedulerLimits& limits) : kv_(kv), lim
 }
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {
+  make_room_for(1);
   sequence->arrival = ++arrivals_;
   insert_in_order(waiting_, std::move(sequence));
+}
+
+void Scheduler::make_room_for(size_t sequences) {
+  make_room(running_, waiting_.size() + sequences);
+  make_room(waiting_, running_.size() + sequences);
 }
 
 std::unique_ptr<Sequence> Scheduler::remove(int64_t id, int32_t completion) {
@@ -63,6 +72,7 @@ std::unique_ptr<Sequence> Scheduler::remove(int64_t id, int32_t completion) {
 std::vector<Sequence*> Scheduler::fork(Sequence& sequence) {
   std::vector<Sequence*> forks;
   Queue made;
+  make_room_for(static_cast<size_t>(sequence.forks));
   for (int32_t completion = 1; completion <= sequence.forks; ++completion) {
     auto fork = std::make_unique<Sequence>();
     static_cast<SequenceState&>(*fork) = sequence;
@@ -126,10 +136,15 @@ void Scheduler::plan_each(StepPlan& plan) {
 
 StepPlan Scheduler::plan_only(int64_t id, int32_t completion) {
   StepPlan plan;
-  if (auto at = find(running_, id, completion); at != running_.end()) {
-    plan_running(**at, plan, false);
-  } else if (at = find(waiting_, id, completion); at != waiting_.end()) {
-    admit(at - waiting_.begin(), plan);
+  try {
+    if (auto at = find(running_, id, completion); at != running_.end()) {
+      plan_running(**at, plan, false);
+    } else if (at = find(waiting_, id, completion); at != waiting_.end()) {
+      admit(static_cast<size_t>(at - waiting_.begin()), plan);
+    }
+  } catch (...) {
+    rollback(plan);
+    throw;
   }
   return plan;
 }
@@ -142,6 +157,7 @@ int32_t Scheduler::budget(const StepPlan& plan, const Sequence& sequence) const 
 
 // False if the sequence gets nothing: no budget left, or no blocks and nobody behind it to take them from.
 bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt) {
+  make_room(plan.chunks, 1);
   int32_t before = sequence.blocks.size();
   int32_t chunk;
   while (true) {
@@ -170,6 +186,22 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   for (int32_t group = 0; group < kv_.groups(); ++group) {
     if (!has_blocks_for(sequence, match, group)) return false;
   }
+  make_room(plan.chunks, 1);
+  int32_t chunk;
+  try {
+    chunk = take_blocks(sequence, match, plan);
+  } catch (...) {
+    kv_.release(sequence.blocks);
+    sequence.computed = 0;
+    throw;
+  }
+  insert_in_order(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
+  append(plan, sequence, chunk, 0, true);
+  return true;
+}
+
+// The matched blocks and those of its first chunk, whose tokens it returns.
+int32_t Scheduler::take_blocks(Sequence& sequence, const KvBlocks::Match& match, const StepPlan& plan) {
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
   sequence.tokens_when_admitted = sequence.size();
@@ -178,9 +210,7 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   if (chunk <= 0 || !kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) {
     throw std::logic_error("[scheduler] an admitted sequence must have its blocks");
   }
-  insert_in_order(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
-  append(plan, sequence, chunk, 0, true);
-  return true;
+  return chunk;
 }
 
 int32_t Scheduler::places() const {
@@ -270,8 +300,13 @@ void Scheduler::commit(const StepPlan& plan) {
     }
     (chunk.decode ? stats_.decode_tokens : stats_.prefill_tokens) += chunk.tokens;
     sequence.computed += chunk.tokens;
-    kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed),
-                sequence.sampling->cache_salt);
+    try {
+      kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed),
+                  sequence.sampling->cache_salt);
+    } catch (const std::bad_alloc&) {
+      // The step is done, and nobody needs the cache to remember it: the sequence's next commit tries again.
+      ++stats_.publishes_without_memory;
+    }
     kv_.drop_unseen(sequence.blocks, sequence.computed);
     stats_.max_waste_slots = std::max(stats_.max_waste_slots, waste(sequence));
   }
@@ -313,16 +348,17 @@ void Scheduler::for_each(const std::function<void(const Sequence&)>& visit) cons
 }
 
 void Scheduler::check() const {
-  std::vector<int64_t> held(kv_.groups());
   for (const auto& sequence : running_) {
-    for (int32_t group = 0; group < kv_.groups(); ++group)
-      held[group] += sequence->blocks.tables[group].held();
     check_equal("computed tokens in a sequence's blocks", std::min(sequence->computed, sequence->size()),
                 sequence->computed);
     check_equal("blocks of a sequence", sequence->blocks.size(), kv_.blocks_for(sequence->computed));
   }
   for (const auto& sequence : waiting_) check_equal("blocks of one that waits", sequence->blocks.size(), 0);
-  for (int32_t group = 0; group < kv_.groups(); ++group) kv_.check(group, held[group]);
+  for (int32_t group = 0; group < kv_.groups(); ++group) {
+    int64_t held = 0;
+    for (const auto& sequence : running_) held += sequence->blocks.tables[group].held();
+    kv_.check(group, held);
+  }
 }
 
 }  // namespace tensorwright

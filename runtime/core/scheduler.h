@@ -32,7 +32,6 @@
 #define TENSORWRIGHT_RUNTIME_CORE_SCHEDULER_H_
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -75,6 +74,8 @@ struct SchedulerStats {
   int64_t steps = 0, rolled_back = 0, preemptions = 0;
   int64_t prefill_tokens = 0, decode_tokens = 0;
   int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;  // at (re)starts
+  int64_t publishes_without_memory =
+      0;                        // commits of a sequence that the prefix cache remembers later, or never
   int64_t max_waste_slots = 0;  // largest waste of any sequence after any step; below block_size
 };
 
@@ -82,6 +83,7 @@ class Scheduler {
  public:
   Scheduler(KvBlocks& kv, const SchedulerLimits& limits);
 
+  // What throws changes nothing, and the sequence is gone.
   void add(std::unique_ptr<Sequence> sequence);
   // Frees its blocks at once; null if no such sequence is alive. Not between plan() and commit() or
   // rollback().
@@ -91,10 +93,11 @@ class Scheduler {
   // the same blocks. Valid until they are removed. What throws changes nothing.
   std::vector<Sequence*> fork(Sequence& sequence);
 
-  // Throws what copying a block throws, after a rollback.
+  // Throws what copying a block throws, and bad_alloc, after a rollback.
   StepPlan plan();
-  // Only this sequence's share of a step; empty if it has to wait.
+  // Only this sequence's share of a step; empty if it has to wait. Throws as plan() does.
   StepPlan plan_only(int64_t id, int32_t completion = 0);
+  // Neither takes memory that it cannot do without.
   void commit(const StepPlan& plan);
   void rollback(StepPlan& plan);
 
@@ -109,13 +112,15 @@ class Scheduler {
   void check() const;
 
  private:
-  using Queue = std::deque<std::unique_ptr<Sequence>>;  // in order
+  using Queue = std::vector<std::unique_ptr<Sequence>>;  // in order
 
+  void make_room_for(size_t sequences);
   void plan_all(StepPlan& plan);
   void plan_each(StepPlan& plan);
   bool preempt_idle();
   bool plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt);
   bool admit(size_t waiting_index, StepPlan& plan);
+  int32_t take_blocks(Sequence& sequence, const KvBlocks::Match& match, const StepPlan& plan);
   int32_t budget(const StepPlan& plan, const Sequence& sequence) const;
   int32_t places() const;
   bool has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const;
@@ -128,7 +133,7 @@ class Scheduler {
 
   KvBlocks& kv_;
   SchedulerLimits limits_;
-  Queue running_, waiting_;
+  Queue running_, waiting_;  // each with room for the sequences of both: moving one takes no memory
   uint64_t arrivals_ = 0;
   uint64_t plans_ = 0;
   SchedulerStats stats_;

@@ -24,23 +24,25 @@ enum class Call { kAllocation, kMapping, kRead, kThread };
 // A thread in which nothing fails.
 inline thread_local bool spared = false;
 
-// Counts down while `armed`; the call that reaches 0 fails.
+// Counts down while `armed`; the call that reaches 0 fails, and with `lasting` all after it.
 struct Fault {
-  std::atomic<bool> armed{false};
+  std::atomic<bool> armed{false}, lasting{false};
   std::atomic<int> call{0};
   std::atomic<int64_t> left{0};
 
+  bool fails(int64_t before) const { return lasting.load() ? before <= 1 : before == 1; }
   bool strikes(Call which) {
-    return !spared && armed.load() && call.load() == static_cast<int>(which) && left.fetch_sub(1) == 1;
+    return !spared && armed.load() && call.load() == static_cast<int>(which) && fails(left.fetch_sub(1));
   }
 };
 inline Fault fault;
 inline std::atomic<int64_t> allocations_held{0}, bytes_mapped{0}, threads_held{0};
 
-// The k-th call of this kind fails while it lives, in whatever thread.
+// The k-th call of this kind fails while it lives, in whatever thread; lasting: and all after it.
 class FailCall {
  public:
-  FailCall(Call call, int64_t k) {
+  FailCall(Call call, int64_t k, bool lasting = false) {
+    fault.lasting = lasting;
     fault.call = static_cast<int>(call), fault.left = k;
     fault.armed = true;
   }
@@ -91,6 +93,13 @@ inline void give_back(void* memory) {
 }
 [[gnu::noinline]] void* operator new(size_t bytes, std::align_val_t alignment) {
   return tw_test::allocate(bytes, static_cast<size_t>(alignment));
+}
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
 }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { tw_test::give_back(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { tw_test::give_back(memory); }
