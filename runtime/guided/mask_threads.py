@@ -64,14 +64,12 @@ class MaskThreads:
             done.wait(patience_s)
 
     def close(self) -> None:
-        """Ends the threads, after what was asked for."""
+        """Ends the threads, soon: what is computed is cancelled, and what waits is told to nobody."""
+        self._watch.close()
         self._quick.put(None)
         for _ in range(SLOW_THREADS):
             self._slow.put(None)
-        for thread in self._threads[1:]:
-            thread.join()
-        self._watch.close()  # what runs is watched to its end
-        for thread in self._threads[:1]:
+        for thread in self._threads:
             thread.join()
         self._threads.clear()
 
@@ -98,7 +96,8 @@ def _work(tasks: queue.SimpleQueue[Any], watch: Watch) -> None:
     while (task := tasks.get()) is not None:
         jobs, done = task
         for job in jobs:
-            _tell(job, *_computed(job, watch))
+            if not watch.closed:
+                _tell(job, *_computed(job, watch))
         if done is not None:
             done.set()
 
@@ -130,7 +129,7 @@ class Watch:
     def __init__(self) -> None:
         # By thread: what it computes, its clock, and what that said when it began.
         self._running: dict[int, tuple[GrammarMatcher, int, float]] = {}
-        self._closed = False
+        self.closed = False
         self._changed = threading.Condition()
         """Held while `run` looks: what it asks and cancels is then still being computed."""
 
@@ -147,19 +146,19 @@ class Watch:
             del self._running[threading.get_ident()]
 
     def close(self) -> None:
-        """`run` returns soon."""
+        """From now on it cancels all that is computed, until nothing is."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify()
 
     def run(self) -> None:
         """In a thread of its own. It sleeps while nothing is computed."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._running)
-                if self._closed:
+                self._changed.wait_for(lambda: self.closed or self._running)
+                if self.closed and not self._running:
                     return
                 for matcher, clock, begun in self._running.values():
-                    if time.clock_gettime(clock) - begun > matcher.budget.left:
+                    if self.closed or time.clock_gettime(clock) - begun > matcher.budget.left:
                         matcher.cancel()
             time.sleep(WATCH_S)

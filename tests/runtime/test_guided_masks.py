@@ -206,6 +206,24 @@ def test_without_threads_the_masks_fail_and_nothing_else(
     assert told.all[1] == (MASK, None)
 
 
+def test_closing_waits_for_no_mask() -> None:
+    """What is computed is cancelled, and what waits is not begun."""
+    made, begun, ended = MaskThreads(), threading.Semaphore(0), threading.Event()
+
+    def work() -> None:
+        begun.release()
+        assert any(matcher.cancelled.wait(0.01) for _ in range(500) for matcher in matchers)
+
+    matchers = [Matcher(work, slow=True) for _ in range(20 * SLOW_THREADS)]
+    made.compute([MaskJob(matcher, [1], Told()) for matcher in matchers], 60)  # type: ignore[arg-type]
+    for _ in range(SLOW_THREADS):
+        begun.acquire()
+    closing = threading.Thread(target=lambda: made.close() or ended.set(), daemon=True)  # type: ignore[func-returns-value]
+    closing.start()
+    assert ended.wait(30)
+    assert sum(bool(matcher.threads) for matcher in matchers) == SLOW_THREADS
+
+
 def test_who_cannot_be_told_harms_nobody(threads: MaskThreads, caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
 
