@@ -70,7 +70,7 @@ class Grammar:
         return bool(self._vocabulary.eos) and not ignore_eos
 
 
-def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams, deadline: float | None) -> Grammar:
+def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams) -> Grammar:
     """Raises what CompileProcess.compile does."""
     name = name_of(params)
 
@@ -78,7 +78,7 @@ def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams, 
         matcher = on_large_stack(lambda: compiled(vocabulary.tokens, text, name, LIMITS))
         return Grammar(vocabulary, matcher, name, size)
 
-    return vocabulary.compiler.compile(params, LIMITS, finish, deadline)
+    return vocabulary.compiler.compile(params, LIMITS, finish)
 
 
 def on_large_stack(work: Callable[[], Any]) -> Any:

@@ -20,7 +20,15 @@ from support import hostile_grammars as hostile
 from support.fake_runtime import byte_tokenizer, wait_until
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, QueueFullError
-from tensorwright.runtime.guided import compile_child, compile_process, compile_queue, grammar, translation, vocabulary
+from tensorwright.runtime.guided import (
+    compile_child,
+    compile_process,
+    compile_queue,
+    grammar,
+    other_python,
+    translation,
+    vocabulary,
+)
 from tensorwright.runtime.guided.compile_queue import CompileQueue
 from tensorwright.runtime.guided.reader import VocabularyReader
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
@@ -154,6 +162,29 @@ def kill_at_work(known: GuidedVocabulary, is_meant: Callable[[int | None], bool]
     """Once the child that is meant compiles something."""
     wait_until(lambda: is_meant(known.compiler.pid) and children(known.compiler.pid), 30)
     os.kill(known.compiler.pid or 0, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("why", [OSError("no more processes"), ValueError("its last words"), TimeoutError("timed out")])
+def test_a_child_that_does_not_start_again_is_no_requests_fault(
+    known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch, why: Exception
+) -> None:
+    """Whether it was killed before the grammar came, or while it compiled it."""
+
+    def none(*given: Any) -> Any:
+        raise why
+
+    for dies in (known.compiler._child.end, lambda: None):  # type: ignore[union-attr]
+        with monkeypatch.context() as patch:
+            dies()
+            patch.setattr(compile_process.Child, "ask", lambda *given: none_left())
+            patch.setattr(compile_process, "Child", none)
+            with pytest.raises(EngineStoppedError, match=f"does not start .{why}"):
+                known.compile(GuidedDecodingParams(regex="y+"))
+        known.compile(GuidedDecodingParams(regex="z+"))
+
+
+def none_left() -> Any:
+    raise compile_process.Gone
 
 
 def test_a_killed_fork_is_the_grammars_own_fault(known: GuidedVocabulary) -> None:
@@ -362,6 +393,6 @@ def test_which_python_runs_the_child(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     if name:
         (tmp_path / name).touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / name) if name else "")
-    found = compile_process.interpreter()
+    found = other_python.interpreter()
     assert Path(found).name.startswith("python")
     assert (Path(found).parent == tmp_path) == (name == "python3")
