@@ -21,7 +21,7 @@ from tensorwright.errors import EngineStoppedError, InvalidRequestError, QueueFu
 from tensorwright.runtime.guided.compile_queue import QUICK_S, CompileQueue, Place
 from tensorwright.runtime.guided.other_python import environment, interpreter
 from tensorwright.runtime.guided.params import GuidedDecodingParams
-from tensorwright.runtime.home_process import HomeProcess
+from tensorwright.runtime.home_process import HomeProcess, ProcessLock
 
 LIMIT_S = 5.0
 """What a grammar may take, its wait for a place included."""
@@ -46,7 +46,8 @@ class SpelledVocabulary:
     ends: tuple[int, ...]
 
     def header(self) -> dict[str, Any]:
-        return {"ends": self.ends, "tokens": len(self.lengths) // array("I").itemsize, "bytes": len(self.spelled)}
+        tokens = len(self.lengths) // array("I").itemsize
+        return {"parent": os.getpid(), "ends": self.ends, "tokens": tokens, "bytes": len(self.spelled)}
 
 
 class Gone(Exception):
@@ -54,7 +55,7 @@ class Gone(Exception):
 
 
 _shared: weakref.WeakValueDictionary[SpelledVocabulary, CompileProcess] = weakref.WeakValueDictionary()
-_sharing = threading.Lock()
+_sharing = ProcessLock()
 
 
 def process_for(vocabulary: SpelledVocabulary) -> CompileProcess:

@@ -59,9 +59,12 @@ class GuidedVocabulary:
                 return grammar
             first = params not in self._compiling
             coming = self._compiling.setdefault(params, Future())
-        if first:
-            self._compile(params, coming)
-        return coming.result()
+        try:
+            if first:
+                self._compile(params, coming)
+            return coming.result()
+        finally:
+            del coming  # else an error holds the future that holds it, and with it this vocabulary and its process
 
     def knows(self, params: GuidedDecodingParams) -> bool:
         """Whether compile() returns at once."""
@@ -76,6 +79,7 @@ class GuidedVocabulary:
                 del self._compiling[params]
             own = isinstance(error, Exception)
             coming.set_exception(error if own else QueueFullError("the compilation was interrupted; try again"))
+            del coming  # as above
             raise
         with self._lock:
             self._grammars[params] = grammar
