@@ -76,7 +76,7 @@ class MaskThreads:
     def _start(self) -> None:
         """All or none."""
         self._quick, self._slow, self._watch = queue.SimpleQueue(), queue.SimpleQueue(), Watch()
-        works = [
+        works: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = [
             ("mask-watch", self._watch.run, ()),
             ("masks", _work, (self._quick, self._watch)),
             *((f"slow-masks-{at}", _work, (self._slow, self._watch)) for at in range(SLOW_THREADS)),
