@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 from tensorwright.errors import ForkedEngineError
 
@@ -25,3 +26,20 @@ class HomeProcess:
                 f"{os.getpid()}, a fork of it: make the LLM after the fork, or start processes with multiprocessing's "
                 "spawn method"
             )
+
+
+class ProcessLock:
+    """A lock of a whole module. A fork finds it free, though a thread of the parent held it."""
+
+    def __init__(self) -> None:
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()

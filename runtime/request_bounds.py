@@ -16,11 +16,11 @@ STOP_LENGTH = 256
 STOP_TOKEN_IDS = 256
 """Ids in `stop_token_ids`."""
 BAD_WORDS = 1024
-"""Entries of `bad_words`."""
+"""Entries of `bad_words`, and words in Triton's `embedding_bias_words`."""
 BAD_WORD_LENGTH = 256
 """Characters of a text in `bad_words`."""
 BAD_WORD_TOKENS = 64
-"""Tokens of an entry of `bad_words`."""
+"""Tokens of an entry of `bad_words`, and of a word in Triton's `embedding_bias_words`."""
 LOGIT_BIASES = 2**19
 """Entries of `logit_bias` in Python, and numbers in Triton's `embedding_bias`: more than any vocabulary has."""
 GRAMMAR_LENGTH = 2**16
@@ -58,7 +58,7 @@ PROMPTS = 2048
 TOKENS = 2**18
 """Ids in a list of `prompt`, and in `tokens` of `/detokenize`."""
 BODY_LOGIT_BIASES = 4096
-"""Entries of `logit_bias` in a body, and words in Triton's `embedding_bias_words`."""
+"""Entries of `logit_bias` in a body."""
 MESSAGES = 2048
 """Messages of a conversation."""
 CONTENT_PARTS = 1024

@@ -55,17 +55,17 @@ class _MallocState(ctypes.Structure):
 def main() -> None:
     control = socket.socket(fileno=0)
     told = control.makefile("rb")
-    tokens = read_vocabulary(told, control)
+    header = json.loads(told.readline())
+    tokens = read_vocabulary(header, told, control)
     if tokens is not None:
         silence()
         _send(control, {"ready": True})
-        serve(control, tokens)
+        serve(control, tokens, header["parent"])
 
 
-def read_vocabulary(told: IO[bytes], control: socket.socket) -> LibraryTokens | None:
-    """told: a line {"ends": ids, "tokens": count, "bytes": count}, the lengths as uint32, the bytes. None, and an
-    answer {"refused": words}, if the library cannot use them."""
-    header = json.loads(told.readline())
+def read_vocabulary(header: dict[str, Any], told: IO[bytes], control: socket.socket) -> LibraryTokens | None:
+    """header: {"parent": process, "ends": ids, "tokens": count, "bytes": count}. told: the lengths as uint32, the
+    bytes. None, and an answer {"refused": words}, if the library cannot use them."""
     lengths = array("I")
     lengths.frombytes(told.read(header["tokens"] * lengths.itemsize))
     spelled = told.read(header["bytes"])
@@ -93,10 +93,10 @@ def silence() -> None:
         os.dup2(nowhere.fileno(), 2)
 
 
-def serve(control: socket.socket, tokens: LibraryTokens) -> None:
+def serve(control: socket.socket, tokens: LibraryTokens, parent: int) -> None:
     """Each byte that comes brings a socket with one job, answered there by {"text": ..., "bytes": ...} or {"refused":
     words}, and then {"ended": exit status}. To close that socket ends the job. Returns when the parent is gone."""
-    parent, jobs, poll = os.getppid(), Jobs(), select.poll()
+    jobs, poll = Jobs(), select.poll()
     poll.register(control, select.POLLIN)
     while os.getppid() == parent:
         for descriptor, _ in poll.poll(PARENT_MS):

@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,13 +16,13 @@ import weakref
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, QueueFullError
 from tensorwright.runtime.guided.compile_queue import QUICK_S, CompileQueue, Place
+from tensorwright.runtime.guided.other_python import environment, interpreter
 from tensorwright.runtime.guided.params import GuidedDecodingParams
-from tensorwright.runtime.home_process import HomeProcess
+from tensorwright.runtime.home_process import HomeProcess, ProcessLock
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 5.0
@@ -34,7 +33,6 @@ MOST_BYTES = 16 << 20
 """And once it is; each completion that runs has a copy."""
 ANSWER_BYTES = 4 << 20  # of the child
 START_S = 120.0  # to read the vocabulary
-PASSED_ON = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TMPDIR")  # of the environment
 MODULE = "tensorwright.runtime.guided.compile_child"
 LAST_WORDS = 2000  # characters of a child's stderr that an error quotes
 
@@ -50,7 +48,8 @@ class SpelledVocabulary:
     ends: tuple[int, ...]
 
     def header(self) -> dict[str, Any]:
-        return {"ends": self.ends, "tokens": len(self.lengths) // array("I").itemsize, "bytes": len(self.spelled)}
+        tokens = len(self.lengths) // array("I").itemsize
+        return {"parent": os.getpid(), "ends": self.ends, "tokens": tokens, "bytes": len(self.spelled)}
 
 
 class Gone(Exception):
@@ -58,7 +57,7 @@ class Gone(Exception):
 
 
 _shared: weakref.WeakValueDictionary[SpelledVocabulary, CompileProcess] = weakref.WeakValueDictionary()
-_sharing = threading.Lock()
+_sharing = ProcessLock()
 
 
 def process_for(vocabulary: SpelledVocabulary) -> CompileProcess:
@@ -90,7 +89,8 @@ class CompileProcess:
         return None if self._child is None else self._child.process.pid
 
     def start(self) -> None:
-        """ValueError, in the library's words, for a vocabulary that it cannot use."""
+        """ValueError, in the library's words, for a vocabulary that it cannot use. EngineStoppedError if the system
+        does not let it start."""
         self._started(None)
 
     def compile(
@@ -98,16 +98,13 @@ class CompileProcess:
         params: GuidedDecodingParams,
         limits: dict[str, int],
         finish: Callable[[str, int], Made],
-        deadline: float | None = None,
     ) -> Made:
-        """finish: makes what is returned of the grammar in the library's form, and the bytes that it took. deadline:
-        seconds of time.monotonic(), if it comes before LIMIT_S are over.
+        """finish: makes what is returned of the grammar in the library's form, and the bytes that it took.
 
         InvalidRequestError for a grammar that the library refuses, or that takes too long or too much memory;
-        QueueFullError if others kept it waiting.
+        QueueFullError if others kept it waiting; EngineStoppedError if there is no process to compile it in.
         """
-        asked = time.monotonic()
-        ends = asked + LIMIT_S if deadline is None else min(deadline, asked + LIMIT_S)
+        ends = time.monotonic() + LIMIT_S
         with self._queue.place(ends) as place:
             answer = self._ask(params, limits, place, ends)
             if "refused" in answer:
@@ -116,21 +113,15 @@ class CompileProcess:
                 raise _too_much(params, MOST_BYTES)
             return finish(answer["text"], answer["bytes"])
 
-    def close(self) -> None:
-        with self._starting:
-            child, self._child = self._child, None
-        if child is not None:
-            child.end()
-
     def _ask(self, params: GuidedDecodingParams, limits: dict[str, int], place: Place, ends: float) -> dict[str, Any]:
         job = {"params": _fields(params), "limits": limits, "memory": MEMORY}
-        child = self._started(None)
+        child = self._restarted(None)
         begun = time.monotonic()
         try:
             try:
                 return _explained(params, child.ask(job, place, ends))
             except Gone:  # it was killed: by the system, or by whoever looks after processes here
-                return _explained(params, self._started(child).ask(job, place, ends))
+                return _explained(params, self._restarted(child).ask(job, place, ends))
         except Gone as error:
             logger.error("the process that compiles grammars was killed twice: %s", error)
             raise EngineStoppedError(f"the process that compiles grammars was killed twice ({error})") from error
@@ -142,6 +133,13 @@ class CompileProcess:
                 f"{ends - begun:.1f} s; make it smaller"
             ) from None
 
+    def _restarted(self, gone: Child | None) -> Child:
+        """The same when the vocabulary was read before: no fault of a request's."""
+        try:
+            return self._started(gone)
+        except ValueError as error:
+            raise _not_started(error) from error
+
     def _started(self, gone: Child | None) -> Child:
         """The child that runs, which is not `gone`."""
         self._home.check()
@@ -150,7 +148,10 @@ class CompileProcess:
                 self._child.end()
                 self._child = None
             if self._child is None:
-                self._child = Child(self._vocabulary)
+                try:
+                    self._child = Child(self._vocabulary)
+                except OSError as error:
+                    raise _not_started(error) from error
             return self._child
 
 
@@ -167,7 +168,7 @@ class Child:
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=words,
-                    env=_environment(),
+                    env=environment(),
                     start_new_session=True,
                 )
             self.end = weakref.finalize(self, _end, self._control, self.process, HomeProcess())
@@ -252,6 +253,10 @@ class Answers:
         return json.loads(line)
 
 
+def _not_started(error: Exception) -> EngineStoppedError:
+    return EngineStoppedError(f"the process that compiles grammars does not start ({error}); try again later")
+
+
 def _hang_up(channel: socket.socket) -> None:
     """The child hears it, even if a fork of this process holds the socket too."""
     try:
@@ -288,26 +293,6 @@ def _too_much(params: GuidedDecodingParams, most: int) -> InvalidRequestError:
         f"guided_decoding: {params.kind} cannot be followed: it takes more than {most >> 20} MiB of memory; make it "
         "smaller"
     )
-
-
-def interpreter() -> str:
-    """The Python that runs here; within another program, such as Triton's, the one that it took its library from."""
-    own = Path(sys.executable or "")
-    if own.name.startswith("python") and own.exists():
-        return str(own)
-    folders = [Path(prefix, "bin") for prefix in (sys.prefix, sys.base_prefix)]
-    names = (f"python{sys.version_info.major}.{sys.version_info.minor}", "python3")
-    for found in (folder / name for folder in folders for name in names):
-        if found.exists():
-            return str(found)
-    raise ValueError(f"there is no Python in {' or '.join(map(str, folders))} to compile grammars with")
-
-
-def _environment() -> dict[str, str]:
-    """With the same modules at hand. One arena: others reserve address space, which is bounded for each grammar."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    return {**kept, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}
 
 
 def _last_words(file: IO[bytes]) -> str:

@@ -17,8 +17,9 @@ QUICK_S = 0.5
 
 
 class CompileQueue:
-    """Thread-safe. First come, first served. Whoever waits behind n others does so for at most about n * QUICK_S /
-    PLACES seconds, whatever those others compile."""
+    """Thread-safe. First come, first served. Whoever waits behind n others does so for at most about
+    2 * n * QUICK_S / PLACES seconds, whatever those others compile: what survives in the child is compiled once more in
+    this process, which takes no longer. The server's pool, in pools.py, is fair by client before anybody comes here."""
 
     def __init__(self) -> None:
         self._free, self._slow_free = PLACES, SLOW_PLACES

@@ -14,6 +14,7 @@ from tensorwright.runtime.guided.library import LibraryMatcher
 from tensorwright.runtime.guided.matcher import GrammarMatcher
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.guided.translation import compiled, name_of
+from tensorwright.runtime.home_process import ProcessLock
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
@@ -30,7 +31,7 @@ LIMITS: dict[str, int] = {
 200 optional properties fits. mask_budget.py bounds the time of its masks."""
 
 STACK_BYTES = 4 * (4 << 20)  # four times that of compile_child.py
-_starting = threading.Lock()
+_starting = ProcessLock()
 
 
 class Grammar:
@@ -70,7 +71,7 @@ class Grammar:
         return bool(self._vocabulary.eos) and not ignore_eos
 
 
-def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams, deadline: float | None) -> Grammar:
+def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams) -> Grammar:
     """Raises what CompileProcess.compile does."""
     name = name_of(params)
 
@@ -78,7 +79,7 @@ def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams, 
         matcher = on_large_stack(lambda: compiled(vocabulary.tokens, text, name, LIMITS))
         return Grammar(vocabulary, matcher, name, size)
 
-    return vocabulary.compiler.compile(params, LIMITS, finish, deadline)
+    return vocabulary.compiler.compile(params, LIMITS, finish)
 
 
 def on_large_stack(work: Callable[[], Any]) -> Any:
@@ -101,5 +102,5 @@ def on_large_stack(work: Callable[[], Any]) -> Any:
             threading.stack_size(before)
     thread.join()
     if errors:
-        raise errors[0]
+        raise errors.pop()  # else it holds the list that holds it
     return results[0]

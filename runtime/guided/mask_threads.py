@@ -5,6 +5,7 @@ A matcher is slow by what its own masks took, so the grammar of one request does
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from tensorwright.runtime.guided.mask_budget import PER_MASK_S
 from tensorwright.runtime.guided.matcher import GrammarMatcher
 
+logger = logging.getLogger(__name__)
 SLOW_THREADS = 2
 WATCH_S = 0.005
 """Between two looks at what runs."""
@@ -46,7 +48,12 @@ class MaskThreads:
     def compute(self, jobs: Sequence[MaskJob], patience_s: float) -> None:
         """Returns when the quick ones are computed, or after `patience_s`: all are computed anyway."""
         if not self._threads:
-            self._start()
+            try:
+                self._start()
+            except RuntimeError as error:  # the system has no more threads: only these requests need them
+                for job in jobs:
+                    _tell(job, None, error)
+                return
         for job in jobs:
             if job.matcher.budget.slow:
                 self._slow.put(([job], None))
@@ -57,87 +64,101 @@ class MaskThreads:
             done.wait(patience_s)
 
     def close(self) -> None:
-        """Ends the threads, after what was asked for."""
-        if self._threads:
-            self._quick.put(None)
-            for _ in range(SLOW_THREADS):
-                self._slow.put(None)
-            for thread in self._threads:
-                thread.join()
-            self._watch.close()
-            self._threads.clear()
+        """Ends the threads, soon: what is computed is cancelled, and what waits is told to nobody."""
+        self._watch.close()
+        self._quick.put(None)
+        for _ in range(SLOW_THREADS):
+            self._slow.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
 
     def _start(self) -> None:
-        names = [("masks", self._quick), *((f"slow-masks-{at}", self._slow) for at in range(SLOW_THREADS))]
-        self._threads = [
-            threading.Thread(target=self._work, args=(tasks,), name=f"tensorwright-{name}", daemon=True)
-            for name, tasks in names
+        """All or none."""
+        self._quick, self._slow, self._watch = queue.SimpleQueue(), queue.SimpleQueue(), Watch()
+        works: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = [
+            ("mask-watch", self._watch.run, ()),
+            ("masks", _work, (self._quick, self._watch)),
+            *((f"slow-masks-{at}", _work, (self._slow, self._watch)) for at in range(SLOW_THREADS)),
         ]
-        for thread in self._threads:
-            thread.start()
-
-    def _work(self, tasks: queue.SimpleQueue[Any]) -> None:
-        while (task := tasks.get()) is not None:
-            jobs, done = task
-            for job in jobs:
-                job.tell(*self._computed(job))
-            if done is not None:
-                done.set()
-
-    def _computed(self, job: MaskJob) -> tuple[NDArray[np.uint32] | None, BaseException | None]:
-        mask, error = None, None
-        begun = time.thread_time()
-        self._watch.begin(job.matcher, begun)
         try:
-            mask = job.matcher.advance(job.tokens)
-        except BaseException as found:  # whatever one request's grammar does must not end the others
-            error = found
-        self._watch.end()
-        if not job.matcher.budget.pay(time.thread_time() - begun):
-            return None, job.matcher.error(f"its masks take longer than {PER_MASK_S * 1e3:g} ms each")
-        return mask, error
+            for name, work, given in works:
+                thread = threading.Thread(target=work, args=given, name=f"tensorwright-{name}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.close()
+            raise
+
+
+def _work(tasks: queue.SimpleQueue[Any], watch: Watch) -> None:
+    """What a thread does, until None comes."""
+    while (task := tasks.get()) is not None:
+        jobs, done = task
+        for job in jobs:
+            if not watch.closed:
+                _tell(job, *_computed(job, watch))
+        if done is not None:
+            done.set()
+
+
+def _tell(job: MaskJob, mask: NDArray[np.uint32] | None, error: BaseException | None) -> None:
+    try:
+        job.tell(mask, error)
+    except BaseException:  # the thread must live: the masks of others are computed there
+        logger.exception("a mask could not be told")
+
+
+def _computed(job: MaskJob, watch: Watch) -> tuple[NDArray[np.uint32] | None, BaseException | None]:
+    mask, error = None, None
+    begun = time.thread_time()
+    watch.begin(job.matcher, begun)
+    try:
+        mask = job.matcher.advance(job.tokens)
+    except BaseException as found:  # whatever one request's grammar does must not end the others
+        error = found
+    watch.end()
+    if not job.matcher.budget.pay(time.thread_time() - begun):
+        return None, job.matcher.error(f"its masks take longer than {PER_MASK_S * 1e3:g} ms each")
+    return mask, error
 
 
 class Watch:
-    """Cancels masks that take more than their budget. Its thread runs while there are masks."""
+    """Cancels masks that take more than their budget."""
 
     def __init__(self) -> None:
-        self._running: dict[int, tuple[GrammarMatcher, float]] = {}  # by thread
-        self._news = threading.Event()
-        self._closed = False
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        # By thread: what it computes, its clock, and what that said when it began.
+        self._running: dict[int, tuple[GrammarMatcher, int, float]] = {}
+        self.closed = False
+        self._changed = threading.Condition()
+        """Held while `run` looks: what it asks and cancels is then still being computed."""
 
     def begin(self, matcher: GrammarMatcher, spent: float) -> None:
         """spent: of the thread that calls, seconds of a processor so far."""
-        self._running[threading.get_ident()] = (matcher, spent)
-        if not self._news.is_set():
-            self._news.set()
-            self._begin_thread()
+        thread = threading.get_ident()
+        clock = time.pthread_getcpuclockid(thread)  # of a thread that has ended nobody may ask for it
+        with self._changed:
+            self._running[thread] = (matcher, clock, spent)
+            self._changed.notify()
 
     def end(self) -> None:
-        del self._running[threading.get_ident()]
+        with self._changed:
+            del self._running[threading.get_ident()]
 
     def close(self) -> None:
-        self._closed = True
-        self._news.set()
-        if self._thread is not None:
-            self._thread.join()
+        """From now on it cancels all that is computed, until nothing is."""
+        with self._changed:
+            self.closed = True
+            self._changed.notify()
 
-    def _begin_thread(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="tensorwright-mask-watch", daemon=True)
-                self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._closed:
-            self._news.wait()
+    def run(self) -> None:
+        """In a thread of its own. It sleeps while nothing is computed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self.closed or self._running)
+                if self.closed and not self._running:
+                    return
+                for matcher, clock, begun in self._running.values():
+                    if self.closed or time.clock_gettime(clock) - begun > matcher.budget.left:
+                        matcher.cancel()
             time.sleep(WATCH_S)
-            running = dict(self._running)
-            if not running:
-                self._news.clear()  # who begins later sets it again
-            for thread, (matcher, begun) in running.items():
-                clock = time.pthread_getcpuclockid(thread)
-                if time.clock_gettime(clock) - begun > matcher.budget.left:
-                    matcher.cancel()

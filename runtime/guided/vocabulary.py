@@ -49,9 +49,9 @@ class GuidedVocabulary:
         self._compiling: dict[GuidedDecodingParams, Future[Grammar]] = {}
         self._lock = threading.Lock()
 
-    def compile(self, params: GuidedDecodingParams, deadline: float | None = None) -> Grammar:
-        """Once for all that ask for the same at the same time. The thread that calls waits, at most a few seconds, or
-        until `deadline` of time.monotonic(). Raises what CompileProcess.compile does."""
+    def compile(self, params: GuidedDecodingParams) -> Grammar:
+        """Once for all that ask for the same at the same time. The thread that calls waits, at most a few seconds.
+        Raises what CompileProcess.compile does."""
         with self._lock:
             grammar = self._grammars.get(params)
             if grammar is not None:
@@ -59,23 +59,27 @@ class GuidedVocabulary:
                 return grammar
             first = params not in self._compiling
             coming = self._compiling.setdefault(params, Future())
-        if first:
-            self._compile(params, deadline, coming)
-        return coming.result()
+        try:
+            if first:
+                self._compile(params, coming)
+            return coming.result()
+        finally:
+            del coming  # else an error holds the future that holds it, and with it this vocabulary and its process
 
     def knows(self, params: GuidedDecodingParams) -> bool:
         """Whether compile() returns at once."""
         with self._lock:
             return params in self._grammars
 
-    def _compile(self, params: GuidedDecodingParams, deadline: float | None, coming: Future[Grammar]) -> None:
+    def _compile(self, params: GuidedDecodingParams, coming: Future[Grammar]) -> None:
         try:
-            grammar = compile_grammar(self, params, deadline)
+            grammar = compile_grammar(self, params)
         except BaseException as error:
             with self._lock:
                 del self._compiling[params]
             own = isinstance(error, Exception)
             coming.set_exception(error if own else QueueFullError("the compilation was interrupted; try again"))
+            del coming  # as above
             raise
         with self._lock:
             self._grammars[params] = grammar

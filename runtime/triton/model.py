@@ -17,6 +17,7 @@ import numpy as np
 from tensorwright import errors
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.llm import LLM
+from tensorwright.runtime.panics import as_error
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton.exchange import CancelledByClient, Exchange, JoinedStream, Stream
 from tensorwright.runtime.triton.interfaces import Interface, interface_of
@@ -58,8 +59,8 @@ class TritonPythonModel:
             channel = _Channel(request.get_response_sender(), self._decoupled)
             try:
                 self._start(request, channel)
-            except Exception as error:  # this request's own: the others of the list must start
-                channel.send(None, error, True)
+            except BaseException as error:  # this request's own: the others of the list must start
+                channel.send(None, as_error(error), True)
 
     def finalize(self) -> None:
         """Ends what still runs with an error, and the engine."""
@@ -92,8 +93,8 @@ class TritonPythonModel:
         def begin(stopped: threading.Event) -> None:
             try:
                 self._begin(stream, jobs, params)
-            except Exception as error:  # this request's own
-                channel.send(None, error, True)
+            except BaseException as error:  # this request's own, a panic of a library too
+                channel.send(None, as_error(error), True)
                 return
             self.exchange.add(stream)
             if stopped.is_set():

@@ -27,16 +27,23 @@ class Starting:
             try:
                 begin(stopped)
             finally:
-                with self._changed:
-                    del self._running[threading.current_thread()]
-                    self._changed.notify_all()
+                self._ended(threading.current_thread())
 
         thread = threading.Thread(target=run, name="tensorwright-start", daemon=True)
         with self._changed:
             if len(self._running) >= MOST_STARTING:
                 raise QueueFullError(f"{MOST_STARTING} requests wait for their grammars already; try again later")
             self._running[thread] = (request_id, stopped)
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:  # the system has no more threads
+            self._ended(thread)
+            raise
+
+    def _ended(self, thread: threading.Thread) -> None:
+        with self._changed:
+            del self._running[thread]
+            self._changed.notify_all()
 
     def stop(self, request_id: str) -> None:
         """Requests of this id are to end as soon as they have started."""

@@ -57,7 +57,7 @@ def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
 
 def _biases(row: Row, engine: EngineDir) -> dict[int, float] | None:
     """Each weight goes to every token of its word."""
-    most = bounds.BODY_LOGIT_BIASES
+    most = bounds.BAD_WORDS  # they are tokenized in the thread that all requests start in
     words = row.texts("embedding_bias_words", most)
     weights = row.numbers("embedding_bias_weights", most)
     if len(words) != len(weights):
@@ -72,6 +72,8 @@ def _biases(row: Row, engine: EngineDir) -> dict[int, float] | None:
     biases: dict[int, float] = {}
     for word, weight in zip(words, weights, strict=True):
         check_size("embedding_bias_words", len(word), bounds.BAD_WORD_LENGTH, "characters of a word")
-        for token in dict.fromkeys(engine.tokenizer.encode(word, add_special_tokens=False)):
+        spelled = engine.tokenizer.encode(word, add_special_tokens=False)
+        check_size("embedding_bias_words", len(spelled), bounds.BAD_WORD_TOKENS, "tokens of a word")
+        for token in dict.fromkeys(spelled):
             biases[token] = biases.get(token, 0.0) + weight
     return biases

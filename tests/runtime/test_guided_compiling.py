@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,15 @@ from support import hostile_grammars as hostile
 from support.fake_runtime import byte_tokenizer, wait_until
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, QueueFullError
-from tensorwright.runtime.guided import compile_child, compile_process, compile_queue, grammar, translation, vocabulary
+from tensorwright.runtime.guided import (
+    compile_child,
+    compile_process,
+    compile_queue,
+    grammar,
+    other_python,
+    translation,
+    vocabulary,
+)
 from tensorwright.runtime.guided.compile_queue import CompileQueue
 from tensorwright.runtime.guided.reader import VocabularyReader
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
@@ -156,6 +165,29 @@ def kill_at_work(known: GuidedVocabulary, is_meant: Callable[[int | None], bool]
     os.kill(known.compiler.pid or 0, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("why", [OSError("no more processes"), ValueError("its last words"), TimeoutError("timed out")])
+def test_a_child_that_does_not_start_again_is_no_requests_fault(
+    known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch, why: Exception
+) -> None:
+    """Whether it was killed before the grammar came, or while it compiled it."""
+
+    def none(*given: Any) -> Any:
+        raise why
+
+    for dies in (known.compiler._child.end, lambda: None):  # type: ignore[union-attr]
+        with monkeypatch.context() as patch:
+            dies()
+            patch.setattr(compile_process.Child, "ask", lambda *given: none_left())
+            patch.setattr(compile_process, "Child", none)
+            with pytest.raises(EngineStoppedError, match=f"does not start .{why}"):
+                known.compile(GuidedDecodingParams(regex="y+"))
+        known.compile(GuidedDecodingParams(regex="z+"))
+
+
+def none_left() -> Any:
+    raise compile_process.Gone
+
+
 def test_a_killed_fork_is_the_grammars_own_fault(known: GuidedVocabulary) -> None:
     """As the system kills what takes its memory."""
     errors: list[Exception] = []
@@ -282,6 +314,31 @@ def test_the_child_goes_with_the_last_engine() -> None:
         reader.get()
 
 
+def test_closing_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for it. Who asked hears of its end, and then the child goes."""
+    monkeypatch.setattr(compile_process, "LIMIT_S", 2.0)
+    mine, errors = engine(), []
+    mine.eos_token_ids = [11]
+    reader = VocabularyReader(mine)
+
+    def compile_slow(known: GuidedVocabulary) -> None:
+        try:
+            known.compile(GuidedDecodingParams(**hostile.ENDLESS))
+        except InvalidRequestError as error:
+            errors.append(str(error))
+
+    child = reader.get().compiler.pid
+    asking = threading.Thread(target=compile_slow, args=(reader.get(),))
+    asking.start()
+    wait_until(lambda: children(child), 20)
+    reader.close()
+    assert asking.is_alive()
+    asking.join()
+    assert "takes longer" in errors[0]
+    del asking
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), 20)
+
+
 PARENT = """
 import os, sys, threading
 from support import hostile_grammars as hostile
@@ -317,6 +374,28 @@ def test_the_child_goes_when_its_parent_is_killed() -> None:
         parent.wait()
         for process in (child, *forks):
             wait_until(lambda: gone(process), 20)  # noqa: B023
+
+
+def test_the_child_goes_when_its_parent_was_killed_before_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though somebody else holds the parent's socket."""
+    header = compile_process.SpelledVocabulary.header
+    monkeypatch.setattr(
+        compile_process.SpelledVocabulary, "header", lambda self: header(self) | {"parent": os.getppid()}
+    )
+    orphan = compile_process.Child(compile_process.SpelledVocabulary(array("I", [1, 1]).tobytes(), b"ab", (1,)))
+    wait_until(lambda: not orphan.runs, 20)
+
+
+def test_a_fork_finds_the_locks_free() -> None:
+    """Whatever other threads of its parent did just then."""
+    for lock in (compile_process._sharing, grammar._starting):
+        with lock:
+            process = os.fork()
+            if process == 0:
+                signal.alarm(20)  # it would wait for ever
+                with lock:
+                    os._exit(0)
+        assert os.waitpid(process, 0)[1] == 0
 
 
 ENGINE = """
@@ -362,6 +441,6 @@ def test_which_python_runs_the_child(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     if name:
         (tmp_path / name).touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / name) if name else "")
-    found = compile_process.interpreter()
+    found = other_python.interpreter()
     assert Path(found).name.startswith("python")
     assert (Path(found).parent == tmp_path) == (name == "python3")

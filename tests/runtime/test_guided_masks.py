@@ -17,7 +17,7 @@ from tensorwright import GuidedDecodingParams
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided import grammar, library
 from tensorwright.runtime.guided.mask_budget import MOST_S, PER_MASK_S, SLOW_S, MaskBudget
-from tensorwright.runtime.guided.mask_threads import SLOW_THREADS, MaskJob, MaskThreads
+from tensorwright.runtime.guided.mask_threads import SLOW_THREADS, MaskJob, MaskThreads, Watch
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 from tensorwright.runtime.tokenizer import Tokenizer
 
@@ -130,6 +130,109 @@ def test_what_takes_too_long_is_cancelled(threads: MaskThreads) -> None:
     wait_until(lambda: told.all, 30)
     assert told.all[0][0] is None
     assert "its masks take longer than 10 ms each" in str(told.all[0][1])
+
+
+def watch_lines() -> list[int]:
+    """Of the loop of the thread that watches."""
+    lines = {line for _, _, line in Watch.run.__code__.co_lines() if line}
+    return sorted(lines - {Watch.run.__code__.co_firstlineno})
+
+
+@pytest.mark.parametrize("at", range(len(watch_lines())))
+def test_what_begins_at_any_moment_is_watched(threads: MaskThreads, at: int) -> None:
+    """Wherever the thread that watches is just then."""
+    line, held, go_on, told = watch_lines()[at], threading.Event(), threading.Event(), Told()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code is not Watch.run.__code__:
+            return None
+        if event == "line" and frame.f_lineno == line and started.is_set() and not held.is_set():
+            held.set()
+            go_on.wait(0.2)  # where it holds a lock, the mask begins only afterwards
+        return trace
+
+    def endless() -> None:
+        while not matcher.cancelled.is_set() and time.monotonic() < end:
+            burn(0.001)
+
+    matcher, started, end = Matcher(endless), threading.Event(), time.monotonic() + 20
+    threading.settrace(trace)
+    try:
+        threads.compute([MaskJob(Matcher(), [1], Told())], 60)  # type: ignore[arg-type]
+    finally:
+        threading.settrace(None)  # type: ignore[arg-type]
+    started.set()
+    if not held.wait(0.1):  # a line that it comes to only while something runs
+        threads.compute([MaskJob(Matcher(lambda: held.wait(0.3)), [1], Told())], 60)  # type: ignore[arg-type]
+    threads.compute([MaskJob(matcher, [1], told)], 0.001)  # type: ignore[arg-type]
+    go_on.set()
+    wait_until(lambda: told.all, 70)
+    assert matcher.cancelled.is_set()
+
+
+def test_each_thread_asks_for_its_own_clock(threads: MaskThreads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a thread which has ended must not be asked for."""
+    asked: list[tuple[int, int]] = []
+    clock_of = time.pthread_getcpuclockid
+
+    def asking(thread: int) -> int:
+        asked.append((thread, threading.get_ident()))
+        return clock_of(thread)
+
+    monkeypatch.setattr(time, "pthread_getcpuclockid", asking)
+    work = Matcher(lambda: time.sleep(0.05))
+    threads.compute([MaskJob(work, [1], Told())], 60)  # type: ignore[arg-type]
+    assert asked
+    assert all(thread == caller for thread, caller in asked)
+
+
+@pytest.mark.parametrize("failing", range(2 + SLOW_THREADS))
+def test_without_threads_the_masks_fail_and_nothing_else(
+    threads: MaskThreads, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """failing: which of the threads the system has none for. Afterwards all is as if nobody had asked."""
+    start, count, told = threading.Thread.start, [0], Told()
+
+    def refuse(self: threading.Thread) -> None:
+        count[0] += 1
+        if count[0] == failing + 1:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    threads.compute([MaskJob(Matcher(), [1], told)], 60)  # type: ignore[arg-type]
+    assert isinstance(told.all[0][1], RuntimeError)
+    threads.compute([MaskJob(Matcher(), [1], told)], 60)  # type: ignore[arg-type]
+    assert told.all[1] == (MASK, None)
+
+
+def test_closing_waits_for_no_mask() -> None:
+    """What is computed is cancelled, and what waits is not begun."""
+    made, begun, ended = MaskThreads(), threading.Semaphore(0), threading.Event()
+
+    def work() -> None:
+        begun.release()
+        assert any(matcher.cancelled.wait(0.01) for _ in range(500) for matcher in matchers)
+
+    matchers = [Matcher(work, slow=True) for _ in range(20 * SLOW_THREADS)]
+    made.compute([MaskJob(matcher, [1], Told()) for matcher in matchers], 60)  # type: ignore[arg-type]
+    for _ in range(SLOW_THREADS):
+        begun.acquire()
+    closing = threading.Thread(target=lambda: made.close() or ended.set(), daemon=True)  # type: ignore[func-returns-value]
+    closing.start()
+    assert ended.wait(30)
+    assert sum(bool(matcher.threads) for matcher in matchers) == SLOW_THREADS
+
+
+def test_who_cannot_be_told_harms_nobody(threads: MaskThreads, caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+
+    def fails(mask: Any, error: BaseException | None) -> None:
+        raise SystemExit
+
+    threads.compute([MaskJob(Matcher(), [1], fails), MaskJob(Matcher(), [1], told)], 60)  # type: ignore[arg-type]
+    assert told.all == [(MASK, None)]
+    assert "a mask could not be told" in caplog.text
 
 
 def test_a_wait_costs_nothing(threads: MaskThreads) -> None:

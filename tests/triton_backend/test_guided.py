@@ -123,3 +123,37 @@ def test_too_many_that_start_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     held.close()
     held.start("b", lambda stopped: None)
     held.close()
+
+
+def test_who_gets_no_thread_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    none = starting.Starting()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            none.start("a", lambda stopped: None)
+    assert not none._running, "close() would wait for it"
+    none.close()
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["in execute()", "in its own thread"])
+def test_a_panic_of_a_library_is_its_requests_own(
+    model: TritonPythonModel, ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    """Nobody waits for an answer that never comes."""
+
+    class Panic(BaseException):
+        pass
+
+    def panic(*given: Any) -> Any:
+        raise Panic("index out of bounds")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.llm if at_once else GuidedVocabulary, "generate_async" if at_once else "compile", panic)
+        guided = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "[gh]{2}"}
+        request = ask(text_input="x = ", max_tokens=8, **({} if at_once else guided))
+        assert request.sender.wait() == []
+    assert "Panic: index out of bounds" in str(request.sender.errors[0])
+    assert ask(text_input="x", max_tokens=3).sender.wait()

@@ -197,8 +197,13 @@ WRONG = [
     ("text", TEXT | {"bad_words": ["a"] * 1025}, "'bad_words' must hold at most 1024 values"),
     (
         "text",
-        TEXT | {"embedding_bias_words": ["a"] * 4097, "embedding_bias_weights": [1.0] * 4097},
-        "'embedding_bias_words' must hold at most 4096",
+        TEXT | {"embedding_bias_words": ["a"] * 1025, "embedding_bias_weights": [1.0] * 1025},
+        "'embedding_bias_words' must hold at most 1024",
+    ),
+    (
+        "text",
+        TEXT | {"embedding_bias_words": ["a" * 65], "embedding_bias_weights": [1.0]},
+        "'embedding_bias_words' must hold at most 64 tokens of a word per prompt, got 65",
     ),
     (
         "text",

@@ -1,0 +1,29 @@
+"""How this process starts another Python that finds the same modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+PASSED_ON = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TMPDIR")  # of the environment
+
+
+def interpreter() -> str:
+    """The Python that runs here; within another program, such as Triton's, the one that it took its library from."""
+    own = Path(sys.executable or "")
+    if own.name.startswith("python") and own.exists():
+        return str(own)
+    folders = [Path(prefix, "bin") for prefix in (sys.prefix, sys.base_prefix)]
+    names = (f"python{sys.version_info.major}.{sys.version_info.minor}", "python3")
+    for found in (folder / name for folder in folders for name in names):
+        if found.exists():
+            return str(found)
+    raise ValueError(f"there is no Python in {' or '.join(map(str, folders))} to compile grammars with")
+
+
+def environment() -> dict[str, str]:
+    """With the same modules at hand. One arena: others reserve address space, which is bounded for each grammar."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    return {**kept, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}
