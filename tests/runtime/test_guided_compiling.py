@@ -332,9 +332,8 @@ def test_closing_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) ->
     asking.start()
     wait_until(lambda: children(child), 20)
     reader.close()
-    assert asking.is_alive()
     asking.join()
-    assert "takes longer" in errors[0]
+    assert "cannot be followed" in errors[0]  # by its time or its size, whichever comes first
     del asking
     wait_until(lambda: not Path(f"/proc/{child}").exists(), 20)
 
