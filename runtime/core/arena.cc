@@ -23,6 +23,13 @@ constexpr size_t kGuard = kPage;  // on each side
 
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+// Of the pages from `begin` to `end` what is no data. Only that: to mark memory takes an eighth of it.
+void around(const char* begin, const char* data, size_t bytes, const char* end,
+            void (*mark)(const void*, size_t)) {
+  mark(begin, static_cast<size_t>(data - begin));
+  mark(data + bytes, static_cast<size_t>(end - (data + bytes)));
+}
+
 }  // namespace
 
 Arena::Arena(size_t bytes, const char* purpose) : bytes_(bytes) {
@@ -52,8 +59,7 @@ Arena::Arena(size_t bytes, const char* purpose) : bytes_(bytes) {
   if (!kGuard) return;
   mprotect(mapped_, kGuard, PROT_NONE);
   mprotect(aligned + size, kGuard, PROT_NONE);
-  poison(aligned, static_cast<size_t>(data_ - aligned));
-  poison(data_ + bytes, static_cast<size_t>(aligned + size - (data_ + bytes)));
+  around(aligned, data_, bytes, aligned + size, poison);
 }
 
 void Arena::make_read_only() {
@@ -62,7 +68,7 @@ void Arena::make_read_only() {
 
 Arena::~Arena() {
   if (!mapped_) return;
-  unpoison(mapped_, mapped_bytes_);
+  if (kGuard) around(mapped_ + kGuard, data_, bytes_, mapped_ + mapped_bytes_ - kGuard, unpoison);
   munmap(mapped_, mapped_bytes_);
 }
 
