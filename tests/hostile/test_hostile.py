@@ -44,14 +44,14 @@ FIELDS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def roomy(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     """A server as it comes."""
     with arena(pico_engine, tmp_path_factory.mktemp("roomy")) as opened:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def narrow(pico_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Arena]:
     """Few connections, a small batch, bodies in the log, no keys."""
     with arena(pico_engine, tmp_path_factory.mktemp("narrow"), *NARROW, keys=False) as opened:
