@@ -177,8 +177,8 @@ class EngineWriter:
             self._committed = True
             for parent in self._made:
                 durable.sync(parent.parent)
-        if old is not None:
-            self._remove(old)
+            if old is not None:
+                self._remove(old)
 
     def _remove(self, old: Path) -> None:
         try:

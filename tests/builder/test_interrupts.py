@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from tensorwright import durable
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.interrupts import terminate_as_interrupt, uninterrupted
 
@@ -62,7 +63,8 @@ def test_an_engine_is_put_in_place_whole(tmp_path, monkeypatch, replace, moment)
     out = tmp_path / "engine"
     if replace:
         write(out, b"old")
-    where = {"rename": (os, "rename"), "mkdir": (os, "mkdir"), "rmtree": (os, "rmdir")}[moment]
+    rename = (durable, "exchange") if replace else (os, "rename")
+    where = {"rename": rename, "mkdir": (os, "mkdir"), "rmtree": (os, "rmdir")}[moment]
     real = getattr(*where)
 
     def interrupted(*args, **more):

@@ -107,14 +107,14 @@ def test_more_prompts_than_there_are_places_are_no_matter_of_time(url: str) -> N
 def slow_tokenizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """(it has begun, it may go on)"""
     begun, go_on = threading.Event(), threading.Event()
-    encode = Tokenizer.encode
+    encode = Tokenizer.encode_within
 
-    def wait_and_encode(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+    def wait_and_encode(self: Tokenizer, *arguments: Any) -> Any:
         begun.set()
         assert go_on.wait(20)
-        return encode(self, text, add_special_tokens)
+        return encode(self, *arguments)
 
-    monkeypatch.setattr(Tokenizer, "encode", wait_and_encode)
+    monkeypatch.setattr(Tokenizer, "encode_within", wait_and_encode)
     yield begun, go_on
     go_on.set()
 
