@@ -22,6 +22,7 @@ from tensorwright.runtime.request_state import RequestState
 
 logger = logging.getLogger(__name__)
 POLL = 0.5  # seconds that one wait lasts at most
+SHUT_DOWN = "was shut down"  # why an engine stopped that was told to, in the words of runtime/core/engine.cc
 COLLECTED_WAIT = 1.0  # seconds that whoever drops an LLM waits for its end at most
 
 Observer = Callable[[RequestOutput, BaseException | None], None]
@@ -182,7 +183,7 @@ class EngineClient:
                 for event in (*self._feeder.ended(), *events):
                     self._dispatch(event)
                 if stopped and not events:
-                    if not self._closing:
+                    if not self._closing and self._engine.cause != SHUT_DOWN:  # an exit may stop it before it closes
                         logger.error("the engine stopped by itself: it %s", self._engine.cause)
                     break
         except BaseException as error:  # told to everybody who waits, and to whoever comes later
