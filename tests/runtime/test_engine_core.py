@@ -24,6 +24,7 @@ from tensorwright.errors import (
     QueueFullError,
 )
 from tensorwright.runtime import _runtime
+from tensorwright.runtime.engine_client import SHUT_DOWN
 
 BLOCKS = 40
 
@@ -231,6 +232,7 @@ def test_an_engine_may_go_at_any_moment(make, paths):
         waiter.join(10)
         assert not waiter.is_alive()
         assert engine.stopped
+        assert engine.cause == SHUT_DOWN
     options = _runtime.EngineOptions()
     options.kv_cache_bytes, options.max_num_tokens = 1 << 24, 64
     engine = _runtime.Engine(*paths, options)
