@@ -87,9 +87,14 @@ class SteppedEngine:
         while not self.stopped:
             self._simulation.wait(lambda: self._work)
             self._work = False
+            steps = self._engine.stats()["steps"]
             while self._turn():
                 self._simulation.advance(self._simulation.random.choice((0.0, 0.001, 0.1)))
                 self._simulation.pause()
+                before, steps = steps, self._engine.stats()["steps"]
+                if steps == before:  # all wait for masks: the engine's own thread would sleep until there is news
+                    self._simulation.wait(lambda: self._work, 0.01)
+                    self._work = False
 
     def _turn(self) -> bool:
         _runtime.hold_clock(self._simulation.now)
