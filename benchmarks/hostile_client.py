@@ -6,10 +6,10 @@
 ENGINE is one of the bundled pico model (build-engine models/pico ENGINE). Each attack gets a fresh `tensorwright
 serve`. Beside it honest clients: one streams, one asks /health, one asks for a token; first alone, for --quiet seconds,
 then while the attack goes on. An attack that is not over after --limit seconds is ended with its server, and its row
-says "> limit". Of each row: the longest time that each of them stood still, without the attack and with it; the
-stream's events per second; how far the server's memory grew at its highest; what the attack was answered, after how
-long, how the server's process ended, and what else was found wrong. --json keeps all figures, and of a file that is
-there already the rows that are not measured anew. The table on stdout is Markdown; --table makes one of several runs.
+says "> limit". Of each row: the longest time that the stream, /health and who asks for a token stood still; how far the
+server's memory grew at its highest; what the attack was answered, after how long, how the server's process ended, and
+what else was found wrong. --json keeps all figures, also those without the attack, and of a file that is there already
+the rows that are not measured anew. The table on stdout is Markdown; --table makes one of several runs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ from hostile.server import attacked_by  # noqa: E402
 from support.served import Served  # noqa: E402
 
 MEGABYTE = 1 << 20
-COLUMNS = ("stream, s", "events/s", "/health, s", "one token, s", "memory, MB", "outcome")
+PROBES = ("victim", "health", "newcomer")
+COLUMNS = ("standstill, s", "memory, MB", "outcome")
 AFTERMATH = 0.3  # seconds after an attack's answer that still count as its own
 
 
@@ -110,20 +112,18 @@ def outcome_of(row: dict[str, Any]) -> str:
 def cells(row: dict[str, Any] | None) -> list[str]:
     if row is None:
         return [""] * len(COLUMNS)
-    gaps_of = [f"{longest(row, name, 'quiet')} -> {longest(row, name)}" for name in ("victim", "health", "newcomer")]
-    return [gaps_of[0], f"{rate(row, 'quiet')} -> {rate(row, 'during')}", *gaps_of[1:],
-            f"{row['grown'] / MEGABYTE:.0f}", outcome_of(row)]  # fmt: skip
+    gaps = " / ".join(longest(row, probe) for probe in PROBES) if row["during"] else "-"
+    return [gaps, f"{row['grown'] / MEGABYTE:.0f}", outcome_of(row)]
 
 
-def rate(row: dict[str, Any], when: str) -> str:
-    """Events of the stream per second; none where the attack was over before there could be one."""
-    if "victim" not in row[when] or row["seconds"] < 1:
-        return "-"
-    return f"{row[when]['victim']['answers'] / (row['quiet_seconds'] if when == 'quiet' else row['seconds']):.0f}"
+def noise(run: Iterable[dict[str, Any]]) -> str:
+    """How long each probe stood still at most without an attack, in any row."""
+    gaps = [max((row["quiet"][probe]["gap"] for row in run if row["quiet"]), default=0.0) for probe in PROBES]
+    return " / ".join(f"{gap:.2f}" for gap in gaps)
 
 
 def table(runs: list[list[dict[str, Any]]], names: list[str]) -> str:
-    """Markdown; a group of four columns for each run."""
+    """Markdown; a group of columns for each run. Its last line is what the machine itself did."""
     by_name = [{row["name"]: row for row in run} for run in runs]
     order = list(dict.fromkeys(name for run in by_name for name in run))
     heads = ["row", "attack"]
@@ -136,6 +136,8 @@ def table(runs: list[list[dict[str, Any]]], names: list[str]) -> str:
         label = f"{name}: {first['what']} ({first['size']})"
         figures = [cell for run in by_name for cell in cells(run.get(name))]
         lines.append("| " + " | ".join([first["row"], label, *figures]) + " |")
+    quiet = [cell for run in runs for cell in (noise(run), "", "")]
+    lines.append("| " + " | ".join(["", "no attack: the longest of any row", *quiet]) + " |")
     return "\n".join(lines)
 
 
