@@ -27,10 +27,9 @@ def client_defaults(request: Request, body: SamplingFields, defaults: Mapping[st
         )
     if not options.api_keys or options.shared_prefixes:
         return dict(defaults)
-    return {**defaults, "cache_salt": _salt(request.headers["authorization"])}
+    return {**defaults, "cache_salt": _salt(options.api_keys[request.scope["state"]["key"] - 1])}
 
 
-def _salt(authorization: str) -> str:
+def _salt(key: str) -> str:
     """One for each key; whoever does not know the key cannot name it in a request of his own."""
-    key = authorization.partition(" ")[2].strip()
-    return hmac.new(_SECRET, key.encode("latin-1", "replace"), hashlib.sha256).hexdigest()
+    return hmac.new(_SECRET, key.encode(), hashlib.sha256).hexdigest()

@@ -14,28 +14,29 @@ from tensorwright.runtime.server.completion_request import CompletionRequest
 from tensorwright.runtime.server.options import ServerOptions
 
 
-def defaults_of(key: str, body: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    """Of a request with this key, as its handler sees it."""
+def defaults_of(key: int | None, body: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """Of a request with the key of this number, as its handler sees it."""
     app = SimpleNamespace(state=SimpleNamespace(options=ServerOptions(**options)))
-    request: Any = SimpleNamespace(app=app, headers={"authorization": f"Bearer {key}"})
+    request: Any = SimpleNamespace(app=app, scope={"state": {} if key is None else {"key": key}})
     return client_defaults(request, CompletionRequest(prompt="x", **(body or {})), {"top_p": 0.5})
 
 
 def test_each_key_has_a_salt_that_does_not_show_it() -> None:
-    salts = [defaults_of(key, api_keys=("a", "b"))["cache_salt"] for key in ("a", "b", "a", " a")]
-    assert salts[0] == salts[2] == salts[3] != salts[1]
+    """Of the key that was found to be right, however the header spelled it; one that is given twice has one."""
+    salts = [defaults_of(number, api_keys=("a", "b", "a"))["cache_salt"] for number in (1, 2, 3)]
+    assert salts[0] == salts[2] != salts[1]
     assert len(salts[0]) == 64
-    assert defaults_of("a", api_keys=("a",), shared_prefixes=True) == {"top_p": 0.5}
-    assert defaults_of("a") == {"top_p": 0.5}
+    assert defaults_of(1, api_keys=("a",), shared_prefixes=True) == {"top_p": 0.5}
+    assert defaults_of(None) == {"top_p": 0.5}
 
 
 @pytest.mark.parametrize(("priority", "most"), [(1, 0), (8, 7)])
 def test_a_priority_above_the_servers_is_refused(priority: int, most: int) -> None:
     for fine in (-5, 0, most):
-        defaults_of("", {"priority": fine}, max_priority=most)
+        defaults_of(None, {"priority": fine}, max_priority=most)
     words = rf"at most {most} on this server \(its --max-priority\), got {priority}"
     with pytest.raises(InvalidRequestError, match=words):
-        defaults_of("", {"priority": priority}, max_priority=most)
+        defaults_of(None, {"priority": priority}, max_priority=most)
 
 
 def cached(served: Served, key: str, chat: bool = False, **fields: Any) -> int:
