@@ -32,7 +32,10 @@ def test_the_page_lists_every_class_and_no_other() -> None:
     assert all(issubclass(kind, TensorwrightError) and kind.__doc__ for kind in CLASSES.values())
 
 
-TOLD = {"InvalidRequestError", "PromptTooLongError", "UnknownModelError", "QueueFullError", "NumericalError"}
+TOLD = {
+    "InvalidRequestError", "PromptTooLongError", "UnknownModelError", "QueueFullError", "NumericalError",
+    "TemporarilyUnavailableError",
+}  # fmt: skip
 """What a server tells its clients word for word."""
 OF_COMMANDS = {"runtime/eval_command.py"}
 """Whoever reads their errors has named the files."""

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from array import array
 from typing import IO, Any
 
@@ -94,8 +95,9 @@ def silence() -> None:
 
 
 def serve(control: socket.socket, tokens: LibraryTokens, parent: int) -> None:
-    """Each byte that comes brings a socket with one job, answered there by {"text": ..., "bytes": ...} or {"refused":
-    words}, and then {"ended": exit status}. To close that socket ends the job. Returns when the parent is gone."""
+    """Each byte that comes brings a socket with one job, answered there by {"text": ..., "bytes": ..., "seconds": of a
+    processor} or {"refused": words}, and then {"ended": exit status}. To close that socket ends the job. Returns when
+    the parent is gone."""
     jobs, poll = Jobs(), select.poll()
     poll.register(control, select.POLLIN)
     while os.getppid() == parent:
@@ -171,11 +173,11 @@ def answer(job: socket.socket, tokens: LibraryTokens) -> None:
 
 def compile_one(tokens: LibraryTokens, params: GuidedDecodingParams, limits: dict[str, int]) -> dict[str, Any]:
     text = translate(tokens, params, limits)
-    before = held_bytes()
+    before, begun = held_bytes(), time.thread_time()
     matcher = compiled(tokens, text, name_of(params), limits)
-    size = held_bytes() - before
+    seconds, size = time.thread_time() - begun, held_bytes() - before
     matcher.copy()  # as each completion has one
-    return {"text": text, "bytes": max(0, size)}
+    return {"text": text, "bytes": max(0, size), "seconds": seconds}
 
 
 def limit_memory(most: int) -> None:

@@ -3,59 +3,33 @@ an answer."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import signal
-import socket
-import subprocess
-import tempfile
 import threading
 import time
 import weakref
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
-from tensorwright.errors import EngineStoppedError, InvalidRequestError, QueueFullError
-from tensorwright.runtime.guided.compile_queue import QUICK_S, CompileQueue, Place
-from tensorwright.runtime.guided.other_python import environment, interpreter
+from tensorwright.errors import InvalidRequestError, QueueFullError, TemporarilyUnavailableError
+from tensorwright.runtime.guided.child_link import Child, Gone, SpelledVocabulary, StartingChild
+from tensorwright.runtime.guided.compile_queue import CompileQueue, Place
 from tensorwright.runtime.guided.params import GuidedDecodingParams
+from tensorwright.runtime.guided.translation import name_of
 from tensorwright.runtime.home_process import HomeProcess, ProcessLock
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 5.0
-"""What a grammar may take, its wait for a place included."""
+"""What a grammar may take in the child, its wait for a place included."""
+PROCESSOR_S = LIMIT_S / 2
+"""Seconds of a processor that the library may take for it there. In this process it does the same work once more, which
+nothing can end: this is its bound."""
 MEMORY = 512 << 20
 """Bytes that it may take while it is compiled."""
 MOST_BYTES = 16 << 20
 """And once it is; each completion that runs has a copy."""
-ANSWER_BYTES = 4 << 20  # of the child
-START_S = 120.0  # to read the vocabulary
-MODULE = "tensorwright.runtime.guided.compile_child"
-LAST_WORDS = 2000  # characters of a child's stderr that an error quotes
 
 Made = TypeVar("Made")
-
-
-@dataclass(frozen=True)
-class SpelledVocabulary:
-    """lengths, spelled: of each token in bytes, and all their bytes. ends: the tokens that end a text."""
-
-    lengths: bytes  # uint32
-    spelled: bytes
-    ends: tuple[int, ...]
-
-    def header(self) -> dict[str, Any]:
-        tokens = len(self.lengths) // array("I").itemsize
-        return {"parent": os.getpid(), "ends": self.ends, "tokens": tokens, "bytes": len(self.spelled)}
-
-
-class Gone(Exception):
-    """The child has ended, through no fault of a grammar."""
-
-
 _shared: weakref.WeakValueDictionary[SpelledVocabulary, CompileProcess] = weakref.WeakValueDictionary()
 _sharing = ProcessLock()
 
@@ -76,8 +50,9 @@ class CompileProcess:
         self._vocabulary = vocabulary
         self._home = HomeProcess()
         self._queue = CompileQueue()
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()  # of the two below; nobody waits for a child while it is held
         self._child: Child | None = None
+        self._starting: StartingChild | None = None
 
     @property
     def is_here(self) -> bool:
@@ -89,187 +64,117 @@ class CompileProcess:
         return None if self._child is None else self._child.process.pid
 
     def start(self) -> None:
-        """ValueError, in the library's words, for a vocabulary that it cannot use. EngineStoppedError if the system
-        does not let it start."""
-        self._started(None)
+        """Returns when the child has read the vocabulary, however long that takes. ValueError, in the library's words,
+        for a vocabulary that it cannot use. TemporarilyUnavailableError if the system does not let it start."""
+        self._running(None, None)
 
     def compile(
         self,
         params: GuidedDecodingParams,
         limits: dict[str, int],
-        finish: Callable[[str, int], Made],
+        finish: Callable[[str, int, float], Made],
     ) -> Made:
-        """finish: makes what is returned of the grammar in the library's form, and the bytes that it took.
+        """finish: makes what is returned of the grammar in the library's form, the bytes that it took, and the seconds
+        of a processor.
 
         InvalidRequestError for a grammar that the library refuses, or that takes too long or too much memory;
-        QueueFullError if others kept it waiting; EngineStoppedError if there is no process to compile it in.
+        QueueFullError if others kept it waiting; TemporarilyUnavailableError if there is no process to compile it in.
         """
         ends = time.monotonic() + LIMIT_S
+        child = self._restarted(None, ends)
         with self._queue.place(ends) as place:
-            answer = self._ask(params, limits, place, ends)
+            answer = self._ask(child, params, limits, place, ends)
             if "refused" in answer:
                 raise InvalidRequestError(answer["refused"])
             if answer["bytes"] > MOST_BYTES:
                 raise _too_much(params, MOST_BYTES)
-            return finish(answer["text"], answer["bytes"])
+            if answer["seconds"] > PROCESSOR_S:
+                raise _cannot(params, f"to compile it takes more than {PROCESSOR_S:g} s of a processor")
+            return finish(answer["text"], answer["bytes"], answer["seconds"])
 
-    def _ask(self, params: GuidedDecodingParams, limits: dict[str, int], place: Place, ends: float) -> dict[str, Any]:
-        job = {"params": _fields(params), "limits": limits, "memory": MEMORY}
-        child = self._restarted(None)
-        begun = time.monotonic()
+    def _ask(
+        self, child: Child, params: GuidedDecodingParams, limits: dict[str, int], place: Place, ends: float
+    ) -> dict[str, Any]:
         try:
-            try:
-                return _explained(params, child.ask(job, place, ends))
-            except Gone:  # it was killed: by the system, or by whoever looks after processes here
-                return _explained(params, self._restarted(child).ask(job, place, ends))
+            return _answer(child, params, limits, place, ends)
+        except Gone:  # it was killed: by the system, or by whoever looks after processes here
+            child = self._restarted(child, ends)
+        try:
+            return _answer(child, params, limits, place, ends)
         except Gone as error:
             logger.error("the process that compiles grammars was killed twice: %s", error)
-            raise EngineStoppedError(f"the process that compiles grammars was killed twice ({error})") from error
-        except TimeoutError:
-            if ends - begun < LIMIT_S / 2:
-                raise QueueFullError("other grammars kept this one waiting too long; try again later") from None
-            raise InvalidRequestError(
-                f"guided_decoding: {params.kind} cannot be followed: to compile it takes longer than "
-                f"{ends - begun:.1f} s; make it smaller"
-            ) from None
+            raise TemporarilyUnavailableError(
+                "the process that compiles grammars was killed twice while it compiled this one; try again later"
+            ) from error
 
-    def _restarted(self, gone: Child | None) -> Child:
+    def _restarted(self, gone: Child | None, ends: float) -> Child:
         """The same when the vocabulary was read before: no fault of a request's."""
         try:
-            return self._started(gone)
+            return self._running(gone, ends)
         except ValueError as error:
-            raise _not_started(error) from error
+            raise _not_started() from error
 
-    def _started(self, gone: Child | None) -> Child:
-        """The child that runs, which is not `gone`."""
+    def _running(self, gone: Child | None, ends: float | None) -> Child:
+        """The child, which is not `gone`. Where none runs, one is started in a thread of its own, and this one waits
+        for it until `ends`, in seconds of time.monotonic(), if that is given."""
         self._home.check()
-        with self._starting:
+        with self._lock:
             if self._child is not None and (self._child is gone or not self._child.runs):
                 self._child.end()
                 self._child = None
-            if self._child is None:
-                try:
-                    self._child = Child(self._vocabulary)
-                except OSError as error:
-                    raise _not_started(error) from error
-            return self._child
+            if self._child is not None:
+                return self._child
+            if self._starting is None:
+                self._starting = self._begin()
+            starting = self._starting
+        if not starting.wait(None if ends is None else max(0.0, ends - time.monotonic())):
+            raise TemporarilyUnavailableError(
+                "the process that compiles grammars is still being started; try again later"
+            )
+        with self._lock:
+            if self._starting is starting:
+                self._child, self._starting = starting.child, None
+                if starting.error is not None:
+                    logger.error("the process that compiles grammars does not start: %s", starting.error)
+        return _started(starting)
 
-
-class Child:
-    """Runs from its making on, until end() or until nobody holds it. ValueError as start() has it."""
-
-    def __init__(self, vocabulary: SpelledVocabulary):
-        self._control, theirs = socket.socketpair()
-        self._sending = threading.Lock()
-        with tempfile.TemporaryFile() as words:
-            with theirs:  # closed before anything is waited for: else the child's end would not be heard
-                self.process = subprocess.Popen(
-                    [interpreter(), "-P", "-m", MODULE],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=words,
-                    env=environment(),
-                    start_new_session=True,
-                )
-            self.end = weakref.finalize(self, _end, self._control, self.process, HomeProcess())
-            try:
-                self._send_vocabulary(vocabulary, words)
-            except BaseException:
-                self.end()
-                raise
-
-    @property
-    def runs(self) -> bool:
-        return self.process.poll() is None
-
-    def _send_vocabulary(self, vocabulary: SpelledVocabulary, words: IO[bytes]) -> None:
-        self._control.settimeout(START_S)
+    def _begin(self) -> StartingChild:
         try:
-            self._control.sendall(json.dumps(vocabulary.header()).encode() + b"\n")
-            self._control.sendall(vocabulary.lengths)
-            self._control.sendall(vocabulary.spelled)
-            answer = Answers(self._control).next(time.monotonic() + START_S)
-        except (BrokenPipeError, ConnectionResetError):
-            answer = None
-        self._control.settimeout(None)
-        if answer is None:
-            self.end()
-            said = _last_words(words)
-            raise ValueError(f"the process that reads it first ended with status {self.process.returncode}{said}")
-        if "refused" in answer:
-            raise ValueError(answer["refused"])
-
-    def ask(self, job: dict[str, Any], place: Place, ends: float) -> dict[str, Any]:
-        """The answer, or how the fork that had the job ended. Gone, TimeoutError, or what `place` raises."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            try:
-                with theirs, self._sending:
-                    socket.send_fds(self._control, [b"j"], [theirs.fileno()])
-                ours.settimeout(max(0.001, ends - time.monotonic()))
-                ours.sendall(json.dumps(job).encode() + b"\n")
-                return self._listen(ours, place, ends)
-            except (BrokenPipeError, ConnectionResetError) as error:
-                raise Gone(str(error)) from error
-            except ValueError:
-                return {
-                    "refused": f"what it is translated to takes more than {ANSWER_BYTES >> 20} MiB; make it smaller"
-                }
-            finally:
-                _hang_up(ours)
-
-    def _listen(self, ours: socket.socket, place: Place, ends: float) -> dict[str, Any]:
-        answers = Answers(ours)
-        try:
-            answer = answers.next(min(time.monotonic() + QUICK_S, ends))
-        except TimeoutError:
-            if time.monotonic() >= ends:
-                raise
-            place.took_long()
-            answer = answers.next(ends)
-        if answer is None:
-            raise Gone("it ended without a word")
-        return answer
+            return StartingChild(self._vocabulary)
+        except RuntimeError as error:
+            logger.error("there is no thread to start the process that compiles grammars: %s", error)
+            raise _not_started() from error
 
 
-class Answers:
-    """Lines of JSON from the other side of a socket."""
-
-    def __init__(self, channel: socket.socket):
-        self._channel = channel
-        self._waiting = b""
-
-    def next(self, ends: float) -> dict[str, Any] | None:
-        """None once the other side has closed. TimeoutError at `ends`, and a later call goes on from there."""
-        while b"\n" not in self._waiting:
-            self._channel.settimeout(max(0.001, ends - time.monotonic()))
-            data = self._channel.recv(1 << 16)
-            if not data:
-                return None
-            self._waiting += data
-            if len(self._waiting) > ANSWER_BYTES:
-                raise ValueError(f"an answer of more than {ANSWER_BYTES} bytes")
-        line, self._waiting = self._waiting.split(b"\n", 1)
-        return json.loads(line)
+def _started(starting: StartingChild) -> Child:
+    """An error is made anew for each who waits: the frames that it comes through hold whoever waits."""
+    if starting.child is not None:
+        return starting.child
+    if isinstance(starting.error, ValueError):
+        raise ValueError(str(starting.error))
+    raise _not_started() from starting.error
 
 
-def _not_started(error: Exception) -> EngineStoppedError:
-    return EngineStoppedError(f"the process that compiles grammars does not start ({error}); try again later")
+def _not_started() -> TemporarilyUnavailableError:
+    """The log says why: that may name files of this machine."""
+    return TemporarilyUnavailableError("the process that compiles grammars does not start; try again later")
 
 
-def _hang_up(channel: socket.socket) -> None:
-    """The child hears it, even if a fork of this process holds the socket too."""
+def _answer(
+    child: Child, params: GuidedDecodingParams, limits: dict[str, int], place: Place, ends: float
+) -> dict[str, Any]:
+    """Of the child, unless the fork ended without one. Gone, or what CompileProcess.compile raises."""
+    job = {"params": _fields(params), "limits": limits, "memory": MEMORY}
+    begun = time.monotonic()
     try:
-        channel.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # it has hung up before
-
-
-def _end(control: socket.socket, process: subprocess.Popen[bytes], home: HomeProcess) -> None:
-    if home.is_here:
-        control.close()
-        process.kill()
-        process.wait()
+        return _explained(params, child.ask(job, place, ends))
+    except TimeoutError:
+        if ends - begun < LIMIT_S / 2:
+            raise QueueFullError(
+                "this grammar was begun too late, after others or since the process that compiles them was started; "
+                "try again later"
+            ) from None
+        raise _cannot(params, f"to compile it takes longer than {ends - begun:.1f} s") from None
 
 
 def _fields(params: GuidedDecodingParams) -> dict[str, Any]:
@@ -284,18 +189,15 @@ def _explained(params: GuidedDecodingParams, answer: dict[str, Any]) -> dict[str
     status = answer["ended"]
     if status in (-signal.SIGABRT, -signal.SIGKILL):
         raise _too_much(params, MEMORY)
-    why = "it nests too deep" if status == -signal.SIGSEGV else f"the process that compiled it ended with {status}"
-    raise InvalidRequestError(f"guided_decoding: {params.kind} cannot be followed: {why}; make it smaller")
-
-
-def _too_much(params: GuidedDecodingParams, most: int) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"guided_decoding: {params.kind} cannot be followed: it takes more than {most >> 20} MiB of memory; make it "
-        "smaller"
+    raise _cannot(
+        params,
+        "it nests too deep" if status == -signal.SIGSEGV else f"the process that compiled it ended with {status}",
     )
 
 
-def _last_words(file: IO[bytes]) -> str:
-    file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_WORDS))
-    said = file.read().decode(errors="replace").strip()
-    return f"; its last words: {said}" if said else ""
+def _too_much(params: GuidedDecodingParams, most: int) -> InvalidRequestError:
+    return _cannot(params, f"it takes more than {most >> 20} MiB of memory")
+
+
+def _cannot(params: GuidedDecodingParams, why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{name_of(params)} cannot be followed: {why}; make it smaller")

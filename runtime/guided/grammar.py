@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.guided import compile_child
+from tensorwright.runtime.guided.compile_queue import QUICK_S
 from tensorwright.runtime.guided.library import LibraryMatcher
 from tensorwright.runtime.guided.matcher import GrammarMatcher
 from tensorwright.runtime.guided.params import GuidedDecodingParams
@@ -30,24 +33,25 @@ LIMITS: dict[str, int] = {
 """What one grammar may cost in the library's units, the same wherever and beside whomever it is followed. An object of
 200 optional properties fits. mask_budget.py bounds the time of its masks."""
 
-STACK_BYTES = 4 * (4 << 20)  # four times that of compile_child.py
+STACK_BYTES = 4 * compile_child.STACK_BYTES
 _starting = ProcessLock()
 
 
 class Grammar:
     """Shared by the requests that ask for the same; each of their completions starts a matcher of its own.
 
-    size: about how many bytes it holds.
+    size: about how many bytes it holds. row: the mask of the first token, as the library has it.
     """
 
-    def __init__(self, vocabulary: GuidedVocabulary, matcher: LibraryMatcher, name: str, size: int):
+    def __init__(
+        self, vocabulary: GuidedVocabulary, matcher: LibraryMatcher, row: NDArray[np.uint32], name: str, size: int
+    ):
         self.size = size
         self._vocabulary = vocabulary
         self._matcher = matcher
         self._name = name
         self._lock = threading.Lock()
-        self._row = np.zeros(vocabulary.library_words, dtype=np.uint32)
-        matcher.compute_mask(self._row)
+        self._row = row
 
     def first_mask(self, ignore_eos: bool) -> NDArray[np.uint32]:
         """Of the first token. InvalidRequestError if there is none."""
@@ -75,20 +79,28 @@ def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams) 
     """Raises what CompileProcess.compile does."""
     name = name_of(params)
 
-    def finish(text: str, size: int) -> Grammar:
-        matcher = on_large_stack(lambda: compiled(vocabulary.tokens, text, name, LIMITS))
-        return Grammar(vocabulary, matcher, name, size)
+    def finish(text: str, size: int, seconds: float) -> Grammar:
+        row = np.zeros(vocabulary.library_words, dtype=np.uint32)
+
+        def work() -> LibraryMatcher:
+            return compiled(vocabulary.tokens, text, name, LIMITS, lambda matcher: matcher.compute_mask(row))
+
+        return Grammar(vocabulary, on_large_stack(work, seconds > QUICK_S), row, name, size)
 
     return vocabulary.compiler.compile(params, LIMITS, finish)
 
 
-def on_large_stack(work: Callable[[], Any]) -> Any:
-    """Its result. The library walks rules recursively: what fits the child's stack must fit this one."""
+def on_large_stack(work: Callable[[], Any], gives_way: bool = False) -> Any:
+    """Its result. The library walks rules recursively: what fits the child's stack must fit this one. It lets go of the
+    interpreter's lock. gives_way: what is computed for requests that run goes before, as before the child."""
     results: list[Any] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
+            if gives_way:
+                thread = threading.get_native_id()
+                os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + compile_child.NICE)
             results.append(work())
         except BaseException as error:
             errors.append(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
@@ -36,11 +37,18 @@ def translate(tokens: LibraryTokens, params: GuidedDecodingParams, limits: dict[
         raise InvalidRequestError(f"{name_of(params)} cannot be followed: {clipped(str(error))}") from error
 
 
-def compiled(tokens: LibraryTokens, text: str, name: str, limits: dict[str, int]) -> LibraryMatcher:
-    """text: what translate() made. InvalidRequestError also if the library cannot begin with it."""
+def compiled(
+    tokens: LibraryTokens,
+    text: str,
+    name: str,
+    limits: dict[str, int],
+    first_mask: Callable[[LibraryMatcher], bool] = LibraryMatcher.has_mask,
+) -> LibraryMatcher:
+    """text: what translate() made. first_mask: computes the mask of the first token. InvalidRequestError also if the
+    library cannot begin with it."""
     matcher = LibraryMatcher.compile(tokens, text, limits)
     if not matcher.is_error:
-        matcher.has_mask()
+        first_mask(matcher)
     if matcher.is_error:
         raise InvalidRequestError(f"{name} cannot be followed: {library_words(matcher)}")
     return matcher

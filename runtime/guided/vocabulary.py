@@ -13,7 +13,8 @@ import tokenizers
 from numpy.typing import NDArray
 
 from tensorwright.errors import InvalidRequestError, QueueFullError
-from tensorwright.runtime.guided.compile_process import CompileProcess, SpelledVocabulary, process_for
+from tensorwright.runtime.guided.child_link import SpelledVocabulary
+from tensorwright.runtime.guided.compile_process import CompileProcess, process_for
 from tensorwright.runtime.guided.grammar import Grammar, compile_grammar
 from tensorwright.runtime.guided.library import LibraryTokens, load_library
 from tensorwright.runtime.guided.params import GuidedDecodingParams

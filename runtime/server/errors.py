@@ -22,12 +22,13 @@ from tensorwright.errors import (
     PromptTooLongError,
     QueueFullError,
     RequestAbortedError,
+    TemporarilyUnavailableError,
     TensorwrightError,
     UnknownModelError,
 )
 
 log = logging.getLogger(__name__)
-STOPPED = "this model's engine, or a process that it needs, stopped; the server's log says why"  # that may name files
+STOPPED = "this model's engine stopped; the server's log says why"  # that may name files
 SHOWN_PLACE = 100  # characters of a field's name, or of a header, that a client is told back
 
 
@@ -58,6 +59,7 @@ _KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
     (InvalidOptionError, 400, "invalid_request_error", None),
     (ClientShareError, 429, "rate_limit_error", "too_many_requests"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
+    (TemporarilyUnavailableError, 503, "service_unavailable_error", "temporarily_unavailable"),
     (EngineStoppedError, 503, "service_unavailable_error", "engine_stopped"),  # told as STOPPED
     (RequestAbortedError, 503, "service_unavailable_error", "request_aborted"),
     (NumericalError, 500, "server_error", "NumericalError"),

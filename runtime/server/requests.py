@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.types import Receive
 
 from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.guided.compile_queue import on_behalf_of
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.prompts import Prompt
@@ -37,7 +38,8 @@ async def start_all(
     pools = request.app.state.pools
     pool = pools.text if llm.engine.vocabulary_reader.knows(params.guided_decoding) else pools.grammar
     deadline = getattr(request.state, "deadline", None)
-    starting = pool.run(_start, llm, make_prompts, params, deadline, client=client_of(request.scope), late=abort_all)
+    client = client_of(request.scope)
+    starting = pool.run(_start, llm, make_prompts, params, deadline, client, client=client, late=abort_all)
     handles = await unless_gone(starting, request.receive)
     if deadline is not None:
         deadline.leave_to_engine()
@@ -45,13 +47,18 @@ async def start_all(
 
 
 def _start(
-    llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams, deadline: Deadline | None
+    llm: LLM,
+    make_prompts: Callable[[], Sequence[Prompt]],
+    params: SamplingParams,
+    deadline: Deadline | None,
+    client: str,
 ) -> list[RequestHandle]:
     handles: list[RequestHandle] = []
     try:
-        for prompt in make_prompts():
-            bounded = params if deadline is None else deadline.bound(params)
-            handles.append(llm.generate_async(prompt, bounded))
+        with on_behalf_of(client):
+            for prompt in make_prompts():
+                bounded = params if deadline is None else deadline.bound(params)
+                handles.append(llm.generate_async(prompt, bounded))
     except BaseException:
         abort_all(handles)
         raise

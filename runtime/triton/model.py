@@ -205,6 +205,7 @@ def _triton_error(error: Exception) -> Any:
         (CancelledByClient, kind.CANCELLED),
         (errors.InvalidRequestError, kind.INVALID_ARG),
         (errors.QueueFullError, kind.UNAVAILABLE),
+        (errors.TemporarilyUnavailableError, kind.UNAVAILABLE),
         (errors.EngineStoppedError, kind.UNAVAILABLE),
         (errors.RequestAbortedError, kind.UNAVAILABLE),
     ]

@@ -105,6 +105,11 @@ class ClientShareError(TensorwrightError):
     """A client of the server has all under way that one client may; it can come again when some of it has ended."""
 
 
+class TemporarilyUnavailableError(TensorwrightError):
+    """A process that the request needs beside the engine is not there at the moment. The engine runs, and so do other
+    requests; try again later."""
+
+
 class OutOfMemoryError(TensorwrightError, MemoryError):
     """The KV-cache budget is too small for one block per sequence, or memory could not be had."""
 

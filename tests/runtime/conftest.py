@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from support.fake_runtime import FakeEngine, fake_module, write_engine
+from support.fake_runtime import FakeEngine, fake_module, wait_until, write_engine
+from support.grammar_process import DIGITS, children, engine
 from support.toy_executor import options
 from tensorwright.runtime import _runtime, native
+from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 from tensorwright.runtime.llm import LLM
 
 
@@ -38,5 +40,23 @@ def start() -> Iterator[Callable[..., Any]]:
         return engines[-1]
 
     yield make
-    for engine in engines:
-        engine.shutdown(False)
+    for each in engines:
+        each.shutdown(False)
+
+
+@pytest.fixture(scope="session")
+def shared() -> GuidedVocabulary:
+    return GuidedVocabulary(engine())
+
+
+@pytest.fixture
+def known(shared: GuidedVocabulary) -> Iterator[GuidedVocabulary]:
+    """A vocabulary without the grammars of other tests. Afterwards it must compile as before, and nothing may be left
+    of a job."""
+    shared._grammars.clear()
+    yield shared
+    shared._grammars.clear()
+    assert shared.compile(DIGITS).size > 0
+    wait_until(lambda: not children(shared.compiler.pid))
+    queue = shared.compiler._queue
+    assert not [*queue._quick.holders, *queue._slow.holders, *queue._waiting]

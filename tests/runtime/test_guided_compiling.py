@@ -3,67 +3,30 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
 import sys
 import threading
 import time
-from array import array
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from support import hostile_grammars as hostile
-from support.fake_runtime import byte_tokenizer, wait_until
+from support.fake_runtime import wait_until
+from support.grammar_process import DIGITS, children
 from tensorwright import GuidedDecodingParams
-from tensorwright.errors import EngineStoppedError, InvalidRequestError, QueueFullError
+from tensorwright.errors import InvalidRequestError, QueueFullError
 from tensorwright.runtime.guided import (
     compile_child,
     compile_process,
     compile_queue,
     grammar,
-    other_python,
     translation,
     vocabulary,
 )
-from tensorwright.runtime.guided.compile_queue import CompileQueue
-from tensorwright.runtime.guided.reader import VocabularyReader
+from tensorwright.runtime.guided.library import LibraryMatcher
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-from tensorwright.runtime.tokenizer import Tokenizer
-
-DIGITS = GuidedDecodingParams(regex="[0-9]+")
-
-
-def engine() -> Any:
-    known = Tokenizer(byte_tokenizer())
-    return SimpleNamespace(path="made", tokenizer=known, vocab_size=known.vocab_size, eos_token_ids=[256])
-
-
-@pytest.fixture(scope="module")
-def shared() -> GuidedVocabulary:
-    return GuidedVocabulary(engine())
-
-
-@pytest.fixture
-def known(shared: GuidedVocabulary) -> Iterator[GuidedVocabulary]:
-    """Without the grammars of other tests. Afterwards it must compile as before, and nothing may be left of a job."""
-    shared._grammars.clear()
-    yield shared
-    shared._grammars.clear()
-    assert shared.compile(DIGITS).size > 0
-    wait_until(lambda: not children(shared.compiler.pid))
-    queue = shared.compiler._queue
-    assert (queue._free, queue._slow_free) == (compile_queue.PLACES, compile_queue.SLOW_PLACES)
-    assert not queue._waiting
-
-
-def children(process: int | None) -> list[int]:
-    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    return [int(child) for child in found]
 
 
 @pytest.mark.parametrize("shape", hostile.CHAINS)
@@ -127,6 +90,84 @@ def test_memory_is_bounded(known: GuidedVocabulary, monkeypatch: pytest.MonkeyPa
         known.compile(GuidedDecodingParams(choice=["ab" * 10_000]))
 
 
+def test_the_second_compile_is_bounded_by_the_first(known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can end the one in this process: what took longer in the other never comes here."""
+    here: list[Any] = []
+    monkeypatch.setattr(grammar, "compiled", lambda *given: here.append(given))
+    monkeypatch.setattr(compile_process, "PROCESSOR_S", 0.0)
+    with pytest.raises(
+        InvalidRequestError, match="cannot be followed: to compile it takes more than 0 s of a processor"
+    ):
+        known.compile(GuidedDecodingParams(regex="p+"))
+    assert here == []
+
+
+def test_the_second_compile_computes_the_first_mask_once(
+    known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does no more than the first did."""
+    computed: list[str] = []
+    for name in ("has_mask", "compute_mask"):
+        made = getattr(LibraryMatcher, name)
+        monkeypatch.setattr(
+            LibraryMatcher, name, lambda *given, name=name, made=made: computed.append(name) or made(*given)
+        )
+    assert known.compile(GuidedDecodingParams(regex="q")).first_mask(False).any()
+    assert computed == ["compute_mask"]
+
+
+def test_other_threads_go_on_while_a_grammar_is_compiled_here(
+    known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter takes its lock from nobody here, so another thread can only go on where the library lets go of
+    it. It may be given no processor just then, so one try of many is enough."""
+    rounds, over, went_on = [0], threading.Event(), []
+    begin = known.tokens.library.llg_new_matcher
+
+    def watched(*given: Any) -> Any:
+        before = rounds[0]
+        made = begin(*given)
+        went_on.append(rounds[0] > before)
+        return made
+
+    def count() -> None:
+        while not over.is_set():
+            rounds[0] += 1
+            time.sleep(0)  # which lets go of it too
+
+    monkeypatch.setattr(known.tokens.library, "llg_new_matcher", watched)
+    interval, thread = sys.getswitchinterval(), threading.Thread(target=count)
+    sys.setswitchinterval(1e6)
+    thread.start()
+    try:
+        while not any(went_on) and len(went_on) < 100:
+            known.compile(GuidedDecodingParams(choice=["r" * (1000 + len(went_on))]))
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert any(went_on)
+
+
+@pytest.mark.parametrize(("seconds", "gives_way"), [(0.01, False), (compile_queue.QUICK_S * 2, True)])
+def test_what_takes_long_gives_way_in_the_serving_process(
+    shared: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch, seconds: float, gives_way: bool
+) -> None:
+    """To the threads that compute for requests, as the other process does. seconds: what that took."""
+    asked: list[bool] = []
+    large = grammar.on_large_stack
+    monkeypatch.setattr(grammar, "on_large_stack", lambda work, way: asked.append(way) or large(work, way))
+    text = translation.translate(shared.tokens, GuidedDecodingParams(regex="s"), grammar.LIMITS)
+    compiler = SimpleNamespace(compile=lambda params, limits, finish: finish(text, 1, seconds))
+    vocabulary: Any = SimpleNamespace(compiler=compiler, tokens=shared.tokens, library_words=shared.library_words)
+    grammar.compile_grammar(vocabulary, GuidedDecodingParams(regex="s"))
+    assert asked == [gives_way]
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    own = grammar.on_large_stack(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), gives_way)
+    assert own == min(19, priority + gives_way * compile_child.NICE)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == priority
+
+
 def test_grammars_are_kept_by_their_size(known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     params = [GuidedDecodingParams(choice=[letter * 1000]) for letter in "abc"]
     size = known.compile(params[0]).size
@@ -136,59 +177,6 @@ def test_grammars_are_kept_by_their_size(known: GuidedVocabulary, monkeypatch: p
         known.compile(each)
     assert list(known._grammars) == params[1:]
     assert [known.knows(each) for each in params] == [False, True, True]
-
-
-def test_a_killed_child_is_replaced(known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a grammar, and while it compiles one: that one is tried again, once."""
-    first = known.compiler.pid
-    os.kill(first, signal.SIGKILL)
-    assert known.compile(GuidedDecodingParams(regex="x+")).size > 0
-    second = known.compiler.pid
-    assert second not in (None, first)
-    errors: list[Exception] = []
-
-    def compile_slow() -> None:
-        try:
-            known.compile(GuidedDecodingParams(**hostile.ENDLESS))
-        except Exception as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=compile_slow)
-    waiting.start()
-    kill_at_work(known, lambda child: child == second)
-    kill_at_work(known, lambda child: child not in (None, second))
-    waiting.join()
-    assert isinstance(errors[0], EngineStoppedError)
-    assert "was killed twice" in str(errors[0])
-
-
-def kill_at_work(known: GuidedVocabulary, is_meant: Callable[[int | None], bool]) -> None:
-    """Once the child that is meant compiles something."""
-    wait_until(lambda: is_meant(known.compiler.pid) and children(known.compiler.pid), 30)
-    os.kill(known.compiler.pid or 0, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("why", [OSError("no more processes"), ValueError("its last words"), TimeoutError("timed out")])
-def test_a_child_that_does_not_start_again_is_no_requests_fault(
-    known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch, why: Exception
-) -> None:
-    """Whether it was killed before the grammar came, or while it compiled it."""
-
-    def none(*given: Any) -> Any:
-        raise why
-
-    for dies in (known.compiler._child.end, lambda: None):  # type: ignore[union-attr]
-        with monkeypatch.context() as patch:
-            dies()
-            patch.setattr(compile_process.Child, "ask", lambda *given: none_left())
-            patch.setattr(compile_process, "Child", none)
-            with pytest.raises(EngineStoppedError, match=f"does not start .{why}"):
-                known.compile(GuidedDecodingParams(regex="y+"))
-        known.compile(GuidedDecodingParams(regex="z+"))
-
-
-def none_left() -> Any:
-    raise compile_process.Gone
 
 
 def test_a_killed_fork_is_the_grammars_own_fault(known: GuidedVocabulary) -> None:
@@ -267,168 +255,6 @@ def compiles(known: GuidedVocabulary, params: GuidedDecodingParams) -> bool:
         return False
 
 
-def test_the_queue_is_bounded_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_queue, "MOST_WAITING", 2)
-    queue, later = CompileQueue(), time.monotonic() + 30
-    order: list[int] = []
-
-    def enter(number: int) -> None:
-        with queue.place(later):
-            order.append(number)
-
-    held = [queue.place(later) for _ in range(compile_queue.PLACES)]
-    for place in held:
-        place.__enter__()
-    threads = []
-    for number in range(2):
-        threads.append(threading.Thread(target=enter, args=(number,)))
-        threads[-1].start()
-        wait_until(lambda: len(queue._waiting) == len(threads))
-    with pytest.raises(QueueFullError, match="2 grammars wait"), queue.place(later):
-        raise AssertionError
-    held[0].__exit__(None, None, None)
-    for thread in threads:
-        thread.join()
-    assert order == [0, 1]
-    held[0] = queue.place(later)
-    held[0].__enter__()
-    with pytest.raises(QueueFullError, match="still being compiled"), queue.place(time.monotonic()):
-        raise AssertionError
-    for place in held:
-        place.__exit__(None, None, None)
-
-
-def test_engines_of_one_vocabulary_share_a_child(known: GuidedVocabulary) -> None:
-    assert GuidedVocabulary(engine()).compiler is known.compiler
-    other = engine()
-    other.eos_token_ids = [3]
-    assert GuidedVocabulary(other).compiler is not known.compiler
-
-
-def test_the_child_goes_with_the_last_engine() -> None:
-    mine = engine()
-    mine.eos_token_ids = [7]
-    reader = VocabularyReader(mine)
-    child = reader.get().compiler.pid
-    assert Path(f"/proc/{child}").exists()
-    reader.close()
-    assert not Path(f"/proc/{child}").exists()
-    with pytest.raises(EngineStoppedError):
-        reader.get()
-
-
-def test_closing_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it. Who asked hears of its end, and then the child goes."""
-    monkeypatch.setattr(compile_process, "LIMIT_S", 2.0)
-    mine, errors = engine(), []
-    mine.eos_token_ids = [11]
-    reader = VocabularyReader(mine)
-
-    def compile_slow(known: GuidedVocabulary) -> None:
-        try:
-            known.compile(GuidedDecodingParams(**hostile.ENDLESS))
-        except InvalidRequestError as error:
-            errors.append(str(error))
-
-    child = reader.get().compiler.pid
-    asking = threading.Thread(target=compile_slow, args=(reader.get(),))
-    asking.start()
-    wait_until(lambda: children(child), 20)
-    reader.close()
-    asking.join()
-    assert "cannot be followed" in errors[0]  # by its time or its size, whichever comes first
-    del asking
-    wait_until(lambda: not Path(f"/proc/{child}").exists(), 20)
-
-
-PARENT = """
-import os, sys, threading
-from support import hostile_grammars as hostile
-from tensorwright import GuidedDecodingParams
-from runtime_test import engine
-from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-known = GuidedVocabulary(engine())
-slow = GuidedDecodingParams(**hostile.ENDLESS)
-threading.Thread(target=lambda: known.compile(slow), daemon=True).start()
-if os.fork() == 0:  # as data loaders are: it has the parent's sockets too
-    sys.stdin.read()
-    os._exit(0)
-print(known.compiler.pid, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_the_child_goes_when_its_parent_is_killed() -> None:
-    """With the fork that compiles, and though another fork of the parent lives on."""
-    folders = [str(Path(__file__).parents[1])]
-    program = PARENT.replace("from runtime_test import engine\n", ENGINE)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-    )  # fmt: skip
-    assert parent.stdin is not None
-    assert parent.stdout is not None
-    with parent.stdin, parent.stdout:
-        child = int(parent.stdout.readline())
-        wait_until(lambda: children(child), 20)
-        forks = children(child)
-        parent.kill()
-        parent.wait()
-        for process in (child, *forks):
-            wait_until(lambda: gone(process), 20)  # noqa: B023
-
-
-def test_the_child_goes_when_its_parent_was_killed_before_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though somebody else holds the parent's socket."""
-    header = compile_process.SpelledVocabulary.header
-    monkeypatch.setattr(
-        compile_process.SpelledVocabulary, "header", lambda self: header(self) | {"parent": os.getppid()}
-    )
-    orphan = compile_process.Child(compile_process.SpelledVocabulary(array("I", [1, 1]).tobytes(), b"ab", (1,)))
-    wait_until(lambda: not orphan.runs, 20)
-
-
-def test_a_fork_finds_the_locks_free() -> None:
-    """Whatever other threads of its parent did just then."""
-    for lock in (compile_process._sharing, grammar._starting):
-        with lock:
-            process = os.fork()
-            if process == 0:
-                signal.alarm(20)  # it would wait for ever
-                with lock:
-                    os._exit(0)
-        assert os.waitpid(process, 0)[1] == 0
-
-
-ENGINE = """
-from types import SimpleNamespace
-from support.fake_runtime import byte_tokenizer
-from tensorwright.runtime.tokenizer import Tokenizer
-def engine():
-    known = Tokenizer(byte_tokenizer())
-    return SimpleNamespace(path="made", tokenizer=known, vocab_size=known.vocab_size, eos_token_ids=[256])
-"""
-
-
-def gone(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text()
-    except FileNotFoundError:
-        return True
-    return re.search(r"\) (\w)", state)[1] == "Z"  # type: ignore[index]
-
-
-def test_a_vocabulary_that_ends_its_reader_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module = tmp_path / "reads_badly.py"
-    module.write_text("import os, sys\nprint('explicit panic', file=sys.stderr)\nos.abort()\n")
-    monkeypatch.setattr(compile_process, "MODULE", "reads_badly")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    other = engine()
-    other.eos_token_ids = [9]
-    with pytest.raises(InvalidRequestError, match="status -6; its last words: explicit panic"):
-        GuidedVocabulary(other)
-
-
 def test_the_serving_process_has_more_stack_than_the_child() -> None:
     assert grammar.STACK_BYTES >= 2 * compile_child.STACK_BYTES
     before = threading.stack_size()
@@ -436,13 +262,3 @@ def test_the_serving_process_has_more_stack_than_the_child() -> None:
     with pytest.raises(ZeroDivisionError):
         grammar.on_large_stack(lambda: 1 // 0)
     assert threading.stack_size() == before
-
-
-@pytest.mark.parametrize("name", ["python3", "triton_python_backend_stub", ""])
-def test_which_python_runs_the_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
-    if name:
-        (tmp_path / name).touch()
-    monkeypatch.setattr(sys, "executable", str(tmp_path / name) if name else "")
-    found = other_python.interpreter()
-    assert Path(found).name.startswith("python")
-    assert (Path(found).parent == tmp_path) == (name == "python3")

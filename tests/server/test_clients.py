@@ -9,6 +9,9 @@ import pytest
 
 from support.served import KEY, OTHER_KEY, Served
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.guided import compile_queue
+from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.server import requests
 from tensorwright.runtime.server.clients import client_defaults
 from tensorwright.runtime.server.completion_request import CompletionRequest
 from tensorwright.runtime.server.options import ServerOptions
@@ -28,6 +31,15 @@ def test_each_key_has_a_salt_that_does_not_show_it() -> None:
     assert len(salts[0]) == 64
     assert defaults_of(1, api_keys=("a",), shared_prefixes=True) == {"top_p": 0.5}
     assert defaults_of(None) == {"top_p": 0.5}
+
+
+def test_a_grammar_is_compiled_on_its_clients_behalf() -> None:
+    """Nobody compiles for others' share of the places, nor does anybody later in the same thread."""
+    asked: list[str | None] = []
+    llm: Any = SimpleNamespace(generate_async=lambda *given: asked.append(compile_queue._client.get()))
+    requests._start(llm, lambda: ["x"], SamplingParams(), None, "key 2")
+    assert asked == ["key 2"]
+    assert compile_queue._client.get() is None
 
 
 @pytest.mark.parametrize(("priority", "most"), [(1, 0), (8, 7)])

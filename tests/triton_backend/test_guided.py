@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from support import hostile_grammars as hostile
-from support.fake_triton import Request
+from support.fake_triton import Request, TritonError
 from tensorwright.errors import QueueFullError
-from tensorwright.runtime.guided import compile_process
+from tensorwright.runtime.guided import child_link, compile_process
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 from tensorwright.runtime.triton import starting
 from tensorwright.runtime.triton.model import TritonPythonModel
@@ -111,6 +111,25 @@ def test_a_guide_that_would_end_the_process_is_refused(
         )
         assert request.sender.wait() == []
         assert re.search("must have at most|cannot be followed", str(request.sender.errors[0]))
+
+
+def test_a_compiler_that_is_killed_is_not_the_engines_end(
+    ask: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others go on, and a client is told that it may come again."""
+
+    def killed(*given: Any) -> Any:
+        raise child_link.Gone("it ended without a word")
+
+    guided = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "[uv]{2}"}
+    with monkeypatch.context() as patch:
+        patch.setattr(child_link.Child, "ask", killed)
+        request = ask(text_input="x = ", max_tokens=8, **guided)
+        assert request.sender.wait() == []
+    [error] = request.sender.errors
+    assert error.code == TritonError.UNAVAILABLE
+    assert str(error).endswith("try again later")
+    assert ask(text_input="x = ", max_tokens=8, **guided).sender.wait()
 
 
 def test_too_many_that_start_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from support import hostile_grammars as hostile
 from tensorwright import LLM, SamplingParams
-from tensorwright.runtime.guided import compile_process
+from tensorwright.runtime.guided import child_link, compile_process
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 
 SCHEMA: dict[str, Any] = {
@@ -88,3 +88,22 @@ def test_a_grammar_that_would_end_the_server_is_refused(url: str, shape: str, mo
         assert httpx.get(f"{url}/health").status_code == 200
     polite = {"model": "pico", "prompt": "x", "max_tokens": 3, "guided_regex": "[a-z]{3}"}
     assert httpx.post(f"{url}/v1/completions", json=polite, timeout=60).status_code == 200
+
+
+def test_a_compiler_that_is_killed_is_not_the_engines_end(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client is told to come again, and nobody that the engine stopped."""
+
+    def killed(*given: Any) -> Any:
+        raise child_link.Gone("it ended without a word")
+
+    asked = {"model": "pico", "prompt": "x", "max_tokens": 3, "guided_regex": "[x-z]{3}"}
+    with monkeypatch.context() as patch:
+        patch.setattr(child_link.Child, "ask", killed)
+        answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=60)
+        assert httpx.get(f"{url}/ready").status_code == 200
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"], answer.headers["retry-after"]) == (
+        503, "service_unavailable_error", "temporarily_unavailable", "1",
+    )  # fmt: skip
+    assert error["message"].endswith("try again later")
+    assert httpx.post(f"{url}/v1/completions", json=asked, timeout=60).status_code == 200
