@@ -11,10 +11,15 @@ SLOW_S = 0.001
 
 
 class MaskBudget:
-    """Seconds of a processor, not of a clock: a busy machine ends nobody's request."""
+    """Seconds of a processor, not of a clock: a busy machine ends nobody's request.
+
+    Nor does one hiccup: where a hypervisor takes a processor away and does not tell, the time counts as used. So one
+    mask that is there although it took too much is forgiven, and what was saved up is gone.
+    """
 
     def __init__(self) -> None:
         self.left = MOST_S
+        self._forgiven = False
         self._recent = 0.0  # of the last mask, or half of that of the one before, ...
 
     @property
@@ -22,8 +27,12 @@ class MaskBudget:
         return self._recent > SLOW_S
 
     def pay(self, seconds: float) -> bool:
-        """For one mask. False if that was too much."""
+        """For one mask that is there. False if that was too much."""
         self._recent = max(seconds, self._recent / 2)
-        enough = seconds <= self.left
+        if seconds > self.left:
+            if self._forgiven:
+                return False
+            self._forgiven = True
+            seconds = self.left
         self.left = min(MOST_S, self.left - seconds + PER_MASK_S)
-        return enough
+        return True

@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -117,18 +118,37 @@ def _computed(job: MaskJob, watch: Watch) -> tuple[NDArray[np.uint32] | None, Ba
         mask = job.matcher.advance(job.tokens)
     except BaseException as found:  # whatever one request's grammar does must not end the others
         error = found
-    watch.end()
-    if not job.matcher.budget.pay(time.thread_time() - begun):
+    if watch.end() or not job.matcher.budget.pay(time.thread_time() - begun):
         return None, job.matcher.error(f"its masks take longer than {PER_MASK_S * 1e3:g} ms each")
     return mask, error
+
+
+@dataclass
+class _Running:
+    """clock: of the thread that computes; begun: what it said then. late: once it was seen to take too much."""
+
+    matcher: GrammarMatcher
+    clock: int
+    begun: float
+    late: bool = False
+    cancelled: bool = False
+
+    def look(self) -> None:
+        """Cancels it the second time that it takes too much: a clock may have leapt (mask_budget.py), and what is
+        quick has ended by then."""
+        if time.clock_gettime(self.clock) - self.begun <= self.matcher.budget.left:
+            return
+        if self.late:
+            self.cancelled = True
+            self.matcher.cancel()
+        self.late = True
 
 
 class Watch:
     """Cancels masks that take more than their budget."""
 
     def __init__(self) -> None:
-        # By thread: what it computes, its clock, and what that said when it began.
-        self._running: dict[int, tuple[GrammarMatcher, int, float]] = {}
+        self._running: dict[int, _Running] = {}  # by thread
         self.closed = False
         self._changed = threading.Condition()
         """Held while `run` looks: what it asks and cancels is then still being computed."""
@@ -138,12 +158,13 @@ class Watch:
         thread = threading.get_ident()
         clock = time.pthread_getcpuclockid(thread)  # of a thread that has ended nobody may ask for it
         with self._changed:
-            self._running[thread] = (matcher, clock, spent)
+            self._running[thread] = _Running(matcher, clock, spent)
             self._changed.notify()
 
-    def end(self) -> None:
+    def end(self) -> bool:
+        """Whether it was cancelled for what it took."""
         with self._changed:
-            del self._running[threading.get_ident()]
+            return self._running.pop(threading.get_ident()).cancelled
 
     def close(self) -> None:
         """From now on it cancels all that is computed, until nothing is."""
@@ -158,7 +179,9 @@ class Watch:
                 self._changed.wait_for(lambda: self.closed or self._running)
                 if self.closed and not self._running:
                     return
-                for matcher, clock, begun in self._running.values():
-                    if self.closed or time.clock_gettime(clock) - begun > matcher.budget.left:
-                        matcher.cancel()
+                for each in self._running.values():
+                    if self.closed:
+                        each.matcher.cancel()
+                    else:
+                        each.look()
             time.sleep(WATCH_S)

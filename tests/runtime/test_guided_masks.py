@@ -17,7 +17,7 @@ from tensorwright import GuidedDecodingParams
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided import grammar, library
 from tensorwright.runtime.guided.mask_budget import MOST_S, PER_MASK_S, SLOW_S, MaskBudget
-from tensorwright.runtime.guided.mask_threads import SLOW_THREADS, MaskJob, MaskThreads, Watch
+from tensorwright.runtime.guided.mask_threads import SLOW_THREADS, MaskJob, MaskThreads, Watch, _computed
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 from tensorwright.runtime.tokenizer import Tokenizer
 
@@ -248,9 +248,51 @@ def test_the_budget() -> None:
     assert all(budget.pay(PER_MASK_S) for _ in range(1000))
     assert budget.pay(MOST_S)
     assert budget.left == pytest.approx(PER_MASK_S)
+    assert budget.pay(100 * MOST_S), "a clock may leap once"
+    assert budget.left == pytest.approx(PER_MASK_S)
     assert not budget.pay(MOST_S)
     many = MaskBudget()
-    assert sum(many.pay(2 * PER_MASK_S) for _ in range(100)) < 6
+    assert [many.pay(2 * PER_MASK_S) for _ in range(20)].index(False) <= 6
+
+
+def test_a_clock_that_leaps_once_ends_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a processor is taken away unseen: the mask is not cancelled at once, and it counts. A second time is
+    too much."""
+    leaps, clock = [0.0], time.thread_time
+
+    def leap() -> None:
+        leaps[0] += 100 * MOST_S
+        for each in watch._running.values():
+            each.look()
+
+    monkeypatch.setattr(time, "thread_time", lambda: clock() + leaps[0])
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock() + leaps[0])
+    watch, matcher = Watch(), Matcher(leap)
+    job = MaskJob(matcher, [1], Told())  # type: ignore[arg-type]
+    assert _computed(job, watch) == (MASK, None)
+    assert not matcher.cancelled.is_set()
+    mask, error = _computed(job, watch)
+    assert mask is None
+    assert "its masks take longer than 10 ms each" in str(error)
+
+
+def test_what_is_late_twice_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its first mask would have been forgiven."""
+    now, looks = [0.0], [False, True]
+
+    def work() -> None:
+        now[0] += 2 * MOST_S
+        for cancelled in looks:
+            for each in watch._running.values():
+                each.look()
+            assert matcher.cancelled.is_set() == cancelled
+
+    monkeypatch.setattr(time, "thread_time", lambda: now[0])
+    monkeypatch.setattr(time, "clock_gettime", lambda which: now[0])
+    watch, matcher = Watch(), Matcher(work)
+    mask, error = _computed(MaskJob(matcher, [1], Told()), watch)  # type: ignore[arg-type]
+    assert mask is None
+    assert "its masks take longer than 10 ms each" in str(error)
 
 
 @pytest.fixture(scope="module")
