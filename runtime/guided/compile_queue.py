@@ -33,8 +33,9 @@ def on_behalf_of(client: str) -> Iterator[None]:
 
 class CompileQueue:
     """Thread-safe. First come, first served, but that who waits for an own grammar lets others pass. Whoever waits
-    behind n others does so for at most about 2 * n * QUICK_S / PLACES seconds, whatever those others compile: what
-    survives in the child is compiled once more in this process, which takes no longer."""
+    behind n grammars does so for at most about 2 * n * QUICK_S seconds, whatever they are: what survives in the child
+    is compiled once more in this process, which takes no longer. Where the n are of several clients, or nobody tells
+    clients apart, it is that over PLACES."""
 
     def __init__(self) -> None:
         self._quick, self._slow = _Places(PLACES), _Places(SLOW_PLACES)
