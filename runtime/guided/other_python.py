@@ -10,7 +10,8 @@ PASSED_ON = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TMPDIR") 
 
 
 def interpreter() -> str:
-    """The Python that runs here; within another program, such as Triton's, the one that it took its library from."""
+    """The Python that runs here; within another program, such as Triton's, the one that it took its library from.
+    FileNotFoundError if there is none."""
     own = Path(sys.executable or "")
     if own.name.startswith("python") and own.exists():
         return str(own)
@@ -19,7 +20,7 @@ def interpreter() -> str:
     for found in (folder / name for folder in folders for name in names):
         if found.exists():
             return str(found)
-    raise ValueError(f"there is no Python in {' or '.join(map(str, folders))} to compile grammars with")
+    raise FileNotFoundError(f"there is no Python in {' or '.join(map(str, folders))} to compile grammars with")
 
 
 def environment() -> dict[str, str]:

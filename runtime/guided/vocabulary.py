@@ -54,19 +54,25 @@ class GuidedVocabulary:
     def compile(self, params: GuidedDecodingParams) -> Grammar:
         """Once for all that ask for the same at the same time. The thread that calls waits, at most a few seconds.
         Raises what CompileProcess.compile does."""
-        with self._lock:
-            grammar = self._grammars.get(params)
-            if grammar is not None:
-                self._grammars.move_to_end(params)
-                return grammar
-            first = params not in self._compiling
-            coming = self._compiling.setdefault(params, Future())
-        try:
-            if first:
-                self._compile(params, coming)
-            return coming.result()
-        finally:
-            del coming  # else an error holds the future that holds it, and with it this vocabulary and its process
+        refused = False
+        while True:
+            with self._lock:
+                grammar = self._grammars.get(params)
+                if grammar is not None:
+                    self._grammars.move_to_end(params)
+                    return grammar
+                first = params not in self._compiling
+                coming = self._compiling.setdefault(params, Future())
+            try:
+                if first:
+                    self._compile(params, coming)
+                return coming.result()
+            except QueueFullError:  # there was no place for whoever asked first; for this one there may be
+                if first or refused:
+                    raise
+                refused = True
+            finally:
+                del coming  # else an error holds the future that holds it, and with it this vocabulary and its process
 
     def knows(self, params: GuidedDecodingParams) -> bool:
         """Whether compile() returns at once."""

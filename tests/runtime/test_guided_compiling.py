@@ -220,6 +220,46 @@ def test_the_same_grammar_is_compiled_once_for_all(known: GuidedVocabulary, monk
     assert len(set(map(id, found))) == 1
 
 
+def test_who_asks_for_the_same_does_not_share_a_refusal_for_want_of_a_place(
+    known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full queue refuses whoever asked first: the others ask again for themselves, once."""
+    begun, refused = threading.Event(), threading.Event()
+    calls: list[str] = []
+    compile_one = vocabulary.compile_grammar
+
+    def refuses_the_first(*asked: Any) -> Any:
+        calls.append(threading.current_thread().name)
+        if len(calls) == 1:
+            begun.set()
+            refused.wait(20)
+            raise QueueFullError("no place")
+        return compile_one(*asked)
+
+    monkeypatch.setattr(vocabulary, "compile_grammar", refuses_the_first)
+    params = GuidedDecodingParams(regex="no place, then one")
+    answers: dict[str, object] = {}
+
+    def ask() -> None:
+        try:
+            answers[threading.current_thread().name] = known.compile(params)
+        except QueueFullError as error:
+            answers[threading.current_thread().name] = error
+
+    first, second = (threading.Thread(target=ask, name=name) for name in ("first", "second"))
+    first.start()
+    assert begun.wait(20)
+    coming = known._compiling[params]
+    second.start()
+    wait_until(lambda: coming._condition._waiters)  # type: ignore[attr-defined]
+    refused.set()
+    first.join()
+    second.join()
+    assert calls == ["first", "second"]
+    assert isinstance(answers["first"], QueueFullError)
+    assert isinstance(answers["second"], grammar.Grammar)
+
+
 def test_slow_ones_leave_their_places_to_others(known: GuidedVocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many grammars that never end as there are places, another is compiled all the same."""
     monkeypatch.setattr(compile_process, "LIMIT_S", 60.0)
