@@ -16,6 +16,7 @@ from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.prompts import Prompt
+from tensorwright.runtime.request_news import RequestNews
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.server.deadline import Deadline
 from tensorwright.runtime.server.pools import client_of
@@ -100,15 +101,16 @@ async def finish_all(handles: Sequence[RequestHandle], receive: Receive) -> list
 
 
 async def follow_all(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """(number of the handle, its output so far), as they come, until all have finished; an error of any is raised.
+    """(number of the handle, what is new of its output), as they come, until all have finished; an error of any is
+    raised. RequestNews says what is in them.
 
-    A slow reader skips what is outdated, so nothing piles up.
+    What is new while the reader is slow comes together, so nothing piles up.
     """
     news: asyncio.Queue[tuple[int, RequestOutput] | BaseException] = asyncio.Queue(maxsize=1)
 
     async def follow(number: int, handle: RequestHandle) -> None:
         try:
-            async for output in handle:
+            async for output in RequestNews(handle):
                 await news.put((number, output))
         except Exception as error:
             await news.put(error)

@@ -85,12 +85,13 @@ def _asked(row: Row, exclude_input: bool) -> Asked:
         perf=row.flag(PREFIX + "return_perf_metrics"),
         finish_reason=row.flag("return_finish_reason"),
         stop_reason=row.flag("return_stop_reason"),
+        whole_text=True,
     )
 
 
 def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
     before = part.output.prompt or "" if asked.echo else ""
-    result = {"text_output": text_array(before + part.completion.text)}
+    result = {"text_output": text_array(before + part.text)}
     if asked.finish_reason:
         result["finish_reason"] = text_array(str(part.completion.finish_reason))
     if asked.stop_reason:
@@ -104,7 +105,7 @@ def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
 
 def _perf(part: Part) -> dict[str, np.ndarray]:
     """As the others, but with this model's names."""
-    result = perf_outputs(part.output, part.completion, part.block_size)
+    result = perf_outputs(part.output, part.made, part.longest, part.block_size)
     reused = result.pop("kv_cache_reused_blocks")
     missed = result["kv_cache_alloc_new_blocks"]
     rate = (reused / np.maximum(reused + missed, 1)).astype(np.float32)

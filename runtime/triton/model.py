@@ -18,6 +18,7 @@ from tensorwright import errors
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.panics import as_error
+from tensorwright.runtime.request_news import RequestNews
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton.exchange import CancelledByClient, Exchange, JoinedStream, Stream
 from tensorwright.runtime.triton.interfaces import Interface, interface_of
@@ -111,7 +112,7 @@ class TritonPythonModel:
             for index, job in enumerate(jobs):
                 handle = self.llm.generate_async(job.prompt, params[index])
                 reply = Reply(job, index if len(jobs) > 1 else None, self.llm.engine.block_size, self._batched)
-                stream.parts.append((handle, reply))
+                stream.parts.append((RequestNews(handle), reply))
         except BaseException:
             stream.abort()
             raise

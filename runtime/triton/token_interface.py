@@ -70,7 +70,9 @@ def _pad(row: Row) -> int:
 
 
 def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
-    tokens = part.output.prompt_token_ids + part.tokens if asked.echo else part.tokens
+    tokens = part.completion.token_ids
+    if asked.echo:
+        tokens = part.output.prompt_token_ids + tokens
     return {
         "output_ids": np.array([tokens], np.int32).reshape(1, -1),  # [beams, tokens]
         "sequence_length": np.array([len(tokens)], np.int32),  # [beams]
