@@ -34,7 +34,7 @@ async def start_all(
     request: Request, llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams
 ) -> list[RequestHandle]:
     """In a thread, for a long prompt takes long to tokenize and a grammar to compile. All are started, or none goes on.
-    ClientGone if the client leaves before."""
+    ClientGone if the client leaves before. The body is not counted from then on: what the engine takes is bounded."""
     pools = request.app.state.pools
     pool = pools.text if llm.engine.vocabulary_reader.knows(params.guided_decoding) else pools.grammar
     deadline = getattr(request.state, "deadline", None)
@@ -42,6 +42,7 @@ async def start_all(
     handles = await unless_gone(starting, request.receive)
     if deadline is not None:
         deadline.leave_to_engine()
+    request.state.held_body.close()
     return handles
 
 
