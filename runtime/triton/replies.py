@@ -91,11 +91,12 @@ class Asked:
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt of a Triton request, ready for LLM.generate_async."""
+    """One prompt of a Triton request, ready for LLM.generate_async. inputs: as by_input takes them."""
 
     prompt: Prompt
     params: SamplingParams
     asked: Asked
+    inputs: Mapping[str, str]
 
 
 class Reply:

@@ -196,6 +196,10 @@ def test_requests_of_one_call_are_each_answered(model: TritonPythonModel, batche
         ({"text_input": np.array([b"\xff"], np.object_), "max_tokens": 1}, "'text_input' must be UTF-8"),
         ({"text_input": [PROMPT, PROMPT], "max_tokens": 1}, "'text_input' must hold one value per prompt, got 2"),
         ({"text_input": PROMPT, "max_tokens": 1.0}, "'max_tokens' has the wrong type"),
+        ({"text_input": PROMPT, "max_tokens": 1, "pad_id": "x"}, "'pad_id' has the wrong type"),
+        ({"text_input": PROMPT, "max_tokens": 1, "end_id": 10**6}, "'end_id' must be a token id below"),
+        ({"text_input": PROMPT, "max_tokens": 1, "num_return_sequences": 10**6}, "'num_return_sequences': n must be"),
+        ({"input_ids": [10**6], "input_lengths": 1, "request_output_len": 3}, "input 'input_ids': prompt_token_ids"),
         ({"stop": True}, "needs the id of the request to stop"),
     ],
 )
