@@ -2,6 +2,7 @@
 
 The consumer thread writes (`_on_event`, `_fail`); any number of threads and event loops read. Readers take a snapshot
 when they want one, so a slow reader costs nothing and misses nothing: every snapshot holds the whole output so far.
+Who streams a long answer reads it through `request_news.py` instead, at the cost of what is new.
 """
 
 from __future__ import annotations
@@ -85,13 +86,13 @@ class RequestHandle:
         with self._changed:
             if not self._changed.wait_for(lambda: self._done, timeout):
                 raise TimeoutError(f"request {self.request_id} is unfinished after {timeout} s")
-            return self._snapshot()
+            return self._show(self._state.output)
 
     def latest(self) -> RequestOutput:
         """What there is now, without waiting; raises the request's error."""
         self._home.check()
         with self._changed:
-            return self._snapshot()
+            return self._show(self._state.output)
 
     def on_change(self, callback: Callable[[], None]) -> None:
         """Calls it at once, and again after every change, until the request has ended: from the thread that hands out
@@ -102,6 +103,13 @@ class RequestHandle:
         callback()
 
     def __iter__(self) -> Iterator[RequestOutput]:
+        return self._each(self._state.output)
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self._each_in_loop(self._state.output)
+
+    def _each(self, output: Callable[[], RequestOutput]) -> Iterator[RequestOutput]:
+        """What `output` makes of the state after each change, the last time after the end."""
         seen = 0
         try:
             while True:
@@ -109,15 +117,15 @@ class RequestHandle:
                 with self._changed:
                     while self._version == seen:
                         self._changed.wait()
-                    seen, output = self._version, self._snapshot()
-                yield output
-                if output.finished:
+                    seen, shown = self._version, self._show(output)
+                yield shown
+                if shown.finished:
                     return
         except GeneratorExit:
             self._leave()
             raise
 
-    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+    async def _each_in_loop(self, output: Callable[[], RequestOutput]) -> AsyncIterator[RequestOutput]:
         import asyncio
 
         seen = 0
@@ -125,9 +133,9 @@ class RequestHandle:
             while True:
                 await self._wait_for_change(seen)
                 with self._changed:
-                    seen, output = self._version, self._snapshot()
-                yield output
-                if output.finished:
+                    seen, shown = self._version, self._show(output)
+                yield shown
+                if shown.finished:
                     return
         except (asyncio.CancelledError, GeneratorExit):
             self._leave()
@@ -226,10 +234,11 @@ class RequestHandle:
                 self._asked_to_abort = True  # that loop was closed under its waiter; nobody is left to tell
         return False
 
-    def _snapshot(self) -> RequestOutput:
+    def _show(self, output: Callable[[], RequestOutput]) -> RequestOutput:
+        """What `output` makes of the state. The lock is held."""
         if self._error is not None:
             raise self._error
-        return self._state.output()
+        return output()
 
 
 def _wake(future: asyncio.Future[None]) -> None:

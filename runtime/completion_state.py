@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.errors import InvalidRequestError
@@ -13,6 +15,14 @@ from tensorwright.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.matcher import GrammarMatcher
+
+
+@dataclass
+class Place:
+    """How far somebody has read a completion."""
+
+    characters: int = 0
+    tokens: int = 0
 
 
 def logprob_table(entries: list[tuple[int, float, int]], tokenizer: Tokenizer | None) -> dict[int, Logprob]:
@@ -44,7 +54,7 @@ class CompletionState:
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
         self._stops = None if stops is None else StopStrings(stops, params.include_stop_str_in_output)
-        self._pieces: list[str] = []
+        self._text = io.StringIO()  # so that its end can be read without the rest
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative = 0.0
@@ -86,14 +96,26 @@ class CompletionState:
         return self._stopped_here
 
     def output(self) -> CompletionOutput:
-        """A snapshot that later events do not touch."""
-        self._pieces = ["".join(self._pieces)]
+        """A snapshot that later events do not touch. It takes as long as all there is."""
+        return self._shown(self._text.getvalue(), 0)
+
+    def news(self, place: Place) -> CompletionOutput:
+        """A snapshot of which text, token_ids and logprobs hold only what comes after the place; that moves to their
+        end. It takes as long as what is new."""
+        self._text.seek(place.characters)
+        shown = self._shown(self._text.read(), place.tokens)
+        place.characters += len(shown.text)
+        place.tokens += len(shown.token_ids)
+        return shown
+
+    def _shown(self, text: str, start: int) -> CompletionOutput:
+        """start: the first token that is shown."""
         asked = self.params.logprobs is not None
         return CompletionOutput(
             index=self.index,
-            text=self._pieces[0],
-            token_ids=list(self._token_ids),
-            logprobs=list(self._logprobs) if asked else None,
+            text=text,
+            token_ids=self._token_ids[start:],
+            logprobs=self._logprobs[start:] if asked else None,
             cumulative_logprob=self._cumulative if asked else None,
             finish_reason=self._finish,
             stop_reason=self._stop_reason,
@@ -116,7 +138,11 @@ class CompletionState:
             text, stop = self._stops.push(text)
             if stop is not None:
                 self._finish, self._stop_reason, self._stopped_here = "stop", stop, True
-        self._pieces.append(text)
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        self._text.seek(0, io.SEEK_END)
+        self._text.write(text)
 
     def _end_of_grammar(self) -> None:
         """Nothing can follow, and there is no token that would tell the engine so."""
@@ -136,7 +162,7 @@ class CompletionState:
             if self.finished:
                 return True
             if self._stops is not None:
-                self._pieces.append(self._stops.flush())
+                self._write(self._stops.flush())
         return False
 
     def _end(self, event: Any) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tensorwright.runtime.completion_state import CompletionState, logprob_table
-from tensorwright.runtime.outputs import Logprob, RequestMetrics, RequestOutput
+from tensorwright.runtime.completion_state import CompletionState, Place, logprob_table
+from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.stop_strings import StopAutomaton
 from tensorwright.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.grammar import Grammar
+
+
+@dataclass
+class ReadSoFar:
+    """How far somebody has read a request. scores: prompt_logprobs."""
+
+    places: list[Place]  # one per completion
+    scores: int = 0
 
 
 class RequestState:
@@ -76,9 +85,24 @@ class RequestState:
 
     def output(self) -> RequestOutput:
         """A snapshot that later events do not touch."""
-        outputs = [completion.output() for completion in self.completions]
+        return self._shown([completion.output() for completion in self.completions], 0)
+
+    def unread(self) -> ReadSoFar:
+        """Of somebody who begins to read."""
+        return ReadSoFar([Place() for _ in self.completions])
+
+    def news(self, read: ReadSoFar) -> RequestOutput:
+        """A snapshot of which text, token_ids, logprobs and prompt_logprobs hold only what is not read yet; then it is.
+        It takes as long as what is new."""
+        places = zip(self.completions, read.places, strict=True)
+        shown = self._shown([completion.news(place) for completion, place in places], read.scores)
+        read.scores += len(shown.prompt_logprobs or ())
+        return shown
+
+    def _shown(self, outputs: list[CompletionOutput], start: int) -> RequestOutput:
+        """start: the first of the prompt_logprobs that are shown."""
         metrics = RequestMetrics(**vars(self._metrics))
-        scores = None if self._prompt_logprobs is None else list(self._prompt_logprobs)
+        scores = None if self._prompt_logprobs is None else self._prompt_logprobs[start:]
         return RequestOutput(
             self.request_id, self.prompt, self.prompt_token_ids, outputs, self.finished, metrics, scores
         )

@@ -19,6 +19,7 @@ from tensorwright.runtime.llm import LLM, is_model
 from tensorwright.runtime.model_cache import BuildChoices, is_cached
 from tensorwright.runtime.outputs import CompletionOutput, Logprob, RequestOutput
 from tensorwright.runtime.prompts import RenderedPrompt
+from tensorwright.runtime.request_news import RequestNews
 from tensorwright.runtime.request_options import AskedParams
 
 if TYPE_CHECKING:
@@ -122,13 +123,10 @@ def _print(handle: RequestHandle, before: str, stream: bool) -> RequestOutput:
 
 
 def _print_stream(handle: RequestHandle) -> RequestOutput:
-    shown = 0
-    for output in handle:
-        text = output.outputs[0].text
-        click.echo(text[shown:], nl=False)  # click flushes
-        shown = len(text)
+    for news in RequestNews(handle):
+        click.echo(news.outputs[0].text, nl=False)  # click flushes
     click.echo()
-    return output
+    return handle.result()
 
 
 def _as_dict(output: RequestOutput) -> dict[str, Any]:

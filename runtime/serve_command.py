@@ -47,7 +47,9 @@ def serve_engines(
     from tensorwright.runtime.server.request_log import set_up_logging
 
     app_options = take(options, APP_OPTIONS)
-    app_options["max_body_size"] = parse_size(app_options["max_body_size"], "--max-body-size")
+    for name, option in (("max_body_size", "--max-body-size"), ("max_body_memory", "--max-body-memory")):
+        if app_options[name] is not None:
+            app_options[name] = parse_size(app_options[name], option)
     app_options["api_keys"] += read_keys(api_key_file)
     told = ServerOptions(**app_options)
     listen = Listen(**take(options, NETWORK_OPTIONS))

@@ -60,6 +60,10 @@ APP_OPTIONS: OptionTable = {
     "api_keys": ("--api-key", {"multiple": True, "help": "Clients need one of these as bearer. May be repeated."}),
     "protect_metrics": ("--protect-metrics", {"is_flag": True, "help": "/metrics needs a key, too."}),
     "max_body_size": ("--max-body-size", {"default": "4MiB", "help": "A larger body is answered 413."}),
+    "max_body_memory": (
+        "--max-body-memory",
+        {"help": "Of all bodies at once; one more is answered 503. Default: 16 times --max-body-size."},
+    ),
     "body_timeout": ("--body-timeout", {"type": float, "default": 30.0, "help": "Seconds for a body to come."}),
     "request_timeout": ("--request-timeout", {"type": float, "help": "Seconds for a request. Default: no limit."}),
     "cors_origins": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,7 +15,7 @@ from tensorwright.runtime.panics import is_panic
 from tensorwright.runtime.special_tokens import mark_special
 from tensorwright.runtime.token_span import TokenSpan, token_span
 
-BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+HEX = "0123456789ABCDEFabcdef"
 SHORT = 256
 """Characters or tokens that take microseconds. Calls of the library for more go through its batches of one, which let
 go of the interpreter's lock; for less it is not worth it."""
@@ -41,7 +40,7 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self._special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         decoder_parts = [part["type"] for part in sequence_parts(component_state(tokenizer.decoder), "decoders")]
-        self._byte_fallback = "ByteFallback" in decoder_parts
+        self._bytes = _byte_tokens(tokenizer) if "ByteFallback" in decoder_parts else {}
         self.token_text = lru_cache(KEPT_TEXTS)(self._token_text)
         self.decodes_bytes = decoder_parts == ["ByteLevel"]
 
@@ -122,6 +121,13 @@ class Tokenizer:
             return False
         return self._tokenizer.id_to_token(token) is not None
 
-    def is_byte_token(self, token: int) -> bool:
-        """Whether the token is one byte that the decoder joins with its neighbours (<0xE2>)."""
-        return self._byte_fallback and BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
+    def byte_of(self, token: int) -> int | None:
+        """Of a token that is one byte (<0xE2>), which the decoder joins with its neighbours; None of any other."""
+        return self._bytes.get(token)
+
+
+def _byte_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
+    """The byte of each, by id; of all spellings that the library takes for one."""
+    spellings = {f"<0x{high}{low}>": int(high + low, 16) for high in "+" + HEX for low in HEX}
+    found = {tokenizer.token_to_id(spelling): byte for spelling, byte in spellings.items()}
+    return {token: byte for token, byte in found.items() if token is not None}

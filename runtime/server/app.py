@@ -13,6 +13,7 @@ import tensorwright
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.server import health
+from tensorwright.runtime.server.body_memory import BodyMemory
 from tensorwright.runtime.server.errors import install_handlers
 from tensorwright.runtime.server.exposition import Exposition
 from tensorwright.runtime.server.guards import (
@@ -58,6 +59,8 @@ def create_app(
     app.state.exposition = Exposition(app.state.engines, app.state.pools)
     app.state.shares = make_shares(options, engines.values())
     app.state.exposition.http.show_shares(app.state.shares)
+    app.state.body_memory = BodyMemory(options)
+    app.state.exposition.http.show_bodies(app.state.body_memory)
     app.include_router(health.router)
     for router in _openai_routers() if routers is None else routers:
         app.include_router(router)
@@ -76,7 +79,7 @@ def _add_guards(app: FastAPI, options: ServerOptions, local: bool) -> None:
     """The last one added is the outermost."""
     app.add_middleware(TimeGuard, options=options)
     app.add_middleware(DrainGuard, lifecycle=app.state.lifecycle, options=options, unguarded=WATCH_PATHS)
-    app.add_middleware(BodyGuard, options=options)
+    app.add_middleware(BodyGuard, options=options, memory=app.state.body_memory)
     app.add_middleware(ShareGuard, shares=app.state.shares, options=options, unguarded=WATCH_PATHS)
     if options.api_keys:
         app.add_middleware(KeyGuard, options=options)

@@ -30,28 +30,31 @@ class BodyRoute(APIRoute):
         assert issubclass(model, BaseModel), "a body is one model"
 
         async def read_and_handle(request: Request) -> Response:
-            raw = await request.body()
-            if raw and not _is_json(request.headers.get("content-type", "")):
-                return describe_media_type(request).response()
+            # request.body() would keep the bytes as long as the request.
+            raw = b"".join([piece async for piece in request.stream() if piece])
             if not raw:
-                return await handle(request)  # refuses it: there is no body
-            return await handle(_ReadRequest(request, raw, await _read(request, raw, model)))
+                return await handle(_ReadRequest(request, None))  # refuses it
+            if not _is_json(request.headers.get("content-type", "")):
+                return describe_media_type(request).response()
+            body = await _read(request, raw, model)
+            del raw
+            return await handle(_ReadRequest(request, body))
 
         return read_and_handle
 
 
 class _ReadRequest(Request):
-    """A request whose body is read already."""
+    """A request whose body is read already, or that has none. Its bytes are gone."""
 
-    def __init__(self, request: Request, raw: bytes, body: BaseModel):
+    def __init__(self, request: Request, body: BaseModel | None):
         super().__init__(request.scope, request.receive)
-        self._raw = raw
         self._read = body
 
     async def body(self) -> bytes:
-        return self._raw
+        """FastAPI asks whether there is one."""
+        return b"" if self._read is None else b"{}"
 
-    async def json(self) -> BaseModel:
+    async def json(self) -> BaseModel | None:
         return self._read
 
 

@@ -83,7 +83,7 @@ class ChatAnswer:
     def __init__(self, engine: TextEngine, body: ChatCompletionRequest):
         self._engine = engine
         self._body = body
-        self._told: dict[int, tuple[int, int]] = {}  # choice -> characters and tokens of it that are told
+        self._begun: set[int] = set()  # choices
         self._ended: set[int] = set()
         self._head: dict[str, Any] = {
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -98,7 +98,7 @@ class ChatAnswer:
             ChatChoice(
                 index=choice.index,
                 message=ChatMessage(content=choice.text),
-                logprobs=self._logprobs(choice, 0),
+                logprobs=self._logprobs(choice),
                 finish_reason=choice.finish_reason,
                 stop_reason=choice.stop_reason,
             )
@@ -109,28 +109,26 @@ class ChatAnswer:
     async def events(self, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
         counts = self._body.stream_options is not None and self._body.stream_options.include_usage
         nothing_yet: dict[str, Any] = {"usage": None} if counts else {}
-        async for _, output in follow_all(handles):
+        async for _, output in follow_all(handles):  # what is new of it
             for choice in output.outputs:
                 for piece in self._pieces(choice):
                     chunk = ChatChunk(**self._head, choices=[piece], **nothing_yet)
                     yield chunk.model_dump_json(exclude_unset=True)
         if counts:
-            usage = count_usage([output])
+            usage = count_usage([handle.so_far() for handle in handles])
             yield ChatChunk(**self._head, choices=[], usage=usage).model_dump_json(exclude_unset=True)
 
     def _pieces(self, choice: CompletionOutput) -> list[ChatChunkChoice]:
-        """What is new: the role before the first text, the text, and the reason of the end after the last."""
+        """choice: what is new of it. The role comes before the first text, the reason of the end after the last."""
         pieces = []
         if choice.index in self._ended or not (choice.token_ids or choice.finish_reason):
             return []
-        if choice.index not in self._told:
-            self._told[choice.index] = (0, 0)
+        if choice.index not in self._begun:
+            self._begun.add(choice.index)
             pieces.append(self._piece(choice, ChatDelta(role="assistant", content="")))
-        characters, tokens = self._told[choice.index]
-        text, logprobs = choice.text[characters:], self._logprobs(choice, tokens)
-        if text or (logprobs is not None and logprobs.content):
-            self._told[choice.index] = (len(choice.text), len(choice.token_ids))
-            pieces.append(self._piece(choice, ChatDelta(content=text), logprobs))
+        logprobs = self._logprobs(choice)
+        if choice.text or (logprobs is not None and logprobs.content):
+            pieces.append(self._piece(choice, ChatDelta(content=choice.text), logprobs))
         if choice.finish_reason is not None:
             self._ended.add(choice.index)
             last = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
@@ -143,9 +141,8 @@ class ChatAnswer:
         end = end or {"finish_reason": None}
         return ChatChunkChoice(index=choice.index, delta=delta, logprobs=logprobs, **end)
 
-    def _logprobs(self, choice: CompletionOutput, start: int) -> ChatLogprobs | None:
-        """Of the tokens from `start` on; None unless they were asked for."""
+    def _logprobs(self, choice: CompletionOutput) -> ChatLogprobs | None:
+        """Of its tokens; None unless they were asked for."""
         if choice.logprobs is None:
             return None
-        tables = choice.logprobs[start:]
-        return chat_logprobs(self._engine, choice.token_ids[start:], tables, self._body.top_logprobs or 0)
+        return chat_logprobs(self._engine, choice.token_ids, choice.logprobs, self._body.top_logprobs or 0)

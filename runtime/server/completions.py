@@ -92,19 +92,18 @@ class CompletionAnswer:
         return CompletionResponse(**self._head, choices=choices, usage=usage)
 
     async def events(self, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
-        latest: dict[int, RequestOutput] = {}
         counts = self._body.stream_options is not None and self._body.stream_options.include_usage
         nothing_yet: dict[str, Any] = {"usage": None} if counts else {}
         async for number, output in follow_all(handles):
-            latest[number] = output
             for choice in self._news(number, output):
                 chunk = CompletionResponse(**self._head, choices=[choice], **nothing_yet)
                 yield chunk.model_dump_json(exclude_unset=True)
         if counts:
-            usage = count_usage(list(latest.values()), not self._body.only_scores)
+            usage = count_usage([handle.so_far() for handle in handles], not self._body.only_scores)
             yield CompletionResponse(**self._head, choices=[], usage=usage).model_dump_json(exclude_unset=True)
 
     def _news(self, number: int, output: RequestOutput) -> list[CompletionChoice]:
+        """output: what is new of it."""
         if number not in self._writers:
             first = number * self._params.n
             self._writers[number] = [
@@ -115,7 +114,7 @@ class CompletionAnswer:
 
 
 class ChoiceWriter:
-    """What of one choice is not yet told. completion: its number among those of its prompt."""
+    """Tells what is new of one choice. completion: its number among those of its prompt."""
 
     def __init__(
         self, engine: TextEngine, body: CompletionRequest, params: SamplingParams, index: int, completion: int
@@ -126,27 +125,26 @@ class ChoiceWriter:
         self._index = index
         self._completion = completion
         self._begun = self._ended = False
-        self._characters = self._tokens = 0  # told so far
+        self._echoed: list[Table] = []  # the prompt's, until it is told
         self._logprobs = None
         if params.logprobs is not None:
             self._logprobs = CompletionLogprobWriter(engine, params.skip_special_tokens)
 
     def write(self, output: RequestOutput) -> CompletionChoice | None:
-        """None if there is nothing new."""
+        """output: what is new of it. None if there is nothing to tell."""
         completion = output.outputs[self._completion]
         finish, scores = completion.finish_reason, self._body.only_scores
-        text = "" if scores else completion.text[self._characters :]
-        tokens = [] if scores else completion.token_ids[self._tokens :]
-        tables: list[Table] = [] if scores else [*(completion.logprobs or [])[self._tokens :]]
+        text = "" if scores else completion.text
+        tokens = [] if scores else completion.token_ids
+        tables: list[Table] = [] if scores else [*(completion.logprobs or [])]
+        self._echoed += output.prompt_logprobs or []
         logprobs_wait = self._logprobs is not None and tokens
         if self._ended or not (finish or text or logprobs_wait):
             return None
-        self._characters += len(text)
-        self._tokens += len(tokens)
         if not self._begun and self._body.echo:
             text = self._prompt_text(output) + text
             tokens = output.prompt_token_ids + tokens
-            tables = [*(output.prompt_logprobs or []), *tables]
+            tables = [*self._echoed, *tables]
         self._begun, self._ended = True, finish is not None
         logprobs = None if self._logprobs is None else self._logprobs.write(tokens, tables)
         reason = "length" if scores and finish == "stop" else finish  # the token that ended it is not told of

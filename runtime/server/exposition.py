@@ -15,6 +15,7 @@ from tensorwright.errors import EngineStoppedError
 from tensorwright.runtime import metrics
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.metrics import Metric, RequestObserver, Sample
+from tensorwright.runtime.server.body_memory import BodyMemory
 from tensorwright.runtime.server.connections import CLOSED_EARLY, Connections
 from tensorwright.runtime.server.registry import EngineRegistry
 from tensorwright.runtime.server.shares import Shares
@@ -46,6 +47,9 @@ class HttpMetrics:
     def show_shares(self, shares: Shares) -> None:
         self._registry.register(_Collected(lambda: [_share_family(shares)]))
 
+    def show_bodies(self, memory: BodyMemory) -> None:
+        self._registry.register(_Collected(lambda: _body_families(memory)))
+
     def observe(self, scope: Scope, status: int, seconds: float) -> None:
         """status 0: the client left before it was answered."""
         route = scope.get("route")
@@ -75,6 +79,14 @@ def _connection_families(connections: Connections) -> list[Family]:
     for reason in CLOSED_EARLY:
         closed.add_metric([reason], connections.closed[reason])
     return [now, closed]
+
+
+def _body_families(memory: BodyMemory) -> list[Family]:
+    held = GaugeMetricFamily("tensorwright_http_body_bytes", "Of bodies on their way, beyond 64 KiB of each.")
+    held.add_metric([], memory.held)
+    refused = CounterMetricFamily("tensorwright_http_bodies_refused_total", "Bodies that there was no room for.")
+    refused.add_metric([], memory.refused)
+    return [held, refused]
 
 
 def _share_family(shares: Shares) -> Family:

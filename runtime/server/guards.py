@@ -15,6 +15,7 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tensorwright.runtime.server.body_memory import BodyMemory, HeldBody
 from tensorwright.runtime.server.deadline import Deadline
 from tensorwright.runtime.server.errors import ApiError
 from tensorwright.runtime.server.json_shape import SMALL_BODY, check_shape
@@ -95,20 +96,29 @@ def _digest(key: bytes) -> bytes:
 
 
 class BodyGuard:
-    """Takes a request's body whole before anybody works on it: at most so many bytes, within so much time, whether its
-    length is announced or not. Probes have none: theirs is left unread, and the connection ends with the answer."""
+    """Takes a request's body whole before anybody works on it: at most so many bytes, of this one and of all at once,
+    within so much time, whether its length is announced or not. Probes have none: theirs is left unread, and the
+    connection ends with the answer."""
 
-    def __init__(self, app: ASGIApp, options: ServerOptions):
+    def __init__(self, app: ASGIApp, options: ServerOptions, memory: BodyMemory):
         self._app = app
         self._options = options
+        self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in WATCH_PATHS:
             await self._app(scope, receive, send)
             return
+        held = scope["state"]["held_body"] = self._memory.open(scope)
+        try:
+            await self._guard(scope, receive, send, held)
+        finally:
+            held.close()
+
+    async def _guard(self, scope: Scope, receive: Receive, send: Send, held: HeldBody) -> None:
         try:
             async with asyncio.timeout(self._options.body_timeout):
-                body = await self._read(Headers(scope=scope), receive)
+                body = await self._read(Headers(scope=scope), receive, held)
         except TimeoutError:
             seconds = self._options.body_timeout
             late = ApiError(408, f"the request's body must come within {seconds:g} seconds", code="body_timeout")
@@ -121,12 +131,17 @@ class BodyGuard:
             return
         if self._options.log_prompts and body:
             scope["state"]["facts"]["body"] = _readable(body)
-        await self._app(scope, _replay(body, receive), send)
+        receive = _replay(body, receive)
+        del body  # nobody but its reader holds it
+        await self._app(scope, receive, send)
 
-    async def _read(self, headers: Headers, receive: Receive) -> bytes | ApiError | None:
+    async def _read(self, headers: Headers, receive: Receive, held: HeldBody) -> bytes | ApiError | None:
         most, length = self._options.max_body_size, headers.get("content-length", "")
-        if length.isdigit() and int(length[:19]) > most:
+        announced = int(length[:19]) if length.isdigit() else 0
+        if announced > most:
             return self._too_large()
+        if (refusal := held.grow(announced)) is not None:
+            return refusal
         body = bytearray()
         while True:
             message = await receive()
@@ -135,6 +150,8 @@ class BodyGuard:
             body += message.get("body", b"")
             if len(body) > most:
                 return self._too_large()
+            if (refusal := held.grow(len(body))) is not None:
+                return refusal
             if not message.get("more_body", False):
                 return bytes(body)
 

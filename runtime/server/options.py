@@ -11,6 +11,8 @@ from tensorwright.runtime.keywords import StrictKeywords
 from tensorwright.runtime.parameter_checks import MAX_INT32, is_int, real
 from tensorwright.runtime.server.hosts import is_host
 
+BODIES = 16  # of the largest size, that there is room for if nothing else is said
+
 
 @dataclass(frozen=True)
 class ServerOptions(StrictKeywords):
@@ -19,6 +21,8 @@ class ServerOptions(StrictKeywords):
     api_keys: any of them opens the door as "Authorization: Bearer KEY"; none: everybody may enter.
     protect_metrics: /metrics needs a key too. /health and /ready never do.
     max_body_size: most bytes of a request's body. body_timeout: most seconds in which it must have come.
+    max_body_memory: most bytes of all bodies that come or are read at once, 64 KiB of each not counted; one address may
+    have half. None: 16 times max_body_size.
     request_timeout: seconds after which a request ends with an error; None: never.
     cors_origins: web pages that may call, such as "https://example.org", or "*" for all; none: CORS is off.
     allowed_hosts: names and addresses that a request's Host header may have, "*": any; none: any, but `serve` knows
@@ -38,6 +42,7 @@ class ServerOptions(StrictKeywords):
     api_keys: tuple[str, ...] = ()
     protect_metrics: bool = False
     max_body_size: int = 4 << 20
+    max_body_memory: int | None = None
     body_timeout: float = 30.0
     request_timeout: float | None = None
     cors_origins: tuple[str, ...] = ()
@@ -59,6 +64,9 @@ class ServerOptions(StrictKeywords):
         for name in ("max_body_size", "retry_after", "max_waiting_jobs"):
             value = getattr(self, name)
             _check(name, value, is_int(value) and value > 0, "a positive integer")
+        room = self.max_body_memory
+        holds = room is None or (is_int(room) and room >= 2 * self.max_body_size)
+        _check("max_body_memory", room, holds, "at least twice max_body_size, or None")
         for name in ("body_timeout", "max_job_seconds", "max_stall_seconds"):
             value = getattr(self, name)
             _check(name, value, positive(value), "a positive number of seconds")
@@ -80,6 +88,11 @@ class ServerOptions(StrictKeywords):
         for origin in self.cors_origins:
             known = origin == "*" or origin.startswith(("http://", "https://"))
             _check("cors_origins", origin, known and not origin.endswith("/"), '"*" or like "https://example.org"')
+
+    @property
+    def body_memory(self) -> int:
+        """Bytes: max_body_memory as it holds."""
+        return BODIES * self.max_body_size if self.max_body_memory is None else self.max_body_memory
 
 
 def positive(value: Any) -> bool:

@@ -17,6 +17,7 @@ from tensorwright.runtime.guided.compile_queue import on_behalf_of
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.outputs import RequestOutput
 from tensorwright.runtime.prompts import Prompt
+from tensorwright.runtime.request_news import RequestNews
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.server.deadline import Deadline
 from tensorwright.runtime.server.pools import client_of
@@ -34,7 +35,7 @@ async def start_all(
     request: Request, llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams
 ) -> list[RequestHandle]:
     """In a thread, for a long prompt takes long to tokenize and a grammar to compile. All are started, or none goes on.
-    ClientGone if the client leaves before."""
+    ClientGone if the client leaves before. The body is not counted from then on: what the engine takes is bounded."""
     pools = request.app.state.pools
     pool = pools.text if llm.engine.vocabulary_reader.knows(params.guided_decoding) else pools.grammar
     deadline = getattr(request.state, "deadline", None)
@@ -43,6 +44,7 @@ async def start_all(
     handles = await unless_gone(starting, request.receive)
     if deadline is not None:
         deadline.leave_to_engine()
+    request.state.held_body.close()
     return handles
 
 
@@ -107,15 +109,16 @@ async def finish_all(handles: Sequence[RequestHandle], receive: Receive) -> list
 
 
 async def follow_all(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """(number of the handle, its output so far), as they come, until all have finished; an error of any is raised.
+    """(number of the handle, what is new of its output), as they come, until all have finished; an error of any is
+    raised. RequestNews says what is in them.
 
-    A slow reader skips what is outdated, so nothing piles up.
+    What is new while the reader is slow comes together, so nothing piles up.
     """
     news: asyncio.Queue[tuple[int, RequestOutput] | BaseException] = asyncio.Queue(maxsize=1)
 
     async def follow(number: int, handle: RequestHandle) -> None:
         try:
-            async for output in handle:
+            async for output in RequestNews(handle):
                 await news.put((number, output))
         except Exception as error:
             await news.put(error)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tensorwright.runtime.async_requests import RequestHandle
+from tensorwright.runtime.request_news import RequestNews
 from tensorwright.runtime.triton.replies import Reply, join
 
 logger = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ class CancelledByClient(Exception):  # no fault of anybody's
 
 
 class Stream:
-    """One request of Triton's, with a handle and a reply for each of its prompts."""
+    """One request of Triton's, with the engine's request and a reply for each of its prompts."""
 
     def __init__(self, request_id: str, channel: Channel):
         self.request_id = request_id
-        self.parts: list[tuple[RequestHandle, Reply]] = []
+        self.parts: list[tuple[RequestNews, Reply]] = []
         self.queued = False
         self.closed = False
         self.cancelled = False
@@ -48,8 +48,8 @@ class Stream:
         self._lock = threading.Lock()  # a closed channel must not be asked anything
 
     def abort(self) -> None:
-        for handle, _ in self.parts:
-            handle.abort()
+        for news, _ in self.parts:
+            news.abort()
 
     def is_cancelled(self) -> bool:
         with self._lock:
@@ -60,9 +60,9 @@ class Stream:
         if self.closed:
             return
         due: list[Response] = []
-        for index, (handle, reply) in enumerate(self.parts):
-            if index not in self._ended and (reply.streams or handle.done):
-                due += self._responses(index, handle, reply)
+        for index, (news, reply) in enumerate(self.parts):
+            if index not in self._ended and (reply.streams or news.done):
+                due += self._responses(index, news, reply)
         final = self._all_ended()
         if final and self.cancelled:
             due = [(None, CancelledByClient("the request was cancelled"))]
@@ -77,13 +77,13 @@ class Stream:
     def _all_ended(self) -> bool:
         return len(self._ended) == len(self.parts)
 
-    def _responses(self, index: int, handle: RequestHandle, reply: Reply) -> list[Response]:
+    def _responses(self, index: int, news: RequestNews, reply: Reply) -> list[Response]:
         try:
-            output = handle.latest()
+            output = news.latest()
             due: list[Response] = [(tensors, None) for tensors in reply.responses(output)]
         except Exception as error:  # the request's own, or of its answer: the client hears of both
             self._ended.add(index)
-            handle.abort()
+            news.abort()
             return [(None, error)]
         if output.finished:
             self._ended.add(index)
@@ -111,8 +111,8 @@ class JoinedStream(Stream):
         self._answers: dict[int, Mapping[str, np.ndarray]] = {}
         self._error: Exception | None = None
 
-    def _responses(self, index: int, handle: RequestHandle, reply: Reply) -> list[Response]:
-        for tensors, error in super()._responses(index, handle, reply):
+    def _responses(self, index: int, news: RequestNews, reply: Reply) -> list[Response]:
+        for tensors, error in super()._responses(index, news, reply):
             if tensors is not None:
                 self._answers[index] = tensors
             elif self._error is None:
@@ -147,8 +147,8 @@ class Exchange:
         with self._state:
             self._streams.add(stream)
             self._state.notify_all()
-        for handle, _ in stream.parts:
-            handle.on_change(lambda: self._announce(stream))
+        for news, _ in stream.parts:
+            news.on_change(lambda: self._announce(stream))
 
     def stop(self, request_id: str) -> bool:
         """Ends all requests of this id: they answer with what they have. False if there is none."""

@@ -25,11 +25,14 @@ class Interface:
     outputs: tuple[Tensor, ...]
     read: Callable[[Row, EngineDir, bool, Mapping[str, Any]], Job]
 
-    def check_names(self, row: Row) -> None:
+    def check(self, row: Row, batched: bool) -> None:
+        """Names, types and shapes of all inputs, also of those that nobody reads on. batched: as split_rows has it."""
         known = _names(self)
         for name in row.names():
             if name not in known:
                 raise InvalidRequestError(f"there is no input {name!r}; {closest(name, known)}")
+        for tensor in self.inputs:
+            row.check(tensor, batched)
 
     def check_parameters(self, names: Iterable[str]) -> None:
         """Of the request: what `generate` cannot place among the inputs becomes one, a misspelt input too."""

@@ -19,6 +19,7 @@ from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton.perf import perf_outputs
 from tensorwright.runtime.triton.refusals import REFUSED_LLMAPI, check_refused
 from tensorwright.runtime.triton.replies import Asked, Job, Part, text_array
+from tensorwright.runtime.triton.sampling_inputs import by_input
 from tensorwright.runtime.triton.tensors import Row, Tensor, tensors
 
 PREFIX = "sampling_param_"
@@ -33,6 +34,7 @@ INPUTS: tuple[Tensor, ...] = (
     *tensors("BOOL", "streaming stop return_finish_reason return_stop_reason return_cumulative_logprob"),
     *REFUSED_LLMAPI,
 )
+INPUT_OF = {tensor.name.removeprefix(PREFIX): tensor.name for tensor in INPUTS if tensor.name.startswith(PREFIX)}
 OUTPUTS: tuple[Tensor, ...] = (
     *tensors("STRING", "text_output finish_reason stop_reason", (-1,)),
     *tensors("FP32", "cumulative_logprob kv_cache_hit_rate", (-1,)),
@@ -53,7 +55,7 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     row.require("text_input", "LLM-API")
     check_refused(row)
     best = row.integer(PREFIX + "best_of")
-    if best is not None and best > 1:
+    if best not in (None, 0, 1):
         raise InvalidRequestError(f"input '{PREFIX}best_of' must be 1, got {best}: one completion is returned")
     top_k, top_p = row.integer(PREFIX + "top_k"), row.number(PREFIX + "top_p")
     heat = row.number(PREFIX + "temperature")
@@ -63,7 +65,7 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
         "temperature": 0.0 if greedy else heat,
         "top_k": None if greedy else top_k,
         "top_p": None if greedy else top_p,
-        "max_tokens": row.integer(PREFIX + "max_tokens") or DEFAULT_MAX_TOKENS,
+        "max_tokens": row.integer(PREFIX + "max_tokens") if row.has(PREFIX + "max_tokens") else DEFAULT_MAX_TOKENS,
         "frequency_penalty": row.number(PREFIX + "frequency_penalty"),
         "presence_penalty": row.number(PREFIX + "presence_penalty"),
         "stop": row.texts(PREFIX + "stop", STOP_STRINGS),
@@ -71,9 +73,10 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
         "logprobs": 0 if row.flag("return_cumulative_logprob") else None,
     }
     given = {name: value for name, value in fields.items() if value is not None}
-    params = SamplingParams(**{**without_length(defaults), **given})
+    with by_input(INPUT_OF):
+        params = SamplingParams(**{**without_length(defaults), **given})
     texts = row.texts("text_input", PROMPTS)
-    return Job(texts[0] if texts else "", params, _asked(row, exclude_input))
+    return Job(texts[0] if texts else "", params, _asked(row, exclude_input), INPUT_OF)
 
 
 def _asked(row: Row, exclude_input: bool) -> Asked:
@@ -85,12 +88,13 @@ def _asked(row: Row, exclude_input: bool) -> Asked:
         perf=row.flag(PREFIX + "return_perf_metrics"),
         finish_reason=row.flag("return_finish_reason"),
         stop_reason=row.flag("return_stop_reason"),
+        whole_text=True,
     )
 
 
 def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
     before = part.output.prompt or "" if asked.echo else ""
-    result = {"text_output": text_array(before + part.completion.text)}
+    result = {"text_output": text_array(before + part.text)}
     if asked.finish_reason:
         result["finish_reason"] = text_array(str(part.completion.finish_reason))
     if asked.stop_reason:
@@ -104,7 +108,7 @@ def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
 
 def _perf(part: Part) -> dict[str, np.ndarray]:
     """As the others, but with this model's names."""
-    result = perf_outputs(part.output, part.completion, part.block_size)
+    result = perf_outputs(part.output, part.made, part.longest, part.block_size)
     reused = result.pop("kv_cache_reused_blocks")
     missed = result["kv_cache_alloc_new_blocks"]
     rate = (reused / np.maximum(reused + missed, 1)).astype(np.float32)

@@ -18,6 +18,7 @@ from tensorwright import errors
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.llm import LLM
 from tensorwright.runtime.panics import as_error
+from tensorwright.runtime.request_news import RequestNews
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton.exchange import CancelledByClient, Exchange, JoinedStream, Stream
 from tensorwright.runtime.triton.interfaces import Interface, interface_of
@@ -25,6 +26,7 @@ from tensorwright.runtime.triton.metrics import TritonMetrics
 from tensorwright.runtime.triton.model_config import complete
 from tensorwright.runtime.triton.model_options import ModelOptions, parse_options
 from tensorwright.runtime.triton.replies import Job, Reply
+from tensorwright.runtime.triton.sampling_inputs import by_input
 from tensorwright.runtime.triton.starting import Starting
 from tensorwright.runtime.triton.tensors import split_rows
 from tensorwright.runtime.triton.watch import Watch
@@ -74,7 +76,7 @@ class TritonPythonModel:
         inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         rows = split_rows(inputs, self._batched)
         for row in rows:
-            self.interface.check_names(row)
+            self.interface.check(row, self._batched)
         self.interface.check_parameters(json.loads(request.parameters() or "{}"))
         if any(row.flag("stop") for row in rows):
             self._stop(request.request_id(), channel)
@@ -109,9 +111,10 @@ class TritonPythonModel:
         """All its prompts, or none."""
         try:
             for index, job in enumerate(jobs):
-                handle = self.llm.generate_async(job.prompt, params[index])
+                with by_input(job.inputs):
+                    handle = self.llm.generate_async(job.prompt, params[index])
                 reply = Reply(job, index if len(jobs) > 1 else None, self.llm.engine.block_size, self._batched)
-                stream.parts.append((handle, reply))
+                stream.parts.append((RequestNews(handle), reply))
         except BaseException:
             stream.abort()
             raise

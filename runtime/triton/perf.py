@@ -6,18 +6,19 @@ import time
 
 import numpy as np
 
-from tensorwright.runtime.outputs import CompletionOutput, RequestOutput
+from tensorwright.runtime.outputs import RequestOutput
 
 
-def perf_outputs(output: RequestOutput, completion: CompletionOutput, block_size: int) -> dict[str, np.ndarray]:
-    """Times in nanoseconds of one clock without a date; 0 for what never came. Blocks are those of a cache that keeps
+def perf_outputs(output: RequestOutput, made: int, longest: int, block_size: int) -> dict[str, np.ndarray]:
+    """made: tokens of the completion. longest: those of its request's longest.
+
+    Times in nanoseconds of one clock without a date; 0 for what never came. Blocks are those of a cache that keeps
     every position. Nothing is ever drafted."""
     now, metrics = time.monotonic_ns(), output.metrics
-    made = max(len(each.token_ids) for each in output.outputs)
     first = metrics.time_to_first_token
-    spent = (first or 0.0) + (metrics.time_per_output_token or 0.0) * max(made - 1, 0)
+    spent = (first or 0.0) + (metrics.time_per_output_token or 0.0) * max(longest - 1, 0)
     arrival = now - _ns(spent)
-    total = -(-(len(output.prompt_token_ids) + len(completion.token_ids)) // block_size)
+    total = -(-(len(output.prompt_token_ids) + made) // block_size)
     reused = metrics.cached_tokens // block_size
     times = {
         "arrival_time_ns": arrival,

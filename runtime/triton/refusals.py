@@ -93,7 +93,7 @@ _REFUSED = {
 def check_refused(row: Row) -> None:
     """Raises InvalidRequestError for the first input that asks for what there is not."""
     width = row.integer("beam_width")
-    if width is not None and width > 1:
+    if width not in (None, 0, 1):
         raise InvalidRequestError(f"input 'beam_width' must be 1, got {width}: {_BEAMS}")
     for name in row.names():
         if name not in _REFUSED:

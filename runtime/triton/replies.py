@@ -36,20 +36,26 @@ _UNBATCHED = {"text_output", "finish_reason", "stop_reason"}
 
 @dataclass(frozen=True)
 class Part:
-    """What is new of one completion. tokens and text: since its last response, or all if it is the only one."""
+    """What is new of one completion: since its last response, or all if it is the only one.
+
+    text: as its request is to be told, see Asked.whole_text. logprobs: of the new tokens. made: tokens of this
+    completion so far. longest: those of the request's longest.
+    """
 
     output: RequestOutput
     completion: CompletionOutput
-    tokens: list[int]
     text: str
     logprobs: list[float]
+    made: int
+    longest: int
     block_size: int
 
 
 @dataclass
 class Asked:
     """How one prompt's output is to be answered. write: a part as the interface's tensors. pad: the token id that fills
-    up its tokens beside those of longer prompts in one response."""
+    up its tokens beside those of longer prompts in one response. whole_text: of a stream, each response has all the
+    text so far."""
 
     stream: bool
     write: Callable[[Asked, Part], dict[str, np.ndarray]]
@@ -61,6 +67,7 @@ class Asked:
     output_count: bool = False
     stop_reason: bool = False
     pad: int = 0
+    whole_text: bool = False
 
     def outputs(self) -> tuple[bool, ...]:
         """What decides which tensors there are."""
@@ -84,16 +91,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt of a Triton request, ready for LLM.generate_async."""
+    """One prompt of a Triton request, ready for LLM.generate_async. inputs: as by_input takes them."""
 
     prompt: Prompt
     params: SamplingParams
     asked: Asked
+    inputs: Mapping[str, str]
 
 
 class Reply:
-    """Remembers what of each completion was sent. batch_index: None unless the request holds several prompts. batched:
-    tensors have a batch dimension in front, of 1."""
+    """Of one prompt's request, which is read by RequestNews. batch_index: None unless the request holds several
+    prompts. batched: tensors have a batch dimension in front, of 1."""
 
     def __init__(self, job: Job, batch_index: int | None, block_size: int, batched: bool):
         self.streams = job.asked.stream
@@ -102,25 +110,29 @@ class Reply:
         self._asked = job.asked
         self._batch_index = batch_index
         self._block_size = block_size
-        self._sent = [(0, 0, False)] * job.params.n  # tokens, characters, and whether it is done
+        self._made = [0] * job.params.n  # tokens
+        self._texts = [""] * job.params.n  # so far, if each response has all of it
+        self._done: set[int] = set()
 
     def responses(self, output: RequestOutput) -> Iterator[dict[str, np.ndarray]]:
-        """Tensors of every response that is due."""
-        for index, completion in enumerate(output.outputs):
-            tokens, characters, done = self._sent[index]
+        """Tensors of every response that is due. output: what is new; of a reply that does not stream all, once."""
+        for completion in output.outputs:
+            self._made[completion.index] += len(completion.token_ids)
+        for completion in output.outputs:
             finished = completion.finish_reason is not None
-            new = len(completion.token_ids) > tokens
-            if done or not (finished or (self._asked.stream and new)):
+            if completion.index in self._done or not (finished or (self.streams and completion.token_ids)):
                 continue
-            self._sent[index] = (len(completion.token_ids), len(completion.text), finished)
-            part = self._part(output, completion, tokens, characters)
-            yield self._tensors(part)
+            if finished:
+                self._done.add(completion.index)
+            yield self._tensors(self._part(output, completion))
 
-    def _part(self, output: RequestOutput, completion: CompletionOutput, tokens: int, characters: int) -> Part:
-        new = completion.token_ids[tokens:]
-        tables = (completion.logprobs or [])[tokens:]
-        chosen = [table[token].logprob for token, table in zip(new, tables, strict=False)]
-        return Part(output, completion, new, completion.text[characters:], chosen, self._block_size)
+    def _part(self, output: RequestOutput, completion: CompletionOutput) -> Part:
+        index, text = completion.index, completion.text
+        if self._asked.whole_text:
+            text = self._texts[index] = self._texts[index] + text
+        tables = completion.logprobs or []
+        chosen = [table[token].logprob for token, table in zip(completion.token_ids, tables, strict=False)]
+        return Part(output, completion, text, chosen, self._made[index], max(self._made), self._block_size)
 
     def _tensors(self, part: Part) -> dict[str, np.ndarray]:
         result = self._asked.write(self._asked, part)
@@ -143,9 +155,9 @@ def shared_outputs(asked: Asked, part: Part) -> dict[str, np.ndarray]:
     if asked.input_count:
         result["num_input_tokens"] = np.array([len(part.output.prompt_token_ids)], np.int32)
     if asked.output_count:
-        result["num_output_tokens"] = np.array([len(part.completion.token_ids)], np.int32)
+        result["num_output_tokens"] = np.array([part.made], np.int32)
     if asked.perf and part.completion.finish_reason is not None:
-        result |= perf_outputs(part.output, part.completion, part.block_size)
+        result |= perf_outputs(part.output, part.made, part.longest, part.block_size)
     return result
 
 

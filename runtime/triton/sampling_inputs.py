@@ -6,7 +6,9 @@ Where the model has defaults that say how tokens are drawn, they hold instead; t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
@@ -31,10 +33,37 @@ INPUTS: tuple[Tensor, ...] = (
 )
 """return_finish_reason, priority, timeout (seconds) and guided_decoding_whitespace_pattern are ours."""
 
+_FIELD = re.compile(r"(?:SamplingParams: )?(\w+) ")
 _GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
 
 
-def sampling_fields(row: Row, top_k_name: str, top_p_name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+@contextmanager
+def by_input(inputs: Mapping[str, str]) -> Iterator[None]:
+    """An error inside that begins with a field of SamplingParams names the client's input too. inputs: by field, of
+    fields that have another name than their input."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        field = _FIELD.match(str(error))
+        if field is None or field[1] not in inputs:
+            raise
+        raise type(error)(f"input {inputs[field[1]]!r}: {error}") from error
+
+
+def optional_token(row: Row, name: str, vocab_size: int | None = None) -> int | None:
+    """-1 stands for none, as clients send it. vocab_size: None if it need be no token of the model's."""
+    token = row.integer(name)
+    if token is None or token == -1:
+        return None
+    if token < 0 or (vocab_size is not None and token >= vocab_size):
+        below = "" if vocab_size is None else f" below {vocab_size}"
+        raise InvalidRequestError(f"input {name!r} must be a token id{below}, or -1 for none, got {token}")
+    return token
+
+
+def sampling_fields(
+    row: Row, top_k_name: str, top_p_name: str, defaults: Mapping[str, Any], vocab_size: int
+) -> dict[str, Any]:
     """Keywords of SamplingParams, without the number of tokens and the words. defaults: those of the model."""
     check_refused(row)
     fields: dict[str, Any] = {"n": row.integer("num_return_sequences"), "seed": row.integer("seed")}
@@ -47,9 +76,9 @@ def sampling_fields(row: Row, top_k_name: str, top_p_name: str, defaults: Mappin
         fields |= {"temperature": heat, "top_k": row.integer(top_k_name), "top_p": row.number(top_p_name) or None}
     else:
         fields |= _distribution(row.integer(top_k_name), row.number(top_p_name), heat)
-    end = row.integer("end_id")
-    if end is not None and end != -1:
+    if (end := optional_token(row, "end_id", vocab_size)) is not None:
         fields["stop_token_ids"], fields["ignore_eos"] = [end], True
+    optional_token(row, "pad_id")  # a text is not filled up
     if row.flag("return_log_probs"):
         fields["logprobs"] = 0  # the sampled tokens' own
     if (guide := _guide(row)) is not None:

@@ -26,6 +26,10 @@ NUMPY: dict[str, Any] = {
     "FP32": np.float32,
 }
 """Triton's types as config.pbtxt has them without TYPE_, and numpy's."""
+KINDS: dict[str, str] = {
+    name: {"b": "b", "f": "f", "O": "OSU"}.get(np.dtype(kind).kind, "iu") for name, kind in NUMPY.items()
+}
+"""Numpy's kinds of arrays that are taken for a type: one of another width says the same."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,25 @@ class Row:
 
     def names(self) -> list[str]:
         return [name for name in self._values if self.has(name)]
+
+    def check(self, tensor: Tensor, batched: bool) -> None:
+        """Whether what came for it is of its type and shape. The server looks at that too, by config.pbtxt."""
+        if not self.has(tensor.name):
+            return
+        value = self._values[tensor.name]
+        if value.dtype.kind not in KINDS[tensor.dtype]:
+            raise InvalidRequestError(
+                f"input {tensor.name!r} has the wrong type, {value.dtype}: it must be {tensor.dtype}"
+            )
+        shape = value.shape[1:] if batched else value.shape
+        if tensor.dims == (1,) and value.size > 1:
+            raise InvalidRequestError(f"input {tensor.name!r} must hold one value per prompt, got {value.size}")
+        fixed = tuple(-1 if want == -1 else got for want, got in zip(tensor.dims, shape, strict=False))
+        if len(shape) != len(tensor.dims) or fixed != tensor.dims:
+            wanted = ", ".join("n" if size == -1 else str(size) for size in tensor.dims)
+            raise InvalidRequestError(
+                f"input {tensor.name!r} must be {tensor.dtype} of shape [{wanted}] per prompt, got {list(shape)}"
+            )
 
     def require(self, name: str, where: str) -> None:
         if not self.has(name):
@@ -134,12 +157,10 @@ def _decode(name: str, value: Any) -> str:
 
 def word_list(row: Row, name: str, most: int) -> list[list[int]]:
     """Words as token ids out of TensorRT-LLM's [2, n] encoding: the ids of all words one after the other, and below
-    them where each word ends, filled up with -1. most: words."""
+    them where each word ends, filled up with -1. most: words. Type and shape are looked at before (Row.check)."""
     value = row.array(name)
     if value is None:
         return []
-    if value.dtype.kind not in "iu" or value.ndim < 2 or value.shape[-2] != 2 or value.size != 2 * value.shape[-1]:
-        raise InvalidRequestError(f"input {name!r} must be INT32 of shape [2, n] per prompt, got {list(value.shape)}")
     check_size(name, value.size, 2 * most * BAD_WORD_TOKENS, "numbers")
     flat, ends = value.reshape(2, -1).tolist()
     check_size(name, sum(end != -1 for end in ends), most, "words")

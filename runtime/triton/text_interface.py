@@ -18,7 +18,7 @@ from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton import replies, sampling_inputs
 from tensorwright.runtime.triton.refusals import REFUSED_TEXT
 from tensorwright.runtime.triton.replies import Asked, Job, Part, shared_outputs, text_array
-from tensorwright.runtime.triton.sampling_inputs import sampling_fields
+from tensorwright.runtime.triton.sampling_inputs import by_input, sampling_fields
 from tensorwright.runtime.triton.tensors import Row, Tensor, check_size, tensors
 
 INPUTS: tuple[Tensor, ...] = (
@@ -32,6 +32,7 @@ INPUTS: tuple[Tensor, ...] = (
     *sampling_inputs.INPUTS,
     *REFUSED_TEXT,
 )
+INPUT_OF = {"n": "num_return_sequences", "stop": "stop_words", "logit_bias": "embedding_bias_words"}
 OUTPUTS: tuple[Tensor, ...] = (Tensor("text_output", "STRING", (-1,)), *replies.OUTPUTS)
 
 
@@ -40,14 +41,15 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     sampling."""
     row.require("text_input", "text")
     row.require("max_tokens", "text")
-    fields: dict[str, Any] = sampling_fields(row, "top_k", "top_p", defaults)
+    fields: dict[str, Any] = sampling_fields(row, "top_k", "top_p", defaults, engine.vocab_size)
     fields["max_tokens"] = row.integer("max_tokens")
     fields["bad_words"] = row.texts("bad_words", bounds.BAD_WORDS)
     fields["stop"] = row.texts("stop_words", bounds.STOP_STRINGS)
     fields["include_stop_str_in_output"] = True
     fields["logit_bias"] = _biases(row, engine)
     asked = Asked.of(row, row.flag("stream"), exclude_input, write)
-    return Job(row.text("text_input") or "", SamplingParams(**fields), asked)
+    with by_input(INPUT_OF):
+        return Job(row.text("text_input") or "", SamplingParams(**fields), asked, INPUT_OF)
 
 
 def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:

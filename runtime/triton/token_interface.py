@@ -21,7 +21,7 @@ from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton import replies, sampling_inputs
 from tensorwright.runtime.triton.refusals import REFUSED_TOKENS
 from tensorwright.runtime.triton.replies import Asked, Job, Part, shared_outputs
-from tensorwright.runtime.triton.sampling_inputs import sampling_fields
+from tensorwright.runtime.triton.sampling_inputs import by_input, optional_token, sampling_fields
 from tensorwright.runtime.triton.tensors import Row, Tensor, check_size, tensors, word_list
 
 INPUTS: tuple[Tensor, ...] = (
@@ -36,6 +36,11 @@ INPUTS: tuple[Tensor, ...] = (
     *sampling_inputs.INPUTS,
     *REFUSED_TOKENS,
 )
+INPUT_OF = {
+    "n": "num_return_sequences", "max_tokens": "request_output_len", "top_k": "runtime_top_k", "top_p": "runtime_top_p",
+    "prompt_token_ids": "input_ids", "stop": "stop_words_list", "stop_token_ids": "stop_words_list",
+    "bad_words": "bad_words_list", "logit_bias": "embedding_bias",
+}  # fmt: skip
 OUTPUTS: tuple[Tensor, ...] = (
     Tensor("output_ids", "INT32", (-1, -1)),
     Tensor("sequence_length", "INT32", (-1,)),
@@ -52,7 +57,7 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     assert length is not None
     if not 0 < length <= len(ids):
         raise InvalidRequestError(f"input 'input_lengths' must be from 1 to {len(ids)}, as input_ids has, got {length}")
-    fields: dict[str, Any] = sampling_fields(row, "runtime_top_k", "runtime_top_p", defaults)
+    fields: dict[str, Any] = sampling_fields(row, "runtime_top_k", "runtime_top_p", defaults, engine.vocab_size)
     fields["max_tokens"] = row.integer("request_output_len")
     fields["bad_words"] = word_list(row, "bad_words_list", bounds.BAD_WORDS)
     fields["logit_bias"] = _biases(row, engine)
@@ -60,17 +65,19 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     fields |= _stops(stops, fields.get("stop_token_ids", []), engine)
     asked = Asked.of(row, row.flag("streaming"), exclude_input, write)
     asked.pad = _pad(row)
-    return Job({"prompt_token_ids": ids[:length]}, SamplingParams(**fields), asked)
+    with by_input(INPUT_OF):
+        return Job({"prompt_token_ids": ids[:length]}, SamplingParams(**fields), asked, INPUT_OF)
 
 
 def _pad(row: Row) -> int:
-    """-1 stands for none, as clients send it."""
-    sent = [row.integer("pad_id"), row.integer("end_id")]
-    return next((token for token in sent if token is not None and token >= 0), 0)
+    sent = [optional_token(row, name) for name in ("pad_id", "end_id")]
+    return next((token for token in sent if token is not None), 0)
 
 
 def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
-    tokens = part.output.prompt_token_ids + part.tokens if asked.echo else part.tokens
+    tokens = part.completion.token_ids
+    if asked.echo:
+        tokens = part.output.prompt_token_ids + tokens
     return {
         "output_ids": np.array([tokens], np.int32).reshape(1, -1),  # [beams, tokens]
         "sequence_length": np.array([len(tokens)], np.int32),  # [beams]

@@ -190,6 +190,11 @@ BODIES = (
            completion(stop_token_ids=lambda n: [i % 4000 for i in range(n)], max_tokens=lambda n: 200), 700_000),
 )  # fmt: skip
 
+# What many bodies take together was no row of the review.
+TOGETHER = (
+    Attack("-", "held-bodies", "so many bodies of 3.9 MB at once that do not end", 60, connections.hold_bodies, 40),
+)
+
 # Text.
 
 TEXT = (
@@ -230,4 +235,4 @@ CONNECTIONS = (
     Attack("L6", "two-lengths", "Content-Length beside Transfer-Encoding", 1, oracles.two_lengths, 1),
 )  # fmt: skip
 
-ATTACKS: tuple[Attack, ...] = (*GRAMMARS, *BODIES, *TEXT, *CONNECTIONS)
+ATTACKS: tuple[Attack, ...] = (*GRAMMARS, *BODIES, *TOGETHER, *TEXT, *CONNECTIONS)

@@ -91,6 +91,32 @@ def chunks(size: int, connections: int = 8) -> Attacker:
     return attack
 
 
+def hold_bodies(count: int, size: int = 3_900_000, seconds: float = 1.0) -> Attacker:
+    """So many bodies at once that all lack their last byte, as long as the server waits for it, or so long."""
+
+    def attack(target: Target) -> Outcome:
+        head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in target.headers().items())
+        start = f"{head}content-length: {size}\r\n\r\n".encode()
+        rest = b" " * (size - 1)
+        outcome = Outcome()
+
+        def one() -> None:
+            with contextlib.closing(target.connect(20)) as opened:
+                with contextlib.suppress(OSError):  # it was answered before its end
+                    opened.sendall(start)
+                    opened.sendall(rest)
+                opened.settimeout(seconds)
+                with contextlib.suppress(OSError):
+                    outcome.answers.append(opened.recv(4096)[9:12].decode() or "refused")
+
+        together([one] * count)
+        outcome.answers = sorted(set(outcome.answers))
+        return outcome
+
+    return attack
+
+
 def only_one(size: int) -> Attacker:
     """One client where one may be."""
 

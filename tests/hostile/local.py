@@ -92,7 +92,7 @@ def wide_heads(engine: Path, folder: Path) -> Found:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     said = ended.stdout.strip()[:200] or ended.stderr.strip()[-200:]
     code = ended.returncode or None
-    finding = "" if said.startswith("EngineError") else said
+    finding = "" if said.startswith("EngineError") else said or f"its process ended, code {code}"
     what, seconds = f"a plan with head_dim {HEAD_DIM}", time.monotonic() - begun
     return Found("M2", what, [said or "nothing"], finding, said, code, seconds)
 

@@ -17,6 +17,7 @@ from hostile.arena import Arena, arena
 from hostile.attacks import ATTACKS, Attack
 from hostile.clients import Attacker, Outcome, Target, posts, timed
 from hostile.fields import BODIES, PATHS, body_with, declared
+from hostile.local import LOCAL
 from hostile.server import attacked_by
 from hostile.values import Value
 
@@ -148,6 +149,14 @@ def test_an_attack_on_a_small_server_holds_nobody_up(narrow: Arena, attack: Atta
 def test_running_out_of_descriptors_holds_nobody_up(pico_engine: Path, tmp_path: Path, attack: Attack) -> None:
     with arena(pico_engine, tmp_path, files=attack.files) as opened:
         check(opened.attack(attack.ready, attack.short or attack.size, log=attack.log))
+
+
+@pytest.mark.parametrize("attack", LOCAL)
+def test_an_attack_on_the_files_of_an_engine_is_refused_or_without_effect(
+    pico_engine: Path, tmp_path: Path, attack: str
+) -> None:
+    found = LOCAL[attack](pico_engine, tmp_path)
+    assert (found.finding, found.exit) == ("", None)
 
 
 @pytest.mark.parametrize("attack", [each for each in ATTACKS if not each.watched], ids=label)

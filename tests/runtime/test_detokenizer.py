@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from unittest import mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tensorwright.runtime import detokenizer
 from tensorwright.runtime.byte_alphabet import byte_alphabet
 from tensorwright.runtime.completion_state import logprob_table
 from tensorwright.runtime.detokenizer import REPLACEMENT, IncrementalDetokenizer
@@ -73,9 +77,9 @@ TOKENIZERS = {
 
 
 def stream(tokenizer: EngineTokenizer, ids: list[int], skip: bool = True, chunk: int = 1) -> list[str]:
-    detokenizer = IncrementalDetokenizer(tokenizer, skip)
-    pieces = [detokenizer.push(ids[start : start + chunk]) for start in range(0, len(ids), chunk)]
-    return [*pieces, detokenizer.flush()]
+    made = IncrementalDetokenizer(tokenizer, skip)
+    pieces = [made.push(ids[start : start + chunk]) for start in range(0, len(ids), chunk)]
+    return [*pieces, made.flush()]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -129,6 +133,57 @@ def test_pieces_join_to_the_whole(name: str, data: st.DataObject) -> None:
     assert "".join(pieces) == tokenizer.decode(ids, skip)
 
 
+def long_runs(*garbage: bytes) -> st.SearchStrategy[list[int]]:
+    """Ids of byte tokens that are UTF-8 mostly, words, special tokens and what is no token between them."""
+    library = TOKENIZERS["sentencepiece"].library
+    characters = st.sampled_from(["a", " ", "é", "€", "🙂", REPLACEMENT]).map(str.encode)
+    runs = st.lists(st.one_of(characters, characters, st.sampled_from(garbage)), max_size=12).map(b"".join)
+    words = [library.token_to_id(word) for word in ("▁", "▁the", "a", "</s>")]
+    between = st.sampled_from([[], *([word] for word in words), [library.get_vocab_size()]])
+    bytes_of = runs.map(lambda run: [library.token_to_id(BYTES[byte]) for byte in run])
+    return st.lists(st.tuples(bytes_of, between), max_size=6).map(
+        lambda parts: [*chain.from_iterable(map(chain.from_iterable, parts))]
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_runs_that_are_decoded_in_pieces_join_to_the_whole(data: st.DataObject) -> None:
+    """As if they were longer than a piece. Whatever was given out stays true."""
+    tokenizer = TOKENIZERS["sentencepiece"]
+    ids = data.draw(long_runs(b"\xff", b"\xe2", b"\x80", b"\xf0\x9f", b"\xed\xa0\x80"))
+    skip = data.draw(st.booleans())
+    with mock.patch.object(detokenizer, "PIECE", data.draw(st.integers(1, 5))):
+        pieces = stream(tokenizer, ids, skip)
+    assert "".join(pieces) == tokenizer.decode(ids, skip)
+
+
+@pytest.mark.parametrize(("end", "certain"), [(b"", 0), (b"\xff", 0), (b"\xe2", 1), (b"\xe2a", 1)])
+def test_the_end_of_a_long_run_costs_no_more_than_that_of_a_short_one(
+    end: bytes, certain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does any of its tokens. certain: the token after 20,000 from which on it is."""
+    tokenizer = TOKENIZERS["sentencepiece"]
+    ids = [tokenizer.library.token_to_id(BYTES[byte]) for byte in "é€🙂a".encode() * 2000 + end]
+    ids += [tokenizer.library.token_to_id("a")] * 3
+    sizes = count_decoded(monkeypatch)
+    pieces = stream(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids)
+    assert max(sizes) <= 3 * detokenizer.PIECE
+    assert sum(sizes) <= 4 * len(ids)
+    assert next(number for number, piece in enumerate(pieces) if piece) == 20_000 + certain
+
+
+@pytest.mark.parametrize("spelling", ["<0xc3>", "<0xC3>", "<0x+3>"])
+def test_a_byte_token_is_what_the_library_takes_for_one(spelling: str) -> None:
+    library = Tokenizer(models.BPE(vocab={"a": 0, spelling: 1, "<0x-3>": 2, "<0xA9>": 3}, merges=[]))
+    library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer = EngineTokenizer(library)
+    assert [tokenizer.byte_of(token) for token in range(5)] == [None, int(spelling[3:5], 16), None, 0xA9, None]
+    for ids in ([1, 3, 0], [1, 1, 3, 0], [1, 2, 3]):
+        assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
+
+
 @pytest.mark.parametrize("garbage", [b"\xe2", b"\x80", b"\xf0\x9f", b"a\xf0", b"\xc3\xff", b"\xf0\x9f\x99"])
 def test_garbage_is_given_out_as_it_comes(garbage: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never more than a character's bytes are held back, and each step decodes a few tokens."""
@@ -137,12 +192,12 @@ def test_garbage_is_given_out_as_it_comes(garbage: bytes, monkeypatch: pytest.Mo
     letters = {value: key for key, value in byte_alphabet().items()}
     tokens = [library.token_to_id(letters[byte]) for byte in garbage * 300]
     longest = count_decoded(monkeypatch)
-    detokenizer, text = IncrementalDetokenizer(tokenizer), ""
+    made, text = IncrementalDetokenizer(tokenizer), ""
     for number, token in enumerate(tokens):
-        text += detokenizer.push([token])
+        text += made.push([token])
         assert tokenizer.decode(tokens[: number + 1])[: len(text)] == text
         assert len(text) >= len(tokenizer.decode(tokens[: max(0, number - 3)])) - 1
-    assert text + detokenizer.flush() == tokenizer.decode(tokens)
+    assert text + made.flush() == tokenizer.decode(tokens)
     assert max(longest) <= 8
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import io
 import itertools
 import threading
+from typing import Any
 
 import pytest
 
 from support.fake_runtime import A, B, FakeEngine, ids, wait_until
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime.llm import LLM
+from tensorwright.runtime.outputs import RequestOutput
+from tensorwright.runtime.request_news import RequestNews
 from tensorwright.runtime.sampling_params import SamplingParams
 
 
@@ -33,6 +38,82 @@ def test_streaming_and_awaiting_in_a_loop(llm: LLM) -> None:
     assert finished[-1]
     assert not any(finished[:-1])
     assert (text, others) == ("abcd", "xy" * 20)
+
+
+MANY = SamplingParams(n=2, max_tokens=20, logprobs=1, prompt_logprobs=0)
+
+
+def joined(parts: list[RequestOutput]) -> RequestOutput:
+    """What was read piece by piece, as one output."""
+    last = copy.deepcopy(parts[-1])
+    last.prompt_logprobs = [entry for part in parts for entry in part.prompt_logprobs or ()]
+    for whole in last.outputs:
+        pieces = [part.outputs[whole.index] for part in parts]
+        whole.text = "".join(piece.text for piece in pieces)
+        whole.token_ids = [token for piece in pieces for token in piece.token_ids]
+        whole.logprobs = [table for piece in pieces for table in piece.logprobs or ()]
+    return last
+
+
+def test_news_joined_are_the_whole(llm: LLM, fake: FakeEngine) -> None:
+    """However they are read."""
+    handles = [llm.generate_async("añb", MANY) for _ in range(3)]
+
+    async def in_loop() -> list[RequestOutput]:
+        return [part async for part in RequestNews(handles[0])]
+
+    late = RequestNews(handles[2])
+    read = [asyncio.run(in_loop()), list(RequestNews(handles[1])), [handles[2].result() and late.latest()]]
+    for handle, parts in zip(handles, read, strict=True):
+        assert joined(parts) == handle.result()
+        assert handle.result().outputs[0].text.startswith("añb")
+    assert [output.token_ids for output in late.latest().outputs] == [[], []]  # all of it is read
+
+
+def test_reading_news_costs_what_is_new(llm: LLM, fake: FakeEngine) -> None:
+    """Of each token's number, table and text no more is handed out than there is, whatever there was before."""
+    taken = {"tokens": 0, "tables": 0, "characters": 0}
+
+    class Noted(list):
+        def __init__(self, name: str):
+            self.name = name
+
+        def __getitem__(self, part: Any) -> Any:
+            found = super().__getitem__(part)
+            taken[self.name] += len(found)
+            return found
+
+        def __iter__(self) -> Any:
+            raise AssertionError(f"all {self.name} were looked at")
+
+    class Text(io.StringIO):
+        def read(self, size: int | None = -1, /) -> str:
+            found = super().read(size)
+            taken["characters"] += len(found)
+            return found
+
+        def getvalue(self) -> str:
+            raise AssertionError("all of the text was copied")
+
+    fake.gate.clear()
+    handle = llm.generate_async(ids(A, B), SamplingParams(max_tokens=100, logprobs=0))
+    state = handle._state.completions[0]
+    state._token_ids, state._logprobs, state._text = Noted("tokens"), Noted("tables"), Text()
+    fake.gate.set()
+    for _ in RequestNews(handle):
+        pass
+    assert taken == {"tokens": 100, "tables": 100, "characters": 100}
+
+
+def test_news_of_a_failed_request_are_its_error(llm: LLM, fake: FakeEngine) -> None:
+    fake.gate.clear()
+    news = RequestNews(handle := llm.generate_async(ids(A, B)))
+    fake.fail_request(handle.request_id, "OutOfMemoryError", "no block left")
+    wait_until(lambda: news.done)
+    for read in (news.latest, lambda: next(iter(news)), lambda: asyncio.run(anext(aiter(news)))):  # type: ignore[arg-type]
+        with pytest.raises(OutOfMemoryError, match="no block left"):
+            read()
+    assert news.abort() is False
 
 
 def test_a_listener_hears_of_every_change(llm: LLM, fake: FakeEngine) -> None:

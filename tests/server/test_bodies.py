@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,13 @@ from tensorwright.errors import InvalidRequestError, QueueFullError
 from tensorwright.runtime import request_bounds as bounds
 from tensorwright.runtime.server import body_route, completions, json_shape
 from tensorwright.runtime.server.app import create_app
+from tensorwright.runtime.server.body_memory import BodyMemory
 from tensorwright.runtime.server.body_route import read_body
 from tensorwright.runtime.server.chat_request import ChatCompletionRequest
 from tensorwright.runtime.server.completion_request import CompletionRequest
+from tensorwright.runtime.server.guards import BodyGuard
 from tensorwright.runtime.server.json_shape import SMALL_BODY, check_shape
+from tensorwright.runtime.server.options import ServerOptions
 from tensorwright.runtime.server.tokenization import DetokenizeRequest, TokenizeRequest
 
 MANY = 5000  # more than any bound of entries, and less than those of the JSON
@@ -142,10 +147,13 @@ def llm(pico_engine: Path) -> Iterator[LLM]:
         yield llm
 
 
-def post(app: FastAPI, path: str, body: dict[str, Any]) -> httpx.Response:
+def post(app: FastAPI, path: str, body: dict[str, Any] | bytes) -> httpx.Response:
+    """body: as JSON, or JSON as it is."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
-            return await client.post(path, json=body)
+            return await client.post(path, content=content, headers={"content-type": "application/json"})
 
     return asyncio.run(ask())
 
@@ -188,3 +196,110 @@ def test_large_bodies_are_read_in_a_thread_for_text(llm: LLM, monkeypatch: pytes
     answer = post(app, "/tokenize", large)
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
     assert len(threads) == 5
+
+
+LARGE, MOST = 100_000, 200_000  # bytes of a body, and of all: five of these beyond 64 KiB each
+BOUNDED = ServerOptions(max_body_size=LARGE, max_body_memory=MOST, retry_after=7)
+
+
+class Door:
+    """A BodyGuard with requests of several clients before it, each of which stays inside until it is let go."""
+
+    def __init__(self) -> None:
+        self.memory = BodyMemory(BOUNDED)
+        self.inside: list[bytes] = []
+        self._gate = asyncio.Event()
+        self._guard = BodyGuard(self._stay, BOUNDED, self.memory)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def _stay(self, scope: Any, receive: Any, send: Any) -> None:
+        self.inside.append((await receive())["body"])
+        await self._gate.wait()
+
+    async def knock(self, address: str, size: int, announced: bool = True, whole: bool = True) -> str | None:
+        """What a body of so many bytes is refused with; None if it may come in."""
+        answers: list[Any] = []
+        half = {"type": "http.request", "body": b"a" * (size // 2), "more_body": True}
+        parts = [half, {**half, "body": b"a" * (size - size // 2), "more_body": False}]
+
+        async def receive() -> Any:
+            if not parts or (len(parts) == 1 and not whole):
+                await self._gate.wait()
+                return {"type": "http.disconnect"}
+            return parts.pop(0)
+
+        async def send(message: Any) -> None:
+            answers.append(message)
+
+        headers = [(b"content-length", str(size).encode())] if announced else [(b"transfer-encoding", b"chunked")]
+        scope = {"type": "http", "path": "/x", "headers": headers, "client": (address, 1), "state": {"facts": {}}}
+        self._tasks.append(asyncio.create_task(self._guard(scope, receive, send)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if not answers:
+            return None
+        told = json.loads(answers[1]["body"])["error"]
+        sent = dict(answers[0]["headers"])
+        assert (told["code"], sent[b"retry-after"], sent[b"connection"]) == ("too_many_bodies", b"7", b"close")
+        assert "--max-body-memory" in told["message"]
+        return f"{answers[0]['status']} {told['type']}"
+
+    async def let_go(self) -> None:
+        self._gate.set()
+        await asyncio.gather(*self._tasks)
+
+
+@pytest.mark.parametrize(("announced", "whole"), [(True, True), (True, False), (False, True)])
+def test_all_bodies_have_a_bound_together_and_an_address_has_half(announced: bool, whole: bool) -> None:
+    """Whether they are still coming or are worked on; those that are announced count before they have come."""
+
+    async def scenario() -> None:
+        door = Door()
+        knock = partial(door.knock, announced=announced, whole=whole)
+        assert [await knock("10.0.0.1", LARGE) for _ in range(2)] == [None] * 2
+        assert await knock("10.0.0.1", LARGE) == "429 rate_limit_error"
+        assert await knock("10.0.0.1", SMALL_BODY) is None
+        assert [await knock("10.0.0.2", LARGE) for _ in range(2)] == [None] * 2
+        assert await knock("10.0.0.3", LARGE) is None
+        assert await knock("10.0.0.3", LARGE) == "503 service_unavailable_error"
+        assert await knock("10.0.0.3", SMALL_BODY) is None
+        assert (door.memory.held, door.memory.refused) == (5 * (LARGE - SMALL_BODY), 2)
+        assert all(sys.getrefcount(body) <= 3 for body in door.inside)  # the list, the loop and the call: no guard
+        await door.let_go()
+        assert door.memory.held == 0
+        assert len(door.inside) == (7 if whole else 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_body_counts_until_its_request_runs_in_the_engine(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for a thread too; of what runs then, nobody holds the bytes."""
+    app = create_app({"pico": llm}, BOUNDED)
+    memory: BodyMemory = app.state.body_memory
+    held: dict[str, int] = {}
+    raws: list[bytes] = []
+    start, stream = LLM.generate_async, completions.EventStream
+
+    def reading(raw: bytes, model: type[Any]) -> Any:
+        raws.append(raw)
+        return read_body(raw, model)
+
+    def starting(*arguments: Any) -> Any:
+        held["starting"] = memory.held
+        return start(*arguments)
+
+    def streaming(*arguments: Any) -> Any:
+        held["streaming"] = memory.held
+        held["references"] = sys.getrefcount(raws[-1])
+        return stream(*arguments)
+
+    monkeypatch.setattr(body_route, "read_body", reading)
+    monkeypatch.setattr(LLM, "generate_async", starting)
+    monkeypatch.setattr(completions, "EventStream", streaming)
+    body = json.dumps(completion(stream=True)).encode()
+    assert post(app, "/v1/completions", body.ljust(LARGE)).status_code == 200
+    assert (held["starting"], held["streaming"], memory.held) == (LARGE - SMALL_BODY, 0, 0)
+    assert post(app, "/v1/completions", body).status_code == 200
+    assert held["references"] <= 2  # the list and the call
+    assert "tensorwright_http_body_bytes 0.0" in app.state.exposition.text().decode()
+    assert "tensorwright_http_bodies_refused_total 0.0" in app.state.exposition.text().decode()

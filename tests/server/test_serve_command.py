@@ -45,6 +45,8 @@ def no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--api-key", "two words"], "api_keys: a key must be"),
         (["--api-key-file", "/nonexistent"], "--api-key-file must be a readable text file"),
         (["--max-body-size", "lots"], "--max-body-size must be a positive number"),
+        (["--max-body-memory", "lots"], "--max-body-memory must be a positive number"),
+        (["--max-body-memory", "6MiB"], "max_body_memory must be at least twice max_body_size, or None, got 6291456"),
         (["--request-timeout", "0"], "request_timeout must be positive"),
         (["--cors-origin", "page.example"], 'cors_origins must be "*" or like'),
         (["--protect-metrics"], "protect_metrics needs api_keys"),

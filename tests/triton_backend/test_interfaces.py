@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from tensorwright.runtime.tokenizer import Tokenizer
 from tensorwright.runtime.triton import refusals
 from tensorwright.runtime.triton.interfaces import INTERFACES
 from tensorwright.runtime.triton.replies import Job
-from tensorwright.runtime.triton.tensors import NUMPY, split_rows
+from tensorwright.runtime.triton.tensors import KINDS, NUMPY, Tensor, split_rows
 
 TEXT = {"text_input": "hello", "max_tokens": 5}
 TOKENS = {"input_ids": [1, 2, 3], "input_lengths": 3, "request_output_len": 5}
@@ -36,6 +37,7 @@ def read(
     defaults: dict[str, Any] | None = None,
 ) -> Job:
     (row,) = split_rows(as_inputs(values, batched), batched)
+    INTERFACES[interface].check(row, batched)
     return INTERFACES[interface].read(row, engine(tokenizer), False, defaults or {})
 
 
@@ -179,7 +181,18 @@ WRONG = [
     ("text", TEXT | {"guided_decoding_guide": "x"}, "needs 'guided_decoding_guide_type'"),
     ("text", TEXT | {"guided_decoding_guide_type": "structural_tag"}, "must be one of json, json_schema, regex"),
     ("text", TEXT | {"guided_decoding_guide_type": "regex"}, "required by guide type 'regex'"),
-    ("text", TEXT | {"end_id": -5}, "stop_token_ids must be a list of token ids >= 0"),
+    ("text", TEXT | {"end_id": -5}, "input 'end_id' must be a token id below 257, or -1 for none, got -5"),
+    ("tokens", TOKENS | {"end_id": 257}, "input 'end_id' must be a token id below 257, or -1 for none, got 257"),
+    ("text", TEXT | {"end_id": "</s>"}, "input 'end_id' has the wrong type, object: it must be INT32"),
+    ("tokens", TOKENS | {"end_id": [1, 2]}, "input 'end_id' must hold one value per prompt, got 2"),
+    ("text", TEXT | {"pad_id": -5}, "input 'pad_id' must be a token id, or -1 for none, got -5"),
+    (
+        "tokens",
+        TOKENS | {"input_ids": np.ones((2, 3), np.int32)},
+        "'input_ids' must be INT32 of shape [n] per prompt, got [2, 3]",
+    ),
+    ("llmapi", LLMAPI | {"sampling_param_best_of": -1}, "'sampling_param_best_of' must be 1, got -1"),
+    ("llmapi", LLMAPI | {"sampling_param_max_tokens": 0}, "input 'sampling_param_max_tokens': SamplingParams: max_"),
     ("tokens", TOKENS | {"runtime_top_p_decay": 0.5}, "'runtime_top_p_decay' cannot be served"),
     ("tokens", TOKENS | {"draft_input_ids": [1]}, "'draft_input_ids' cannot be served: draft tokens"),
     ("tokens", TOKENS | {"embedding_bias": [1.0, 2.0]}, "'embedding_bias' must hold one number per token, 257, got 2"),
@@ -270,6 +283,44 @@ def test_every_input_is_read_or_refused(interface: str) -> None:
         changed = job.params != plain.params or vars(job.asked) != vars(plain.asked)
         heat = tensor.name == "temperature"  # alone it changes nothing, as in TensorRT-LLM
         assert changed or heat, f"{tensor.name} is taken and forgotten"
+
+
+WRONG_TYPES = {"b": [[1]], "f": [["x"], [1]], "O": [[1]], "i": [["x"], [1.5], [True]], "u": [["x"], [1.5]]}
+ODD = {"f": [np.nan, np.inf, -1.0, 1e30], "b": [], "i": [-(2**31), -5, -1, 0, 10**6, 2**31 - 1], "u": [0, 200], "O": []}
+
+
+def oddest(tensor: Tensor) -> Iterator[Any]:
+    """Of each wrong type, of wrong shapes, and of its own type what lies at the ends of it."""
+    kind = np.dtype(NUMPY[tensor.dtype])
+    one = tuple(1 if size == -1 else size for size in tensor.dims)
+    yield from (as_inputs({"a": value}, False)["a"] for value in WRONG_TYPES[kind.kind])
+    fill = b"x" if kind.kind == "O" else 1
+    yield np.full((*one, 1), fill, kind)
+    if tensor.dims == (1,):
+        yield np.full((2,), fill, kind)
+    with np.errstate(over="ignore"):  # what a half has no number for is infinite
+        yield from [np.full(one, value).astype(kind) for value in ODD[kind.kind]]
+
+
+def outcome(interface: str, values: dict[str, Any]) -> str:
+    """Empty if it can be served, else why not."""
+    try:
+        read(interface, values, batched=interface != "llmapi")
+    except InvalidRequestError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("interface", ["text", "tokens", "llmapi"])
+def test_the_oddest_of_each_input_is_taken_or_refused_by_its_name(interface: str) -> None:
+    one_token = {"input_ids": [1], "input_lengths": 1, "request_output_len": 5}
+    base = {"text": TEXT, "tokens": one_token, "llmapi": LLMAPI}[interface]
+    for tensor in INTERFACES[interface].inputs:
+        for value in oddest(tensor):
+            said = outcome(interface, base | {tensor.name: value})
+            sound = value.dtype.kind in KINDS[tensor.dtype] and value.ndim == len(tensor.dims)
+            named = f"'{tensor.name}'" in said or said.startswith(f"SamplingParams: {tensor.name} ")
+            assert named or (sound and not said), f"{tensor.name}, {value!r}: {said or 'it was taken'}"
 
 
 def test_every_refused_input_has_its_reason() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from support.fake_triton import ModelConfig, Request, Sender, TritonError
+from support.snapshots import count_snapshots
 from support.triton_models import as_inputs, load
 from tensorwright import SamplingParams
 from tensorwright.errors import InvalidOptionError
@@ -22,6 +23,7 @@ from tensorwright.runtime.triton.model_options import parse_options
 Ask = Callable[..., Request]
 
 PROMPT = "import os"
+TOKENS = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 40, "streaming": True}
 LONG = 400  # tokens: a request that is sure to be alive while the test looks at it
 
 
@@ -49,6 +51,17 @@ def test_text_is_that_of_the_python_api(model: TritonPythonModel, ask: Ask) -> N
     streamed = ask(text_input=PROMPT, max_tokens=12, stream=True)
     assert text_of(streamed) == expected
     assert len(streamed.sender.responses) > 1
+
+
+@pytest.mark.parametrize("shape", [{"text_input": PROMPT, "max_tokens": 40, "stream": True}, TOKENS])
+def test_a_stream_does_not_copy_the_answer_for_each_token(
+    ask: Ask, shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But once for the metrics."""
+    copies = count_snapshots(monkeypatch)
+    responses = ask(return_num_output_tokens=True, **shape).sender.wait()
+    assert responses[-1]["num_output_tokens"].item() == 40
+    assert copies in ([], [40])  # they may come after the answer
 
 
 CHAT = "<{{ messages[0].role }}>{{ messages[0].content }}\n{% if add_generation_prompt %}import{% endif %}"
@@ -183,6 +196,10 @@ def test_requests_of_one_call_are_each_answered(model: TritonPythonModel, batche
         ({"text_input": np.array([b"\xff"], np.object_), "max_tokens": 1}, "'text_input' must be UTF-8"),
         ({"text_input": [PROMPT, PROMPT], "max_tokens": 1}, "'text_input' must hold one value per prompt, got 2"),
         ({"text_input": PROMPT, "max_tokens": 1.0}, "'max_tokens' has the wrong type"),
+        ({"text_input": PROMPT, "max_tokens": 1, "pad_id": "x"}, "'pad_id' has the wrong type"),
+        ({"text_input": PROMPT, "max_tokens": 1, "end_id": 10**6}, "'end_id' must be a token id below"),
+        ({"text_input": PROMPT, "max_tokens": 1, "num_return_sequences": 10**6}, "'num_return_sequences': n must be"),
+        ({"input_ids": [10**6], "input_lengths": 1, "request_output_len": 3}, "input 'input_ids': prompt_token_ids"),
         ({"stop": True}, "needs the id of the request to stop"),
     ],
 )

@@ -12,6 +12,7 @@ import openai
 import pytest
 from fastapi import FastAPI
 
+from support.snapshots import count_snapshots
 from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import NumericalError
@@ -79,6 +80,22 @@ def test_usage_comes_only_when_asked_for(url: str) -> None:
     assert done == "[DONE]"
     assert not any("usage" in chunk for chunk in chunks)
     assert all(len(chunk["choices"]) == 1 for chunk in chunks)
+
+
+CHAT = {"messages": [{"role": "user", "content": PROMPTS[0]}]}
+
+
+@pytest.mark.parametrize(("path", "prompt"), [("completions", {"prompt": PROMPTS[0]}), ("chat/completions", CHAT)])
+def test_a_stream_does_not_copy_the_answer_for_each_token(
+    url: str, path: str, prompt: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But once each for usage, metrics and the log."""
+    copies = count_snapshots(monkeypatch)
+    options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 60, "ignore_eos": True}
+    *_, last, done = events_of(url, f"/v1/{path}", {"model": "pico", **prompt, **options})
+    assert (done, last["usage"]["completion_tokens"]) == ("[DONE]", 60)
+    wait_until(lambda: len(copies) == 3)
+    assert copies == [60] * 3
 
 
 def test_text_arrives_while_more_is_computed(client: openai.OpenAI, llm: LLM) -> None:
