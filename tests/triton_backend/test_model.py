@@ -57,11 +57,11 @@ def test_text_is_that_of_the_python_api(model: TritonPythonModel, ask: Ask) -> N
 def test_a_stream_does_not_copy_the_answer_for_each_token(
     ask: Ask, shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But once for the metrics."""
+    """But only of the whole, for the metrics."""
     copies = count_snapshots(monkeypatch)
     responses = ask(return_num_output_tokens=True, **shape).sender.wait()
     assert responses[-1]["num_output_tokens"].item() == 40
-    assert copies in ([], [40])  # they may come after the answer
+    assert set(copies) <= {40}  # they may come after the answer
 
 
 CHAT = "<{{ messages[0].role }}>{{ messages[0].content }}\n{% if add_generation_prompt %}import{% endif %}"

@@ -89,13 +89,12 @@ CHAT = {"messages": [{"role": "user", "content": PROMPTS[0]}]}
 def test_a_stream_does_not_copy_the_answer_for_each_token(
     url: str, path: str, prompt: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But once each for usage, metrics and the log."""
+    """But only of the whole, for usage, metrics and the log."""
     copies = count_snapshots(monkeypatch)
     options = {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 60, "ignore_eos": True}
     *_, last, done = events_of(url, f"/v1/{path}", {"model": "pico", **prompt, **options})
     assert (done, last["usage"]["completion_tokens"]) == ("[DONE]", 60)
-    wait_until(lambda: len(copies) == 3)
-    assert copies == [60] * 3
+    assert set(copies) == {60}
 
 
 def test_text_arrives_while_more_is_computed(client: openai.OpenAI, llm: LLM) -> None:
