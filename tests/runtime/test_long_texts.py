@@ -236,3 +236,11 @@ def test_a_text_that_the_tokenizer_has_no_tokens_for_is_refused(size: int) -> No
     words = EngineTokenizer(Tokenizer(models.WordLevel({"a": 0})))
     with pytest.raises(InvalidRequestError, match="has no tokens for 'b"):
         words.encode("b" * size)
+
+
+def test_a_vocabulary_that_says_one_id_twice_has_no_bound() -> None:
+    """Its merges are of ids: what "ab" became merges with the next "a" again."""
+    model = models.BPE({"u": 0, "a": 0, "b": 3, "ab": 3}, [("a", "b")], unk_token="u")
+    tokenizer = Tokenizer(model)
+    assert len(tokenizer.encode("a" * 50 + "b").ids) == 1
+    assert token_span(tokenizer) == "two entries of its vocabulary have one id"
