@@ -4,6 +4,7 @@ the folder of the tests. Needs `pip install atheris`.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
 from importlib import machinery
@@ -45,7 +46,8 @@ def main() -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".dict") as dictionary:
         dictionary.writelines(f'"{_escaped(word)}"\n' for word in WORDS)
         dictionary.flush()
-        atheris.Setup([sys.argv[0], f"-dict={dictionary.name}", *sys.argv[2:]], target, custom_mutator=_mutated)
+        itself = shlex.join([sys.executable, *sys.argv[:2]])  # a merge starts it again, by the shell
+        atheris.Setup([itself, f"-dict={dictionary.name}", *sys.argv[2:]], target, custom_mutator=_mutated)
         atheris.Fuzz()
 
 
