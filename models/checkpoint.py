@@ -5,7 +5,6 @@ Opening checks every header; weight bytes are mapped only when read. Everything 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from functools import cached_property
@@ -14,7 +13,8 @@ from typing import Any
 
 import tokenizers
 
-from tensorwright.errors import CheckpointError, MissingDependencyError, reason
+from tensorwright.errors import CheckpointError, MissingDependencyError, is_panic, reason
+from tensorwright.json_text import read_json
 from tensorwright.models.dtypes import FLOATS, Tensor, itemsize
 from tensorwright.models.safetensors_file import SafetensorsFile
 
@@ -98,9 +98,8 @@ class Checkpoint:
             if name in self and self.shape(name) != tuple(shape)
         ]
         if wrong:
-            shown = wrong[:_SHOWN] + ([f"  and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])
             raise CheckpointError(
-                f"{self.path}: {len(wrong)} of {len(shapes)} weights do not fit the model:\n" + "\n".join(shown)
+                f"{self.path}: {len(wrong)} of {len(shapes)} weights do not fit the model:\n" + _some(wrong)
             )
 
     @property
@@ -235,11 +234,11 @@ def _weight_files(path: Path) -> list[SafetensorsFile]:
         return [SafetensorsFile(path / _SINGLE)]
     if (path / _INDEX).is_file():
         shards = sorted(set(_weight_map(path).values()))
-        absent = [shard for shard in shards if not (path / shard).is_file()]
+        absent = [shard for shard in shards if not os.path.isfile(path / shard)]  # False for names that no file has
         if absent:
+            named = ", ".join(absent[:_SHOWN]) + (f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else "")
             raise CheckpointError(
-                f"{path}: {_INDEX} names {len(shards)} shards, of which these are missing: {', '.join(absent)}; "
-                "download them again"
+                f"{path}: {_INDEX} names {len(shards)} shards, of which these are missing: {named}; download them again"
             )
         return [SafetensorsFile(path / shard) for shard in shards]
     others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in path.glob(pattern))
@@ -253,7 +252,9 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
         return None
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception for every malformed file
+    except BaseException as error:  # the library raises plain Exception for every malformed file, or panics
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise CheckpointError(
             f"{path}: not a tokenizer that tokenizers {tokenizers.__version__} reads ({error}); download it again"
         ) from error
@@ -299,8 +300,13 @@ def _check_index(path: Path, home: dict[str, SafetensorsFile]) -> None:
     ]
     if lost:
         raise CheckpointError(
-            f"{path}: {_INDEX} lists {len(lost)} tensors that their shards do not hold:\n" + "\n".join(lost)
+            f"{path}: {_INDEX} lists {len(lost)} tensors that their shards do not hold:\n" + _some(lost)
         )
+
+
+def _some(lines: list[str]) -> str:
+    more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    return "\n".join(lines[:_SHOWN] + more)
 
 
 def _read_text(path: Path, why: str) -> str:
@@ -315,8 +321,8 @@ def _read_text(path: Path, why: str) -> str:
 def _read_json(path: Path, why: str) -> dict[str, Any]:
     text = _read_text(path, why)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:  # a number too long is a ValueError too
+        value = read_json(text)
+    except ValueError as error:
         raise CheckpointError(f"{path}: is not JSON ({error})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must be a JSON object, not {type(value).__name__}")

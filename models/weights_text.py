@@ -14,6 +14,10 @@ from tensorwright.models.weights import Concat, Ref, Reshape, Slice, Stack, Tran
 
 _TOKEN = re.compile(r'\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<int>-?\d+)|(?P<word>[a-z_]+)|(?P<mark>[(),\[\]]))')
 
+_BLANKS = re.compile(r"\s*")
+MOST_DEPTH = 50
+"""Expressions inside each other."""
+
 Item: TypeAlias = WeightExpr | int | tuple[int, ...]
 
 
@@ -23,20 +27,25 @@ def parse(text: str) -> WeightExpr:
     expr = parser.item()
     if not isinstance(expr, WeightExpr):
         raise parser.error("an expression was expected")
-    if parser.rest():
+    if parser.skip() < len(text):
         raise parser.error("text is left over")
     return expr
 
 
 class _Parser:
     def __init__(self, text: str):
-        self.text, self.position = text, 0
+        self.text, self.position, self.depth = text, 0, 0
 
     def error(self, message: str) -> GraphError:
-        return GraphError(f"weight expression: {message} at column {self.position + 1}: {self.text!r}")
+        return GraphError(f"weight expression: {message} at column {self.position + 1}: {self.text[:200]!r}")
 
-    def rest(self) -> str:
-        return self.text[self.position :].strip()
+    def skip(self) -> int:
+        """Where the next token begins."""
+        blanks = _BLANKS.match(self.text, self.position)
+        return self.position if blanks is None else blanks.end()
+
+    def is_next(self, mark: str) -> bool:
+        return self.text.startswith(mark, self.skip())
 
     def take(self) -> tuple[str, str]:
         match = _TOKEN.match(self.text, self.position)
@@ -51,10 +60,13 @@ class _Parser:
 
     def item(self) -> Item:
         kind, text = self.take()
-        if kind == "string":
-            return Ref(json.loads(text))
-        if kind == "int":
-            return int(text)
+        try:
+            if kind == "string":
+                return Ref(json.loads(text))
+            if kind == "int":
+                return int(text)
+        except ValueError as error:  # an escape that JSON has not, or more digits than Python reads
+            raise self.error(str(error)) from error
         if text == "[":
             numbers = self.items("]")
             if not all(isinstance(i, int) for i in numbers):
@@ -67,16 +79,17 @@ class _Parser:
 
     def items(self, close: str) -> list[Item]:
         found: list[Item] = []
-        if self.rest().startswith(close):
-            self.expect(close)
-            return found
-        while True:
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            raise self.error(f"at most {MOST_DEPTH} expressions may stand inside each other")
+        token = self.take() if self.is_next(close) else ("mark", ",")
+        while token == ("mark", ","):
             found.append(self.item())
-            kind, text = self.take()
-            if (kind, text) == ("mark", close):
-                return found
-            if (kind, text) != ("mark", ","):
-                raise self.error(f"',' or {close!r} was expected before here")
+            token = self.take()
+        if token != ("mark", close):
+            raise self.error(f"',' or {close!r} was expected before here")
+        self.depth -= 1
+        return found
 
     def build(self, name: str, items: list[Item]) -> WeightExpr:
         match name, items:
@@ -92,4 +105,4 @@ class _Parser:
                 return Concat(tuple(p for p in parts if isinstance(p, WeightExpr)), dim)
             case "stack", parts if parts and all(isinstance(p, WeightExpr) for p in parts):
                 return Stack(tuple(p for p in parts if isinstance(p, WeightExpr)))
-        raise self.error(f"{name}({', '.join(map(str, items))}) is no expression")
+        raise self.error(f"{name} is no expression of {len(items)} such parts")

@@ -15,6 +15,8 @@ import jinja2
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime.chat_template import ChatTemplate, compile_template, is_template
 from tensorwright.runtime.engine_dir import EngineDir
+from tensorwright.runtime.guided.words import clipped
+from tensorwright.runtime.parameter_checks import shown
 from tensorwright.runtime.prompts import RenderedPrompt
 from tensorwright.runtime.special_tokens import named_tokens
 from tensorwright.runtime.template_files import DEFAULT, TOOL_USE
@@ -88,10 +90,10 @@ def _listing(engine: EngineDir) -> str:
 
 def _check_messages(messages: Any) -> None:
     if not is_conversation(messages) or not messages:
-        raise InvalidRequestError(f"messages must be a list of at least one dict, got {messages!r:.80}")
+        raise InvalidRequestError(f"messages must be a list of at least one dict, got {shown(messages)}")
     for message in messages:
         if not isinstance(message.get("role"), str):
-            raise InvalidRequestError(f'a message must have a "role" that is a string, got {message!r:.80}')
+            raise InvalidRequestError(f'a message must have a "role" that is a string, got {shown(message)}')
 
 
 def _render(text: str, messages: Sequence[Message], options: dict[str, Any], given: dict[str, Any]) -> str:
@@ -112,9 +114,9 @@ def _template_errors() -> Iterator[None]:
     try:
         yield
     except jinja2.TemplateError as error:
-        raise InvalidRequestError(f"the chat template refuses these messages: {error}") from error
+        raise InvalidRequestError(f"the chat template refuses these messages: {clipped(str(error))}") from error
     except Exception as error:
-        raise InvalidRequestError(f"the chat template fails on these messages: {error!r}") from error
+        raise InvalidRequestError(f"the chat template fails on these messages: {clipped(repr(error))}") from error
 
 
 def _check_variables(template: ChatTemplate, given: dict[str, Any]) -> None:
@@ -135,13 +137,13 @@ def _in_known_role(message: Message, template: ChatTemplate) -> Message:
 
 def _check_seen(messages: Sequence[Message], watched: Sequence[_Watched]) -> None:
     """What the template did not look at while it rendered would be lost."""
-    for number, (message, shown) in enumerate(zip(messages, watched, strict=True)):
-        if message.get("name") is not None and message["role"] not in RESULTS and not _was_read(shown, "name"):
+    for number, (message, seen) in enumerate(zip(messages, watched, strict=True)):
+        if message.get("name") is not None and message["role"] not in RESULTS and not _was_read(seen, "name"):
             raise InvalidRequestError(
                 f"messages[{number}] has a name, {message['name']!r:.80}, which the chat template does not read: "
                 "leave it out, or say it in the content"
             )
-        if message["role"] == DEVELOPER and not _was_read(shown, "content"):
+        if message["role"] == DEVELOPER and not _was_read(seen, "content"):
             raise InvalidRequestError(
                 f"messages[{number}] has the role {DEVELOPER!r}, which the chat template does not take there, nor does "
                 f"it take {SYSTEM!r}: put the message first, or make it part of what the user says"

@@ -9,9 +9,11 @@ the engine; their marks tell whether what was mapped is what was hashed.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
@@ -25,6 +27,7 @@ CHECKSUMS = "checksums.txt"
 REMEDY = "build the engine again, or copy it again from where it came"
 TEXTS = (".json", ".jinja")
 """How the names of files end that the runtime reads as a whole."""
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _LINE = re.compile(r"([0-9a-f]{32})  (0|[1-9][0-9]{0,18})  (\S.*)")
 
 
@@ -128,12 +131,22 @@ def check_unchanged(root: Path, names: Iterable[str], marks: Mapping[str, FileMa
 
 def _check_sizes(root: Path, files: Mapping[str, FileSum], texts: Mapping[str, bytes]) -> None:
     for name, expected in files.items():
-        path = root / name
-        if name not in texts and not path.is_file():
-            raise EngineError(f"{path}: missing; {REMEDY}")
-        size = len(texts[name]) if name in texts else path.stat().st_size
+        size = len(texts[name]) if name in texts else _size_of(root / name)
         if size != expected.size:
-            raise EngineError(f"{path}: {_size_fault(size, expected.size)}; {REMEDY}")
+            raise EngineError(f"{root / name}: {_size_fault(size, expected.size)}; {REMEDY}")
+
+
+def _size_of(path: Path) -> int:
+    try:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode):
+            return status.st_size
+    except ValueError:  # a name that no file can have
+        pass
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise _unreadable(path, error) from error
+    raise EngineError(f"{path}: missing; {REMEDY}")
 
 
 def _check_content(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from tensorwright.errors import InvalidOptionError
+from tensorwright.json_text import read_json
 from tensorwright.runtime.memory import parse_size
 
 _BESIDE = re.compile(r"\.([^.]+)\.partial\.")
@@ -154,7 +155,7 @@ def _partial_folders(root: Path, key: str) -> list[Path]:
 
 def _noted_model(path: Path) -> tuple[str | None, str | None]:
     try:
-        noted = json.loads(path.read_text(encoding="utf-8"))
+        noted = read_json(path.read_bytes())
         return str(noted["model"]), str(noted["dtype"])
     except (OSError, ValueError, TypeError, KeyError):  # of an older version, or being written
         return None, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import AddedToken
 
 from tensorwright.errors import EngineError
+from tensorwright.json_text import read_json
 from tensorwright.runtime.checksums import (
     REMEDY,
     FileMark,
@@ -201,9 +201,9 @@ def is_engine(path: Path) -> bool:
     """Whether the directory claims to be an engine, whole or not; a Hugging Face model does not."""
     sums = os.path.exists(path / "checksums.txt")  # unlike Path.exists, False where permission is denied
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = read_json((path / "config.json").read_bytes())
         return config.get("format") == FORMAT or (sums and "model_type" not in config)
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         return sums
 
 
@@ -243,8 +243,8 @@ def open_engine(path: str | Path, *, read_tokenizer: bool = False) -> EngineDir:
 def _parse_object(path: Path, data: bytes) -> dict[str, Any]:
     """path: what the message names."""
     try:
-        value = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        value = read_json(data)
+    except ValueError as error:
         raise EngineError(f"{path}: truncated or altered, not readable as JSON ({error}); {REMEDY}") from error
     if not isinstance(value, dict):
         raise EngineError(f"{path}: must hold a JSON object; {REMEDY}")

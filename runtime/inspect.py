@@ -7,9 +7,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tensorwright.errors import EngineError, reason
+from tensorwright.json_text import read_json
 from tensorwright.runtime import native
+from tensorwright.runtime.checksums import REMEDY
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.generation_defaults import named_defaults
 from tensorwright.runtime.memory import format_size
@@ -34,7 +37,7 @@ def _build_report(engine: EngineDir) -> dict[str, Any] | None:
     """build-report.json: not part of the engine's identity, so it may be missing and is not checksummed."""
     path = engine.path / "build-report.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return read_json(path.read_bytes()) if path.exists() else None
     except (OSError, ValueError) as error:
         raise EngineError(
             f"{path}: cannot be read ({reason(error)}); remove it, the engine does not need it"
@@ -65,6 +68,16 @@ def show(facts: dict[str, Any], console: Console) -> None:
 
 
 def _show_quantization(console: Console, record: dict[str, Any], accuracy: dict[str, Any] | None) -> None:
+    try:
+        pairs = _quantization_pairs(record, accuracy)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise EngineError(
+            f"config.json: its record of quantization is not as this version writes it ({error!r:.200}); {REMEDY}"
+        ) from error
+    _show_pairs(console, "Quantized weights", pairs)
+
+
+def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None) -> dict[str, Any]:
     """Formats and bits; relative errors by kind of matrix: the mean over the layers and the worst layer."""
     pairs: dict[str, Any] = {"formats": record["spec"]}
     if record["tied"]:
@@ -73,7 +86,7 @@ def _show_quantization(console: Console, record: dict[str, Any], accuracy: dict[
     pairs["error of weights"] = {name: _spread(row) for name, row in record["weight_errors"].items()}
     if accuracy is not None:
         pairs["error of outputs"] = {name: _spread(row) for name, row in accuracy["output_errors"].items()}
-    _show_pairs(console, "Quantized weights", pairs)
+    return pairs
 
 
 def _spread(row: list[float | None]) -> str:
@@ -100,7 +113,7 @@ def _show_pairs(console: Console, title: str, pairs: dict[str, Any]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _flat(pairs):
-        table.add_row(f"  {name}", value)
+        table.add_row(Text(f"  {name}"), Text(value))  # a plain text would be read as markup
     console.print(table)
     console.print()
 

@@ -1,14 +1,8 @@
-"""A panic of a library that is written in Rust (tokenizers, llguidance): pyo3 raises it as a BaseException, so that
-`except Exception` lets it through."""
+"""What a request ends with where a library fails at it in a way that it does not foresee."""
 
 from __future__ import annotations
 
 from tensorwright.errors import LibraryError
-
-
-def is_panic(error: BaseException) -> bool:
-    """The class has no place to be imported from: each library makes its own."""
-    return type(error).__module__ == "pyo3_runtime" and not isinstance(error, Exception)
 
 
 def as_error(error: BaseException) -> Exception:

@@ -12,6 +12,8 @@ from tensorwright.runtime import request_bounds as bounds
 
 MAX_INT32 = 2**31 - 1
 SHOWN_CHARACTERS = 200
+SHOWN_WEIGHT = 10_000
+"""Of a value that is spelled out to be shown: to spell 4 MiB takes 100 ms, in which no other thread runs."""
 
 
 def shown(value: Any) -> str:
@@ -20,11 +22,29 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, (str, bytes)):
         value = value[: SHOWN_CHARACTERS + 1]
+    if not weigh(value, SHOWN_WEIGHT, characters=True):
+        return f"a {type(value).__name__} too large to show"
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of over 4300 digits, a list in itself many times over
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+def weigh(value: Any, most: int, characters: bool) -> bool:
+    """Whether a value, with all that is in it, is at most so many values; characters: those of its texts count too.
+    It looks no further than that."""
+    waiting, weight = [value], 0
+    while waiting and weight <= most:
+        part = waiting.pop()
+        weight += 1
+        if isinstance(part, (str, bytes)):
+            weight += len(part) * characters
+        elif isinstance(part, dict):
+            waiting += (*part, *part.values()) if characters else part.values()
+        elif isinstance(part, (list, tuple, set, frozenset)):
+            waiting += part
+    return weight <= most
 
 
 def check(name: str, value: Any, holds: bool, must: str) -> None:

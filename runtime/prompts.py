@@ -162,7 +162,7 @@ def _text_and_ids(
     known = PromptDict.__annotations__
     for key in prompt:
         if key not in known:
-            raise InvalidRequestError(f"a prompt has no key {key!r}; {closest(str(key), known)}")
+            raise InvalidRequestError(f"a prompt has no key {shown(key)}; {closest(str(key), known)}")
     if len(prompt) != 1:
         came = "both" if prompt else "neither"
         raise InvalidRequestError(f'a prompt must have either "prompt" or "prompt_token_ids", {came} came')

@@ -133,6 +133,9 @@ def _longest_entry(tokenizer: tokenizers.Tokenizer) -> int:
             missing = True
         elif len(entry) > longest:
             longest = len(entry)
-    if missing:  # the ids have gaps, so there are some beyond
-        longest = max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
+    if missing:  # the ids have gaps, so there are some beyond, or fewer of them than entries
+        entries = tokenizer.get_vocab(with_added_tokens=True)
+        if len({*entries.values()}) < len(entries):  # then merges of ids may go on without end
+            raise _Unbounded("two entries of its vocabulary have one id")
+        longest = max(map(len, entries))
     return longest

@@ -9,9 +9,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import AddedToken
 
-from tensorwright.errors import EngineError, InvalidRequestError
+from tensorwright.errors import EngineError, InvalidRequestError, is_panic
 from tensorwright.runtime.component_state import component_state, sequence_parts
-from tensorwright.runtime.panics import is_panic
 from tensorwright.runtime.special_tokens import mark_special
 from tensorwright.runtime.token_span import TokenSpan, token_span
 
@@ -101,6 +100,8 @@ class Tokenizer:
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         except (TypeError, ValueError) as error:  # a lone surrogate is not text
             raise InvalidRequestError(f"{text[:200]!r} is not valid Unicode text: {error}") from error
+        except Exception as error:  # the plain class, of a tokenizer without a token for what is unknown to it
+            raise InvalidRequestError(f"the tokenizer has no tokens for {text[:200]!r}: {error}") from error
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         if len(ids) <= SHORT:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("models", "builder", "passes", "plugins", "runtime")
 BUILD_PACKAGES = {"torch", "transformers", "onnx"}
 
-LEAVES = ("dtype_names", "durable", "errors", "installing")
+LEAVES = ("dtype_names", "durable", "errors", "installing", "json_text")
 """Files of tensorwright/ that import nothing but Python's own; every room may import them."""
 # What a room may import beside itself, `tensorwright` (the version) and LEAVES.
 MAY_IMPORT = {

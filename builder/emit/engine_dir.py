@@ -23,6 +23,7 @@ import xxhash
 from tensorwright import durable
 from tensorwright.builder.interrupts import uninterrupted
 from tensorwright.errors import BuildError, OutputExistsError, reason
+from tensorwright.json_text import read_json
 
 FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
@@ -232,7 +233,7 @@ def checksum_text(sums: dict[str, tuple[str, int]]) -> str:
 
 def _is_engine(path: Path) -> bool:
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = read_json((path / "config.json").read_bytes())
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and config.get("format") == FORMAT

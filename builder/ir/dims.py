@@ -15,6 +15,12 @@ from tensorwright.errors import GraphError
 
 Polynomial = dict[tuple[str, ...], int]
 """Monomials, as sorted tuples of symbols and floor-division atoms, and their coefficients; no zero coefficients."""
+MOST_CHARACTERS = 1000
+"""Of a dimension as text."""
+MOST_TERMS = 256
+"""Monomials of a polynomial: a product of sums has as many as those have together, multiplied."""
+MOST_BITS = 256
+"""Of a coefficient."""
 
 
 def add(*dims: Dim) -> Dim:
@@ -104,6 +110,10 @@ def _multiply(a: Polynomial, b: Polynomial) -> Polynomial:
     for left, m in a.items():
         for right, n in b.items():
             _accumulate(product, {tuple(sorted(left + right)): m * n}, 1)
+        if len(product) > MOST_TERMS:
+            raise GraphError(f"a dimension must have at most {MOST_TERMS} terms when it is multiplied out")
+    if any(abs(n) >> MOST_BITS for n in product.values()):
+        raise GraphError(f"a dimension must have no number of more than {MOST_BITS} bits")
     return product
 
 
@@ -158,9 +168,11 @@ def _spell(poly: Polynomial) -> Dim:
 
 
 def _syntax(dim: str) -> ast.expr:
+    if len(dim) > MOST_CHARACTERS:
+        raise GraphError(f"a dimension must have at most {MOST_CHARACTERS} characters, got {len(dim)}")
     try:
         return ast.parse(dim, mode="eval").body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of what nests too deep
         raise GraphError(f"a dimension must be an integer expression over symbols, not {dim!r}") from error
 
 
@@ -169,12 +181,15 @@ def _parse(dim: Dim) -> Polynomial:
         raise GraphError(f"a dimension must be an int or a text, not {dim!r}")
     if isinstance(dim, int):
         return {(): dim} if dim else {}
-    return _polynomial(_syntax(dim), dim)
+    try:
+        return _polynomial(_syntax(dim), dim)
+    except RecursionError:
+        raise GraphError("a dimension must not nest so deep") from None
 
 
 def _polynomial(node: ast.expr, text: str) -> Polynomial:
     if isinstance(node, ast.Constant) and type(node.value) is int:
-        return {(): node.value} if node.value else {}
+        return _multiply({(): 1}, {(): node.value}) if node.value else {}
     if isinstance(node, ast.Name):
         return {(node.id,): 1}
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

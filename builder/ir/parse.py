@@ -19,6 +19,10 @@ from tensorwright.errors import GraphError
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NUMBER = re.compile(r"-?(?:inf|nan)\b|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _DIM = re.compile(r"[A-Za-z0-9_ +*()/-]+")
+_MOST_DEPTH = 50
+"""Literals inside each other."""
+_SHOWN = 160
+"""Characters of a line before and behind the place of an error."""
 _KEYWORDS = {"none": None, "true": True, "false": False}
 
 
@@ -40,10 +44,13 @@ class _Line:
 
     def __init__(self, number: int, text: str):
         self.number, self.text, self.at = number, text, 0
+        self.depth = 0  # of literals inside each other
 
     def fail(self, message: str) -> NoReturn:
+        begin = max(0, self.at - _SHOWN)
+        shown = self.text[begin : self.at + _SHOWN]
         where = f"line {self.number}, column {self.at + 1}: {message}"
-        raise GraphError(f"{where}\n  {self.text}\n  {' ' * self.at}^")
+        raise GraphError(f"{where}\n  {shown}\n  {' ' * (self.at - begin)}^")
 
     def skip(self) -> None:
         while self.at < len(self.text) and self.text[self.at] == " ":
@@ -170,7 +177,7 @@ def _type(line: _Line) -> tuple[str, Shape]:
             line.expect(",")
         text = line.take(_DIM, "a dimension").strip()
         try:
-            shape.append(dims.canonical(int(text) if text.isdigit() else text))
+            shape.append(dims.canonical(text))
         except GraphError as error:
             line.fail(str(error))
     return dtype, tuple(shape)
@@ -209,6 +216,15 @@ def _string(line: _Line) -> str:
 
 def parse_literal(line: _Line) -> Any:
     """What text.print_literal writes."""
+    line.depth += 1
+    if line.depth > _MOST_DEPTH:
+        line.fail(f"at most {_MOST_DEPTH} literals may stand inside each other")
+    value = _literal(line)
+    line.depth -= 1
+    return value
+
+
+def _literal(line: _Line) -> Any:
     line.skip()
     if line.peek('"'):
         return _string(line)
@@ -222,12 +238,19 @@ def parse_literal(line: _Line) -> Any:
     if line.accept("{"):
         return _dict(line)
     if _NUMBER.match(line.text, line.at):
-        text = line.take(_NUMBER, "a number")
-        return int(text) if text.lstrip("-").isdigit() else float(text)
+        return _number(line)
     word = line.take(WORD, "a literal")
     if word not in _KEYWORDS:
         line.fail(f"a literal was expected, not {word!r}")
     return _KEYWORDS[word]
+
+
+def _number(line: _Line) -> int | float:
+    text = line.take(_NUMBER, "a number")
+    try:
+        return int(text) if text.lstrip("-").isdigit() else float(text)
+    except ValueError as error:  # Python reads no number of more than some thousand digits
+        line.fail(str(error))
 
 
 def _items(line: _Line, close: str) -> list[Any]:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tensorwright.errors import EngineError
+from tensorwright.json_text import read_json
 from tensorwright.plugins.gpu.strict_json import read_value
 
 MANIFEST_FILE = "tensorrt/io.json"
@@ -120,8 +121,8 @@ class Manifest:
     def from_json(cls, text: str | bytes, where: str = MANIFEST_FILE) -> Manifest:
         """EngineError names `where`, the field and the remedy; unknown and missing keys are refused at every level."""
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            data = read_json(text)
+        except ValueError as error:
             raise EngineError(f"{where}: truncated or altered, not readable as JSON ({error}); {REMEDY}") from error
         version = data.get("format_version") if isinstance(data, dict) else None
         if version != FORMAT_VERSION:

@@ -1,4 +1,4 @@
-"""What llguidance says of a grammar, as an error tells it."""
+"""What others say of a request, as an error tells it: llguidance of a grammar, a template of messages."""
 
 from __future__ import annotations
 
@@ -20,5 +20,6 @@ def library_words(matcher: LibraryMatcher) -> str:
 
 
 def clipped(words: str) -> str:
-    """Grammars are long, and messages quote them."""
-    return words if len(words) <= MOST_WORDS else words[:MOST_WORDS] + "..."
+    """As our messages tell them: grammars are long, and what strangers wrote may be no Unicode text."""
+    text = words[: MOST_WORDS + 1].encode("utf-8", "backslashreplace").decode()
+    return text if len(words) <= MOST_WORDS else text[:MOST_WORDS] + "..."

@@ -7,13 +7,13 @@ whole test pointless (no server there, no such model) is an error.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.errors import InvalidOptionError, LoadTestError, MissingDependencyError
 from tensorwright.installing import install
+from tensorwright.json_text import read_json
 from tensorwright.runtime.load_test.events import BadAnswer, EventParser, error_message, read_chunk
 from tensorwright.runtime.load_test.trace import Trace
 
@@ -139,7 +139,7 @@ class Client:
 
 def _describe(response: httpx.Response) -> str:
     try:
-        message = error_message(json.loads(response.text))
+        message = error_message(read_json(response.text))
     except ValueError:
         message = response.text
     return f"it answered {response.status_code}: {message.strip()[:200] or 'nothing'}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
+
+from tensorwright.json_text import read_json
 
 
 class BadAnswer(Exception):
@@ -46,8 +47,8 @@ def read_chunk(data: str) -> Chunk:
     if data.strip() == "[DONE]":
         return Chunk(done=True)
     try:
-        event: Any = json.loads(data)
-    except json.JSONDecodeError:
+        event: Any = read_json(data)
+    except ValueError:
         raise BadAnswer(f"an event that is no JSON: {data[:100]!r}") from None
     if not isinstance(event, dict) or not ("choices" in event or "error" in event):
         raise BadAnswer(f"an event without choices: {data[:100]!r}")

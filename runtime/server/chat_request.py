@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from tensorwright.runtime import request_bounds as bounds
-from tensorwright.runtime.parameter_checks import shown
+from tensorwright.runtime.parameter_checks import shown, weigh
 from tensorwright.runtime.server.request_fields import (
     OTHER,
     TEXT,
@@ -17,7 +17,6 @@ from tensorwright.runtime.server.request_fields import (
     Refused,
     SamplingFields,
     StrictModel,
-    weigh,
 )
 
 

@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tensorwright.runtime import request_bounds as bounds
+from tensorwright.runtime.parameter_checks import weigh
 
 
 class StrictModel(BaseModel):
@@ -46,22 +47,6 @@ def at_most(most: int, what: str) -> Callable[[Any], Any]:
         return value
 
     return check
-
-
-def weigh(value: Any, most: int, characters: bool) -> bool:
-    """Whether a value, with all that is in it, is at most so many values; characters: those of its texts count too.
-    It looks no further than that."""
-    waiting, weight = [value], 0
-    while waiting and weight <= most:
-        part = waiting.pop()
-        weight += 1
-        if isinstance(part, str):
-            weight += len(part) * characters
-        elif isinstance(part, dict):
-            waiting += (*part, *part.values()) if characters else part.values()
-        elif isinstance(part, list):
-            waiting += part
-    return weight <= most
 
 
 def _light_schema(value: Any) -> Any:

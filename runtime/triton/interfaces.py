@@ -10,7 +10,7 @@ from typing import Any
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime.engine_dir import EngineDir
 from tensorwright.runtime.keywords import closest
-from tensorwright.runtime.request_bounds import BODY_KEYS
+from tensorwright.runtime.request_bounds import BODY_KEYS, NAME_LENGTH
 from tensorwright.runtime.triton import llmapi_interface, text_interface, token_interface
 from tensorwright.runtime.triton.replies import Job
 from tensorwright.runtime.triton.tensors import Row, Tensor
@@ -40,6 +40,8 @@ class Interface:
         if len(names) > BODY_KEYS:
             raise InvalidRequestError(f"a request must have at most {BODY_KEYS} parameters, got {len(names)}")
         for name in names:
+            if len(name) > NAME_LENGTH:
+                raise InvalidRequestError(f"the name of a parameter must have at most {NAME_LENGTH} characters")
             if near := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
                 raise InvalidRequestError(f"there is no input {name!r}; did you mean {near[0]}?")
 

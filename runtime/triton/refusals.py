@@ -100,7 +100,8 @@ def check_refused(row: Row) -> None:
             continue
         values = row.array(name)
         assert values is not None
-        if not all(value in _NEUTRAL.get(name, ()) for value in values.reshape(-1).tolist()):
+        neutral = _NEUTRAL.get(name)
+        if neutral is None or any(value not in neutral for value in values.flat):
             raise InvalidRequestError(f"input {name!r} cannot be served: {_reason(name)}")
 
 

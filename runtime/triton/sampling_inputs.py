@@ -13,6 +13,7 @@ from typing import Any
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.generation_defaults import shapes_distribution, without_length
+from tensorwright.runtime.parameter_checks import shown
 from tensorwright.runtime.sampling_params import SamplingParams
 from tensorwright.runtime.triton.refusals import REFUSED_COMMON, check_refused
 from tensorwright.runtime.triton.tensors import Row, Tensor, tensors
@@ -103,7 +104,7 @@ def _guide(row: Row) -> Any:
         return None
     if kind != "json" and kind not in _GUIDES:
         known = ", ".join(["json", *_GUIDES])
-        raise InvalidRequestError(f"input 'guided_decoding_guide_type' must be one of {known}, got {kind!r}")
+        raise InvalidRequestError(f"input 'guided_decoding_guide_type' must be one of {known}, got {shown(kind)}")
     if kind != "json" and not guide:
         raise InvalidRequestError(f"input 'guided_decoding_guide' is required by guide type {kind!r} and was not sent")
     from tensorwright.runtime.guided.params import GuidedDecodingParams

@@ -142,6 +142,12 @@ class ForkedEngineError(EngineStoppedError):
     """An LLM is used in a fork of the process that made it, where its engine does not run."""
 
 
+def is_panic(error: BaseException) -> bool:
+    """Of a library that is written in Rust (tokenizers, llguidance): pyo3 raises it as a BaseException, so that
+    `except Exception` lets it through. The class has no place to be imported from: each library makes its own."""
+    return type(error).__module__ == "pyo3_runtime" and not isinstance(error, Exception)
+
+
 def reason(error: Exception) -> str:
     """What an error says, for a message of ours that names the place itself: of an OSError without number and path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -57,6 +57,25 @@ def test_what_is_no_dimension_is_refused(bad):
     assert not dims.is_canonical(bad)
 
 
+@pytest.mark.parametrize(
+    "large",
+    [
+        "-" * 5000 + "seq", "-" * 990 + "seq", "*".join(["seq"] * 5000), "9" * 900, "9" * 5000, "0x" + "f" * 900,
+        "*".join(f"(a{i} + b{i})" for i in range(25)),
+    ],
+    ids=lambda dim: f"{dim[:12]}-{len(dim)}",
+)  # fmt: skip
+def test_what_takes_more_than_its_length_is_refused(large):
+    """It is text of a file: no expression may take the stack, the memory or the time that its length could."""
+    with pytest.raises(GraphError, match="a dimension must"):
+        dims.canonical(large)
+
+
+def test_a_long_dimension():
+    assert dims.canonical("seq + " * 160 + "1") == "160*seq + 1"
+    assert dims.canonical("(" * 150 + "1" + ")" * 150) == 1
+
+
 def test_a_symbol_without_a_value_is_named():
     with pytest.raises(GraphError, match="needs a value for rows"):
         dims.evaluate("rows + 1", {"tokens": 3})

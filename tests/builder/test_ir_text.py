@@ -176,6 +176,10 @@ def test_an_error_shows_the_column():
         ("dense<int8 [1] (1000,)>", "the array does not fit its type"),
         ('{"a" 1}', "':' was expected"),
         ('"open', "text in double quotes"),
+        ("9" * 5000, "integer string conversion"),
+        ("[" * 5000, "at most 50 literals may stand inside each other"),
+        ("[" * 51 + "]" * 51, "at most 50 literals may stand inside each other"),
+        ('@"\\q"', "weight expression"),
     ],
 )
 def test_bad_literals(literal, message):
@@ -183,6 +187,7 @@ def test_bad_literals(literal, message):
     with pytest.raises(GraphError, match="line 2") as caught:
         parse_graph(text)
     assert message in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 def test_empty_and_unclosed_texts():

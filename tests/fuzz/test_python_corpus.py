@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fuzz.python_targets import TARGETS
+from fuzz.request_targets import vocabulary
 
 CORPUS = Path(__file__).resolve().parent / "python_corpus"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_stays() -> Iterator[None]:
+    """Of those that compile grammars."""
+    yield
+    vocabulary.cache_clear()
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -124,6 +124,7 @@ def test_what_an_event_says() -> None:
     assert read_chunk('{"choices": [], "usage": {"completion_tokens": 4}}') == Chunk(usage=4)
     assert read_chunk('{"error": {"message": "gone"}}') == Chunk(error="gone")
     assert read_chunk('{"error": "gone"}') == Chunk(error="gone")
-    for wrong in ("{", "[]", '{"text": "a"}', '{"choices": 3}', '{"choices": [3]}'):
+    many = ('{"choices": ' + "9" * 5000 + "}", '{"choices": ' + "[" * 100_000)
+    for wrong in ("{", "[]", '{"text": "a"}', '{"choices": 3}', '{"choices": [3]}', *many):
         with pytest.raises(BadAnswer):
             read_chunk(wrong)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 
 from support.made_checkpoints import write_checkpoint, write_sharded
 from tensorwright.errors import CheckpointError
@@ -61,6 +63,9 @@ def test_many_missing_weights_are_counted(tmp_path):
         ({"a": "x-1.safetensors", "b": "x-9.safetensors", "c": "x-8.safetensors"}, r"x-8.safetensors, x-9.safetensors"),
         ({"a": "../x-1.safetensors"}, "without a folder"),
         ({"a": 1}, "must map tensor names to file names"),
+        ({"a": "x" * 300}, "of which these are missing: xxx"),
+        ({str(i): f"{i:02}.safetensors" for i in range(50)}, r"missing: 00.*, 09.safetensors and 40 more; download"),
+        ({f"n{i:02}": "x-1.safetensors" for i in range(50)}, r"n09 \(in x-1.safetensors\)\n  and 40 more$"),
     ],
 )
 def test_wrong_index(tmp_path, weight_map, message):
@@ -93,6 +98,11 @@ def test_truncated_shard_is_named(tmp_path):
         (lambda p: (p / "config.json").unlink(), "config.json is missing"),
         (lambda p: (p / "config.json").write_text("{"), "is not JSON"),
         (lambda p: (p / "config.json").write_text("[]"), "must be a JSON object"),
+        (lambda p: (p / "config.json").write_text('{"model_type": "\\ud800"}'), "is not JSON"),
+        (
+            lambda p: (p / "config.json").write_text('{"a": ' + "[" * 150 + "]" * 150 + "}"),
+            "is not JSON .more than 100",
+        ),
         (lambda p: (p / "config.json").write_bytes(b"\xff"), "cannot be read"),
         (lambda p: (p / "generation_config.json").write_text("?"), "generation_config.json: is not JSON"),
         (lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"), "not pytorch_model.bin"),
@@ -105,6 +115,18 @@ def test_wrong_files(tmp_path, spoil, message):
     path = write_checkpoint(tmp_path / "m", {"a": A})
     spoil(path)
     with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(path)
+
+
+def test_a_tokenizer_that_the_library_panics_at(tmp_path, monkeypatch):
+    path = write_checkpoint(tmp_path / "m", {"a": A})
+    (path / "tokenizer.json").write_text("{}")
+
+    def panic(file):
+        raise type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})("index out of bounds")
+
+    monkeypatch.setattr(tokenizers, "Tokenizer", SimpleNamespace(from_file=panic))
+    with pytest.raises(CheckpointError, match=r"not a tokenizer.*index out of bounds"):
         open_checkpoint(path)
 
 

@@ -119,7 +119,7 @@ def test_any_expression_round_trips(expr):
     "text",
     ["", "a", '"a', "concat(0)", 'concat("a")', 'transpose("a", "b")', 'transpose(2, 1, "a")', '"a" "b"', "3",
      'slice(0, 1, "a")', 'stack()', 'reshape([2, "a")', 'rot90("a")', 'concat(0, "a"', 'concat(0, "a" "b")', "\x00",
-     'reshape([2, "a"], "b")'],
+     'reshape([2, "a"], "b")', '"\\q"', 'slice(0, 1, ' + "9" * 5000 + ', "a")', "transpose(" * 5000, "[" * 5000],
 )  # fmt: skip
 def test_wrong_text(text):
     with pytest.raises(GraphError, match="weight expression"):

@@ -96,7 +96,7 @@ def test_what_is_wrong_is_refused_by_name(path: str, value: Any, says: str) -> N
     assert str(refusal.value).count("build the engine again") == 1
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "3", '"a"', "[" * 100000])
+@pytest.mark.parametrize("text", ["", "[]", "{", "3", '"a"', "[" * 100000, '{"a": "\\ud800"}'])
 def test_what_is_no_manifest_is_refused(text: str) -> None:
     with pytest.raises(EngineError, match=r"io\.json"):
         Manifest.from_json(text)

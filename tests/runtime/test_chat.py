@@ -125,6 +125,8 @@ def test_one_conversation_or_many(chatty: LLM) -> None:
         (lambda llm: llm.chat([{"role": "secret", "content": ""}]), "refuses these messages: no secrets"),
         (lambda llm: llm.chat([{"content": "a"}]), '"role"'),
         (lambda llm: llm.chat([]), "at least one dict"),
+        (lambda llm: llm.chat([{"role": deep()}]), "a dict too large to show"),
+        (lambda llm: llm.chat([deep()]), "a list too large to show"),
         (lambda llm: llm.chat("hello"), "list of at least one dict"),
         (lambda llm: llm.chat(TALK, chat_template="{% if %}"), "refuses these messages"),
         (lambda llm: llm.chat(TALK, chat_template="{{ 1 / 0 }}"), "fails on these messages"),
@@ -138,6 +140,23 @@ def test_one_conversation_or_many(chatty: LLM) -> None:
 def test_what_cannot_be_a_prompt_is_refused(chatty: LLM, call: Callable[[LLM], Any], words: str) -> None:
     with pytest.raises(InvalidRequestError, match=words):
         call(chatty)
+
+
+def deep() -> Any:
+    """As deep as Python's stack, or deeper."""
+    value: Any = []
+    for _ in range(5000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception(messages[0].content) }}", "{{ [][messages[0].content] + 1 }}"]
+)
+def test_a_refusal_quotes_little_of_the_messages(chatty: LLM, template: str) -> None:
+    with pytest.raises(InvalidRequestError, match="these messages: ") as caught:
+        chatty.chat([{"role": "user", "content": "\ud800" + "x" * 100_000}], chat_template=template)
+    assert len(str(caught.value).encode()) < 1000
 
 
 def test_an_engine_without_template_or_tokenizer_says_so(llm: LLM, fake: FakeEngine, tmp_path: Path) -> None:

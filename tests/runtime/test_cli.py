@@ -158,6 +158,19 @@ def test_inspect_shows_quantized_weights(tmp_path: Path, capsys: pytest.CaptureF
     text = " ".join(call(capsys, "inspect", str(engine))[1].split())
     assert "error of outputs.mlp.up 0.045, at most 0.05 (layer 1)" in text
     assert "kl_divergence 0.01" in text
+    for wrong in ({"spec": "int8"}, {**record, "weight_errors": {"lm_head": ["x"]}}):
+        engine = write_engine(tmp_path / f"wrong-{len(wrong)}", engine_config(quantization=wrong))
+        code, _, err = call(capsys, "inspect", str(engine))
+        assert code == 2
+        assert "its record of quantization is not as this version writes it" in err
+
+
+def test_inspect_shows_what_looks_like_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = write_engine(tmp_path / "engine", engine_config(passes={"[/a]": "[red]", "b": [True]}))
+    code, out, _ = call(capsys, "inspect", str(engine))
+    rows = {" ".join(line.split()) for line in out.splitlines()}
+    assert code == 0
+    assert {"[/a] [red]", "b [true]"} <= rows, rows
 
 
 def test_a_broken_build_report_is_named(engine: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+import xxhash
 
 from support.fake_runtime import engine_config, write_checksums, write_engine
 from tensorwright.errors import EngineError
@@ -178,6 +179,25 @@ def test_checksums_may_not_lead_outside(tmp_path: Path) -> None:
         open_engine(root)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_checksums_of_a_file_that_cannot_be(tmp_path: Path, name: str) -> None:
+    root = write_engine(tmp_path / "engine")
+    lines = (root / "checksums.txt").read_text().splitlines(keepends=True)[:-1]
+    body = "".join([*lines, f"{'0' * 32}  1  {name}\n"])
+    last = f"{xxhash.xxh3_128_hexdigest(body.encode())}  {len(body.encode())}  .\n"
+    (root / "checksums.txt").write_text(body + last)
+    with pytest.raises(EngineError, match="missing; build the engine again"):
+        open_engine(root)
+
+
+@pytest.mark.parametrize("token", ['"\\ud800"', '{"content": "\\udfff"}', "[" * 150 + "]" * 150])
+def test_text_files_hold_text(tmp_path: Path, token: str) -> None:
+    """Half a character is none, and the tokenizer's library would raise an error of its own."""
+    more = {"tokenizer_config.json": f'{{"bos_token": {token}}}'}
+    with pytest.raises(EngineError, match=r"tokenizer_config\.json: truncated or altered"):
+        open_engine(write_engine(tmp_path / "engine", more=more), read_tokenizer=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -190,6 +210,7 @@ def test_checksums_may_not_lead_outside(tmp_path: Path) -> None:
         ({"surprise": 1}, ["unknown keys surprise"]),
         ({"limits": {"block_size": 32}}, ["limits.max_seq_len"]),
         ({"model": None}, ["'model'"]),
+        ({"model": json.loads("[" * 150 + "]" * 150)}, ["more than 100 lists and objects inside each other"]),
     ],
 )
 def test_config_is_checked(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from support.fake_runtime import byte_tokenizer
 from tensorwright import LLM, SamplingParams
-from tensorwright.errors import PromptTooLongError
+from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.prompts import MOST_TEXT
 from tensorwright.runtime.token_span import TokenSpan, token_span
 from tensorwright.runtime.tokenizer import PIECE
@@ -228,3 +228,19 @@ def test_other_threads_go_on(what: str) -> None:
         sys.setswitchinterval(before)
         ended.set()
         counting.join()
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_text_that_the_tokenizer_has_no_tokens_for_is_refused(size: int) -> None:
+    """The library raises the plain class of all errors."""
+    words = EngineTokenizer(Tokenizer(models.WordLevel({"a": 0})))
+    with pytest.raises(InvalidRequestError, match="has no tokens for 'b"):
+        words.encode("b" * size)
+
+
+def test_a_vocabulary_that_says_one_id_twice_has_no_bound() -> None:
+    """Its merges are of ids: what "ab" became merges with the next "a" again."""
+    model = models.BPE({"u": 0, "a": 0, "b": 3, "ab": 3}, [("a", "b")], unk_token="u")
+    tokenizer = Tokenizer(model)
+    assert len(tokenizer.encode("a" * 50 + "b").ids) == 1
+    assert token_span(tokenizer) == "two entries of its vocabulary have one id"

@@ -231,6 +231,11 @@ WRONG = [
     ("tokens", TOKENS | {"bad_words_list": many_words(1, 65)}, "at most 64 token ids, got 65"),
     ("tokens", TOKENS | {"bad_words_list": many_words(1, 2**16 + 1)}, "at most 131072 numbers"),
     ("llmapi", LLMAPI | {"sampling_param_stop": ["a"] * 65}, "'sampling_param_stop' must hold at most 64 values"),
+    (
+        "text",
+        TEXT | {"guided_decoding_guide_type": "x" * 1000},
+        "must be one of json, json_schema, regex, ebnf_grammar",
+    ),
     ("llmapi", {"streaming": True}, "'text_input' is required by the LLM-API interface"),
     ("llmapi", LLMAPI | {"sampling_param_best_of": 2}, "'sampling_param_best_of' must be 1, got 2"),
     ("llmapi", LLMAPI | {"lora_name": "x"}, "'lora_name' cannot be served: LoRA"),
@@ -242,12 +247,21 @@ def test_what_cannot_be_served_is_refused_by_name(interface: str, values: dict[s
     with pytest.raises(InvalidRequestError) as caught:
         read(interface, values, batched=interface != "llmapi")
     assert message in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_refused_input_is_not_read_as_a_whole() -> None:
+    (row,) = split_rows(as_inputs(TEXT, True) | {"lora_weights": np.broadcast_to(np.float16(1), (1, 2**40))}, True)
+    with pytest.raises(InvalidRequestError, match="'lora_weights' cannot be served"):
+        INTERFACES["text"].read(row, engine(), False, {})
 
 
 def test_more_parameters_than_any_client_has_are_refused() -> None:
     INTERFACES["text"].check_parameters([f"key-{number}" for number in range(100)])
     with pytest.raises(InvalidRequestError, match="at most 100 parameters, got 101"):
         INTERFACES["text"].check_parameters([f"key-{number}" for number in range(101)])
+    with pytest.raises(InvalidRequestError, match="name of a parameter must have at most 1024 characters"):
+        INTERFACES["text"].check_parameters(["max_token" + "s" * 1024])
 
 
 def refused(interface: str, values: dict[str, Any], name: str) -> bool:

@@ -1,0 +1,182 @@
+"""Files that came from somebody else: of a checkpoint, of an engine, and what a load test's server says.
+
+Several files are one input: parts with CUT between them, each a name, a line end and the content. Files that are not
+named are sound ones.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from fuzz.answers import Answered
+
+from support.fake_runtime import write_checksums, write_engine
+from support.made_checkpoints import write_checkpoint, write_sharded
+from tensorwright.builder.ir.text import print_graph
+from tensorwright.builder.rebuild import read_graph
+from tensorwright.errors import CheckpointError, EngineError, InvalidOptionError, InvalidRequestError, is_panic
+from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.models.safetensors_file import SafetensorsFile
+from tensorwright.plugins.gpu.manifest import Manifest
+from tensorwright.runtime import engine_dir, inspect
+from tensorwright.runtime.chat_template import check_template
+from tensorwright.runtime.detokenizer import IncrementalDetokenizer
+from tensorwright.runtime.generation_defaults import sampling_defaults
+from tensorwright.runtime.guided.spelling import text_tokenizer, token_bytes
+from tensorwright.runtime.load_test.events import BadAnswer, EventParser, read_chunk
+from tensorwright.runtime.onnx.manifest import read_io
+from tensorwright.runtime.special_tokens import special_tokens
+from tensorwright.runtime.tokenizer import Tokenizer
+
+CUT = b"\n----\n"
+MOST_TAIL = 4096  # bytes behind a header
+INDEX, CHECKSUMS, REPORT = "model.safetensors.index.json", "checksums.txt", "build-report.json"
+TEXT_SIDE = ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json", "chat_template.jinja")
+ENGINE_FILES = ("config.json", "generation_config.json", *TEXT_SIDE, REPORT, CHECKSUMS)
+CHECKPOINT_FILES = ("config.json", "generation_config.json", *TEXT_SIDE, INDEX)
+TEXTS = ("a b", "n\u00e9<end>", " \n\u2581x\U0001f600")
+SILENT: Any = SimpleNamespace(print=lambda *parts: None)  # rendering takes ten times as long as all else
+ENGINE, CHECKPOINT = Answered(EngineError), Answered(CheckpointError)
+
+
+def safetensors_header(data: bytes) -> None:
+    """data: the header, and in its last line how many bytes follow it."""
+    header, _, tail = data.rpartition(b"\n")
+    size = min(MOST_TAIL, int(tail[:8])) if tail[:8].isdigit() else 0
+    path = _folder() / "weights.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    with CHECKPOINT:
+        file = SafetensorsFile(path)
+        assert sum(file.read(name).nbytes for name in file.tensors) == size
+
+
+def checkpoint(data: bytes) -> None:
+    """data: some of CHECKPOINT_FILES."""
+    named = _named(data, CHECKPOINT_FILES)
+    root = _sharded_checkpoint() if INDEX in named else _checkpoint()
+    with _changed(root, named), CHECKPOINT:
+        opened = open_checkpoint(root)
+        assert all(opened.read(name).nbytes >= 0 for name in opened.names)
+        _ = opened.eos_token_ids, opened.bos_token_id, opened.native_dtype, opened.chat_templates, opened.source_files
+        special_tokens(opened.tokenizer_config, opened.special_tokens_map)
+
+
+def engine(data: bytes) -> None:
+    """data: some of ENGINE_FILES. The checksums are true, unless they are named."""
+    root, named = _engine(), _named(data, ENGINE_FILES)
+    listed = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()} | {*named}
+    with _changed(root, {CHECKSUMS: b"", **named}), ENGINE:
+        if CHECKSUMS not in named:
+            write_checksums(root, sorted(listed - {CHECKSUMS, REPORT}))
+        engine_dir.is_engine(root)
+        opened = engine_dir.open_engine(root, read_tokenizer=True)
+        sampling_defaults(opened, "model")
+        for text in opened.chat_templates.values():
+            with suppress(InvalidOptionError):
+                check_template(text, "a template")
+        inspect.show(inspect.describe(opened), SILENT)
+
+
+def tokenizer(data: bytes) -> None:
+    """data: a tokenizer.json. A library that panics fails its request, as runtime/panics.py has it."""
+    try:
+        with Answered(EngineError, InvalidRequestError):
+            _use_tokenizer(Tokenizer.from_bytes(data, Path("tokenizer.json")))
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+
+
+def _use_tokenizer(known: Tokenizer) -> None:
+    for text in TEXTS:
+        ids = known.encode(text, add_special_tokens=False)
+        assert known.least_tokens(text) <= len(ids), known.span
+        shown = IncrementalDetokenizer(known)
+        assert isinstance(shown.push(ids) + shown.flush() + known.decode(ids), str)
+    with suppress(ValueError):  # it cannot be guided
+        token_bytes(known.library, min(known.vocab_size, 1000))
+        text_tokenizer(known.library)(TEXTS[0])
+
+
+def graph(data: bytes) -> None:
+    """data: a graph.txt. What is read is written, and read again."""
+    path = _folder() / "graph.txt"
+    path.write_bytes(data)
+    with ENGINE:
+        text = print_graph(read_graph(path.parent))
+        path.write_text(text, encoding="utf-8")
+        assert print_graph(read_graph(path.parent)) == text
+
+
+def manifest(data: bytes) -> None:
+    """data: an io.json, of target tensorrt and of target onnx."""
+    with ENGINE:
+        made = Manifest.from_json(data)
+        assert Manifest.from_json(made.to_json()) == made
+    path = Path("engine")
+    known: Any = SimpleNamespace(path=path, max_seq_len=64, block_size=64, kv_block_bytes=16384)
+    known.read_json = lambda name: engine_dir._parse_object(path / name, data)
+    with ENGINE:
+        read_io(known)
+
+
+def events(data: bytes) -> None:
+    """data: a stream, in pieces."""
+    parser = EventParser()
+    for piece in data.split(CUT):
+        for event in parser.feed(piece):
+            with Answered(BadAnswer):
+                read_chunk(event)
+
+
+def _named(data: bytes, known: tuple[str, ...]) -> dict[str, bytes]:
+    """The files in an input."""
+    parts = [part.partition(b"\n") for part in data.split(CUT)]
+    return {name.decode(): text for name, _, text in parts if name.isascii() and name.decode() in known}
+
+
+@contextmanager
+def _changed(root: Path, files: dict[str, bytes]) -> Iterator[None]:
+    before = {name: (root / name).read_bytes() if (root / name).exists() else None for name in files}
+    for name, text in files.items():
+        (root / name).write_bytes(text)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                (root / name).unlink()
+            else:
+                (root / name).write_bytes(old)
+
+
+@lru_cache(maxsize=1)
+def _made() -> tempfile.TemporaryDirectory[str]:
+    """Removed with the process."""
+    return tempfile.TemporaryDirectory(prefix="tensorwright-fuzz-")
+
+
+def _folder() -> Path:
+    return Path(_made().name)
+
+
+@lru_cache(maxsize=1)
+def _engine() -> Path:
+    return write_engine(_folder() / "engine")
+
+
+@lru_cache(maxsize=1)
+def _checkpoint() -> Path:
+    return write_checkpoint(_folder() / "checkpoint", {"a": np.ones((2, 3), np.float32)})
+
+
+@lru_cache(maxsize=1)
+def _sharded_checkpoint() -> Path:
+    return write_sharded(_folder() / "sharded", {"x-1.safetensors": {"a": np.ones(2, np.float32)}})
