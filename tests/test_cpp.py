@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -82,3 +83,18 @@ def test_instruction_set_files_export_nothing_weak(cpp_build: Path) -> None:
             if kind in "WwVvu":
                 weak.append(f"{path.parent.name}/{path.name}: {symbol}")
     assert not weak, "\n".join(weak)
+
+
+def test_every_file_is_hardened(tmp_path: Path) -> None:
+    """Kernels, core, bindings and nanobind's own files: no target takes away what all are to have."""
+    pytest.importorskip("nanobind", reason="needs nanobind, which the module is built with")
+    call(
+        tool("cmake"), "-S", str(ROOT), "-B", str(tmp_path), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        "-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={sys.executable}",
+    )  # fmt: skip
+    listed = json.loads((tmp_path / "compile_commands.json").read_text())
+    commands = {one["file"]: one["command"].split() for one in listed}
+    assert {"plugins", "bindings", "core", "src"} <= {Path(path).parents[i].name for path in commands for i in (0, 1)}
+    for path, words in commands.items():
+        assert [word for word in words if "stack-protector" in word][-1] == "-fstack-protector-strong", path
+        assert {"-D_GLIBCXX_ASSERTIONS", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"} <= set(words), path

@@ -10,10 +10,13 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 struct Fold {
   float max = -INFINITY, sum = 0;
 
+  // Whether a row sees nothing of a split. Scores that are all NaN may leave no maximum either, but a sum.
+  static bool nothing(float max, float sum) { return max == -INFINITY && sum == 0; }
+
   // The factor of what there is (mine) and of what joins it (other). False for the first split that the row
   // sees something of: it is taken as it is.
   bool join(float split_max, float split_sum, float* mine, float* other) {
-    if (max == -INFINITY) {
+    if (nothing(max, sum)) {
       max = split_max, sum = split_sum;
       return false;
     }

@@ -27,7 +27,7 @@ typedef struct tw_attention_args {
   const int32_t* block_table;  // [blocks of the sequence]
   float* acc;                  // [queries, group, head_dim]: sum of exp(score - max) * v, not divided
   float* max;                  // [queries, group]: largest score of the split, -inf where nothing is visible
-  float* sum;                  // [queries, group]: sum of exp(score - max)
+  float* sum;                  // [queries, group]: sum of exp(score - max), 0 where nothing is visible
 } tw_attention_args;
 
 // One (query, head) per row: left fold of the splits in ascending order, then the sink, then acc / sum.

@@ -155,7 +155,7 @@ void attention_combine_scalar(const tw_attention_combine_args* a) {
       float acc = 0, mine, other;
       for (int64_t split = 0; split < a->splits; ++split) {
         const int64_t at = split * a->rows + row;
-        if (a->max[at] == -INFINITY) continue;
+        if (Fold::nothing(a->max[at], a->sum[at])) continue;
         const float value = a->acc[at * a->head_dim + d];
         const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);
         acc = joined ? fmaf(value, other, acc * mine) : value;

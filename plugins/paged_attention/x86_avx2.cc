@@ -193,7 +193,7 @@ void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
   __m256 acc = _mm256_setzero_ps();
   for (int64_t split = 0; split < a->splits; ++split) {
     const int64_t at = split * a->rows + row;
-    if (a->max[at] == -INFINITY) continue;
+    if (Fold::nothing(a->max[at], a->sum[at])) continue;
     const __m256 value = tw_load_avx2(a->acc + at * a->head_dim + column, count);
     float mine, other;
     const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);

@@ -89,7 +89,7 @@ inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int co
   Fold fold;
   for (int64_t split = 0; split < a->splits; ++split) {
     const int64_t at = split * a->rows + row;
-    if (a->max[at] == -INFINITY) continue;
+    if (Fold::nothing(a->max[at], a->sum[at])) continue;
     const float* from = a->acc + at * a->head_dim + column;
     float mine, other;
     const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);

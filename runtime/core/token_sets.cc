@@ -1,27 +1,25 @@
 #include "runtime/core/token_sets.h"
 
-#include <ranges>
-
 namespace tensorwright {
 
 namespace {
 
 using Word = std::vector<int32_t>;
 
-// What comes before a word's last token, backwards.
-auto before_last(const Word& word) { return std::ranges::subrange(word.rbegin() + 1, word.rend()); }
+// Where what comes before a word's last token begins, backwards; it ends at rend(). (Views of ranges would
+// say it in one, but clang before 16 does not compile those of libstdc++.)
+Word::const_reverse_iterator before_last(const Word& word) { return word.rbegin() + 1; }
 
 size_t shared_length(const Word& a, const Word& b) {
-  auto [end, other] = std::ranges::mismatch(before_last(a), before_last(b));
-  return static_cast<size_t>(end - (a.rbegin() + 1));
+  const auto end = std::mismatch(before_last(a), a.rend(), before_last(b), b.rend()).first;
+  return static_cast<size_t>(end - before_last(a));
 }
 
 }  // namespace
 
 TokenSet::TokenSet(std::vector<int32_t> ids) : ids_(std::move(ids)) {
   std::ranges::sort(ids_);
-  auto [end, rest] = std::ranges::unique(ids_);
-  ids_.erase(end, rest);
+  ids_.erase(std::unique(ids_.begin(), ids_.end()), ids_.end());
 }
 
 BannedWords::BannedWords(std::vector<Word> words) : words_(std::move(words)) {
@@ -30,15 +28,16 @@ BannedWords::BannedWords(std::vector<Word> words) : words_(std::move(words)) {
     if (!word.empty()) order.push_back(&word);
   }
   std::ranges::sort(order, [](const Word* a, const Word* b) {
-    return std::ranges::lexicographical_compare(before_last(*a), before_last(*b));
+    return std::lexicographical_compare(before_last(*a), a->rend(), before_last(*b), b->rend());
   });
   int32_t nodes = 1;
   std::vector<int32_t> path = {
       0};  // of the word before, which has all that this one shares with earlier ones
   for (size_t i = 0; i < order.size(); ++i) {
     path.resize(1 + (i > 0 ? shared_length(*order[i - 1], *order[i]) : 0));
-    for (int32_t token : before_last(*order[i]) | std::views::drop(path.size() - 1)) {
-      edges_.push_back({path.back(), token, nodes});
+    const auto known = static_cast<ptrdiff_t>(path.size()) - 1;
+    for (auto token = before_last(*order[i]) + known; token != order[i]->rend(); ++token) {
+      edges_.push_back({path.back(), *token, nodes});
       path.push_back(nodes++);
     }
     lasts_.push_back({path.back(), order[i]->back()});

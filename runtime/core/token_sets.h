@@ -41,7 +41,8 @@ class BannedWords {
   void for_each_last(std::span<const int32_t> tokens, const Ban& ban) const {
     int32_t node = 0;
     for (size_t left = tokens.size();; --left) {
-      for (auto [at, last] : std::ranges::equal_range(lasts_, node, {}, &Last::node)) ban(last);
+      auto last = std::ranges::lower_bound(lasts_, node, {}, &Last::node);
+      for (; last != lasts_.end() && last->node == node; ++last) ban(last->token);
       if (left == 0 || (node = child(node, tokens[left - 1])) < 0) return;
     }
   }

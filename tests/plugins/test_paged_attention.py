@@ -143,6 +143,15 @@ def test_huge_and_equal_scores(dtype: str, kernel: int) -> None:
     close(sequence, kernel, 30)
 
 
+@pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
+@pytest.mark.parametrize("length", [1, 40, 530])
+def test_scores_that_are_no_numbers_give_no_number(dtype: str, kernel: int, length: int) -> None:
+    """An overflow must reach the logits, where it is found: it is not a row that sees nothing."""
+    sequence = Sequence(length, group=2, head_dim=16, dtype=dtype, with_sinks=True)
+    sequence.q[-1] = np.nan
+    assert np.isnan(sequence.run(kernel, length - 1, length)).all()
+
+
 COMBINES = [i for i, (_, _, runnable) in enumerate(_runtime.attention_combine_table()) if runnable]
 
 
@@ -183,9 +192,9 @@ class TestCombine:
     @pytest.mark.parametrize("index", COMBINES)
     def test_empty_splits_change_no_bit(self, index: int) -> None:
         parts = self.parts(1, 4, 40)
-        # Of a split that a row sees nothing of only the maximum is read.
+        # Of a split that a row sees nothing of, what stands in acc is not read.
         with_empty = tuple(np.concatenate([np.full_like(p, np.nan), p, np.full_like(p, np.nan)]) for p in parts)
-        with_empty[1][[0, 2]] = -np.inf
+        with_empty[1][[0, 2]], with_empty[2][[0, 2]] = -np.inf, 0
         np.testing.assert_array_equal(self.run(index, parts), self.run(index, with_empty))
 
 
