@@ -218,7 +218,7 @@ def triton(data: bytes) -> None:
     with REFUSED:
         rows = split_rows(inputs, batched)
         for row in rows:
-            interface.check_names(row)
+            interface.check(row, batched)
         parameters = asked.get("parameters")
         interface.check_parameters(parameters if isinstance(parameters, dict) else {})
         for row in rows[:MOST_PROMPTS]:
