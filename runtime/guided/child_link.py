@@ -20,6 +20,7 @@ from tensorwright.runtime.home_process import HomeProcess
 
 ANSWER_BYTES = 4 << 20  # of the child
 START_S = 120.0  # to read the vocabulary
+STARTING_THREAD = "tensorwright-grammar-process"
 MODULE = "tensorwright.runtime.guided.compile_child"
 LAST_WORDS = 2000  # characters of a child's stderr that an error quotes
 
@@ -127,9 +128,7 @@ class StartingChild:
         """RuntimeError if the system has no more threads."""
         self.child: Child | None = None
         self.error: BaseException | None = None
-        self._thread = threading.Thread(
-            target=self._start, args=(vocabulary,), name="tensorwright-grammar-process", daemon=True
-        )
+        self._thread = threading.Thread(target=self._start, args=(vocabulary,), name=STARTING_THREAD, daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float | None) -> bool:

