@@ -7,6 +7,8 @@ import gc
 import logging
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,21 @@ from simulation.baton import Deadlock
 from simulation.world import World, write_toy_engine
 
 
+@contextmanager
+def older_objects_set_aside() -> Iterator[None]:
+    """The collector does not look at what is there before: it is no garbage of the runs, and to look through all of it
+    would take nearly all their time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def run_seed(seed: int, engine: Path, **changes: Any) -> tuple[World, list[str]]:
     """The world in its end, and what went wrong in it. changes: to what the seed draws of Swarm."""
     gc.collect()
-    gc.freeze()  # what is there before is no garbage of this run: looking through it would take nearly all the time
     gc.disable()  # it comes where the seed says
     try:
         world = World(seed, engine, changes)
@@ -26,7 +39,6 @@ def run_seed(seed: int, engine: Path, **changes: Any) -> tuple[World, list[str]]
         return world, [str(error)]
     finally:
         gc.enable()
-        gc.unfreeze()
     return world, world.trouble
 
 
@@ -34,7 +46,7 @@ def main() -> int:
     first, count = int(sys.argv[1]), int(sys.argv[2])
     logging.disable()
     failed = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, older_objects_set_aside():
         engine = write_toy_engine(Path(folder) / "toy")
         for seed in range(first, first + count):
             world, trouble = run_seed(seed, engine)

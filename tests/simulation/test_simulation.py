@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from simulation.run import run_seed
+from simulation.run import older_objects_set_aside, run_seed
 from simulation.world import write_toy_engine
 from tensorwright.runtime.async_requests import RequestHandle
 from tensorwright.runtime.engine_client import EngineClient
@@ -20,6 +20,12 @@ SEEDS = 200
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_toy_engine(tmp_path_factory.mktemp("simulation") / "toy")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections() -> Iterator[None]:
+    with older_objects_set_aside():
+        yield
 
 
 @pytest.fixture(autouse=True)
