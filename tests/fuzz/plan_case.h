@@ -67,6 +67,7 @@ inline constexpr int32_t kMostTokens = 40, kMostSeqs = 3, kMostContext = 1300;
 
 // What a token costs: elements read, written and multiplied, each attention over all positions.
 inline uint64_t work_of_a_token(const Plan& plan) {
+  const auto context = static_cast<uint64_t>(std::min<int64_t>(plan.header.max_seq_len, kMostContext));
   uint64_t work = 1;
   for (const Instruction& i : plan.instructions) {
     for (int32_t out : i.out) work += out < 0 ? 0 : plan.buffers[static_cast<size_t>(out)].cols;
@@ -75,7 +76,7 @@ inline uint64_t work_of_a_token(const Plan& plan) {
       work += uint64_t{w.n} * w.k;
     }
     if (i.op == static_cast<uint32_t>(Op::kPagedAttention))
-      work += uint64_t{plan.buffers[static_cast<size_t>(i.out[0])].cols} * 20;
+      work += uint64_t{plan.buffers[static_cast<size_t>(i.out[0])].cols} * context;
   }
   return work;
 }
