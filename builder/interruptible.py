@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
+
+LONGEST_SLEEP_S = 0.2
+"""An interrupt that comes just before a thread begins to wait does not wake it: Python notices it at the next call."""
 
 
 @contextmanager
@@ -16,8 +19,15 @@ def in_another_thread() -> Iterator[Callable[..., Any]]:
     the process's exit.
     """
     threads = ThreadPoolExecutor(max_workers=1)
+
+    def call(work: Callable[..., Any], *arguments: Any) -> Any:
+        future = threads.submit(work, *arguments)
+        while not wait([future], LONGEST_SLEEP_S).done:
+            pass
+        return future.result()
+
     try:
-        yield lambda work, *arguments: threads.submit(work, *arguments).result()
+        yield call
     finally:
         threads.shutdown(wait=False)
 

@@ -187,10 +187,10 @@ def test_a_full_queue_refuses_and_serves_what_it_took(server: TritonServer) -> N
     with GrpcStream(server.grpc) as running:
         running.ask("second", "running", LONG)
         running.next()
-        for index, stream in enumerate(streams):
-            stream.ask("second", "1", {"text_input": "import os", "max_tokens": 2})
-            if index < 8:
-                wait_for(lambda wanted=index + 1: waiting(server) == wanted, 5, "one more that waits")
+        for some in (streams[:8], streams[8:]):
+            for stream in some:
+                stream.ask("second", "1", {"text_input": "import os", "max_tokens": 2})
+            wait_for(lambda: waiting(server) == 8, 30, "a full queue")
         for stream in streams[8:]:
             assert "queue" in stream.error()
         running.close(cancel=True)
