@@ -15,8 +15,7 @@ import jinja2
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime.chat_template import ChatTemplate, compile_template, is_template
 from tensorwright.runtime.engine_dir import EngineDir
-from tensorwright.runtime.guided.words import clipped
-from tensorwright.runtime.parameter_checks import shown
+from tensorwright.runtime.parameter_checks import clipped, shown
 from tensorwright.runtime.prompts import RenderedPrompt
 from tensorwright.runtime.special_tokens import named_tokens
 from tensorwright.runtime.template_files import DEFAULT, TOOL_USE

@@ -12,6 +12,7 @@ from tensorwright.runtime import request_bounds as bounds
 
 MAX_INT32 = 2**31 - 1
 SHOWN_CHARACTERS = 200
+MOST_WORDS = 600  # characters of somebody else's message
 SHOWN_WEIGHT = 10_000
 """Of a value that is spelled out to be shown: to spell 4 MiB takes 100 ms, in which no other thread runs."""
 
@@ -29,6 +30,13 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer of over 4300 digits, a list in itself many times over
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
+
+
+def clipped(words: str) -> str:
+    """What others say of a request (llguidance of a grammar, a template of messages), as our messages tell it: they
+    quote at length what clients sent, which may be no Unicode text."""
+    text = words[: MOST_WORDS + 1].encode("utf-8", "backslashreplace").decode()
+    return text if len(words) <= MOST_WORDS else text[:MOST_WORDS] + "..."
 
 
 def weigh(value: Any, most: int, characters: bool) -> bool:

@@ -17,7 +17,7 @@ import pytest
 
 from support import hostile_grammars as hostile
 from support.fake_runtime import wait_until
-from support.grammar_process import children, engine
+from support.grammar_process import begin_compiling, children, engine
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, TemporarilyUnavailableError
 from tensorwright.runtime.guided import child_link, compile_process, grammar, other_python
@@ -33,15 +33,7 @@ def test_a_killed_child_is_replaced(known: GuidedVocabulary, monkeypatch: pytest
     second = known.compiler.pid
     assert second not in (None, first)
     errors: list[Exception] = []
-
-    def compile_slow() -> None:
-        try:
-            known.compile(GuidedDecodingParams(**hostile.ENDLESS))
-        except Exception as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=compile_slow)
-    waiting.start()
+    waiting = begin_compiling(known, GuidedDecodingParams(**hostile.ENDLESS), errors)
     kill_at_work(known, lambda child: child == second)
     kill_at_work(known, lambda child: child not in (None, second))
     waiting.join()
@@ -168,21 +160,16 @@ def test_the_child_goes_with_the_last_engine() -> None:
 def test_closing_while_a_grammar_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it. Who asked hears of its end, and then the child goes."""
     monkeypatch.setattr(compile_process, "LIMIT_S", 2.0)
-    reader, errors = VocabularyReader(engine(11)), []
-
-    def compile_slow(known: GuidedVocabulary) -> None:
-        try:
-            known.compile(GuidedDecodingParams(**hostile.ENDLESS))
-        except InvalidRequestError as error:
-            errors.append(str(error))
-
+    reader = VocabularyReader(engine(11))
+    errors: list[Exception] = []
     child = reader.get().compiler.pid
-    asking = threading.Thread(target=compile_slow, args=(reader.get(),))
-    asking.start()
+    asking = begin_compiling(reader.get(), GuidedDecodingParams(**hostile.ENDLESS), errors)
     wait_until(lambda: children(child), 20)
     reader.close()
     asking.join()
-    assert "cannot be followed" in errors[0]  # by its time or its size, whichever comes first
+    assert isinstance(errors[0], InvalidRequestError)
+    assert "cannot be followed" in str(errors[0])  # by its time or its size, whichever comes first
+    errors.clear()
     del asking
     wait_until(lambda: not Path(f"/proc/{child}").exists(), 20)
 

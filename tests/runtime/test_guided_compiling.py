@@ -14,7 +14,7 @@ import pytest
 
 from support import hostile_grammars as hostile
 from support.fake_runtime import wait_until
-from support.grammar_process import DIGITS, children
+from support.grammar_process import DIGITS, begin_compiling, children
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import InvalidRequestError, QueueFullError
 from tensorwright.runtime.guided import (
@@ -182,15 +182,7 @@ def test_grammars_are_kept_by_their_size(known: GuidedVocabulary, monkeypatch: p
 def test_a_killed_fork_is_the_grammars_own_fault(known: GuidedVocabulary) -> None:
     """As the system kills what takes its memory."""
     errors: list[Exception] = []
-
-    def compile_slow() -> None:
-        try:
-            known.compile(GuidedDecodingParams(**hostile.ENDLESS))
-        except Exception as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=compile_slow)
-    waiting.start()
+    waiting = begin_compiling(known, GuidedDecodingParams(**hostile.ENDLESS), errors)
     wait_until(lambda: children(known.compiler.pid))
     os.kill(children(known.compiler.pid)[0], signal.SIGKILL)
     waiting.join()
@@ -264,17 +256,9 @@ def test_slow_ones_leave_their_places_to_others(known: GuidedVocabulary, monkeyp
     """With as many grammars that never end as there are places, another is compiled all the same."""
     monkeypatch.setattr(compile_process, "LIMIT_S", 60.0)
     errors: list[Exception] = []
-
-    def compile_slow(number: int) -> None:
-        try:
-            known.compile(GuidedDecodingParams(regex=hostile.ENDLESS["regex"] + "b" * number))
-        except Exception as error:
-            errors.append(error)
-
     many = compile_queue.PLACES + compile_queue.SLOW_PLACES
-    threads = [threading.Thread(target=compile_slow, args=(number,)) for number in range(many)]
-    for thread in threads:
-        thread.start()
+    slow = [GuidedDecodingParams(regex=hostile.ENDLESS["regex"] + "b" * number) for number in range(many)]
+    threads = [begin_compiling(known, params, errors) for params in slow]
     try:
         wait_until(lambda: len(errors) == many - compile_queue.SLOW_PLACES, 30)  # the others have the slow places
         wait_until(lambda: compiles(known, DIGITS), 30)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from support.fake_runtime import byte_tokenizer
 from tensorwright import GuidedDecodingParams
+from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 from tensorwright.runtime.tokenizer import Tokenizer
 
 DIGITS = GuidedDecodingParams(regex="[0-9]+")
@@ -22,3 +24,17 @@ def engine(end: int = 256) -> Any:
 def children(process: int | None) -> list[int]:
     found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
     return [int(child) for child in found]
+
+
+def begin_compiling(known: GuidedVocabulary, params: GuidedDecodingParams, errors: list[Exception]) -> threading.Thread:
+    """A thread, begun, that adds the error to `errors` if there is one."""
+
+    def work() -> None:
+        try:
+            known.compile(params)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
