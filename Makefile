@@ -32,7 +32,7 @@ endef
 export TRITON_NEEDS
 # mypy looks for packages in folders, and here they are folders only once installed: show it the same as links.
 TYPED := build/typed/tensorwright
-ROOMS := models builder passes plugins runtime
+ROOMS := engine_format models ir plugins passes builder runtime
 CPP_FILES = $(shell git ls-files '*.cc' '*.h')
 
 export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
@@ -83,7 +83,7 @@ endif
 endif
 TRITON_ARGS ?=
 triton-serve: triton-venv
-	@$(BIN)/python -P -m tensorwright.runtime.triton.wheel_server $(TRITON_VENV) '$(REPO)' $(TRITON_ARGS)
+	@$(BIN)/python -P -m tensorwright.runtime.serving.triton.wheel_server $(TRITON_VENV) '$(REPO)' $(TRITON_ARGS)
 
 demo: setup
 	@test -f out/pico/config.json || $(BIN)/build-engine models/pico out/pico

@@ -38,8 +38,8 @@ def build_engine(model: Path, folder: Path, target: str, form: str) -> Path:
 
 def open_bench(path: Path, batch: int, prompt: int, output: int, threads: int | None) -> tuple[Any, list[Any]]:
     """An engine ready to run, and prompts for it."""
-    from tensorwright.runtime.bench_engine import BenchEngine, Load
-    from tensorwright.runtime.engine_dir import open_engine
+    from tensorwright.runtime.engine.engine_dir import open_engine
+    from tensorwright.runtime.tools.bench_engine import BenchEngine, Load
 
     engine = open_engine(path)
     tokens = batch * -(-MAX_SEQ_LEN // engine.block_size) * engine.kv_block_bytes

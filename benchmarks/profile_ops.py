@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tensorwright.runtime import _runtime
-from tensorwright.runtime.ceilings import Ceilings, figures, measure_ceilings
+from tensorwright.runtime.tools.ceilings import Ceilings, figures, measure_ceilings
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -15,8 +15,8 @@ import numpy as np
 from tensorwright.builder.accuracy_metrics import Comparison
 from tensorwright.builder.emit.cpu_weights import StoredPanels, WeightTable
 from tensorwright.builder.interruptible import in_another_thread
-from tensorwright.builder.ir.graph import Graph
 from tensorwright.errors import CheckpointError, MissingDependencyError
+from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -123,8 +123,8 @@ def _reference(
     Both are computed side by side, so that a checkpoint larger than memory is read once.
     """
     from tensorwright.builder import accuracy_outputs, accuracy_reference
-    from tensorwright.builder.ir.walk import in_step
     from tensorwright.builder.streamed_weights import StreamedWeights
+    from tensorwright.ir.walk import in_step
 
     if kind == "full":
         logits = accuracy_reference.transformers_logits(checkpoint.path, ids, traced.facts["max_seq_len"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorwright.builder.accuracy import measure_logits
-from tensorwright.builder.ir.graph import Graph, Node, Value
+from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ def interpreted_logits(lowered: Graph, checkpoint: Checkpoint, ids: list[int], a
     The weights are quantized by the packer of the CPU engine, whose bits are those of quantize.py.
     """
     from tensorwright.builder.accuracy_reference import gather_embeddings
-    from tensorwright.builder.ir.interpret import interpret
-    from tensorwright.builder.ir.ragged import RaggedAdapter
     from tensorwright.builder.streamed_weights import StreamedWeights
+    from tensorwright.ir.interpret import interpret
+    from tensorwright.ir.ragged import RaggedAdapter
 
     graph = narrowed(lowered, act_dtype)
     inputs = RaggedAdapter(graph, [ids]).inputs([len(ids)])
@@ -62,7 +62,7 @@ def _of_type(value: Value, data: Any) -> Any:
     """Gathered rows come in float32."""
     if value.dtype == "kv":
         return data
-    from tensorwright.builder.ir.interpret_ops import torch_dtype
+    from tensorwright.ir.interpret_ops import torch_dtype
 
     return data.to(torch_dtype(value.dtype))
 

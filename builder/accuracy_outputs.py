@@ -9,11 +9,11 @@ from __future__ import annotations
 from tensorwright.builder.accuracy import OUTPUT_TOKENS
 from tensorwright.builder.accuracy_reference import reference_walk
 from tensorwright.builder.emit.quantized_weights import RelativeError
-from tensorwright.builder.ir.graph import Graph, Node
-from tensorwright.builder.ir.interpret import Weights
-from tensorwright.builder.ir.walk import Walk
 from tensorwright.builder.quantization_record import Place, by_name, place_of
 from tensorwright.builder.streamed_weights import PanelSource, StreamedWeights
+from tensorwright.ir.graph import Graph, Node
+from tensorwright.ir.interpret import Weights
+from tensorwright.ir.walk import Walk
 from tensorwright.models.checkpoint import Checkpoint
 
 

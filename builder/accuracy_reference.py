@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from tensorwright.builder.interruptible import free_weights, short_products
-from tensorwright.builder.ir.graph import Graph, Value
-from tensorwright.builder.ir.interpret import Weights
-from tensorwright.builder.ir.ragged import RaggedAdapter
-from tensorwright.builder.ir.walk import Walk
 from tensorwright.builder.streamed_weights import StreamedWeights
+from tensorwright.ir.graph import Graph, Value
+from tensorwright.ir.interpret import Weights
+from tensorwright.ir.ragged import RaggedAdapter
+from tensorwright.ir.walk import Walk
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.weights import WeightExpr, evaluate_rows

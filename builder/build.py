@@ -12,7 +12,6 @@ from tensorwright.builder.collector import paused_collector
 from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
-from tensorwright.builder.ir.text import print_graph
 from tensorwright.builder.kept_weights import write_kept_weights
 from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
@@ -20,12 +19,13 @@ from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.targets import Emitted, Graphs, Target, find_target
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
 from tensorwright.installing import install
+from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import Quantized, expected_counts
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 if TYPE_CHECKING:
-    from tensorwright.builder.ir.graph import Graph
+    from tensorwright.ir.graph import Graph
     from tensorwright.passes.pipeline import PassReport
 
 BUILD_PACKAGES = ("torch", "transformers")
@@ -65,7 +65,7 @@ def build(
     """Compiles a checkpoint (a directory, or a hub name like org/name) into an engine directory at `out`.
 
     target: what the engine runs on: "cpu", "onnx", "tensorrt" or "tensorrt-rtx". dtype: "float32", "bfloat16",
-    "float16" (not on cpu) or their short names (tensorwright.dtype_names), or "auto": what the target makes of the
+    "float16" (not on cpu) or their short names, or "auto": what the target makes of the
     checkpoint's. max_seq_len: prompt and answer
     together, by default the model's. verify: checks every pass against the graph before it. dump: a directory that
     gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against

@@ -1,4 +1,4 @@
-"""build-engine: compile a Hugging Face checkpoint into an engine directory. runtime/command.py has the exit codes."""
+"""build-engine: compile a Hugging Face checkpoint into an engine directory (exit codes: tensorwright/command.py)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_option
 from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.options import ACCURACY, process_start
 from tensorwright.builder.targets import TARGETS
+from tensorwright.command import run_command
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
-from tensorwright.runtime.command import run_command
-from tensorwright.runtime.memory import format_size
+from tensorwright.runtime.engine.memory import format_size
 
 EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pico out/pico4 --quantize int4"
 

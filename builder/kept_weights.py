@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
-from tensorwright.builder.ir.graph import Graph
+from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import itemsize
 from tensorwright.models.safetensors_file import SafetensorsFile, stored_name

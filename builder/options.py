@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.builder.targets import TARGETS, find_target
-from tensorwright.dtype_names import full_name
+from tensorwright.engine_format.dtype_names import full_name
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
@@ -30,7 +30,7 @@ ONLY_FOR = {
 MOST_TOKENS = 1 << 20
 """Of a step of an engine with fixed limits."""
 MOST_POSITIONS = 1 << 24
-"""As runtime/core/plan.cc says."""
+"""As runtime/core/plan/plan.cc says."""
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total): called with done 0 when a phase starts, then as it goes; total 0 where it is unknown."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from tensorwright.builder.accuracy_metrics import rounded
 from tensorwright.builder.emit.cpu_weights import WeightTable
-from tensorwright.builder.ir.graph import Graph, Node
+from tensorwright.ir.graph import Graph, Node
 from tensorwright.models.weights import WeightExpr
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
 

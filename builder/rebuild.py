@@ -13,15 +13,15 @@ from typing import Any
 from tensorwright.builder.build import BuildResult, build_engine_at, emit_and_measure
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
-from tensorwright.builder.ir.graph import Graph
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.verify import verify
 from tensorwright.builder.kept_weights import KEPT, EngineSource
 from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places
 from tensorwright.builder.targets import Target, find_target
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
+from tensorwright.ir.graph import Graph
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import open_checkpoint
 
 

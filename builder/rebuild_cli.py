@@ -15,7 +15,7 @@ from tensorwright.builder.options import process_start
 from tensorwright.builder.rebuild import rebuild
 from tensorwright.builder.targets import TARGETS
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
-from tensorwright.runtime.engine_dir import open_engine
+from tensorwright.runtime.engine.engine_dir import open_engine
 
 EPILOG = (
     "Examples:  build-engine models/pico out/pico --keep-weights, then tensorwright rebuild out/pico out/pico4 "

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from tensorwright.builder.emit.quantized_weights import Multiplier, PackedPanels
-from tensorwright.builder.ir.graph import Node, Value
-from tensorwright.builder.ir.interpret_ops import torch_dtype
+from tensorwright.ir.graph import Node, Value
+from tensorwright.ir.interpret_ops import torch_dtype
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.weights import TensorSource, WeightExpr, evaluate, evaluate_rows
 from tensorwright.plugins.packing import LANES

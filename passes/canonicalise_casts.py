@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph
+from tensorwright.ir import Graph
 from tensorwright.passes.matcher import Match, apply, pattern
 
 SAME = pattern("out = cast(x)")

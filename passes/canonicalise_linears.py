@@ -8,7 +8,7 @@ W is a weight of the checkpoint, and W^T another expression over it, so that not
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Value
+from tensorwright.ir import Graph, Value
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter
 

@@ -9,8 +9,8 @@ A transpose of a dimension of size 1 stays a transpose: patterns see the same la
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Shape, Value
-from tensorwright.builder.ir import dims as dim_math
+from tensorwright.ir import Graph, Shape, Value
+from tensorwright.ir import dims as dim_math
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter
 

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.ops import SUMS
-from tensorwright.builder.ir.text import print_graph
 from tensorwright.errors import PassError
+from tensorwright.ir import Graph
+from tensorwright.ir.ops import SUMS
+from tensorwright.ir.text import print_graph
 
 if TYPE_CHECKING:
     import torch
@@ -62,13 +62,13 @@ class Comparison:
 
         ids = tokens(graph)
         if graph.stage in ("cached", "lowered"):
-            from tensorwright.builder.ir.ragged import interpret_ragged
+            from tensorwright.ir.ragged import interpret_ragged
 
             sequence = ids[0].tolist()
             chunk = len(sequence) // 2 + 1
             steps = [[chunk, 0], [len(sequence) - chunk, chunk]]
             return interpret_ragged(graph, [sequence, sequence[:chunk]], self.weights, steps=steps)[0].double()
-        from tensorwright.builder.ir.interpret import interpret
+        from tensorwright.ir.interpret import interpret
 
         known = {"input_ids": ids, "position_ids": torch.arange(ids.shape[1])[None]}
         (logits,) = interpret(graph, {v.name: known[v.name] for v in graph.inputs}, self.weights)

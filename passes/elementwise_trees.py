@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tensorwright.builder.ir import Graph, Node, Value
 from tensorwright.errors import GraphError
+from tensorwright.ir import Graph, Node, Value
 from tensorwright.plugins.elementwise.op import BINARY, INPUTS, UNARY, encode
 
 

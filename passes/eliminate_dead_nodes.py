@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph
+from tensorwright.ir import Graph
 
 
 def eliminate_dead_nodes(graph: Graph) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Node
-from tensorwright.builder.ir.text import underline
+from tensorwright.ir import Graph, Node
+from tensorwright.ir.text import underline
 from tensorwright.passes import (
     fuse_add_layer_norm,
     fuse_add_rms_norm,

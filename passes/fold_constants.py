@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.rewriter import make_node, splice
 
 LIMIT = 1 << 16
@@ -52,7 +52,7 @@ def can_fold(node: Node, folded: Mapping[Value, Value]) -> bool:
 
 def evaluate(node: Node, folded: Mapping[Value, Value]) -> Any:
     """An array even for rank 0: a Python number would not take part in type promotion as a tensor does."""
-    from tensorwright.builder.ir.interpret import interpret  # torch, so only when there is something to fold
+    from tensorwright.ir.interpret import interpret  # torch, so only when there is something to fold
 
     graph = Graph("fold", "fused")
     operands: list[Value | None] = []

@@ -5,7 +5,7 @@ S tokens, C channels.  x, residual, sum, y: [1, S, C], w: [C].  The sum lives on
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Value
+from tensorwright.ir import Graph, Value
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter
 

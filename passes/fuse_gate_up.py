@@ -6,7 +6,7 @@ the fused weight is [2 I, C], gate first.
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Value
+from tensorwright.ir import Graph, Value
 from tensorwright.passes.join_weights import join_weights, shared_scope, slice_columns
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.matcher import Match, match_value, pattern
 from tensorwright.passes.rewriter import Rewriter, splice
 

@@ -6,7 +6,7 @@ S tokens, C channels, H query heads, Hkv key-value heads, D head dim.  x: [1, S,
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Value
+from tensorwright.ir import Graph, Value
 from tensorwright.passes.join_weights import join_weights, shared_scope, slice_columns
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter

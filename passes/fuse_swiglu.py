@@ -5,7 +5,7 @@ act is silu, gelu, its approximation by tanh, or relu.  I inner.  x: [..., 2 I],
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Value
+from tensorwright.ir import Graph, Value
 from tensorwright.passes.elementwise_trees import word_of
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter

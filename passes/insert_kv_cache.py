@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorwright.builder.ir import Graph, Node, Shape, Value
-from tensorwright.builder.ir import dims as dim_math
-from tensorwright.builder.ir.ops import ELEMENTWISE, infer
 from tensorwright.errors import UnsupportedModelError
+from tensorwright.ir import Graph, Node, Shape, Value
+from tensorwright.ir import dims as dim_math
+from tensorwright.ir.ops import ELEMENTWISE, infer
 from tensorwright.passes.explain import located
 from tensorwright.passes.matcher import Match, describe, find_miss, match_value, pattern
 from tensorwright.passes.rewriter import make_node

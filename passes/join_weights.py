@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tensorwright.builder.ir import Dim, Value
-from tensorwright.builder.ir import dims as dim_math
+from tensorwright.ir import Dim, Value
+from tensorwright.ir import dims as dim_math
 from tensorwright.passes.rewriter import Rewriter
 
 

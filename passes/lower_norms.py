@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tensorwright.builder.ir import Node, Value
+from tensorwright.ir import Node, Value
 
 if TYPE_CHECKING:
     from tensorwright.passes.lower_to_cpu import Lowering

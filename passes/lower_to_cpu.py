@@ -21,8 +21,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensorwright.builder.ir import Graph, Node, Value
 from tensorwright.errors import LoweringError, UnsupportedModelError
+from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.elementwise_trees import Trees, number_of
 from tensorwright.passes.explain import located
 from tensorwright.passes.lower_norms import NORM_RULES, RAW

@@ -10,8 +10,8 @@ Last for these targets: what follows is their emitter.
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Node, Value
 from tensorwright.errors import LoweringError
+from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.explain import located
 from tensorwright.passes.matcher import describe
 from tensorwright.passes.rewriter import make_node, splice

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.builder.ir import Dim, Node, Value
-from tensorwright.builder.ir import dims as dim_math
+from tensorwright.ir import Dim, Node, Value
+from tensorwright.ir import dims as dim_math
 from tensorwright.passes.pattern import Pattern
 
 Reason = str | Callable[[], str]

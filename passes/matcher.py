@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.match import Match, Miss, Reason, Refused, State, describe
 from tensorwright.passes.pattern import COMMUTATIVE, AttrVar, Call, Expr, Literal, Pattern, Var, pattern
 from tensorwright.passes.rewriter import Rewriter, splice

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.ir import Graph, Node, Value
 
 
 def merge_common_subexpressions(graph: Graph) -> int:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.ops import STAGES
-from tensorwright.builder.ir.text import print_graph
-from tensorwright.builder.ir.verify import verify as verify_graph
 from tensorwright.errors import GraphError, InvalidOptionError, PassError, TensorwrightError
+from tensorwright.ir import Graph
+from tensorwright.ir.ops import STAGES
+from tensorwright.ir.text import print_graph
+from tensorwright.ir.verify import verify as verify_graph
 from tensorwright.passes.canonicalise_casts import canonicalise_casts
 from tensorwright.passes.canonicalise_linears import canonicalise_linears
 from tensorwright.passes.canonicalise_scalars import canonicalise_scalars

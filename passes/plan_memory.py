@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorwright.builder.ir import Graph, Node, Value
-from tensorwright.builder.ir.ops import find_spec
 from tensorwright.errors import PassError
+from tensorwright.ir import Graph, Node, Value
+from tensorwright.ir.ops import find_spec
 from tensorwright.passes.matcher import describe
 
 ALIGNMENT = 64

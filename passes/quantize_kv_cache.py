@@ -7,8 +7,8 @@ head of q to 15, as plugins/paged_attention/quantize.py defines it. Nothing is c
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph
 from tensorwright.errors import InvalidOptionError, UnsupportedModelError
+from tensorwright.ir import Graph
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES, MOST_HEAD_DIM
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorwright.builder.ir import Graph, Node
 from tensorwright.errors import UnsupportedModelError
+from tensorwright.ir import Graph, Node
 from tensorwright.passes.rewriter import make_node, splice
 from tensorwright.plugins.quantized_matmul.formats import MOST_WHOLE_ROW, QuantizeSpec, WeightFormat, parse_spec
 

@@ -6,7 +6,7 @@ out, and the part after the mean is what recognise_rms_norm knows. Nemotron stor
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Value
+from tensorwright.ir import Graph, Value
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter
 

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tensorwright.builder.ir import Graph, Node, Value
 from tensorwright.errors import UnsupportedModelError
+from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.matcher import Match, describe, match_value, pattern
 from tensorwright.passes.rewriter import Rewriter, splice
 
@@ -162,7 +162,7 @@ def evaluate(graph: Graph, mask: Value, length: int) -> np.ndarray:
     """The mask of one sequence at positions 0 .. length - 1."""
     import torch
 
-    from tensorwright.builder.ir.interpret import interpret
+    from tensorwright.ir.interpret import interpret
 
     part = graph.clone()
     part.outputs = [part.value(mask.name)]

@@ -6,7 +6,7 @@ from one.  The mean is over C.
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Value
+from tensorwright.ir import Graph, Value
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter
 

@@ -7,7 +7,7 @@ Or both repeat before k turns: rotary(repeat(k)) -> rotary(k), [1, S, Hkv, 1, D]
 
 from __future__ import annotations
 
-from tensorwright.builder.ir import Graph, Value
+from tensorwright.ir import Graph, Value
 from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter
 

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tensorwright.builder.ir import Dim, Graph, Node, Value
-from tensorwright.builder.ir.ops import infer
+from tensorwright.ir import Dim, Graph, Node, Value
+from tensorwright.ir.ops import infer
 
 Types = Sequence[tuple[str, Sequence[Dim]]]
 

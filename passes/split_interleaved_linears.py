@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from math import prod
 
-from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.matcher import Check, Match, apply, pattern
 from tensorwright.passes.rewriter import Rewriter
 

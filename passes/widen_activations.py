@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.ir import Graph, Node
+from tensorwright.ir import Graph, Node
 
 NARROW = ("bfloat16", "float16")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorwright.builder.ir import Graph, Node
+from tensorwright.ir import Graph, Node
 from tensorwright.models.weights import Concat
 
 

@@ -19,7 +19,7 @@ from mutations import (
 )
 
 from support.tiny_configs import LONGROPE
-from tensorwright.builder.ir import Graph, Node, Value
+from tensorwright.ir import Graph, Node, Value
 from tensorwright.models.weights import Ref, WeightExpr
 from tensorwright.plugins.matmul.op import EPILOGUES
 

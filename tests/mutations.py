@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.ir import Graph, Node, Value
-from tensorwright.builder.ir.verify import verify
+from tensorwright.ir import Graph, Node, Value
+from tensorwright.ir.verify import verify
 
 MATMULS = ("matmul", "linear")
 NORM_WEIGHT = {"rms_norm": 1, "add_rms_norm": 2}

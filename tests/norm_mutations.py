@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 from mutations import scale_frequencies, shift_head_map, swap_gate_and_up, untie_head
 
-from tensorwright.builder.ir import Graph, Node
+from tensorwright.ir import Graph, Node
 from tensorwright.models.weights import Ref, WeightExpr
 
 __all__ = ["scale_frequencies", "shift_head_map", "swap_gate_and_up", "untie_head"]

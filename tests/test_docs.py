@@ -13,7 +13,7 @@ import tensorwright
 from support.doc_words import ROOT, Commands, Page, anchors
 from tensorwright import errors
 from tensorwright.builder.cli import build_engine
-from tensorwright.runtime.cli import cli
+from tensorwright.runtime.commands.cli import cli
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = Commands(cli, build_engine)

@@ -8,11 +8,12 @@ from itertools import pairwise
 
 from support.doc_words import FLAG, ROOT, Commands, Page
 from tensorwright.builder.cli import build_engine
-from tensorwright.runtime import metrics, request_bounds
-from tensorwright.runtime.cli import cli
-from tensorwright.runtime.server.chat_request import ChatCompletionRequest
-from tensorwright.runtime.server.completion_request import CompletionRequest
-from tensorwright.runtime.triton.interfaces import INTERFACES
+from tensorwright.runtime.base import request_bounds
+from tensorwright.runtime.commands.cli import cli
+from tensorwright.runtime.requests import metrics
+from tensorwright.runtime.serving.server.chat_request import ChatCompletionRequest
+from tensorwright.runtime.serving.server.completion_request import CompletionRequest
+from tensorwright.runtime.serving.triton.interfaces import INTERFACES
 
 METRIC = re.compile(r"\btensorwright_[a-z_]+\b")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -25,7 +26,7 @@ def text_of(name: str) -> str:
 def test_every_metric_is_explained() -> None:
     """And no metric is named anywhere that there is not."""
     known = {metric.name for metric in (*metrics.GAUGES_AND_TOTALS, *metrics.OBSERVED)}
-    text = (ROOT / "runtime/server/exposition.py").read_text(encoding="utf-8")
+    text = (ROOT / "runtime/serving/server/exposition.py").read_text(encoding="utf-8")
     known |= set(METRIC.findall(text))
     explained = {name for line in Page(text_of("operating")).code for name in METRIC.findall(line)}
     assert known <= explained
@@ -48,7 +49,7 @@ def test_every_field_of_the_server_is_listed() -> None:
 
 def bound_rows() -> list[str]:
     """The table of bounds, as the module says them: each number's docstring, and the number."""
-    tree = ast.parse((ROOT / "runtime/request_bounds.py").read_text(encoding="utf-8")).body
+    tree = ast.parse((ROOT / "runtime/base/request_bounds.py").read_text(encoding="utf-8")).body
     rows = []
     for assignment, text in pairwise(tree):
         if isinstance(assignment, ast.Assign):

@@ -62,9 +62,9 @@ def tokens_after(metrics: list[Any], first: float) -> int:
 def open_llm(path: str) -> tuple[Any, dict[str, str]]:
     """(LLM at the engine's own limits, what it runs on)"""
     from tensorwright import LLM
-    from tensorwright.runtime.engine_dir import open_engine
-    from tensorwright.runtime.tensorrt.cuda import Cuda, load_driver
-    from tensorwright.runtime.tensorrt.executor import read_manifest
+    from tensorwright.runtime.engine.engine_dir import open_engine
+    from tensorwright.runtime.engine.tensorrt.cuda import Cuda, load_driver
+    from tensorwright.runtime.engine.tensorrt.executor import read_manifest
 
     manifest = read_manifest(open_engine(path))
     cuda = Cuda(load_driver(manifest.flavour))

@@ -70,7 +70,7 @@ class Sides:
     def _command(self, side: Side, model: str, port: int, capacity: Capacity) -> tuple[list[str], str]:
         threads, sequences, step = map(str, (capacity.threads, capacity.sequences, capacity.step_tokens))
         if side.peer == OURS:
-            command = [sys.executable, "-P", "-m", "tensorwright.runtime.cli", "serve", f"{OURS}={model}"]
+            command = [sys.executable, "-P", "-m", "tensorwright.runtime.commands.cli", "serve", f"{OURS}={model}"]
             network = ["--port", str(port), "--log-level", "warning", "--threads", threads]
             return [*command, *network, "--max-batch-size", sequences, "--max-num-tokens", step,
                     "--no-prefix-caching"], "/ready"  # fmt: skip

@@ -1,4 +1,4 @@
-"""plan.bin of target cpu: a graph at stage "lowered", memory planned, as the records of runtime/core/plan_format.h.
+"""plan.bin of target cpu: a graph at stage "lowered", memory planned, as records (runtime/core/plan/plan_format.h).
 
 What it reads, besides the nodes (one instruction each):
     node.attrs["buffers"]        buffer index of every result, in order; -1 for a cache, which lives elsewhere
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable, format_of
-from tensorwright.builder.ir.graph import Graph, Node, Value
 from tensorwright.errors import BuildError, LoweringError
+from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.models.weights import TensorSource
 from tensorwright.plugins.elementwise.op import encode
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE

@@ -82,7 +82,7 @@ class QuantizingWeights:
     """
 
     def __init__(self, source: TensorSource):
-        from tensorwright.builder.ir.interpret import checkpoint_weights  # torch: only where weights are computed with
+        from tensorwright.ir.interpret import checkpoint_weights  # torch: only where weights are computed with
 
         self._read = checkpoint_weights(source)
 

@@ -23,11 +23,11 @@ from tensorwright.builder.emit.tensorrt.profiles import input_shapes, make_limit
 from tensorwright.builder.emit.tensorrt.run_child import run_child
 from tensorwright.builder.options import BuildOptions, Phases
 from tensorwright.builder.targets import Emitted, Graphs
+from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
 from tensorwright.errors import BuildError, InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
-from tensorwright.plugins.gpu.manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
 from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, weight_only_spec
 
 __all__ = ["DTYPES", "PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure", "quantize_spec"]

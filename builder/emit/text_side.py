@@ -13,11 +13,11 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.transformers_tokenizer import Reference, Unreadable, convert, load
+from tensorwright.engine_format.template_files import DEFAULT, DEFAULT_FILE, FOLDER
 from tensorwright.errors import TensorwrightWarning
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.runtime.special_tokens import named_tokens, special_tokens
-from tensorwright.runtime.template_files import DEFAULT, DEFAULT_FILE, FOLDER
-from tensorwright.runtime.tokenizer import Tokenizer
+from tensorwright.runtime.text.special_tokens import named_tokens, special_tokens
+from tensorwright.runtime.text.tokenizer import Tokenizer
 
 TOKENIZER, SETTINGS, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 GENERATION = "generation_config.json"

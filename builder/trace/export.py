@@ -14,7 +14,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from tensorwright.builder.ir.graph import Graph
 from tensorwright.builder.trace.explain_export import explain_export
 from tensorwright.builder.trace.fix_longrope import fix_longrope
 from tensorwright.builder.trace.load_model import load_model, wide_weights
@@ -22,6 +21,7 @@ from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.builder.trace.weight_names import weight_expressions
 from tensorwright.errors import InvalidOptionError, TraceError
+from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 
 DTYPES = ("float32", "bfloat16", "float16")

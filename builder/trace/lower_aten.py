@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensorwright.builder.ir import dims
-from tensorwright.builder.ir.graph import Value
 from tensorwright.builder.trace import lower_shapes as shapes
 from tensorwright.builder.trace.lower_fx import Handler, Lowering
+from tensorwright.ir import dims
+from tensorwright.ir.graph import Value
 
 Args = dict[str, Any]
 

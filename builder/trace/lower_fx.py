@@ -10,10 +10,10 @@ import sympy
 import torch
 from torch.export.graph_signature import InputKind
 
-from tensorwright.builder.ir import dims
-from tensorwright.builder.ir.graph import DTYPES, Dim, Graph, Shape, Value
-from tensorwright.builder.ir.ops import emit
 from tensorwright.errors import GraphError, TraceError
+from tensorwright.ir import dims
+from tensorwright.ir.graph import DTYPES, Dim, Graph, Shape, Value
+from tensorwright.ir.ops import emit
 from tensorwright.models.weights import WeightExpr
 
 SEQ = "seq"

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.ir import dims
-from tensorwright.builder.ir.graph import Dim, Value
 from tensorwright.builder.trace.lower_fx import Handler, Lowering
+from tensorwright.ir import dims
+from tensorwright.ir.graph import Dim, Value
 
 Args = dict[str, Any]
 

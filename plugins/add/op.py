@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.ir.graph import Shape, Value
 from tensorwright.errors import GraphError
+from tensorwright.ir.graph import Shape, Value
 
 NAME = "add"
 ATTRS: dict[str, type] = {}

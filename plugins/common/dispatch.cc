@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 
 namespace tensorwright {
 namespace {

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.ir.graph import Shape, Value
 from tensorwright.plugins.embedding import op as embedding
 from tensorwright.plugins.quantized_matmul.formats import parse_format
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights

@@ -2,9 +2,9 @@
 //
 // The definition: what a token and a logprob are, in double, in a fixed order, without FMA.
 //   w(x) = exp(x - max), exactly 0 from 700 below on
-// Estimates of sums of those, several times faster, within a bound that runtime/core/row_estimate.cc derives:
-// a token is taken from them only where the definition must give the same one. Orders are fixed there too:
-// every instruction set gives the same bits.
+// Estimates of sums of those, several times faster, within a bound that runtime/core/rows/row_estimate.cc
+// derives: a token is taken from them only where the definition must give the same one. Orders are fixed
+// there too: every instruction set gives the same bits.
 #ifndef TENSORWRIGHT_PLUGINS_LOGITS_KERNEL_H_
 #define TENSORWRIGHT_PLUGINS_LOGITS_KERNEL_H_
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.ir.graph import Shape, Value
 from tensorwright.errors import GraphError
+from tensorwright.ir.graph import Shape, Value
 from tensorwright.plugins.rounding import round_to
 from tensorwright.plugins.swiglu.op import ACTIVATIONS, gated
 

@@ -1,7 +1,7 @@
 // The attention kernels, best first. The int8 kernels give the same bits, and so do the bf16
 // kernels that widen; the one with dot instructions need not.
 #include "plugins/common/dispatch.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 
 namespace tensorwright {
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.ir.graph import Shape, Value
 from tensorwright.errors import GraphError
+from tensorwright.ir.graph import Shape, Value
 from tensorwright.plugins.paged_attention.attention import attend, check_sinks, with_sinks
 from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import round_to

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.ir.graph import Shape, Value
+from tensorwright.ir.graph import Shape, Value
 from tensorwright.plugins.matmul import op as matmul
 from tensorwright.plugins.quantized_matmul import linear
 from tensorwright.plugins.quantized_matmul.formats import parse_format

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.ir import dims
-from tensorwright.builder.ir.graph import Shape, Value
 from tensorwright.errors import GraphError
+from tensorwright.ir import dims
+from tensorwright.ir.graph import Shape, Value
 
 NAME = "rotary_table"
 ATTRS: dict[str, type] = {"scale": float}

@@ -20,7 +20,7 @@
 #include "plugins/common/dispatch.h"
 #include "plugins/matmul/pack.h"
 #include "runtime/bindings/bindings.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -14,7 +14,7 @@
 
 #include "plugins/common/dispatch.h"
 #include "plugins/paged_attention/layout.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

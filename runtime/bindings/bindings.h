@@ -9,9 +9,9 @@
 #include <tuple>
 #include <vector>
 
-#include "runtime/core/mapped_file.h"
-#include "runtime/core/profile.h"
-#include "runtime/core/request.h"
+#include "runtime/core/base/mapped_file.h"
+#include "runtime/core/executor/profile.h"
+#include "runtime/core/scheduler/request.h"
 
 namespace tensorwright {
 

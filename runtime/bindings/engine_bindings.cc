@@ -8,8 +8,8 @@
 
 #include "runtime/bindings/bindings.h"
 #include "runtime/bindings/live_engines.h"
-#include "runtime/core/cpu_executor.h"
-#include "runtime/core/engine.h"
+#include "runtime/core/engine/engine.h"
+#include "runtime/core/executor/cpu_executor.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -11,11 +11,11 @@
 #include <mutex>
 
 #include "runtime/bindings/bindings.h"
-#include "runtime/core/concat.h"
-#include "runtime/core/cpu_executor.h"
-#include "runtime/core/error.h"
-#include "runtime/core/logit_row.h"
-#include "runtime/core/plan_check.h"
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/executor/cpu_executor.h"
+#include "runtime/core/plan/plan_check.h"
+#include "runtime/core/rows/logit_row.h"
 
 namespace nb = nanobind;
 

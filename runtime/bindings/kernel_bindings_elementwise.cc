@@ -11,7 +11,7 @@
 
 #include "plugins/common/dispatch.h"
 #include "runtime/bindings/bindings.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

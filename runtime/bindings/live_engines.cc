@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 
 namespace nb = nanobind;
 

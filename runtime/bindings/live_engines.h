@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "runtime/bindings/python_executor.h"
-#include "runtime/core/engine.h"
+#include "runtime/core/engine/engine.h"
 
 namespace tensorwright {
 

@@ -4,7 +4,7 @@
 #include <new>
 
 #include "runtime/bindings/bindings.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 
 namespace nb = nanobind;
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "runtime/bindings/bindings.h"
-#include "runtime/core/concat.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
 
 namespace nb = nanobind;
 

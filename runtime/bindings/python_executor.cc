@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "runtime/bindings/bindings.h"
-#include "runtime/core/concat.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -9,9 +9,9 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/core/executor.h"
-#include "runtime/core/step_check.h"
-#include "runtime/core/thread_team.h"
+#include "runtime/core/base/thread_team.h"
+#include "runtime/core/interface/executor.h"
+#include "runtime/core/ops/step_check.h"
 
 namespace tensorwright {
 

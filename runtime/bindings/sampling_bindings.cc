@@ -10,9 +10,9 @@
 #include <algorithm>
 
 #include "runtime/bindings/bindings.h"
-#include "runtime/core/error.h"
-#include "runtime/core/sampler.h"
-#include "runtime/core/thread_team.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/base/thread_team.h"
+#include "runtime/core/sampling/sampler.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -14,9 +14,9 @@ from array import array
 from dataclasses import dataclass
 from typing import IO, Any
 
+from tensorwright.runtime.base.home_process import HomeProcess
 from tensorwright.runtime.guided.compile_queue import QUICK_S, Place
 from tensorwright.runtime.guided.other_python import environment, interpreter
-from tensorwright.runtime.home_process import HomeProcess
 
 ANSWER_BYTES = 4 << 20  # of the child
 START_S = 120.0  # to read the vocabulary

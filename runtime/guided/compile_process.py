@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tensorwright.errors import InvalidRequestError, QueueFullError, TemporarilyUnavailableError
+from tensorwright.runtime.base.home_process import HomeProcess, ProcessLock
 from tensorwright.runtime.guided.child_link import Child, Gone, SpelledVocabulary, StartingChild
 from tensorwright.runtime.guided.compile_queue import CompileQueue, Place
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.guided.translation import name_of
-from tensorwright.runtime.home_process import HomeProcess, ProcessLock
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 5.0

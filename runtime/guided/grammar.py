@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.base.home_process import ProcessLock
 from tensorwright.runtime.guided import compile_child
 from tensorwright.runtime.guided.compile_queue import QUICK_S
 from tensorwright.runtime.guided.library import LibraryMatcher
 from tensorwright.runtime.guided.matcher import GrammarMatcher
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.guided.translation import compiled, name_of
-from tensorwright.runtime.home_process import ProcessLock
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.vocabulary import GuidedVocabulary

@@ -11,7 +11,7 @@ from tensorwright.runtime.guided.mask_threads import MaskJob, MaskThreads, Told
 from tensorwright.runtime.guided.matcher import GrammarMatcher
 
 if TYPE_CHECKING:
-    from tensorwright.runtime.async_requests import RequestHandle
+    from tensorwright.runtime.requests.async_requests import RequestHandle
 
 PATIENCE_S = 0.002
 """How long quick masks are waited for: they mostly take some 20 us, and the threads that compute them need the

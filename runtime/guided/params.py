@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.keywords import StrictKeywords
-from tensorwright.runtime.parameter_checks import shown
-from tensorwright.runtime.request_bounds import GRAMMAR_CHOICES, GRAMMAR_LENGTH, SCHEMA_LENGTH
+from tensorwright.runtime.base.keywords import StrictKeywords
+from tensorwright.runtime.base.parameter_checks import shown
+from tensorwright.runtime.base.request_bounds import GRAMMAR_CHOICES, GRAMMAR_LENGTH, SCHEMA_LENGTH
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 JSON_KINDS = ("json", "json_object")

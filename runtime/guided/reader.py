@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tensorwright.errors import EngineStoppedError, TensorwrightError
 
 if TYPE_CHECKING:
-    from tensorwright.runtime.engine_dir import EngineDir
+    from tensorwright.runtime.engine.engine_dir import EngineDir
     from tensorwright.runtime.guided.params import GuidedDecodingParams
     from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 

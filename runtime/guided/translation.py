@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.base.parameter_checks import clipped
 from tensorwright.runtime.guided.library import LibraryMatcher, LibraryTokens
 from tensorwright.runtime.guided.params import JSON_KINDS, GuidedDecodingParams
 from tensorwright.runtime.guided.words import NO_TEXT, library_words
-from tensorwright.runtime.parameter_checks import clipped
 
 BLANKS = r"[\x20\x0A\x0D\x09]"  # of JSON
 WHITESPACE = BLANKS + "{0,20}"

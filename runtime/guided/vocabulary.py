@@ -21,7 +21,7 @@ from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.guided.spelling import SPECIAL, text_tokenizer, token_bytes
 
 if TYPE_CHECKING:
-    from tensorwright.runtime.engine_dir import EngineDir
+    from tensorwright.runtime.engine.engine_dir import EngineDir
 
 KEPT = 64  # compiled grammars
 KEPT_BYTES = 256 << 20  # of all of them together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tensorwright.runtime.parameter_checks import clipped
+from tensorwright.runtime.base.parameter_checks import clipped
 
 if TYPE_CHECKING:
     from tensorwright.runtime.guided.library import LibraryMatcher

@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tensorwright.builder.build import build as build
+    from tensorwright.runtime.api.llm import LLM as LLM
     from tensorwright.runtime.guided.params import GuidedDecodingParams as GuidedDecodingParams
-    from tensorwright.runtime.llm import LLM as LLM
-    from tensorwright.runtime.outputs import CompletionOutput as CompletionOutput
-    from tensorwright.runtime.outputs import Logprob as Logprob
-    from tensorwright.runtime.outputs import RequestOutput as RequestOutput
-    from tensorwright.runtime.sampling_params import SamplingParams as SamplingParams
+    from tensorwright.runtime.requests.outputs import CompletionOutput as CompletionOutput
+    from tensorwright.runtime.requests.outputs import Logprob as Logprob
+    from tensorwright.runtime.requests.outputs import RequestOutput as RequestOutput
+    from tensorwright.runtime.requests.sampling_params import SamplingParams as SamplingParams
 
 _HOMES = {
-    "LLM": "tensorwright.runtime.llm",
+    "LLM": "tensorwright.runtime.api.llm",
     "GuidedDecodingParams": "tensorwright.runtime.guided.params",
-    "SamplingParams": "tensorwright.runtime.sampling_params",
-    "RequestOutput": "tensorwright.runtime.outputs",
-    "CompletionOutput": "tensorwright.runtime.outputs",
-    "Logprob": "tensorwright.runtime.outputs",
+    "SamplingParams": "tensorwright.runtime.requests.sampling_params",
+    "RequestOutput": "tensorwright.runtime.requests.outputs",
+    "CompletionOutput": "tensorwright.runtime.requests.outputs",
+    "Logprob": "tensorwright.runtime.requests.outputs",
     "build": "tensorwright.builder.build",
 }
 

@@ -2,7 +2,7 @@
 
 While modules load there is nothing to clean up, and an exception would not do: one that is raised in a callback of the
 import system is lost, and compiled modules make another of it. So the process ends at once. While a command works,
-Ctrl-C is a KeyboardInterrupt, which `runtime/command.py` turns into the same error. Python itself and the folder's
+Ctrl-C is a KeyboardInterrupt, which `command.py` turns into the same error. Python itself and the folder's
 import hook run before this file, for some hundredths of a second; a Ctrl-C then is Python's to answer.
 """
 
@@ -26,7 +26,7 @@ AS_JSON = f'{{"error": "KeyboardInterrupt", "message": "{INTERRUPTED}", "exit_co
 def tensorwright() -> None:
     """The command `tensorwright`."""
     begin()
-    from tensorwright.runtime.cli import main
+    from tensorwright.runtime.commands.cli import main
 
     main()
 

@@ -25,8 +25,8 @@ from rate_search import RateSearch  # noqa: E402
 from server_process import ServerProcess, free_port  # noqa: E402
 from worker import PeerError  # noqa: E402
 
-from tensorwright.runtime.load_test.settings import LoadSettings  # noqa: E402
-from tensorwright.runtime.load_test.trace import Trace  # noqa: E402
+from tensorwright.runtime.serving.load_test.settings import LoadSettings  # noqa: E402
+from tensorwright.runtime.serving.load_test.trace import Trace  # noqa: E402
 
 # A server that takes requests one after the other, so many seconds for each.
 FAKE = """

@@ -60,7 +60,7 @@ def test_what_is_in_an_engine(engine, tiny):
 
 
 def test_the_runtime_opens_it(engine):
-    from tensorwright.runtime.engine_dir import open_engine
+    from tensorwright.runtime.engine.engine_dir import open_engine
 
     opened = open_engine(engine)
     assert opened.eos_token_ids == [2]
@@ -88,8 +88,8 @@ def test_accuracy_shows_a_broken_engine(tiny, tmp_path, monkeypatch):
 
 
 def test_graph_text_parses_back(engine):
-    from tensorwright.builder.ir.parse import parse_graph
-    from tensorwright.builder.ir.text import print_graph
+    from tensorwright.ir.parse import parse_graph
+    from tensorwright.ir.text import print_graph
 
     text = (engine / "graph.txt").read_text()
     graph = parse_graph(text)

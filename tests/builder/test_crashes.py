@@ -18,13 +18,13 @@ from support.toy_engine import write_toy_engine
 from tensorwright import durable
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.errors import BuildError
-from tensorwright.runtime import model_cache
-from tensorwright.runtime.engine_cache import cache_entries, cache_root, remove_entry, trim_cache
-from tensorwright.runtime.engine_dir import open_engine
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.model_cache import BuildChoices, engine_for_model
-from tensorwright.runtime.sampling_params import SamplingParams
-from tensorwright.runtime.triton.repository import RepositoryOptions, write_repository
+from tensorwright.runtime.api import model_cache
+from tensorwright.runtime.api.engine_cache import cache_entries, cache_root, remove_entry, trim_cache
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.api.model_cache import BuildChoices, engine_for_model
+from tensorwright.runtime.engine.engine_dir import open_engine
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.serving.triton.repository import RepositoryOptions, write_repository
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 

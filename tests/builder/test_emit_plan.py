@@ -11,8 +11,8 @@ import pytest
 from support.lowered import HIDDEN, INNER, VOCAB, lowered_graph, small_source
 from tensorwright.builder.emit import cpu_plan
 from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, OPS, WEIGHT, emit_cpu_plan
-from tensorwright.builder.ir.ops import find_spec
 from tensorwright.errors import BuildError, LoweringError
+from tensorwright.ir.ops import find_spec
 from tensorwright.runtime import _runtime
 
 

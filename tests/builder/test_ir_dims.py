@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorwright.builder.ir import dims
 from tensorwright.errors import GraphError
+from tensorwright.ir import dims
 
 
 @pytest.mark.parametrize(

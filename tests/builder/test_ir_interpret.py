@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from tolerances import sum_tolerance
 
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.graph import Value
-from tensorwright.builder.ir.interpret import checkpoint_weights, interpret, interpret_values
-from tensorwright.builder.ir.interpret_ops import COMPOUND_RULES, RULES
-from tensorwright.builder.ir.ops import emit, find_spec, op_names
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import GraphError
+from tensorwright.ir import Graph
+from tensorwright.ir.graph import Value
+from tensorwright.ir.interpret import checkpoint_weights, interpret, interpret_values
+from tensorwright.ir.interpret_ops import COMPOUND_RULES, RULES
+from tensorwright.ir.ops import emit, find_spec, op_names
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.verify import verify
 from tensorwright.models.dtypes import Tensor
 from tensorwright.models.weights import Ref
 

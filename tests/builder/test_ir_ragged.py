@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensorwright.builder.ir.interpret import interpret
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.ragged import RaggedAdapter, interpret_ragged
-from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import GraphError
+from tensorwright.ir.interpret import interpret
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.ragged import RaggedAdapter, interpret_ragged
+from tensorwright.ir.verify import verify
 
 # One attention layer: 2 query heads on 1 KV head of 4 dimensions, half of them rotated, a window of 5.
 FUSED = """\

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import GraphError
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.verify import verify
 
 HEAD = """\
 graph "c" stage cached {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.text import print_graph, print_node, underline
 from tensorwright.errors import GraphError
+from tensorwright.ir import Graph
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.text import print_graph, print_node, underline
 from tensorwright.models.weights import Ref
 
 SMALL = """\

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorwright.builder.ir.ops import STAGES, find_spec, op_names, stages_of
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import GraphError
+from tensorwright.ir.ops import STAGES, find_spec, op_names, stages_of
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.verify import verify
 
 GOOD = """\
 graph "good" stage fused {

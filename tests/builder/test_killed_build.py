@@ -14,7 +14,7 @@ from pathlib import Path
 
 from support.fake_runtime import write_engine
 from tensorwright.builder.emit.engine_dir import EngineWriter
-from tensorwright.runtime.engine_dir import open_engine
+from tensorwright.runtime.engine.engine_dir import open_engine
 
 OLD, NEXT = "a" * 32, "b" * 32
 LOOK = 0.0005  # seconds between two looks at the disk

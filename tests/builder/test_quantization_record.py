@@ -183,8 +183,8 @@ class TestQuantizingWeights:
 
     def test_the_interpreter_takes_it(self, tied: Checkpoint) -> None:
         """The same logits to the bit as with weights that the plugins quantize themselves, at both stages."""
-        from tensorwright.builder.ir.interpret import checkpoint_weights
-        from tensorwright.builder.ir.ragged import interpret_ragged
+        from tensorwright.ir.interpret import checkpoint_weights
+        from tensorwright.ir.ragged import interpret_ragged
 
         report = rewritten(tied, "int4,lm_head=int8")
         for graph in (report.cached_graph, report.graph):

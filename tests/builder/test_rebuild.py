@@ -135,7 +135,7 @@ def test_it_needs_no_transformers(keeper, tmp_path):
     """Nor torch: what traces is not called."""
     script = (
         "import sys; sys.modules.update(torch=None, transformers=None)\n"
-        "from tensorwright.runtime.cli import main; main(sys.argv[1:])"
+        "from tensorwright.runtime.commands.cli import main; main(sys.argv[1:])"
     )
     out = tmp_path / "out"
     command = [sys.executable, "-P", "-c", script, "rebuild", str(keeper), str(out), "--json", "--quantize", "int8"]
@@ -145,7 +145,15 @@ def test_it_needs_no_transformers(keeper, tmp_path):
 
 
 def test_the_command_refuses_with_one_sentence(plain, tmp_path):
-    command = [sys.executable, "-P", "-m", "tensorwright.runtime.cli", "rebuild", str(plain), str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tensorwright.runtime.commands.cli",
+        "rebuild",
+        str(plain),
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     assert done.stderr.startswith("error: ")

@@ -20,8 +20,8 @@ from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.text_side import TEXTS, write_text_side
 from tensorwright.errors import TensorwrightWarning
 from tensorwright.models.checkpoint import open_checkpoint
-from tensorwright.runtime.special_tokens import special_tokens
-from tensorwright.runtime.tokenizer import Tokenizer as EngineTokenizer
+from tensorwright.runtime.text.special_tokens import special_tokens
+from tensorwright.runtime.text.tokenizer import Tokenizer as EngineTokenizer
 
 WORDS = ["The quick brown fox jumps over the lazy dog", "a café in Ελλάδα, naïve 日本", "  def f(x): return x[0] ** 2"]
 Files = dict[str, bytes]

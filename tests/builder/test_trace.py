@@ -14,13 +14,13 @@ from transformers.models.gemma2 import modeling_gemma2
 from support.published import publish
 from support.tiny_models import VARIANTS, make_tiny, make_variant
 from support.traced import LENGTHS, assert_same_logits
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.text import print_graph
-from tensorwright.builder.ir.verify import verify
 from tensorwright.builder.trace import trace, trace_for_engine
 from tensorwright.builder.trace.load_model import load_model
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.errors import CheckpointError, InvalidOptionError, TraceError, UnsupportedModelError
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.text import print_graph
+from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import expected_counts
 from tensorwright.models.weights import Ref

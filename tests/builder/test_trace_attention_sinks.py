@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from support.tiny_models import load_eager, make_variant
-from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
 from tensorwright.builder.trace import trace
 from tensorwright.errors import UnsupportedModelError
+from tensorwright.ir.interpret import checkpoint_weights, interpret
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tensorwright.builder.ir.graph import Graph
-from tensorwright.builder.ir.interpret import interpret
 from tensorwright.builder.trace.export import _IndexListsOnCpu
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.errors import TraceError
+from tensorwright.ir.graph import Graph
+from tensorwright.ir.interpret import interpret
 
 
 class Traced(nn.Module):

@@ -1,5 +1,5 @@
 // BlockAllocator, BlockRef and BlockTable: counts, states, sharing, copy on write, no leak.
-#include "runtime/core/block_allocator.h"
+#include "runtime/core/cache/block_allocator.h"
 
 #include <random>
 #include <set>

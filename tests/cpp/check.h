@@ -88,7 +88,7 @@ inline int run(int argc, char** argv) {
     if (!thrown) ::tw_test::fail(__FILE__, __LINE__, "did not throw " #Type ": " #expression); \
   } while (0)
 
-// The expression must throw a tensorwright::Error whose type() is `name` (include runtime/core/error.h).
+// The expression must throw a tensorwright::Error whose type() is `name` (include runtime/core/base/error.h).
 #define TW_CHECK_ERROR(expression, name)                                                       \
   do {                                                                                         \
     std::string thrown = "nothing";                                                            \

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "runtime/core/engine_core.h"
+#include "runtime/core/engine/engine_core.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/fake_executor.h"
 #include "tests/cpp/scheduler_simulation.h"

@@ -1,8 +1,8 @@
 // EngineCore over a fake model that sees every addressing mistake: crowds equal solo runs, errors stay where
 // they arose.
-#include "runtime/core/engine_core.h"
+#include "runtime/core/engine/engine_core.h"
 
-#include "runtime/core/invariants.h"
+#include "runtime/core/base/invariants.h"
 #include "tests/cpp/engine_cases.h"
 
 using namespace tensorwright;

@@ -2,7 +2,7 @@
 #include <atomic>
 #include <thread>
 
-#include "runtime/core/engine.h"
+#include "runtime/core/engine/engine.h"
 #include "tests/cpp/engine_cases.h"
 
 using namespace tw_test;

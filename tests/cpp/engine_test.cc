@@ -1,6 +1,6 @@
 // The engine's thread: submissions, aborts and shutdowns from anywhere at any moment, and what everybody is
 // told.
-#include "runtime/core/engine.h"
+#include "runtime/core/engine/engine.h"
 
 #include <cmath>
 #include <thread>

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <new>
 
-#include "runtime/core/cpu_executor.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/executor/cpu_executor.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/toy_steps.h"
 

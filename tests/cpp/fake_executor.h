@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/core/error.h"
-#include "runtime/core/executor.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/interface/executor.h"
 
 namespace tw_test {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/core/mask_source.h"
+#include "runtime/core/engine/mask_source.h"
 #include "tests/cpp/engine_cases.h"
 
 namespace tw_test {

@@ -2,7 +2,7 @@
 // ends while a mask is waited for takes nobody along.
 #include <set>
 
-#include "runtime/core/engine_core.h"
+#include "runtime/core/engine/engine_core.h"
 #include "tests/cpp/guided_cases.h"
 
 using namespace tensorwright;

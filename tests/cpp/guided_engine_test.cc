@@ -2,7 +2,7 @@
 // waits for one.
 #include <thread>
 
-#include "runtime/core/engine.h"
+#include "runtime/core/engine/engine.h"
 #include "tests/cpp/guided_cases.h"
 
 using namespace tensorwright;

@@ -5,8 +5,8 @@
 #include <functional>
 #include <set>
 
-#include "runtime/core/cpu_executor.h"
-#include "runtime/core/engine.h"
+#include "runtime/core/engine/engine.h"
+#include "runtime/core/executor/cpu_executor.h"
 #include "tests/cpp/engine_cases.h"
 #include "tests/cpp/failing_calls.h"
 #include "tests/cpp/guided_cases.h"

@@ -5,10 +5,10 @@
 #include <random>
 #include <vector>
 
-#include "runtime/core/error.h"
-#include "runtime/core/logit_row.h"
-#include "runtime/core/sampler.h"
-#include "runtime/core/token_masks.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/rows/logit_row.h"
+#include "runtime/core/sampling/sampler.h"
+#include "runtime/core/scheduler/token_masks.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;

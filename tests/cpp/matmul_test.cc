@@ -3,7 +3,7 @@
 
 #include "plugins/common/dispatch.h"
 #include "plugins/matmul/pack.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;

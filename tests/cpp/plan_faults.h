@@ -2,8 +2,8 @@
 #ifndef TENSORWRIGHT_TESTS_CPP_PLAN_FAULTS_H_
 #define TENSORWRIGHT_TESTS_CPP_PLAN_FAULTS_H_
 
-#include "runtime/core/error.h"
-#include "runtime/core/plan.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/plan/plan.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/toy_plan.h"
 

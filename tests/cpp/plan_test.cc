@@ -1,9 +1,9 @@
 // The plan reader: takes a sound plan, refuses each broken field by name, and survives arbitrary damage.
-#include "runtime/core/plan.h"
+#include "runtime/core/plan/plan.h"
 
 #include "plugins/embedding/kernel.h"
 #include "plugins/paged_attention/layout.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/plan_faults.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "plugins/common/kernel_types.h"
-#include "runtime/core/plan_format.h"
+#include "runtime/core/plan/plan_format.h"
 
 namespace tw_test {
 

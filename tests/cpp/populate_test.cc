@@ -1,5 +1,5 @@
 // Page faults are taken ahead: in the order asked for, up to the limit, and nothing in memory changes.
-#include "runtime/core/populate.h"
+#include "runtime/core/base/populate.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/core/arena.h"
+#include "runtime/core/base/arena.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;

@@ -1,12 +1,12 @@
 // PrefixTree and KvBlocks: exact hits, least recently used goes first, collisions, nothing pinned for ever.
-#include "runtime/core/prefix_tree.h"
+#include "runtime/core/cache/prefix_tree.h"
 
 #include <map>
 #include <random>
 #include <set>
 #include <stdexcept>
 
-#include "runtime/core/kv_blocks.h"
+#include "runtime/core/cache/kv_blocks.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;

@@ -1,5 +1,5 @@
 // prompt_logprobs in EngineCore, over a fake model. That crowds change nothing: engine_core_test.cc.
-#include "runtime/core/engine_core.h"
+#include "runtime/core/engine/engine_core.h"
 #include "tests/cpp/engine_cases.h"
 
 using namespace tensorwright;

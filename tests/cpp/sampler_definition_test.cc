@@ -7,9 +7,9 @@
 
 #include "plugins/common/dispatch.h"
 #include "plugins/logits/weight.h"
-#include "runtime/core/row_estimate.h"
-#include "runtime/core/row_order.h"
-#include "runtime/core/sampler.h"
+#include "runtime/core/rows/row_estimate.h"
+#include "runtime/core/rows/row_order.h"
+#include "runtime/core/sampling/sampler.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/sampler_oracle.h"
 
@@ -242,7 +242,7 @@ TW_TEST(a_nan_is_seen_wherever_it_is) {
   }
 }
 
-// What runtime/core/row_estimate.cc builds its bound on.
+// What runtime/core/rows/row_estimate.cc builds its bound on.
 TW_TEST(estimates_are_as_near_as_they_say) {
   double worst = 0, worst_wide = 0, worst_rough = 0;
   for (int64_t i = -(1 << 21); i <= 0; ++i) {

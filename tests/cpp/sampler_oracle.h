@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "runtime/core/philox.h"
-#include "runtime/core/request.h"
+#include "runtime/core/base/philox.h"
+#include "runtime/core/scheduler/request.h"
 
 namespace tw_test {
 

@@ -1,6 +1,6 @@
 // Sampler and logit rows against brute force, Philox against its published vectors, draws against
 // probabilities.
-#include "runtime/core/sampler.h"
+#include "runtime/core/sampling/sampler.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,9 +8,9 @@
 #include <numeric>
 #include <random>
 
-#include "runtime/core/error.h"
-#include "runtime/core/logit_row.h"
-#include "runtime/core/philox.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/base/philox.h"
+#include "runtime/core/rows/logit_row.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;

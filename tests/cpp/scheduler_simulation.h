@@ -8,7 +8,7 @@
 #include <random>
 #include <set>
 
-#include "runtime/core/scheduler.h"
+#include "runtime/core/scheduler/scheduler.h"
 #include "tests/cpp/check.h"
 
 namespace tw_test {

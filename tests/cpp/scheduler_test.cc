@@ -1,9 +1,9 @@
 // Scheduler with made-up sequences: budget, chunks, order, preemption, rollback.
-#include "runtime/core/scheduler.h"
+#include "runtime/core/scheduler/scheduler.h"
 
 #include <stdexcept>
 
-#include "runtime/core/invariants.h"
+#include "runtime/core/base/invariants.h"
 #include "tests/cpp/scheduler_simulation.h"
 
 using namespace tensorwright;

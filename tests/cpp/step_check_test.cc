@@ -1,7 +1,7 @@
 // StepChecker after more steps than 32 bits count.
-#include "runtime/core/step_check.h"
+#include "runtime/core/ops/step_check.h"
 
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;

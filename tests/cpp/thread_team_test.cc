@@ -1,5 +1,5 @@
 // The thread team: every task once, in any crowd; denormals flushed; exceptions come back.
-#include "runtime/core/thread_team.h"
+#include "runtime/core/base/thread_team.h"
 
 #include <xmmintrin.h>
 
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 #include "tests/cpp/check.h"
 
 using tensorwright::Error;

@@ -1,11 +1,11 @@
 // The mailbox of token masks: what is open, what is kept, and that no thread waits in vain.
-#include "runtime/core/token_masks.h"
+#include "runtime/core/scheduler/token_masks.h"
 
 #include <atomic>
 #include <random>
 #include <thread>
 
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;

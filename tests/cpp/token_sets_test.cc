@@ -1,5 +1,5 @@
 // TokenSet and BannedWords against their definitions.
-#include "runtime/core/token_sets.h"
+#include "runtime/core/scheduler/token_sets.h"
 
 #include <random>
 #include <set>

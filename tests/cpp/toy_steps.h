@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <stdexcept>
 
-#include "runtime/core/executor.h"
+#include "runtime/core/interface/executor.h"
 #include "tests/cpp/toy_plan.h"
 
 namespace tw_test {

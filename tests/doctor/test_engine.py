@@ -16,10 +16,10 @@ from support.fake_tensorrt import FakeTensorRt
 from support.made_manifest import make_manifest
 from support.onnx_engine import OnnxModel, seal, write_onnx_engine
 from support.paged_network import PagedNetwork
+from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
 from tensorwright.installing import install
-from tensorwright.plugins.gpu.manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
-from tensorwright.runtime.cli import cli
-from tensorwright.runtime.tensorrt import cuda, library
+from tensorwright.runtime.commands.cli import cli
+from tensorwright.runtime.engine.tensorrt import cuda, library
 
 
 def ask(engine: Path, *, code: int) -> dict[str, Any]:

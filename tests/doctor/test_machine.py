@@ -5,7 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tensorwright.runtime.doctor.machine import examine_machine, examine_nvidia
+from tensorwright.runtime.tools.doctor.machine import examine_machine, examine_nvidia
 
 CPUINFO = "processor : 0\nmodel name\t: Some CPU @ 3 GHz\nflags\t\t: fpu avx2 fma avx512f\n"
 

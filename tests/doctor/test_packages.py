@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tensorwright.installing import install
-from tensorwright.runtime.doctor import packages
-from tensorwright.runtime.doctor.packages import PACKAGES, examine_packages, numbers
+from tensorwright.runtime.tools.doctor import packages
+from tensorwright.runtime.tools.doctor.packages import PACKAGES, examine_packages, numbers
 
 ROOT = Path(__file__).resolve().parents[2]
 

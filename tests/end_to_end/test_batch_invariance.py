@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorwright import LLM, SamplingParams
-from tensorwright.runtime.engine_dir import open_engine
+from tensorwright.runtime.engine.engine_dir import open_engine
 
 SHAPED = {
     "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,

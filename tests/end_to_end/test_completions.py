@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tensorwright import LLM, SamplingParams
-from tensorwright.runtime.outputs import CompletionOutput
+from tensorwright.runtime.requests.outputs import CompletionOutput
 
 PROMPT = [(13 * i) % 8192 for i in range(170)]  # five full blocks and a part
 

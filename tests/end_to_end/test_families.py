@@ -21,9 +21,9 @@ from support.published import publish
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.verify import verify
 from tensorwright.builder.trace import trace_for_engine
+from tensorwright.ir import Graph
+from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
 

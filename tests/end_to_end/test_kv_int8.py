@@ -11,15 +11,15 @@ from support.harness import EngineSteps, worst
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.ir.graph import Graph
-from tensorwright.builder.ir.interpret import checkpoint_weights
-from tensorwright.builder.ir.ragged import interpret_ragged
 from tensorwright.builder.trace import trace
 from tensorwright.errors import InvalidOptionError
+from tensorwright.ir.graph import Graph
+from tensorwright.ir.interpret import checkpoint_weights
+from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import PassReport, run_pipeline
 from tensorwright.runtime import _runtime
-from tensorwright.runtime.engine_dir import open_engine
+from tensorwright.runtime.engine.engine_dir import open_engine
 
 VARIANTS = ["llama", "llama_mqa", "gpt2", "gemma2", "flint", "mistral", "gpt_neox", "falcon_groups"]
 """Grouped heads, one KV head of 10 dimensions, no rotation, soft caps and windows, sinks, windows, partial rotation."""

@@ -148,7 +148,7 @@ def test_model_directory_is_built_once(pico_model: Path, tmp_path: Path, monkeyp
 
 
 def test_the_command_streams_and_shows(pico_engine: Path) -> None:
-    command = [sys.executable, "-P", "-m", "tensorwright.runtime.cli"]
+    command = [sys.executable, "-P", "-m", "tensorwright.runtime.commands.cli"]
     run = [*command, "run", str(pico_engine), "--prompt", "-", "--max-tokens", "16", "--stats"]
     done = subprocess.run(run, capture_output=True, text=True, check=True, input="def read_file(")
     assert done.stdout.startswith("self")

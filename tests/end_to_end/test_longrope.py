@@ -25,7 +25,7 @@ from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.trace import trace
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
-from tensorwright.runtime.cli import main
+from tensorwright.runtime.commands.cli import main
 
 ORIGINAL, LONGEST = 32, 128
 BUILDS = {"short": ORIGINAL, "long": LONGEST}

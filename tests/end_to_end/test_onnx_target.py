@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
-from tensorwright.runtime.cli import cli
+from tensorwright.runtime.commands.cli import cli
 
 pytest.importorskip("onnxruntime")
 

@@ -18,7 +18,7 @@ from support.harness import reference_logits, worst
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.outputs import RequestOutput
+from tensorwright.runtime.requests.outputs import RequestOutput
 
 VOCAB = 101
 LENGTHS = (1, 2, 31, 32, 33, 100)

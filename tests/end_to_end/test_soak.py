@@ -20,7 +20,7 @@ import pytest
 
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import QueueFullError
-from tensorwright.runtime.outputs import RequestOutput
+from tensorwright.runtime.requests.outputs import RequestOutput
 
 COUNT = int(os.environ.get("TENSORWRIGHT_SOAK", "300"))
 WORKERS = 10

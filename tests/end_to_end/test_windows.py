@@ -13,7 +13,7 @@ from support.harness import load_reference, reference_choices
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.errors import PromptTooLongError
-from tensorwright.runtime.outputs import CompletionOutput
+from tensorwright.runtime.requests.outputs import CompletionOutput
 
 LONG = 480
 WINDOW = 16

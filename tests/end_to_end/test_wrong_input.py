@@ -28,7 +28,7 @@ from tensorwright.errors import (
     NumericalError,
     UnsupportedModelError,
 )
-from tensorwright.runtime.engine_dir import open_engine
+from tensorwright.runtime.engine.engine_dir import open_engine
 
 Spoil = Callable[[Path], object]
 

@@ -13,10 +13,10 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from tensorwright.runtime.server.connection import Connection
-from tensorwright.runtime.server.connections import Connections
-from tensorwright.runtime.server.hosts import HostGuard
-from tensorwright.runtime.server.listen import Listen
+from tensorwright.runtime.serving.server.connection import Connection
+from tensorwright.runtime.serving.server.connections import Connections
+from tensorwright.runtime.serving.server.hosts import HostGuard
+from tensorwright.runtime.serving.server.listen import Listen
 
 CUT = b"\n--\n"
 """Between what comes at once."""

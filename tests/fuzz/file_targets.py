@@ -19,21 +19,22 @@ from fuzz.answers import Answered
 
 from support.fake_runtime import write_checksums, write_engine
 from support.made_checkpoints import write_checkpoint, write_sharded
-from tensorwright.builder.ir.text import print_graph
 from tensorwright.builder.rebuild import read_graph
+from tensorwright.engine_format.tensorrt_manifest import Manifest
 from tensorwright.errors import CheckpointError, EngineError, InvalidOptionError, InvalidRequestError, is_panic
+from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.models.safetensors_file import SafetensorsFile
-from tensorwright.plugins.gpu.manifest import Manifest
-from tensorwright.runtime import engine_dir, inspect
-from tensorwright.runtime.chat_template import check_template
-from tensorwright.runtime.detokenizer import IncrementalDetokenizer
-from tensorwright.runtime.generation_defaults import sampling_defaults
+from tensorwright.runtime.engine import engine_dir
+from tensorwright.runtime.engine.onnx.manifest import read_io
 from tensorwright.runtime.guided.spelling import text_tokenizer, token_bytes
-from tensorwright.runtime.load_test.events import BadAnswer, EventParser, read_chunk
-from tensorwright.runtime.onnx.manifest import read_io
-from tensorwright.runtime.special_tokens import special_tokens
-from tensorwright.runtime.tokenizer import Tokenizer
+from tensorwright.runtime.requests.generation_defaults import sampling_defaults
+from tensorwright.runtime.serving.load_test.events import BadAnswer, EventParser, read_chunk
+from tensorwright.runtime.text.chat_template import check_template
+from tensorwright.runtime.text.detokenizer import IncrementalDetokenizer
+from tensorwright.runtime.text.special_tokens import special_tokens
+from tensorwright.runtime.text.tokenizer import Tokenizer
+from tensorwright.runtime.tools import inspect
 
 CUT = b"\n----\n"
 MOST_TAIL = 4096  # bytes behind a header
@@ -85,7 +86,7 @@ def engine(data: bytes) -> None:
 
 
 def tokenizer(data: bytes) -> None:
-    """data: a tokenizer.json. A library that panics fails its request, as runtime/panics.py has it."""
+    """data: a tokenizer.json. A library that panics fails its request, as runtime/base/panics.py has it."""
     try:
         with Answered(EngineError, InvalidRequestError):
             _use_tokenizer(Tokenizer.from_bytes(data, Path("tokenizer.json")))

@@ -11,7 +11,7 @@
 #include "plugins/embedding/kernel.h"
 #include "plugins/matmul/kernel.h"
 #include "plugins/quantized_matmul/layout.h"
-#include "runtime/core/plan_check.h"
+#include "runtime/core/plan/plan_check.h"
 #include "tests/cpp/plan_writer.h"
 #include "tests/fuzz/choices.h"
 

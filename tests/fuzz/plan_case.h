@@ -12,8 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "runtime/core/cpu_executor.h"
-#include "runtime/core/error.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/executor/cpu_executor.h"
 #include "tests/fuzz/made_plan.h"
 
 namespace tw_fuzz {

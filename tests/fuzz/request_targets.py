@@ -16,26 +16,26 @@ from pydantic_core import from_json
 from support.fake_runtime import EOS, byte_tokenizer
 from tensorwright import GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidOptionError, InvalidRequestError, TensorwrightError
-from tensorwright.runtime import request_bounds as bounds
-from tensorwright.runtime.chat import chat_prompt
+from tensorwright.runtime.api.chat import chat_prompt
+from tensorwright.runtime.base import request_bounds as bounds
+from tensorwright.runtime.engine.native import make_sampling
 from tensorwright.runtime.guided.grammar import LIMITS
 from tensorwright.runtime.guided.translation import translate
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-from tensorwright.runtime.native import make_sampling
-from tensorwright.runtime.prompts import Capacity, Prompt, check_request
-from tensorwright.runtime.server import tokenization
-from tensorwright.runtime.server.body_route import read_body
-from tensorwright.runtime.server.chat import prompt_of
-from tensorwright.runtime.server.chat_request import ChatCompletionRequest
-from tensorwright.runtime.server.completion_request import CompletionRequest
-from tensorwright.runtime.server.errors import describe_error, describe_invalid
-from tensorwright.runtime.server.json_shape import check_shape
-from tensorwright.runtime.server.sampling import chat_params, completion_params
-from tensorwright.runtime.server.text_engine import TextEngine
-from tensorwright.runtime.server.tokenization import DetokenizeRequest, TokenizeRequest
-from tensorwright.runtime.tokenizer import Tokenizer
-from tensorwright.runtime.triton.interfaces import INTERFACES, Interface
-from tensorwright.runtime.triton.tensors import NUMPY, split_rows
+from tensorwright.runtime.requests.prompts import Capacity, Prompt, check_request
+from tensorwright.runtime.serving.server import tokenization
+from tensorwright.runtime.serving.server.body_route import read_body
+from tensorwright.runtime.serving.server.chat import prompt_of
+from tensorwright.runtime.serving.server.chat_request import ChatCompletionRequest
+from tensorwright.runtime.serving.server.completion_request import CompletionRequest
+from tensorwright.runtime.serving.server.errors import describe_error, describe_invalid
+from tensorwright.runtime.serving.server.json_shape import check_shape
+from tensorwright.runtime.serving.server.sampling import chat_params, completion_params
+from tensorwright.runtime.serving.server.text_engine import TextEngine
+from tensorwright.runtime.serving.server.tokenization import DetokenizeRequest, TokenizeRequest
+from tensorwright.runtime.serving.triton.interfaces import INTERFACES, Interface
+from tensorwright.runtime.serving.triton.tensors import NUMPY, split_rows
+from tensorwright.runtime.text.tokenizer import Tokenizer
 
 REFUSED = Answered(InvalidRequestError, InvalidOptionError)
 CAPACITY = Capacity(groups=((0, 8), (16, 8)), block_size=32, max_batch_size=4)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support.toy_engine import MAX_SEQ_LEN, VOCAB, write_toy_engine
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
-from tensorwright.runtime.outputs import RequestOutput
+from tensorwright.runtime.requests.outputs import RequestOutput
 
 EXAMPLES = int(os.environ.get("TENSORWRIGHT_FUZZ_COUNT", "300"))
 NAMES = [field.name for field in dataclasses.fields(SamplingParams)]

@@ -7,8 +7,8 @@ import dataclasses
 from fuzz.request_targets import BODIES, TEMPLATES
 
 from tensorwright import GuidedDecodingParams, SamplingParams
-from tensorwright.builder.ir.ops import op_names
-from tensorwright.runtime.triton.interfaces import INTERFACES
+from tensorwright.ir.ops import op_names
+from tensorwright.runtime.serving.triton.interfaces import INTERFACES
 
 _FIELDS = {field.name for kind in (SamplingParams, GuidedDecodingParams) for field in dataclasses.fields(kind)}
 _FIELDS |= {name for model in BODIES for name in model.model_fields}

@@ -38,8 +38,8 @@ def engine(request: pytest.FixtureRequest, pico_model: Path, tmp_path_factory: p
 
 @pytest.fixture(scope="module")
 def executor(engine: Any) -> Any:
-    from tensorwright.runtime.engine_dir import open_engine
-    from tensorwright.runtime.tensorrt.executor import TensorRtExecutor
+    from tensorwright.runtime.engine.engine_dir import open_engine
+    from tensorwright.runtime.engine.tensorrt.executor import TensorRtExecutor
 
     try:
         opened = TensorRtExecutor(open_engine(engine[0]))
@@ -55,7 +55,7 @@ def executor(engine: Any) -> Any:
 def _sm() -> int:
     from cuda.bindings import driver
 
-    from tensorwright.runtime.tensorrt.cuda import Cuda
+    from tensorwright.runtime.engine.tensorrt.cuda import Cuda
 
     cuda = Cuda(driver)
     try:

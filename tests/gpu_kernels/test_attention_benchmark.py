@@ -11,7 +11,7 @@ import pytest
 
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.gpu.launch import Tensor
-from tensorwright.runtime.outputs import RequestMetrics
+from tensorwright.runtime.requests.outputs import RequestMetrics
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"))
 import gpu_attention as attention

@@ -17,8 +17,8 @@ from hostile.in_process import Attack, Pulse
 from hostile.parameters import STREAM
 from support.fake_triton import Request, Sender, fake_utils
 from support.triton_models import load
-from tensorwright.runtime.triton.interfaces import INTERFACES
-from tensorwright.runtime.triton.tensors import NUMPY, Tensor
+from tensorwright.runtime.serving.triton.interfaces import INTERFACES
+from tensorwright.runtime.serving.triton.tensors import NUMPY, Tensor
 
 LONG = 4_000_000  # bytes of a text
 MANY = 200_000  # items where a tensor may have any number

@@ -16,8 +16,8 @@ import pytest
 from support.command_line import call
 from support.fake_openai import Answer, FakeServer, tokenize
 from tensorwright.errors import MissingDependencyError
-from tensorwright.runtime.load_test.session import load_test
-from tensorwright.runtime.load_test.settings import LoadSettings
+from tensorwright.runtime.serving.load_test.session import load_test
+from tensorwright.runtime.serving.load_test.settings import LoadSettings
 
 Capture = pytest.CaptureFixture[str]
 SLACK = 0.4
@@ -236,6 +236,6 @@ def test_wrong_options_are_refused_before_anything_is_sent(capsys: Capture, tmp_
 
 def test_without_httpx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
-    monkeypatch.delitem(sys.modules, "tensorwright.runtime.load_test.client")
+    monkeypatch.delitem(sys.modules, "tensorwright.runtime.serving.load_test.client")
     with pytest.raises(MissingDependencyError, match=r"pip install -e '.\[serve\]'"):
-        __import__("tensorwright.runtime.load_test.client")
+        __import__("tensorwright.runtime.serving.load_test.client")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tensorwright.errors import InvalidOptionError
-from tensorwright.runtime.load_test.arrivals import burst_times, poisson_times
-from tensorwright.runtime.load_test.profiles import PROFILES, LogNormal, draw_lengths
-from tensorwright.runtime.load_test.run import arrival_times
-from tensorwright.runtime.load_test.settings import LoadSettings, base_url, check_plot
+from tensorwright.runtime.serving.load_test.arrivals import burst_times, poisson_times
+from tensorwright.runtime.serving.load_test.profiles import PROFILES, LogNormal, draw_lengths
+from tensorwright.runtime.serving.load_test.run import arrival_times
+from tensorwright.runtime.serving.load_test.settings import LoadSettings, base_url, check_plot
 
 
 def rng(seed: int = 0) -> np.random.Generator:

@@ -14,10 +14,10 @@ from tensorwright.builder.accuracy_interpreter import narrowed
 from tensorwright.builder.emit.onnx.plugin_form import emit_plugin_form
 from tensorwright.builder.emit.onnx.plugin_ops import HANDLERS
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
-from tensorwright.builder.ir.ops import ELEMENTWISE
 from tensorwright.errors import LoweringError
+from tensorwright.ir import Graph
+from tensorwright.ir.interpret import checkpoint_weights, interpret
+from tensorwright.ir.ops import ELEMENTWISE
 
 N = 24
 X = "  %x: float32[rows, 24] = gather_rows(%e, %logit_rows) in m\n"

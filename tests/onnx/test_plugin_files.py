@@ -10,8 +10,8 @@ import pytest
 
 from support.plugin_form import BLOCK, PluginModel, lower
 from tensorwright.builder.emit.onnx.plugin_form import emit_plugin_form
-from tensorwright.builder.ir import Graph
 from tensorwright.errors import InvalidOptionError, LoweringError
+from tensorwright.ir import Graph
 
 TYPES = {1: "float32", 3: "int8", 6: "int32", 10: "float16", 16: "bfloat16"}
 

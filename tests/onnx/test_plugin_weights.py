@@ -18,8 +18,8 @@ from support.lowered import MemorySource
 from tensorwright.builder.emit.onnx import plugin_weights
 from tensorwright.builder.emit.onnx.model_file import ModelFile
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
-from tensorwright.builder.ir.graph import Graph, Value
 from tensorwright.errors import CheckpointError, LoweringError
+from tensorwright.ir.graph import Graph, Value
 from tensorwright.models.weights import Ref
 from tensorwright.plugins.quantized_matmul.formats import parse_format
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights

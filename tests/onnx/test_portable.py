@@ -17,10 +17,10 @@ from support.tiny_models import VARIANTS as ALL_VARIANTS
 from tensorwright.builder.emit.onnx.portable import emit_portable
 from tensorwright.builder.emit.onnx.portable_io import describe_io
 from tensorwright.builder.emit.quantized_weights import QuantizingWeights
-from tensorwright.builder.ir.graph import Graph
-from tensorwright.builder.ir.ops import SUMS, emit
-from tensorwright.builder.ir.ragged import interpret_ragged
 from tensorwright.errors import LoweringError
+from tensorwright.ir.graph import Graph
+from tensorwright.ir.ops import SUMS, emit
+from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.quantize_weights import quantize_weights
 

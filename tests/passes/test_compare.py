@@ -3,9 +3,9 @@
 import pytest
 
 from support.pass_graphs import graph_of
-from tensorwright.builder.ir.interpret import checkpoint_weights
-from tensorwright.builder.ir.ops import SUMS
 from tensorwright.errors import PassError
+from tensorwright.ir.interpret import checkpoint_weights
+from tensorwright.ir.ops import SUMS
 from tensorwright.passes.compare import Comparison, tolerance
 
 

@@ -3,10 +3,10 @@ import torch
 from tolerances import chain_tolerance
 
 from support.pass_graphs import graph_of, ops, source_of
-from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
-from tensorwright.builder.ir.ragged import interpret_ragged
-from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import UnsupportedModelError
+from tensorwright.ir.interpret import checkpoint_weights, interpret
+from tensorwright.ir.ragged import interpret_ragged
+from tensorwright.ir.verify import verify
 from tensorwright.passes.insert_kv_cache import METADATA, insert_kv_cache
 
 # One layer: 2 query heads on 1 KV head of 4 dimensions, half of them rotated.

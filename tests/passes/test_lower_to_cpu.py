@@ -2,10 +2,10 @@ import pytest
 from tolerances import chain_tolerance
 
 from support.pass_graphs import graph_of, ops
-from tensorwright.builder.ir.interpret import checkpoint_weights
-from tensorwright.builder.ir.ragged import interpret_ragged
-from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import LoweringError, UnsupportedModelError
+from tensorwright.ir.interpret import checkpoint_weights
+from tensorwright.ir.ragged import interpret_ragged
+from tensorwright.ir.verify import verify
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 

@@ -4,9 +4,9 @@ import pytest
 from mutations import MUTATIONS, NotApplicable, mutate
 from tolerances import chain_tolerance
 
-from tensorwright.builder.ir.interpret import checkpoint_weights
-from tensorwright.builder.ir.ragged import interpret_ragged
-from tensorwright.builder.ir.text import print_graph
+from tensorwright.ir.interpret import checkpoint_weights
+from tensorwright.ir.ragged import interpret_ragged
+from tensorwright.ir.text import print_graph
 
 SEQUENCE = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 

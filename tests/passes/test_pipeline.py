@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from support.pass_graphs import ops
-from tensorwright.builder.ir.interpret import checkpoint_weights
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.text import print_graph
 from tensorwright.errors import GraphError, InvalidOptionError, LoweringError, PassError, UnsupportedModelError
+from tensorwright.ir.interpret import checkpoint_weights
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.text import print_graph
 from tensorwright.passes.fuse_swiglu import fuse_swiglu
 from tensorwright.passes.matcher import apply, pattern
 from tensorwright.passes.pipeline import PIPELINE, Phase, Step, check_order, run_pipeline

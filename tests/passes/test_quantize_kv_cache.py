@@ -7,13 +7,13 @@ import pytest
 from tolerances import int8_attention_tolerance
 
 from support.pass_graphs import assert_silent, graph_of, source_of
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.interpret import checkpoint_weights
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.ragged import interpret_ragged
-from tensorwright.builder.ir.text import print_graph
-from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import InvalidOptionError, PassError, UnsupportedModelError
+from tensorwright.ir import Graph
+from tensorwright.ir.interpret import checkpoint_weights
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.ragged import interpret_ragged
+from tensorwright.ir.text import print_graph
+from tensorwright.ir.verify import verify
 from tensorwright.passes.pipeline import run_pipeline
 from tensorwright.passes.quantize_kv_cache import quantize_kv_cache
 

@@ -8,11 +8,11 @@ import torch
 from tolerances import quantized_product_tolerance, sum_tolerance
 
 from support.pass_graphs import assert_silent, graph_of, ops, source_of
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
-from tensorwright.builder.ir.text import print_graph
-from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import InvalidOptionError, UnsupportedModelError
+from tensorwright.ir import Graph
+from tensorwright.ir.interpret import checkpoint_weights, interpret
+from tensorwright.ir.text import print_graph
+from tensorwright.ir.verify import verify
 from tensorwright.passes.pipeline import run_pipeline
 from tensorwright.passes.quantize_weights import quantize_weights
 from tensorwright.plugins.quantized_matmul.formats import parse_format

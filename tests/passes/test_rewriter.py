@@ -3,8 +3,8 @@
 import pytest
 
 from support.pass_graphs import graph_of, ops
-from tensorwright.builder.ir.verify import verify
 from tensorwright.errors import GraphError
+from tensorwright.ir.verify import verify
 from tensorwright.passes.rewriter import Rewriter, sort_nodes, splice
 
 BODY = """

@@ -2,7 +2,7 @@ import torch
 from tolerances import rounding_tolerance
 
 from support.pass_graphs import assert_silent, graph_of, numbers, source_of
-from tensorwright.builder.ir.verify import verify
+from tensorwright.ir.verify import verify
 from tensorwright.passes.widen_activations import widen_activations
 
 BODY = """

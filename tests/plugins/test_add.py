@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError
+from tensorwright.ir.graph import Value
 from tensorwright.plugins.add import op
 
 

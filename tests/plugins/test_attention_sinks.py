@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from support.paged import DTYPES, SPLIT, UNIT, Sequence
-from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError, InvalidOptionError
+from tensorwright.ir.graph import Value
 from tensorwright.plugins.paged_attention import attention
 from tensorwright.runtime import _runtime
 

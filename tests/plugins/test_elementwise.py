@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from support.made_matmul import UNIT, same_bits
-from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError
+from tensorwright.ir.graph import Value
 from tensorwright.plugins.elementwise import op
 from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.runtime import _runtime

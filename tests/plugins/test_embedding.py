@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from support.made_matmul import same_bits, stored, widened
-from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError, InvalidOptionError
+from tensorwright.ir.graph import Value
 from tensorwright.plugins.embedding import op
 from tensorwright.runtime import _runtime
 

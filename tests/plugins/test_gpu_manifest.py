@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from support.made_manifest import make_manifest, make_profiles
+from tensorwright.engine_format.tensorrt_manifest import IoTensor, KvLayer, Manifest, Range, resolve
 from tensorwright.errors import EngineError
-from tensorwright.plugins.gpu.manifest import IoTensor, KvLayer, Manifest, Range, resolve
 
 
 @pytest.mark.parametrize("kv_dtype", ["float16", "int8"])

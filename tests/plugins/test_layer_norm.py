@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError, InvalidOptionError
+from tensorwright.ir.graph import Value
 from tensorwright.plugins.layer_norm import add_layer_norm, layer_norm_columns, op
 from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.runtime import _runtime

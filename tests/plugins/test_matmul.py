@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.made_matmul import Matmul, kernel_params, same_bits, stored, widened
-from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError, InvalidOptionError, IsaError
+from tensorwright.ir.graph import Value
 from tensorwright.plugins import packing
 from tensorwright.plugins.matmul import op
 from tensorwright.plugins.rounding import to_bfloat16_bits

@@ -246,7 +246,7 @@ def test_a_block_table_out_of_bounds_is_refused() -> None:
 
 
 def test_infer_refuses_what_does_not_fit() -> None:
-    from tensorwright.builder.ir.graph import Value
+    from tensorwright.ir.graph import Value
 
     q, k = Value("q", "float32", (1, "seq", 6, 8)), Value("k", "float32", (1, "seq", 4, 8))
     attrs = {"scale": 1.0, "mask": "causal", "window": 0, "softcap": 0.0}

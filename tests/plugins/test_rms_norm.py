@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError
+from tensorwright.ir.graph import Value
 from tensorwright.plugins.rms_norm import add_rms_norm, op, rms_norm_columns
 from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.runtime import _runtime
@@ -113,7 +113,7 @@ def test_zeros_and_large_values(kernel: int) -> None:
 
 
 def test_infer_refuses_what_does_not_fit() -> None:
-    from tensorwright.builder.ir.graph import Value
+    from tensorwright.ir.graph import Value
 
     x, w = Value("x", "float32", ("tokens", 8)), Value("w", "float32", (7,))
     with pytest.raises(GraphError, match=r"w must be \[8\]"):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from support.paged import DTYPES, restored, stored
-from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError, InvalidOptionError
+from tensorwright.ir.graph import Value
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.rotary import op, rotary_kv_write, rotary_table
 from tensorwright.plugins.rounding import round_to

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from support.made_matmul import BFLOAT16_UNIT, UNIT, gate_rounding, same_bits, widened
-from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError
+from tensorwright.ir.graph import Value
 from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.plugins.swiglu import op
 from tensorwright.runtime import _runtime

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tolerances import rounding_tolerance, sum_tolerance
 
-from tensorwright.builder.ir.graph import Value
 from tensorwright.errors import GraphError, InvalidOptionError
+from tensorwright.ir.graph import Value
 from tensorwright.plugins.quantized_matmul import weight_only
 from tensorwright.plugins.quantized_matmul.formats import cpu_spec, parse_format, parse_spec, weight_only_spec
 from tensorwright.plugins.quantized_matmul.fp8 import MAGNITUDES, from_codes, round_to_e4m3, to_codes

@@ -11,9 +11,10 @@ import pytest
 from support.fake_runtime import FakeEngine, fake_module, wait_until, write_engine
 from support.grammar_process import DIGITS, children, engine
 from support.toy_executor import options
-from tensorwright.runtime import _runtime, native
+from tensorwright.runtime import _runtime
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.engine import native
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-from tensorwright.runtime.llm import LLM
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ import pytest
 from support.command_line import call
 from support.toy_engine import write_toy_engine
 from tensorwright.errors import EngineStoppedError, NumericalError
-from tensorwright.runtime import bench_command, native
-from tensorwright.runtime.bench_command import distribution, latencies, rates
-from tensorwright.runtime.bench_engine import BenchEngine, Load, Trace
-from tensorwright.runtime.ceilings import Ceilings
-from tensorwright.runtime.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.commands import bench_command
+from tensorwright.runtime.commands.bench_command import distribution, latencies, rates
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.tools.bench_engine import BenchEngine, Load, Trace
+from tensorwright.runtime.tools.ceilings import Ceilings
 
 Capture = pytest.CaptureFixture[str]
 CEILINGS = Ceilings(threads=1, read=1e9, float32=1e9, bfloat16=2e9, int8=4e9)

@@ -11,10 +11,10 @@ import pytest
 
 from support.fake_runtime import FakeEngine, byte_tokenizer, write_engine
 from tensorwright.errors import EngineError, InvalidOptionError, InvalidRequestError
-from tensorwright.runtime import chat_template
-from tensorwright.runtime.engine_dir import open_engine
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.engine.engine_dir import open_engine
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.text import chat_template
 
 TEMPLATE = """{{ bos_token }}
 {%- if tools %}

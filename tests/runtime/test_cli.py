@@ -16,8 +16,9 @@ from support.command_line import call
 from support.fake_runtime import FakeEngine, engine_config, fake_module, write_engine
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.installing import install
-from tensorwright.runtime import model_cache, native
-from tensorwright.runtime.cli import main
+from tensorwright.runtime.api import model_cache
+from tensorwright.runtime.commands.cli import main
+from tensorwright.runtime.engine import native
 
 
 @pytest.fixture
@@ -229,9 +230,8 @@ def test_neither_torch_nor_transformers_is_imported() -> None:
     script = (
         "import sys, tensorwright\n"
         "from tensorwright import LLM, SamplingParams\n"
-        "import tensorwright.runtime.cli, tensorwright.runtime.run_command, tensorwright.runtime.inspect\n"
-        "import tensorwright.runtime.eval_command, tensorwright.runtime.bench_command\n"
-        "import tensorwright.runtime.profile_command, tensorwright.runtime.profile_show\n"
+        "from tensorwright.runtime.commands import bench_command, cli, eval_command, profile_command, run_command\n"
+        "from tensorwright.runtime.tools import inspect, profile_show\n"
         "heavy = {'torch', 'transformers', 'tensorwright.builder', 'tensorwright.passes', 'tensorwright.models'}\n"
         "heavy |= {'jinja2', 'asyncio', 'ssl'}  # each takes as long as all of ours\n"
         "sys.exit(' '.join(sorted(heavy & set(sys.modules))) or 0)"

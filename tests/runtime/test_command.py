@@ -12,8 +12,8 @@ from typing import Any
 import click
 import pytest
 
+from tensorwright.command import run_command
 from tensorwright.errors import TensorwrightWarning
-from tensorwright.runtime.command import run_command
 
 Capture = pytest.CaptureFixture[str]
 

@@ -12,10 +12,11 @@ import pytest
 
 from support.fake_runtime import FakeEngine, fake_module, write_engine
 from tensorwright.errors import InvalidOptionError
-from tensorwright.runtime import llm, model_cache, native
-from tensorwright.runtime.cli import main
-from tensorwright.runtime.engine_cache import cache_entries, cache_limit, remove_entry, take_lock, trim_cache
-from tensorwright.runtime.model_cache import BuildChoices, cache_key, engine_for_model
+from tensorwright.runtime.api import llm, model_cache
+from tensorwright.runtime.api.engine_cache import cache_entries, cache_limit, remove_entry, take_lock, trim_cache
+from tensorwright.runtime.api.model_cache import BuildChoices, cache_key, engine_for_model
+from tensorwright.runtime.commands.cli import main
+from tensorwright.runtime.engine import native
 
 SIZE = 1000
 
@@ -187,8 +188,8 @@ def test_llm_keeps_its_engine_until_shutdown(tmp_path: Path, cache: Path, monkey
 SCRIPT = """
 import os, sys
 from pathlib import Path
-from tensorwright.runtime.engine_cache import cache_root, trim_cache
-from tensorwright.runtime.model_cache import BuildChoices, engine_for_model
+from tensorwright.runtime.api.engine_cache import cache_root, trim_cache
+from tensorwright.runtime.api.model_cache import BuildChoices, engine_for_model
 
 def build(source, out, options):
     out.mkdir()

@@ -24,7 +24,7 @@ from tensorwright.errors import (
     QueueFullError,
 )
 from tensorwright.runtime import _runtime
-from tensorwright.runtime.engine_client import SHUT_DOWN
+from tensorwright.runtime.requests.engine_client import SHUT_DOWN
 
 BLOCKS = 40
 

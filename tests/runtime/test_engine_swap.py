@@ -14,11 +14,11 @@ import pytest
 
 from support.fake_runtime import write_checksums, write_engine
 from tensorwright.errors import EngineError
-from tensorwright.runtime import native
-from tensorwright.runtime.engine_dir import open_engine
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.sampling_params import GuidedDecodingParams, SamplingParams
-from tensorwright.runtime.server.text_engine import model_created
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.engine.engine_dir import open_engine
+from tensorwright.runtime.requests.sampling_params import GuidedDecodingParams, SamplingParams
+from tensorwright.runtime.serving.server.text_engine import model_created
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
 

@@ -17,7 +17,7 @@ import click
 import pytest
 
 from tensorwright import entry
-from tensorwright.runtime.command import _as_json, run_command
+from tensorwright.command import _as_json, run_command
 
 INTERRUPTED_AT = """
 import os, signal, sys

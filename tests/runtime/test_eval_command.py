@@ -17,10 +17,11 @@ from support.ragged import Ragged
 from support.toy_engine import MAX_SEQ_LEN, make_toy, seal, write_toy_engine
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidRequestError, NumericalError
-from tensorwright.runtime import evaluate, native
-from tensorwright.runtime.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.eval_command import cut, score_of
-from tensorwright.runtime.evaluate import Scorer
+from tensorwright.runtime.commands.eval_command import cut, score_of
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.tools import evaluate
+from tensorwright.runtime.tools.evaluate import Scorer
 
 Capture = pytest.CaptureFixture[str]
 TEXT = "the quick brown fox jumps over the lazy dog, and then some more of it\n" * 5

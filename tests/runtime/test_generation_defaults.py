@@ -15,9 +15,9 @@ import pytest
 from support.command_line import call
 from support.fake_runtime import A, FakeEngine, ids, write_engine
 from tensorwright.errors import EngineError, InvalidOptionError, PromptTooLongError
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.sampling_params import SamplingParams
-from tensorwright.runtime.server.app import create_app
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.serving.server.app import create_app
 
 SAID = {"temperature": 0.5, "top_k": 20, "top_p": 0.25, "min_p": 0.125, "repetition_penalty": 1.5}
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -159,7 +159,7 @@ def test_inspect_shows_them(
 
 
 def test_serve_tells_of_them_in_its_log(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    from tensorwright.runtime.serve_command import note_defaults
+    from tensorwright.runtime.commands.serve_command import note_defaults
 
     with caplog.at_level(logging.INFO, "tensorwright.server"):
         note_defaults({"model": llm})

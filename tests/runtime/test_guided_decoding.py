@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models
 from support.fake_runtime import EOS, FakeEngine, engine_config, wait_until, write_engine
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
-from tensorwright.runtime import native
-from tensorwright.runtime.engine_client import EngineClient
+from tensorwright.runtime.engine import native
 from tensorwright.runtime.guided import grammar, library, vocabulary
+from tensorwright.runtime.requests.engine_client import EngineClient
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 2}
 PAIR = {"type": "object", "properties": {"a": DIGIT, "b": DIGIT}, "required": ["a", "b"]}

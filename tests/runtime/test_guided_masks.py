@@ -19,7 +19,7 @@ from tensorwright.runtime.guided import grammar, library
 from tensorwright.runtime.guided.mask_budget import MOST_S, PER_MASK_S, SLOW_S, MaskBudget
 from tensorwright.runtime.guided.mask_threads import SLOW_THREADS, MaskJob, MaskThreads, Watch, _computed
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-from tensorwright.runtime.tokenizer import Tokenizer
+from tensorwright.runtime.text.tokenizer import Tokenizer
 
 MASK = np.ones(1, np.uint32)
 

@@ -9,8 +9,8 @@ import pytest
 
 from support.command_line import call
 from support.fake_runtime import FakeEngine, fake_module, write_engine
-from tensorwright.runtime import native
-from tensorwright.runtime.guided.options import OPTIONS
+from tensorwright.runtime.commands.guided_options import OPTIONS
+from tensorwright.runtime.engine import native
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 
 Capture = pytest.CaptureFixture[str]

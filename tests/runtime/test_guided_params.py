@@ -8,8 +8,8 @@ import pytest
 
 from tensorwright import GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
-from tensorwright.runtime.request_bounds import GRAMMAR_CHOICES as CHOICES
-from tensorwright.runtime.request_bounds import GRAMMAR_LENGTH as MOST
+from tensorwright.runtime.base.request_bounds import GRAMMAR_CHOICES as CHOICES
+from tensorwright.runtime.base.request_bounds import GRAMMAR_LENGTH as MOST
 
 
 def deep() -> dict[str, Any]:

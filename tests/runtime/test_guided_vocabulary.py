@@ -20,7 +20,7 @@ from tensorwright.runtime.guided import library, vocabulary
 from tensorwright.runtime.guided.reader import VocabularyReader
 from tensorwright.runtime.guided.spelling import text_tokenizer, token_bytes
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-from tensorwright.runtime.tokenizer import Tokenizer
+from tensorwright.runtime.text.tokenizer import Tokenizer
 
 TEXTS = ["def read(", '{"a": [1, 2.5]}', " leading", "two  blanks", "größe ☃", "\n\n\tx", "</s>", "<|tag|>", "  "]
 

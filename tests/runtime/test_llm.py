@@ -9,10 +9,10 @@ import pytest
 
 from support.fake_runtime import EOS, A, B, C, FakeEngine, ids, write_engine
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.prompts import RenderedPrompt
-from tensorwright.runtime.sampling_params import SamplingParams
-from tensorwright.runtime.tokenizer import Tokenizer
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.requests.prompts import RenderedPrompt
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.text.tokenizer import Tokenizer
 
 
 def test_one_prompt_gives_one_output(llm: LLM) -> None:

@@ -18,9 +18,10 @@ from tensorwright.errors import (
     QueueFullError,
     RequestAbortedError,
 )
-from tensorwright.runtime import engine_client, native
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.requests import engine_client
+from tensorwright.runtime.requests.sampling_params import SamplingParams
 
 
 def test_a_request_that_fails_here_ends_alone(llm: LLM, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

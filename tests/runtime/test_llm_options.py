@@ -15,9 +15,10 @@ from tensorwright.errors import (
     OutOfMemoryError,
     PromptTooLongError,
 )
-from tensorwright.runtime import model_cache, native
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.api import model_cache
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.requests.sampling_params import SamplingParams
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 
 from support.fake_runtime import A, B, FakeEngine, ids, wait_until
 from tensorwright.errors import OutOfMemoryError
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.outputs import RequestOutput
-from tensorwright.runtime.request_news import RequestNews
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.requests.outputs import RequestOutput
+from tensorwright.runtime.requests.request_news import RequestNews
+from tensorwright.runtime.requests.sampling_params import SamplingParams
 
 
 def test_streaming_in_a_thread(llm: LLM) -> None:

@@ -16,10 +16,10 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from support.fake_runtime import byte_tokenizer
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
-from tensorwright.runtime.prompts import MOST_TEXT
-from tensorwright.runtime.token_span import TokenSpan, token_span
-from tensorwright.runtime.tokenizer import PIECE
-from tensorwright.runtime.tokenizer import Tokenizer as EngineTokenizer
+from tensorwright.runtime.requests.prompts import MOST_TEXT
+from tensorwright.runtime.text.token_span import TokenSpan, token_span
+from tensorwright.runtime.text.tokenizer import PIECE
+from tensorwright.runtime.text.tokenizer import Tokenizer as EngineTokenizer
 
 MARK = "\u2581"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

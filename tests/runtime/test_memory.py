@@ -11,9 +11,9 @@ import pytest
 
 from support.fake_runtime import engine_config, write_engine
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError, TensorwrightWarning
-from tensorwright.runtime import host
-from tensorwright.runtime.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.memory import default_kv_bytes, format_size, parse_size, populated_bytes
+from tensorwright.runtime.base import host
+from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.engine.memory import default_kv_bytes, format_size, parse_size, populated_bytes
 
 GIB = 1 << 30
 

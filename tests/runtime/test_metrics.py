@@ -12,7 +12,7 @@ import pytest
 
 from tensorwright import LLM, RequestOutput, SamplingParams
 from tensorwright.errors import EngineStoppedError
-from tensorwright.runtime.metrics import (
+from tensorwright.runtime.requests.metrics import (
     COMPLETIONS,
     ENGINE,
     GAUGES_AND_TOTALS,

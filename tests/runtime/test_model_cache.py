@@ -12,9 +12,10 @@ import pytest
 
 from support.fake_runtime import FakeEngine, engine_config, fake_module, write_engine
 from tensorwright.errors import BuildError, CheckpointError, InvalidOptionError, MissingDependencyError
-from tensorwright.runtime import llm, model_cache, native
-from tensorwright.runtime.engine_cache import cache_root
-from tensorwright.runtime.model_cache import BuildChoices, cache_key, engine_for_model
+from tensorwright.runtime.api import llm, model_cache
+from tensorwright.runtime.api.engine_cache import cache_root
+from tensorwright.runtime.api.model_cache import BuildChoices, cache_key, engine_for_model
+from tensorwright.runtime.engine import native
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from tensorwright.runtime.engine_dir import EngineDir
-from tensorwright.runtime.once import once
+from tensorwright.runtime.base.once import once
+from tensorwright.runtime.engine.engine_dir import EngineDir
 
 
 class Slow:

@@ -18,11 +18,11 @@ from support.isa_levels import PRESENT
 from support.onnx_engine import MAX_SEQ_LEN, SLOT_BYTES, VOCAB, OnnxModel, seal, write_onnx_engine
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
-from tensorwright.runtime.cli import cli
-from tensorwright.runtime.engine_dir import open_engine
-from tensorwright.runtime.onnx.calls import MOST_IDLE, split
-from tensorwright.runtime.onnx.device_cache import Copier
-from tensorwright.runtime.onnx.executor import OnnxExecutor
+from tensorwright.runtime.commands.cli import cli
+from tensorwright.runtime.engine.engine_dir import open_engine
+from tensorwright.runtime.engine.onnx.calls import MOST_IDLE, split
+from tensorwright.runtime.engine.onnx.device_cache import Copier
+from tensorwright.runtime.engine.onnx.executor import OnnxExecutor
 
 pytest.importorskip("onnxruntime")
 

@@ -15,11 +15,12 @@ from support.ragged import Ragged
 from support.toy_engine import write_toy_engine
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidOptionError, IsaError
-from tensorwright.runtime import native, profile_command
-from tensorwright.runtime.ceilings import REPEATS, Ceilings, describe, measure_ceilings
-from tensorwright.runtime.engine_dir import open_engine
-from tensorwright.runtime.profile import as_dict, module_role, summarise
-from tensorwright.runtime.profile_chart import IDEAL, TAKEN, WIDTH, draw_profile
+from tensorwright.runtime.commands import profile_command
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.engine.engine_dir import open_engine
+from tensorwright.runtime.tools.ceilings import REPEATS, Ceilings, describe, measure_ceilings
+from tensorwright.runtime.tools.profile import as_dict, module_role, summarise
+from tensorwright.runtime.tools.profile_chart import IDEAL, TAKEN, WIDTH, draw_profile
 
 Capture = pytest.CaptureFixture[str]
 CEILINGS = Ceilings(threads=2, read=100.0, float32=10.0, bfloat16=20.0, int8=40.0)  # per second: small numbers

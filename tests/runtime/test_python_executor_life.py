@@ -18,7 +18,7 @@ from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, RequestAbortedError
 from tensorwright.runtime import _runtime
-from tensorwright.runtime.targets import TARGETS
+from tensorwright.runtime.engine.targets import TARGETS
 
 TESTS = Path(__file__).resolve().parent.parent
 

@@ -13,8 +13,8 @@ import pytest
 from support.fake_runtime import FakeEngine, write_engine
 from tensorwright.errors import InvalidRequestError, NumericalError, PromptTooLongError
 from tensorwright.runtime import _runtime
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.requests.sampling_params import SamplingParams
 
 IDS = {"prompt_token_ids": [10, 20]}
 

@@ -14,9 +14,9 @@ import pytest
 
 from support.command_line import call
 from support.fake_runtime import EOS, FakeEngine, byte_tokenizer, fake_module, write_engine
-from tensorwright.runtime import native
-from tensorwright.runtime.request_options import OPTIONS
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.commands.request_options import OPTIONS
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.requests.sampling_params import SamplingParams
 
 TEMPLATE = "{% for message in messages %}{{ message.role[0] }}:{{ message.content }};{% endfor %}>"
 Capture = pytest.CaptureFixture[str]

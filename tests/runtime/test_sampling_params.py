@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
-from tensorwright.runtime import request_bounds as bounds
-from tensorwright.runtime.sampling_params import SamplingParams
+from tensorwright.runtime.base import request_bounds as bounds
+from tensorwright.runtime.requests.sampling_params import SamplingParams
 
 
 def test_defaults_are_those_users_know() -> None:

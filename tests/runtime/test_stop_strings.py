@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from support.fake_runtime import FakeEngine, byte_tokenizer
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.request_state import RequestState
-from tensorwright.runtime.sampling_params import SamplingParams
-from tensorwright.runtime.stop_strings import StopAutomaton, StopStrings
-from tensorwright.runtime.tokenizer import Tokenizer as EngineTokenizer
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.requests.request_state import RequestState
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.text.stop_strings import StopAutomaton, StopStrings
+from tensorwright.runtime.text.tokenizer import Tokenizer as EngineTokenizer
 
 text_of_ab = st.text("ab", max_size=12)
 

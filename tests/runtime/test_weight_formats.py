@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from tensorwright.engine_format.weight_formats import spelled_out
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
-from tensorwright.runtime.weight_formats import spelled_out
 
 NAMES = ("none", "w8a8", "fp8", "int4", "int8", "int4:g32", "int8:g64", "int4:g128")
 

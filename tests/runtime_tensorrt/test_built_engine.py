@@ -13,12 +13,12 @@ from support.fake_tensorrt import FakePlugins, FakeTensorRt
 from support.graph_network import GraphNetwork
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
-from tensorwright.builder.ir.parse import parse_graph
+from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, KvLayer
+from tensorwright.ir.parse import parse_graph
 from tensorwright.models.checkpoint import open_checkpoint
-from tensorwright.plugins.gpu.manifest import ENGINE_FILE, KvLayer
-from tensorwright.runtime.engine_dir import open_engine
-from tensorwright.runtime.targets import DEFAULT_LIMITS
-from tensorwright.runtime.tensorrt import executor, library
+from tensorwright.runtime.engine.engine_dir import open_engine
+from tensorwright.runtime.engine.targets import DEFAULT_LIMITS
+from tensorwright.runtime.engine.tensorrt import executor, library
 
 profiles = pytest.importorskip("tensorwright.builder.emit.tensorrt.profiles")
 pytest.importorskip("tensorwright.builder.emit.tensorrt_target")

@@ -13,8 +13,8 @@ from support.fake_gpu import CUresult
 from support.made_manifest import make_manifest, make_profiles
 from support.made_trt_engine import Stand, make_stand
 from support.trt_scenario import CHECKS, expected, made_step, run_scenario
+from tensorwright.engine_format.tensorrt_manifest import KvLayer
 from tensorwright.errors import DeviceError, EngineError, InvalidRequestError
-from tensorwright.plugins.gpu.manifest import KvLayer
 
 ONE_GROUP = {"layers": (KvLayer(0, 2, 8), KvLayer(0, 3, 4)), "group_windows": (0,)}
 

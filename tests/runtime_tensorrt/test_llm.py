@@ -13,10 +13,10 @@ from support.fake_tensorrt import FakePlugins, FakeTensorRt
 from support.graph_network import GraphNetwork, manifest_of, to_tensorrt
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
-from tensorwright.builder.ir.parse import parse_graph
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
+from tensorwright.ir.parse import parse_graph
 from tensorwright.models.checkpoint import open_checkpoint
-from tensorwright.runtime.tensorrt import executor, library
+from tensorwright.runtime.engine.tensorrt import executor, library
 
 MAX_SEQ_LEN = 96
 PROMPTS = [{"prompt_token_ids": ids} for ids in ([3, 5, 7], list(range(2, 42)), [9] * 33, [3, 5, 7, 11, 13])]

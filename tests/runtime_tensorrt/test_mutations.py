@@ -15,7 +15,7 @@ from support.made_trt_engine import make_stand
 from support.trt_scenario import CHECKS, run_scenario
 from tensorwright.errors import TensorwrightError
 
-PACKAGE = "tensorwright.runtime.tensorrt"
+PACKAGE = "tensorwright.runtime.engine.tensorrt"
 MODULES = ("cuda", "library", "kv_pool", "step_buffers", "memory", "profiles", "executor")  # each after what it imports
 
 MUTATIONS = {

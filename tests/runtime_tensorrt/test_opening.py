@@ -13,9 +13,9 @@ from support.fake_gpu import CUresult, FakeCuda
 from support.made_manifest import make_manifest
 from support.made_trt_engine import Stand, make_stand, write_trt_engine
 from support.trt_scenario import run_scenario
+from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE
 from tensorwright.errors import DeviceError, EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
-from tensorwright.plugins.gpu.manifest import ENGINE_FILE, MANIFEST_FILE
-from tensorwright.runtime.tensorrt.executor import TensorRtExecutor, TensorRtOptions, read_manifest
+from tensorwright.runtime.engine.tensorrt.executor import TensorRtExecutor, TensorRtOptions, read_manifest
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from support.fake_gpu import FakeCuda
 from support.made_manifest import make_manifest
 from tensorwright.errors import EngineError
-from tensorwright.runtime.tensorrt.library import NAMESPACE, LoadedEngine
-from tensorwright.runtime.tensorrt.plugins import EnginePlugins
+from tensorwright.runtime.engine.tensorrt.library import NAMESPACE, LoadedEngine
+from tensorwright.runtime.engine.tensorrt.plugins import EnginePlugins
 
 pytest.importorskip("tensorwright.plugins.gpu.creators")
 trt = pytest.importorskip("tensorrt_rtx")

@@ -18,10 +18,11 @@ from support.fake_runtime import FakeEngine, fake_module, write_engine
 from support.served import completion
 from tensorwright import LLM
 from tensorwright.errors import EngineError, EngineStoppedError, InvalidOptionError, NumericalError
-from tensorwright.runtime import engine_client, native
-from tensorwright.runtime.server.app import create_app
-from tensorwright.runtime.server.event_stream import EventStream
-from tensorwright.runtime.server.options import ServerOptions
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.requests import engine_client
+from tensorwright.runtime.serving.server.app import create_app
+from tensorwright.runtime.serving.server.event_stream import EventStream
+from tensorwright.runtime.serving.server.options import ServerOptions
 
 faulty = APIRouter()
 

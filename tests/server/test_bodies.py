@@ -21,17 +21,17 @@ from pydantic import ValidationError
 from support.served import completion
 from tensorwright import LLM
 from tensorwright.errors import InvalidRequestError, QueueFullError
-from tensorwright.runtime import request_bounds as bounds
-from tensorwright.runtime.server import body_route, completions, json_shape
-from tensorwright.runtime.server.app import create_app
-from tensorwright.runtime.server.body_memory import BodyMemory
-from tensorwright.runtime.server.body_route import read_body
-from tensorwright.runtime.server.chat_request import ChatCompletionRequest
-from tensorwright.runtime.server.completion_request import CompletionRequest
-from tensorwright.runtime.server.guards import BodyGuard
-from tensorwright.runtime.server.json_shape import SMALL_BODY, check_shape
-from tensorwright.runtime.server.options import ServerOptions
-from tensorwright.runtime.server.tokenization import DetokenizeRequest, TokenizeRequest
+from tensorwright.runtime.base import request_bounds as bounds
+from tensorwright.runtime.serving.server import body_route, completions, json_shape
+from tensorwright.runtime.serving.server.app import create_app
+from tensorwright.runtime.serving.server.body_memory import BodyMemory
+from tensorwright.runtime.serving.server.body_route import read_body
+from tensorwright.runtime.serving.server.chat_request import ChatCompletionRequest
+from tensorwright.runtime.serving.server.completion_request import CompletionRequest
+from tensorwright.runtime.serving.server.guards import BodyGuard
+from tensorwright.runtime.serving.server.json_shape import SMALL_BODY, check_shape
+from tensorwright.runtime.serving.server.options import ServerOptions
+from tensorwright.runtime.serving.server.tokenization import DetokenizeRequest, TokenizeRequest
 
 MANY = 5000  # more than any bound of entries, and less than those of the JSON
 USER = {"role": "user", "content": "x"}

@@ -10,11 +10,11 @@ import pytest
 from support.served import KEY, OTHER_KEY, Served
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided import compile_queue
-from tensorwright.runtime.sampling_params import SamplingParams
-from tensorwright.runtime.server import requests
-from tensorwright.runtime.server.clients import client_defaults
-from tensorwright.runtime.server.completion_request import CompletionRequest
-from tensorwright.runtime.server.options import ServerOptions
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.serving.server import requests
+from tensorwright.runtime.serving.server.clients import client_defaults
+from tensorwright.runtime.serving.server.completion_request import CompletionRequest
+from tensorwright.runtime.serving.server.options import ServerOptions
 
 
 def defaults_of(key: int | None, body: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from tensorwright.runtime.server.connection import Connection
-from tensorwright.runtime.server.connections import Connections
-from tensorwright.runtime.server.listen import Listen
+from tensorwright.runtime.serving.server.connection import Connection
+from tensorwright.runtime.serving.server.connections import Connections
+from tensorwright.runtime.serving.server.listen import Listen
 
 UNSENT = 50_000  # bytes that the client of a transport does not take, less than what pauses who writes
 

@@ -12,15 +12,22 @@ from collections.abc import Callable
 import pytest
 
 from tensorwright.errors import ClientShareError, InvalidOptionError, InvalidRequestError
-from tensorwright.runtime.server import acceptor, file_limit
-from tensorwright.runtime.server.acceptor import RETRY_SECONDS, Acceptor
-from tensorwright.runtime.server.connections import RESERVE, Connections, Place
-from tensorwright.runtime.server.framing import FREE_CHUNKS, LEAST_CHUNK, MOST_EXTRA, MOST_HEAD, Framing, FramingError
-from tensorwright.runtime.server.hosts import HostGuard
-from tensorwright.runtime.server.options import ServerOptions
-from tensorwright.runtime.server.pools import client_of
-from tensorwright.runtime.server.shares import Shares
-from tensorwright.runtime.server.slow_log import SlowLog
+from tensorwright.runtime.serving.server import acceptor, file_limit
+from tensorwright.runtime.serving.server.acceptor import RETRY_SECONDS, Acceptor
+from tensorwright.runtime.serving.server.connections import RESERVE, Connections, Place
+from tensorwright.runtime.serving.server.framing import (
+    FREE_CHUNKS,
+    LEAST_CHUNK,
+    MOST_EXTRA,
+    MOST_HEAD,
+    Framing,
+    FramingError,
+)
+from tensorwright.runtime.serving.server.hosts import HostGuard
+from tensorwright.runtime.serving.server.options import ServerOptions
+from tensorwright.runtime.serving.server.pools import client_of
+from tensorwright.runtime.serving.server.shares import Shares
+from tensorwright.runtime.serving.server.slow_log import SlowLog
 
 
 class Crowd:

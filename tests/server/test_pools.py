@@ -14,9 +14,9 @@ import pytest
 from support.served import completion
 from tensorwright import LLM
 from tensorwright.errors import LibraryError, QueueFullError
-from tensorwright.runtime.server.app import create_app
-from tensorwright.runtime.server.options import ServerOptions
-from tensorwright.runtime.server.work_pool import WorkPool
+from tensorwright.runtime.serving.server.app import create_app
+from tensorwright.runtime.serving.server.options import ServerOptions
+from tensorwright.runtime.serving.server.work_pool import WorkPool
 
 Scenario = Callable[[WorkPool, threading.Event], Coroutine[Any, Any, None]]
 

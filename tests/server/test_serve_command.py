@@ -15,14 +15,14 @@ from support.command_line import call
 from support.fake_runtime import write_engine
 from tensorwright.errors import InvalidOptionError
 from tensorwright.installing import install
-from tensorwright.runtime import serve_command
-from tensorwright.runtime.cli import cli
-from tensorwright.runtime.llm import LLM
-from tensorwright.runtime.serve_command import name_engines, read_keys
-from tensorwright.runtime.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS
-from tensorwright.runtime.server import request_log
-from tensorwright.runtime.server.listen import Listen
-from tensorwright.runtime.server.options import ServerOptions
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.commands import serve_command
+from tensorwright.runtime.commands.cli import cli
+from tensorwright.runtime.commands.serve_command import name_engines, read_keys
+from tensorwright.runtime.commands.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS
+from tensorwright.runtime.serving.server import request_log
+from tensorwright.runtime.serving.server.listen import Listen
+from tensorwright.runtime.serving.server.options import ServerOptions
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_missing_package_is_told(
 
 
 def test_an_engine_that_is_none_ends_like_everywhere(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "tensorwright.runtime.cli", "serve", str(tmp_path), "--port", "0"]
+    command = [sys.executable, "-P", "-m", "tensorwright.runtime.commands.cli", "serve", str(tmp_path), "--port", "0"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("error: ")

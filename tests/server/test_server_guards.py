@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, PER_ADDRESS, Served, completion, read_events, wait_until
-from tensorwright.runtime.server.framing import MOST_HEADERS
+from tensorwright.runtime.serving.server.framing import MOST_HEADERS
 
 JSON = {"content-type": "application/json"}
 POST = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"

@@ -25,9 +25,9 @@ from simulation.stand_ins import Pool, SimulatedQueues, SimulatedThreading, Simu
 from support.fake_runtime import engine_config, write_engine
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import EngineStoppedError, OutOfMemoryError, QueueFullError, RequestAbortedError
-from tensorwright.runtime import native
-from tensorwright.runtime.engine_dir import EngineDir
-from tensorwright.runtime.server.app import create_app
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.serving.server.app import create_app
 
 PACKAGE = "tensorwright.runtime"
 KINDS = ("wait", "read", "poll", "batch", "await", "read_async", "http")
@@ -478,7 +478,7 @@ def simulated(world: World) -> Iterator[None]:
     put(native, "create_engine", create_engine)
     put(EngineDir, "guided_vocabulary", Vocabulary(world.simulation, world.swarm.panics, Panic))
     if world.swarm.panics:
-        from tensorwright.runtime.tokenizer import Tokenizer
+        from tensorwright.runtime.text.tokenizer import Tokenizer
 
         decode = Tokenizer.decode
 

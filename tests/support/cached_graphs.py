@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from support.tiny_models import make_variant
-from tensorwright.builder.ir.graph import Graph
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.text import print_graph
+from tensorwright.ir.graph import Graph
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 
 MAX_SEQ_LEN = 128

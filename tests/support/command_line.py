@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensorwright.runtime.cli import main
+from tensorwright.runtime.commands.cli import main
 
 
 def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import TensorwrightError
-from tensorwright.runtime.server.app import create_app
-from tensorwright.runtime.server.options import ServerOptions
+from tensorwright.runtime.serving.server.app import create_app
+from tensorwright.runtime.serving.server.options import ServerOptions
 
 SECONDS = 60  # for a child, before it counts as hung
 PARAMS = SamplingParams(max_tokens=4, temperature=0)

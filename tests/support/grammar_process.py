@@ -10,7 +10,7 @@ from typing import Any
 from support.fake_runtime import byte_tokenizer
 from tensorwright import GuidedDecodingParams
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-from tensorwright.runtime.tokenizer import Tokenizer
+from tensorwright.runtime.text.tokenizer import Tokenizer
 
 DIGITS = GuidedDecodingParams(regex="[0-9]+")
 

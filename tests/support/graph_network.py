@@ -10,10 +10,10 @@ import torch
 
 from support.fake_runtime import write_checksums
 from support.made_manifest import make_manifest, make_profiles
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.interpret import checkpoint_weights, run
+from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, KvLayer, Manifest
+from tensorwright.ir import Graph
+from tensorwright.ir.interpret import checkpoint_weights, run
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.plugins.gpu.manifest import ENGINE_FILE, MANIFEST_FILE, KvLayer, Manifest
 from tensorwright.plugins.paged_attention.cache import PagedCache
 
 BLOCK = 32

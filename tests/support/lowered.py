@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorwright.builder.ir.graph import Graph, Value
 from tensorwright.errors import CheckpointError
+from tensorwright.ir.graph import Graph, Value
 from tensorwright.models.dtypes import Tensor
 from tensorwright.models.weights import Ref
 

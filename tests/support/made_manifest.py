@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorwright.plugins.gpu.manifest import (
+from tensorwright.engine_format.tensorrt_manifest import (
     KvLayer,
     Manifest,
     Profile,

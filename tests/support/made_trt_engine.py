@@ -9,11 +9,11 @@ from typing import Any
 from support.fake_gpu import FakeCuda
 from support.fake_tensorrt import FakePlugins, FakeTensorRt, Network
 from support.paged_network import PagedNetwork
-from tensorwright.plugins.gpu.manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
-from tensorwright.runtime.checksums import FileSum
-from tensorwright.runtime.engine_dir import EngineDir
-from tensorwright.runtime.tensorrt import library
-from tensorwright.runtime.tensorrt.executor import TensorRtExecutor
+from tensorwright.engine_format.checksums import FileSum
+from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
+from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.engine.tensorrt import library
+from tensorwright.runtime.engine.tensorrt.executor import TensorRtExecutor
 
 PLAN = b"plan"
 

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 
 from tensorwright.builder.emit.onnx.portable import emit_portable
-from tensorwright.builder.ir.graph import Graph
+from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from support.fake_gpu import FaultError
-from tensorwright.plugins.gpu.manifest import Manifest
+from tensorwright.engine_format.tensorrt_manifest import Manifest
 
 
 def next_token(context: Sequence[int], manifest: Manifest) -> int:

@@ -10,11 +10,11 @@ import torch
 from tolerances import chain_tolerance
 
 from support.lowered import MemorySource
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
-from tensorwright.builder.ir.parse import parse_graph
-from tensorwright.builder.ir.text import print_graph
-from tensorwright.builder.ir.verify import verify
+from tensorwright.ir import Graph
+from tensorwright.ir.interpret import checkpoint_weights, interpret
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.text import print_graph
+from tensorwright.ir.verify import verify
 from tensorwright.models.weights import Ref
 
 LENGTH = 5

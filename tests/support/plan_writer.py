@@ -1,6 +1,6 @@
 """Writes plan.bin and weights.bin by hand, record by record, for tests of the executor without the builder.
 
-Independent of builder/emit on purpose: both follow runtime/core/plan_format.h, neither copies the other's mistakes.
+Independent of builder/emit on purpose: both follow plan_format.h, neither copies the mistakes of the other.
 """
 
 from __future__ import annotations

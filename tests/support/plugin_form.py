@@ -14,11 +14,11 @@ from tolerances import chain_tolerance
 from tensorwright.builder.accuracy_interpreter import narrowed
 from tensorwright.builder.emit.onnx.plugin_form import MODEL, emit_plugin_form
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.interpret import checkpoint_weights
-from tensorwright.builder.ir.ops import SUMS
-from tensorwright.builder.ir.ragged import RaggedAdapter, interpret_ragged
-from tensorwright.builder.ir.verify import verify
+from tensorwright.ir import Graph
+from tensorwright.ir.interpret import checkpoint_weights
+from tensorwright.ir.ops import SUMS
+from tensorwright.ir.ragged import RaggedAdapter, interpret_ragged
+from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.quantize_kv_cache import quantize_kv_cache

@@ -81,7 +81,7 @@ def serve(engine: Path, folder: Path, *options: str, files: int | None = None, *
             resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
     log = folder / f"{time.monotonic_ns()}.log"
-    command = [sys.executable, "-P", "-m", "tensorwright.runtime.cli", "serve", f"pico={engine}"]
+    command = [sys.executable, "-P", "-m", "tensorwright.runtime.commands.cli", "serve", f"pico={engine}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with log.open("w") as errors:
         process = subprocess.Popen(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tensorwright.runtime.completion_state import CompletionState
-from tensorwright.runtime.outputs import CompletionOutput
+from tensorwright.runtime.requests.completion_state import CompletionState
+from tensorwright.runtime.requests.outputs import CompletionOutput
 
 
 def count_snapshots(monkeypatch: pytest.MonkeyPatch) -> list[int]:

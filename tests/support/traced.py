@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from support.tiny_models import load_eager
-from tensorwright.builder.ir import Graph
-from tensorwright.builder.ir.interpret import checkpoint_weights, interpret
+from tensorwright.ir import Graph
+from tensorwright.ir.interpret import checkpoint_weights, interpret
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 
 LENGTHS = (2, 7, 33)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.runtime.triton.model import TritonPythonModel
+from tensorwright.runtime.serving.triton.model import TritonPythonModel
 
 
 def as_inputs(values: dict[str, Any], batched: bool) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tensorwright.runtime.triton.wheel_server import ServerVenv
+from tensorwright.runtime.serving.triton.wheel_server import ServerVenv
 
 ROOT = Path(__file__).resolve().parents[2]
 SHM = Path("/dev/shm")

@@ -9,7 +9,7 @@ import pytest
 
 from support.fake_triton import Request, triton_module
 from support.triton_models import as_inputs, load
-from tensorwright.runtime.triton.model import TritonPythonModel
+from tensorwright.runtime.serving.triton.model import TritonPythonModel
 
 Ask = Callable[..., Request]
 

@@ -15,7 +15,7 @@ from support.triton_models import as_inputs, load
 from tensorwright import SamplingParams
 from tensorwright.runtime.guided.child_link import STARTING_THREAD
 from tensorwright.runtime.guided.reader import THREAD
-from tensorwright.runtime.triton.model import TritonPythonModel
+from tensorwright.runtime.serving.triton.model import TritonPythonModel
 
 CROWD = 64
 

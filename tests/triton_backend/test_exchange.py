@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.waiting import wait_until
-from tensorwright.runtime.triton.exchange import Exchange, JoinedStream, Stream
+from tensorwright.runtime.serving.triton.exchange import Exchange, JoinedStream, Stream
 
 
 class Handle:

@@ -15,8 +15,8 @@ from support.fake_triton import Request, TritonError
 from tensorwright.errors import QueueFullError
 from tensorwright.runtime.guided import child_link, compile_process
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-from tensorwright.runtime.triton import starting
-from tensorwright.runtime.triton.model import TritonPythonModel
+from tensorwright.runtime.serving.triton import starting
+from tensorwright.runtime.serving.triton.model import TritonPythonModel
 
 SCHEMA = json.dumps(
     {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}

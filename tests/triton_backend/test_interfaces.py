@@ -13,11 +13,11 @@ from support.fake_runtime import byte_tokenizer
 from support.triton_models import as_inputs
 from tensorwright import SamplingParams
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.tokenizer import Tokenizer
-from tensorwright.runtime.triton import refusals
-from tensorwright.runtime.triton.interfaces import INTERFACES
-from tensorwright.runtime.triton.replies import Job
-from tensorwright.runtime.triton.tensors import KINDS, NUMPY, Tensor, split_rows
+from tensorwright.runtime.serving.triton import refusals
+from tensorwright.runtime.serving.triton.interfaces import INTERFACES
+from tensorwright.runtime.serving.triton.replies import Job
+from tensorwright.runtime.serving.triton.tensors import KINDS, NUMPY, Tensor, split_rows
+from tensorwright.runtime.text.tokenizer import Tokenizer
 
 TEXT = {"text_input": "hello", "max_tokens": 5}
 TOKENS = {"input_ids": [1, 2, 3], "input_lengths": 3, "request_output_len": 5}

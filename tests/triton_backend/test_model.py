@@ -16,9 +16,9 @@ from support.snapshots import count_snapshots
 from support.triton_models import as_inputs, load
 from tensorwright import SamplingParams
 from tensorwright.errors import InvalidOptionError
-from tensorwright.runtime.triton.interfaces import INTERFACES
-from tensorwright.runtime.triton.model import TritonPythonModel
-from tensorwright.runtime.triton.model_options import parse_options
+from tensorwright.runtime.serving.triton.interfaces import INTERFACES
+from tensorwright.runtime.serving.triton.model import TritonPythonModel
+from tensorwright.runtime.serving.triton.model_options import parse_options
 
 Ask = Callable[..., Request]
 

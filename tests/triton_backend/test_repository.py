@@ -15,13 +15,18 @@ from tritonclient.grpc import model_config_pb2
 
 from support.command_line import call
 from support.fake_runtime import write_engine
+from tensorwright.command import run_command
 from tensorwright.errors import BuildError, EngineError, InvalidOptionError, OutputExistsError
-from tensorwright.runtime.cli import cli
-from tensorwright.runtime.command import run_command
-from tensorwright.runtime.triton.interfaces import INTERFACES
-from tensorwright.runtime.triton.model_options import parse_options
-from tensorwright.runtime.triton.repository import MODEL_FILE, RepositoryOptions, write_backend, write_repository
-from tensorwright.runtime.triton.wheel_server import serve
+from tensorwright.runtime.commands.cli import cli
+from tensorwright.runtime.serving.triton.interfaces import INTERFACES
+from tensorwright.runtime.serving.triton.model_options import parse_options
+from tensorwright.runtime.serving.triton.repository import (
+    MODEL_FILE,
+    RepositoryOptions,
+    write_backend,
+    write_repository,
+)
+from tensorwright.runtime.serving.triton.wheel_server import serve
 
 
 @pytest.fixture

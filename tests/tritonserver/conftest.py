@@ -9,7 +9,7 @@ import pytest
 
 from support.triton_server import ServerVenv, TritonServer, server_venv
 from tensorwright import LLM
-from tensorwright.runtime.triton.repository import RepositoryOptions, write_backend, write_repository
+from tensorwright.runtime.serving.triton.repository import RepositoryOptions, write_backend, write_repository
 
 SMALL = {"kv_cache_memory": "32MiB", "threads": "2"}
 

@@ -15,7 +15,7 @@ import pytest
 
 from support.triton_client import GrpcStream, text_of
 from support.triton_server import ServerVenv, TritonServer, wait_for
-from tensorwright.runtime.triton.repository import RepositoryOptions, write_repository
+from tensorwright.runtime.serving.triton.repository import RepositoryOptions, write_repository
 
 pytestmark = pytest.mark.slow  # each load is a process with an engine
 
@@ -93,7 +93,7 @@ def test_a_model_that_cannot_load_says_why(server: TritonServer, repository: Pat
 DYING = '''
 import threading, time
 from pathlib import Path
-from tensorwright.runtime.triton.model import TritonPythonModel as Base
+from tensorwright.runtime.serving.triton.model import TritonPythonModel as Base
 
 class TritonPythonModel(Base):
     """Its engine stops once there is a file `die`."""

@@ -15,10 +15,10 @@ import pytest
 
 from support.triton_server import free_ports
 from tensorwright import LLM, SamplingParams
-from tensorwright.runtime.triton.repository import RepositoryOptions, write_repository
-from tensorwright.runtime.triton.wheel_server import ServerVenv
+from tensorwright.runtime.serving.triton.repository import RepositoryOptions, write_repository
+from tensorwright.runtime.serving.triton.wheel_server import ServerVenv
 
-COMMAND = [sys.executable, "-P", "-m", "tensorwright.runtime.triton.wheel_server"]
+COMMAND = [sys.executable, "-P", "-m", "tensorwright.runtime.serving.triton.wheel_server"]
 
 
 @pytest.fixture

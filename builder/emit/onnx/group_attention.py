@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tensorwright.builder.emit.onnx.model_file import CONTRIB
-from tensorwright.builder.ir.graph import Node, Value
 from tensorwright.errors import LoweringError
+from tensorwright.ir.graph import Node, Value
 from tensorwright.plugins.rotary import rotary_table
 
 if TYPE_CHECKING:

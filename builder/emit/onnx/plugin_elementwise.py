@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tensorwright.builder.emit.onnx.elementwise import NAMES
-from tensorwright.builder.ir.graph import Node, Value
+from tensorwright.ir.graph import Node, Value
 
 if TYPE_CHECKING:
     from tensorwright.builder.emit.onnx.plugin_form import PluginEmitter

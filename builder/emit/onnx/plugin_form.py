@@ -17,8 +17,8 @@ from tensorwright.builder.emit.onnx.model_file import TYPES, ModelFile
 from tensorwright.builder.emit.onnx.plugin_io import describe_io, inputs_of, outputs_of
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
 from tensorwright.builder.emit.onnx.weights_source import as_array
-from tensorwright.builder.ir.graph import Graph, Node, Value
 from tensorwright.errors import InvalidOptionError, LoweringError
+from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.models.checkpoint import Checkpoint
 
 OPSET = 21

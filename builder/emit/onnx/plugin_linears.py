@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tensorwright.builder.ir.graph import Node
+from tensorwright.ir.graph import Node
 from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorwright.builder.emit.onnx.plugin_elementwise import ELEMENTWISE_HANDLERS
 from tensorwright.builder.emit.onnx.plugin_linears import LINEAR_HANDLERS
-from tensorwright.builder.ir.graph import Node, Value
+from tensorwright.ir.graph import Node, Value
 from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 if TYPE_CHECKING:

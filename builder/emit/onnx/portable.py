@@ -15,8 +15,8 @@ import numpy as np
 from tensorwright.builder.emit.onnx.group_attention import COLUMN_NORMS, make_table, padded_dim
 from tensorwright.builder.emit.onnx.model_file import ModelFile
 from tensorwright.builder.emit.onnx.weights_source import Weights
-from tensorwright.builder.ir.graph import Graph, Node, Value
 from tensorwright.errors import LoweringError
+from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.models.checkpoint import Checkpoint
 
 OPSET = 23

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.builder.emit.tensorrt.profiles import make_profiles
-from tensorwright.errors import BuildError
-from tensorwright.plugins.gpu.manifest import (
+from tensorwright.engine_format.tensorrt_manifest import (
     IoTensor,
     KvLayer,
     Manifest,
@@ -17,6 +16,7 @@ from tensorwright.plugins.gpu.manifest import (
     page_inputs,
     step_inputs,
 )
+from tensorwright.errors import BuildError
 
 DOMAIN = "tensorwright"
 _TYPES = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "INT8": "int8", "INT32": "int32"}

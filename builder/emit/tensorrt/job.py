@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tensorwright.plugins.gpu.strict_json import read_value
+from tensorwright.engine_format.strict_json import read_value
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tensorwright.engine_format.tensorrt_manifest import IoTensor, KvLayer, Profile, Range, resolve
 from tensorwright.errors import InvalidOptionError
-from tensorwright.plugins.gpu.manifest import IoTensor, KvLayer, Profile, Range, resolve
 
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_NUM_TOKENS = 2048

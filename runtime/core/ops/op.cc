@@ -1,6 +1,6 @@
 #include "runtime/core/ops/op.h"
 
-#include "runtime/core/concat.h"
+#include "runtime/core/base/concat.h"
 
 namespace tensorwright {
 

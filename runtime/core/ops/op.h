@@ -7,11 +7,11 @@
 #include <memory>
 
 #include "plugins/common/dispatch.h"
-#include "runtime/core/executor.h"
-#include "runtime/core/kv_storage.h"
-#include "runtime/core/plan.h"
-#include "runtime/core/step_check.h"
-#include "runtime/core/thread_team.h"
+#include "runtime/core/base/thread_team.h"
+#include "runtime/core/interface/executor.h"
+#include "runtime/core/ops/kv_storage.h"
+#include "runtime/core/ops/step_check.h"
+#include "runtime/core/plan/plan.h"
 
 namespace tensorwright {
 

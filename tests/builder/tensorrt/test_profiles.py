@@ -11,8 +11,8 @@ from tensorwright.builder.emit.tensorrt.profiles import (
     make_limits,
     make_profiles,
 )
+from tensorwright.engine_format.tensorrt_manifest import KvLayer, Range, page_inputs, step_inputs, symbols
 from tensorwright.errors import InvalidOptionError
-from tensorwright.plugins.gpu.manifest import KvLayer, Range, page_inputs, step_inputs, symbols
 
 LAYERS = (KvLayer(0, 2, 8), KvLayer(1, 4, 16), KvLayer(0, 1, 64))
 

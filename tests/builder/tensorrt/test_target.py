@@ -12,8 +12,8 @@ import pytest
 from support.tensorrt_jobs import needs_rtx
 from tensorwright.builder.emit import tensorrt_target
 from tensorwright.builder.emit.tensorrt.layers import Layer
+from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, KvLayer, Manifest, Range
 from tensorwright.errors import BuildError, KernelError
-from tensorwright.plugins.gpu.manifest import ENGINE_FILE, MANIFEST_FILE, KvLayer, Manifest, Range
 
 pytestmark = needs_rtx
 LLAMA = {"AddRmsNorm": 4, "PagedAttention": 2, "RmsNorm": 1, "RotaryKvWrite": 2}

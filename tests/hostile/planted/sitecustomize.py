@@ -53,7 +53,7 @@ class Planted:
 
 
 def plant() -> None:
-    from tensorwright.runtime.server import app as module
+    from tensorwright.runtime.serving.server import app as module
 
     create = module.create_app
 

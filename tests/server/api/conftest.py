@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from support.waiting import wait_until
 from tensorwright import LLM
 from tensorwright.builder.emit.engine_dir import checksum_text
-from tensorwright.runtime.checksums import read_checksums
-from tensorwright.runtime.server.app import create_app
+from tensorwright.engine_format.checksums import read_checksums
+from tensorwright.runtime.serving.server.app import create_app
 
 TEMPLATE = """{% if tone is defined %}# {{ tone }}
 {% endif %}{% for message in messages %}# {{ message.role }}: {{ message.content }}

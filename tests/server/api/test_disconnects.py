@@ -13,7 +13,7 @@ import pytest
 
 from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
-from tensorwright.runtime.tokenizer import Tokenizer
+from tensorwright.runtime.text.tokenizer import Tokenizer
 
 ENDLESS: dict[str, Any] = {"prompt": "def read(", "max_tokens": 2000, "ignore_eos": True}
 CHAT: dict[str, Any] = {

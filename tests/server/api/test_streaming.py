@@ -16,11 +16,11 @@ from support.snapshots import count_snapshots
 from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import NumericalError
-from tensorwright.runtime.async_requests import RequestHandle
-from tensorwright.runtime.server import deadline
-from tensorwright.runtime.server.app import create_app
-from tensorwright.runtime.server.deadline import Deadline
-from tensorwright.runtime.server.options import ServerOptions
+from tensorwright.runtime.requests.async_requests import RequestHandle
+from tensorwright.runtime.serving.server import deadline
+from tensorwright.runtime.serving.server.app import create_app
+from tensorwright.runtime.serving.server.deadline import Deadline
+from tensorwright.runtime.serving.server.options import ServerOptions
 
 PROMPTS = ["def read_file(", "日本語🙂", "class Node:\n    def __init__("]
 SHAPES: list[dict[str, Any]] = [

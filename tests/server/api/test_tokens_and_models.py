@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tensorwright import LLM, SamplingParams
-from tensorwright.runtime.server.app import create_app
+from tensorwright.runtime.serving.server.app import create_app
 
 TALK = [{"role": "user", "content": "日本 🙂"}]
 

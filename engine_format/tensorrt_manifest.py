@@ -1,0 +1,235 @@
+"""tensorrt/io.json: what a TensorRT engine reads and writes, which the engine itself tells only to who has a GPU.
+
+The builder writes it beside rank0.engine, the runtime's executor reads it. It stands in plugins/, for both rooms may
+import that. A dimension is an int or a symbol: tokens, seqs, "seqs + 1", rows, and per cache group G max_blocks.G and
+pages.G.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tensorwright.engine_format.strict_json import read_value
+from tensorwright.errors import EngineError
+from tensorwright.json_text import read_json
+
+MANIFEST_FILE = "tensorrt/io.json"
+ENGINE_FILE = "tensorrt/rank0.engine"
+FORMAT_VERSION = 1
+MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
+"""The Python module of each flavour; a flavour is called as its target and its extra are."""
+ITEM_BYTES = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+ACTIVATIONS = ("float32", "float16", "bfloat16")
+REMEDY = "build the engine again"
+
+Dim = int | str
+
+
+@dataclass(frozen=True)
+class IoTensor:
+    """An input or an output. alias: of an output that lies where that input lies, its name."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+    alias: str | None = None
+
+
+@dataclass(frozen=True)
+class KvLayer:
+    """One layer with a KV cache, in the order of k_pages.L."""
+
+    group: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a symbol may be in a profile, and what its kernels are chosen for."""
+
+    min: int
+    opt: int
+    max: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """An optimization profile; its place in the list is its index. Every symbol but "seqs + 1" has a range."""
+
+    name: str
+    symbols: dict[str, Range]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Checked when made: EngineError says which field is wrong."""
+
+    flavour: str
+    """One of MODULES."""
+    library_version: str
+    """Of the package that built the engine, such as "1.7.1.116"."""
+    sms: tuple[int, ...]
+    """That the build named, such as (80, 89); none for a default engine, whose GPUs the library chooses."""
+    kernel_sms: tuple[int, ...]
+    """That the plugins' kernels were compiled for; newer ones run the PTX of the lowest."""
+    dtype: str
+    """Of activations, and of the KV cache unless kv_dtype says int8."""
+    kv_dtype: str
+    block_size: int
+    vocab_size: int
+    max_seq_len: int
+    layers: tuple[KvLayer, ...]
+    group_windows: tuple[int, ...]
+    """Sliding window of each cache group, 0 for none."""
+    inputs: tuple[IoTensor, ...]
+    outputs: tuple[IoTensor, ...]
+    profiles: tuple[Profile, ...]
+    """Prefill-heavy first, then decode."""
+    plugins: dict[str, str]
+    """Version of each plugin that the engine has a layer of, by name."""
+    format_version: int = FORMAT_VERSION
+
+    def __post_init__(self) -> None:
+        _check_facts(self)
+        _check_tensors(self)
+        _check_profiles(self)
+
+    @property
+    def groups(self) -> int:
+        return len(self.group_windows)
+
+    @property
+    def block_bytes(self) -> tuple[int, ...]:
+        """Per cache group: bytes of one block over its layers."""
+        item, scale = ITEM_BYTES[self.kv_dtype], 4 if self.kv_dtype == "int8" else 0
+        heads = [0] * self.groups
+        for layer in self.layers:
+            heads[layer.group] += 2 * layer.kv_heads * (layer.head_dim * item + scale)
+        return tuple(self.block_size * count for count in heads)
+
+    def limit(self, symbol: str) -> int:
+        """The most that a symbol may be in any profile."""
+        return max(profile.symbols[symbol].max for profile in self.profiles)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = MANIFEST_FILE) -> Manifest:
+        """EngineError names `where`, the field and the remedy; unknown and missing keys are refused at every level."""
+        try:
+            data = read_json(text)
+        except ValueError as error:
+            raise EngineError(f"{where}: truncated or altered, not readable as JSON ({error}); {REMEDY}") from error
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if version != FORMAT_VERSION:
+            raise EngineError(
+                f"{where}: format version {version!r}, this tensorwright reads {FORMAT_VERSION}; {REMEDY}"
+            )
+        try:
+            return read_value(cls, data, "manifest")
+        except (EngineError, ValueError) as error:
+            raise EngineError(f"{where}: {error}" + ("" if REMEDY in str(error) else f"; {REMEDY}")) from error
+
+
+def resolve(shape: tuple[Dim, ...], sizes: dict[str, int]) -> tuple[int, ...]:
+    """A shape in numbers. sizes: every symbol but "seqs + 1"."""
+    return tuple(d if isinstance(d, int) else sizes["seqs"] + 1 if d == "seqs + 1" else sizes[d] for d in shape)
+
+
+def symbols(groups: int) -> tuple[str, ...]:
+    """Those that every profile has a range of."""
+    return ("tokens", "seqs", "rows", *(f"{name}.{g}" for name in ("max_blocks", "pages") for g in range(groups)))
+
+
+def step_inputs(groups: int) -> tuple[IoTensor, ...]:
+    """The metadata of a step, all int32. An engine may lack one that its model has no use for."""
+    one: list[tuple[str, tuple[Dim, ...]]] = [
+        ("token_ids", ("tokens",)),
+        ("positions", ("tokens",)),
+        ("seq_starts", ("seqs + 1",)),
+        ("context_lens", ("seqs",)),
+        ("logit_rows", ("rows",)),
+    ]
+    for g in range(groups):
+        one += [(f"block_tables.{g}", ("seqs", f"max_blocks.{g}")), (f"slots.{g}", ("tokens",))]
+    return tuple(IoTensor(name, "int32", shape) for name, shape in one)
+
+
+def page_inputs(layers: tuple[KvLayer, ...], kv_dtype: str, block_size: int) -> tuple[IoTensor, ...]:
+    """The KV cache: k_pages.L and v_pages.L, for int8 k_scales.L and v_scales.L too, layer by layer."""
+    found = []
+    for index, layer in enumerate(layers):
+        rows = (f"pages.{layer.group}", layer.kv_heads, block_size)
+        found += [IoTensor(f"{k}_pages.{index}", kv_dtype, (*rows, layer.head_dim)) for k in "kv"]
+        if kv_dtype == "int8":
+            found += [IoTensor(f"{k}_scales.{index}", "float32", rows) for k in "kv"]
+    return tuple(found)
+
+
+def outputs_of(pages: tuple[IoTensor, ...], vocab_size: int) -> tuple[IoTensor, ...]:
+    """logits, and for every page input its output, which lies in the same place."""
+    logits = IoTensor("logits", "float32", ("rows", vocab_size))
+    aliased = (IoTensor(output_name(page.name), page.dtype, page.shape, page.name) for page in pages)
+    return (logits, *aliased)
+
+
+def output_name(page: str) -> str:
+    """k_pages.3 -> k_pages_out.3"""
+    kind, _, layer = page.partition(".")
+    return f"{kind}_out.{layer}"
+
+
+def _require(holds: bool, name: str, must: str, value: Any) -> None:
+    if not holds:
+        raise EngineError(f"{name} must be {must}, got {value!r}; {REMEDY}")
+
+
+def _check_facts(m: Manifest) -> None:
+    _require(m.flavour in MODULES, "flavour", f"one of {', '.join(MODULES)}", m.flavour)
+    _require(bool(m.library_version), "library_version", "a version", m.library_version)
+    _require(m.dtype in ACTIVATIONS, "dtype", f"one of {', '.join(ACTIVATIONS)}", m.dtype)
+    _require(m.kv_dtype in (m.dtype, "int8"), "kv_dtype", f"{m.dtype} or int8", m.kv_dtype)
+    _require(bool(m.kernel_sms), "kernel_sms", "at least one SM", m.kernel_sms)
+    for name in ("sms", "kernel_sms"):
+        sms = getattr(m, name)
+        _require(list(sms) == sorted(set(sms)) and all(sm > 0 for sm in sms), name, "rising SM numbers", sms)
+    for name in ("block_size", "vocab_size", "max_seq_len"):
+        _require(getattr(m, name) > 0, name, "a positive integer", getattr(m, name))
+    _require(all(window >= 0 for window in m.group_windows), "group_windows", "0 or more", m.group_windows)
+    for index, layer in enumerate(m.layers):
+        _require(min(layer.kv_heads, layer.head_dim) > 0, f"layers[{index}]", "of positive sizes", layer)
+    used = sorted({layer.group for layer in m.layers})
+    _require(used == list(range(m.groups)), "the groups of layers", f"all of 0 to {m.groups - 1}", used)
+
+
+def _check_tensors(m: Manifest) -> None:
+    pages = page_inputs(m.layers, m.kv_dtype, m.block_size)
+    known = {tensor.name: tensor for tensor in (*step_inputs(m.groups), *pages)}
+    needed = {tensor.name for tensor in pages} | {"token_ids"}
+    _compare("inputs", m.inputs, known, needed)
+    outputs = {tensor.name: tensor for tensor in outputs_of(pages, m.vocab_size)}
+    _compare("outputs", m.outputs, outputs, set(outputs))
+
+
+def _compare(what: str, tensors: tuple[IoTensor, ...], known: dict[str, IoTensor], needed: set[str]) -> None:
+    names = [tensor.name for tensor in tensors]
+    _require(len(names) == len(set(names)), what, "of distinct names", names)
+    missing = sorted(needed - set(names))
+    _require(not missing, what, f"complete; missing are {', '.join(missing)}", names)
+    for tensor in tensors:
+        _require(tensor.name in known, what, "those of these layers and groups", tensor.name)
+        _require(tensor == known[tensor.name], f"{what}: {tensor.name}", str(known[tensor.name]), tensor)
+
+
+def _check_profiles(m: Manifest) -> None:
+    _require(bool(m.profiles), "profiles", "at least one", m.profiles)
+    wanted = symbols(m.groups)
+    for profile in m.profiles:
+        where = f"profile {profile.name!r}"
+        _require(set(profile.symbols) == set(wanted), where, f"of the symbols {', '.join(wanted)}", profile.symbols)
+        for name, r in profile.symbols.items():
+            _require(0 <= r.min <= r.opt <= r.max and r.max > 0, f"{where}: {name}", "min <= opt <= max", r)

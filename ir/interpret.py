@@ -1,0 +1,220 @@
+"""The reference interpreter: slow, obvious, the oracle of every pass and kernel.
+
+Primitive ops are computed by torch in their value's type; compound ops by the numpy reference of their plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from tensorwright.errors import GraphError
+from tensorwright.ir import dims
+from tensorwright.ir.graph import Graph, Node, Value
+from tensorwright.ir.interpret_lowered import lowered_op
+from tensorwright.ir.interpret_ops import COMPOUND_RULES, RULES, torch_dtype
+from tensorwright.ir.ops import find_spec
+from tensorwright.ir.shape_rules import is_weak
+from tensorwright.models.weights import TensorSource, WeightExpr, evaluate
+
+Weights = Callable[[WeightExpr], torch.Tensor]
+
+
+@runtime_checkable
+class QuantizedSource(Protocol):
+    """Weights that can also come quantized; otherwise the plugins quantize what they are given, in numpy."""
+
+    def __call__(self, expr: WeightExpr, /) -> torch.Tensor: ...
+    def quantized(self, expr: WeightExpr, format_name: str, /) -> Any: ...
+
+
+PRODUCTS = ("linear", "quantized_linear", "weight_only_linear", "matmul")
+
+
+@runtime_checkable
+class ProductSource(Protocol):
+    """Weights that also compute the products with them, so that no matrix need be held whole."""
+
+    def __call__(self, expr: WeightExpr, /) -> torch.Tensor: ...
+    def product(self, node: Node, x: torch.Tensor, /) -> torch.Tensor: ...
+
+
+def interpret(graph: Graph, inputs: dict[str, Any], weights: Weights) -> list[Any]:
+    """The graph's outputs for `inputs`, by input name: tensors of the declared type and shape, "kv" values as they are.
+
+    `weights` gives the tensor of an expression; it is converted to the value's element type. Weights and constants are
+    made at their first use and everything is dropped after its last, so memory stays near the widest point. Raises
+    GraphError if inputs do not fit, or an op gives another type than the graph says.
+    """
+    results: dict[Value, Any] = {}
+    for value, data in run(graph, inputs, weights):
+        if value in graph.outputs:
+            results[value] = data
+    return [results[v] for v in graph.outputs]
+
+
+def interpret_values(graph: Graph, inputs: dict[str, Any], weights: Weights) -> dict[str, Any]:
+    """Every value by name, weights and constants aside."""
+    return {value.name: data for value, data in run(graph, inputs, weights)}
+
+
+def checkpoint_weights(source: TensorSource) -> Weights:
+    """Weights read from a checkpoint (or any tensor source) when asked for, in their stored type."""
+
+    def read(expr: WeightExpr) -> torch.Tensor:
+        tensor = evaluate(expr, source)
+        array = torch.from_numpy(np.array(tensor.data))  # a copy: files are mapped read-only
+        return array.view(torch.bfloat16) if tensor.dtype == "bfloat16" else array
+
+    return read
+
+
+def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tuple[Value, Any]]:
+    """Yields every computed value in order; a caller that keeps none of them holds no more than is still needed."""
+    bindings = bind_inputs(graph, inputs)
+    last_use = {v: i for i, n in enumerate(graph.nodes) for v in n.inputs if v is not None}
+    env: dict[Value, Any] = {}
+    for i, node in enumerate(graph.nodes):
+        if node.op in ("weight", "constant"):
+            if node.output in graph.outputs:
+                yield node.output, _source(node.output, weights)
+            continue
+        if node.op == "input":
+            env[node.output] = inputs[node.output.name]
+        elif graph.stage != "lowered" and isinstance(weights, ProductSource) and _is_product(node):
+            with torch.no_grad():
+                env[node.output] = weights.product(node, env[node.inputs[0]])  # type: ignore[index]
+            _check(node, node.output, env[node.output], bindings)
+        else:
+            ready = _quantized(node, weights)
+            operands = [
+                None if v is None else ready[v] if v in ready else env[v] if v in env else _source(v, weights)
+                for v in node.inputs
+            ]
+            for v in node.inputs:
+                lasts = v is not None and last_use[v] > i and v not in ready
+                if lasts and v is not None and v.node is not None and v.node.op in ("weight", "constant"):
+                    env.setdefault(v, operands[node.inputs.index(v)])
+            with torch.no_grad():
+                results = _compute(graph, node, operands, bindings)
+            del operands
+            env.update(zip(node.outputs, results, strict=True))
+            del results
+        for value in node.outputs:
+            yield value, env[value]
+        for dead in {v for v in (*node.inputs, *node.outputs) if v is not None and last_use.get(v, -1) <= i}:
+            env.pop(dead, None)
+
+
+def bind_inputs(graph: Graph, inputs: dict[str, Any]) -> dict[str, int]:
+    """The numbers that symbols stand for, from the inputs' shapes. Raises GraphError if anything does not fit."""
+    expected = {v.name: v for v in graph.inputs}
+    if set(expected) != set(inputs):
+        missing, extra = sorted(set(expected) - set(inputs)), sorted(set(inputs) - set(expected))
+        raise GraphError(f"inputs must be exactly the graph's: missing {missing}, not known {extra}")
+    bindings: dict[str, int] = {}
+    pairs = [(v, inputs[name]) for name, v in expected.items() if v.dtype != "kv"]
+    for value, data in pairs:
+        if data.dtype != torch_dtype(value.dtype) or data.dim() != value.rank:
+            got = f"{str(data.dtype).removeprefix('torch.')}{list(data.shape)}"
+            raise GraphError(f"input %{value.name} must be {value.dtype}{list(value.shape)}, not {got}")
+        for dim, size in zip(value.shape, data.shape, strict=True):
+            if isinstance(dim, str) and dim.isidentifier():
+                bindings.setdefault(dim, size)
+    for value, data in pairs:
+        if dims.evaluate_all(value.shape, bindings) != tuple(data.shape):
+            raise GraphError(
+                f"input %{value.name} must be {list(value.shape)} where {bindings}, not {list(data.shape)}"
+            )
+    return bindings
+
+
+def _is_product(node: Node) -> bool:
+    """Whether it multiplies something computed with a matrix of the checkpoint, and adds at most a stored bias."""
+    x, w, bias = (*node.inputs, None, None, None)[:3]
+    if node.op not in PRODUCTS or x is None or w is None or _is_source(x) or w.rank != 2:
+        return False
+    return all(v.node is not None and v.node.op == "weight" for v in (w, bias) if v is not None)
+
+
+def _is_source(value: Value) -> bool:
+    return value.node is not None and value.node.op in ("weight", "constant")
+
+
+def _quantized(node: Node, weights: Weights) -> dict[Value, Any]:
+    """The matrix of a quantized product, where `weights` gives it quantized."""
+    products = ("quantized_linear", "quantized_matmul", "weight_only_linear")
+    if node.op not in products or not isinstance(weights, QuantizedSource):
+        return {}
+    w = node.inputs[1]
+    if w is None or w.node is None or w.node.op != "weight":
+        return {}
+    return {w: weights.quantized(w.node.attrs["expr"], node.attrs["format"])}
+
+
+def _source(value: Value, weights: Weights) -> Any:
+    """A weight or constant as an operand: scalar constants stay Python numbers."""
+    node = value.node
+    if node is None or node.op not in ("weight", "constant"):
+        raise GraphError(f"%{value.name} is used before it is computed")
+    dtype = torch_dtype(value.dtype)
+    if node.op == "weight":
+        tensor = weights(node.attrs["expr"])
+        if tuple(tensor.shape) != value.shape:
+            raise GraphError(f"weight %{value.name} must be {list(value.shape)}, not {list(tensor.shape)}")
+        return tensor.to(dtype)
+    constant = node.attrs["value"]
+    if isinstance(constant, bool | int | float):
+        return constant
+    return torch.from_numpy(np.array(constant)).to(dtype)
+
+
+def _compute(graph: Graph, node: Node, operands: list[Any], bindings: dict[str, int]) -> list[Any]:
+    spec = find_spec(node.op, graph.stage)
+    if spec is None:
+        raise GraphError(f"{node.op} (%{node.outputs[0].name}) is no op of stage {graph.stage!r}")
+    if graph.stage == "lowered":
+        results = lowered_op(graph, node, [to_numpy(x) for x in operands])
+    elif spec.compound and node.op not in COMPOUND_RULES:
+        results = _reference(node, [to_numpy(x) for x in operands])
+    else:
+        if all(v is not None and is_weak(v) for v in node.inputs):
+            # Numbers alone: torch would compute in the default types.
+            operands = [torch.tensor(x) for x in operands]
+        results = [(COMPOUND_RULES | RULES)[node.op](operands, node.attrs, bindings)]
+    results = [_to_torch(x, v) if isinstance(x, np.ndarray) else x for x, v in zip(results, node.outputs, strict=True)]
+    for value, data in zip(node.outputs, results, strict=True):
+        _check(node, value, data, bindings)
+    return results
+
+
+def _reference(node: Node, arrays: list[Any]) -> list[Any]:
+    """A compound op by its plugin, rounded to the type that the graph says its result has."""
+    from tensorwright.plugins.registry import PLUGINS  # plugins import this package
+
+    return PLUGINS[node.op].reference(arrays, node.attrs, node.outputs[0].dtype)
+
+
+def to_numpy(x: Any) -> Any:
+    """numpy has no bfloat16: references get such operands as the float32 values they are."""
+    if isinstance(x, bool | int | float):
+        return np.asarray(x)
+    if not isinstance(x, torch.Tensor):
+        return x
+    return (x.float() if x.dtype == torch.bfloat16 else x).contiguous().numpy()
+
+
+def _to_torch(array: np.ndarray, value: Value) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(torch_dtype(value.dtype))
+
+
+def _check(node: Node, value: Value, data: Any, bindings: dict[str, int]) -> None:
+    if value.dtype == "kv":
+        return
+    shape = dims.evaluate_all(value.shape, bindings)
+    if data.dtype != torch_dtype(value.dtype) or tuple(data.shape) != shape:
+        got = f"{str(data.dtype).removeprefix('torch.')}{list(data.shape)}"
+        raise GraphError(f"{node.op} %{value.name} must give {value.dtype}{list(shape)}, but gives {got}")

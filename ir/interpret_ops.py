@@ -1,0 +1,153 @@
+"""What each primitive op computes, in torch: one entry per op, called as (operands, attrs, bindings).
+
+Operands are tensors, None, or Python numbers where the operand is a scalar constant: torch then computes with the
+number's full precision, as it did in the traced model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from tensorwright.ir import dims
+
+Operands = list[Any]
+Attrs = dict[str, Any]
+Bindings = Mapping[str, int]
+Rule = Callable[[Operands, Attrs, Bindings], torch.Tensor]
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch type of an element type's name."""
+    return getattr(torch, name)
+
+
+def _tensor(x: Any) -> torch.Tensor:
+    return x if isinstance(x, torch.Tensor) else torch.tensor(x)
+
+
+def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Rule:
+    return lambda x, attrs, bind: function(_tensor(x[0]))
+
+
+def _binary(function: Callable[[Any, Any], torch.Tensor], *, tensors: bool = False) -> Rule:
+    """At least one operand becomes a tensor; both, where torch's function takes no numbers."""
+
+    def rule(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+        a, b = x
+        if tensors or not (isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor)):
+            a, b = _tensor(a), _tensor(b)
+        return function(a, b)
+
+    return rule
+
+
+def _reduction(function: Callable[..., torch.Tensor]) -> Rule:
+    return lambda x, attrs, bind: function(_tensor(x[0]), dim=tuple(attrs["dims"]), keepdim=attrs["keepdim"])
+
+
+def _view(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    return _tensor(x[0]).reshape(dims.evaluate_all(attrs["shape"], bind))
+
+
+def _expand(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    return _tensor(x[0]).expand(dims.evaluate_all(attrs["shape"], bind))
+
+
+def _slice(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    start, end = dims.evaluate(attrs["start"], bind), dims.evaluate(attrs["end"], bind)
+    index = [slice(None)] * attrs["dim"] + [slice(start, end, attrs["step"])]
+    return x[0][tuple(index)]
+
+
+def _index(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    return x[0][tuple(slice(None) if i is None else i.long() for i in x[1:])]
+
+
+def _arange(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    start, end = dims.evaluate(attrs["start"], bind), dims.evaluate(attrs["end"], bind)
+    return torch.arange(start, end, attrs["step"], dtype=torch_dtype(attrs["dtype"]))
+
+
+def _full(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    value = attrs["value"]
+    value = dims.evaluate(value, bind) if isinstance(value, str) else value
+    return torch.full(dims.evaluate_all(attrs["shape"], bind), value, dtype=torch_dtype(attrs["dtype"]))
+
+
+def _pow(a: Any, b: Any) -> torch.Tensor:
+    return torch.pow(a, b)
+
+
+def _embedding(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    rows = F.embedding(x[1].long(), x[0])
+    return rows * attrs["scale"] if "scale" in attrs and attrs["scale"] != 1.0 else rows
+
+
+def _layer_norm(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    """Torch's own bits, for the trace; one weight per head is ours."""
+    data, w, b = (*x, None)[:3]
+    w = w + attrs["weight_offset"] if attrs["weight_offset"] else w
+    if w.dim() == 1:
+        return F.layer_norm(data, w.shape, w, b, attrs["eps"])
+    y = F.layer_norm(data, data.shape[-1:], eps=attrs["eps"]) * w
+    return y if b is None else y + b
+
+
+RULES: dict[str, Rule] = {
+    **{
+        op: _unary(getattr(torch, op))
+        for op in ("neg", "rsqrt", "sqrt", "exp", "log", "cos", "sin", "tanh", "sigmoid", "erf", "abs", "square")
+    },
+    "silu": _unary(F.silu),
+    "relu": _unary(F.relu),
+    "logical_not": _unary(torch.logical_not),
+    "add": _binary(lambda a, b: a + b),
+    "sub": _binary(lambda a, b: a - b),
+    "mul": _binary(lambda a, b: a * b),
+    "div": _binary(lambda a, b: a / b),
+    "pow": _binary(_pow),
+    "floor_div": _binary(lambda a, b: torch.div(_tensor(a), b, rounding_mode="floor")),
+    "remainder": _binary(torch.remainder),
+    "maximum": _binary(torch.maximum, tensors=True),
+    "minimum": _binary(torch.minimum, tensors=True),
+    "eq": _binary(lambda a, b: a == b),
+    "ne": _binary(lambda a, b: a != b),
+    "lt": _binary(lambda a, b: a < b),
+    "le": _binary(lambda a, b: a <= b),
+    "gt": _binary(lambda a, b: a > b),
+    "ge": _binary(lambda a, b: a >= b),
+    "logical_and": _binary(torch.logical_and, tensors=True),
+    "logical_or": _binary(torch.logical_or, tensors=True),
+    "where": lambda x, attrs, bind: torch.where(_tensor(x[0]), x[1], x[2]),
+    "gelu": lambda x, attrs, bind: F.gelu(x[0], approximate=attrs["approximate"]),
+    "cast": lambda x, attrs, bind: _tensor(x[0]).to(torch_dtype(attrs["dtype"])),
+    "clamp": lambda x, attrs, bind: torch.clamp(_tensor(x[0]), attrs["min"], attrs["max"]),
+    "mean": _reduction(torch.mean),
+    "sum": _reduction(torch.sum),
+    "amax": _reduction(torch.amax),
+    "any": _reduction(torch.any),
+    "all": _reduction(torch.all),
+    "softmax": lambda x, attrs, bind: torch.softmax(x[0], attrs["dim"]),
+    "cumsum": lambda x, attrs, bind: torch.cumsum(x[0], attrs["dim"]),
+    "matmul": lambda x, attrs, bind: torch.matmul(x[0], x[1]),
+    "linear": lambda x, attrs, bind: F.linear(*x),
+    "embedding": _embedding,
+    "view": _view,
+    "transpose": lambda x, attrs, bind: x[0].transpose(attrs["dim0"], attrs["dim1"]),
+    "permute": lambda x, attrs, bind: x[0].permute(tuple(attrs["dims"])),
+    "unsqueeze": lambda x, attrs, bind: _tensor(x[0]).unsqueeze(attrs["dim"]),
+    "squeeze": lambda x, attrs, bind: x[0].squeeze(attrs["dim"]),
+    "expand": _expand,
+    "concat": lambda x, attrs, bind: torch.cat([_tensor(t) for t in x], attrs["dim"]),
+    "slice": _slice,
+    "select": lambda x, attrs, bind: x[0].select(attrs["dim"], dims.evaluate(attrs["index"], bind)),
+    "index": _index,
+    "arange": _arange,
+    "full": _full,
+}
+COMPOUND_RULES: dict[str, Rule] = {"layer_norm": _layer_norm}
+"""Compound ops that a trace holds, because torch has them: these rules go before the plugins' definitions."""

@@ -1,0 +1,115 @@
+"""Ragged batches for graphs at stage "cached" or "lowered": metadata inputs, and a loop of steps that keeps the cache.
+
+What the runtime's scheduler does, as simply as it can be done, so that a cached graph can be compared with the traced
+graph run on each sequence alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tensorwright.errors import GraphError
+from tensorwright.ir.graph import Graph
+from tensorwright.ir.interpret import Weights, run
+
+
+class RaggedAdapter:
+    """Sequences of token ids, their block tables and how far each has been computed.
+
+    Blocks are dealt out in turn and backwards, so that no table is in order; entries past a sequence's end name no
+    block, and unwritten slots of the caches are NaN.
+    """
+
+    def __init__(self, graph: Graph, sequences: Sequence[Sequence[int]], *, block_size: int = 16):
+        self.graph = graph
+        self.sequences = [list(s) for s in sequences]
+        self.block_size = block_size
+        self.done = [0] * len(self.sequences)
+        needed = [-(-len(s) // block_size) for s in self.sequences]
+        self.blocks = sum(needed)
+        self.tables = np.full((len(needed), max(needed, default=0)), self.blocks, np.int32)
+        free = list(range(self.blocks))
+        for column in range(self.tables.shape[1]):
+            for seq, count in enumerate(needed):
+                if column < count:
+                    self.tables[seq, column] = free.pop()
+        self.caches = self._empty_caches()
+
+    def _empty_caches(self) -> dict[int, Any]:
+        from tensorwright.plugins.paged_attention.cache import PagedCache  # plugins import this package
+
+        layers = self.graph.facts.get("kv_layers")
+        if not isinstance(layers, list):
+            raise GraphError("the graph must have the fact kv_layers: a list of {kv_heads, head_dim, ...} per layer")
+        dtype = self.graph.facts.get("dtype", "float32") if self.graph.stage == "lowered" else "float32"
+        return {
+            i: PagedCache.empty(
+                self.blocks, about["kv_heads"], self.block_size, about["head_dim"], about.get("dtype", dtype)
+            )
+            for i, about in enumerate(layers)
+        }
+
+    def inputs(self, counts: Sequence[int], *, last_rows_only: bool = False) -> dict[str, Any]:
+        """The graph's inputs for the next counts[i] tokens of sequence i; a sequence with 0 is not in the batch.
+
+        Logits are asked for of every token, or of each sequence's last one.
+        """
+        present = [i for i, n in enumerate(counts) if n > 0]
+        spans = [(self.done[i], self.done[i] + counts[i]) for i in present]
+        for i, (_, end) in zip(present, spans, strict=True):
+            if end > len(self.sequences[i]):
+                raise GraphError(f"sequence {i} has {len(self.sequences[i])} tokens, {end} were asked for")
+        ids = [t for i, (a, b) in zip(present, spans, strict=True) for t in self.sequences[i][a:b]]
+        positions = np.concatenate([np.arange(a, b) for a, b in spans])
+        owner = np.repeat(present, [b - a for a, b in spans])
+        slots = self.tables[owner, positions // self.block_size] * self.block_size + positions % self.block_size
+        starts = np.cumsum([0, *(b - a for a, b in spans)])
+        arrays = {
+            "token_ids": ids,
+            "positions": positions,
+            "seq_starts": starts,
+            "context_lens": [b for _, b in spans],
+            "block_tables": self.tables[present],
+            "slots": slots,
+            "logit_rows": starts[1:] - 1 if last_rows_only else np.arange(len(ids)),
+        }
+        named = {name: torch.from_numpy(np.array(a, np.int32)) for name, a in arrays.items()}
+        named |= {f"kv_cache.{layer}": cache for layer, cache in self.caches.items()}
+        return {v.name: named[v.name] for v in self.graph.inputs}
+
+    def step(self, counts: Sequence[int], weights: Weights) -> list[torch.Tensor]:
+        """Computes counts[i] more tokens of sequence i; returns their logits, [counts[i], vocab] per sequence."""
+        (output,) = self.graph.outputs
+        logits: Any = None
+        for value, data in run(self.graph, self.inputs(counts), weights):
+            if value is output:
+                logits = data
+            elif value.dtype == "kv" and value.node is not None and value.node.op == "rotary_kv_write":
+                attrs = value.node.attrs  # "layer" at stage cached, "kv_layer" at stage lowered
+                self.caches[attrs["layer"] if "layer" in attrs else attrs["kv_layer"]] = data
+        self.done = [d + n for d, n in zip(self.done, counts, strict=True)]
+        return list(torch.split(logits, list(counts)))
+
+
+def interpret_ragged(
+    graph: Graph,
+    sequences: Sequence[Sequence[int]],
+    weights: Weights,
+    *,
+    steps: Sequence[Sequence[int]] | None = None,
+    block_size: int = 16,
+) -> list[torch.Tensor]:
+    """Logits [len, vocab] of every sequence. `steps` lists how many tokens of each sequence every step computes.
+
+    Without it everything is computed in one step.
+    """
+    adapter = RaggedAdapter(graph, sequences, block_size=block_size)
+    plan = [[len(s) for s in sequences]] if steps is None else steps
+    pieces = [adapter.step(counts, weights) for counts in plan]
+    if adapter.done != [len(s) for s in sequences]:
+        raise GraphError(f"the steps compute {adapter.done} tokens of sequences of {[len(s) for s in sequences]}")
+    return [torch.cat([piece[i] for piece in pieces]) for i in range(len(sequences))]

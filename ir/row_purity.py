@@ -1,0 +1,186 @@
+"""Row purity: at stage "cached" a row (one token of one sequence) never sees another row.
+
+A value is *per row* if its dimension 0 is "tokens" or "rows". Each rule below shows that row i of an op's result
+depends on row i of its per-row operands and on values that are the same for every batch; what has no rule is refused.
+Only the sequence-aware ops see more, through the metadata that says which rows belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tensorwright.ir import dims
+from tensorwright.ir.graph import Node, Value
+from tensorwright.ir.ops import ELEMENTWISE, REDUCTIONS, SEQUENCE_AWARE
+
+ROW_SYMBOLS = ("tokens", "rows")
+
+_COMPOUND_ROWS = {
+    "rms_norm": (0,), "rms_norm_columns": (0,), "add_rms_norm": (0, 1), "rotary_table": (0,), "swiglu": (0,),
+    "layer_norm": (0,), "layer_norm_columns": (0,), "add_layer_norm": (0, 1),
+}  # fmt: skip
+"""The operands that compound ops read row by row; the others must be shared."""
+_LINEARS = ("linear", "quantized_linear", "weight_only_linear")
+_OVER_LAST_DIM = frozenset(_COMPOUND_ROWS) - {"rotary_table"} | frozenset(_LINEARS)
+
+
+def is_per_row(value: Value) -> bool:
+    return value.rank > 0 and value.shape[0] in ROW_SYMBOLS
+
+
+def row_purity_fault(node: Node) -> str | None:
+    """Why `node` could let one row see another; None if it cannot."""
+    if node.op in SEQUENCE_AWARE or node.op in ("input", "weight", "constant"):
+        return None
+    operands = [v for v in node.inputs if v is not None]
+    fault = next(filter(None, map(_operand_fault, operands)), None)
+    if fault or (not any(map(is_per_row, operands)) and node.op not in _MAKERS):
+        return fault or next(filter(None, map(_shared_fault, node.outputs)), None)
+    for value in node.outputs:
+        if not is_per_row(value):
+            if node.op in _MAKERS:
+                return _shared_fault(value) or _attr_fault(node)
+            return f"%{value.name} {_shape(value)} has no row per token, so it mixes them"
+        if _mentions_rows(value.shape[1:]):
+            return f"%{value.name} {_shape(value)} spreads the tokens over another dimension"
+    rule = _RULES.get(node.op)
+    if rule is None:
+        return "the op has no rule by which it treats every row alone"
+    return rule(node)
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def _shape(value: Value) -> str:
+    return "[" + ", ".join(map(str, value.shape)) + "]"
+
+
+def _mentions_rows(shape: tuple) -> bool:
+    return any(not dims.symbols(d).isdisjoint(ROW_SYMBOLS) for d in shape)
+
+
+def _operand_fault(value: Value) -> str | None:
+    """Operands are per row, or of one shape in every batch; never metadata."""
+    if value.dtype == "kv":
+        return f"only sequence-aware ops may touch the cache %{value.name}"
+    rest = value.shape[1:] if is_per_row(value) else value.shape
+    if any(dims.symbols(d) for d in rest):
+        return f"operand %{value.name} {_shape(value)} varies with the batch in more than its rows"
+    return None
+
+
+def _shared_fault(value: Value) -> str | None:
+    if any(dims.symbols(d) for d in value.shape):
+        return f"%{value.name} {_shape(value)} varies with the batch, but with no operand's rows"
+    return None
+
+
+def _attr_fault(node: Node) -> str | None:
+    """No attribute may carry the size of the batch, save dimension 0 of a target shape."""
+    for name, attr in node.attrs.items():
+        values = attr if isinstance(attr, tuple) else (attr,)
+        values = values[1:] if name == "shape" else values
+        sized = [v for v in values if isinstance(v, str) and name not in ("dtype", "approximate", "layout")]
+        if any(dims.symbols(v) for v in sized):
+            return f"attribute {name} depends on the size of the batch"
+    return None
+
+
+# -- rules: each says None if rows stay apart -------------------------------------------------------------------------
+
+Rule = Callable[[Node], str | None]
+
+
+def _elementwise(node: Node) -> str | None:
+    """Per-row operands must have the result's rank, or broadcasting would put their rows elsewhere."""
+    for value in node.inputs:
+        if value is not None and is_per_row(value) and value.rank != node.outputs[0].rank:
+            return f"the rows of %{value.name} {_shape(value)} do not line up with those of the result"
+    return _attr_fault(node)
+
+
+def _not_dim_0(*names: str, inserts: bool = False) -> Rule:
+    def rule(node: Node) -> str | None:
+        for name in names:
+            touched = node.attrs[name]
+            if 0 in (touched if isinstance(touched, tuple) else (touched,)):
+                return f"it works along dimension 0, the tokens ({name} = {touched})"
+        return _attr_fault(node)
+
+    return rule
+
+
+def _concat(node: Node) -> str | None:
+    if not all(is_per_row(v) for v in node.inputs if v is not None):
+        return "it joins values with and without rows"
+    return _not_dim_0("dim")(node)
+
+
+def _permute(node: Node) -> str | None:
+    return None if node.attrs["dims"][0] == 0 else "it moves dimension 0, the tokens"
+
+
+def _view(node: Node) -> str | None:
+    """Row-major order keeps rows together exactly if dimension 0 stays the same."""
+    same = node.inputs[0] is not None and node.inputs[0].shape[0] == node.attrs["shape"][0]
+    return _attr_fault(node) if same else "it moves elements between tokens"
+
+
+def _matmul(node: Node) -> str | None:
+    a, b = node.inputs
+    assert a is not None
+    assert b is not None
+    if is_per_row(b) and b.rank < 3:
+        return f"the rows of %{b.name} {_shape(b)} would be summed over"
+    return _elementwise(node)
+
+
+def _first_only(node: Node) -> str | None:
+    """Rows come in through the listed operands; the last dimension that is summed over must not be the rows."""
+    rows = _COMPOUND_ROWS.get(node.op, (0,))
+    for i, value in enumerate(node.inputs):
+        if value is None:
+            continue
+        if is_per_row(value) != (i in rows):
+            return f"operand {i} (%{value.name}) must {'have rows' if i in rows else 'be the same for all rows'}"
+        if i in rows and node.op in _OVER_LAST_DIM and value.rank < 2:
+            return f"it sums over the only dimension of %{value.name}, the tokens"
+    return None
+
+
+def _embedding(node: Node) -> str | None:
+    table = node.inputs[0]
+    return "the table must be the same for all rows" if table is None or is_per_row(table) else None
+
+
+def _index(node: Node) -> str | None:
+    base, ids = node.inputs[0], node.inputs[1:]
+    assert base is not None
+    if is_per_row(base):
+        return "it picks among tokens" if ids[0] is not None else None
+    return None if ids[0] is not None else "the rows of an index would not become those of the result"
+
+
+def _arange(node: Node) -> str | None:
+    return "it counts tokens across sequences"
+
+
+_MAKERS = ("arange", "full", "expand")
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(REDUCTIONS, _not_dim_0("dims")),
+    **dict.fromkeys(("softmax", "cumsum", "slice", "select", "unsqueeze", "squeeze"), _not_dim_0("dim")),
+    **dict.fromkeys((*_COMPOUND_ROWS, *_LINEARS), _first_only),
+    "transpose": _not_dim_0("dim0", "dim1"),
+    "permute": _permute,
+    "view": _view,
+    "expand": _elementwise,
+    "concat": _concat,
+    "matmul": _matmul,
+    "embedding": _embedding,
+    "quantized_embedding": _embedding,
+    "index": _index,
+    "arange": _arange,
+    "full": _attr_fault,
+}

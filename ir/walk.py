@@ -1,0 +1,51 @@
+"""Runs of graphs that are taken node by node, so that two of them read a checkpoint together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorwright.ir.graph import Graph, Value
+from tensorwright.ir.interpret import Weights, run
+
+
+class Walk:
+    """One run of `graph` in the interpreter, as far as somebody took it; arguments as of `interpret`."""
+
+    def __init__(self, graph: Graph, inputs: dict[str, Any], weights: Weights):
+        self._graph = graph
+        self._values = run(graph, inputs, weights)
+        self._ahead = [node for node in reversed(graph.nodes) if node.op not in ("weight", "constant")]
+        self._results: dict[Value, Any] = {}
+
+    @property
+    def done(self) -> bool:
+        return not self._ahead
+
+    def next_reads(self) -> set[str]:
+        """Names of the checkpoint's tensors that the next node reads."""
+        made_by = [v.node for v in self._ahead[-1].inputs if v is not None and v.node is not None]
+        return {name for node in made_by if node.op == "weight" for name in node.attrs["expr"].refs()}
+
+    def advance(self) -> None:
+        """Computes the next node."""
+        for _ in self._ahead.pop().outputs:
+            value, data = next(self._values)
+            if value in self._graph.outputs:
+                self._results[value] = data
+
+    def finish(self) -> list[Any]:
+        """Computes what is left. The graph's outputs."""
+        while not self.done:
+            self.advance()
+        return [self._results[value] for value in self._graph.outputs]
+
+
+def in_step(first: Walk, second: Walk) -> None:
+    """Takes both to their ends, `second` reading tensors soon after `first` did, while the system still holds them."""
+    read: set[str] = set()
+    while not second.done:
+        while not first.done and not second.next_reads() <= read:
+            read |= first.next_reads()
+            first.advance()
+        second.advance()
+    first.finish()

@@ -1,0 +1,179 @@
+"""The folder of engines that were built from model directories: what is in it, who uses it, how much of it is kept.
+
+<cache>/tensorwright/engines/<key>          an engine; the folder's time of change is when it was last opened
+<cache>/tensorwright/engines/<key>.lock     locked by who builds or removes (alone) or runs it (shared); its text
+                                            says of what model it is
+<cache>/tensorwright/engines/<key>.partial  an engine being put in place or removed
+<cache>/tensorwright/engines/.<key>.partial.*  a build under way, or one that was killed
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tensorwright.errors import InvalidOptionError
+from tensorwright.json_text import read_json
+from tensorwright.runtime.engine.memory import parse_size
+
+_BESIDE = re.compile(r"\.([^.]+)\.partial\.")
+"""How the builder names what it writes before it is put at <key>.partial."""
+SIZE_VARIABLE = "TENSORWRIGHT_CACHE_SIZE"
+DEFAULT_SIZE = "50GiB"
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One engine of the cache, or what is left of a build."""
+
+    key: str
+    path: Path
+    model: str | None
+    """The directory it was built from; None if it is not known."""
+    dtype: str | None
+    size: int
+    """Bytes."""
+    used: float
+    """When it was last opened or built, in seconds since 1970."""
+    in_use: bool
+    """Whether a process runs, builds or removes it now."""
+
+
+def cache_root() -> Path:
+    """$XDG_CACHE_HOME/tensorwright/engines; the specification says to ignore a relative XDG_CACHE_HOME."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tensorwright" / "engines"
+
+
+def cache_limit() -> int:
+    """How many bytes the cache may hold after a build: $TENSORWRIGHT_CACHE_SIZE, such as "20GiB"."""
+    return parse_size(os.environ.get(SIZE_VARIABLE, DEFAULT_SIZE), SIZE_VARIABLE)
+
+
+def take_lock(root: Path, key: str, *, alone: bool, wait: bool = True) -> IO[str] | None:
+    """The lock of an engine; closing it gives it back, and so does the kernel if we die. None: others have it."""
+    path = root / f"{key}.lock"
+    kind = (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, kind)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except FileNotFoundError:
+            pass
+        except BlockingIOError:
+            file.close()
+            return None
+        file.close()  # who removed the engine removed this lock with it: take the one that others see
+
+
+def note_model(lock: IO[str], model: Path, dtype: str) -> None:
+    """Writes into a lock of its own what the engine is built from."""
+    lock.truncate(0)
+    lock.write(json.dumps({"model": str(model.resolve()), "dtype": dtype}))
+    lock.flush()
+
+
+def cache_entries(root: Path) -> list[CacheEntry]:
+    """All of them, the longest unused first."""
+    names = os.listdir(root) if root.is_dir() else []
+    keys = {name.removesuffix(".partial") for name in names if not name.endswith(".lock") and name[0] != "."}
+    keys |= {match[1] for name in names if (match := _BESIDE.match(name))}
+    entries = [_entry(root, key) for key in keys]
+    return sorted(entries, key=lambda entry: (entry.used, entry.key))
+
+
+def remove_entry(root: Path, key: str) -> bool:
+    """Removes an engine unless somebody uses it; False if so. It is gone for others before its first file is."""
+    lock = take_lock(root, key, alone=True, wait=False)
+    if lock is None:
+        return False
+    with lock:
+        partial = root / f"{key}.partial"
+        for left in _partial_folders(root, key):
+            shutil.rmtree(left, ignore_errors=True)
+        if (root / key).is_dir():
+            (root / key).rename(partial)
+            shutil.rmtree(partial)
+        (root / f"{key}.lock").unlink()
+    return True
+
+
+def trim_cache(root: Path, limit: int) -> list[str]:
+    """Removes what killed builds and removals left, and the longest unused engines until `limit` bytes are left or all
+    others are in use; their keys."""
+    entries = cache_entries(root)
+    total = sum(entry.size for entry in entries)
+    removed = []
+    for entry in sorted(entries, key=lambda entry: entry.path.is_dir()):  # first what a killed process left
+        if total <= limit and entry.path.is_dir():
+            break
+        if remove_entry(root, entry.key):
+            total -= entry.size
+            removed.append(entry.key)
+    return removed
+
+
+def find_entries(root: Path, beginnings: tuple[str, ...]) -> list[CacheEntry]:
+    """The entries whose keys begin so, one each; all without any. InvalidOptionError if there is none or more."""
+    entries = cache_entries(root)
+    found = {}
+    for beginning in beginnings:
+        fitting = [entry for entry in entries if beginning and entry.key.startswith(beginning)]
+        if len(fitting) != 1:
+            raise InvalidOptionError(
+                f"KEY must be the key of one engine in {root}, or its beginning; {beginning!r} is of {len(fitting)}: "
+                "see 'tensorwright cache list'"
+            )
+        found[fitting[0].key] = fitting[0]
+    return list(found.values()) if beginnings else entries
+
+
+def _entry(root: Path, key: str) -> CacheEntry:
+    lock = take_lock(root, key, alone=True, wait=False) if os.access(root, os.W_OK) else None
+    if lock is not None:
+        lock.close()
+    model, dtype = _noted_model(root / f"{key}.lock")
+    folders = [root / key, *_partial_folders(root, key)]
+    used = max((_time_of_change(folder) for folder in folders), default=0.0)
+    size = sum(_size(folder) for folder in folders)
+    return CacheEntry(key, root / key, model, dtype, size, used, in_use=lock is None)
+
+
+def _partial_folders(root: Path, key: str) -> list[Path]:
+    """Of builds and removals of this engine, under way or killed. Whoever has its lock alone may remove them."""
+    beside = [root / name for name in os.listdir(root) if (match := _BESIDE.match(name)) and match[1] == key]
+    return [root / f"{key}.partial", *beside]
+
+
+def _noted_model(path: Path) -> tuple[str | None, str | None]:
+    try:
+        noted = read_json(path.read_bytes())
+        return str(noted["model"]), str(noted["dtype"])
+    except (OSError, ValueError, TypeError, KeyError):  # of an older version, or being written
+        return None, None
+
+
+def _time_of_change(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:  # removed in between
+                continue
+    return total

@@ -1,0 +1,259 @@
+"""The `tensorwright` command. Everything but click is imported by the subcommand that needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import tensorwright
+from tensorwright.command import run_command
+from tensorwright.entry import nothing_begun
+from tensorwright.runtime.commands.bench_options import load_options, take_load
+from tensorwright.runtime.commands.load_test_command import bench_serve
+from tensorwright.runtime.commands.option_tables import GENERATION_CONFIG
+from tensorwright.runtime.commands.request_options import request_options, take_params
+from tensorwright.runtime.commands.serve_options import serve_options
+from tensorwright.runtime.commands.triton_command import triton_repo
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(tensorwright.__version__, prog_name="tensorwright")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Run engines, look into them, build them."""
+
+
+@cli.command()
+@click.argument("engine")
+@click.option(
+    "--prompt", "prompts", multiple=True, required=True,
+    help="Text to continue; '-' reads it from stdin, without its last newline.",
+)  # fmt: skip
+@click.option("--chat", is_flag=True, help="A prompt is what the user says, put into the model's chat template.")
+@click.option("--system", help="With --chat: the system's message before it.")
+@click.option(
+    "--chat-template",
+    metavar="FILE|NAME",
+    help="With --chat: Jinja instead of the model's own template, or the name of one of the model's.",
+)
+@request_options
+@click.option("--stream/--no-stream", default=True, show_default=True, help="Print text as it comes.")
+@click.option("--echo", is_flag=True, help="Print the prompt before its continuation.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per prompt instead of text.")
+@click.option("--stats", is_flag=True, help="Times and tokens per second on stderr.")
+@click.option("--threads", type=int, help="Default: one per physical core.")
+@click.option("--quantize", metavar="SPEC", help="Of a model directory: formats of the weights, as in build-engine.")
+@click.option(
+    "--kv-cache-dtype",
+    type=click.Choice(["auto", "int8"]),
+    default="auto",
+    help="Of a model directory: the type of the KV cache, as in build-engine.",
+)
+@click.option("--kv-cache-memory", help='Such as "512MiB". Default: half of the free memory, or what is useful.')
+@click.option(GENERATION_CONFIG[0], show_default=True, **GENERATION_CONFIG[1])
+@click.option("--profile", is_flag=True, help="On stderr: time, bytes and operations by op and module, and rooflines.")
+@click.option("--profile-svg", metavar="FILE", help="Draw the profile into FILE, an SVG picture. Implies --profile.")
+def run(**options: Any) -> None:
+    """Generate text with ENGINE (or with a model directory, which is built on first use)."""
+    with nothing_begun:
+        from tensorwright.runtime.commands.run_command import run_prompts
+
+    for option, name in (("--system", "system"), ("--chat-template", "chat_template")):
+        if options[name] is not None and not options["chat"]:
+            raise click.UsageError(f"{option} needs --chat")
+    asked = take_params(options)
+    for option, count in (("--logprobs", asked.params.logprobs), ("--prompt-logprobs", asked.params.prompt_logprobs)):
+        if count is not None and not options["as_json"]:
+            raise click.UsageError(f"{option} needs --json, which prints them")
+    profiler, profile, picture = None, options.pop("profile"), options.pop("profile_svg")
+    if profile or picture is not None:
+        with nothing_begun:
+            from tensorwright.runtime.commands.profile_command import start_profiler
+
+        profiler = start_profiler(options["threads"], picture)
+    run_prompts(asked=asked, profiler=profiler, **options)
+
+
+@cli.command()
+@click.argument("engines", metavar="ENGINE...", nargs=-1, required=True)
+@serve_options
+@click.option("--api-key-file", metavar="FILE", help="Keys, one per line; unlike --api-key not seen in process lists.")
+@click.option("--allow-no-tokenizer", is_flag=True, help="Serve an engine that can answer no request for lack of one.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error", "critical"]),
+    default="info",
+    show_default=True,
+    help="Of the lines of JSON on stderr; info: one per request.",
+)
+def serve(
+    engines: tuple[str, ...], api_key_file: str | None, allow_no_tokenizer: bool, log_level: str, **options: Any
+) -> None:
+    """Serve ENGINEs behind OpenAI's API. Each is PATH or NAME=PATH; clients call it by its name.
+
+    SIGTERM or Ctrl-C refuses new requests, lets those under way finish, and exits; a second one exits at once.
+    """
+    with nothing_begun:
+        from tensorwright.runtime.commands.serve_command import serve_engines
+
+    serve_engines(engines, api_key_file, allow_no_tokenizer, log_level, options)
+
+
+@cli.command()
+@click.argument("engine")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+@click.option("--graph", is_flag=True, help="The graph's text instead.")
+def inspect(engine: str, as_json: bool, graph: bool) -> None:
+    """Show what ENGINE is: model, passes and counts, sizes, accuracy record, kernels taken on this machine."""
+    with nothing_begun:
+        import json
+
+        from rich.console import Console
+
+        from tensorwright.runtime.engine.engine_dir import open_engine
+        from tensorwright.runtime.tools.inspect import describe, show
+
+    opened = open_engine(engine)
+    if graph:
+        click.echo(opened.file("graph.txt").read_text(encoding="utf-8"), nl=False)
+    elif as_json:
+        click.echo(json.dumps(describe(opened), indent=2))
+    else:
+        show(describe(opened), Console(highlight=False))
+
+
+@cli.command("eval")
+@click.argument("engine")
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--window", type=int, default=512, show_default=True, help="Tokens that the engine sees at a time.")
+@click.option("--threads", type=int, help="Default: one per physical core.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def evaluate(engine: str, files: tuple[str, ...], window: int, threads: int | None, as_json: bool) -> None:
+    """Perplexity of text FILEs by ENGINE itself, each and in total.
+
+    A file is tokenized whole, with the special tokens that the tokenizer adds (a first <s>, if it does), and cut into
+    windows side by side. The first token of a window is not scored.
+    """
+    with nothing_begun:
+        from tensorwright.runtime.commands.eval_command import evaluate as evaluate_files
+
+    evaluate_files(engine, files, window, threads, as_json)
+
+
+@cli.group()
+def bench() -> None:
+    """How fast an engine or a server is with made-up requests."""
+
+
+bench.add_command(bench_serve)
+
+
+@bench.command()
+@click.argument("engine")
+@load_options(batch_size=1, requests=10)
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def latency(engine: str, as_json: bool, **options: Any) -> None:
+    """Time to the first token, per output token and between tokens, of batches one after the other."""
+    with nothing_begun:
+        from tensorwright.runtime.commands.bench_command import bench_latency
+
+    bench_latency(engine, take_load(options), as_json)
+
+
+@bench.command()
+@click.argument("engine")
+@load_options(batch_size=16, requests=64)
+@click.option("--repeats", type=int, default=3, show_default=True, help="Of the whole; rates are percentiles of them.")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def throughput(engine: str, repeats: int, as_json: bool, **options: Any) -> None:
+    """Requests and tokens per second, all requests submitted at once."""
+    with nothing_begun:
+        from tensorwright.runtime.commands.bench_command import bench_throughput
+
+    bench_throughput(engine, take_load(options), repeats, as_json)
+
+
+@cli.group()
+def cache() -> None:
+    """The engines that were built from model directories on first use.
+
+    After a build the longest unused are removed until $TENSORWRIGHT_CACHE_SIZE is kept (50GiB), but none that runs.
+    """
+
+
+@cache.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def list_engines(as_json: bool) -> None:
+    """Show every engine of the cache, the longest unused first."""
+    with nothing_begun:
+        from tensorwright.runtime.commands.cache_command import list_cache
+
+    list_cache(as_json)
+
+
+@cache.command("clear")
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="What was removed as one JSON object.")
+def clear_engines(keys: tuple[str, ...], as_json: bool) -> None:
+    """Remove the engines with these KEYs (or beginnings of them), or all; never one that a process uses."""
+    with nothing_begun:
+        from tensorwright.runtime.commands.cache_command import clear_cache
+
+    clear_cache(keys, as_json)
+
+
+@cli.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def build(arguments: tuple[str, ...]) -> None:
+    """Build an engine from a model; the same as build-engine (see build-engine --help)."""
+    with nothing_begun:
+        from tensorwright.runtime.api.model_cache import require_build_extra
+
+    require_build_extra("building an engine")
+    with nothing_begun:
+        from tensorwright.builder.cli import build_engine
+
+    build_engine.main(args=list(arguments), prog_name="tensorwright build", standalone_mode=False)
+
+
+@cli.command(
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def rebuild(arguments: tuple[str, ...]) -> None:
+    """Build an engine again, for another target or with other options (see rebuild --help)."""
+    with nothing_begun:
+        from tensorwright.builder.rebuild_cli import rebuild_engine
+
+    rebuild_engine.main(args=list(arguments), prog_name="tensorwright rebuild", standalone_mode=False)
+
+
+@cli.command()
+@click.argument("engine", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
+def doctor(engine: str | None, as_json: bool) -> None:
+    """Show what this machine has, and whether ENGINE can run here; where not, what to do.
+
+    Packages and versions, driver, GPUs, instruction sets. Exits with 1 if ENGINE cannot run here.
+    """
+    with nothing_begun:
+        from tensorwright.runtime.commands.doctor_command import examine
+
+    examine(engine, as_json)
+
+
+cli.add_command(triton_repo)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command and exits; `src/tensorwright/command.py` has the exit codes and the form of an error."""
+    run_command(cli, arguments, "tensorwright")
+
+
+if __name__ == "__main__":
+    main()

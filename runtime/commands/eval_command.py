@@ -1,0 +1,147 @@
+"""`tensorwright eval`: perplexity of text files by the engine itself.
+
+Each file is one text, tokenized as the tokenizer does it (with its special tokens, such as a first <s>), and cut into
+windows of N tokens side by side; the last may be shorter. The engine sees one window at a time, so the first token of
+a window has nothing before it and is not scored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tensorwright.errors import InvalidOptionError, InvalidRequestError, NumericalError
+from tensorwright.runtime.base.host import choose_threads
+from tensorwright.runtime.base.progress import progress_bar
+from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.engine.targets import require_cpu
+from tensorwright.runtime.text.tokenizer import Tokenizer
+from tensorwright.runtime.tools.evaluate import Scorer
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of a file, or of all. tokens: those that were scored; nll: mean negative logprob of one, in nats."""
+
+    file: str
+    perplexity: float | None  # None: too large for a number
+    nll: float
+    tokens: int
+    windows: int
+    seconds: float
+
+
+def evaluate(engine: str, files: Sequence[str], window: int, threads: int | None, as_json: bool) -> None:
+    """See cli.eval for the options."""
+    opened = open_engine(engine)
+    require_cpu(opened, "tensorwright eval")
+    check_window(window, opened)
+    texts = [(file, cut(read_ids(Path(file), opened), window)) for file in files]
+    scorer = Scorer(opened, window, choose_threads(threads))
+    total = sum(len(ids) - 1 for _, windows in texts for ids in windows)
+    scores, logprobs = [], []
+    with progress_bar("scoring", total, sys.stderr.isatty()) as advance:
+        for file, windows in texts:
+            begin = time.perf_counter()
+            of_file: list[float] = []
+            for part in scorer.score(windows):
+                of_file += part.tolist()
+                advance(len(part))
+            scores.append(score_of(file, of_file, len(windows), time.perf_counter() - begin))
+            logprobs += of_file
+    windows_in_all, seconds = sum(score.windows for score in scores), sum(score.seconds for score in scores)
+    scores.append(score_of("total", logprobs, windows_in_all, seconds))
+    show_json(opened, scores, window) if as_json else show(opened, scores, window)
+
+
+def check_window(window: int, engine: EngineDir) -> None:
+    if not 2 <= window <= engine.max_seq_len:
+        raise InvalidOptionError(
+            f"--window must be 2 to the engine's max_seq_len {engine.max_seq_len}, got {window}"
+            + (", build the engine with a larger --max-seq-len" if window > engine.max_seq_len else "")
+        )
+
+
+def read_ids(path: Path, engine: EngineDir) -> list[int]:
+    """The file's tokens, at least two."""
+    tokenizer = _tokenizer(engine)
+    data = path.read_bytes()
+    if not data:
+        raise InvalidRequestError(f"{path}: must hold text, is empty; leave it out")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{path}: must be UTF-8 text ({error}); convert it") from error
+    ids = tokenizer.encode(text)
+    if len(ids) < 2:
+        raise InvalidRequestError(
+            f"{path}: must be at least 2 tokens, for the first is not scored, is {len(ids)}; leave it out"
+        )
+    if max(ids) >= engine.vocab_size:
+        raise InvalidRequestError(
+            f"{engine.path}: its tokenizer gives token {max(ids)} for {path}, but the model has a vocabulary of "
+            f"{engine.vocab_size}; build the engine again with the model's own tokenizer"
+        )
+    return ids
+
+
+def cut(ids: list[int], window: int) -> list[list[int]]:
+    """Side by side; a last one of a single token has nothing to score and is left out."""
+    parts = [ids[start : start + window] for start in range(0, len(ids), window)]
+    return [part for part in parts if len(part) > 1]
+
+
+def score_of(file: str, logprobs: list[float], windows: int, seconds: float) -> Score:
+    nll = -math.fsum(logprobs) / len(logprobs)
+    if math.isinf(nll):
+        raise NumericalError(f"{file}: the engine gives a token of the text probability 0; build it in float32")
+    try:
+        perplexity = math.exp(nll)
+    except OverflowError:
+        perplexity = None
+    return Score(file, perplexity, nll, len(logprobs), windows, seconds)
+
+
+def _tokenizer(engine: EngineDir) -> Tokenizer:
+    if engine.tokenizer is None:
+        raise InvalidRequestError(f"{engine.path} has no tokenizer, so it cannot read text: build it with one")
+    return engine.tokenizer
+
+
+def show(engine: EngineDir, scores: list[Score], window: int) -> None:
+    added = _tokenizer(engine).encode("")
+    special = f"with the tokenizer's special tokens {added}" if added else "without special tokens, as the tokenizer"
+    click.echo(f"{engine.path}: windows of {window} tokens, the first of each is not scored; files read {special}")
+    for score in scores:
+        perplexity = "too large" if score.perplexity is None else f"{score.perplexity:.4f}"
+        click.echo(
+            f"{score.file}: perplexity {perplexity}, nll {score.nll:.6f}; {score.tokens} tokens scored in "
+            f"{score.windows} windows, {score.seconds:.2f} s"
+        )
+
+
+def show_json(engine: EngineDir, scores: list[Score], window: int) -> None:
+    facts: dict[str, Any] = {
+        "path": str(engine.path),
+        **{key: engine.config[key] for key in ("tensorwright_version", "target", "dtype", "model", "build_options")},
+        "max_seq_len": engine.max_seq_len,
+        "source": engine.config["source"].get("hash"),
+        "weights_bytes": engine.weights.stat().st_size,
+    }
+    *files, total = scores
+    result = {
+        "window": window,
+        "special_tokens": _tokenizer(engine).encode(""),
+        "files": [asdict(score) for score in files],
+        "total": {name: value for name, value in asdict(total).items() if name != "file"},
+        "engine": facts,
+    }
+    click.echo(json.dumps(result, indent=2))

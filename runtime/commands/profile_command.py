@@ -1,0 +1,52 @@
+"""`tensorwright run --profile`: measures the ceilings first, and at the end shows what the steps came to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from tensorwright.errors import InvalidOptionError
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.base.host import choose_threads
+from tensorwright.runtime.base.pictures import check_picture
+from tensorwright.runtime.tools.ceilings import Ceilings, measure_ceilings
+from tensorwright.runtime.tools.profile import as_dict, summarise
+
+WIDTH = 120  # of the tables, also where there is no terminal, or a narrow one
+
+
+@dataclass(frozen=True)
+class Profiler:
+    ceilings: Ceilings
+    svg: Path | None
+
+    def finish(self, llm: LLM, as_json: bool) -> None:
+        """Stops measuring. Tables on stderr, or one more object on stdout; and the picture."""
+        llm.profile(False)
+        phases = summarise(llm.get_profile(), self.ceilings, llm.engine.dtype)
+        if as_json:
+            click.echo(json.dumps({"profile": as_dict(phases, self.ceilings)}))
+        else:
+            from rich.console import Console
+
+            from tensorwright.runtime.tools.profile_show import show_profile
+
+            console = Console(stderr=True, highlight=False)
+            console.width = max(console.width, WIDTH)
+            show_profile(phases, self.ceilings, console)
+        if self.svg is not None:
+            from tensorwright.runtime.tools.profile_chart import draw_profile
+
+            title = f"{llm.engine.path.resolve().name}: time by op"
+            self.svg.write_text(draw_profile(phases, self.ceilings, title), encoding="utf-8")
+
+
+def start_profiler(threads: int | None, svg: str | None) -> Profiler:
+    """Before the engine is loaded, so that nothing else runs meanwhile."""
+    path = None if svg is None else check_picture(svg, "--profile-svg")
+    if threads is not None and threads < 1:
+        raise InvalidOptionError(f"--threads must be positive, got {threads}")
+    return Profiler(measure_ceilings(choose_threads(threads)), path)

@@ -1,0 +1,173 @@
+"""`tensorwright run`: prompts in, text out as it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from tensorwright.errors import InvalidOptionError
+from tensorwright.runtime.api.engine_cache import cache_root
+from tensorwright.runtime.api.llm import LLM, is_model
+from tensorwright.runtime.api.model_cache import BuildChoices, is_cached
+from tensorwright.runtime.commands.request_options import AskedParams
+from tensorwright.runtime.requests.async_requests import RequestHandle
+from tensorwright.runtime.requests.outputs import CompletionOutput, Logprob, RequestOutput
+from tensorwright.runtime.requests.prompts import RenderedPrompt
+from tensorwright.runtime.requests.request_news import RequestNews
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.commands.profile_command import Profiler
+
+
+def run_prompts(
+    engine: str,
+    prompts: tuple[str, ...],
+    asked: AskedParams,
+    *,
+    chat: bool,
+    system: str | None,
+    chat_template: str | None,
+    stream: bool,
+    echo: bool,
+    profiler: Profiler | None,
+    as_json: bool,
+    stats: bool,
+    threads: int | None,
+    quantize: str | None,
+    kv_cache_dtype: str,
+    kv_cache_memory: str | None,
+    generation_config: str,
+) -> None:
+    """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
+    if chat_template is not None:
+        from tensorwright.runtime.text.chat_template import read_argument  # imports Jinja
+
+        chat_template = read_argument(chat_template, "--chat-template")
+    texts = [_read_prompt() if prompt == "-" else prompt for prompt in prompts]
+    choices = BuildChoices(quantize=quantize, kv_cache_dtype=kv_cache_dtype)
+    tell_of_build(Path(os.path.expanduser(engine)), choices)
+    own: dict[str, Any] = {
+        "threads": threads,
+        "kv_cache_memory": kv_cache_memory,
+        "generation_config": generation_config,
+    }
+    with LLM(engine, chat_template=chat_template, **own, **vars(choices)) as llm:
+        params = asked.over(llm.sampling_defaults)
+        begin = time.perf_counter()
+        if profiler is not None:
+            llm.profile(True)
+        given = [_conversation(llm, text, system) for text in texts] if chat else texts
+        handles = [llm.generate_async(prompt, params) for prompt in given]
+        outputs = []
+        for text, handle in zip(texts, handles, strict=True):
+            if len(texts) > 1 and not as_json:
+                click.echo(f"==> {text!r} <==")
+            before = text if echo else ""
+            outputs.append(_print_json(handle) if as_json else _print(handle, before, stream and params.n == 1))
+        if stats:
+            _print_stats(outputs, time.perf_counter() - begin)
+        if profiler is not None:
+            profiler.finish(llm, as_json)
+
+
+def _read_prompt() -> str:
+    """Standard input without its last newline, which `echo` adds: after it a model would begin a new line."""
+    return _read(sys.stdin, "--prompt -").removesuffix("\n")
+
+
+def _read(file: TextIO, option: str) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise InvalidOptionError(f"{option} must be UTF-8 text: {error}") from error
+
+
+def _conversation(llm: LLM, text: str, system: str | None) -> RenderedPrompt:
+    from tensorwright.runtime.api.chat import chat_prompt  # imports Jinja, which prompts without chat do not need
+
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": text})
+    return chat_prompt(llm.engine, messages, llm.chat_template, True, {})
+
+
+def tell_of_build(path: Path, choices: BuildChoices) -> None:
+    """A first use of a model directory takes minutes; silence would look like a fault."""
+    if is_model(path) and not is_cached(path, choices):
+        click.echo(f"building the engine of {path} into {cache_root()}, once; this may take minutes", err=True)
+
+
+def _print_json(handle: RequestHandle) -> RequestOutput:
+    output = handle.result()
+    click.echo(json.dumps(_as_dict(output)))
+    return output
+
+
+def _print(handle: RequestHandle, before: str, stream: bool) -> RequestOutput:
+    """before: what stands before each completion."""
+    if stream:
+        click.echo(before, nl=False)
+        return _print_stream(handle)
+    output = handle.result()
+    for number, completion in enumerate(output.outputs, start=1):
+        if len(output.outputs) > 1:
+            click.echo(f"--> {number} of {len(output.outputs)} <--")
+        click.echo(before + completion.text)
+    return output
+
+
+def _print_stream(handle: RequestHandle) -> RequestOutput:
+    for news in RequestNews(handle):
+        click.echo(news.outputs[0].text, nl=False)  # click flushes
+    click.echo()
+    return handle.result()
+
+
+def _as_dict(output: RequestOutput) -> dict[str, Any]:
+    """For --json: the whole output, with the first completion's text and tokens where they are easy to reach."""
+    completions = [_completion_as_dict(completion) for completion in output.outputs]
+    metrics = {name: value for name, value in asdict(output.metrics).items() if name != "inter_token_times"}
+    result = {
+        "prompt": output.prompt,
+        "prompt_tokens": len(output.prompt_token_ids),
+        **completions[0],
+        "metrics": metrics,
+    }
+    if len(completions) > 1:
+        result["completions"] = completions
+    if output.prompt_logprobs is not None:
+        result["prompt_logprobs"] = [table and _as_rows(table) for table in output.prompt_logprobs]
+    return result
+
+
+def _completion_as_dict(completion: CompletionOutput) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        name: getattr(completion, name) for name in ("text", "token_ids", "finish_reason", "stop_reason")
+    }
+    if completion.logprobs is not None:
+        result["logprobs"] = [_as_rows(table) for table in completion.logprobs]
+    return result
+
+
+def _as_rows(table: dict[int, Logprob]) -> list[dict[str, Any]]:
+    """The token that stands there, then the others; a JSON object could not have integer keys."""
+    return [{"token_id": token, **asdict(entry)} for token, entry in table.items()]
+
+
+def _print_stats(outputs: list[RequestOutput], seconds: float) -> None:
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    made = sum(len(completion.token_ids) for output in outputs for completion in output.outputs)
+    line = f"{prompt} prompt tokens, {made} generated in {seconds:.2f} s: {made / seconds:.1f} tokens/s"
+    first = [t for output in outputs if (t := output.metrics.time_to_first_token) is not None]
+    each = [t for output in outputs if (t := output.metrics.time_per_output_token) is not None]
+    if first:
+        line += f"; first token after {max(first) * 1e3:.0f} ms"
+    if each:
+        line += f", then one every {sum(each) / len(each) * 1e3:.1f} ms"
+    click.echo(line, err=True)

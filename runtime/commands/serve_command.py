@@ -1,0 +1,178 @@
+"""`tensorwright serve`: engines behind OpenAI's API. Everything that can be wrong is found before an engine is loaded,
+and the server's packages are imported only when they are there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tensorwright.errors import InvalidOptionError, MissingDependencyError, reason
+from tensorwright.installing import install
+from tensorwright.runtime.commands.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS, take
+from tensorwright.runtime.engine.engine_dir import TOKENIZER, is_engine
+from tensorwright.runtime.engine.memory import parse_size
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.api.llm import LLM
+
+logger = logging.getLogger("tensorwright.server")
+PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
+
+
+def require_serve_extra() -> None:
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(f"serving needs {', '.join(missing)}, which is not installed: {install('serve')}")
+
+
+def serve_engines(
+    engines: tuple[str, ...],
+    api_key_file: str | None,
+    allow_no_tokenizer: bool,
+    log_level: str,
+    options: dict[str, Any],
+) -> None:
+    """Serves until a signal. engines: PATH or NAME=PATH. options: those of serve_options.py."""
+    require_serve_extra()
+    from tensorwright.runtime.serving.server.listen import Listen
+    from tensorwright.runtime.serving.server.options import ServerOptions
+    from tensorwright.runtime.serving.server.request_log import set_up_logging
+
+    app_options = take(options, APP_OPTIONS)
+    for name, option in (("max_body_size", "--max-body-size"), ("max_body_memory", "--max-body-memory")):
+        if app_options[name] is not None:
+            app_options[name] = parse_size(app_options[name], option)
+    app_options["api_keys"] += read_keys(api_key_file)
+    told = ServerOptions(**app_options)
+    listen = Listen(**take(options, NETWORK_OPTIONS))
+    listen.check_tls()
+    places = name_engines(engines)
+    _read_template(options)
+    if not allow_no_tokenizer:
+        for name, path in places.items():
+            if is_engine(path) and not os.path.exists(path / TOKENIZER):
+                raise _no_tokenizer(name, path)
+    with listen.bind() as bound, ExitStack() as running:
+        set_up_logging(log_level)
+        listen = listen.check_files()
+        if not listen.local and not told.api_keys:
+            logger.warning(
+                "everybody who reaches this address is served: no key is set", extra={"facts": {"host": listen.host}}
+            )
+        with _terminate_as_interrupt():
+            loaded = _load(places, take(options, ENGINE_OPTIONS), running)
+            for name, llm in loaded.items():
+                if llm.engine.tokenizer is None and not allow_no_tokenizer:  # of a model directory, built just now
+                    raise _no_tokenizer(name, places[name])
+        note_defaults(loaded)
+        _run(loaded, told, listen, bound)
+
+
+def _run(loaded: dict[str, Any], told: Any, listen: Any, bound: Any) -> None:
+    # Texts are tokenized in the server's own pools, whose bounds would not hold for threads of the library's.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from prometheus_client import disable_created_metrics
+
+    from tensorwright.runtime.serving.server.app import create_app
+    from tensorwright.runtime.serving.server.process import serve
+
+    def announce() -> None:
+        click.echo(f"serving {', '.join(loaded)} at {listen.url(bound)}")
+
+    disable_created_metrics()  # a second gauge for each counter, which nobody reads
+    serve(create_app(loaded, told, local=listen.local), listen, bound, announce)
+
+
+def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) -> dict[str, Any]:
+    from tensorwright.runtime.api.llm import LLM
+    from tensorwright.runtime.api.model_cache import BuildChoices
+    from tensorwright.runtime.commands.run_command import tell_of_build
+
+    for path in places.values():
+        tell_of_build(path, BuildChoices(**{name: options[name] for name in ("dtype", "quantize", "kv_cache_dtype")}))
+    return {name: running.enter_context(LLM(path, **options)) for name, path in places.items()}
+
+
+def _read_template(options: dict[str, Any]) -> None:
+    """The text in place of the file's name."""
+    if options["chat_template"] is not None:
+        from tensorwright.runtime.text.chat_template import read_argument  # imports Jinja
+
+        options["chat_template"] = read_argument(options["chat_template"], "--chat-template")
+
+
+def _no_tokenizer(name: str, path: Path) -> InvalidOptionError:
+    return InvalidOptionError(
+        f"{name}: {path} has no tokenizer, so every request to it would be refused, for all are text: build it from a "
+        "checkpoint with one (a build without says why on standard error), or say --allow-no-tokenizer"
+    )
+
+
+def note_defaults(engines: dict[str, LLM]) -> None:
+    """One line in the log for each model with sampling defaults of its own, which would surprise otherwise."""
+    for name, llm in engines.items():
+        if llm.sampling_defaults:
+            facts = {"model": name, "sampling_defaults": llm.sampling_defaults}
+            logger.info("sampling defaults of generation_config.json", extra={"facts": facts})
+
+
+def name_engines(engines: Iterable[str]) -> dict[str, Path]:
+    """Name -> place. "NAME=PATH", or a path, whose last part is the name."""
+    places: dict[str, Path] = {}
+    given: set[str] = set()  # names that somebody wrote
+    for text in engines:
+        own, equals, path = text.partition("=")
+        if not equals or "/" in own:  # a path may hold an "=", a name no "/"
+            own, path = "", text
+        place = Path(os.path.expanduser(path))
+        name = own or os.path.basename(os.path.realpath(place))
+        if not path.strip() or not name.strip() or not name.isprintable():
+            raise InvalidOptionError(f"an engine must be PATH or NAME=PATH, got {text!r}")
+        if name in places and own and name in given:
+            raise InvalidOptionError(
+                f"{name!r} is given to two engines, {places[name]} and {place}: give each a name of its own"
+            )
+        if name in places:
+            raise InvalidOptionError(
+                f"{places[name]} and {place} would both be called {name!r}: write NAME=PATH with another name for one "
+                "of them"
+            )
+        places[name] = place
+        given |= {own}
+    return places
+
+
+def read_keys(file: str | None) -> tuple[str, ...]:
+    """One key per line; empty lines and those that begin with "#" do not count."""
+    if file is None:
+        return ()
+    from tensorwright.runtime.serving.server.options import check_key
+
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InvalidOptionError(f"--api-key-file must be a readable text file: {reason(error)}") from error
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise InvalidOptionError(f"--api-key-file {file} must hold at least one key: with none everybody could enter")
+    for number, key in enumerate(keys, start=1):
+        check_key(key, f"--api-key-file {file}, key {number}")
+    return keys
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """While engines load, a polite kill ends as Ctrl-C does: with what was opened closed."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

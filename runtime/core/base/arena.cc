@@ -1,0 +1,75 @@
+#include "runtime/core/base/arena.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/base/poison.h"
+
+namespace tensorwright {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096, kLine = 64;
+#ifdef NDEBUG
+constexpr size_t kGuard = 0;
+#else
+constexpr size_t kGuard = kPage;  // on each side
+#endif
+
+constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Of the pages from `begin` to `end` what is no data. Only that: to mark memory takes an eighth of it.
+void around(const char* begin, const char* data, size_t bytes, const char* end,
+            void (*mark)(const void*, size_t)) {
+  mark(begin, static_cast<size_t>(data - begin));
+  mark(data + bytes, static_cast<size_t>(end - (data + bytes)));
+}
+
+}  // namespace
+
+Arena::Arena(size_t bytes, const char* purpose) : bytes_(bytes) {
+  if (bytes == 0) return;
+  const auto fail = [&](const char* reason) {
+    throw Error("OutOfMemoryError", concat("cannot get ", bytes, " bytes for ", purpose, " (", reason,
+                                           "); lower the limits the engine is loaded with"));
+  };
+  if (bytes > static_cast<size_t>(std::numeric_limits<ptrdiff_t>::max()) - 3 * kHugePage) fail("too many");
+  // Small arenas do not fill a huge page, so they are not aligned to one.
+  const size_t align = bytes >= kHugePage ? kHugePage : kPage;
+  const size_t size = round_up(bytes, align), room = size + align + 2 * kGuard;
+  void* mapped =
+      mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) fail(std::strerror(errno));
+  // Give back what lies before and after the aligned part and its guards.
+  char* begin = static_cast<char*>(mapped);
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  char* aligned = begin + (round_up(address + kGuard, align) - address);
+  mapped_ = aligned - kGuard;
+  mapped_bytes_ = size + 2 * kGuard;
+  if (mapped_ > begin) munmap(begin, static_cast<size_t>(mapped_ - begin));
+  const auto tail = static_cast<size_t>(begin + room - (mapped_ + mapped_bytes_));
+  if (tail > 0) munmap(mapped_ + mapped_bytes_, tail);
+  data_ = kGuard ? aligned + size - round_up(bytes, kLine) : aligned;
+  madvise(aligned, size, MADV_HUGEPAGE);  // a wish: kernels without huge pages refuse it and nothing is lost
+  if (!kGuard) return;
+  mprotect(mapped_, kGuard, PROT_NONE);
+  mprotect(aligned + size, kGuard, PROT_NONE);
+  around(aligned, data_, bytes, aligned + size, poison);
+}
+
+void Arena::make_read_only() {
+  if (mapped_) mprotect(mapped_ + kGuard, mapped_bytes_ - 2 * kGuard, PROT_READ);
+}
+
+Arena::~Arena() {
+  if (!mapped_) return;
+  if (kGuard) around(mapped_ + kGuard, data_, bytes_, mapped_ + mapped_bytes_ - kGuard, unpoison);
+  munmap(mapped_, mapped_bytes_);
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,122 @@
+#include "runtime/core/base/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
+
+namespace tensorwright {
+namespace {
+
+constexpr size_t kReadChunk = size_t{8} << 20;
+
+[[noreturn]] void fail(const std::string& path, const std::string& fault) {
+  throw Error("EngineError", concat(path, ": ", fault));
+}
+
+// An open file that closes itself.
+class File {
+ public:
+  explicit File(const std::string& path)
+      : path_(path), descriptor_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+    if (descriptor_ < 0) fail(path, concat("cannot be opened (", std::strerror(errno), ")"));
+  }
+  ~File() { close(descriptor_); }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  int descriptor() const { return descriptor_; }
+
+  uint64_t bytes() const {
+    struct stat status;
+    if (fstat(descriptor_, &status) != 0) fail(path_, concat("cannot be read (", std::strerror(errno), ")"));
+    if (!S_ISREG(status.st_mode)) fail(path_, "must be a regular file");
+    return static_cast<uint64_t>(status.st_size);
+  }
+
+ private:
+  const std::string& path_;
+  const int descriptor_;
+};
+
+void read_exactly(int file, const std::string& path, char* to, size_t bytes, size_t offset) {
+  while (bytes > 0) {
+    const ssize_t got = pread(file, to, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail(path, concat("cannot be read at offset ", offset, " (", std::strerror(errno), ")"));
+    if (got == 0) fail(path, concat("ends at offset ", offset, ", ", bytes, " bytes too early"));
+    to += got;
+    offset += static_cast<size_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path, uint64_t expected_bytes, LoadMode mode, ThreadTeam& team) {
+  const File file(path);
+  const uint64_t bytes = file.bytes();
+  if (bytes != expected_bytes) {
+    fail(path, concat("must have ", expected_bytes, " bytes as plan.bin says, has ", bytes,
+                      "; rebuild the engine with build-engine"));
+  }
+  bytes_ = static_cast<size_t>(bytes);
+  if (bytes_ == 0) return;
+  switch (mode) {
+    case LoadMode::map:
+      map(file.descriptor(), path);
+      break;
+    case LoadMode::copy:
+      copy(file.descriptor(), path, team);
+      break;
+  }
+}
+
+MappedFile::~MappedFile() {
+  if (mapping_) munmap(mapping_, bytes_);
+}
+
+void MappedFile::map(int file, const std::string& path) {
+  void* mapping = mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, file, 0);
+  if (mapping == MAP_FAILED) fail(path, concat("cannot be mapped (", std::strerror(errno), ")"));
+  mapping_ = mapping;
+  data_ = static_cast<const char*>(mapping);
+  // Hints only; where the kernel refuses them the first step pays for the page faults instead.
+  madvise(mapping_, bytes_, MADV_HUGEPAGE);
+  madvise(mapping_, bytes_, MADV_WILLNEED);
+#ifdef MADV_POPULATE_READ
+  // Fill the page tables now, unless the file would push everything else out of memory.
+  const auto memory =
+      static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (bytes_ < memory / 2) madvise(mapping_, bytes_, MADV_POPULATE_READ);
+#endif
+}
+
+void MappedFile::copy(int file, const std::string& path, ThreadTeam& team) {
+  memory_ = Arena(bytes_, "the weights");
+  const size_t chunks = (bytes_ + kReadChunk - 1) / kReadChunk;
+  team.run(static_cast<int>(chunks), [&](int chunk, int) {
+    const size_t begin = static_cast<size_t>(chunk) * kReadChunk;
+    read_exactly(file, path, memory_.data() + begin, std::min(kReadChunk, bytes_ - begin), begin);
+  });
+  memory_.make_read_only();
+  data_ = memory_.data();
+}
+
+std::vector<std::byte> read_file(const std::string& path, size_t limit) {
+  const File file(path);
+  const uint64_t bytes = file.bytes();
+  if (bytes > limit) fail(path, concat("must have at most ", limit, " bytes, has ", bytes));
+  std::vector<std::byte> content(static_cast<size_t>(bytes));
+  read_exactly(file.descriptor(), path, reinterpret_cast<char*>(content.data()), content.size(), 0);
+  return content;
+}
+
+}  // namespace tensorwright

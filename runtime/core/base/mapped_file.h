@@ -1,0 +1,47 @@
+// The bytes of a file, read-only: mapped from the page cache, or copied into memory of our own.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_MAPPED_FILE_H_
+#define TENSORWRIGHT_RUNTIME_CORE_MAPPED_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/core/base/arena.h"
+#include "runtime/core/base/thread_team.h"
+
+namespace tensorwright {
+
+enum class LoadMode {
+  map,   // shares the page cache with other processes; the file must not be truncated while in use
+  copy,  // huge pages, placed by the threads that read them; survives whatever happens to the file
+};
+
+class MappedFile {
+ public:
+  // `expected_bytes` is what the file must have. Throws Error{"EngineError"} naming the file.
+  MappedFile(const std::string& path, uint64_t expected_bytes, LoadMode mode, ThreadTeam& team);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  const char* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void map(int file, const std::string& path);
+  void copy(int file, const std::string& path, ThreadTeam& team);
+
+  const char* data_ = nullptr;
+  size_t bytes_ = 0;
+  void* mapping_ = nullptr;
+  Arena memory_;
+};
+
+// The whole of a small file. Throws Error{"EngineError"} naming the file if it is over `limit` bytes.
+std::vector<std::byte> read_file(const std::string& path, size_t limit);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_MAPPED_FILE_H_

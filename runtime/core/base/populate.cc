@@ -1,0 +1,83 @@
+#include "runtime/core/base/populate.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#include "runtime/core/base/start_thread.h"
+
+namespace tensorwright {
+namespace {
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+constexpr size_t kPage = 4096, kPart = size_t{2} << 20;  // a huge page
+
+// Whether the kernel (5.14 or later) did it. Where it does not, for want of memory too, nothing is lost: the
+// pages come when they are used, and with them whatever is wrong.
+bool populate(const MemoryPiece& piece) {
+  const auto begin = reinterpret_cast<uintptr_t>(piece.data);
+  const uintptr_t from = begin / kPage * kPage;
+  return madvise(reinterpret_cast<void*>(from), piece.bytes + (begin - from), MADV_POPULATE_WRITE) == 0;
+}
+
+// For older kernels: only while nobody else writes there.
+void touch(const MemoryPiece& piece) {
+  for (size_t at = 0; at < piece.bytes; at += kPage) {
+    volatile char* byte = piece.data + at;
+    *byte = *byte;
+  }
+}
+
+// Parts of at most a huge page, as many as fit in `limit` bytes.
+std::vector<MemoryPiece> parts_of(const std::vector<MemoryPiece>& pieces, size_t limit) {
+  std::vector<MemoryPiece> parts;
+  for (const MemoryPiece& piece : pieces) {
+    for (size_t at = 0; at < piece.bytes; at += kPart) {
+      const size_t bytes = std::min({kPart, piece.bytes - at, limit});
+      if (bytes == 0) return parts;
+      parts.push_back({piece.data + at, bytes});
+      limit -= bytes;
+    }
+  }
+  return parts;
+}
+
+}  // namespace
+
+void Populator::start(const std::vector<MemoryPiece>& pieces, size_t limit, ThreadTeam& team) {
+  std::vector<MemoryPiece> parts = parts_of(pieces, limit);
+  size_t now = 0, bytes = 0;
+  while (now < parts.size() && bytes < kAtOnce) bytes += parts[now++].bytes;
+  std::atomic<bool> kernel_does{true};
+  team.run(static_cast<int>(now), [&](int task, int) {
+    const MemoryPiece& part = parts[static_cast<size_t>(task)];
+    if (populate(part)) return;
+    kernel_does = false;
+    touch(part);
+  });
+  if (!kernel_does || now == parts.size()) return;
+  rest_ = start_thread("the memory of first requests", [this, parts = std::move(parts), now] {
+    for (size_t i = now; i < parts.size() && !stop_; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      if (!populate(parts[i])) return;
+      // A quarter of a processor at most: the rest is for the requests that came meanwhile.
+      std::this_thread::sleep_for(3 * (std::chrono::steady_clock::now() - begin));
+    }
+  });
+}
+
+void Populator::wait() {
+  if (rest_.joinable()) rest_.join();
+}
+
+Populator::~Populator() {
+  stop_ = true;
+  wait();
+}
+
+}  // namespace tensorwright

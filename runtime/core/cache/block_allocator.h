@@ -1,0 +1,110 @@
+// Blocks of one cache group, counted: numbers only, no memory behind them.
+//
+// A block is free, used (referenced by a sequence) or idle (referenced by nobody, kept by the prefix tree).
+// The tree's hold is a flag, not a reference: what sequences share and what is merely remembered stay apart.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_BLOCK_ALLOCATOR_H_
+#define TENSORWRIGHT_RUNTIME_CORE_BLOCK_ALLOCATOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "runtime/core/base/make_room.h"
+
+namespace tensorwright {
+
+class BlockAllocator;
+
+// One reference to one block; gives it back when it goes. Moves, and copies only by name (share).
+class BlockRef {
+ public:
+  BlockRef() = default;
+  BlockRef(BlockRef&& other) noexcept : pool_(other.pool_), id_(other.id_) { other.pool_ = nullptr; }
+  BlockRef& operator=(BlockRef&& other) noexcept;
+  BlockRef(const BlockRef&) = delete;
+  BlockRef& operator=(const BlockRef&) = delete;
+  ~BlockRef() { reset(); }
+
+  explicit operator bool() const { return pool_ != nullptr; }
+  int32_t id() const { return id_; }
+  BlockRef share() const;
+  void reset() noexcept;
+
+ private:
+  friend class BlockAllocator;
+  BlockRef(BlockAllocator* pool, int32_t id) : pool_(pool), id_(id) {}
+  BlockAllocator* pool_ = nullptr;
+  int32_t id_ = -1;
+};
+
+// Every member throws std::logic_error on misuse (double free, a block out of range): our own bug, never a
+// user's.
+class BlockAllocator {
+ public:
+  explicit BlockAllocator(int32_t blocks);
+  BlockAllocator(const BlockAllocator&) = delete;
+  BlockAllocator& operator=(const BlockAllocator&) = delete;
+
+  BlockRef allocate();            // an empty ref if no block is free
+  BlockRef share(int32_t block);  // one more reference, also of an idle block
+  void release(int32_t block);    // for BlockRef; the last release frees the block or leaves it idle
+
+  void keep(int32_t block);    // the prefix tree remembers the block
+  void forget(int32_t block);  // ... no longer: an idle block becomes free
+
+  int32_t references(int32_t block) const { return at(block).references; }
+  bool kept(int32_t block) const { return at(block).kept; }
+  int32_t total() const { return static_cast<int32_t>(blocks_.size()); }
+  int32_t free() const { return static_cast<int32_t>(free_.size()); }
+  int32_t idle() const { return idle_; }
+  int32_t used() const { return used_; }
+  int64_t all_references() const { return all_references_; }
+  int32_t all_kept() const { return all_kept_; }
+
+ private:
+  struct Block {
+    int32_t references = 0;
+    bool kept = false;
+  };
+  const Block& at(int32_t block) const;
+  Block& at(int32_t block) { return const_cast<Block&>(std::as_const(*this).at(block)); }
+
+  std::vector<Block> blocks_;
+  std::vector<int32_t> free_;  // a stack: the block freed last is the warmest
+  // Each is counted by itself, so that they can be held against each other.
+  int32_t idle_ = 0, used_ = 0, all_kept_ = 0;
+  int64_t all_references_ = 0;
+};
+
+// The blocks of one sequence in one group, in order of position. Frees them when it goes. Blocks that fell
+// out of the group's window are dropped, from the first on: their places stay.
+class BlockTable {
+ public:
+  int32_t size() const { return static_cast<int32_t>(blocks_.size()); }
+  int32_t first() const { return first_; }  // before it, all are dropped
+  int32_t held() const { return size() - first_; }
+  int32_t operator[](int32_t index) const { return index < first_ ? -1 : blocks_[index].id(); }
+  void append(BlockRef block) { blocks_.push_back(std::move(block)); }
+  // Up to this size, append() and drop() throw nothing.
+  void reserve(int32_t size) {
+    if (size > this->size()) make_room(blocks_, static_cast<size_t>(size - this->size()));
+  }
+  // Of index first(); also where an empty table ends, for one that was never held.
+  void drop();
+  void replace(int32_t index, BlockRef block) { blocks_[index] = std::move(block); }
+  void truncate(int32_t size) { blocks_.resize(size); }
+  // Another sequence's view of the same blocks, for forks.
+  BlockTable share() const;
+  // Copy on write: if anybody else refers to the block, `copy(from, to)` fills a new one that takes its
+  // place. False, and nothing changed, if no block is free. Nothing changed either if copy throws.
+  bool make_writable(int32_t index, BlockAllocator& pool, const std::function<void(int32_t, int32_t)>& copy);
+
+ private:
+  std::vector<BlockRef> blocks_;
+  int32_t first_ = 0;
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_BLOCK_ALLOCATOR_H_

@@ -1,0 +1,179 @@
+#include "runtime/core/cache/kv_blocks.h"
+
+#include <algorithm>
+#include <ranges>
+#include <stdexcept>
+
+#include "runtime/core/base/invariants.h"
+
+namespace tensorwright {
+
+KvBlocks::KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool prefix_cache,
+                   PrefixTree::Hash hash)
+    : shapes_(std::move(groups)), block_size_(block_size) {
+  std::vector<int32_t> windows;
+  for (const GroupShape& shape : shapes_) {
+    groups_.emplace_back(shape.blocks);
+    windows.push_back(shape.window);
+  }
+  if (prefix_cache) tree_.emplace(groups_, block_size, hash, windows);
+}
+
+// The first entry that a position from `next` on sees, or the last published one if that is before.
+int32_t KvBlocks::first_needed(size_t group, int32_t next, int32_t published) const {
+  int32_t window = shapes_[group].window;
+  int32_t seen = window > 0 ? std::max(0, next - window + 1) / block_size_ : 0;
+  return tree_ ? std::min(seen, std::max(0, published - 1)) : seen;
+}
+
+// Whether a sequence can go on behind the first `length` nodes.
+bool KvBlocks::ends_hit(const std::vector<PrefixTree::Node*>& path, size_t length) const {
+  auto entries = static_cast<int32_t>(length);
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    auto first = static_cast<size_t>(first_needed(group, entries * block_size_, entries));
+    for (size_t i = length; i-- > first;) {
+      if (path[i]->blocks[group] == PrefixTree::kHole) return false;
+    }
+  }
+  return true;
+}
+
+KvBlocks::Match KvBlocks::match(std::span<const int32_t> tokens, std::string_view salt) const {
+  Match match;
+  match.first.resize(groups_.size());
+  match.idle.resize(groups_.size());
+  if (!tree_ || tokens.empty()) return match;
+  match.path = tree_->match(tokens.first(tokens.size() - 1), salt);
+  while (!ends_hit(match.path, match.path.size())) match.path.pop_back();
+  auto length = static_cast<int32_t>(match.path.size());
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    match.first[group] = first_needed(group, length * block_size_, length);
+    for (int32_t i = match.first[group]; i < length; ++i)
+      match.idle[group] += match.path[i]->idle[group] != 0;
+  }
+  return match;
+}
+
+void KvBlocks::attach(const Match& match, SequenceBlocks& held) {
+  if (held.size() != 0) throw std::logic_error("[kv_blocks] only an empty sequence can be given a prefix");
+  std::vector<BlockTable> tables(groups_.size());
+  for (BlockTable& table : tables) table.reserve(static_cast<int32_t>(match.path.size()));
+  // Nothing throws from here on.
+  for (size_t group = 0; !match.path.empty() && group < groups_.size(); ++group) {
+    for (int32_t i = 0; i < match.first[group]; ++i) tables[group].drop();
+    for (size_t i = match.first[group]; i < match.path.size(); ++i)
+      tables[group].append(tree_->share(match.path[i], group));
+  }
+  held.tables = std::move(tables);
+  held.published = static_cast<int32_t>(match.path.size());
+  held.tail = match.path.empty() ? nullptr : match.path.back();
+}
+
+SequenceBlocks KvBlocks::fork(const SequenceBlocks& held) const {
+  SequenceBlocks other;
+  for (const BlockTable& table : held.tables) other.tables.push_back(table.share());
+  other.tail = held.tail;
+  other.published = held.published;
+  return other;
+}
+
+bool KvBlocks::copies(size_t group, const SequenceBlocks& held, int32_t from) const {
+  int32_t first = from / block_size_;
+  return first < held.size() && groups_[group].references(held.tables[group][first]) > 1;
+}
+
+int32_t KvBlocks::missing(int32_t group, const SequenceBlocks& held, int32_t from, int32_t to) const {
+  return copies(group, held, from) + std::max(0, blocks_for(to) - held.size());
+}
+
+int32_t KvBlocks::outstanding(int32_t group, const SequenceBlocks& held, int32_t from, int32_t to) const {
+  int32_t all = missing(group, held, from, to), most = shapes_[group].most_held;
+  if (most == 0 || held.tables.empty()) return most == 0 ? all : std::min(all, most);
+  return std::min(all, std::max(0, most - held.tables[group].held()) + copies(group, held, from));
+}
+
+int32_t KvBlocks::reach(const SequenceBlocks& held, int32_t from, int32_t to) const {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    int32_t room = available(static_cast<int32_t>(group)) - copies(group, held, from);
+    if (room < 0) return from;
+    to = static_cast<int32_t>(std::min<int64_t>(to, (int64_t{held.size()} + room) * block_size_));
+  }
+  return std::max(from, to);
+}
+
+bool KvBlocks::make_writable(SequenceBlocks& held, int32_t from, int32_t to) {
+  held.tables.resize(groups_.size());
+  if (reach(held, from, to) < to) return false;
+  for (BlockTable& table : held.tables) table.reserve(blocks_for(to));
+  int32_t first = from / block_size_, size = held.size();
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    int32_t needed = missing(static_cast<int32_t>(group), held, from, to);
+    while (groups_[group].free() < needed) {
+      if (!tree_->evict(group)) throw std::logic_error("[kv_blocks] an idle block must be evictable");
+    }
+  }
+  for (size_t group = 0; first < size && group < groups_.size(); ++group) {
+    auto copy = [&](int32_t source, int32_t target) { copy_(static_cast<int32_t>(group), source, target); };
+    held.tables[group].make_writable(first, groups_[group], copy);
+  }
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    for (int32_t i = size; i < blocks_for(to); ++i) held.tables[group].append(groups_[group].allocate());
+  }
+  return true;
+}
+
+void KvBlocks::shrink(SequenceBlocks& held, int32_t blocks) {
+  if (blocks < held.published) throw std::logic_error("[kv_blocks] published blocks stay until release");
+  for (BlockTable& table : held.tables) table.truncate(blocks);
+}
+
+void KvBlocks::publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt) {
+  if (!tree_) return;
+  std::vector<int32_t> blocks(groups_.size());
+  while (static_cast<size_t>(held.published + 1) * block_size_ <= tokens.size()) {
+    int32_t index = held.published;
+    for (size_t group = 0; group < groups_.size(); ++group) blocks[group] = held.tables[group][index];
+    auto content = tokens.subspan(static_cast<size_t>(index) * block_size_, block_size_);
+    held.tail = tree_->insert(held.tail, content, blocks, salt);
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      if (held.tail->blocks[group] != blocks[group])
+        held.tables[group].replace(index, tree_->share(held.tail, group));
+    }
+    ++held.published;
+  }
+}
+
+void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    BlockTable& table = held.tables[group];
+    int32_t needed = first_needed(group, next, held.published), from = table.first();
+    while (table.first() < needed) table.drop();
+    if (!tree_ || from >= needed) continue;
+    PrefixTree::Node* node = held.tail;
+    for (int32_t i = held.published - 1; i >= needed; --i) node = node->parent;
+    // The deepest last: a hit further on is worth more.
+    tree_->let_go_backwards(node, needed - from, group);
+  }
+}
+
+void KvBlocks::release(SequenceBlocks& held) {
+  SequenceBlocks gone = std::move(held);
+  held = SequenceBlocks();
+  for (size_t group = 0; group < gone.tables.size(); ++group) {
+    BlockTable& table = gone.tables[group];
+    const int32_t remembered = gone.published - table.first();
+    table = BlockTable();
+    if (remembered > 0) tree_->let_go(gone.tail, remembered, group);
+  }
+}
+
+void KvBlocks::check(int32_t index, int64_t held) const {
+  const BlockAllocator& group = groups_[index];
+  check_equal("free, idle and used blocks of a group, added up,",
+              int64_t{group.free()} + group.idle() + group.used(), group.total());
+  check_equal("references to blocks of a group", group.all_references(), held);
+  check_equal("blocks kept for the prefix cache", group.all_kept(), tree_ ? tree_->remembered(index) : 0);
+  check_equal("idle blocks of a group", group.idle(), tree_ ? tree_->idle(index) : 0);
+}
+
+}  // namespace tensorwright

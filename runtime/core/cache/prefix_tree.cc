@@ -1,0 +1,172 @@
+#include "runtime/core/cache/prefix_tree.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace tensorwright {
+
+PrefixTree::PrefixTree(std::deque<BlockAllocator>& groups, int32_t block_size, Hash hash,
+                       std::vector<int32_t> windows)
+    : groups_(groups), block_size_(block_size), hash_(hash), windows_(std::move(windows)) {
+  windows_.resize(groups.size());
+  idle_.resize(groups.size());
+  rest_.resize(groups.size());
+  remembered_.resize(groups.size());
+}
+
+PrefixTree::~PrefixTree() {
+  for (auto& [key, node] : nodes_) {
+    for (size_t group = 0; group < groups_.size(); ++group) forget(node.get(), group);
+  }
+}
+
+uint64_t PrefixTree::key_of(const Node* parent, std::string_view salt,
+                            std::span<const int32_t> tokens) const {
+  return hash_(parent ? parent->number : salt.empty() ? 0 : secret_hash(salt), tokens);
+}
+
+// salt: of a first block, else not looked at.
+PrefixTree::Node* PrefixTree::find(const Node* parent, std::string_view salt, std::span<const int32_t> tokens,
+                                   uint64_t key) const {
+  auto [first, last] = nodes_.equal_range(key);
+  for (auto it = first; it != last; ++it) {
+    Node* node = it->second.get();
+    if (node->parent != parent || (!parent && node->salt != salt)) continue;
+    if (std::ranges::equal(node->tokens, tokens)) return node;
+  }
+  return nullptr;
+}
+
+std::vector<PrefixTree::Node*> PrefixTree::match(std::span<const int32_t> tokens,
+                                                 std::string_view salt) const {
+  std::vector<Node*> path;
+  Node* parent = nullptr;
+  for (size_t at = 0; at + block_size_ <= tokens.size(); at += block_size_) {
+    auto block = tokens.subspan(at, block_size_);
+    Node* node = find(parent, salt, block, key_of(parent, salt, block));
+    if (!node) break;
+    path.push_back(node);
+    parent = node;
+  }
+  return path;
+}
+
+// Not yet in the tree, without a number.
+std::unique_ptr<PrefixTree::Node> PrefixTree::make_node(Node* parent, std::span<const int32_t> tokens,
+                                                        std::string_view salt, uint64_t key) const {
+  auto node = std::make_unique<Node>();
+  node->parent = parent;
+  if (!parent) node->salt = salt;
+  node->key = key;
+  node->tokens.assign(tokens.begin(), tokens.end());
+  node->blocks.assign(groups_.size(), kHole);
+  node->idle.assign(groups_.size(), 0);
+  node->places.resize(groups_.size());
+  return node;
+}
+
+PrefixTree::Node* PrefixTree::insert(Node* parent, std::span<const int32_t> tokens,
+                                     std::span<const int32_t> blocks, std::string_view salt) {
+  if (tokens.size() != static_cast<size_t>(block_size_) || blocks.size() != groups_.size()) {
+    throw std::logic_error("[prefix_tree] a node holds one full block per cache group");
+  }
+  uint64_t key = key_of(parent, salt, tokens);
+  Node* node = find(parent, salt, tokens, key);
+  if (!node) {
+    auto owned = make_node(parent, tokens, salt, key);
+    node = owned.get();
+    std::vector<std::list<Node*>> places(groups_.size());
+    for (std::list<Node*>& place : places) place.push_back(node);
+    nodes_.emplace(key, std::move(owned));
+    // Nothing throws from here on.
+    node->number = ++numbers_;
+    for (size_t group = 0; group < groups_.size(); ++group) {
+      node->places[group] = places[group].begin();
+      rest_[group].splice(rest_[group].end(), places[group]);
+    }
+    if (parent) ++parent->children;
+  }
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (node->blocks[group] != kHole) continue;
+    groups_[group].keep(blocks[group]);
+    node->blocks[group] = blocks[group];
+    ++remembered_[group];
+  }
+  return node;
+}
+
+BlockRef PrefixTree::share(Node* node, size_t group) {
+  set_held(node, group);
+  return groups_[group].share(node->blocks[group]);
+}
+
+void PrefixTree::set_idle(Node* node, size_t group, std::list<Node*>::iterator before) {
+  idle_[group].splice(before, rest_[group], node->places[group]);
+  node->idle[group] = 1;
+}
+
+void PrefixTree::set_held(Node* node, size_t group) {
+  if (node->idle[group]) rest_[group].splice(rest_[group].end(), idle_[group], node->places[group]);
+  node->idle[group] = 0;
+}
+
+void PrefixTree::let_go(Node* node, int32_t count, size_t group) {
+  for (; count-- > 0; node = node->parent) {
+    if (groups_[group].references(node->blocks[group]) == 0) set_idle(node, group, idle_[group].end());
+  }
+}
+
+void PrefixTree::let_go_backwards(Node* node, int32_t count, size_t group) {
+  auto before = idle_[group].end();
+  for (; count-- > 0; node = node->parent) {
+    if (groups_[group].references(node->blocks[group]) > 0) continue;
+    set_idle(node, group, before);
+    before = node->places[group];
+  }
+}
+
+bool PrefixTree::evict(size_t group) {
+  if (idle_[group].empty()) return false;
+  Node* node = idle_[group].front();
+  ++evictions_;
+  if (windows_[group] == 0) {
+    prune(erase(node));
+  } else {
+    forget(node, group);
+    prune(node);
+  }
+  return true;
+}
+
+void PrefixTree::forget(Node* node, size_t group) {
+  set_held(node, group);
+  if (node->blocks[group] != kHole) {
+    groups_[group].forget(node->blocks[group]);
+    --remembered_[group];
+  }
+  node->blocks[group] = kHole;
+}
+
+// Nobody holds any of its blocks: it would be the last that this somebody holds, and that one is never
+// dropped. Returns the parent.
+PrefixTree::Node* PrefixTree::erase(Node* node) {
+  if (node->children > 0) throw std::logic_error("[prefix_tree] only a leaf can be erased");
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    forget(node, group);
+    rest_[group].erase(node->places[group]);
+  }
+  Node* parent = node->parent;
+  if (parent) --parent->children;
+  auto [first, last] = nodes_.equal_range(node->key);
+  nodes_.erase(std::find_if(first, last, [&](const auto& entry) { return entry.second.get() == node; }));
+  return parent;
+}
+
+// A leaf with a hole is the end of no hit; nor then may its parent be.
+void PrefixTree::prune(Node* node) {
+  while (node && node->children == 0 && std::ranges::find(node->blocks, kHole) != node->blocks.end())
+    node = erase(node);
+}
+
+}  // namespace tensorwright

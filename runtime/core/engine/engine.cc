@@ -1,0 +1,359 @@
+#include "runtime/core/engine/engine.h"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <new>
+
+#include "runtime/core/base/error.h"
+#include "runtime/core/base/invariants.h"
+#include "runtime/core/base/make_room.h"
+#include "runtime/core/base/start_thread.h"
+
+namespace tensorwright {
+
+namespace {
+
+// Longer than anybody waits, and far from overflowing a clock.
+constexpr double kForever = 1e7;
+
+// Rounds in a row that may find no memory for the news, with nothing else to do.
+constexpr int kPublishTries = 2;
+
+// Puts what `list` has before `later`; `list` has room.
+template <typename T>
+void join(std::vector<T>& list, std::vector<T>* later) {
+  std::ranges::move(*later, std::back_inserter(list));
+  later->swap(list);
+}
+
+// A later event of the same request joins the one that nobody fetched yet. What throws changes nothing.
+void merge(Event&& later, Event* event) {
+  make_room(event->tokens, later.tokens.size());
+  make_room(event->logprobs, later.logprobs.size());
+  make_room(event->prompt_logprobs, later.prompt_logprobs.size());
+  join(event->tokens, &later.tokens);
+  join(event->logprobs, &later.logprobs);
+  join(event->prompt_logprobs, &later.prompt_logprobs);
+  *event = std::move(later);
+}
+
+auto duration(double seconds) {
+  double bounded = seconds > 0 ? std::min(seconds, kForever) : 0.0;  // 0 for NaN too
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
+}
+
+}  // namespace
+
+Engine::Engine(std::unique_ptr<Executor> executor, const EngineOptions& options)
+    : core_(std::move(executor), options, this),
+      facts_(core_.facts()),
+      groups_(core_.groups()),
+      max_seqs_(options.max_batch_size),
+      max_alive_(static_cast<size_t>(options.max_batch_size) + static_cast<size_t>(options.max_queue)),
+      stepped_(options.debug_stepped),
+      stats_(core_.stats()) {
+  if (!stepped_) thread_ = start_thread("the engine's loop", [this] { loop(); });
+}
+
+Engine::~Engine() { shutdown(false, 0); }
+
+void Engine::submit(Request request) {
+  validate_request(request, facts_, groups_, max_seqs_);
+  auto arrived = Clock::now();
+  std::lock_guard lock(mutex_);
+  if (state_ != State::kServing) {
+    throw Error("EngineStoppedError", "[engine] a request needs a running engine, got one that " +
+                                          (cause_.empty() ? "is shutting down" : cause_) +
+                                          "; create a new engine");
+  }
+  if (alive_.contains(request.id)) {
+    throw Error("InvalidRequestError", "[engine] a request id must be unique among those alive, got " +
+                                           std::to_string(request.id) + " twice; use a counter");
+  }
+  if (alive_.size() >= max_alive_) {
+    throw Error("QueueFullError",
+                "[engine] at most " + std::to_string(max_alive_) +
+                    " requests (max_batch_size + max_queue_size) may be alive, got one more; "
+                    "try again later");
+  }
+  take_in(std::move(request), arrived);
+  wake_.notify_one();
+  masks_.wake();  // its deadline counts from now on
+}
+
+// Where memory ends halfway, there is no such request.
+void Engine::take_in(Request request, Clock::time_point arrived) {
+  const int64_t id = request.id;
+  const int32_t n = request.sampling.n;
+  try {
+    std::set<int32_t>& completions = alive_[id];
+    for (int32_t i = 0; i < n; ++i) completions.insert(i);
+    if (request.sampling.guided) masks_.open(id, n, std::exchange(request.first_mask, {}));
+    inbox_.emplace_back(std::move(request), arrived);
+  } catch (...) {
+    for (int32_t i = 0; i < n; ++i) masks_.close(id, i);
+    alive_.erase(id);
+    throw;
+  }
+}
+
+bool Engine::abort(int64_t id, int32_t completion) {
+  std::lock_guard lock(mutex_);
+  auto alive = alive_.find(id);
+  if (state_ == State::kStopped || alive == alive_.end()) return false;
+  if (completion != kAll && !alive->second.contains(completion)) return false;
+  aborts_.emplace_back(id, completion);
+  wake_.notify_one();
+  masks_.wake();
+  return true;
+}
+
+bool Engine::set_mask(int64_t id, int32_t completion, int32_t generated, MaskWords words) {
+  validate_mask(words, facts_);
+  if (masks_.put(id, completion, generated, std::move(words))) return true;
+  std::lock_guard lock(mutex_);
+  auto alive = alive_.find(id);
+  if (state_ == State::kStopped || alive == alive_.end() || !alive->second.contains(completion)) return false;
+  throw Error("InvalidRequestError", "[engine] a mask must be of a guided request, got one of request " +
+                                         std::to_string(id) + ", which is not; set sampling.guided");
+}
+
+std::vector<Event> Engine::wait_events(double timeout_s) {
+  std::unique_lock lock(mutex_);
+  news_.wait_for(lock, duration(timeout_s), [&] { return !events_.empty() || state_ == State::kStopped; });
+  if (state_ == State::kStopped) tell_of_stop();
+  unfetched_.clear();
+  return std::exchange(events_, {});
+}
+
+EngineStats Engine::stats() const {
+  std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  stats.waiting += static_cast<int32_t>(inbox_.size());
+  return stats;
+}
+
+bool Engine::stopped() const {
+  std::lock_guard lock(mutex_);
+  return state_ == State::kStopped;
+}
+
+std::string Engine::cause() const {
+  std::lock_guard lock(mutex_);
+  return cause_;
+}
+
+void Engine::begin_shutdown(bool drain) {
+  std::lock_guard lock(mutex_);
+  state_ = std::max(state_, drain ? State::kDraining : State::kAborting);
+  wake_.notify_one();
+  masks_.wake();
+}
+
+void Engine::shutdown(bool drain, double timeout_s) {
+  begin_shutdown(drain);
+  if (drain && thread_.joinable()) {
+    bool ended;
+    {
+      std::unique_lock lock(mutex_);
+      ended = news_.wait_for(lock, duration(timeout_s < 0 ? kForever : timeout_s),
+                             [&] { return state_ == State::kStopped; });
+    }
+    if (!ended) begin_shutdown(false);
+  }
+  std::lock_guard lock(join_mutex_);
+  if (thread_.joinable()) thread_.join();
+  while (turn()) {
+  }
+}
+
+void Engine::loop() {
+  while (round()) {
+  }
+}
+
+bool Engine::turn() {
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ == State::kStopped || !has_work()) return false;
+  }
+  return round();
+}
+
+// False once the loop has ended.
+bool Engine::round() {
+  try {
+    std::vector<Event> events = std::exchange(untold_, {});
+    if (take_inbox(&events)) {
+      core_.step(&events);
+      publish(&events);
+      untold_ = std::move(events);
+      return true;
+    }
+    do {
+      publish(&events);
+    } while (failed_publishes_ > 0);
+    stop("was shut down");
+  } catch (const InvariantError& error) {
+    stop("died of: ", error.what(), 1);
+  } catch (const std::exception& error) {
+    stop("died of: ", error.what());
+  } catch (...) {
+    stop("died of an unknown exception");
+  }
+  return false;
+}
+
+// Under mutex_, in the loop.
+bool Engine::has_work() const {
+  return state_ != State::kServing || failed_publishes_ > 0 || !inbox_.empty() || !aborts_.empty() ||
+         !core_.idle();
+}
+
+// Waits for something to do and hands it to the core; false when the loop is to end.
+bool Engine::take_inbox(std::vector<Event>* events) {
+  {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [&] { return has_work(); });
+  }
+  State state = hand_over(events);
+  return state == State::kServing || (state == State::kDraining && !core_.idle());
+}
+
+// To the core: what was submitted and aborted, what time it is, and whether all is to end.
+Engine::State Engine::hand_over(std::vector<Event>* events) {
+  std::vector<std::pair<Request, Clock::time_point>> inbox;
+  std::vector<Name> aborts;
+  State state;
+  {
+    std::lock_guard lock(mutex_);
+    inbox.swap(inbox_);
+    aborts.swap(aborts_);
+    state = state_;
+    // For stats() until the next publish counts them.
+    stats_.waiting += static_cast<int32_t>(inbox.size());
+  }
+  for (auto& [request, arrived] : inbox) core_.add_or_fail(std::move(request), arrived, events);
+  try {
+    carry_out(std::move(aborts), events);
+    core_.expire(Clock::now(), events);
+  } catch (const std::bad_alloc&) {
+    // Nothing changed: the next round finds those whose time is up, and the aborts put back.
+    masks_.wake();
+  }
+  if (state == State::kAborting) core_.end_all(events);
+  return state;
+}
+
+// All of them, or where there is no memory to tell of the end, those up to there; the others are put back.
+void Engine::carry_out(std::vector<Name> aborts, std::vector<Event>* events) {
+  size_t next = 0;
+  try {
+    for (; next < aborts.size(); ++next) {
+      auto [id, completion] = aborts[next];
+      if (completion == kAll) {
+        core_.end(id, nullptr, events);
+      } else {
+        core_.end_completion(id, completion, events);
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    aborts.erase(aborts.begin(), aborts.begin() + static_cast<std::ptrdiff_t>(next));
+    std::lock_guard lock(mutex_);
+    aborts.insert(aborts.end(), aborts_.begin(), aborts_.end());
+    aborts_.swap(aborts);
+    throw;
+  }
+}
+
+SharedMask Engine::take_mask(int64_t id, int32_t completion, int32_t generated) {
+  return masks_.take(id, completion, generated);
+}
+
+// The others' news are told before the wait; submissions, aborts, deadlines and shutdowns end it.
+bool Engine::wait_for_masks(Clock::time_point until, std::vector<Event>* events) {
+  if (!events->empty()) publish(events);
+  if (!stepped_) masks_.wait(std::min(until, core_.next_deadline()));  // else only other rounds bring masks
+  hand_over(events);
+  return !stepped_ && Clock::now() < until;
+}
+
+// News that find no memory stay in `events` for the next round. With nothing else to do, which might free
+// some, the loop ends of it.
+void Engine::publish(std::vector<Event>* events) {
+  std::lock_guard lock(mutex_);
+  size_t told = 0;
+  try {
+    stats_ = core_.stats();
+    for (; told < events->size(); ++told) tell(std::move((*events)[told]));
+    failed_publishes_ = 0;
+  } catch (const std::bad_alloc&) {
+    if (++failed_publishes_ > kPublishTries && core_.idle()) throw;
+  }
+  if (told > 0) news_.notify_all();
+  events->erase(events->begin(), events->begin() + static_cast<std::ptrdiff_t>(told));
+  if (failed_publishes_ == 0) {
+    check_equal("requests alive", static_cast<int64_t>(alive_.size()),
+                static_cast<int64_t>(core_.open() + inbox_.size()));
+  }
+}
+
+// Under mutex_. What throws changes nothing.
+void Engine::tell(Event&& event) {
+  const Name name(event.request_id, event.completion);
+  const bool last = !event.finish.empty();
+  if (auto known = unfetched_.find(name); known != unfetched_.end()) {
+    merge(std::move(event), &events_[known->second]);
+    if (last) unfetched_.erase(known);
+  } else {
+    make_room(events_, 1);
+    if (!last) unfetched_.emplace(name, events_.size());
+    events_.push_back(std::move(event));
+  }
+  if (last) forget(name);
+}
+
+// It has ended: an abort comes too late, and the id may be used again.
+void Engine::forget(Name name) {
+  auto alive = alive_.find(name.first);
+  alive->second.erase(name.second);
+  std::erase(aborts_, name);
+  masks_.close(name.first, name.second);
+  if (!alive->second.empty()) return;
+  alive_.erase(alive);
+  std::erase(aborts_, Name(name.first, kAll));
+}
+
+// The loop's last act. It takes no memory that it cannot do without: whoever is alive still, hears of it when
+// the news are fetched.
+void Engine::stop(const char* how, const char* why, int64_t violations) noexcept {
+  std::lock_guard lock(mutex_);
+  state_ = State::kStopped;
+  try {
+    cause_ = std::string(how) + why;
+  } catch (const std::bad_alloc&) {
+    cause_ = "lacks memory";  // so short that it fits
+  }
+  masks_.close_all();
+  stats_.running = stats_.waiting = 0;
+  stats_.invariant_violations = violations;
+  inbox_.clear();
+  news_.notify_all();
+}
+
+// Under mutex_, once the loop has ended. What throws can be called again.
+void Engine::tell_of_stop() {
+  while (!alive_.empty()) {
+    Event event;
+    event.request_id = alive_.begin()->first;
+    event.completion = *alive_.begin()->second.begin();
+    event.finish = "error";
+    event.error_type = "EngineStoppedError";
+    event.error =
+        "[engine] a request needs a running engine, got one that " + cause_ + "; create a new engine";
+    tell(std::move(event));
+  }
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,340 @@
+#include "runtime/core/engine/engine_core.h"
+
+#include <algorithm>
+#include <new>
+#include <random>
+#include <stdexcept>
+#include <utility>
+
+#include "runtime/core/base/invariants.h"
+#include "runtime/core/base/make_room.h"
+
+namespace tensorwright {
+
+namespace {
+
+uint64_t random_seed() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+// Steps between two checks of the invariants: a check takes about a microsecond.
+constexpr int64_t kCheckEvery = 16;
+
+Clock::time_point deadline(Clock::time_point start, double seconds) {
+  return start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
+
+Error as_error(const std::exception& error) {
+  if (auto* typed = dynamic_cast<const Error*>(&error)) return *typed;
+  if (dynamic_cast<const std::bad_alloc*>(&error)) {
+    return Error("OutOfMemoryError", "[engine] a step needs memory and got none; lower max_num_tokens");
+  }
+  return Error("TensorwrightError", std::string("[engine] a step failed: ") + error.what());
+}
+
+EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks)
+    : executor_(std::move(executor)),
+      samplers_(static_cast<size_t>(executor_->threads())),
+      masks_(masks),
+      debug_lose_block_(options.debug_lose_block) {
+  validate_options(options);
+  const ModelFacts& facts = executor_->facts();
+  shapes_ = share_blocks(facts, options);
+  std::vector<int32_t> blocks;
+  for (const GroupShape& shape : shapes_) blocks.push_back(shape.blocks);
+  // No step has more rows than tokens.
+  int64_t rows =
+      std::min<int64_t>(int64_t{options.max_batch_size} + options.max_prompt_rows, options.max_num_tokens);
+  executor_->allocate(blocks, options.max_num_tokens, static_cast<int32_t>(rows), options.max_batch_size);
+  kv_ = std::make_unique<KvBlocks>(shapes_, facts.block_size, options.prefix_cache);
+  kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
+  scheduler_ = std::make_unique<Scheduler>(
+      *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
+                            options.debug_preempt_every, options.debug_seed, options.max_prompt_rows});
+}
+
+void EngineCore::add(Request request, Clock::time_point arrived) {
+  if (request.sampling.guided && !masks_)
+    throw std::logic_error("[engine] a guided request needs a source of masks");
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = request.id;
+  sequence->tokens = std::move(request.prompt);
+  sequence->prompt_tokens = sequence->size();
+  const Sampling& sampling =
+      *(sequence->sampling = std::make_shared<const Sampling>(std::move(request.sampling)));
+  sequence->seed = sampling.seed ? *sampling.seed : random_seed();
+  sequence->forks = sampling.n - 1;
+  sequence->arrived = arrived;
+  if (sampling.timeout_s >= 0) sequence->deadline = deadline(arrived, sampling.timeout_s);
+  const auto open = open_.emplace(request.id, sampling.n).first;
+  try {
+    scheduler_->add(std::move(sequence));
+  } catch (...) {
+    open_.erase(open);
+    throw;
+  }
+  ++added_;
+}
+
+void EngineCore::add_or_fail(Request request, Clock::time_point arrived, std::vector<Event>* events) {
+  Event event;
+  event.request_id = request.id;
+  event.prompt_tokens = static_cast<int32_t>(request.prompt.size());
+  const int32_t completions = request.sampling.n;
+  try {
+    add(std::move(request), arrived);
+  } catch (const std::bad_alloc& error) {
+    const Error typed = as_error(error);
+    event.finish = "error";
+    event.error_type = typed.type();
+    event.error = typed.what();
+    for (; event.completion < completions; ++event.completion) events->push_back(event);
+    ++added_;
+    ++failed_;
+  }
+}
+
+Event EngineCore::event_of(const Sequence& sequence) const {
+  Event event;
+  event.request_id = sequence.id;
+  event.completion = sequence.completion;
+  event.prompt_tokens = sequence.prompt_tokens;
+  event.cached_tokens = std::max(sequence.cached_tokens, 0);
+  event.queue_s = sequence.queue_s;
+  event.first_token_s = sequence.first_token_s;
+  return event;
+}
+
+void EngineCore::end(int64_t id, const Error* error, std::vector<Event>* events) {
+  close([&](const Sequence& sequence) { return sequence.id == id; }, error ? "error" : "abort", error,
+        events);
+}
+
+void EngineCore::end_completion(int64_t id, int32_t completion, std::vector<Event>* events) {
+  const Name name(id, completion);
+  auto started = [&](const Sequence& s) {
+    return Name(s.id, s.completion) == name && (s.forks == 0 || s.generated() > 0);
+  };
+  close(started, "abort", nullptr, events);
+}
+
+// Ends all the sequences wanted, or where there is no memory to tell of that, none. Forks that are still to
+// come end with the sequence they would come from.
+void EngineCore::close(const std::function<bool(const Sequence&)>& wanted, const char* finish,
+                       const Error* error, std::vector<Event>* events) {
+  std::vector<Event> last;
+  scheduler_->for_each([&](const Sequence& sequence) {
+    if (!wanted(sequence)) return;
+    Event event = event_of(sequence);
+    event.finish = finish;
+    if (error) {
+      event.error_type = error->type();
+      event.error = error->what();
+    }
+    last.push_back(event);
+    for (int32_t completion = 1; completion <= sequence.forks; ++completion) {
+      event.completion = completion;
+      last.push_back(event);
+    }
+  });
+  make_room(*events, last.size());
+  // Nothing throws from here on.
+  for (Event& event : last) {
+    remove(event);
+    events->push_back(std::move(event));
+  }
+}
+
+// The completion that the event is the last of, from all books.
+void EngineCore::remove(const Event& last) {
+  const std::unique_ptr<Sequence> sequence = scheduler_->remove(last.request_id, last.completion);
+  if (sequence) std::erase_if(pending_, [&](const Draw& draw) { return draw.sequence == sequence.get(); });
+  count(last.request_id, 1,
+        last.finish == "error"     ? &failed_
+        : last.finish == "abort"   ? &aborted_
+        : last.finish == "timeout" ? &timed_out_
+                                   : &finished_);
+}
+
+// A request counts once, by what ended the last of its completions.
+void EngineCore::count(int64_t id, int32_t ended, int64_t* counter) {
+  auto open = open_.find(id);
+  if ((open->second -= ended) > 0) return;
+  open_.erase(open);
+  ++*counter;
+}
+
+std::vector<EngineCore::Name> EngineCore::alive(const std::function<bool(const Sequence&)>& wanted) const {
+  std::vector<Name> names;
+  scheduler_->for_each([&](const Sequence& sequence) {
+    if (wanted(sequence)) names.emplace_back(sequence.id, sequence.completion);
+  });
+  return names;
+}
+
+void EngineCore::end_all(std::vector<Event>* events) {
+  close([](const Sequence&) { return true; }, "abort", nullptr, events);
+}
+
+void EngineCore::expire(Clock::time_point now, std::vector<Event>* events) {
+  close([&](const Sequence& sequence) { return sequence.deadline <= now; }, "timeout", nullptr, events);
+}
+
+Clock::time_point EngineCore::next_deadline() const {
+  Clock::time_point first = Clock::time_point::max();
+  scheduler_->for_each([&](const Sequence& sequence) { first = std::min(first, sequence.deadline); });
+  return first;
+}
+
+void EngineCore::step(std::vector<Event>* events) {
+  if (idle()) return;
+  take_step(events);
+  if (++calls_ % kCheckEvery == 0 || calls_ == debug_lose_block_) check();
+}
+
+void EngineCore::check() {
+  if (debug_lose_block_ > 0 && calls_ == debug_lose_block_) kv_->make_writable(debug_lost_, 0, 1);
+  ++checks_;
+  scheduler_->check();
+  int64_t sequences = 0, completions = 0;
+  scheduler_->for_each([&](const Sequence& sequence) { sequences += sequence.places(); });
+  for (const auto& [id, left] : open_) completions += left;
+  check_equal("completions of open requests", completions, sequences);
+  check_equal("requests that ended or are open",
+              finished_ + aborted_ + timed_out_ + failed_ + static_cast<int64_t>(open_.size()), added_);
+}
+
+void EngineCore::take_step(std::vector<Event>* events) {
+  StepPlan plan;
+  std::vector<Name> names;
+  try {
+    plan = scheduler_->plan();
+    names = names_of(plan);
+  } catch (const std::logic_error&) {  // our own
+    throw;
+  } catch (const std::exception&) {  // a block could not be copied, or there was no memory
+    if (!plan.chunks.empty()) scheduler_->rollback(plan);
+    forget_preempted();
+    names = alive([](const Sequence& sequence) { return sequence.computed > 0; });
+    // With nobody under way the first starts, or fails, alone: every step gets on.
+    if (names.empty())
+      names = alive([first = true](const Sequence&) mutable { return std::exchange(first, false); });
+    run_each(names, events);
+    return;
+  }
+  forget_preempted();
+  if (plan.chunks.empty()) {
+    if (pending_.empty()) throw std::logic_error("[engine] the scheduler has sequences but no step for them");
+    if (draw_ready(events)) return;  // a mask may have come since the last look, with nobody waiting for it
+    masks_->wait_for_masks(Clock::time_point::max(), events);
+    draw_ready(events);
+    return;
+  }
+  if (!run(plan, names.size() == 1, events)) run_each(names, events);
+}
+
+std::vector<EngineCore::Name> EngineCore::names_of(const StepPlan& plan) {
+  std::vector<Name> names;
+  for (const PlannedChunk& chunk : plan.chunks)
+    names.emplace_back(chunk.sequence->id, chunk.sequence->completion);
+  return names;
+}
+
+// Who was at fault? Each gets its share of the step alone, with the same result as in company; who throws
+// again dies. One that finds no room waits for the next step; the first always has room, so every retry
+// gets on.
+void EngineCore::run_each(const std::vector<Name>& names, std::vector<Event>* events) {
+  for (auto [id, completion] : names) {
+    try {
+      StepPlan plan = scheduler_->plan_only(id, completion);
+      if (!plan.chunks.empty()) run(plan, true, events);
+    } catch (const std::logic_error&) {
+      throw;
+    } catch (const std::exception& error) {
+      Error typed = as_error(error);
+      end(id, &typed, events);
+    }
+  }
+}
+
+// False if the executor threw, or there was no memory: the plan is rolled back, and its first request ended
+// if `at_fault`.
+bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) {
+  std::vector<WantedRows> wanted;
+  LogitRows logits;
+  const Clock::time_point start = Clock::now();
+  try {
+    wanted = wanted_rows(plan);
+    logits = execute(plan, wanted);
+  } catch (const std::exception& error) {
+    const int64_t first = plan.chunks[0].sequence->id;
+    scheduler_->rollback(plan);
+    const Error typed = as_error(error);
+    if (at_fault) end(first, &typed, events);
+    return false;
+  }
+  scheduler_->commit(plan);
+  take_rows(wanted, logits, Clock::now() - start, events);
+  return true;
+}
+
+// Makes room for the draws from them, too: once the step is committed it is too late to find that there is
+// none.
+std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan) {
+  std::vector<WantedRows> wanted;
+  size_t draws = 0;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    if (sequence.queue_s < 0) sequence.queue_s = sequence.since_arrival();
+    wanted.push_back({&sequence, chunk.prompt_rows, chunk.last()});
+    if (chunk.last()) draws += static_cast<size_t>(sequence.places());
+  }
+  make_room(pending_, draws);
+  ready_.reserve(pending_.capacity());
+  return wanted;
+}
+
+LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows>& wanted) {
+  int64_t rows = 0;
+  for (const WantedRows& of : wanted) rows += of.prompt + of.sampled;
+  build_step(plan, kv_->groups(), kv_->block_size(), &step_);
+  LogitRows logits = executor_->wait(executor_->enqueue(step_));
+  if (logits.rows == rows) return logits;
+  throw Error("TensorwrightError", "[engine] an executor must return the " + std::to_string(rows) +
+                                       " rows it was asked for, got " + std::to_string(logits.rows) +
+                                       "; this is a bug of the executor");
+}
+
+EngineStats EngineCore::stats() const {
+  EngineStats stats;
+  size_t widest = 0;
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    const BlockAllocator& group = kv_->group(static_cast<int32_t>(i));
+    stats.groups.push_back({shapes_[i].window, group.total(), group.free(), group.idle(), group.used()});
+    auto width = [&](size_t j) { return shapes_[j].window == 0 ? INT32_MAX : shapes_[j].window; };
+    if (width(i) > width(widest)) widest = i;
+  }
+  const EngineStats::Blocks& blocks = stats.groups[widest];
+  stats.total_blocks = blocks.total;
+  stats.free_blocks = blocks.free;
+  stats.cached_blocks = blocks.cached;
+  stats.used_blocks = blocks.used;
+  stats.waste_slots = scheduler_->waste_slots();
+  stats.running = scheduler_->running();
+  stats.waiting = scheduler_->waiting();
+  stats.evictions = kv_->evictions();
+  stats.finished = finished_;
+  stats.aborted = aborted_;
+  stats.timed_out = timed_out_;
+  stats.failed = failed_;
+  stats.generated_tokens = generated_;
+  stats.sat_out = sat_out_;
+  stats.invariant_checks = checks_;
+  stats.steps = scheduler_->stats();
+  return stats;
+}
+
+}  // namespace tensorwright

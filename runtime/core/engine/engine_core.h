@@ -1,0 +1,154 @@
+// The engine without its thread: requests in, steps, events out. One caller at a time.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_ENGINE_CORE_H_
+#define TENSORWRIGHT_RUNTIME_CORE_ENGINE_CORE_H_
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "runtime/core/base/error.h"
+#include "runtime/core/cache/kv_blocks.h"
+#include "runtime/core/engine/engine_options.h"
+#include "runtime/core/engine/mask_source.h"
+#include "runtime/core/interface/executor.h"
+#include "runtime/core/sampling/sampler.h"
+#include "runtime/core/scheduler/request.h"
+#include "runtime/core/scheduler/scheduler.h"
+#include "runtime/core/scheduler/step_builder.h"
+
+namespace tensorwright {
+
+struct EngineStats {
+  // Of one cache group; total = free + cached + used.
+  struct Blocks {
+    int32_t window, total, free, cached, used;
+  };
+  std::vector<Blocks> groups;
+  // Of the group whose sequences hold the most: one without a window, if there is one.
+  int32_t total_blocks = 0, free_blocks = 0, cached_blocks = 0, used_blocks = 0;
+  int64_t waste_slots = 0;  // slots of used blocks that hold no token; below block_size per running sequence
+  int32_t running = 0, waiting = 0;
+  int64_t evictions = 0;
+  int64_t finished = 0, aborted = 0, timed_out = 0, failed = 0;  // requests, by their last completion's end
+  int64_t generated_tokens = 0;
+  int64_t sat_out = 0;  // times that a sequence was put aside until its mask comes
+  int64_t invariant_checks = 0, invariant_violations = 0;  // a violation stops the engine
+  SchedulerStats steps;
+};
+
+// What a request is told: the error's type if it has one of ours.
+Error as_error(const std::exception& error);
+
+class EngineCore {
+ public:
+  // masks: of guided requests; without it there may be none. Throws Error: InvalidOptionError,
+  // OutOfMemoryError, and what the executor throws.
+  EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks = nullptr);
+
+  const ModelFacts& facts() const { return executor_->facts(); }
+  const std::vector<GroupShape>& groups() const { return shapes_; }
+
+  // The request has been validated. What throws changes nothing.
+  void add(Request request, Clock::time_point arrived);
+  // The same, but where add() finds no memory, all completions of the request end with "error".
+  void add_or_fail(Request request, Clock::time_point arrived, std::vector<Event>* events);
+  // What these four throw changes nothing.
+  // Ends all its completions with finish "abort", or "error" if error is given; nothing if it is not alive.
+  void end(int64_t id, const Error* error, std::vector<Event>* events);
+  // Aborts one completion, and nothing if it has not started.
+  void end_completion(int64_t id, int32_t completion, std::vector<Event>* events);
+  void end_all(std::vector<Event>* events);
+  // Ends with finish "timeout" those whose time is up.
+  void expire(Clock::time_point now, std::vector<Event>* events);
+  // One step, if anything is alive. An executor that throws costs the requests at fault their life, no other,
+  // and so does a lack of memory. Throws bad_alloc if there is none to tell of that either; all is then lost.
+  void step(std::vector<Event>* events);
+
+  // The first moment at which expire() would end something.
+  Clock::time_point next_deadline() const;
+
+  // Requests added, some completion of which has not ended.
+  size_t open() const { return open_.size(); }
+  // Throws InvariantError unless blocks, sequences and open requests agree. step() calls it now and then.
+  void check();
+
+  bool idle() const { return scheduler_->idle(); }
+  EngineStats stats() const;
+
+ private:
+  struct Failure {
+    int64_t id;
+    Error error;
+  };
+  // The logit rows of a chunk: of prompt positions to be told of, then of its last token, if that is sampled
+  // from.
+  struct WantedRows {
+    Sequence* sequence;
+    int32_t prompt;
+    bool sampled;
+  };
+  // A row that a sequence's next token comes from, and what the sampler gave or threw.
+  struct Draw {
+    Sequence* sequence;
+    std::span<const float> row;  // [vocab_size] of the executor's logits, or of `kept`
+    SharedMask mask = nullptr;   // null: none
+    Sample sample = {};
+    std::exception_ptr error = nullptr;
+    std::shared_ptr<const std::vector<float>> kept = nullptr;  // of one that sits out steps
+  };
+  using Name = std::pair<int64_t, int32_t>;  // request, completion
+
+  bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
+  void take_step(std::vector<Event>* events);
+  void run_each(const std::vector<Name>& names, std::vector<Event>* events);
+  static std::vector<Name> names_of(const StepPlan& plan);
+  std::vector<Name> alive(const std::function<bool(const Sequence&)>& wanted) const;
+  LogitRows execute(const StepPlan& plan, const std::vector<WantedRows>& wanted);
+  std::vector<WantedRows> wanted_rows(const StepPlan& plan);
+  void take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits, Clock::duration computing,
+                 std::vector<Event>* events);
+  void fork(Sequence& first, std::span<const float> row);
+  bool draw_ready(std::vector<Event>* events);
+  bool all_wait() const;
+  void await_masks(Clock::time_point until, std::vector<Event>* events);
+  void sit_out(std::vector<Event>* events);
+  void forget_preempted();
+  void take_ready();
+  void take_tokens(std::vector<Event>* events);
+  Sample sample(const Draw& draw, int thread);
+  std::span<const float> values(const LogitRows& logits, int32_t row) const;
+  void take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
+                            std::vector<Event>* events);
+  void end_failed(const std::vector<Failure>& failures, std::vector<Event>* events);
+  void take_token(Sequence& sequence, Sample sample, std::vector<Event>* events);
+  void close(const std::function<bool(const Sequence&)>& wanted, const char* finish, const Error* error,
+             std::vector<Event>* events);
+  void remove(const Event& last);
+  void count(int64_t id, int32_t ended, int64_t* counter);
+  Event event_of(const Sequence& sequence) const;
+
+  std::unique_ptr<Executor> executor_;
+  std::vector<GroupShape> shapes_;
+  std::unique_ptr<KvBlocks> kv_;
+  std::unique_ptr<Scheduler> scheduler_;  // after kv_: sequences give their blocks back to it
+  std::vector<Sampler> samplers_;         // one per thread of the executor
+  Step step_;
+  MaskSource* masks_;
+  // Not of sequences that have ended: without a mask yet, and those that are drawn from now. Both have room
+  // for all rows of a step before it is computed.
+  std::vector<Draw> pending_, ready_;
+  std::unordered_map<int64_t, int32_t> open_;  // request -> completions that have not ended
+  int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0, sat_out_ = 0;
+  int64_t added_ = 0, calls_ = 0, checks_ = 0;
+  const int32_t debug_lose_block_;
+  SequenceBlocks debug_lost_;
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_ENGINE_CORE_H_

@@ -1,0 +1,77 @@
+#include "runtime/core/engine/engine_options.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+
+#include "runtime/core/base/error.h"
+
+namespace tensorwright {
+
+namespace {
+
+void require_option(bool holds, const std::string& must, int64_t came, const std::string& remedy) {
+  if (holds) return;
+  throw Error("InvalidOptionError", "[engine] " + must + ", got " + std::to_string(came) + "; " + remedy);
+}
+
+}  // namespace
+
+void validate_options(const EngineOptions& o) {
+  require_option(o.max_batch_size >= 1, "max_batch_size must be at least 1", o.max_batch_size, "raise it");
+  require_option(o.max_num_tokens >= o.max_batch_size,
+                 "max_num_tokens must be at least max_batch_size " + std::to_string(o.max_batch_size),
+                 o.max_num_tokens, "every running sequence needs a token per step: raise it");
+  require_option(o.max_queue >= 1, "max_queue_size must be at least 1", o.max_queue, "raise it");
+  require_option(o.kv_cache_bytes >= 0, "kv_cache_memory must not be negative", o.kv_cache_bytes, "raise it");
+  require_option(o.max_chunk >= 0, "max_prefill_chunk must be 0 (no cap) or positive", o.max_chunk,
+                 "raise it");
+  require_option(o.max_prompt_rows >= 1, "max_prompt_logprob_rows must be at least 1", o.max_prompt_rows,
+                 "raise it");
+  require_option(o.debug_preempt_every >= 0, "debug_preempt_every must be 0 (never) or positive",
+                 o.debug_preempt_every, "raise it");
+}
+
+namespace {
+
+int64_t chunk_of(const EngineOptions& o) {
+  return o.max_chunk > 0 ? std::min(o.max_chunk, o.max_num_tokens) : o.max_num_tokens;
+}
+
+}  // namespace
+
+std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOptions& options) {
+  int64_t each = std::accumulate(facts.block_bytes.begin(), facts.block_bytes.end(), int64_t{0});
+  if (facts.block_size < 1 || each < 1)
+    throw std::logic_error("[engine] the executor's facts have no KV blocks");
+  if (options.kv_cache_bytes < each) {
+    throw Error("OutOfMemoryError", "[engine] kv_cache_memory must hold at least one block of " +
+                                        std::to_string(each) + " bytes, got " +
+                                        std::to_string(options.kv_cache_bytes) + "; raise it");
+  }
+  // Slots are int32, which bounds a group's blocks too.
+  const int64_t limit = std::numeric_limits<int32_t>::max() / facts.block_size;
+  std::vector<GroupShape> shapes(facts.block_bytes.size());
+  int64_t alike = std::min(options.kv_cache_bytes / each, limit), left = options.kv_cache_bytes, open = 0;
+  for (size_t group = 0; group < shapes.size(); ++group) {
+    GroupShape& shape = shapes[group];
+    shape.window = facts.group_windows[group];
+    shape.blocks = static_cast<int32_t>(alike);
+    if (shape.window == 0) {
+      open += facts.block_bytes[group];
+      continue;
+    }
+    int64_t held = window_blocks(shape.window, chunk_of(options), facts.block_size);
+    shape.most_held = static_cast<int32_t>(std::min(held, alike));
+    shape.blocks = static_cast<int32_t>(std::min(alike, held * options.max_batch_size));
+    left -= shape.blocks * facts.block_bytes[group];
+  }
+  for (GroupShape& shape : shapes) {
+    if (shape.window == 0) shape.blocks = static_cast<int32_t>(std::min(left / open, limit));
+  }
+  return shapes;
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,165 @@
+#include "runtime/core/executor/cpu_executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/executor/row_padding.h"
+
+namespace tensorwright {
+namespace {
+
+constexpr size_t kLargestPlan = size_t{1} << 30;
+
+Plan read_plan(const std::string& path) {
+  const std::vector<std::byte> bytes = read_file(path, kLargestPlan);
+  return Plan::parse(bytes);
+}
+
+[[noreturn]] void refuse(const std::string& fault) { throw Error("InvalidRequestError", fault); }
+
+// plan.cc bounds both factors: at most 2^40 bytes per row, below 2^31 rows.
+Arena activations(uint64_t bytes_per_row, int32_t rows) {
+  size_t bytes = 0;
+  if (__builtin_mul_overflow(bytes_per_row, static_cast<size_t>(rows), &bytes)) bytes = SIZE_MAX;
+  return Arena(bytes, "activations");
+}
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void check_allocation(const ModelFacts& facts, const std::vector<int32_t>& blocks, const StepLimits& limits) {
+  if (blocks.size() != facts.block_bytes.size()) {
+    refuse(concat("allocate: blocks must have ", facts.block_bytes.size(),
+                  " entries, one per cache group, has ", blocks.size()));
+  }
+  for (int32_t count : blocks) {
+    const int32_t most = std::numeric_limits<int32_t>::max() / facts.block_size;  // slots are 32 bits
+    if (count < 0 || count > most) refuse(concat("allocate: blocks must be 0 to ", most, ", are ", count));
+  }
+  if (limits.tokens < 1 || limits.rows < 0 || limits.seqs < 1) {
+    refuse(concat("allocate: max_tokens and max_seqs must be positive and max_rows not negative, are ",
+                  limits.tokens, ", ", limits.seqs, " and ", limits.rows));
+  }
+}
+
+}  // namespace
+
+CpuExecutor::CpuExecutor(const std::string& plan_path, const std::string& weights_path,
+                         const CpuExecutorOptions& options)
+    : plan_(read_plan(plan_path)),
+      facts_(plan_.facts()),
+      team_(options.threads),
+      weights_(weights_path, plan_.header.weights_bytes, options.load, team_),
+      kv_(plan_),
+      dispatch_(explain_dispatch()),
+      profile_(plan_),
+      logits_(plan_.buffers[static_cast<size_t>(plan_.header.logits_buffer)]),
+      populate_bytes_(options.populate) {
+  const OpContext context{plan_, weights_.data(), kv_, selected_isa()};
+  operations_.reserve(plan_.instructions.size());
+  for (const Instruction& instruction : plan_.instructions) {
+    operations_.push_back(make_operation(instruction, context));
+  }
+}
+
+void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
+                           int32_t max_seqs) {
+  const StepLimits limits{max_tokens, max_rows, max_seqs};
+  if (checker_) refuse("allocate: may be called once only");
+  check_allocation(facts_, blocks, limits);
+  size_t scratch = 0;
+  for (const auto& operation : operations_)
+    scratch = std::max(scratch, operation->reserve(limits, team_.threads()));
+  scratch_ = Arena(scratch, "attention scratch");
+  token_arena_ = activations(plan_.header.token_arena_bytes, max_tokens);
+  row_arena_ = activations(plan_.header.row_arena_bytes, max_rows);
+  kv_.allocate(blocks);
+  populate();
+  checker_ = std::make_unique<StepChecker>(facts_, limits, blocks);
+}
+
+// The first blocks of every layer, which the first request gets, then what every step writes to, then the
+// other blocks.
+void CpuExecutor::populate() {
+  std::vector<MemoryPiece> pieces = kv_.pieces();
+  const Arena* arenas[] = {&scratch_, &row_arena_, &token_arena_};
+  auto at = pieces.begin() + static_cast<std::ptrdiff_t>(std::min(pieces.size(), plan_.kv_layers.size()));
+  for (const Arena* arena : arenas) at = pieces.insert(at, {arena->data(), arena->bytes()}) + 1;
+  populator_.start(pieces, populate_bytes_, team_);
+}
+
+Ticket CpuExecutor::enqueue(const Step& step) {
+  if (!checker_) refuse("enqueue: allocate() must be called first");
+  checker_->check(step);
+  const StepView view{
+      step, {token_arena_.data(), row_arena_.data()}, {step.tokens(), step.rows()}, scratch_.data()};
+  last_ = {};
+  const WatchedPadding watched(plan_, view);
+  if (profile_.enabled()) {
+    run_profiled(view);
+  } else {
+    run(view);
+  }
+  last_ = {logits_.floats(view), logits_.stride, step.rows()};
+  return {++steps_};
+}
+
+void CpuExecutor::run(const StepView& view) {
+  for (const auto& operation : operations_) operation->run(view, team_);
+}
+
+void CpuExecutor::run_profiled(const StepView& view) {
+  std::vector<Measured> measured(operations_.size());
+  const int64_t first = now_ns();
+  int64_t begin = first;
+  for (size_t i = 0; i < operations_.size(); ++i) {
+    operations_[i]->run(view, team_);
+    const int64_t end = now_ns();
+    measured[i].nanoseconds = end - begin;
+    begin = end;
+  }
+  for (size_t i = 0; i < operations_.size(); ++i) measured[i].cost = operations_[i]->cost(view);
+  profile_.add(view.step, measured, begin - first);
+}
+
+LogitRows CpuExecutor::wait(Ticket ticket) {
+  if (ticket.step != steps_ || steps_ == 0) {
+    refuse(concat("wait: only the last step, ", steps_, ", has logits, not step ", ticket.step));
+  }
+  return last_;
+}
+
+void CpuExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
+  const std::vector<int32_t>& blocks = kv_.blocks();
+  if (group < 0 || static_cast<size_t>(group) >= blocks.size()) {
+    refuse(
+        concat("copy_block: group must be 0 to ", static_cast<int64_t>(blocks.size()) - 1, ", is ", group));
+  }
+  const int32_t count = blocks[static_cast<size_t>(group)];
+  for (int32_t block : {from, to}) {
+    if (block < 0 || block >= count)
+      refuse(concat("copy_block: block must be 0 to ", count - 1, ", is ", block));
+  }
+  kv_.copy_block(group, from, to);
+}
+
+// With denormals, as outside of the team: what is computed must not depend on where.
+void CpuExecutor::run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) {
+  team_.run(tasks, [&](int task, int thread) {
+    const DenormalGuard guard(false);
+    fn(task, thread);
+  });
+}
+
+std::unique_ptr<Executor> make_cpu_executor(const std::string& plan_path, const std::string& weights_path,
+                                            const CpuExecutorOptions& options) {
+  return std::make_unique<CpuExecutor>(plan_path, weights_path, options);
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,79 @@
+// Runs a plan on the processor: one instruction after the other, each over all the threads of a team.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_CPU_EXECUTOR_H_
+#define TENSORWRIGHT_RUNTIME_CORE_CPU_EXECUTOR_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/core/base/arena.h"
+#include "runtime/core/base/mapped_file.h"
+#include "runtime/core/base/populate.h"
+#include "runtime/core/base/thread_team.h"
+#include "runtime/core/executor/profile.h"
+#include "runtime/core/interface/executor.h"
+#include "runtime/core/ops/kv_storage.h"
+#include "runtime/core/ops/op.h"
+#include "runtime/core/ops/step_check.h"
+#include "runtime/core/plan/plan.h"
+
+namespace tensorwright {
+
+struct CpuExecutorOptions {
+  int threads = 0;  // 0: one per usable processor
+  LoadMode load = LoadMode::map;
+  size_t populate = 0;  // bytes whose page faults are taken ahead of the first step: populate.h has the rule
+};
+
+// A step is computed inside enqueue(), on the calling thread and the team's; wait() hands out its logits. Not
+// to be used from two threads at once.
+class CpuExecutor : public Executor {
+ public:
+  // Throws Error{"EngineError"} for files that are missing or wrong, {"IsaError"}, {"InvalidOptionError"}.
+  CpuExecutor(const std::string& plan_path, const std::string& weights_path,
+              const CpuExecutorOptions& options);
+
+  const ModelFacts& facts() const override { return facts_; }
+  void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
+                int32_t max_seqs) override;
+  Ticket enqueue(const Step& step) override;
+  LogitRows wait(Ticket ticket) override;
+  void copy_block(int32_t group, int32_t from, int32_t to) override;
+
+  int threads() const override { return team_.threads(); }
+  void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
+  // The kernels in use, and why better ones were refused.
+  const std::vector<DispatchChoice>& dispatch() const { return dispatch_; }
+  Profile& profile() { return profile_; }
+  // Until the page faults are taken that CpuExecutorOptions::populate asks for.
+  void wait_for_memory() { populator_.wait(); }
+
+ private:
+  void populate();
+  void run(const StepView& view);
+  void run_profiled(const StepView& view);
+
+  const Plan plan_;
+  const ModelFacts facts_;
+  ThreadTeam team_;
+  const MappedFile weights_;
+  KvStorage kv_;
+  std::vector<DispatchChoice> dispatch_;
+  std::vector<std::unique_ptr<Operation>> operations_;  // one per instruction
+  Profile profile_;
+  const BufferRef logits_;
+
+  std::unique_ptr<StepChecker> checker_;  // null before allocate()
+  Arena token_arena_, row_arena_, scratch_;
+  int64_t steps_ = 0;
+  LogitRows last_;
+  const size_t populate_bytes_;
+  Populator populator_;  // of the arenas and the cache: the first to go
+};
+
+std::unique_ptr<Executor> make_cpu_executor(const std::string& plan_path, const std::string& weights_path,
+                                            const CpuExecutorOptions& options);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_CPU_EXECUTOR_H_

@@ -1,0 +1,68 @@
+// Time, bytes and arithmetic of each instruction, summed over the steps run while profiling was on, by the
+// kind of step. Thread-safe: somebody else than who runs the steps may ask.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_PROFILE_H_
+#define TENSORWRIGHT_RUNTIME_CORE_PROFILE_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/core/interface/executor.h"
+#include "runtime/core/ops/op.h"
+#include "runtime/core/plan/plan.h"
+
+namespace tensorwright {
+
+// By the shape of a step: several tokens of each sequence, one token of each, or some of either.
+enum class Phase { kPrefill, kDecode, kMixed };
+inline constexpr std::array<const char*, 3> kPhaseNames = {"prefill", "decode", "mixed"};
+
+Phase phase_of(const Step& step);
+
+struct ProfileRow {
+  std::string name;  // module path in the model
+  std::string op;
+  int64_t calls = 0;
+  int64_t nanoseconds = 0;
+  Cost cost;
+};
+
+struct PhaseSums {
+  int64_t steps = 0, tokens = 0, sequences = 0, rows = 0, nanoseconds = 0;
+};
+
+// What one instruction took in one step.
+struct Measured {
+  int64_t nanoseconds = 0;
+  Cost cost;
+};
+
+class Profile {
+ public:
+  explicit Profile(const Plan& plan);
+
+  bool enabled() const { return enabled_; }
+  // Turning it on starts from zero; turning it off keeps the sums.
+  void enable(bool on);
+  // measured: [instructions]. A step that ends after profiling was turned off is not counted.
+  void add(const Step& step, const std::vector<Measured>& measured, int64_t nanoseconds);
+  std::vector<ProfileRow> rows(Phase phase) const;  // [instructions]
+  PhaseSums steps(Phase phase) const;
+
+ private:
+  struct Sums {
+    std::vector<ProfileRow> rows;
+    PhaseSums steps;
+  };
+
+  std::atomic<bool> enabled_{false};
+  mutable std::mutex mutex_;
+  std::array<Sums, kPhaseNames.size()> phases_;
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_PROFILE_H_

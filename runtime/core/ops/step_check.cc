@@ -1,0 +1,134 @@
+#include "runtime/core/ops/step_check.h"
+
+#include <algorithm>
+
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
+
+namespace tensorwright {
+namespace {
+
+template <typename... Parts>
+void require(bool holds, const Parts&... fault) {
+  if (!holds) throw Error("InvalidRequestError", concat("step: ", fault...));
+}
+
+template <typename T>
+void require_length(const char* name, const std::vector<T>& array, int64_t length) {
+  require(static_cast<int64_t>(array.size()) == length, name, " must have ", length, " entries, has ",
+          array.size());
+}
+
+// All entries in [0, end); the whole array is read without a branch, and searched only if one is not.
+void require_below(const char* name, const std::vector<int32_t>& array, int32_t end) {
+  bool good = true;
+  for (int32_t value : array) good &= static_cast<uint32_t>(value) < static_cast<uint32_t>(end);
+  if (good) return;
+  for (size_t i = 0; i < array.size(); ++i) {
+    require(array[i] >= 0 && array[i] < end, name, "[", i, "] must be 0 to ", end - 1, ", is ", array[i]);
+  }
+}
+
+}  // namespace
+
+StepChecker::StepChecker(const ModelFacts& facts, const StepLimits& limits,
+                         const std::vector<int32_t>& blocks, int64_t steps)
+    : facts_(facts), limits_(limits), steps_(steps) {
+  for (int32_t count : blocks) writers_.emplace_back(static_cast<size_t>(count));
+}
+
+void StepChecker::check(const Step& step) {
+  check_sizes(step);
+  check_tokens(step);
+  check_sequences(step);
+  ++steps_;
+  for (size_t group = 0; group < step.groups.size(); ++group) check_group(step, group);
+}
+
+void StepChecker::check_sizes(const Step& step) const {
+  const auto at_most = [](const char* what, size_t count, int32_t limit) {
+    require(count <= static_cast<size_t>(limit), what, " must be at most ", limit, ", as allocated, are ",
+            count);
+  };
+  at_most("tokens", step.token_ids.size(), limits_.tokens);
+  at_most("logit rows", step.logit_rows.size(), limits_.rows);
+  at_most("sequences", step.context_lens.size(), limits_.seqs);
+  require_length("positions", step.positions, step.tokens());
+  require_length("seq_starts", step.seq_starts, int64_t{step.seqs()} + 1);
+  require(step.groups.size() == writers_.size(), "groups must be ", writers_.size(), ", are ",
+          step.groups.size());
+}
+
+void StepChecker::check_tokens(const Step& step) const {
+  for (size_t i = 0; i < step.token_ids.size(); ++i) {
+    require(step.token_ids[i] >= 0, "token_ids[", i, "] is ", step.token_ids[i],
+            "; an executor samples nothing, so it needs the token itself");
+  }
+  require_below("token_ids", step.token_ids, facts_.vocab_size);
+  require_below("positions", step.positions, facts_.max_seq_len);
+  require_below("logit_rows", step.logit_rows, step.tokens());
+}
+
+void StepChecker::check_sequences(const Step& step) const {
+  require(step.seq_starts.front() == 0 && step.seq_starts.back() == step.tokens(),
+          "seq_starts must go from 0 to the number of tokens ", step.tokens(), ", go from ",
+          step.seq_starts.front(), " to ", step.seq_starts.back());
+  for (size_t seq = 0; seq < step.context_lens.size(); ++seq) {
+    const int32_t start = step.seq_starts[seq], end = step.seq_starts[seq + 1],
+                  context = step.context_lens[seq];
+    require(start <= end && end <= step.tokens(), "seq_starts must not fall, goes from ", start, " to ", end,
+            " at sequence ", seq);
+    require(context >= end - start && context <= facts_.max_seq_len, "context_lens[", seq, "] must be ",
+            end - start, " to ", facts_.max_seq_len, ", is ", context);
+    for (int32_t token = start; token < end; ++token) {
+      const int32_t expected = context - (end - token);
+      require(step.positions[static_cast<size_t>(token)] == expected, "positions[", token, "] must be ",
+              expected, ", as the tokens of sequence ", seq, " end its context of ", context, ", is ",
+              step.positions[static_cast<size_t>(token)]);
+    }
+  }
+}
+
+void StepChecker::check_group(const Step& step, size_t group) {
+  const GroupTables& tables = step.groups[group];
+  require(tables.max_blocks >= 0, "group ", group, ": max_blocks is ", tables.max_blocks);
+  require_length("block_tables", tables.block_tables, int64_t{step.seqs()} * tables.max_blocks);
+  require_length("slots", tables.slots, step.tokens());
+  const int32_t window = facts_.group_windows[group], blocks = static_cast<int32_t>(writers_[group].size());
+  for (int32_t seq = 0; seq < step.seqs(); ++seq) {
+    const auto s = static_cast<size_t>(seq);
+    const int32_t queries = step.seq_starts[s + 1] - step.seq_starts[s], context = step.context_lens[s];
+    if (queries == 0) continue;  // nothing of it is read
+    // Blocks from the first position that the first query sees up to the end of the context.
+    const int32_t visible = window > 0 ? std::max(0, context - queries - window + 1) : 0;
+    const int32_t begin = visible / facts_.block_size, end = (context - 1) / facts_.block_size + 1;
+    require(end <= tables.max_blocks, "group ", group, ": a context of ", context, " needs ", end,
+            " blocks, the block table has ", tables.max_blocks);
+    const int32_t* table = tables.block_tables.data() + int64_t{seq} * tables.max_blocks;
+    for (int32_t i = begin; i < end; ++i) {
+      require(table[i] >= 0 && table[i] < blocks, "group ", group, ": block_tables[", seq, "][", i,
+              "] must be 0 to ", blocks - 1, ", is ", table[i]);
+    }
+    check_slots(step, group, seq);
+  }
+}
+
+void StepChecker::check_slots(const Step& step, size_t group, int32_t seq) {
+  const GroupTables& tables = step.groups[group];
+  const int32_t* table = tables.block_tables.data() + int64_t{seq} * tables.max_blocks;
+  const auto s = static_cast<size_t>(seq);
+  for (auto token = static_cast<size_t>(step.seq_starts[s]);
+       token < static_cast<size_t>(step.seq_starts[s + 1]); ++token) {
+    const int32_t position = step.positions[token], offset = position % facts_.block_size;
+    const int32_t block = table[position / facts_.block_size];
+    const int64_t expected = int64_t{block} * facts_.block_size + offset;
+    require(tables.slots[token] == expected, "group ", group, ": slots[", token, "] must be ", expected,
+            ", where the block table has position ", position, ", is ", tables.slots[token]);
+    Writer& last = writers_[group][static_cast<size_t>(block)];
+    require(last.step != steps_ || last.seq == seq, "group ", group, ": sequence ", seq, " and sequence ",
+            last.seq, " both write to block ", block);
+    last = {steps_, seq};
+  }
+}
+
+}  // namespace tensorwright

@@ -1,0 +1,48 @@
+// Refuses malformed steps, so that nothing below ever indexes outside the arenas or the KV cache.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_STEP_CHECK_H_
+#define TENSORWRIGHT_RUNTIME_CORE_STEP_CHECK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "runtime/core/interface/executor.h"
+
+namespace tensorwright {
+
+// The largest step that the executor was allocated for.
+struct StepLimits {
+  int32_t tokens = 0, rows = 0, seqs = 0;
+};
+
+class StepChecker {
+ public:
+  // blocks: per cache group, as allocated. steps: checked before, for tests of large numbers.
+  StepChecker(const ModelFacts& facts, const StepLimits& limits, const std::vector<int32_t>& blocks,
+              int64_t steps = 0);
+
+  // Throws Error{"InvalidRequestError"}. A sequence's tokens must be consecutive positions that end its
+  // context; each slot must be where the block table puts its position; two sequences may not write to one
+  // block.
+  void check(const Step& step);
+
+ private:
+  void check_sizes(const Step& step) const;
+  void check_tokens(const Step& step) const;
+  void check_sequences(const Step& step) const;
+  void check_group(const Step& step, size_t group);
+  void check_slots(const Step& step, size_t group, int32_t seq);
+
+  const ModelFacts facts_;
+  const StepLimits limits_;
+  struct Writer {
+    int64_t step = -1;
+    int32_t seq = -1;  // of that step
+  };
+  std::vector<std::vector<Writer>> writers_;  // [group][block]: who last wrote to it
+  int64_t steps_;
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_STEP_CHECK_H_

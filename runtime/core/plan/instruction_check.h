@@ -1,0 +1,113 @@
+// What the check of one instruction of a plan is written in: its operands, and demands on them that name it.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_INSTRUCTION_CHECK_H_
+#define TENSORWRIGHT_RUNTIME_CORE_INSTRUCTION_CHECK_H_
+
+#include <cmath>
+
+#include "runtime/core/base/concat.h"
+#include "runtime/core/plan/plan_check.h"
+
+namespace tensorwright {
+
+// One instruction, its operands looked up.
+class InstructionCheck {
+ public:
+  InstructionCheck(const Plan& plan, size_t index, const char* op)
+      : plan(plan), instruction(plan.instructions[index]), index_(index), op_(op) {}
+
+  template <typename... Parts>
+  void require(bool holds, const Parts&... fault) const {
+    if (!holds) refuse_plan(concat("instruction ", index_, " (", op_, "): ", fault...));
+  }
+
+  const BufferRecord* in(int i) const { return find(instruction.in[i]); }
+  const BufferRecord* out(int i) const { return find(instruction.out[i]); }
+  const WeightRecord* weight(int i) const {
+    return instruction.weight[i] < 0 ? nullptr : &plan.weights[static_cast<size_t>(instruction.weight[i])];
+  }
+
+  void require_float32(const char* what, const BufferRecord* buffer) const {
+    require(!buffer || buffer->dtype == TW_F32, what, " must be float32, has dtype ",
+            buffer ? buffer->dtype : 0);
+  }
+  void require_cols(const char* what, const BufferRecord* buffer, uint64_t cols) const {
+    require(!buffer || buffer->cols == cols, what, " must have ", cols, " cols, has ",
+            buffer ? buffer->cols : 0);
+  }
+  void require_kind(const char* what, const BufferRecord* buffer, BufferKind kind) const {
+    require(!buffer || buffer->kind == static_cast<uint32_t>(kind), what, " must be of kind ",
+            static_cast<uint32_t>(kind), ", is of kind ", buffer ? buffer->kind : 0);
+  }
+  void require_raw(const char* what, const WeightRecord* w, uint64_t length) const {
+    const bool raw = !w || w->layout == static_cast<uint32_t>(WeightLayout::kRaw);
+    require(raw && (!w || (w->n == 1 && w->k == length)), what, " must be a raw vector of ", length,
+            ", is layout ", w ? w->layout : 0, " of ", w ? w->n : 0, " x ", w ? w->k : 0);
+  }
+  void require_panels(const char* what, const WeightRecord* w, uint64_t panels, uint64_t k) const {
+    const bool fits = w->n == panels * TW_LANES && w->k == k;
+    require(fits && w->layout == static_cast<uint32_t>(WeightLayout::kPanels), what, " must be panels of ",
+            panels * TW_LANES, " x ", k, ", is layout ", w->layout, " of ", w->n, " x ", w->k);
+  }
+  void require_quantized(const char* what, const WeightRecord* w, uint64_t panels, uint64_t k) const {
+    const bool fits = w->n == panels * TW_LANES && w->k == k;
+    require(fits && w->layout == static_cast<uint32_t>(WeightLayout::kQuantized), what,
+            " must be quantized panels of ", panels * TW_LANES, " x ", k, ", is layout ", w->layout, " of ",
+            w->n, " x ", w->k);
+  }
+  void require_same_kind() const {
+    const auto kind = static_cast<BufferKind>(out(0)->kind);
+    for (int i = 0; i < 4; ++i) require_kind("every input", in(i), kind);
+    require_kind("every output", out(1), kind);
+  }
+  const KvLayerRecord& kv_layer() const {
+    const int32_t layer = instruction.ints[0];
+    require(layer >= 0 && static_cast<size_t>(layer) < plan.kv_layers.size(), "kv_layer must be below ",
+            plan.kv_layers.size(), ", is ", layer);
+    return plan.kv_layers[static_cast<size_t>(layer)];
+  }
+  // The heads attribute, in uint64 so that products with it cannot overflow.
+  // q has the cache's type; beside an int8 cache, the activations'.
+  void require_q(const BufferRecord* q, const KvLayerRecord& layer) const {
+    const uint32_t wanted = layer.dtype == TW_I8 ? plan.header.act_dtype : layer.dtype;
+    require(q->dtype == wanted, "q must have ", layer.dtype == TW_I8 ? "act_dtype " : "the kv layer's dtype ",
+            wanted, ", has ", q->dtype);
+  }
+
+  uint64_t heads(const KvLayerRecord& layer) const {
+    const int32_t heads = instruction.ints[1];
+    require(heads >= 1 && heads <= (1 << 20) && static_cast<uint32_t>(heads) % layer.kv_heads == 0,
+            "heads must be a positive multiple of the layer's ", layer.kv_heads, " kv_heads, is ", heads);
+    return static_cast<uint64_t>(heads);
+  }
+  // `heads` runs of `width` columns from `start` on, inside a row of `cols`.
+  void require_runs(int32_t start, int32_t heads, int64_t width, uint64_t cols) const {
+    require(start >= 0, "start must not be negative, is ", start);
+    require(heads >= 1, "heads must be positive, is ", heads);
+    require(width >= 0, "width must not be negative, is ", width);
+    const uint64_t end =
+        static_cast<uint64_t>(start) + static_cast<uint64_t>(heads) * static_cast<uint64_t>(width);
+    require(end <= cols, "heads must end by column ", cols, ", they end at ", end);
+  }
+  // The floats of every norm: eps, weight_offset.
+  void require_norm_floats() const {
+    require_finite("eps", instruction.floats[0]);
+    require(instruction.floats[0] >= 0, "eps must not be negative, is ", instruction.floats[0]);
+    require_finite("weight_offset", instruction.floats[1]);
+  }
+  void require_finite(const char* what, float x) const { require(std::isfinite(x), what, " is not finite"); }
+
+  const Plan& plan;
+  const Instruction& instruction;
+
+ private:
+  const BufferRecord* find(int32_t i) const {
+    return i < 0 ? nullptr : &plan.buffers[static_cast<size_t>(i)];
+  }
+
+  size_t index_;
+  const char* op_;
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_INSTRUCTION_CHECK_H_

@@ -1,0 +1,228 @@
+// Reads the tables of plan.bin and checks each record on its own; plan_check.cc checks the instructions.
+#include "runtime/core/plan/plan.h"
+
+#include <cstring>
+#include <limits>
+
+#include "plugins/paged_attention/kernel.h"
+#include "plugins/quantized_matmul/layout.h"
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/plan/plan_check.h"
+
+namespace tensorwright {
+
+void refuse_plan(const std::string& fault) {
+  throw Error("EngineError", concat("plan.bin: ", fault, "; rebuild the engine with build-engine"));
+}
+
+size_t Plan::kv_block_bytes(const KvLayerRecord& layer) const {
+  return tw_kv_block_bytes(static_cast<int>(layer.dtype), static_cast<int>(layer.kv_heads),
+                           static_cast<int>(layer.head_dim), static_cast<int>(header.block_size));
+}
+
+ModelFacts Plan::facts() const {
+  ModelFacts facts;
+  facts.vocab_size = static_cast<int32_t>(header.vocab_size);
+  facts.max_seq_len = static_cast<int32_t>(header.max_seq_len);
+  facts.block_size = static_cast<int32_t>(header.block_size);
+  facts.block_bytes.assign(header.cache_groups, 0);
+  facts.group_windows.assign(header.cache_groups, 0);
+  for (const KvLayerRecord& layer : kv_layers) {
+    facts.block_bytes[layer.group] += static_cast<int64_t>(kv_block_bytes(layer));
+    facts.group_windows[layer.group] = static_cast<int32_t>(layer.window);
+  }
+  return facts;
+}
+
+namespace {
+
+// Sizes are at most this, so that products of two of them fit 64 bits and any one of them fits an int.
+constexpr uint64_t kLargest = std::numeric_limits<int32_t>::max();
+constexpr uint64_t kLargestArenaRow = uint64_t{1} << 40;
+
+template <typename... Parts>
+void require(bool holds, const Parts&... fault) {
+  if (!holds) refuse_plan(concat(fault...));
+}
+
+void require_size(const std::string& field, uint64_t value) {
+  require(value >= 1 && value <= kLargest, field, " must be 1 to ", kLargest, ", is ", value);
+}
+
+bool is_float_dtype(uint32_t dtype) { return dtype == TW_F32 || dtype == TW_BF16; }
+
+void check_header(const PlanHeader& h, size_t file_bytes) {
+  require(std::memcmp(h.magic, kPlanMagic, sizeof(kPlanMagic)) == 0, "not a plan (magic is not TWCPUPLN)");
+  require(h.version == kPlanVersion, "version must be ", kPlanVersion, ", is ", h.version);
+  require(h.header_bytes == sizeof(PlanHeader), "header_bytes must be ", sizeof(PlanHeader), ", is ",
+          h.header_bytes);
+  require(h.file_bytes == file_bytes, "header says ", h.file_bytes, " bytes, the file has ", file_bytes);
+  require_size("header: vocab_size", h.vocab_size);
+  // Rotary angles take positions as float32, exact up to 2^24.
+  require(h.max_seq_len >= 1 && h.max_seq_len <= (1u << 24), "header: max_seq_len must be 1 to 2^24, is ",
+          h.max_seq_len);
+  const uint32_t block = h.block_size;
+  require(block >= TW_LANES && block % TW_LANES == 0 && block <= TW_ATTENTION_SPLIT &&
+              TW_ATTENTION_SPLIT % block == 0,
+          "header: block_size must be a multiple of ", int{TW_LANES}, " that divides ",
+          int{TW_ATTENTION_SPLIT}, ", is ", block);
+  require(is_float_dtype(h.act_dtype), "header: act_dtype must be 0 (float32) or 1 (bfloat16), is ",
+          h.act_dtype);
+  require(h.cache_groups <= h.kv_layers, "header: cache_groups is ", h.cache_groups, ", more than the ",
+          h.kv_layers, " kv_layers");
+  require(h.logits_buffer >= 0 && static_cast<uint32_t>(h.logits_buffer) < h.buffers,
+          "header: logits_buffer must be 0 to ", int64_t{h.buffers} - 1, ", is ", h.logits_buffer);
+  require(h.reserved == 0, "header: reserved must be 0, is ", h.reserved);
+  require(h.token_arena_bytes % 64 == 0 && h.token_arena_bytes <= kLargestArenaRow,
+          "header: token_arena_bytes must be a multiple of 64 up to ", kLargestArenaRow, ", is ",
+          h.token_arena_bytes);
+  require(h.row_arena_bytes % 64 == 0 && h.row_arena_bytes <= kLargestArenaRow,
+          "header: row_arena_bytes must be a multiple of 64 up to ", kLargestArenaRow, ", is ",
+          h.row_arena_bytes);
+}
+
+// The counts are 32 bits and records are small, so this sum cannot overflow.
+uint64_t bytes_of_tables(const PlanHeader& h) {
+  return sizeof(PlanHeader) + uint64_t{h.kv_layers} * sizeof(KvLayerRecord) +
+         uint64_t{h.buffers} * sizeof(BufferRecord) + uint64_t{h.weights} * sizeof(WeightRecord) +
+         uint64_t{h.instructions} * sizeof(Instruction) + h.names_bytes;
+}
+
+void check_kv_layer(const Plan& plan, size_t index) {
+  const KvLayerRecord& layer = plan.kv_layers[index];
+  const std::string at = concat("kv layer ", index, ": ");
+  require(layer.group < plan.header.cache_groups, at, "group must be below ", plan.header.cache_groups,
+          ", is ", layer.group);
+  require_size(at + "kv_heads", layer.kv_heads);
+  require_size(at + "head_dim", layer.head_dim);
+  require(layer.dtype == plan.header.act_dtype || layer.dtype == TW_I8, at,
+          "dtype must be the header's act_dtype ", plan.header.act_dtype, " or 3 (int8), is ", layer.dtype);
+  const auto most = static_cast<uint32_t>(tw_most_head_dim(static_cast<int>(layer.dtype)));
+  require(layer.head_dim <= most, at, "head_dim must be at most ", most, " in dtype ", layer.dtype, ", is ",
+          layer.head_dim);
+  // A position of one layer then takes below 2^24 * 24 bytes, a block 512 times that: no overflow.
+  require(uint64_t{layer.kv_heads} * layer.head_dim <= (uint64_t{1} << 24), at, "kv_heads * head_dim is ",
+          uint64_t{layer.kv_heads} * layer.head_dim, ", over 2^24");
+  require(layer.window <= kLargest, at, "window is ", layer.window, ", over ", kLargest);
+  require(layer.reserved == 0, at, "reserved must be 0, is ", layer.reserved);
+}
+
+// Every group has a layer, and the layers of a group share one window: the scheduler frees blocks by it.
+void check_groups(const Plan& plan) {
+  std::vector<int64_t> windows(plan.header.cache_groups, -1);
+  for (size_t i = 0; i < plan.kv_layers.size(); ++i) {
+    const KvLayerRecord& layer = plan.kv_layers[i];
+    int64_t& window = windows[layer.group];
+    if (window < 0) window = layer.window;
+    require(window == layer.window, "kv layer ", i, ": window must be its group's ", window, ", is ",
+            layer.window);
+  }
+  for (size_t i = 0; i < windows.size(); ++i) require(windows[i] >= 0, "cache group ", i, " has no kv layer");
+}
+
+void check_buffer(const Plan& plan, size_t index) {
+  const BufferRecord& buffer = plan.buffers[index];
+  const std::string at = concat("buffer ", index, ": ");
+  require(buffer.kind <= static_cast<uint32_t>(BufferKind::kRows), at, "kind must be 0 or 1, is ",
+          buffer.kind);
+  require(is_float_dtype(buffer.dtype), at, "dtype must be 0 (float32) or 1 (bfloat16), is ", buffer.dtype);
+  require_size(at + "cols", buffer.cols);
+  const uint64_t row_bytes = uint64_t{buffer.cols} * tw_dtype_bytes(static_cast<int>(buffer.dtype));
+  require(buffer.stride_bytes % 64 == 0 && buffer.stride_bytes >= row_bytes, at,
+          "stride_bytes must be a multiple of 64 and at least ", row_bytes, ", is ", buffer.stride_bytes);
+  const bool is_rows = buffer.kind == static_cast<uint32_t>(BufferKind::kRows);
+  const uint64_t arena = is_rows ? plan.header.row_arena_bytes : plan.header.token_arena_bytes;
+  require(buffer.offset % 64 == 0, at, "offset must be a multiple of 64, is ", buffer.offset);
+  require(buffer.offset <= arena && buffer.stride_bytes <= arena - buffer.offset, at, "offset ",
+          buffer.offset, " + stride_bytes ", buffer.stride_bytes, " must fit the arena's ", arena, " bytes");
+}
+
+uint64_t expected_bytes(const WeightRecord& weight) {
+  const int dtype = static_cast<int>(weight.dtype);
+  if (weight.layout == static_cast<uint32_t>(WeightLayout::kPanels)) {
+    return uint64_t{weight.n / TW_LANES} * tw_panel_bytes(dtype, weight.k);
+  }
+  if (weight.layout == static_cast<uint32_t>(WeightLayout::kQuantized)) {
+    return uint64_t{weight.n / TW_LANES} *
+           static_cast<uint64_t>(tw_quantized_panel_bytes(dtype, weight.k, weight.group));
+  }
+  return uint64_t{weight.n} * weight.k * tw_dtype_bytes(dtype);
+}
+
+// What a layout may hold, as text if `weight` breaks it.
+void check_weight_type(const WeightRecord& weight, const std::string& at) {
+  const uint32_t group = weight.group;
+  bool known = false;
+  switch (static_cast<WeightLayout>(weight.layout)) {
+    case WeightLayout::kRaw:
+      known = weight.dtype == TW_F32;
+      break;
+    case WeightLayout::kPanels:
+      known = is_float_dtype(weight.dtype);
+      break;
+    case WeightLayout::kQuantized:
+      known = weight.dtype == TW_I8 || weight.dtype == TW_I4;
+      break;
+    default:
+      refuse_plan(concat(at, "layout must be 0, 1 or 2, is ", weight.layout));
+  }
+  require(known, at, "dtype ", weight.dtype, " is unknown for layout ", weight.layout);
+  const bool quantized = weight.layout == static_cast<uint32_t>(WeightLayout::kQuantized);
+  const bool sized = group == 32 || group == 64 || group == 128;
+  require(quantized ? sized || (group == 0 && weight.dtype == TW_I8) : group == 0, at, "group ", group,
+          " is unknown for layout ", weight.layout, " and dtype ", weight.dtype);
+}
+
+void check_weight(const Plan& plan, size_t index) {
+  const WeightRecord& weight = plan.weights[index];
+  const std::string at = concat("weight ", index, ": ");
+  require(weight.name < plan.names.size(), at, "name ", weight.name, " lies outside the string table of ",
+          plan.names.size(), " bytes");
+  require_size(at + "n", weight.n);
+  require_size(at + "k", weight.k);
+  require(uint64_t{weight.n} * weight.k <= (uint64_t{1} << 56), at, "n * k is too large");
+  check_weight_type(weight, at);
+  require(weight.layout == static_cast<uint32_t>(WeightLayout::kRaw) || weight.n % TW_LANES == 0, at,
+          "n must be a multiple of 16, is ", weight.n);
+  require(weight.bytes == expected_bytes(weight), at, "bytes must be ", expected_bytes(weight), ", is ",
+          weight.bytes);
+  require(weight.offset % 64 == 0, at, "offset must be a multiple of 64, is ", weight.offset);
+  const uint64_t file = plan.header.weights_bytes;
+  require(weight.offset <= file && weight.bytes <= file - weight.offset, at, "offset ", weight.offset,
+          " + bytes ", weight.bytes, " must fit the ", file, " bytes of weights.bin");
+}
+
+template <typename Record>
+const std::byte* read_table(const std::byte* from, uint32_t count, std::vector<Record>* table) {
+  table->resize(count);
+  if (count > 0) std::memcpy(table->data(), from, count * sizeof(Record));
+  return from + count * sizeof(Record);
+}
+
+}  // namespace
+
+Plan Plan::parse(std::span<const std::byte> bytes) {
+  Plan plan;
+  require(bytes.size() >= sizeof(PlanHeader), "the file has ", bytes.size(),
+          " bytes, the header alone needs ", sizeof(PlanHeader));
+  std::memcpy(&plan.header, bytes.data(), sizeof(PlanHeader));
+  check_header(plan.header, bytes.size());
+  require(bytes_of_tables(plan.header) == bytes.size(), "the tables need ", bytes_of_tables(plan.header),
+          " bytes, the file has ", bytes.size());
+  const std::byte* at = bytes.data() + sizeof(PlanHeader);
+  at = read_table(at, plan.header.kv_layers, &plan.kv_layers);
+  at = read_table(at, plan.header.buffers, &plan.buffers);
+  at = read_table(at, plan.header.weights, &plan.weights);
+  at = read_table(at, plan.header.instructions, &plan.instructions);
+  plan.names.assign(reinterpret_cast<const char*>(at), plan.header.names_bytes);
+  require(!plan.names.empty() && plan.names.back() == '\0', "the string table must end with a zero byte");
+  for (size_t i = 0; i < plan.kv_layers.size(); ++i) check_kv_layer(plan, i);
+  check_groups(plan);
+  for (size_t i = 0; i < plan.buffers.size(); ++i) check_buffer(plan, i);
+  for (size_t i = 0; i < plan.weights.size(); ++i) check_weight(plan, i);
+  check_instructions(plan);
+  return plan;
+}
+
+}  // namespace tensorwright

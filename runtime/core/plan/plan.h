@@ -1,0 +1,42 @@
+// A plan read from bytes nobody trusts: once parse() returns, every index, size and shape in it is sound.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_H_
+#define TENSORWRIGHT_RUNTIME_CORE_PLAN_H_
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "runtime/core/interface/executor.h"
+#include "runtime/core/plan/plan_format.h"
+
+namespace tensorwright {
+
+struct Plan {
+  PlanHeader header;
+  std::vector<KvLayerRecord> kv_layers;
+  std::vector<BufferRecord> buffers;
+  std::vector<WeightRecord> weights;
+  std::vector<Instruction> instructions;
+  std::string names;  // the string table
+
+  // Throws Error{"EngineError"} that names the record and the field at fault.
+  static Plan parse(std::span<const std::byte> bytes);
+
+  // The NUL-terminated name at an offset that parse() has checked.
+  const char* name(uint32_t offset) const { return names.data() + offset; }
+  // Bytes of one KV block of one layer.
+  size_t kv_block_bytes(const KvLayerRecord& layer) const;
+  ModelFacts facts() const;
+};
+
+// "embedding", "rms_norm", ...; null if there is no such op.
+const char* op_name(uint32_t op);
+
+// Throws the error that every fault of a plan ends in: "plan.bin: <fault>; rebuild the engine with
+// build-engine".
+[[noreturn]] void refuse_plan(const std::string& fault);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_PLAN_H_

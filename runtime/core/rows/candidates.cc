@@ -1,0 +1,120 @@
+#include "runtime/core/rows/candidates.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "runtime/core/rows/descending_key.h"
+#include "runtime/core/rows/logit_row.h"
+
+namespace tensorwright {
+
+namespace {
+
+// Sorts keys[from, end). Many of them by their digits: far fewer steps than comparisons would take.
+void sort_keys(std::vector<uint64_t>& keys, size_t from, std::vector<uint64_t>* spare) {
+  constexpr size_t kMany = 1024, kDigits = 1 << 11;
+  const size_t n = keys.size() - from;
+  if (n < kMany) {
+    std::sort(keys.begin() + static_cast<std::ptrdiff_t>(from), keys.end());
+    return;
+  }
+  spare->resize(n);
+  uint64_t *in = keys.data() + from, *out = spare->data();
+  for (int shift = 0; shift < 64; shift += 11) {
+    std::array<uint32_t, kDigits> place{};
+    for (size_t i = 0; i < n; ++i) ++place[in[i] >> shift & (kDigits - 1)];
+    if (place[in[0] >> shift & (kDigits - 1)] == n) continue;  // all alike
+    std::exclusive_scan(place.begin(), place.end(), place.begin(), 0u);
+    for (size_t i = 0; i < n; ++i) out[place[in[i] >> shift & (kDigits - 1)]++] = in[i];
+    std::swap(in, out);
+  }
+  if (in == spare->data()) std::copy_n(in, n, keys.data() + from);
+}
+
+}  // namespace
+
+double Candidates::weigh(float max) {
+  weights_.resize(scores.size());
+  total_ = exp_below(scores, max, weights_.data());
+  return total_;
+}
+
+// transformers sorts ascending and removes while the cumulative probability is <= 1 - top_p, but for the
+// last. From the other end: a token stays while (total - weight of those after it) / total > 1 - top_p.
+// Compared in fp32 as there; of equal scores the higher id stays, as a stable ascending sort has it.
+Kept Candidates::keep_top_p(double top_p, const Total& total, size_t of, bool more_wanted) {
+  const float bound = static_cast<float>(1.0 - top_p);
+  // What stays has cumulative weight > bound * total made of at most `of` weights no larger than its own; so
+  // only weights above that part need sorting. The slack covers the fp32 comparison.
+  const double floor = bound * total.low / static_cast<double>(of) * (1 - 1e-6);
+  order_.clear();
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (weights_[i] >= floor) order_.push_back(descending_key(scores[i], static_cast<uint32_t>(i)));
+  }
+  double after = 0;
+  size_t kept = 0, sorted = 0;
+  kept_ids_.clear();
+  kept_weights_.clear();
+  const auto more = [&](double sum) { return static_cast<float>((sum - after) / sum) > bound; };
+  for (; kept < order_.size(); ++kept) {
+    if (kept > 0) {
+      const bool stays = more(total.low);
+      if (stays != more(total.high)) return Kept::unknown;
+      if (!stays) break;
+    }
+    if (kept == sorted) sorted = sort_more(sorted);
+    const size_t i = key_index(order_[kept]);
+    after += weights_[i];
+    kept_ids_.push_back(ids[i]);
+    kept_weights_.push_back(weights_[i]);
+  }
+  if (more_wanted && kept == order_.size() && more(total.high)) return Kept::all;
+  ids.swap(kept_ids_);
+  weights_.swap(kept_weights_);
+  total_ = after;
+  return Kept::yes;
+}
+
+// Sorts the next keys of order_ after the first `sorted`; returns how many are sorted now. Few stay, mostly:
+// no more than it takes.
+size_t Candidates::sort_more(size_t sorted) {
+  constexpr size_t kFew = 256;
+  auto from = order_.begin() + static_cast<std::ptrdiff_t>(sorted);
+  if (sorted > 0 || order_.size() <= kFew) {
+    sort_keys(order_, sorted, &spare_);
+    return order_.size();
+  }
+  std::nth_element(from, from + (kFew - 1), order_.end());
+  std::sort(from, from + kFew);
+  return kFew;
+}
+
+// It always leaves the likeliest.
+void Candidates::keep_min_p(double min_p) {
+  const float floor = static_cast<float>(min_p);
+  size_t kept = 0;
+  total_ = 0;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (static_cast<float>(weights_[i]) < floor) continue;
+    total_ += weights_[i];
+    ids[kept] = ids[i];
+    weights_[kept++] = weights_[i];
+  }
+  ids.resize(kept);
+  weights_.resize(kept);
+}
+
+int32_t Candidates::draw(double uniform) const {
+  const double target = uniform * total_;
+  double sum = 0;
+  size_t last = 0;  // rounding never picks a token of weight zero
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    sum += weights_[i];
+    if (sum > target) return ids[i];
+    if (weights_[i] > 0) last = i;
+  }
+  return ids[last];
+}
+
+}  // namespace tensorwright

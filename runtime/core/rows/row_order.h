@@ -1,0 +1,73 @@
+// top_p of a row of which it keeps thousands: the two places that count in the order of likelihood, found by
+// sums of weights above bounds instead of a sort.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_ROW_ORDER_H_
+#define TENSORWRIGHT_RUNTIME_CORE_ROW_ORDER_H_
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "runtime/core/rows/logit_row.h"
+#include "runtime/core/rows/row_estimate.h"
+
+namespace tensorwright {
+
+// Holds scratch only.
+class RowOrder {
+ public:
+  // The place of the token that the definition draws from those that top_p < 1 keeps, by a number in [0, 1);
+  // none where the estimates leave it open.
+  std::optional<int32_t> draw(RowEstimate* estimate, double top_p, double uniform);
+  // The most values that a draw had to sort so far: few, but for ties.
+  size_t most_sorted() const { return most_sorted_; }
+
+ private:
+  // Some of the row's values, and where they stand in it.
+  struct Part {
+    std::span<const float> values;
+    std::span<const int32_t> ids;
+    double above = 0;  // weight of all likelier ones
+    double sum = 0;    // of these
+  };
+  using Shares = std::array<double, TW_ROW_BOUNDS - 1>;
+  // How a part is cut in pieces.
+  struct Cut {
+    std::array<float, TW_ROW_BOUNDS> bounds = {};  // descending, the last one -inf
+    std::array<double, TW_ROW_BOUNDS> sums = {};   // of the part's values above each
+  };
+  // The likeliest token with which the sum reaches what was asked for.
+  struct Passed {
+    int32_t id;
+    double upto;  // the sum with it
+  };
+
+  double total() const;
+  double total_error() const;
+  double sum_error() const;
+  Part take_likeliest(double kept, double uniform);
+  float guess_lowest(double kept);
+  void cut_by_shares(const Part& part, Shares shares);
+  void cut_evenly(const Part& part);
+  void sum_above(std::span<const float> values);
+  float usable(float bound) const;
+  float usable_from(double score) const;
+  Part narrow(const Part& part, double target, Collected* into);
+  std::optional<Passed> pass(Part part, double target, double error);
+  std::optional<Passed> walk(const Part& part, double target, double error);
+
+  RowEstimate* estimate_ = nullptr;
+  size_t most_sorted_ = 0;
+  double guessed_ = 1;  // about the part of the total that likeliest_ has
+  Cut cut_;
+  Collected likeliest_;
+  Collected collected_[2];
+  std::vector<float> sample_, scores_;
+  std::vector<double> weights_;
+  std::vector<uint64_t> order_;
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_ROW_ORDER_H_

@@ -1,0 +1,70 @@
+// One row of logits to one token. The token set is that of transformers' processors (logit_processors.h has
+// the order of all), then Temperature, TopK, TopP and MinP; the draw is a function of the request's seed and
+// the token's position.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_SAMPLER_H_
+#define TENSORWRIGHT_RUNTIME_CORE_SAMPLER_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/core/rows/candidates.h"
+#include "runtime/core/rows/row_estimate.h"
+#include "runtime/core/rows/row_order.h"
+#include "runtime/core/sampling/logit_processors.h"
+#include "runtime/core/scheduler/request.h"
+
+namespace tensorwright {
+
+struct Sample {
+  int32_t token = -1;
+  std::vector<TokenLogprob> logprobs;  // empty unless asked for: the sampled token, then the other likeliest
+};
+
+// Holds scratch only. Sampling parameters are taken as validated.
+class Sampler {
+ public:
+  // `position` is the index of the new token in its sequence. Throws Error{"TensorwrightError"} for a row
+  // without a distribution (see row_max), Error{"InvalidRequestError"} if the request forbids all tokens.
+  // Logprobs are those of `logits` as they came. mask: of the tokens allowed (token_masks.h), empty: all.
+  Sample sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed, int64_t position,
+                const History& history = {}, std::span<const uint32_t> mask = {});
+
+  // The logprobs of one row as it came: of `token`, then of the others among the `top` likeliest. Throws
+  // Error{"NumericalError"} as sample() does.
+  std::vector<TokenLogprob> score(std::span<const float> logits, int32_t token, int32_t top);
+
+  // The ids that may be drawn, ascending.
+  std::vector<int32_t> token_set(std::span<const float> logits, const Sampling& sampling,
+                                 const History& history = {}, std::span<const uint32_t> mask = {});
+
+ private:
+  int32_t draw(std::span<const float> processed, const Sampling& sampling, double uniform,
+               std::span<const uint32_t> mask);
+  bool read_estimate(std::span<const float> row, const Sampling& sampling);
+  int32_t pick(std::span<const float> row, bool read, const Sampling& sampling, double uniform);
+  void select(std::span<const float> row, const Sampling& sampling);
+  void shape(const Sampling& sampling, double total);
+  bool few_allowed(std::span<const float> logits, std::span<const uint32_t> mask);
+  double take_from(float low);
+  size_t collect_from(float low);
+  double weigh_collected(float low);
+  float lowest_within(double distance) const;
+  float lowest_of_min_p(double min_p) const;
+  bool take_top_k(const Sampling& sampling);
+  bool take_top_p(const Sampling& sampling);
+  std::vector<TokenLogprob> logprobs(std::span<const float> logits, float max, int32_t token, int32_t top);
+
+  LogitProcessors processors_;
+  std::vector<int32_t> allowed_;       // [few] tokens that a mask leaves
+  std::vector<float> allowed_logits_;  // [few]
+  RowEstimate estimate_;
+  RowOrder order_;
+  Candidates candidates_;
+  Collected collected_;
+  std::vector<float> scaled_;  // logits / temperature
+};
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_SAMPLER_H_

@@ -1,0 +1,93 @@
+// What a caller asks of the engine, what the engine tells back, and what makes a request impossible.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_REQUEST_H_
+#define TENSORWRIGHT_RUNTIME_CORE_REQUEST_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/core/cache/group_shape.h"
+#include "runtime/core/interface/executor.h"
+#include "runtime/core/scheduler/token_masks.h"
+#include "runtime/core/scheduler/token_sets.h"
+
+namespace tensorwright {
+
+struct Sampling {
+  int32_t n = 1;  // completions of the one prompt
+  int32_t max_tokens = 16;
+  double temperature = 1.0;      // 0: greedy
+  int32_t top_k = 0;             // 0 or -1: off
+  double top_p = 1.0;            // 1: off
+  double min_p = 0.0;            // 0: off; relative to the likeliest token
+  std::optional<uint64_t> seed;  // drawn once per request if absent; see completion_seed
+  TokenSet stop_token_ids;       // end the request even with ignore_eos
+  TokenSet eos_token_ids;
+  bool ignore_eos = false;
+  int32_t min_tokens = 0;           // no end-of-sequence or stop token before so many
+  double repetition_penalty = 1.0;  // 1: off; over prompt and output
+  double presence_penalty = 0.0;    // 0: off; over the output, as the next
+  double frequency_penalty = 0.0;
+  std::vector<std::pair<int32_t, double>> logit_bias;
+  BannedWords bad_words;         // none empty
+  double timeout_s = -1;         // from arrival to the end; negative: none
+  int32_t priority = 0;          // higher ones start first
+  int32_t logprobs = -1;         // -1: none; 0: of the sampled token; n: of the n likeliest as well
+  int32_t prompt_logprobs = -1;  // the same of each prompt token but the first
+  bool guided = false;           // no token is sampled before its mask has come; see token_masks.h
+  // What the prefix cache remembers of a request is found by those with the same salt alone.
+  std::string cache_salt;
+};
+
+struct Request {
+  int64_t id = 0;
+  std::vector<int32_t> prompt;
+  Sampling sampling;
+  MaskWords first_mask;  // of token 0 of each completion; empty unless guided
+};
+
+struct TokenLogprob {
+  int32_t token;
+  double logprob;  // natural logarithm, of the raw logits' softmax
+  int32_t rank;    // 1 + number of tokens with a strictly greater logit
+};
+
+// News of one completion of a request. Tokens of several steps may come in one event if nobody fetched the
+// earlier ones. Every one of the n completions has a last event, also if it never started.
+struct Event {
+  int64_t request_id = 0;
+  int32_t completion = 0;  // in [0, n)
+  std::vector<int32_t> tokens;
+  std::vector<std::vector<TokenLogprob>>
+      logprobs;  // [tokens] if asked for: the sampled token, then the others
+  // If asked for, of the next prompt tokens from the second on, each once: the prompt's token, then the
+  // others.
+  std::vector<std::vector<TokenLogprob>> prompt_logprobs;
+  std::string finish;             // "", "stop", "length", "abort", "timeout" or "error"
+  int32_t stop_token = -1;        // the end-of-sequence or stop token; it is in `tokens` too
+  std::string error_type, error;  // a class of tensorwright.errors, and its message
+  int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;  // prompt tokens that the prefix cache had when the request started
+  double queue_s = -1;        // arrival to the first step it took part in; -1: never
+  double first_token_s = -1;  // arrival to the first token; -1: none yet
+};
+
+// What a completion draws with: that of the request for the first, so that it is the n = 1 run, and odd
+// multiples of it away for the others, so that each is the run of a request with that seed.
+constexpr uint64_t completion_seed(uint64_t seed, int32_t completion) {
+  return seed + static_cast<uint64_t>(completion) * 0x9E3779B97F4A7C15u;
+}
+
+// Throws Error{"InvalidRequestError"} unless `words` is the length of a mask.
+void validate_mask(const MaskWords& words, const ModelFacts& facts);
+
+// Throws Error: InvalidRequestError, or PromptTooLongError if the request, with its n completions side by
+// side, could never be finished with the KV blocks there are or within the model's maximum length.
+void validate_request(const Request& request, const ModelFacts& facts, const std::vector<GroupShape>& groups,
+                      int32_t max_seqs);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_REQUEST_H_

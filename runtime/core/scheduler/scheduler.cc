@@ -1,0 +1,364 @@
+#include "runtime/core/scheduler/scheduler.h"
+
+#include <algorithm>
+#include <new>
+#include <span>
+#include <stdexcept>
+#include <unordered_set>
+
+#include "runtime/core/base/invariants.h"
+#include "runtime/core/base/make_room.h"
+#include "runtime/core/base/philox.h"
+
+namespace tensorwright {
+
+namespace {
+
+using Queue = std::vector<std::unique_ptr<Sequence>>;
+
+// The queue has room.
+void insert_in_order(Queue& queue, std::unique_ptr<Sequence> sequence) {
+  auto after = std::ranges::find_if(queue, [&](const auto& other) { return sequence->before(*other); });
+  queue.insert(after, std::move(sequence));
+}
+
+Queue::iterator find(Queue& queue, int64_t id, int32_t completion) {
+  return std::ranges::find_if(
+      queue, [&](const auto& sequence) { return sequence->id == id && sequence->completion == completion; });
+}
+
+// Each needs one for its first token: a copy of the prompt's last block, or a new one behind it.
+int32_t blocks_of_forks(const Sequence& sequence) {
+  return sequence.sampling->max_tokens > 1 ? sequence.forks : 0;
+}
+
+std::unique_ptr<Sequence> take(Queue& queue, Queue::iterator at) {
+  std::unique_ptr<Sequence> sequence = std::move(*at);
+  queue.erase(at);
+  return sequence;
+}
+
+}  // namespace
+
+Scheduler::Scheduler(KvBlocks& kv, const SchedulerLimits& limits) : kv_(kv), limits_(limits) {
+  if (limits.max_seqs < 1 || limits.max_tokens < limits.max_seqs || limits.max_chunk < 0 ||
+      limits.max_prompt_rows < 1) {
+    throw std::logic_error(
+        "[scheduler] limits must hold 1 <= max_seqs <= max_tokens, max_chunk >= 0 and max_prompt_rows >= 1");
+  }
+}
+
+void Scheduler::add(std::unique_ptr<Sequence> sequence) {
+  make_room_for(1);
+  sequence->arrival = ++arrivals_;
+  insert_in_order(waiting_, std::move(sequence));
+}
+
+void Scheduler::make_room_for(size_t sequences) {
+  make_room(running_, waiting_.size() + sequences);
+  make_room(waiting_, running_.size() + sequences);
+}
+
+std::unique_ptr<Sequence> Scheduler::remove(int64_t id, int32_t completion) {
+  for (Queue* queue : {&running_, &waiting_}) {
+    auto at = find(*queue, id, completion);
+    if (at == queue->end()) continue;
+    kv_.release((*at)->blocks);
+    return take(*queue, at);
+  }
+  return nullptr;
+}
+
+std::vector<Sequence*> Scheduler::fork(Sequence& sequence) {
+  std::vector<Sequence*> forks;
+  Queue made;
+  make_room_for(static_cast<size_t>(sequence.forks));
+  for (int32_t completion = 1; completion <= sequence.forks; ++completion) {
+    auto fork = std::make_unique<Sequence>();
+    static_cast<SequenceState&>(*fork) = sequence;
+    fork->blocks = kv_.fork(sequence.blocks);
+    fork->completion = completion;
+    fork->forks = 0;
+    forks.push_back(fork.get());
+    made.push_back(std::move(fork));
+  }
+  // Nothing throws once the room is there: all of them run or none.
+  auto running = static_cast<std::ptrdiff_t>(running_.size());
+  running_.resize(running_.size() + made.size());
+  std::ranges::move(made, running_.begin() + running);
+  auto behind = std::next(find(running_, sequence.id, sequence.completion));
+  std::rotate(behind, running_.begin() + running, running_.end());
+  sequence.forks = 0;
+  return forks;
+}
+
+StepPlan Scheduler::plan() {
+  StepPlan plan;
+  debug_preempt();
+  try {
+    plan_all(plan);
+  } catch (...) {
+    rollback(plan);
+    throw;
+  }
+  return plan;
+}
+
+void Scheduler::plan_all(StepPlan& plan) {
+  do {
+    plan_each(plan);
+  } while (plan.chunks.empty() && preempt_idle());
+}
+
+// Of those that sit out, the last gives its blocks to running ones that found none; false if there are not
+// both.
+bool Scheduler::preempt_idle() {
+  auto sits_out = [](const auto& sequence) { return sequence->pending() == 0; };
+  if (std::ranges::all_of(running_, sits_out)) return false;
+  auto last = std::ranges::find_if(running_.rbegin(), running_.rend(), sits_out);
+  if (last == running_.rend()) return false;
+  move_to_waiting(std::prev(last.base()));
+  return true;
+}
+
+void Scheduler::plan_each(StepPlan& plan) {
+  // Preemption takes from the back, so an index stays good.
+  for (size_t i = 0; i < running_.size(); ++i) {
+    if (running_[i]->pending() == 1) plan_running(*running_[i], plan, true);
+  }
+  for (size_t i = 0; i < running_.size(); ++i) {
+    if (running_[i]->pending() > 1) plan_running(*running_[i], plan, true);
+  }
+  // Whoever was sent back just now does not fit again: it needs more blocks than it gave up.
+  while (!waiting_.empty() && admit(0, plan)) {
+  }
+}
+
+StepPlan Scheduler::plan_only(int64_t id, int32_t completion) {
+  StepPlan plan;
+  try {
+    if (auto at = find(running_, id, completion); at != running_.end()) {
+      plan_running(**at, plan, false);
+    } else if (at = find(waiting_, id, completion); at != waiting_.end()) {
+      admit(static_cast<size_t>(at - waiting_.begin()), plan);
+    }
+  } catch (...) {
+    rollback(plan);
+    throw;
+  }
+  return plan;
+}
+
+int32_t Scheduler::budget(const StepPlan& plan, const Sequence& sequence) const {
+  int32_t chunk = sequence.pending_within(limits_.max_prompt_rows - plan.prompt_rows);
+  chunk = std::min(chunk, limits_.max_tokens - plan.tokens);
+  return limits_.max_chunk > 0 ? std::min(chunk, limits_.max_chunk) : chunk;
+}
+
+// False if the sequence gets nothing: no budget left, or no blocks and nobody behind it to take them from.
+bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt) {
+  make_room(plan.chunks, 1);
+  int32_t before = sequence.blocks.size();
+  int32_t chunk;
+  while (true) {
+    chunk = budget(plan, sequence);
+    if (chunk <= 0) return false;
+    if (kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) break;
+    if (may_preempt && running_.back().get() != &sequence) {
+      preempt_last(plan);
+      continue;
+    }
+    // The last takes what is left; with nothing left it keeps what it has until one before it needs it.
+    chunk = kv_.reach(sequence.blocks, sequence.computed, sequence.computed + chunk) - sequence.computed;
+    if (chunk <= 0) return false;
+    kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk);
+    break;
+  }
+  append(plan, sequence, chunk, before, false);
+  return true;
+}
+
+bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
+  Sequence& sequence = *waiting_[waiting_index];
+  if (places() + sequence.places() > limits_.max_seqs) return false;
+  if (budget(plan, sequence) <= 0) return false;
+  KvBlocks::Match match = kv_.match(sequence.reusable(), sequence.sampling->cache_salt);
+  for (int32_t group = 0; group < kv_.groups(); ++group) {
+    if (!has_blocks_for(sequence, match, group)) return false;
+  }
+  make_room(plan.chunks, 1);
+  int32_t chunk;
+  try {
+    chunk = take_blocks(sequence, match, plan);
+  } catch (...) {
+    kv_.release(sequence.blocks);
+    sequence.computed = 0;
+    throw;
+  }
+  insert_in_order(running_, take(waiting_, waiting_.begin() + static_cast<std::ptrdiff_t>(waiting_index)));
+  append(plan, sequence, chunk, 0, true);
+  return true;
+}
+
+// The matched blocks and those of its first chunk, whose tokens it returns.
+int32_t Scheduler::take_blocks(Sequence& sequence, const KvBlocks::Match& match, const StepPlan& plan) {
+  kv_.attach(match, sequence.blocks);
+  sequence.computed = sequence.blocks.size() * kv_.block_size();
+  sequence.tokens_when_admitted = sequence.size();
+  int32_t end = sequence.computed + budget(plan, sequence);
+  int32_t chunk = kv_.reach(sequence.blocks, sequence.computed, end) - sequence.computed;
+  if (chunk <= 0 || !kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) {
+    throw std::logic_error("[scheduler] an admitted sequence must have its blocks");
+  }
+  return chunk;
+}
+
+int32_t Scheduler::places() const {
+  int32_t places = 0;
+  for (const auto& sequence : running_) places += sequence->places();
+  return places;
+}
+
+// Whether a waiting sequence finds blocks for all that it has. Alone it finds what it needs, little by
+// little.
+bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const {
+  if (running_.empty()) return true;
+  auto hit = static_cast<int32_t>(match.path.size());
+  int32_t missing = kv_.blocks_for(sequence.size()) - hit, most = kv_.shape(group).most_held;
+  if (most > 0) missing = std::min(missing, std::max(0, most - (hit - match.first[group])));
+  missing += blocks_of_forks(sequence);
+  return missing <= kv_.available(group) - match.idle[group] - outstanding_blocks(group);
+}
+
+// Blocks that running sequences still need for the tokens they have, and their forks for the next one.
+int32_t Scheduler::outstanding_blocks(int32_t group) const {
+  int32_t blocks = 0;
+  for (const auto& sequence : running_) {
+    blocks += kv_.outstanding(group, sequence->blocks, sequence->computed, sequence->size());
+    blocks += blocks_of_forks(*sequence);
+  }
+  return blocks;
+}
+
+void Scheduler::append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before,
+                       bool admitted) {
+  bool decode = sequence.pending() == 1 && sequence.generated() > 0;
+  int32_t prompt_rows = sequence.prompt_rows(tokens);
+  plan.chunks.push_back({&sequence, tokens, prompt_rows, blocks_before, admitted, decode});
+  plan.tokens += tokens;
+  plan.prompt_rows += prompt_rows;
+}
+
+void Scheduler::preempt_last(StepPlan& plan) {
+  auto last = running_.end() - 1;
+  std::erase_if(plan.chunks, [&](const PlannedChunk& chunk) {
+    if (chunk.sequence != last->get()) return false;
+    plan.tokens -= chunk.tokens;
+    plan.prompt_rows -= chunk.prompt_rows;
+    return true;
+  });
+  move_to_waiting(last);
+}
+
+void Scheduler::move_to_waiting(Queue::iterator running) {
+  kv_.release((*running)->blocks);
+  (*running)->computed = 0;
+  ++stats_.preemptions;
+  insert_in_order(waiting_, take(running_, running));
+}
+
+bool Scheduler::preempt(int64_t id, int32_t completion) {
+  auto at = find(running_, id, completion);
+  if (at == running_.end()) return false;
+  move_to_waiting(at);
+  return true;
+}
+
+void Scheduler::debug_preempt() {
+  ++plans_;
+  if (limits_.debug_preempt_every == 0 || plans_ % limits_.debug_preempt_every != 0) return;
+  // Only those that got a token since their last start: else forced preemption could keep one from ever
+  // finishing.
+  std::vector<const Sequence*> grown;
+  for (const auto& sequence : running_) {
+    if (sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence.get());
+  }
+  if (grown.empty()) return;
+  double draw = philox_uniform(limits_.debug_seed, plans_);
+  const Sequence* drawn = grown[static_cast<size_t>(draw * static_cast<double>(grown.size()))];
+  preempt(drawn->id, drawn->completion);
+}
+
+void Scheduler::commit(const StepPlan& plan) {
+  ++stats_.steps;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    if (chunk.admitted) {
+      stats_.prefix_lookup_tokens += static_cast<int64_t>(sequence.reusable().size());
+      stats_.prefix_hit_tokens += sequence.computed;
+      if (sequence.cached_tokens < 0) sequence.cached_tokens = sequence.computed;
+    }
+    (chunk.decode ? stats_.decode_tokens : stats_.prefill_tokens) += chunk.tokens;
+    sequence.computed += chunk.tokens;
+    try {
+      kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed),
+                  sequence.sampling->cache_salt);
+    } catch (const std::bad_alloc&) {
+      // The step is done, and nobody needs the cache to remember it: the sequence's next commit tries again.
+      ++stats_.publishes_without_memory;
+    }
+    kv_.drop_unseen(sequence.blocks, sequence.computed);
+    stats_.max_waste_slots = std::max(stats_.max_waste_slots, waste(sequence));
+  }
+}
+
+void Scheduler::rollback(StepPlan& plan) {
+  ++stats_.rolled_back;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    Sequence& sequence = *chunk.sequence;
+    if (!chunk.admitted) {
+      kv_.shrink(sequence.blocks, chunk.blocks_before);
+      continue;
+    }
+    kv_.release(sequence.blocks);
+    sequence.computed = 0;
+    insert_in_order(waiting_, take(running_, find(running_, sequence.id, sequence.completion)));
+  }
+  plan = StepPlan();
+}
+
+int64_t Scheduler::waste_slots() const {
+  int64_t slots = 0;
+  std::unordered_set<int32_t> seen;  // last blocks: that of forks is one, until they write
+  for (const auto& sequence : running_) {
+    int32_t size = sequence->blocks.size();
+    if (size > 0 && seen.insert(sequence->blocks.tables[0][size - 1]).second) slots += waste(*sequence);
+  }
+  return slots;
+}
+
+int64_t Scheduler::waste(const Sequence& sequence) const {
+  return static_cast<int64_t>(sequence.blocks.size()) * kv_.block_size() - sequence.computed;
+}
+
+void Scheduler::for_each(const std::function<void(const Sequence&)>& visit) const {
+  for (const Queue* queue : {&running_, &waiting_}) {
+    for (const auto& sequence : *queue) visit(*sequence);
+  }
+}
+
+void Scheduler::check() const {
+  for (const auto& sequence : running_) {
+    check_equal("computed tokens in a sequence's blocks", std::min(sequence->computed, sequence->size()),
+                sequence->computed);
+    check_equal("blocks of a sequence", sequence->blocks.size(), kv_.blocks_for(sequence->computed));
+  }
+  for (const auto& sequence : waiting_) check_equal("blocks of one that waits", sequence->blocks.size(), 0);
+  for (int32_t group = 0; group < kv_.groups(); ++group) {
+    int64_t held = 0;
+    for (const auto& sequence : running_) held += sequence->blocks.tables[group].held();
+    kv_.check(group, held);
+  }
+}
+
+}  // namespace tensorwright

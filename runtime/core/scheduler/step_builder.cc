@@ -1,0 +1,54 @@
+#include "runtime/core/scheduler/step_builder.h"
+
+#include <algorithm>
+
+namespace tensorwright {
+
+namespace {
+
+void build_group(const StepPlan& plan, int32_t group, int32_t block_size, GroupTables* out) {
+  out->max_blocks = 0;
+  for (const PlannedChunk& chunk : plan.chunks) {
+    out->max_blocks = std::max(out->max_blocks, chunk.sequence->blocks.tables[group].size());
+  }
+  out->block_tables.assign(plan.chunks.size() * static_cast<size_t>(out->max_blocks), -1);
+  out->slots.clear();
+  int32_t* row = out->block_tables.data();
+  for (const PlannedChunk& chunk : plan.chunks) {
+    const BlockTable& table = chunk.sequence->blocks.tables[group];
+    // What was dropped is never read; block 0 is there, whoever's it is.
+    for (int32_t i = 0; i < table.size(); ++i) row[i] = std::max(table[i], 0);
+    row += out->max_blocks;
+    int32_t first = chunk.sequence->computed;
+    for (int32_t position = first; position < first + chunk.tokens; ++position) {
+      out->slots.push_back(table[position / block_size] * block_size + position % block_size);
+    }
+  }
+}
+
+}  // namespace
+
+void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* step) {
+  step->token_ids.clear();
+  step->positions.clear();
+  step->context_lens.clear();
+  step->logit_rows.clear();
+  step->seq_starts.assign(1, 0);
+  for (const PlannedChunk& chunk : plan.chunks) {
+    const Sequence& sequence = *chunk.sequence;
+    int32_t end = sequence.computed + chunk.tokens;
+    for (int32_t position = sequence.computed; position < end; ++position) {
+      step->token_ids.push_back(sequence.tokens[position]);
+      step->positions.push_back(position);
+    }
+    step->seq_starts.push_back(step->tokens());
+    step->context_lens.push_back(end);
+    int32_t row = step->tokens() - chunk.tokens + sequence.scored - sequence.computed;
+    for (int32_t i = 0; i < chunk.prompt_rows; ++i) step->logit_rows.push_back(row + i);
+    if (chunk.last()) step->logit_rows.push_back(step->tokens() - 1);
+  }
+  step->groups.resize(groups);
+  for (int32_t group = 0; group < groups; ++group) build_group(plan, group, block_size, &step->groups[group]);
+}
+
+}  // namespace tensorwright

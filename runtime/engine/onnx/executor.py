@@ -1,0 +1,151 @@
+"""Runs the steps of the C++ scheduler on an ONNX model: OnnxExecutor.
+
+A block of the scheduler's cache is a slot, which holds one sequence of the engine's longest length. calls.py has how a
+step is cut into calls. This target is not batch invariant: ONNX Runtime's matmuls sum in an order that depends on the
+number of rows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from tensorwright.errors import InvalidOptionError, OutOfMemoryError
+from tensorwright.runtime.base.host import available_memory
+from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes
+from tensorwright.runtime.engine.onnx.calls import Call, split
+from tensorwright.runtime.engine.onnx.device_cache import DeviceSlotCache
+from tensorwright.runtime.engine.onnx.manifest import read_io
+from tensorwright.runtime.engine.onnx.session import check_model, load_onnxruntime, open_session
+from tensorwright.runtime.engine.onnx.slot_cache import SlotCache
+
+MODEL = "onnx/model.onnx"
+MOST_BINDINGS = 256
+"""Ranges of slots whose addresses stay bound; binding takes longer than anything else here."""
+
+
+class OnnxExecutor:
+    """What `_runtime.Engine(executor, options)` calls. provider: "cpu", or "cuda" on an NVIDIA GPU.
+
+    Raises MissingDependencyError without onnxruntime or the provider, EngineError for a model that it does not run.
+    """
+
+    def __init__(self, engine: EngineDir, *, threads: int, provider: str = "cpu"):
+        self._ort = load_onnxruntime()
+        self._io, self._engine, self._provider = read_io(engine), engine, provider
+        if provider == "cuda" and engine.dtype != "float16":
+            raise InvalidOptionError(
+                f"{engine.path}: built as {engine.dtype}, but ONNX Runtime's attention on GPUs is float16 alone: "
+                "build it with --dtype float16, or leave TENSORWRIGHT_ONNX_PROVIDER out"
+            )
+        self._session = open_session(self._ort, engine.file(MODEL), threads, provider)
+        check_model(self._session, self._io, engine.vocab_size, engine.path / MODEL)
+        self._cache: SlotCache | DeviceSlotCache | None = None
+        self._bindings: OrderedDict[tuple[int, int], Any] = OrderedDict()
+
+    def facts(self) -> dict[str, Any]:
+        """What the scheduler and the sampler need to know of the model."""
+        engine = self._engine
+        return {
+            "vocab_size": engine.vocab_size,
+            "max_seq_len": engine.max_seq_len,
+            "block_size": engine.max_seq_len,
+            "block_bytes": [engine.kv_block_bytes],
+            "group_windows": [0],  # a slot keeps what a window hides
+        }
+
+    def kv_cache_bytes(self, asked: int | None, *, max_batch_size: int, max_num_tokens: int, max_rows: int) -> int:
+        """What was asked for if it fits, else half of what is free, the weights being loaded already.
+
+        On a GPU it must be asked for, and whether it fits shows when it is taken.
+        """
+        if self._provider == "cuda":
+            return self._device_bytes(asked)
+        try:
+            if asked is not None:
+                return check_kv_bytes(asked, self._engine)
+            available = available_memory() + self._engine.weights.stat().st_size
+            return default_kv_bytes(self._engine, max_batch_size, available)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"{error}; a block holds a whole sequence of {self._engine.max_seq_len} tokens: an engine built with a "
+                "smaller --max-seq-len has smaller ones"
+            ) from error
+
+    def _device_bytes(self, asked: int | None) -> int:
+        if asked is None:
+            raise InvalidOptionError(
+                "kv_cache_memory must be given where ONNX Runtime computes on a GPU, for it does not tell how much "
+                f"memory is free: give a multiple of {self._engine.kv_block_bytes} bytes, one for each running sequence"
+            )
+        return check_kv_bytes(asked, self._engine, available=asked)
+
+    def allocate(self, blocks: list[int], max_tokens: int, max_rows: int, max_seqs: int) -> None:
+        """Takes the cache and room for the logits of a step."""
+        slots, max_len = blocks[0], self._engine.max_seq_len
+        on_device = self._provider == "cuda"
+        self._cache = (
+            DeviceSlotCache(self._ort, self._io, slots, max_len) if on_device else SlotCache(self._io, slots, max_len)
+        )
+        self._held = np.zeros(blocks[0], np.int64)
+        self._logits = np.empty((max_rows, self._engine.vocab_size), np.float32)
+
+    def run(self, step: Any) -> np.ndarray:
+        """Logits [rows, vocab] float32 of a `_runtime.Step`. They are the executor's until the next step."""
+        assert self._cache is not None, "allocate() comes first"
+        order: list[int] = []
+        for call in split(step, self._held, self._engine.max_seq_len):
+            self._run(call, step, len(order))
+            order += call.rows
+        slots = step.block_tables(0)[:, 0] if len(step.context_lens) else []
+        self._held[slots] = step.context_lens
+        logits = self._logits[: len(order)]
+        return logits if order == sorted(order) else logits[np.argsort(order)]
+
+    def _run(self, call: Call, step: Any, row: int) -> None:
+        """Writes its logits from `row` on."""
+        binding = self._binding(call.first_slot, call.batch)
+        positions = call.positions()
+        inputs = {
+            "token_ids": call.token_ids(step.token_ids),
+            "positions": positions.reshape(-1) if self._io.flat_positions else positions,
+            "seqlens_k": call.seqlens_k(),
+            "total_sequence_length": np.array(call.total),
+            "logit_rows": np.array(call.wanted),
+        }
+        for name, value in inputs.items():
+            binding.bind_cpu_input(name, np.asarray(value, self._io.inputs[name]))
+        out = self._logits[row : row + len(call.wanted)]
+        binding.bind_output(self._io.logits, "cpu", 0, np.float32, out.shape, self._logits[row:].ctypes.data)
+        self._session.run_with_iobinding(binding)
+
+    def _binding(self, first: int, count: int) -> Any:
+        """With the cache of these slots bound, as input and output; those used last are kept."""
+        assert self._cache is not None
+        binding = self._bindings.pop((first, count), None)
+        if binding is None:
+            binding = self._session.io_binding()
+            for piece in self._cache.pieces(first, count):
+                place = (self._cache.device, 0, piece.dtype, piece.shape, piece.address)
+                binding.bind_input(piece.past, *place)
+                binding.bind_output(piece.present, *place)
+            if len(self._bindings) == MOST_BINDINGS:
+                self._bindings.popitem(last=False)
+        self._bindings[first, count] = binding
+        return binding
+
+    def copy_block(self, group: int, from_block: int, to_block: int) -> None:
+        """Copies what a slot holds."""
+        assert self._cache is not None, "allocate() comes first"
+        self._cache.copy(from_block, to_block, int(self._held[from_block]))
+        self._held[to_block] = self._held[from_block]
+
+    def close(self) -> None:
+        """Gives back the model and the cache. May be called twice."""
+        self._bindings.clear()
+        self._session = None
+        if self._cache is not None:
+            self._cache.close()

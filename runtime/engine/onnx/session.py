@@ -1,0 +1,90 @@
+"""ONNX Runtime: the import, a session of an engine's model, and which provider runs it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from tensorwright.engine_format.checksums import REMEDY
+from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError
+from tensorwright.installing import install
+from tensorwright.runtime.engine.onnx.manifest import Io
+
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+OLDEST = (1, 23)
+"""The first release whose GroupQueryAttention has sinks."""
+ONLY_FATAL = 4  # of its own log: errors are raised, and told there
+
+
+def load_onnxruntime() -> Any:
+    """MissingDependencyError where it is absent or too old."""
+    try:
+        ort = importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"engines of target onnx are run by the package onnxruntime, which is absent ({error}): {install('onnx')}"
+        ) from error
+    if tuple(int(part) for part in ort.__version__.split(".")[:2]) < OLDEST:
+        raise MissingDependencyError(
+            f"engines of target onnx need onnxruntime {'.'.join(map(str, OLDEST))} or newer, this is "
+            f"{ort.__version__}: pip install --upgrade onnxruntime"
+        )
+    return ort
+
+
+def open_session(ort: Any, model: Path, threads: int, provider: str) -> Any:
+    """provider: "cpu", or "cuda", which must then be there: nothing else takes its place."""
+    if provider not in PROVIDERS:
+        raise InvalidOptionError(
+            f"the provider of ONNX Runtime must be one of {', '.join(PROVIDERS)}, got {provider!r} (see "
+            "TENSORWRIGHT_ONNX_PROVIDER)"
+        )
+    name = PROVIDERS[provider]
+    if name not in ort.get_available_providers():
+        raise MissingDependencyError(
+            f"provider {provider!r} needs {name}, which this onnxruntime lacks: pip install onnxruntime-gpu instead of "
+            "onnxruntime, or leave TENSORWRIGHT_ONNX_PROVIDER out"
+        )
+    try:
+        session = ort.InferenceSession(str(model), _options(ort, threads), providers=[name])
+    except Exception as error:  # of its own classes, which share no base
+        raise EngineError(
+            f"{model}: onnxruntime {ort.__version__} does not load it ({error}); build the engine again, or with "
+            "another dtype if that is what it lacks"
+        ) from error
+    if session.get_providers()[0] != name:
+        raise MissingDependencyError(
+            f"provider {provider!r} did not start, ONNX Runtime fell back to {session.get_providers()[0]}: check the "
+            "driver and the CUDA libraries"
+        )
+    return session
+
+
+def check_model(session: Any, io: Io, vocab_size: int, model: Path) -> None:
+    """Holds the model's own inputs and outputs against io.json and config.json. Raises EngineError."""
+    inputs = {value.name for value in session.get_inputs()}
+    shapes = {value.name: value.shape for value in session.get_outputs()}
+    wanted = [*io.inputs, *(name for layer in io.layers for name in (layer.key, layer.value))]
+    made = [io.logits, *(name for layer in io.layers for name in (layer.present_key, layer.present_value))]
+    absent = [*(name for name in wanted if name not in inputs), *(name for name in made if name not in shapes)]
+    if absent:
+        raise EngineError(f"{model}: has no {', '.join(absent)}, as io.json says: two builds are mixed; {REMEDY}")
+    width = shapes[io.logits][-1]
+    if isinstance(width, int) and width != vocab_size:
+        raise EngineError(
+            f"{model}: a row of {io.logits} has {width} values, but vocab_size is {vocab_size} in config.json: two "
+            f"builds are mixed; {REMEDY}"
+        )
+
+
+def _options(ort: Any, threads: int) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.enable_mem_pattern = False  # steps differ in size, and each size would keep a plan of its memory
+    options.log_severity_level = ONLY_FATAL
+    # Between steps its threads sleep: requests may be far apart, and others need the processors.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options

@@ -1,0 +1,221 @@
+"""Runs the steps of the C++ scheduler on a TensorRT engine: TensorRtExecutor.
+
+A step is one copy of metadata to the device, one enqueue, one copy of logits back, all on one stream. The KV cache and
+the buffers of the largest step stay where they are for the executor's life.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, MODULES, Manifest
+from tensorwright.errors import DeviceError, EngineError, InvalidOptionError, OutOfMemoryError
+from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.engine.tensorrt.cuda import Cuda, load_driver
+from tensorwright.runtime.engine.tensorrt.kv_pool import KvPool
+from tensorwright.runtime.engine.tensorrt.library import LoadedEngine, check_device, check_version, load_bindings
+from tensorwright.runtime.engine.tensorrt.memory import kv_bytes
+from tensorwright.runtime.engine.tensorrt.profiles import BoundContext, choose_profile, largest_sizes, step_sizes
+from tensorwright.runtime.engine.tensorrt.step_buffers import StepBuffers
+
+LIMITS = {"tokens": "max_num_tokens", "seqs": "max_batch_size", "rows": "max_prompt_logprob_rows"}
+"""The option that each size of a step comes of."""
+
+
+@dataclass(frozen=True)
+class TensorRtOptions:
+    """device: number of the GPU, as CUDA counts. memory_share: of the memory left beside the engine, for the cache."""
+
+    device: int = 0
+    memory_share: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.device < 0 or not 0 < self.memory_share <= 1:
+            raise InvalidOptionError(f"device must be 0 or more and memory_share above 0 and at most 1, got {self}")
+
+
+def read_manifest(engine: EngineDir) -> Manifest:
+    """tensorrt/io.json, held against config.json."""
+    manifest = Manifest.from_json(engine.text(MANIFEST_FILE), str(engine.path / MANIFEST_FILE))
+    engine.file(ENGINE_FILE)
+    special = {"target": manifest.flavour, "kv_block_bytes": sum(manifest.block_bytes)}
+    for name in ("target", "dtype", "vocab_size", "max_seq_len", "block_size", "kv_block_bytes"):
+        its = special[name] if name in special else getattr(manifest, name)
+        if getattr(engine, name) != its:
+            raise EngineError(
+                f"{engine.path / 'config.json'}: {name} is {getattr(engine, name)}, but {its} in {MANIFEST_FILE}: "
+                "files of two builds are mixed; build the engine again"
+            )
+    return manifest
+
+
+def describe(engine: EngineDir) -> dict[str, Any]:
+    """The library that reads the plan, the SMs it is for (none: the library's defaults), the limits of a step."""
+    manifest = read_manifest(engine)
+    return {
+        "library": f"{MODULES[manifest.flavour]} {manifest.library_version}",
+        "sm": list(manifest.sms),
+        "kernels_for_sm": list(manifest.kernel_sms),
+        "max_batch_size": manifest.limit("seqs"),
+        "max_num_tokens": manifest.limit("tokens"),
+    }
+
+
+class TensorRtExecutor:
+    """What `_runtime.Engine(executor, options)` calls. Its steps come from one thread, not that which made it.
+
+    bindings, driver: the modules to use, None for those of the engine's flavour. Raises MissingDependencyError where a
+    package, the driver or a GPU is absent, EngineError for an engine that this GPU or this version cannot run.
+    """
+
+    def __init__(
+        self,
+        engine: EngineDir,
+        *,
+        options: TensorRtOptions | None = None,
+        bindings: Any = None,
+        driver: Any = None,
+    ):
+        self._options = options or TensorRtOptions()
+        self.manifest = read_manifest(engine)
+        extra, path = self.manifest.flavour, engine.path / ENGINE_FILE
+        trt = bindings if bindings is not None else load_bindings(extra)
+        check_version(trt, self.manifest, path)
+        with ExitStack() as stack:
+            driver = driver if driver is not None else load_driver(extra)
+            self._cuda = Cuda(driver, self._options.device)
+            stack.callback(self._cuda.close)
+            check_device(self._cuda, self.manifest, path)
+            self._stream = self._cuda.make_stream()
+            stack.callback(self._cuda.destroy_stream, self._stream)
+            self._engine = LoadedEngine(trt, self.manifest, engine.path, driver)
+            stack.callback(self._engine.close)
+            self._held = stack.pop_all()
+        self._pool: KvPool | None = None
+        self._contexts: list[BoundContext] = []
+        self._closed = False
+
+    def facts(self) -> dict[str, Any]:
+        """What the scheduler and the sampler need to know of the model."""
+        m = self.manifest
+        return {
+            "vocab_size": m.vocab_size,
+            "max_seq_len": m.max_seq_len,
+            "block_size": m.block_size,
+            "block_bytes": list(m.block_bytes),
+            "group_windows": list(m.group_windows),
+        }
+
+    def kv_cache_bytes(self, asked: int | None, *, max_batch_size: int, max_num_tokens: int, max_rows: int) -> int:
+        """Bytes of the device for the KV cache: what was asked for if it fits, else a share of what is free.
+
+        InvalidOptionError for steps that the engine was not built for, OutOfMemoryError if not even one block fits.
+        """
+        most = largest_sizes(self.manifest, max_num_tokens, max_rows, max_batch_size)
+        self._check_sizes(most)
+        self._cuda.activate()
+        free, scratch = self._cuda.free_memory(), self._engine.scratch_bytes
+        return kv_bytes(self.manifest, most, free, scratch, asked, self._options.memory_share)
+
+    def allocate(self, blocks: list[int], max_tokens: int, max_rows: int, max_seqs: int) -> None:
+        """Takes the KV cache, the buffers of a step and the contexts; all of it or, where it fails, nothing."""
+        assert self._pool is None, "allocate() is called once"
+        most = largest_sizes(self.manifest, max_tokens, max_rows, max_seqs)
+        self._check_sizes(most)
+        self._check_blocks(list(blocks))
+        self._cuda.activate()
+        with ExitStack() as stack:
+            try:
+                pool, contexts = self._take(stack, list(blocks), most)
+                self._cuda.synchronize(self._stream)
+            except BaseException:
+                self._settle()  # nothing may run in memory that is given back
+                raise
+            self._held.push(stack.pop_all())
+        self._pool, self._contexts = pool, contexts
+
+    def _check_sizes(self, most: dict[str, int]) -> None:
+        for symbol, option in LIMITS.items():
+            limit = self.manifest.limit(symbol)
+            if most[symbol] > limit:
+                raise InvalidOptionError(
+                    f"{option} asks for steps of {most[symbol]} {symbol}, but the engine was built for at most "
+                    f"{limit}: lower {option}, or build the engine again for more"
+                )
+
+    def _check_blocks(self, blocks: list[int]) -> None:
+        for group, count in enumerate(blocks):
+            for profile in self.manifest.profiles:
+                r = profile.symbols[f"pages.{group}"]
+                if not r.min <= count <= r.max:
+                    raise OutOfMemoryError(
+                        f"the engine takes {r.min} to {r.max} blocks in cache group {group}, and kv_cache_memory comes "
+                        f"to {count}: change it"
+                    )
+
+    def _take(self, stack: ExitStack, blocks: list[int], most: dict[str, int]) -> tuple[KvPool, list[BoundContext]]:
+        pool = KvPool(stack, self._cuda, self._stream, self.manifest, blocks)
+        self._buffers = StepBuffers(stack, self._cuda, self._stream, self.manifest, most)
+        scratch = self._cuda.allocate(self._engine.scratch_bytes)
+        stack.callback(self._cuda.free, scratch)
+        contexts = []
+        for index in range(len(self.manifest.profiles)):
+            contexts.append(BoundContext(self._engine, index, scratch, int(self._stream)))
+            stack.callback(contexts[-1].close)
+        self._bind_pages(pool, contexts)
+        return pool, contexts
+
+    def _settle(self) -> None:
+        """Waits for whatever runs. Of two errors the first says more, so this one has none."""
+        with suppress(DeviceError):
+            self._cuda.activate()
+            self._cuda.synchronize(self._stream)
+
+    def _bind_pages(self, pool: KvPool, contexts: list[BoundContext]) -> None:
+        """Each page tensor is an input and, aliased, an output at the same place."""
+        for context in contexts:
+            for name, pages in pool.tensors.items():
+                context.bind_input(name, pages.shape, pages.address)
+            for output in self.manifest.outputs:
+                place = pool.tensors[output.alias].address if output.alias else self._buffers.logits_address
+                context.bind_address(output.name, place)
+
+    def run(self, step: Any) -> np.ndarray:
+        """Logits [rows, vocab] float32 of a `_runtime.Step`. They are the executor's until the next step.
+
+        A failure leaves nothing running, so that the next step may use the buffers.
+        """
+        assert self._pool is not None, "allocate() comes first"
+        self._cuda.activate()
+        index, sizes = choose_profile(self.manifest, step, step_sizes(step, self.manifest))
+        context = self._contexts[index]
+        try:
+            for name, (shape, address) in self._buffers.send(step, sizes).items():
+                context.bind_input(name, shape, address)
+            context.enqueue(int(self._stream))
+            return self._buffers.receive(len(step.logit_rows))
+        except BaseException:
+            self._settle()
+            raise
+
+    def copy_block(self, group: int, from_block: int, to_block: int) -> None:
+        """Copies one block of a group in all its layers; done before the next step begins."""
+        assert self._pool is not None, "allocate() comes first"
+        self._cuda.activate()
+        self._pool.copy_block(group, from_block, to_block)
+
+    def close(self) -> None:
+        """Gives back all device memory: contexts, then buffers and cache, then the engine. May be called twice.
+
+        A broken device gives nothing back before the process ends; that is no news to who met its first error.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._settle()
+        with suppress(DeviceError):
+            self._held.close()

@@ -1,0 +1,40 @@
+"""How much of the device's memory the KV cache takes: what the user says, or a share of what is free."""
+
+from __future__ import annotations
+
+from tensorwright.engine_format.tensorrt_manifest import Manifest
+from tensorwright.errors import OutOfMemoryError
+from tensorwright.runtime.engine.memory import format_size
+from tensorwright.runtime.engine.tensorrt.step_buffers import logits_bytes, metadata_bytes
+
+
+def kv_bytes(manifest: Manifest, most: dict[str, int], free: int, scratch: int, asked: int | None, share: float) -> int:
+    """most: sizes of the largest step. free: bytes of the device, the engine's weights being there already.
+
+    By itself no more than a full batch of the longest sequences can use, nor than the engine's profiles take.
+    """
+    block = sum(manifest.block_bytes)
+    beside = scratch + metadata_bytes(manifest, most) + logits_bytes(manifest, most["rows"])
+    room = max(0, free - beside)
+    told = (
+        f"{format_size(room)} of the GPU's memory are free beside the engine, its activations and buffers "
+        f"({format_size(beside)})"
+    )
+    if asked is not None:
+        if asked < block:
+            raise OutOfMemoryError(
+                f"kv_cache_memory must hold at least one block of {block} bytes, got {asked}: raise it"
+            )
+        if asked > room:
+            raise OutOfMemoryError(
+                f"kv_cache_memory is {format_size(asked)}, but {told}: ask for less, or leave it out"
+            )
+        return asked
+    if int(room * share) < block:
+        raise OutOfMemoryError(
+            f"the KV cache needs at least {format_size(block)}, but {told}: lower max_num_tokens or max_batch_size, or "
+            "end what else uses the GPU"
+        )
+    useful = -(-manifest.max_seq_len // manifest.block_size) * most["seqs"]
+    most_pages = min(profile.symbols[f"pages.{g}"].max for profile in manifest.profiles for g in range(manifest.groups))
+    return min(block * min(useful, most_pages), int(room * share))

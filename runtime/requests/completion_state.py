@@ -1,0 +1,173 @@
+"""What one completion has produced so far, added up from the engine's events. No locks: its handle guards it."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.requests.outputs import CompletionOutput, Logprob
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.text.detokenizer import IncrementalDetokenizer
+from tensorwright.runtime.text.stop_strings import StopAutomaton, StopStrings
+from tensorwright.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.guided.matcher import GrammarMatcher
+
+
+@dataclass
+class Place:
+    """How far somebody has read a completion."""
+
+    characters: int = 0
+    tokens: int = 0
+
+
+def logprob_table(entries: list[tuple[int, float, int]], tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """entries: (token, logprob, rank), as the engine tells them."""
+    table = {}
+    for candidate, logprob, rank in entries:
+        text = tokenizer.token_text(candidate) if tokenizer else None
+        table[candidate] = Logprob(logprob, rank, text)
+    return table
+
+
+class CompletionState:
+    """index: which of the request's n. tokenizer: None if nothing is to be decoded. matcher: None without a grammar.
+    stops: None without stop strings."""
+
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        matcher: GrammarMatcher | None = None,
+        stops: StopAutomaton | None = None,
+    ):
+        self.index = index
+        self.params = params
+        self.matcher = matcher
+        self._tokenizer = tokenizer
+        self._detokenizer: IncrementalDetokenizer | None = None
+        if tokenizer is not None and params.detokenize:
+            self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
+        self._stops = None if stops is None else StopStrings(stops, params.include_stop_str_in_output)
+        self._text = io.StringIO()  # so that its end can be read without the rest
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[int, Logprob]] = []
+        self._cumulative = 0.0
+        self._finish: str | None = None
+        self._stop_reason: int | str | None = None
+        self._stopped_here = False
+
+    def apply(self, event: Any) -> None:
+        """event: one of the engine's events for this completion."""
+        asked = self.params.logprobs is not None
+        end = len(event.tokens) - 1 if self._ends_without_text(event) else None
+        for index, token in enumerate(event.tokens):  # the engine makes a new list each time it is asked
+            self._token_ids.append(token)
+            if asked:
+                self._add_logprobs(token, event.logprobs[index])
+            if self._detokenizer is not None and index != end:
+                self._add_text(self._detokenizer.push([token]))
+            if self.finished:  # by a stop string; what the engine made since is nobody's
+                break
+        if event.finish and not self.finished:
+            self._end(event)
+        matcher = self.matcher
+        ended = matcher is not None and matcher.ended and matcher.generated == len(self._token_ids)  # it may be ahead
+        if ended and not self.finished:
+            self._end_of_grammar()
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return len(self._token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self._finish is not None
+
+    @property
+    def stopped_early(self) -> bool:
+        """By a stop string or the end of a grammar, of which the engine knows nothing."""
+        return self._stopped_here
+
+    def output(self) -> CompletionOutput:
+        """A snapshot that later events do not touch. It takes as long as all there is."""
+        return self._shown(self._text.getvalue(), 0)
+
+    def news(self, place: Place) -> CompletionOutput:
+        """A snapshot of which text, token_ids and logprobs hold only what comes after the place; that moves to their
+        end. It takes as long as what is new."""
+        self._text.seek(place.characters)
+        shown = self._shown(self._text.read(), place.tokens)
+        place.characters += len(shown.text)
+        place.tokens += len(shown.token_ids)
+        return shown
+
+    def _shown(self, text: str, start: int) -> CompletionOutput:
+        """start: the first token that is shown."""
+        asked = self.params.logprobs is not None
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=self._token_ids[start:],
+            logprobs=self._logprobs[start:] if asked else None,
+            cumulative_logprob=self._cumulative if asked else None,
+            finish_reason=self._finish,
+            stop_reason=self._stop_reason,
+        )
+
+    def _ends_without_text(self, event: Any) -> bool:
+        """Whether the event's last token ends the completion and is no part of its text. Only a token that the request
+        itself stops at is one, if it asks for what it stops at."""
+        shown = self.params.include_stop_str_in_output and event.stop_token in self.params.stop_token_ids
+        return event.finish == "stop" and event.stop_token >= 0 and not shown
+
+    def _add_logprobs(self, token: int, entries: list[tuple[int, float, int]]) -> None:
+        table = logprob_table(entries, self._tokenizer)
+        self._cumulative += table[token].logprob
+        self._logprobs.append(table)
+
+    def _add_text(self, text: str) -> None:
+        """Searched for stop strings, unless it came with the first min_tokens tokens."""
+        if self._stops is not None and len(self._token_ids) > self.params.min_tokens:
+            text, stop = self._stops.push(text)
+            if stop is not None:
+                self._finish, self._stop_reason, self._stopped_here = "stop", stop, True
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        self._text.seek(0, io.SEEK_END)
+        self._text.write(text)
+
+    def _end_of_grammar(self) -> None:
+        """Nothing can follow, and there is no token that would tell the engine so."""
+        if len(self._token_ids) < self.params.min_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must be at most {len(self._token_ids)}, for nothing may follow that in guided_decoding, "
+                f"got {self.params.min_tokens}"
+            )
+        if not self._add_rest():
+            self._finish = "stop"
+        self._stopped_here = True
+
+    def _add_rest(self) -> bool:
+        """The text that is still held back. True if a stop string was in it."""
+        if self._detokenizer is not None:
+            self._add_text(self._detokenizer.flush())
+            if self.finished:
+                return True
+            if self._stops is not None:
+                self._write(self._stops.flush())
+        return False
+
+    def _end(self, event: Any) -> None:
+        if self._add_rest():
+            return
+        self._finish = event.finish
+        if event.finish == "stop" and event.stop_token in self.params.stop_token_ids:
+            self._stop_reason = event.stop_token

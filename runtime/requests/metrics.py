@@ -1,0 +1,163 @@
+"""What an engine's counters and a request's times are called as metrics, whoever shows them.
+
+Free of any metrics library: the server hands samples to prometheus-client, the Triton backend to Triton's own families.
+Every name begins with `tensorwright_`, counters end in `_total`, times are seconds. Who shows them adds the label
+`model`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tensorwright.runtime.requests.outputs import RequestOutput
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """kind: "counter", "gauge" or "histogram". labels: their names. buckets: upper bounds, without infinity."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A gauge's or counter's value as it stands; of a histogram, one observation."""
+
+    metric: Metric
+    value: float
+    labels: Labels = ()
+
+
+def _metric(name: str, kind: str, help_text: str, *labels: str, buckets: tuple[float, ...] = ()) -> Metric:
+    return Metric(f"tensorwright_{name}", kind, help_text, labels, buckets)
+
+
+# Stat of LLM.get_stats() -> its metric.
+ENGINE: dict[str, Metric] = {
+    "running": _metric("requests_running", "gauge", "Completions that run."),
+    "waiting": _metric("requests_waiting", "gauge", "Requests that wait for their first step."),
+    "stalled_seconds": _metric("stalled_seconds", "gauge", "For how long there were requests and no step ended."),
+    "waste_slots": _metric("kv_waste_slots", "gauge", "Positions of used KV blocks that hold no token."),
+    "steps": _metric("steps_total", "counter", "Steps of the engine."),
+    "steps_rolled_back": _metric("steps_rolled_back_total", "counter", "Steps that failed and were undone."),
+    "preemptions": _metric("preemptions_total", "counter", "Sequences that gave their KV blocks to others."),
+    "evictions": _metric("kv_evictions_total", "counter", "Cached KV blocks that were given up for new ones."),
+    "generated_tokens": _metric("generated_tokens_total", "counter", "Tokens sampled."),
+    "prefill_tokens": _metric("prefill_tokens_total", "counter", "Prompt tokens computed, recomputed ones included."),
+    "decode_tokens": _metric("decode_tokens_total", "counter", "Generated tokens that were computed."),
+    "sat_out": _metric(
+        "guided_sat_out_total", "counter", "Times that a guided completion sat out steps, its mask not being there."
+    ),
+    "invariant_checks": _metric("invariant_checks_total", "counter", "Checks of the engine's own counts."),
+    "prefix_lookup_tokens": _metric("prefix_lookup_tokens_total", "counter", "Tokens looked up in the prefix cache."),
+    "prefix_hit_tokens": _metric("prefix_hit_tokens_total", "counter", "Of those, tokens that were found."),
+}
+ENDED: dict[str, str] = {
+    "requests_finished": "finished",
+    "requests_aborted": "aborted",
+    "requests_timed_out": "timed_out",
+    "requests_failed": "failed",
+}
+"""Stat -> value of the label `outcome` of COMPLETIONS."""
+COMPLETIONS = _metric(
+    "completions_total",
+    "counter",
+    "Completions that ended in the engine. A stop string aborts there; see completions_by_reason_total.",
+    "outcome",
+)
+# Stat of a cache group -> its metric.
+BLOCKS: dict[str, Metric] = {
+    "total_blocks": _metric("kv_blocks", "gauge", "KV blocks of a cache group; window 0 sees everything.", "window"),
+    "free_blocks": _metric("kv_blocks_free", "gauge", "KV blocks that hold nothing.", "window"),
+    "cached_blocks": _metric("kv_blocks_cached", "gauge", "KV blocks kept only for later prompts.", "window"),
+    "used_blocks": _metric("kv_blocks_used", "gauge", "KV blocks that requests use.", "window"),
+}
+USAGE = _metric("kv_usage_ratio", "gauge", "Share of the KV blocks that requests use, 0 to 1.", "window")
+VIOLATIONS = _metric(
+    "invariant_violations_total", "counter", "Checks that found a bug of the engine, which then stopped."
+)
+UP = _metric("engine_up", "gauge", "1 while the engine takes requests, 0 after it stopped.")
+
+_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+_LENGTHS = tuple(float(1 << power) for power in range(18))
+QUEUE = _metric("queue_seconds", "histogram", "From arrival to the first step of a request.", buckets=_SECONDS)
+TTFT = _metric("time_to_first_token_seconds", "histogram", "From arrival to the first token.", buckets=_SECONDS)
+ITL = _metric("inter_token_seconds", "histogram", "Between two tokens of a completion.", buckets=_GAPS)
+TPOT = _metric("time_per_output_token_seconds", "histogram", "A request's mean after the first token.", buckets=_GAPS)
+DURATION = _metric("request_seconds", "histogram", "From arrival to the last token.", buckets=_SECONDS)
+PROMPT = _metric("prompt_tokens", "histogram", "Tokens of a prompt.", buckets=_LENGTHS)
+OUTPUT = _metric("output_tokens", "histogram", "Tokens of a completion.", buckets=_LENGTHS)
+CACHED = _metric("cached_prompt_tokens_total", "counter", "Prompt tokens taken from the prefix cache.")
+REASONS = _metric(
+    "completions_by_reason_total", "counter", "Completions by finish reason: stop, length, abort, timeout.", "reason"
+)
+ERRORS = _metric("request_errors_total", "counter", "Requests that ended with an error, by its class.", "error")
+
+GAUGES_AND_TOTALS: tuple[Metric, ...] = (*ENGINE.values(), COMPLETIONS, *BLOCKS.values(), USAGE, VIOLATIONS, UP)
+"""What `engine_samples` gives: values as they stand."""
+OBSERVED: tuple[Metric, ...] = (QUEUE, TTFT, ITL, TPOT, DURATION, PROMPT, OUTPUT, CACHED, REASONS, ERRORS)
+"""What `request_samples` gives: counters to add to, histograms to observe."""
+
+
+def engine_samples(stats: Mapping[str, Any] | None, running: bool = True) -> Iterator[Sample]:
+    """LLM.get_stats() as samples. An engine that stopped has only UP and, where it stopped by itself, VIOLATIONS; one
+    that was shut down has no stats."""
+    yield Sample(UP, 1.0 if running and stats is not None else 0.0)
+    if stats is None:
+        return
+    yield Sample(VIOLATIONS, float(stats["invariant_violations"]))
+    if not running:
+        return
+    for name, metric in ENGINE.items():
+        yield Sample(metric, float(stats[name]))
+    for name, outcome in ENDED.items():
+        yield Sample(COMPLETIONS, float(stats[name]), (("outcome", outcome),))
+    for group in stats["groups"]:
+        window = (("window", str(group["window"])),)
+        for name, metric in BLOCKS.items():
+            yield Sample(metric, float(group[name]), window)
+        yield Sample(USAGE, group["used_blocks"] / max(1, group["total_blocks"]), window)
+
+
+def request_samples(output: RequestOutput, error: BaseException | None = None) -> Iterator[Sample]:
+    """What a request that ended adds: counts to counters, observations to histograms. error: what it ended with."""
+    times = output.metrics
+    yield Sample(PROMPT, float(len(output.prompt_token_ids)))
+    for metric, value in (
+        (QUEUE, times.queue_time),
+        (TTFT, times.time_to_first_token),
+        (TPOT, times.time_per_output_token),
+        (DURATION, times.total_time),
+    ):
+        if value is not None:
+            yield Sample(metric, value)
+    for gap in times.inter_token_times:
+        yield Sample(ITL, gap)
+    if times.cached_tokens:
+        yield Sample(CACHED, float(times.cached_tokens))
+    for completion in output.outputs:
+        yield Sample(OUTPUT, float(len(completion.token_ids)))
+        if completion.finish_reason is not None:
+            yield Sample(REASONS, 1.0, (("reason", completion.finish_reason),))
+    if error is not None:
+        yield Sample(ERRORS, 1.0, (("error", type(error).__name__),))
+
+
+class RequestObserver:
+    """For `LLM.add_observer`: hands every sample of a request that ended to `record`, which must be quick."""
+
+    def __init__(self, record: Callable[[Sample], None]):
+        self._record = record
+
+    def __call__(self, output: RequestOutput, error: BaseException | None) -> None:
+        for sample in request_samples(output, error):
+            self._record(sample)

@@ -1,0 +1,252 @@
+"""What a prompt may be, and the checks that run before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tensorwright.errors import InvalidRequestError, PromptTooLongError
+from tensorwright.runtime.base.keywords import closest
+from tensorwright.runtime.base.parameter_checks import check_count, is_int, shown
+from tensorwright.runtime.base.request_bounds import BAD_WORD_TOKENS
+from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.requests.sampling_params import AtMost, SamplingParams
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.guided.grammar import Grammar
+    from tensorwright.runtime.text.tokenizer import Tokenizer
+
+
+class PromptDict(TypedDict, total=False):
+    """Either prompt or prompt_token_ids; both are refused, for they could say two different things."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class RenderedPrompt:
+    """What a chat template made: it has its special tokens already, and gets no others when it is tokenized."""
+
+    text: str
+
+
+Prompt = str | PromptDict | RenderedPrompt
+MOST_TEXT = 4
+"""A text of which only the last tokens count, or that is tokenized for its own sake, may be so many times as long as
+what fits the engine."""
+
+
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A request that the engine can run. max_tokens: how many tokens it may generate, always a number. bad_words: as
+    token ids. grammar: what guided_decoding was compiled to."""
+
+    text: str | None
+    ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    bad_words: list[list[int]]
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a running engine holds at most. groups: window (0: none) and blocks of each cache group, every block of
+    block_size positions."""
+
+    groups: tuple[tuple[int, int], ...]
+    block_size: int
+    max_batch_size: int
+
+    def positions(self, prompt: int, n: int) -> int | None:
+        """Of each of n completions side by side, which share the full blocks of a prompt of so many tokens. None: any
+        number, since all that is held lies in windows. As runtime/core/cache/group_shape.h has it."""
+        shared = prompt // self.block_size
+        bounds = [
+            (shared + (blocks - shared) // n) * self.block_size
+            for window, blocks in self.groups
+            if window == 0 or n * (-(-window // self.block_size) + 1) > blocks
+        ]
+        return min(bounds, default=None)
+
+
+def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> CheckedRequest:
+    """Tokenizes and checks one request; InvalidRequestError or PromptTooLongError says what is wrong with it."""
+    if not isinstance(params, SamplingParams):
+        raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
+    text, ids = _text_and_ids(prompt, params, engine, capacity)
+    if params.truncate_prompt_tokens is not None:
+        ids = ids[-params.truncate_prompt_tokens :]
+    if not ids:
+        raise InvalidRequestError("the prompt must hold at least one token, got an empty one")
+    if len(ids) > engine.max_seq_len:
+        raise _too_long(len(ids), params, engine, capacity)
+    for position, token in enumerate(ids):
+        if not is_int(token) or not 0 <= token < engine.vocab_size:
+            raise InvalidRequestError(
+                f"prompt_token_ids must be integers from 0 to {engine.vocab_size - 1}, got {shown(token)} at {position}"
+            )
+    _check_params(params, engine)
+    if params.n > capacity.max_batch_size:
+        raise InvalidRequestError(
+            f"n must be at most max_batch_size, for every completion takes a place of the batch, which has "
+            f"{capacity.max_batch_size}, got {params.n}: lower it, or raise max_batch_size"
+        )
+    most = _max_tokens(len(ids), params, engine, capacity)
+    grammar = None if params.guided_decoding is None else engine.guided_vocabulary.compile(params.guided_decoding)
+    if grammar is not None:
+        grammar.first_mask(params.ignore_eos)  # refuses what cannot begin
+    return CheckedRequest(text, [int(token) for token in ids], params, most, _bad_words(params, engine), grammar)
+
+
+def _max_tokens(prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
+    """prompt: tokens of it."""
+    room = _room(prompt, params, engine, capacity).tokens - prompt
+    max_tokens = room if params.max_tokens is None else int(params.max_tokens)
+    if isinstance(params.max_tokens, AtMost):
+        max_tokens = min(max_tokens, room)
+    if max_tokens > room or room < 1:
+        raise _too_long(prompt, params, engine, capacity)
+    if params.min_tokens > max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens must be at most {max_tokens}, the room that is left, got {params.min_tokens}"
+        )
+    return max_tokens
+
+
+@dataclass(frozen=True)
+class _Room:
+    """tokens: of prompt and output together. holder: what has no more. remedy: what gives more."""
+
+    tokens: int
+    holder: str
+    remedy: str
+
+
+def _room(prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> _Room:
+    kv_positions = capacity.positions(prompt, params.n)
+    if kv_positions is None or kv_positions + 1 >= engine.max_seq_len:  # the last token is never written to the cache
+        return _Room(engine.max_seq_len, "engine", "build the engine with a larger --max-seq-len")
+    if params.n == 1:
+        return _Room(kv_positions + 1, "KV cache", "raise kv_cache_memory")
+    holder = f"KV cache with {params.n} completions side by side"
+    return _Room(kv_positions + 1, holder, "lower n, or raise kv_cache_memory")
+
+
+def _too_long(
+    prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity, counted: str = ""
+) -> PromptTooLongError:
+    """What OpenAI's clients know a prompt that is too long by is the beginning, OpenAI's own words. counted: what else
+    is to be said of the number of the prompt's tokens."""
+    room = _room(prompt, params, engine, capacity)
+    return PromptTooLongError(
+        f"This model's maximum context length is {room.tokens} tokens: the {room.holder} holds {room.tokens} tokens of "
+        f"prompt and output together, the prompt has {counted}{prompt} and max_tokens is {params.max_tokens}: shorten "
+        f"one, or {room.remedy}"
+    )
+
+
+def _text_and_ids(
+    prompt: Prompt, params: SamplingParams, engine: EngineDir, capacity: Capacity
+) -> tuple[str | None, Sequence[int]]:
+    if isinstance(prompt, str):
+        return prompt, _encode_prompt(prompt, params, engine, capacity)
+    if isinstance(prompt, RenderedPrompt):
+        return prompt.text, _encode_prompt(prompt.text, params, engine, capacity, add_special_tokens=False)
+    if not isinstance(prompt, dict):
+        raise InvalidRequestError(
+            f'a prompt must be a string or {{"prompt_token_ids": [...]}}, got {type(prompt).__name__}'
+        )
+    known = PromptDict.__annotations__
+    for key in prompt:
+        if key not in known:
+            raise InvalidRequestError(f"a prompt has no key {shown(key)}; {closest(str(key), known)}")
+    if len(prompt) != 1:
+        came = "both" if prompt else "neither"
+        raise InvalidRequestError(f'a prompt must have either "prompt" or "prompt_token_ids", {came} came')
+    if "prompt_token_ids" in prompt:
+        return None, _id_list(prompt["prompt_token_ids"])
+    text = prompt["prompt"]
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"prompt must be a string, got {type(text).__name__}")
+    return text, _encode_prompt(text, params, engine, capacity)
+
+
+def _id_list(ids: Any) -> list[int]:
+    if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
+        raise InvalidRequestError(f"prompt_token_ids must be a list of integers, got {type(ids).__name__}")
+    return list(ids)
+
+
+def _encode_prompt(
+    text: str, params: SamplingParams, engine: EngineDir, capacity: Capacity, add_special_tokens: bool = True
+) -> list[int]:
+    """What cannot fit is refused before it is encoded. Where only the last tokens count, all of the text is encoded: a
+    tokenizer may see the end of a text otherwise when it stands alone."""
+    tokenizer = _tokenizer(engine)
+    if params.truncate_prompt_tokens is not None:
+        return encode_whole(text, engine, add_special_tokens)
+    if (least := tokenizer.least_tokens(text)) > engine.max_seq_len:
+        raise _too_long(least, params, engine, capacity, "at least ")
+    ids = tokenizer.encode_within(text, engine.max_seq_len, add_special_tokens)
+    if isinstance(ids, int):
+        raise _too_long(ids, params, engine, capacity, "about " if ids > 2 * engine.max_seq_len else "")
+    return ids
+
+
+def encode_whole(text: str, engine: EngineDir, add_special_tokens: bool = True) -> list[int]:
+    """Of a text that may be longer than what fits, but not by more than MOST_TEXT. PromptTooLongError says so."""
+    tokenizer, most = _tokenizer(engine), MOST_TEXT * engine.max_seq_len
+    least = tokenizer.least_tokens(text)
+    ids = least if least > most else tokenizer.encode_within(text, most, add_special_tokens)
+    if isinstance(ids, int):
+        raise PromptTooLongError(
+            f"a text must have at most {most} tokens to be tokenized, {MOST_TEXT} times the model's maximum context "
+            f"length, got about {ids}"
+        )
+    return ids
+
+
+def _tokenizer(engine: EngineDir) -> Tokenizer:
+    if engine.tokenizer is None:
+        raise InvalidRequestError(
+            "the engine has no tokenizer, so a prompt must be token ids: {'prompt_token_ids': [...]}"
+        )
+    return engine.tokenizer
+
+
+def _check_params(params: SamplingParams, engine: EngineDir) -> None:
+    _check_tokens("stop_token_ids", params.stop_token_ids, engine)
+    _check_tokens("logit_bias", [token for token, _ in params.biases], engine)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (getattr(params, name) or 0) > engine.vocab_size:
+            raise InvalidRequestError(f"{name} must be at most {engine.vocab_size}, got {getattr(params, name)}")
+    if params.detokenize and engine.tokenizer is None:
+        raise InvalidRequestError("the engine has no tokenizer: set detokenize=False and read token_ids")
+
+
+def _check_tokens(name: str, tokens: Sequence[int], engine: EngineDir) -> None:
+    for token in tokens:
+        if token >= engine.vocab_size:
+            raise InvalidRequestError(f"{name} must be below {engine.vocab_size}, got {shown(token)}")
+
+
+def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
+    """A text is banned as it is spelled at the start of a line and after a space: mostly two different spellings."""
+    spellings: dict[tuple[int, ...], None] = {}  # a set that keeps the order
+    for word in params.bad_words:
+        if not isinstance(word, str):
+            spellings[tuple(word)] = None
+            continue
+        if engine.tokenizer is None:
+            raise InvalidRequestError("the engine has no tokenizer, so bad_words must be lists of token ids")
+        for text in (word, " " + word.lstrip()):
+            spelled = engine.tokenizer.encode(text, add_special_tokens=False)
+            check_count(f"bad_words: the tokens of {text!r}", spelled, BAD_WORD_TOKENS, "tokens")
+            spellings[tuple(spelled)] = None
+    spellings.pop((), None)  # the tokenizer may leave nothing of a blank
+    for spelling in spellings:
+        _check_tokens("bad_words", spelling, engine)
+    return [list(spelling) for spelling in spellings]

@@ -1,0 +1,46 @@
+"""A request read as it grows, at the cost of what is new: how answers are streamed.
+
+Each partial output of a handle holds the whole output so far, so n of them cost n times n / 2 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from tensorwright.runtime.requests.async_requests import RequestHandle
+from tensorwright.runtime.requests.outputs import RequestOutput
+
+
+class RequestNews:
+    """One reader's, who reads in one thread or loop. It is read like its handle, but text, token_ids, logprobs and
+    prompt_logprobs of each RequestOutput hold only what came since the one before: those of all together, joined, are
+    the finished output's. Everything else in them is as it stands."""
+
+    def __init__(self, handle: RequestHandle):
+        self._handle = handle
+        self._read = handle._state.unread()
+
+    @property
+    def done(self) -> bool:
+        return self._handle.done
+
+    def abort(self) -> bool:
+        return self._handle.abort()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self._handle.on_change(callback)
+
+    def latest(self) -> RequestOutput:
+        """What is new now, without waiting; raises the request's error."""
+        self._handle._home.check()
+        with self._handle._changed:
+            return self._handle._show(self._news)
+
+    def __iter__(self) -> Iterator[RequestOutput]:
+        return self._handle._each(self._news)
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self._handle._each_in_loop(self._news)
+
+    def _news(self) -> RequestOutput:
+        return self._handle._state.news(self._read)

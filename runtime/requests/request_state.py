@@ -1,0 +1,108 @@
+"""What one request has produced so far: its completions and its times. No locks: its handle guards it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tensorwright.runtime.requests.completion_state import CompletionState, Place, logprob_table
+from tensorwright.runtime.requests.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.text.stop_strings import StopAutomaton
+from tensorwright.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.guided.grammar import Grammar
+
+
+@dataclass
+class ReadSoFar:
+    """How far somebody has read a request. scores: prompt_logprobs."""
+
+    places: list[Place]  # one per completion
+    scores: int = 0
+
+
+class RequestState:
+    """prompt: the text it came as, None for ids. tokenizer: None if nothing is to be decoded."""
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        grammar: Grammar | None = None,
+    ):
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        stops = StopAutomaton(tuple(params.stop)) if params.stop else None
+        self.completions = [
+            CompletionState(
+                index, params, tokenizer, None if grammar is None else grammar.start(params.ignore_eos), stops
+            )
+            for index in range(params.n)
+        ]
+        self._tokenizer = tokenizer
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = [None]
+        self._metrics = RequestMetrics()
+        self._first_token_at: float | None = None
+        self._last_token_at: dict[int, float] = {}  # by completion
+
+    def apply(self, event: Any, now: float) -> None:
+        """event: one of the engine's events for this request; now: seconds on the monotonic clock."""
+        if event.tokens and self._first_token_at is None:
+            self._first_token_at = now
+            self._metrics.queue_time = event.queue_s
+            self._metrics.time_to_first_token = event.first_token_s
+            self._metrics.cached_tokens = event.cached_tokens
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs += [logprob_table(entries, self._tokenizer) for entries in event.prompt_logprobs]
+        self._add_gaps(event, now)
+        self.completions[event.completion].apply(event)
+        longest = max(completion.length for completion in self.completions)
+        if self.finished and self._first_token_at is not None and longest > 1:
+            self._metrics.time_per_output_token = (now - self._first_token_at) / (longest - 1)
+        if self.finished and self._first_token_at is not None:
+            self._metrics.total_time = (self._metrics.time_to_first_token or 0.0) + now - self._first_token_at
+
+    def _add_gaps(self, event: Any, now: float) -> None:
+        """Tokens that come together share the time since the last one; there is none since before the first."""
+        if not (count := len(event.tokens)):
+            return
+        last = self._last_token_at.get(event.completion)
+        gaps = [0.0] * (count - 1) if last is None else [(now - last) / count] * count
+        self._metrics.inter_token_times += gaps
+        self._last_token_at[event.completion] = now
+
+    @property
+    def finished(self) -> bool:
+        return all(completion.finished for completion in self.completions)
+
+    def output(self) -> RequestOutput:
+        """A snapshot that later events do not touch."""
+        return self._shown([completion.output() for completion in self.completions], 0)
+
+    def unread(self) -> ReadSoFar:
+        """Of somebody who begins to read."""
+        return ReadSoFar([Place() for _ in self.completions])
+
+    def news(self, read: ReadSoFar) -> RequestOutput:
+        """A snapshot of which text, token_ids, logprobs and prompt_logprobs hold only what is not read yet; then it is.
+        It takes as long as what is new."""
+        places = zip(self.completions, read.places, strict=True)
+        shown = self._shown([completion.news(place) for completion, place in places], read.scores)
+        read.scores += len(shown.prompt_logprobs or ())
+        return shown
+
+    def _shown(self, outputs: list[CompletionOutput], start: int) -> RequestOutput:
+        """start: the first of the prompt_logprobs that are shown."""
+        metrics = RequestMetrics(**vars(self._metrics))
+        scores = None if self._prompt_logprobs is None else self._prompt_logprobs[start:]
+        return RequestOutput(
+            self.request_id, self.prompt, self.prompt_token_ids, outputs, self.finished, metrics, scores
+        )

@@ -1,0 +1,155 @@
+"""How one request is sampled and when it stops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorwright.runtime.base import parameter_checks as checks
+from tensorwright.runtime.base import request_bounds as bounds
+from tensorwright.runtime.base.keywords import StrictKeywords
+from tensorwright.runtime.base.parameter_checks import MAX_INT32, check, check_int, check_range, real
+from tensorwright.runtime.guided.params import GuidedDecodingParams
+
+GUIDED = "GuidedDecodingParams or None"
+
+Words = tuple[str | tuple[int, ...], ...] | list[str | list[int]]
+Biases = dict[int, float] | tuple[tuple[int, float], ...]
+
+
+class AtMost(int):
+    """A max_tokens that nobody asked for: it is cut to the room there is, where a plain number is refused."""
+
+
+@dataclass(frozen=True)
+class SamplingParams(StrictKeywords):
+    """Immutable; a value out of range raises InvalidRequestError, an unknown keyword InvalidOptionError. How many
+    entries a list may have, and how long they may be, is in request_bounds.py.
+
+    What is left out has the default below, not the model's: `LLM.default_sampling_params` has those.
+
+    n: completions per prompt. It is computed once, and they share its memory; each counts for max_batch_size. Number i
+        draws with the seed that `completion_seed(i)` gives, so the first is what n=1 gives; greedy ones are all equal.
+    max_tokens: most tokens to generate; None: as many as the engine's maximum length leaves room for.
+    min_tokens: no end-of-sequence token and none of stop_token_ids is sampled before so many tokens.
+    temperature: 0 is greedy; 1 leaves the distribution as it is.
+    top_k: sample among the k likeliest tokens; 0 or -1: among all.
+    top_p: sample among the likeliest tokens whose probabilities reach p together.
+    min_p: sample among the tokens at least p times as likely as the likeliest; 0: among all.
+    repetition_penalty: above 1 makes tokens of prompt and output less likely (as transformers defines it); 1: off.
+    presence_penalty: subtracted from the logit of each token of the output (as OpenAI defines it).
+    frequency_penalty: the same, times how often the token occurs in the output.
+    logit_bias: {token: number} added to logits; -inf forbids the token.
+    bad_words: texts (or lists of token ids) that must not be generated. A text stands for its tokens with and without
+        a space before it; spelled with other tokens it can still occur.
+    seed: the same seed, prompt and parameters give the same tokens, whoever else is served; None: a random one.
+    stop_token_ids: generation ends after any of these; the token stays in token_ids.
+    stop: a text or several; generation ends where any of them is complete, across tokens too. The texts of the first
+        min_tokens tokens are not searched. token_ids holds the tokens up to that place.
+    include_stop_str_in_output: leave the stop string at the end of the text.
+    ignore_eos: go on after the model's end-of-sequence token.
+    logprobs: None: none; k: the sampled token's, and those of the k likeliest, before anything above changed them.
+    prompt_logprobs: None: none; k: the logprob of every prompt token after the first, and those of the k likeliest in
+        its place, in RequestOutput.prompt_logprobs. Such a request takes nothing from the prefix cache.
+    timeout: seconds from the request's arrival at the engine after which it ends, between two steps, with
+        finish_reason "timeout" and what it has; None: never. (A reason and not an error: one slow prompt of many
+        must not cost the others their answers.)
+    priority: higher ones start first, and are the last to give way when memory runs out.
+    cache_salt: a text of 1 to 256 characters. What the prefix cache keeps of this request is found by requests with the
+        same salt alone, so that nobody learns from speed or from `cached_tokens` what others asked; None: by those
+        without one. Strangers must not be able to guess it.
+    truncate_prompt_tokens: use only the last k tokens of the prompt; None: all.
+    detokenize: False leaves the text empty and needs no tokenizer.
+    skip_special_tokens: leave special tokens out of the text (they stay in token_ids).
+    guided_decoding: what the output must look like, a GuidedDecodingParams. It decides which tokens may be sampled, the
+        end-of-sequence token included; all else that is said here holds too. A text that max_tokens or a stop string
+        cuts off is only the beginning of one that is admitted.
+
+    The order in which these shape a token is in runtime/core/sampling/logit_processors.h.
+    """
+
+    n: int = 1
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Biases | None = None
+    bad_words: Words = ()
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] | list[int] = ()
+    stop: str | tuple[str, ...] | list[str] | None = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    timeout: float | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    guided_decoding: GuidedDecodingParams | None = None
+
+    def __post_init__(self) -> None:
+        check_int("n", self.n, 1, MAX_INT32, "a positive integer")
+        self._check_lengths()
+        self._check_distribution()
+        if self.seed is not None:
+            check_int("seed", self.seed, 0, bounds.MAX_SEED, "an integer from 0 to 2**64 - 1, or None")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None:
+                check_int(name, count, 0, MAX_INT32, "an integer >= 0, or None")
+        if self.timeout is not None:
+            check_range("timeout", self.timeout, 0, bounds.MAX_TIMEOUT)
+        check_int("priority", self.priority, -MAX_INT32, MAX_INT32, "a 32-bit integer")
+        checks.salt("cache_salt", self.cache_salt)
+        if self.truncate_prompt_tokens is not None:
+            check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_INT32, "a positive integer or None")
+        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens"):
+            value = getattr(self, name)
+            check(name, value, isinstance(value, bool), "True or False")
+        guide = self.guided_decoding
+        check("guided_decoding", guide, guide is None or isinstance(guide, GuidedDecodingParams), GUIDED)
+        # As tuples, so that it hashes.
+        ids = checks.token_ids("stop_token_ids", self.stop_token_ids, bounds.STOP_TOKEN_IDS)
+        object.__setattr__(self, "stop_token_ids", ids)
+        object.__setattr__(self, "stop", checks.texts("stop", self.stop))
+        check("stop", self.stop, self.detokenize or not self.stop, "left out when detokenize is False")
+        object.__setattr__(self, "bad_words", checks.words("bad_words", self.bad_words))
+        object.__setattr__(self, "logit_bias", checks.biases("logit_bias", self.logit_bias))
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            check_int("max_tokens", self.max_tokens, 1, MAX_INT32, "a positive integer or None")
+        most = MAX_INT32 if self.max_tokens is None else self.max_tokens
+        check_int("min_tokens", self.min_tokens, 0, most, "an integer from 0 to max_tokens")
+
+    def _check_distribution(self) -> None:
+        low, high = bounds.TEMPERATURES
+        heat = real(self.temperature)
+        check("temperature", self.temperature, heat == 0 or low <= heat <= high, f"0 or from {low:g} to {high:g}")
+        check_int("top_k", self.top_k, -1, MAX_INT32, "0 or -1 (all tokens) or a positive integer")
+        check("top_p", self.top_p, 0 < real(self.top_p) <= 1, "above 0 and at most 1")
+        check_range("min_p", self.min_p, 0, 1)
+        check_range("repetition_penalty", self.repetition_penalty, *bounds.REPETITION_PENALTIES)
+        check_range("presence_penalty", self.presence_penalty, *bounds.PENALTIES)
+        check_range("frequency_penalty", self.frequency_penalty, *bounds.PENALTIES)
+
+    @property
+    def biases(self) -> list[tuple[int, float]]:
+        """logit_bias as pairs, however it was given."""
+        bias = self.logit_bias or ()
+        return list(bias.items() if isinstance(bias, dict) else bias)
+
+    def completion_seed(self, index: int) -> int | None:
+        """What completion `index` draws with: seed + index * 0x9E3779B97F4A7C15 modulo 2**64. A request with that seed
+        and n=1 gives the same completion. None without a seed."""
+        return None if self.seed is None else (int(self.seed) + index * 0x9E3779B97F4A7C15) % 2**64
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0

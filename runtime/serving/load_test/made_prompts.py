@@ -1,0 +1,90 @@
+"""Made-up prompts of exact token counts, the same for the same seed: text, or plain token ids.
+
+What a token is only the server knows: /tokenize and /detokenize say so, unless a range of ids is given.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tensorwright.errors import LoadTestError
+from tensorwright.runtime.serving.load_test.settings import LoadSettings
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.serving.load_test.client import Client
+
+VOWELS, CONSONANTS = "aeiou", "bcdfghklmnprstvw"
+POOL_WORDS = 2000
+TRIES = 40
+IDS_REMEDY = "with --prompts ids --token-range LOW HIGH the test needs no tokenizer"
+
+
+async def make_prompts(
+    client: Client, model: str, lengths: list[int], settings: LoadSettings, rng: np.random.Generator
+) -> list[str | list[int]]:
+    """One prompt of each length; no two begin alike, so that no prefix cache helps."""
+    if settings.token_range is not None:
+        low, high = settings.token_range
+        return [rng.integers(low, high, length).tolist() for length in lengths]
+    maker = PromptMaker(client, model, rng)
+    await maker.open()
+    if settings.prompts == "ids":
+        return [maker.draw(length) for length in lengths]
+    return [await maker.text(length) for length in lengths]
+
+
+class PromptMaker:
+    """Draws from the tokens of made-up words."""
+
+    def __init__(self, client: Client, model: str, rng: np.random.Generator):
+        self.client, self.model, self.rng = client, model, rng
+        self.pool = np.zeros(0, dtype=np.int64)
+        self.added = 0
+
+    async def open(self) -> None:
+        """What the tokenizer adds to every text (such as a first <s>) is no token to draw."""
+        added = await self._tokenize("")
+        tokens = set(await self._tokenize(" ".join(self._word() for _ in range(POOL_WORDS))))
+        self.pool, self.added = np.array(sorted(tokens - set(added)), dtype=np.int64), len(added)
+        if not len(self.pool):
+            raise LoadTestError(f"/tokenize must know made-up words, it gives no tokens for them; {IDS_REMEDY}")
+
+    def draw(self, length: int) -> list[int]:
+        return self.rng.choice(self.pool, length).tolist()
+
+    async def text(self, length: int) -> str:
+        """A text that the server counts as `length` tokens. Neighbours may merge when they are read again, so ids are
+        added or taken away until the count is right."""
+        if length <= self.added:
+            raise LoadTestError(
+                f"a prompt must be longer than the {self.added} tokens that the tokenizer adds, got {length}; "
+                "raise --input-len, or take --prompts ids"
+            )
+        ids = self.draw(length - self.added)
+        for _ in range(TRIES):
+            text = await self._detokenize(ids)
+            missing = length - len(await self._tokenize(text))
+            if missing == 0:
+                return text
+            ids = ids + self.draw(missing) if missing > 0 else ids[:missing] or self.draw(1)
+        raise LoadTestError(
+            f"no text of exactly {length} tokens was found in {TRIES} tries; take --prompts ids, which are exact"
+        )
+
+    def _word(self) -> str:
+        letters = [str(self.rng.choice(list(kind))) for kind in (CONSONANTS, VOWELS) * int(self.rng.integers(1, 4))]
+        return "".join(letters)
+
+    async def _tokenize(self, text: str) -> list[int]:
+        answer = await self.client.post("/tokenize", {"model": self.model, "prompt": text}, IDS_REMEDY)
+        if not isinstance(answer.get("tokens"), list):
+            raise LoadTestError(f"/tokenize must answer with tokens, it sent {str(answer)[:200]}; {IDS_REMEDY}")
+        return answer["tokens"]
+
+    async def _detokenize(self, ids: list[int]) -> str:
+        answer = await self.client.post("/detokenize", {"model": self.model, "tokens": ids}, IDS_REMEDY)
+        if not isinstance(answer.get("prompt"), str):
+            raise LoadTestError(f"/detokenize must answer with a prompt, it sent {str(answer)[:200]}; {IDS_REMEDY}")
+        return answer["prompt"]

@@ -1,0 +1,115 @@
+"""One load test: requests made, sent when their time comes, and a trace of each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorwright.runtime.serving.load_test.arrivals import burst_times, poisson_times
+from tensorwright.runtime.serving.load_test.client import Client
+from tensorwright.runtime.serving.load_test.made_prompts import make_prompts
+from tensorwright.runtime.serving.load_test.profiles import draw_lengths
+from tensorwright.runtime.serving.load_test.settings import LoadSettings
+from tensorwright.runtime.serving.load_test.trace import Trace
+
+DEFAULT_RATE = 1.0
+
+
+@dataclass(frozen=True)
+class MadeRequest:
+    """What is sent: the body of POST /v1/completions, and the lengths that it stands for."""
+
+    body: dict[str, Any]
+    prompt_tokens: int
+    max_tokens: int
+
+
+async def make_requests(client: Client, model: str, settings: LoadSettings) -> list[MadeRequest]:
+    """The warm-up's first, then those that are measured. Each part of chance has a generator of its own, so that the
+    same seed gives the same prompts at every rate."""
+    count = settings.warmup + settings.requests
+    lengths = draw_lengths(settings.profile, count, *settings.lengths, _generator(settings, 0))
+    prompts = await make_prompts(client, model, [prompt for prompt, _ in lengths], settings, _generator(settings, 1))
+    common = {"model": model, "temperature": settings.temperature, "seed": settings.seed, "stream": True}
+    common["stream_options"] = {"include_usage": True}
+    if settings.ignore_eos:
+        common["ignore_eos"] = True
+    return [
+        MadeRequest(common | {"prompt": text, "max_tokens": output}, prompt, output)
+        for text, (prompt, output) in zip(prompts, lengths, strict=True)
+    ]
+
+
+def arrival_times(settings: LoadSettings) -> list[float]:
+    if settings.arrival == "burst":
+        return burst_times(settings.requests, settings.rate, settings.burst_size)
+    return poisson_times(settings.requests, settings.rate or DEFAULT_RATE, _generator(settings, 2))
+
+
+async def run_load(
+    client: Client, requests: list[MadeRequest], settings: LoadSettings, done: Callable[[int], None]
+) -> list[Trace]:
+    """The warm-up one by one, then the test; `done(1)` after each request of the test."""
+    clock = _clock()
+    for request in requests[: settings.warmup]:
+        await client.complete(request.body, _trace(request, clock()), clock)
+    measured = requests[settings.warmup :]
+    if settings.concurrency is not None:
+        return await _closed_loop(client, measured, settings.concurrency, done)
+    return await _open_loop(client, measured, arrival_times(settings), done)
+
+
+async def _open_loop(
+    client: Client, requests: list[MadeRequest], times: list[float], done: Callable[[int], None]
+) -> list[Trace]:
+    """Every request at its time, whatever became of those before it."""
+    clock = _clock()
+
+    async def send(request: MadeRequest, when: float) -> Trace:
+        trace = _trace(request, when)
+        await asyncio.sleep(when - clock())
+        await client.complete(request.body, trace, clock)
+        done(1)
+        return trace
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(send(*pair)) for pair in zip(requests, times, strict=True)]
+    return [task.result() for task in tasks]
+
+
+async def _closed_loop(
+    client: Client, requests: list[MadeRequest], users: int, done: Callable[[int], None]
+) -> list[Trace]:
+    """`users` users, each of whom sends the next request when the last was answered."""
+    clock, left, traces = _clock(), iter(requests), list[Trace]()
+
+    async def user() -> None:
+        for request in left:
+            trace = _trace(request, clock())
+            traces.append(trace)
+            await client.complete(request.body, trace, clock)
+            done(1)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(users):
+            group.create_task(user())
+    return traces
+
+
+def _generator(settings: LoadSettings, part: int) -> np.random.Generator:
+    return np.random.default_rng([settings.seed, part])
+
+
+def _trace(request: MadeRequest, scheduled: float) -> Trace:
+    return Trace(scheduled, request.prompt_tokens, request.max_tokens)
+
+
+def _clock() -> Callable[[], float]:
+    """Seconds from now on."""
+    start = time.perf_counter()
+    return lambda: time.perf_counter() - start

@@ -1,0 +1,148 @@
+"""Takes connections from the listening socket. Where there are too many, one that waits is closed for each.
+
+In place of asyncio's own server, which takes all that come, and which, when no descriptor is left, asks again in a loop
+and writes a line each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from functools import partial
+
+from tensorwright.runtime.serving.server.connections import Connections, Place
+from tensorwright.runtime.serving.server.hosts import one_client
+from tensorwright.runtime.serving.server.slow_log import SlowLog
+
+BACKLOG = 2048  # connections that the system keeps for us
+AT_ONCE = 16  # accepted before others have their turn; below the spare descriptors of file_limit.py
+RETRY_SECONDS = 1.0  # without resources
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)  # ENOSPC: epoll has no watch left
+
+MakeProtocol = Callable[[Place], asyncio.Protocol]
+
+
+class Acceptor:
+    """handshake_timeout: seconds for TLS to be agreed upon, shutdown_timeout: for it to be ended."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        connections: Connections,
+        make_protocol: MakeProtocol,
+        tls: ssl.SSLContext | None = None,
+        handshake_timeout: float = 15.0,
+        shutdown_timeout: float = 5.0,
+    ):
+        self._loop = asyncio.get_running_loop()
+        self._listening = listening
+        self._connections = connections
+        self._make_protocol = make_protocol
+        self._tls: dict[str, object] = {} if tls is None else {
+            "ssl": tls, "ssl_handshake_timeout": handshake_timeout, "ssl_shutdown_timeout": shutdown_timeout,
+        }  # fmt: skip
+        self._log = SlowLog(logging.getLogger("tensorwright.server"))
+        self._starting: set[asyncio.Task[None]] = set()
+        self._listens = False
+        self._open = True
+
+    def start(self) -> None:
+        self._listening.listen(BACKLOG)
+        self._listening.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        """Takes no more. Those that are there go on."""
+        self._open = False
+        self._pause()
+
+    async def wait_closed(self) -> None:
+        """uvicorn waits for connections itself."""
+
+    def _listen(self) -> None:
+        if self._open and not self._listens:
+            self._listens = True
+            self._loop.add_reader(self._listening.fileno(), self._accept)
+
+    def _pause(self) -> None:
+        if self._listens:
+            self._listens = False
+            self._loop.remove_reader(self._listening.fileno())
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                accepted, address = self._listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in EXHAUSTED:
+                    self._wait_for_resources(error)
+                    return
+                continue  # of that one connection, which is gone
+            if not self._take(accepted, one_client(str(address[0]))):
+                return
+
+    def _take(self, accepted: socket.socket, address: str) -> bool:
+        """False if the system has no means for it."""
+        accepted.setblocking(False)
+        if _has_left(accepted):
+            accepted.close()
+            return True
+        try:
+            self._loop.add_reader(accepted.fileno(), lambda: None)  # what asyncio does later, and only logs if it fails
+            self._loop.remove_reader(accepted.fileno())
+        except OSError as error:
+            accepted.close()
+            self._wait_for_resources(error)
+            return False
+        start = _Start(accepted)
+        place = self._connections.enter(address, start.close)
+        start.task = self._loop.create_task(self._begin(accepted, place))
+        self._starting.add(start.task)
+        start.task.add_done_callback(partial(self._begun, accepted, place))
+        return True
+
+    async def _begin(self, accepted: socket.socket, place: Place) -> None:
+        await self._loop.connect_accepted_socket(lambda: self._make_protocol(place), accepted, **self._tls)  # type: ignore[arg-type]
+
+    def _begun(self, accepted: socket.socket, place: Place, task: asyncio.Task[None]) -> None:
+        """A handshake that failed, or was given up, leaves nothing behind; whose fault it was does not matter."""
+        self._starting.discard(task)
+        if task.cancelled() or task.exception() is not None:
+            self._connections.leave(place)
+            self._loop.call_soon(accepted.close)  # after the transport, if there is one, has let go of it
+
+    def _wait_for_resources(self, error: OSError) -> None:
+        """One that waits gives its descriptor back; the next are taken a little later."""
+        self._connections.give_up_one()
+        self._log.warn("no connection can be taken", error=str(error), open=self._connections.open)
+        self._pause()
+        self._loop.call_later(RETRY_SECONDS, self._listen)
+
+
+def _has_left(accepted: socket.socket) -> bool:
+    """Whether its client closed it and said nothing. To see that here takes an eighth of the time that a protocol for
+    it would take, and a crowd that opens connections only to close them makes everybody else wait behind it."""
+    try:
+        return not accepted.recv(1, socket.MSG_PEEK)
+    except (BlockingIOError, InterruptedError):
+        return False
+    except OSError:
+        return True
+
+
+class _Start:
+    """Ends a connection that has no protocol yet."""
+
+    def __init__(self, accepted: socket.socket):
+        self._accepted = accepted
+        self.task: asyncio.Task[None] | None = None
+
+    def close(self) -> None:
+        if self.task is not None:
+            self.task.cancel()

@@ -1,0 +1,85 @@
+"""How a body becomes a request's model: counted, parsed and validated, and, if it is large, off the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.serving.server.errors import describe_media_type
+from tensorwright.runtime.serving.server.json_shape import SMALL_BODY, check_shape
+from tensorwright.runtime.serving.server.pools import client_of
+from tensorwright.runtime.serving.server.work_pool import WorkPool
+
+
+class BodyRoute(APIRoute):
+    """A route whose handler may take one body, a BaseModel. FastAPI would parse and validate it in the event loop,
+    whatever its size; it is handed the finished model instead."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        model: Any = self.body_field.field_info.annotation
+        assert issubclass(model, BaseModel), "a body is one model"
+
+        async def read_and_handle(request: Request) -> Response:
+            # request.body() would keep the bytes as long as the request.
+            raw = b"".join([piece async for piece in request.stream() if piece])
+            if not raw:
+                return await handle(_ReadRequest(request, None))  # refuses it
+            if not _is_json(request.headers.get("content-type", "")):
+                return describe_media_type(request).response()
+            body = await _read(request, raw, model)
+            del raw
+            return await handle(_ReadRequest(request, body))
+
+        return read_and_handle
+
+
+class _ReadRequest(Request):
+    """A request whose body is read already, or that has none. Its bytes are gone."""
+
+    def __init__(self, request: Request, body: BaseModel | None):
+        super().__init__(request.scope, request.receive)
+        self._read = body
+
+    async def body(self) -> bytes:
+        """FastAPI asks whether there is one."""
+        return b"" if self._read is None else b"{}"
+
+    async def json(self) -> BaseModel | None:
+        return self._read
+
+
+async def _read(request: Request, raw: bytes, model: type[BaseModel]) -> BaseModel:
+    if len(raw) <= SMALL_BODY:
+        return read_body(raw, model)
+    pool: WorkPool = request.app.state.pools.text
+    return await pool.run(read_body, raw, model, client=client_of(request.scope))
+
+
+def read_body(raw: bytes, model: type[BaseModel]) -> BaseModel:
+    """Raises InvalidRequestError for what is no JSON, or too much of it, and RequestValidationError, with one error,
+    for what is no such model."""
+    check_shape(raw)
+    try:
+        value = from_json(raw)
+    except ValueError as error:
+        raise InvalidRequestError(f"the body must be JSON of valid Unicode: {error}") from error
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+    raise RequestValidationError([first])
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))

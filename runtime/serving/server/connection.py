@@ -1,0 +1,238 @@
+"""One connection: uvicorn's, with the parser in C, and with what a client must not do to others.
+
+A request is parsed only when the one before it is answered, a body that nobody read ends the connection, and clients
+that send no head, take no answer or do not leave are given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tensorwright.runtime.serving.server.connections import Connections, Place
+from tensorwright.runtime.serving.server.errors import ApiError
+from tensorwright.runtime.serving.server.framing import Framing, FramingError
+from tensorwright.runtime.serving.server.guards import TURNED_AWAY, WATCH_PATHS
+from tensorwright.runtime.serving.server.listen import Listen
+
+PIECE = 4096  # bytes that are parsed before it is asked whether to go on
+MOST_HELD = 64 << 10  # unparsed bytes, of later requests, beyond which the client is not read
+LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # that are dropped unread, so that the client gets to read its answer
+LEAST_TAKEN = 1024  # bytes that a client who is behind must take in its time
+logger = logging.getLogger("tensorwright.server")
+
+
+class Connection(HttpToolsProtocol):
+    """place: this connection's in the table. settings: those of HttpToolsProtocol."""
+
+    def __init__(self, listen: Listen, table: Connections, place: Place, **settings: Any):
+        super().__init__(**settings)
+        self.app = self._watched(self.app)  # type: ignore[assignment]
+        self._listen = listen
+        self._table = table
+        self._place = place
+        self._framing = Framing()
+        self._unparsed: deque[memoryview] = deque()
+        self._upgrade = False  # asked for, and not done: what follows is no HTTP
+        self._unread = False  # the answer ends before its request does
+        self._dropped: int | None = None  # bytes, since the connection only lingers
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._place.close = transport.abort
+        self._set_timer("head", self._listen.header_timeout, self._end)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        for name in list(self._timers):
+            self._stop_timer(name)
+        self._unparsed.clear()
+        self._table.leave(self._place)
+
+    def data_received(self, data: bytes) -> None:
+        if self._dropped is not None:
+            self._dropped += len(data)
+            if self._dropped > LINGER_BYTES:
+                self._end()
+            return
+        self._unset_keepalive_if_required()
+        self._unparsed.append(memoryview(data))
+        self._parse()
+        if sum(map(len, self._unparsed)) > MOST_HELD:
+            self.flow.pause_reading()
+
+    def _parse(self) -> None:
+        """A piece at a time, unless an answer is waited for. From the first byte of a request its head has so long."""
+        begun = bool(self._unparsed)
+        while self._unparsed and not self._waits():
+            piece, rest = self._unparsed[0][:PIECE], self._unparsed[0][PIECE:]
+            if rest:
+                self._unparsed[0] = rest
+            else:
+                self._unparsed.popleft()
+            self._feed(piece)
+        if begun and self._framing.in_head and not self._waits() and "head" not in self._timers:
+            self._unset_keepalive_if_required()
+            self._set_timer("head", self._listen.header_timeout, self._end)
+
+    def _waits(self) -> bool:
+        asked = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        return asked or self._dropped is not None or self.transport.is_closing()
+
+    def _feed(self, piece: memoryview) -> None:
+        try:
+            self._framing.count_wire(len(piece))
+            self.parser.feed_data(piece)
+        except FramingError as error:
+            self._refuse(error.answer)
+        except httptools.HttpParserUpgrade:
+            self._upgrade = True
+            self._unparsed.clear()
+        except httptools.HttpParserError as error:
+            ours = error.__context__
+            told = str(error) or type(error).__name__
+            self._refuse(
+                ours.answer if isinstance(ours, FramingError) else ApiError(400, f"this is no HTTP/1.1: {told}")
+            )
+
+    # What the parser finds.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._framing.in_head:  # else it is a trailer: nobody may add headers to a request that is being answered
+            self._framing.count_header()
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._framing.end_head(self.parser.get_http_version(), self.headers)
+        self._stop_timer("head")
+        super().on_headers_complete()  # makes the task, which does not run yet
+        refusal = self._table.begin(self._place, self.scope["path"] in WATCH_PATHS)
+        self._watch_client()
+        if refusal is not None:
+            self.scope["state"][TURNED_AWAY] = refusal
+
+    def on_chunk_header(self) -> None:
+        self._framing.count_chunk()
+
+    def on_body(self, body: bytes) -> None:
+        self._framing.count_content(len(body))
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._framing.begin()
+        super().on_message_complete()
+
+    # Answers.
+
+    def _watched(self, app: ASGIApp) -> ASGIApp:
+        """An answer says that it is the last one while its request's body is still to come."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            async def told(message: Message) -> None:
+                unread = scope is self.scope and self.cycle.more_body
+                if message["type"] == "http.response.start" and (unread or self._upgrade):
+                    others = [header for header in message.get("headers", []) if header[0].lower() != b"connection"]
+                    message = {**message, "headers": [*others, (b"connection", b"close")]}
+                elif message["type"] == "http.response.body" and unread and not message.get("more_body", False):
+                    self._unread = True
+                    self.cycle.keep_alive = True  # it would close at once; on_response_complete does so later
+                await send(message)
+
+            await app(scope, receive, told)
+
+        return answer
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._table.end(self._place)
+        self._watch_client()
+        if self._unread:
+            self._linger()
+        else:
+            self._parse()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers what is no request, unless another answer is on its way, and ends the connection."""
+        self._table.closed["malformed"] += 1
+        client = self.client[0] if self.client else None
+        logger.info(
+            "malformed request", extra={"facts": {"client": client, "status": error.status, "why": error.message}}
+        )
+        pending = self.cycle is not None and not self.cycle.response_complete
+        if self.pipeline or (pending and (self.cycle.response_started or not self.cycle.more_body)):
+            self._end()
+            return
+        if pending:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        body = json.dumps(error.body()).encode()
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        self.transport.write(head.encode() + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """A socket that is closed with bytes unread takes the answer from its client. So they are dropped first."""
+        self._dropped = 0
+        self._unparsed.clear()
+        self._unset_keepalive_if_required()
+        self._stop_timer("head")
+        self._set_timer("linger", LINGER_SECONDS, self._end)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _end(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._watch_client()
+
+    # Clients that take nothing.
+
+    def pause_writing(self) -> None:
+        """The client is behind: more waits to be sent than is kept for it."""
+        super().pause_writing()
+        self._watch_client()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._watch_client()
+
+    def _watch_client(self) -> None:
+        """While more waits for it than is kept, or nothing follows what is left: after the last answer, and where the
+        connection only waits to be closed."""
+        self._stop_timer("client")
+        unsent = self.transport.get_write_buffer_size()
+        if unsent and (self.flow.write_paused or not self._place.requests or self.transport.is_closing()):
+            self._set_timer("client", self._listen.client_timeout, self._check_client, unsent)
+
+    def _check_client(self, before: int) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if unsent and before - unsent < LEAST_TAKEN:
+            self._table.closed["took_nothing"] += 1
+            self.transport.abort()
+        else:
+            self._watch_client()
+
+    def _set_timer(self, name: str, seconds: float, then: Callable[..., None], *arguments: Any) -> None:
+        def due() -> None:
+            del self._timers[name]
+            then(*arguments)
+
+        self._stop_timer(name)
+        self._timers[name] = self.loop.call_later(seconds, due)
+
+    def _stop_timer(self, name: str) -> None:
+        if timer := self._timers.pop(name, None):
+            timer.cancel()

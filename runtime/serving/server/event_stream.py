@@ -1,0 +1,64 @@
+"""An answer as server-sent events, which ends its requests when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tensorwright.runtime.requests.async_requests import RequestHandle
+from tensorwright.runtime.serving.server.errors import describe_error, is_foreseen
+from tensorwright.runtime.serving.server.requests import abort_all, wait_for_disconnect
+
+log = logging.getLogger(__name__)
+
+
+class EventStream(Response):
+    """Every text of `events` is one event, and [DONE] the last. If they fail, the last is the error instead.
+
+    Not Starlette's StreamingResponse: while nothing is sent that may not notice that the client has gone.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], handles: Sequence[RequestHandle]):
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._handles = handles
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send_all(send))
+        leaving = asyncio.ensure_future(wait_for_disconnect(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            abort_all(self._handles)
+            sending.cancel()
+            leaving.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+        if not sending.cancelled():
+            sending.result()  # raises what sending failed with
+
+    async def _send_all(self, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for event in self._guarded():
+                await send({"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except OSError:
+            pass  # the client has gone: nobody is left to tell
+
+    async def _guarded(self) -> AsyncIterator[str]:
+        try:
+            async for event in self._events:
+                yield event
+            yield "[DONE]"
+        except Exception as error:
+            if not is_foreseen(error):
+                log.exception("a stream failed")
+            yield json.dumps(describe_error(error).body())

@@ -1,0 +1,185 @@
+"""Metrics as Prometheus reads them: what `runtime/requests/metrics.py` names, and the server's own requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+from starlette.types import Scope
+
+from tensorwright.errors import EngineStoppedError
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.requests import metrics
+from tensorwright.runtime.requests.metrics import Metric, RequestObserver, Sample
+from tensorwright.runtime.serving.server.body_memory import BodyMemory
+from tensorwright.runtime.serving.server.connections import CLOSED_EARLY, Connections
+from tensorwright.runtime.serving.server.registry import EngineRegistry
+from tensorwright.runtime.serving.server.shares import Shares
+from tensorwright.runtime.serving.server.work_pool import WorkPool
+
+_SECONDS = metrics.DURATION.buckets
+
+
+class HttpMetrics:
+    """Requests as HTTP saw them. A path is that of the route, so that there are few."""
+
+    def __init__(self, registry: CollectorRegistry):
+        self._registry = registry
+        self.in_flight = Gauge("tensorwright_http_requests_in_flight", "Requests under way.", registry=registry)
+        names = ("method", "path", "status")
+        self._requests = Counter("tensorwright_http_requests_total", "Requests by status.", names, registry=registry)
+        self._seconds = Histogram(
+            "tensorwright_http_request_seconds",
+            "From a request's first line to the last byte of its answer.",
+            ("path",),
+            registry=registry,
+            buckets=_SECONDS,
+        )
+
+    def show_connections(self, connections: Connections) -> None:
+        """From then on; without sockets of our own there are none."""
+        self._registry.register(_Collected(lambda: _connection_families(connections)))
+
+    def show_shares(self, shares: Shares) -> None:
+        self._registry.register(_Collected(lambda: [_share_family(shares)]))
+
+    def show_bodies(self, memory: BodyMemory) -> None:
+        self._registry.register(_Collected(lambda: _body_families(memory)))
+
+    def observe(self, scope: Scope, status: int, seconds: float) -> None:
+        """status 0: the client left before it was answered."""
+        route = scope.get("route")
+        path = getattr(route, "path", "other")
+        method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
+        self._requests.labels(method, path, str(status or "none")).inc()
+        self._seconds.labels(path).observe(seconds)
+
+
+class _Collected(Collector):
+    """Families that are made when somebody asks."""
+
+    def __init__(self, make: Callable[[], Iterable[Family]]):
+        self._make = make
+
+    def collect(self) -> Iterable[Family]:
+        return self._make()
+
+
+def _connection_families(connections: Connections) -> list[Family]:
+    now = GaugeMetricFamily("tensorwright_http_connections", "Open connections.", labels=["state"])
+    now.add_metric(["served"], connections.served)
+    now.add_metric(["waiting"], connections.open - connections.served)
+    closed = CounterMetricFamily(
+        "tensorwright_http_connections_closed_total", "Closed early, by reason.", labels=["reason"]
+    )
+    for reason in CLOSED_EARLY:
+        closed.add_metric([reason], connections.closed[reason])
+    return [now, closed]
+
+
+def _body_families(memory: BodyMemory) -> list[Family]:
+    held = GaugeMetricFamily("tensorwright_http_body_bytes", "Of bodies on their way, beyond 64 KiB of each.")
+    held.add_metric([], memory.held)
+    refused = CounterMetricFamily("tensorwright_http_bodies_refused_total", "Bodies that there was no room for.")
+    refused.add_metric([], memory.refused)
+    return [held, refused]
+
+
+def _share_family(shares: Shares) -> Family:
+    family = GaugeMetricFamily("tensorwright_http_key_requests", "Under way, by number of the key.", labels=["key"])
+    for number, count in shares.of_keys():
+        family.add_metric([str(number)], count)
+    return family
+
+
+class Exposition:
+    """One registry of its own for a server's engines. Requests that end are counted as they end, the rest is read when
+    somebody asks."""
+
+    def __init__(self, engines: EngineRegistry, pools: Iterable[WorkPool] = ()):
+        self._registry = CollectorRegistry()
+        self._registry.register(_EngineCollector(engines))
+        self._registry.register(_PoolCollector(pools))
+        self.http = HttpMetrics(self._registry)
+        ended = _EndedRequests(self._registry)
+        for name, llm in engines.items():
+            llm.add_observer(RequestObserver(partial(ended.record, name)))
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _EndedRequests:
+    """What is counted as requests end. Engines refer to it, so it refers to none: else nobody could drop one."""
+
+    def __init__(self, registry: CollectorRegistry):
+        self._series = {metric: _make(metric, registry) for metric in metrics.OBSERVED}
+
+    def record(self, model: str, sample: Sample) -> None:
+        series = self._series[sample.metric].labels(model, *(value for _, value in sample.labels))
+        if isinstance(series, Histogram):
+            series.observe(sample.value)
+        else:
+            series.inc(sample.value)
+
+
+def _make(metric: Metric, registry: CollectorRegistry) -> Histogram | Counter:
+    names = ("model", *metric.labels)
+    if metric.kind == "histogram":
+        return Histogram(metric.name, metric.help, names, registry=registry, buckets=metric.buckets)
+    return Counter(metric.name, metric.help, names, registry=registry)
+
+
+class _PoolCollector(Collector):
+    """Reads the pools of threads at the moment it is asked."""
+
+    def __init__(self, pools: Iterable[WorkPool]):
+        self._pools = tuple(pools)
+
+    def collect(self) -> Iterable[Family]:
+        names = ("pool",)
+        waiting = GaugeMetricFamily("tensorwright_pool_jobs_waiting", "Jobs that wait for a thread.", labels=names)
+        running = GaugeMetricFamily("tensorwright_pool_jobs_running", "Jobs that threads work on.", labels=names)
+        oldest = GaugeMetricFamily("tensorwright_pool_oldest_seconds", "Age of the oldest of these.", labels=names)
+        refused = CounterMetricFamily("tensorwright_pool_refused_total", "Jobs answered 429.", labels=names)
+        for pool in self._pools:
+            state = pool.state()
+            waiting.add_metric([pool.name], state.waiting)
+            running.add_metric([pool.name], state.running)
+            oldest.add_metric([pool.name], state.oldest)
+            refused.add_metric([pool.name], state.refused)
+        return waiting, running, oldest, refused
+
+
+class _EngineCollector(Collector):
+    """Reads every engine's stats at the moment it is asked."""
+
+    def __init__(self, engines: EngineRegistry):
+        self._engines = engines
+
+    def collect(self) -> Iterable[Family]:
+        families: dict[Metric, CounterMetricFamily | GaugeMetricFamily] = {
+            metric: self._family(metric) for metric in metrics.GAUGES_AND_TOTALS
+        }
+        for name, llm in self._engines.items():
+            for sample in _samples(llm):
+                values = [name, *(value for _, value in sample.labels)]
+                families[sample.metric].add_metric(values, sample.value)
+        return families.values()
+
+    @staticmethod
+    def _family(metric: Metric) -> CounterMetricFamily | GaugeMetricFamily:
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        return kind(metric.name, metric.help, labels=("model", *metric.labels))
+
+
+def _samples(llm: LLM) -> Iterator[Sample]:
+    try:
+        stats = llm.get_stats()
+    except EngineStoppedError:  # it was shut down
+        stats = None
+    return metrics.engine_samples(stats, llm.running)

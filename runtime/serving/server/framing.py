@@ -1,0 +1,81 @@
+"""How one HTTP request is framed, held against bounds: its head, its chunks, and what is neither of them.
+
+The parser takes any number of bytes and headers for a head, any extension of a chunk and any trailer, and a chunk may
+hold one byte. Each costs work before anybody is asked for a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tensorwright.runtime.serving.server.errors import ApiError
+
+MOST_HEAD = 64 << 10  # bytes of a request's line and headers
+MOST_HEADERS = 100  # each guard looks through all of them
+FREE_CHUNKS, LEAST_CHUNK = 1000, 64  # after so many chunks of a body, bytes that they must have on average
+MOST_EXTRA, EXTRA_PER_CHUNK = 16 << 10, 16  # bytes of a body that are neither content nor, per chunk, its size
+TOO_LARGE = "headers_too_large"
+
+
+class FramingError(Exception):
+    """answer: what the client is told; the connection cannot be used any more."""
+
+    def __init__(self, answer: ApiError):
+        super().__init__(answer.message)
+        self.answer = answer
+
+
+class Framing:
+    """Counts one request after the other."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A request begins."""
+        self.in_head = True
+        self._wire = self._content = self._chunks = self._headers = 0
+
+    def count_header(self) -> None:
+        """Another header has come."""
+        self._headers += 1
+        if self._headers > MOST_HEADERS:
+            raise _bad(f"a request must have at most {MOST_HEADERS} headers", 431, TOO_LARGE)
+
+    def end_head(self, version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """The head is complete. headers: their names are in small letters. RFC 9112 asks for most of this: 3.2 for one
+        Host, 6.1 for codings."""
+        if version not in ("1.0", "1.1"):
+            raise _bad(f"HTTP/1.1 is spoken here, got HTTP/{version}", 505)
+        hosts = sum(name == b"host" for name, _ in headers)
+        if hosts > 1 or (version == "1.1" and not hosts):
+            raise _bad(f"a request must have one Host header, got {hosts}")
+        codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]
+        if codings and (codings != [b"chunked"] or version != "1.1"):
+            raise _bad('Transfer-Encoding must be "chunked", of HTTP/1.1')
+        if codings and any(name == b"content-length" for name, _ in headers):
+            raise _bad("a request must not have both Content-Length and Transfer-Encoding")
+        self.in_head = False
+        self._wire = 0
+
+    def count_wire(self, size: int) -> None:
+        """So many bytes came, whatever they were."""
+        self._wire += size
+        if self.in_head and self._wire > MOST_HEAD:
+            raise _bad(f"the request's line and headers must have at most {MOST_HEAD} bytes", 431, TOO_LARGE)
+        if not self.in_head and self._wire - self._content > MOST_EXTRA + EXTRA_PER_CHUNK * self._chunks:
+            raise _bad("the extensions of chunks and the trailers are too long")
+
+    def count_content(self, size: int) -> None:
+        """So many bytes of them were the body's."""
+        self._content += size
+
+    def count_chunk(self) -> None:
+        """Another chunk begins."""
+        self._chunks += 1
+        if self._chunks > FREE_CHUNKS and self._content < LEAST_CHUNK * (self._chunks - 1):
+            raise _bad(f"more than {FREE_CHUNKS} chunks of a body must have {LEAST_CHUNK} bytes on average")
+
+
+def _bad(message: str, status: int = 400, code: str | None = None) -> FramingError:
+    return FramingError(ApiError(status, message, code=code, headers={"connection": "close"}))

@@ -1,0 +1,56 @@
+"""For those who watch a server: is it alive, does it take requests, what does it do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import State
+
+from tensorwright.runtime.serving.server.errors import ApiError
+from tensorwright.runtime.serving.server.pools import client_of
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """Answers as long as the process does."""
+    return {"status": "ok"}
+
+
+@router.get(
+    "/ready",
+    responses={503: {"description": "Draining, or an engine stopped or is stalled, or a pool of threads is stuck."}},
+)
+async def ready(request: Request) -> Response:
+    """200 while every engine runs and ends its steps, the threads get on with their work, and the server is not
+    draining."""
+    state = request.app.state
+    troubles = "; ".join(_troubles(state))
+    if troubles:
+        return ApiError(503, troubles, "service_unavailable_error", None, "not_ready").response()
+    return JSONResponse({"status": "ready", "models": list(state.engines)})
+
+
+def _troubles(state: State) -> Iterator[str]:
+    """All reasons for which this server is not ready."""
+    if state.lifecycle.draining:
+        yield "draining"
+    if stopped := [name for name, llm in state.engines.items() if not llm.running]:
+        yield f"stopped engines: {', '.join(stopped)}"
+    limit = state.options.max_stall_seconds
+    if stalled := [name for name, llm in state.engines.items() if llm.running and llm.stalled_seconds > limit]:
+        yield f"stalled engines: {', '.join(stalled)}"
+    if stuck := state.pools.stuck():
+        yield f"stuck pools of threads: {', '.join(stuck)}"
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """In Prometheus' text format."""
+    state = request.app.state  # in a thread, for reading may wait for an engine's step
+    text = await state.pools.other.run(state.exposition.text, client=client_of(request.scope))
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

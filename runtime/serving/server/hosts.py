@@ -1,0 +1,90 @@
+"""Who asks whom: the names by which this server is known, and the addresses that count as one client.
+
+The Host header: a page of another site can have its own name point at 127.0.0.1 (DNS rebinding), and then ask and
+read as if it were ours: its requests still carry that name.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tensorwright.runtime.serving.server.errors import ApiError
+
+LOCAL = "localhost"
+_HEADER = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]{1,253})(:[0-9]{1,5})?")
+
+
+def is_loopback(host: str) -> bool:
+    """Of "localhost" and of addresses as 127.0.0.1 and ::1."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == LOCAL
+
+
+def is_host(text: str) -> bool:
+    """Of a name or an address as it may be allowed: without port, IPv6 with or without brackets."""
+    found = _HEADER.fullmatch(text.lower())
+    return (found is not None and found[2] is None) or ":" in _plain(text)
+
+
+def _plain(host: str) -> str:
+    """As hosts are compared: what is no address stays a name; a colon is left in addresses alone."""
+    bare = host.lower().removeprefix("[").removesuffix("]")
+    try:
+        return str(ipaddress.ip_address(bare))
+    except ValueError:
+        return bare.removesuffix(".").replace(":", "")
+
+
+def address_of(scope: Scope) -> str:
+    """Of a request's client, as `one_client` has it; "" where the server in front tells of none."""
+    client = scope.get("client")
+    return one_client(client[0]) if client else ""
+
+
+def one_client(address: str) -> str:
+    """What counts as one client: an address of IPv4, also where IPv6 carries it; of IPv6 the network of 64 bits, for
+    who has one of its addresses has all of them. What is no address stays as it is."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if found.version == 4:
+        return str(found)
+    return str(found.ipv4_mapped or ipaddress.ip_network((int(found), 64), strict=False))
+
+
+class HostGuard:
+    """Refuses requests whose Host header is none of `allowed` nor, with local, an address of this machine alone."""
+
+    def __init__(self, app: ASGIApp, allowed: Iterable[str], local: bool):
+        self._app = app
+        self._allowed = {_plain(host) for host in allowed}
+        self._local = local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        header = Headers(scope=scope).get("host") if scope["type"] == "http" else None
+        if header is None or self._admits(header):  # without one it comes from no browser
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(
+            421,
+            "this server is not known by the name in the Host header: whoever runs it can allow it with "
+            "--allowed-host NAME",
+            code="host_not_allowed",
+            headers={"connection": "close"},
+        )
+        await error.response()(scope, receive, send)
+
+    def _admits(self, header: str) -> bool:
+        found = _HEADER.fullmatch(header.lower())
+        if found is None:
+            return False
+        host = _plain(found[1])
+        return host in self._allowed or (self._local and is_loopback(host))

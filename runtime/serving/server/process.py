@@ -1,0 +1,131 @@
+"""Runs the application on its socket until a signal ends it, the requests under way first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from tensorwright.command import EXIT_INTERRUPTED
+from tensorwright.runtime.serving.server.acceptor import Acceptor
+from tensorwright.runtime.serving.server.connection import LINGER_SECONDS, Connection
+from tensorwright.runtime.serving.server.connections import Connections, Place
+from tensorwright.runtime.serving.server.listen import Listen
+
+logger = logging.getLogger("tensorwright.server")
+FLUSH = 5  # seconds that written answers have to reach their clients in, at the end
+
+
+def serve(app: FastAPI, listen: Listen, bound: socket.socket, announce: Callable[[], None]) -> None:
+    """Returns when SIGTERM or SIGINT came and requests have finished, or drain_timeout has passed. A second signal ends
+    at once, with KeyboardInterrupt. announce: called when connections are taken."""
+    connections = Connections(listen.max_connections, listen.max_connections_per_address, app.state.options.retry_after)
+    app.state.exposition.http.show_connections(connections)
+    server = _Server(_config(app, listen), listen, connections, announce)
+    drain = _Drain(server, app, listen.drain_timeout)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, drain.on_signal)
+        await server.serve(sockets=[bound])
+
+    asyncio.run(main())
+    if drain.signals > 1:
+        raise KeyboardInterrupt("a second signal came before the requests had finished")
+
+
+def _config(app: FastAPI, listen: Listen) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=listen.keep_alive,  # type: ignore[arg-type]  # seconds of loop.call_later
+        timeout_graceful_shutdown=FLUSH,
+        ssl_certfile=listen.tls_cert,
+        ssl_keyfile=listen.tls_key,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Connections are taken by Acceptor, and signals are ours; see _Drain."""
+
+    def __init__(self, config: uvicorn.Config, listen: Listen, connections: Connections, announce: Callable[[], None]):
+        super().__init__(config)
+        self._listen = listen
+        self._connections = connections
+        self._announce = announce
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise RuntimeError("the application did not start; the log says why")
+        assert sockets is not None
+        tls, patience = self.config.ssl, self._listen.header_timeout
+        self.servers = [
+            Acceptor(bound, self._connections, self._connection, tls, patience, LINGER_SECONDS)  # type: ignore[misc]
+            for bound in sockets
+        ]
+        for acceptor in self.servers:
+            acceptor.start()  # type: ignore[attr-defined]
+        self.started = True
+        self._announce()
+
+    def _connection(self, place: Place) -> Connection:
+        return Connection(
+            self._listen,
+            self._connections,
+            place,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+
+
+class _Drain:
+    """First signal: /ready says no, new requests are refused, those under way finish. Second: the end. Third: should
+    even that hang, the process goes."""
+
+    def __init__(self, server: uvicorn.Server, app: FastAPI, timeout: float):
+        self.signals = 0
+        self._server = server
+        self._state = app.state
+        self._timeout = timeout
+        self._task: asyncio.Task[None] | None = None
+
+    def on_signal(self) -> None:
+        self.signals += 1
+        if self.signals == 1:
+            self._task = asyncio.get_running_loop().create_task(self._drain())
+        elif self.signals == 2:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # tells of each task that is cancelled
+            self._server.should_exit = self._server.force_exit = True
+        else:
+            os._exit(EXIT_INTERRUPTED)
+
+    async def _drain(self) -> None:
+        lifecycle = self._state.lifecycle
+        lifecycle.draining = True
+        logger.info("draining", extra={"facts": {"in_flight": lifecycle.in_flight, "seconds": self._timeout}})
+        if not await lifecycle.wait_idle(self._timeout):
+            logger.warning("requests are ended", extra={"facts": {"in_flight": lifecycle.in_flight}})
+            for llm in self._state.engines.values():
+                await asyncio.to_thread(llm.shutdown)  # its requests end with an error, which clients get
+            await lifecycle.wait_idle(FLUSH)
+        self._server.should_exit = True

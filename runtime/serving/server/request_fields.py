@@ -1,0 +1,159 @@
+"""What the bodies of completions and chat completions have in common.
+
+Unknown fields are refused by their name, and so is what OpenAI's API has and this server has not: such fields take null
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from tensorwright.runtime.base import request_bounds as bounds
+from tensorwright.runtime.base.parameter_checks import weigh
+
+
+class StrictModel(BaseModel):
+    """A body or a part of one: no unknown fields, and no numbers in quotes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, value: Any) -> Any:
+        """Each unknown key would be an error of its own."""
+        return at_most(bounds.BODY_KEYS, "keys")(value) if isinstance(value, dict) else value
+
+
+def at_most(most: int, what: str) -> Callable[[Any], Any]:
+    """A check that comes before all others: of a dict's length. what: its parts, in the plural."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            details = {"most": most, "what": what, "came": len(value)}
+            raise PydanticCustomError("too_long", "there must be at most {most} {what}, got {came}", details)
+        return value
+
+    return check
+
+
+def _light_schema(value: Any) -> Any:
+    if isinstance(value, dict) and not weigh(value, bounds.GRAMMAR_LENGTH, characters=True):
+        raise PydanticCustomError(
+            "too_long", "a schema must have at most {most} characters", {"most": bounds.GRAMMAR_LENGTH}
+        )
+    return value
+
+
+# Of what is a text or else something more: errors then tell of the one that was meant. Places leave out what is in <>.
+TEXT, OTHER = Tag("<text>"), Tag("<other>")
+TEXT_OR_OTHER = Discriminator(lambda value: (TEXT if isinstance(value, str) else OTHER).tag)
+
+Name = Annotated[str, Field(max_length=bounds.NAME_LENGTH)]
+Grammar = Annotated[str, Field(max_length=bounds.GRAMMAR_LENGTH)]
+SchemaText = Annotated[str, Field(max_length=bounds.SCHEMA_LENGTH)]
+Schema = Annotated[dict[str, Any], BeforeValidator(_light_schema)]
+StopText = Annotated[str, Field(max_length=bounds.STOP_LENGTH)]
+Stops = Annotated[
+    Annotated[StopText, TEXT] | Annotated[list[StopText], Field(max_length=bounds.STOP_STRINGS, fail_fast=True), OTHER],
+    TEXT_OR_OTHER,
+]
+BadWord = Annotated[str, Field(max_length=bounds.BAD_WORD_LENGTH)]
+Biases = Annotated[
+    dict[str, float],
+    Field(max_length=bounds.BODY_LOGIT_BIASES),
+    BeforeValidator(at_most(bounds.BODY_LOGIT_BIASES, "entries")),
+]
+Penalty = Annotated[float, Field(ge=bounds.PENALTIES[0], le=bounds.PENALTIES[1])]
+RepetitionPenalty = Annotated[float, Field(ge=bounds.REPETITION_PENALTIES[0], le=bounds.REPETITION_PENALTIES[1])]
+
+
+def _refuse(value: Any, info: ValidationInfo) -> Any:
+    if value is not None:
+        raise PydanticCustomError(
+            "unsupported_field", "{name} is not supported by this server: leave it out", {"name": str(info.field_name)}
+        )
+    return value
+
+
+Refused = Annotated[None, BeforeValidator(_refuse), Field(description="Not supported: null, or left out.")]
+
+
+class StreamOptions(StrictModel):
+    """include_usage: one more event, before the last, with the tokens of the whole request."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+
+
+class JsonSchema(StrictModel):
+    """The schema always holds, whatever strict says."""
+
+    name: Name
+    description: str | None = None
+    schema_: Schema = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    """What the text must be: anything, a JSON object, or what json_schema admits."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class SamplingFields(StrictModel):
+    """Where a field is null or left out, the default of SamplingParams holds, which is OpenAI's. Before that come the
+    model's own for temperature, top_p, top_k, min_p, repetition_penalty and the length of a chat's answer, if its
+    generation_config.json names them and the server was not started with --generation-config neutral.
+
+    model: may be left out where there is one alone. priority: higher ones start first; the server says how high it may
+    be (--max-priority). cache_salt: requests share the prefix cache with those of the same salt; left out, with those
+    of the same key. user: taken and not used.
+    guided_*: at most one of them and response_format; guided_whitespace_pattern says what stands between the parts of
+    JSON.
+    """
+
+    model: Name | None = None
+    n: int | None = Field(None, ge=1, le=bounds.COMPLETIONS)
+    temperature: float | None = Field(None, ge=0, le=bounds.TEMPERATURES[1])
+    top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Biases | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=bounds.MAX_SEED)
+    stop: Stops | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: Name | None = None
+
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=bounds.STOP_TOKEN_IDS, fail_fast=True)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=bounds.BAD_WORDS, fail_fast=True)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=1, lt=2**31)
+    priority: int | None = Field(None, gt=-(2**31), lt=2**31)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=bounds.SALT_LENGTH)] | None = None
+    guided_json: Annotated[Annotated[SchemaText, TEXT] | Annotated[Schema, OTHER], TEXT_OR_OTHER] | None = None
+    guided_regex: Grammar | None = None
+    guided_choice: Annotated[list[Grammar], Field(max_length=bounds.GRAMMAR_CHOICES, fail_fast=True)] | None = None
+    guided_grammar: Grammar | None = None
+    guided_whitespace_pattern: Grammar | None = None

@@ -1,0 +1,151 @@
+"""The requests of the engine that one HTTP request stands for: started and waited for together, and aborted as soon as
+nobody listens any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from pydantic import BaseModel
+from starlette.types import Receive
+
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.guided.compile_queue import on_behalf_of
+from tensorwright.runtime.requests.async_requests import RequestHandle
+from tensorwright.runtime.requests.outputs import RequestOutput
+from tensorwright.runtime.requests.prompts import Prompt
+from tensorwright.runtime.requests.request_news import RequestNews
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.serving.server.deadline import Deadline
+from tensorwright.runtime.serving.server.pools import client_of
+from tensorwright.runtime.serving.server.responses import CachedTokens, Usage
+
+T = TypeVar("T")
+CLIENT_CLOSED = 499  # nobody reads it but our own log
+
+
+class ClientGone(Exception):
+    """Whoever asked has hung up."""
+
+
+async def start_all(
+    request: Request, llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams
+) -> list[RequestHandle]:
+    """In a thread, for a long prompt takes long to tokenize and a grammar to compile. All are started, or none goes on.
+    ClientGone if the client leaves before. The body is not counted from then on: what the engine takes is bounded."""
+    pools = request.app.state.pools
+    pool = pools.text if llm.engine.vocabulary_reader.knows(params.guided_decoding) else pools.grammar
+    deadline = getattr(request.state, "deadline", None)
+    client = client_of(request.scope)
+    starting = pool.run(_start, llm, make_prompts, params, deadline, client, client=client, late=abort_all)
+    handles = await unless_gone(starting, request.receive)
+    if deadline is not None:
+        deadline.leave_to_engine()
+    request.state.held_body.close()
+    return handles
+
+
+def _start(
+    llm: LLM,
+    make_prompts: Callable[[], Sequence[Prompt]],
+    params: SamplingParams,
+    deadline: Deadline | None,
+    client: str,
+) -> list[RequestHandle]:
+    handles: list[RequestHandle] = []
+    try:
+        with on_behalf_of(client):
+            for prompt in make_prompts():
+                bounded = params if deadline is None else deadline.bound(params)
+                handles.append(llm.generate_async(prompt, bounded))
+    except BaseException:
+        abort_all(handles)
+        raise
+    return handles
+
+
+async def write_answer(request: Request, make: Callable[[], BaseModel]) -> Response:
+    """An answer in one piece. make: runs in a thread, as does what makes JSON of it."""
+    pool = request.app.state.pools.answers
+    text = await pool.run(lambda: make().model_dump_json(), client=client_of(request.scope))
+    return Response(text, media_type="application/json")
+
+
+def abort_all(handles: Sequence[RequestHandle]) -> None:
+    for handle in handles:
+        handle.abort()
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(working: Awaitable[T], receive: Receive) -> T:
+    """The result of what is waited for, cancelled if nobody waits any longer; ClientGone if the client left."""
+    result = asyncio.ensure_future(working)
+    leaving = asyncio.ensure_future(wait_for_disconnect(receive))
+    try:
+        either: set[asyncio.Future[Any]] = {result, leaving}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            raise ClientGone
+        return result.result()
+    finally:
+        result.cancel()
+        leaving.cancel()
+        await asyncio.gather(result, leaving, return_exceptions=True)
+
+
+async def finish_all(handles: Sequence[RequestHandle], receive: Receive) -> list[RequestOutput]:
+    """Waits for all; the first error aborts the others and is raised. ClientGone if the client does not wait."""
+    try:
+        return await unless_gone(asyncio.gather(*handles), receive)
+    finally:
+        abort_all(handles)
+
+
+async def follow_all(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """(number of the handle, what is new of its output), as they come, until all have finished; an error of any is
+    raised. RequestNews says what is in them.
+
+    What is new while the reader is slow comes together, so nothing piles up.
+    """
+    news: asyncio.Queue[tuple[int, RequestOutput] | BaseException] = asyncio.Queue(maxsize=1)
+
+    async def follow(number: int, handle: RequestHandle) -> None:
+        try:
+            async for output in RequestNews(handle):
+                await news.put((number, output))
+        except Exception as error:
+            await news.put(error)
+
+    tasks = [asyncio.ensure_future(follow(number, handle)) for number, handle in enumerate(handles)]
+    try:
+        left = len(tasks)
+        while left:
+            item = await news.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+            left -= item[1].finished
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def count_usage(outputs: Sequence[RequestOutput], generated: bool = True) -> Usage:
+    """generated: whether what was generated is part of the answer."""
+    prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs) if generated else 0
+    cached = sum(output.metrics.cached_tokens for output in outputs)
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        prompt_tokens_details=CachedTokens(cached_tokens=cached),
+    )

@@ -1,0 +1,97 @@
+"""The fields of a request as SamplingParams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.requests.generation_defaults import without_length
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.serving.server.chat_request import ChatCompletionRequest
+from tensorwright.runtime.serving.server.completion_request import CompletionRequest
+from tensorwright.runtime.serving.server.request_fields import SamplingFields
+
+SAME_NAME = (
+    "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "stop", "top_k", "min_p",
+    "repetition_penalty", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "include_stop_str_in_output",
+    "skip_special_tokens", "truncate_prompt_tokens", "priority", "cache_salt",
+)  # fmt: skip
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+
+
+def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams:
+    """defaults: of the engine, by field of SamplingParams. A length is not taken from them: OpenAI's is 16, as in vLLM.
+    Raises InvalidRequestError."""
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise InvalidRequestError(
+            f"best_of must be n ({request.n or 1}) or left out, for completions are not ranked, got {request.best_of}"
+        )
+    if request.only_scores and not request.echo:
+        raise InvalidRequestError("max_tokens must be at least 1, or 0 with echo to score a prompt, got 0 without echo")
+    fields = _common(request)
+    if request.max_tokens is not None:
+        fields["max_tokens"] = max(1, request.max_tokens)  # a token that only_scores leaves out again
+    if request.logprobs is not None:
+        fields["logprobs"] = request.logprobs
+        if request.echo:
+            fields["prompt_logprobs"] = request.logprobs
+    return SamplingParams(**{**without_length(defaults), **fields})
+
+
+def chat_params(request: ChatCompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams:
+    """defaults: of the engine, by field of SamplingParams. Raises InvalidRequestError."""
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequestError("top_logprobs must come with logprobs: true")
+    fields = _common(request)
+    lengths = {length for length in (request.max_tokens, request.max_completion_tokens) if length is not None}
+    if len(lengths) > 1:
+        raise InvalidRequestError(
+            f"max_tokens ({request.max_tokens}) and max_completion_tokens ({request.max_completion_tokens}) are names "
+            "of the same: give one"
+        )
+    fields["max_tokens"] = lengths.pop() if lengths else defaults.get("max_tokens")
+    if request.logprobs:
+        fields["logprobs"] = request.top_logprobs or 0
+    return SamplingParams(**{**defaults, **fields})
+
+
+def _common(request: SamplingFields) -> dict[str, Any]:
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequestError("stream_options must come with stream: true")
+    fields = {name: value for name in SAME_NAME if (value := getattr(request, name)) is not None}
+    if request.seed is not None:
+        fields["seed"] = request.seed % 2**64  # OpenAI's are signed
+    if request.logit_bias is not None:
+        fields["logit_bias"] = {_token_id(token): bias for token, bias in request.logit_bias.items()}
+    guided = _guided(request)
+    if request.guided_whitespace_pattern is not None:
+        if not guided:
+            raise InvalidRequestError("guided_whitespace_pattern must come with guided_json or response_format")
+        guided["whitespace_pattern"] = request.guided_whitespace_pattern
+    if guided:
+        from tensorwright.runtime.guided.params import GuidedDecodingParams
+
+        fields["guided_decoding"] = GuidedDecodingParams(**guided)
+    return fields
+
+
+def _token_id(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        raise InvalidRequestError(f"logit_bias must have token ids as its keys, got {text!r:.40}")
+    return int(text)
+
+
+def _guided(request: SamplingFields) -> dict[str, Any]:
+    """The one keyword of GuidedDecodingParams that the request asks for, if any."""
+    asked = {name: value for name in GUIDED if (value := getattr(request, name)) is not None}
+    form = request.response_format
+    if form is not None and (form.type == "json_schema") != (form.json_schema is not None):
+        raise InvalidRequestError("response_format must have json_schema if, and only if, its type is json_schema")
+    if form is not None and form.type != "text":
+        asked["response_format"] = form
+    if len(asked) > 1:
+        raise InvalidRequestError(f"only one of {' and '.join(asked)} can shape the output: give one")
+    if "response_format" in asked:
+        return {"json_object": True} if form.json_schema is None else {"json": form.json_schema.schema_}  # type: ignore[union-attr]
+    return {GUIDED[name]: value for name, value in asked.items()}

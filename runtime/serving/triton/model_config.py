@@ -1,0 +1,65 @@
+"""A model's configuration: as the text of config.pbtxt, and as what Triton asks the model to complete."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tensorwright.runtime.serving.triton.interfaces import interface_of
+from tensorwright.runtime.serving.triton.tensors import Tensor
+
+
+def config_text(
+    name: str, backend: str, max_batch_size: int, parameters: Mapping[str, str], decoupled: bool = True
+) -> str:
+    """config.pbtxt. max_batch_size: most prompts of one request; 0: tensors have no batch dimension."""
+    interface = interface_of(parameters.get("interface", "both"))
+    lines = [
+        "# Written by `tensorwright triton-repo`. The parameters may be edited; docs: docs/triton.md.",
+        f"name: {_quoted(name)}",
+        f"backend: {_quoted(backend)}",
+        f"max_batch_size: {max_batch_size}",
+        f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
+        "instance_group [ { count: 1, kind: KIND_CPU } ]",
+    ]
+    lines += [
+        f"parameters {{ key: {_quoted(key)}, value: {{ string_value: {_quoted(value)} }} }}"
+        for key, value in parameters.items()
+    ]
+    lines += [_tensor_text("input", tensor) for tensor in interface.inputs]
+    lines += [_tensor_text("output", tensor) for tensor in interface.outputs]
+    return "\n".join(lines) + "\n"
+
+
+def complete(config: Any) -> Any:
+    """config: Triton's ModelConfig object. Adds the interface's tensors where config.pbtxt names none, and the
+    decoupled mode where it does not say."""
+    known = config.as_dict()
+    parameters = known.get("parameters", {})
+    name = parameters.get("interface", {}).get("string_value", "both")
+    interface = interface_of(name)
+    if not known.get("input"):
+        for tensor in interface.inputs:
+            config.add_input(_tensor_dict(tensor) | {"optional": not tensor.required})
+    if not known.get("output"):
+        for tensor in interface.outputs:
+            config.add_output(_tensor_dict(tensor))
+    if "model_transaction_policy" not in known:
+        config.set_model_transaction_policy({"decoupled": True})
+    return config
+
+
+def _tensor_dict(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "data_type": f"TYPE_{tensor.dtype}", "dims": list(tensor.dims)}
+
+
+def _tensor_text(kind: str, tensor: Tensor) -> str:
+    optional = ", optional: true" if kind == "input" and not tensor.required else ""
+    dims = ", ".join(map(str, tensor.dims))
+    return f"{kind} {{ name: {_quoted(tensor.name)}, data_type: TYPE_{tensor.dtype}, dims: [ {dims} ]{optional} }}"
+
+
+def _quoted(text: str) -> str:
+    """As protobuf's text format reads it, which knows JSON's escapes of ASCII but not its \\u; UTF-8 stays as it is."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,184 @@
+"""What of a request's output goes into which response: the part of the mapping that all interfaces share.
+
+A request gives one response per completion (when it is finished), or with streaming one per completion and change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensorwright.runtime.requests.outputs import CompletionOutput, RequestOutput
+from tensorwright.runtime.requests.prompts import Prompt
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.serving.triton.perf import perf_outputs
+from tensorwright.runtime.serving.triton.tensors import Row, Tensor, tensors
+
+OUTPUTS: tuple[Tensor, ...] = (
+    *tensors("FP32", "cum_log_probs", (-1,)),
+    *tensors("FP32", "output_log_probs", (-1, -1)),
+    *tensors(
+        "INT32",
+        "batch_index sequence_index kv_cache_alloc_new_blocks kv_cache_reused_blocks kv_cache_alloc_total_blocks",
+    ),
+    *tensors("INT64", "arrival_time_ns first_scheduled_time_ns first_token_time_ns last_token_time_ns"),
+    *tensors("FP32", "acceptance_rate"),
+    *tensors("INT32", "total_accepted_draft_tokens total_draft_tokens num_input_tokens num_output_tokens"),
+    *tensors("STRING", "finish_reason", (-1,)),
+)
+"""Of the text and the token interface."""
+# Texts have no batch dimension in TensorRT-LLM's responses either: there are as many as prompts.
+_UNBATCHED = {"text_output", "finish_reason", "stop_reason"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is new of one completion: since its last response, or all if it is the only one.
+
+    text: as its request is to be told, see Asked.whole_text. logprobs: of the new tokens. made: tokens of this
+    completion so far. longest: those of the request's longest.
+    """
+
+    output: RequestOutput
+    completion: CompletionOutput
+    text: str
+    logprobs: list[float]
+    made: int
+    longest: int
+    block_size: int
+
+
+@dataclass
+class Asked:
+    """How one prompt's output is to be answered. write: a part as the interface's tensors. pad: the token id that fills
+    up its tokens beside those of longer prompts in one response. whole_text: of a stream, each response has all the
+    text so far."""
+
+    stream: bool
+    write: Callable[[Asked, Part], dict[str, np.ndarray]]
+    echo: bool = False
+    log_probs: bool = False
+    perf: bool = False
+    finish_reason: bool = False
+    input_count: bool = False
+    output_count: bool = False
+    stop_reason: bool = False
+    pad: int = 0
+    whole_text: bool = False
+
+    def outputs(self) -> tuple[bool, ...]:
+        """What decides which tensors there are."""
+        flags = (self.log_probs, self.perf, self.finish_reason, self.stop_reason)
+        return (*flags, self.input_count, self.output_count)
+
+    @classmethod
+    def of(cls, row: Row, stream: bool, exclude_input: bool, write: Callable[[Asked, Part], Any]) -> Asked:
+        """From the inputs that the text and the token interface share. A stream never repeats the prompt."""
+        return cls(
+            stream,
+            write,
+            echo=not stream and not row.flag("exclude_input_in_output", exclude_input),
+            log_probs=row.flag("return_log_probs"),
+            perf=row.flag("return_perf_metrics"),
+            finish_reason=row.flag("return_finish_reason"),
+            input_count=row.flag("return_num_input_tokens"),
+            output_count=row.flag("return_num_output_tokens"),
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt of a Triton request, ready for LLM.generate_async. inputs: as by_input takes them."""
+
+    prompt: Prompt
+    params: SamplingParams
+    asked: Asked
+    inputs: Mapping[str, str]
+
+
+class Reply:
+    """Of one prompt's request, which is read by RequestNews. batch_index: None unless the request holds several
+    prompts. batched: tensors have a batch dimension in front, of 1."""
+
+    def __init__(self, job: Job, batch_index: int | None, block_size: int, batched: bool):
+        self.streams = job.asked.stream
+        self.pad = job.asked.pad
+        self._batched = batched
+        self._asked = job.asked
+        self._batch_index = batch_index
+        self._block_size = block_size
+        self._made = [0] * job.params.n  # tokens
+        self._texts = [""] * job.params.n  # so far, if each response has all of it
+        self._done: set[int] = set()
+
+    def responses(self, output: RequestOutput) -> Iterator[dict[str, np.ndarray]]:
+        """Tensors of every response that is due. output: what is new; of a reply that does not stream all, once."""
+        for completion in output.outputs:
+            self._made[completion.index] += len(completion.token_ids)
+        for completion in output.outputs:
+            finished = completion.finish_reason is not None
+            if completion.index in self._done or not (finished or (self.streams and completion.token_ids)):
+                continue
+            if finished:
+                self._done.add(completion.index)
+            yield self._tensors(self._part(output, completion))
+
+    def _part(self, output: RequestOutput, completion: CompletionOutput) -> Part:
+        index, text = completion.index, completion.text
+        if self._asked.whole_text:
+            text = self._texts[index] = self._texts[index] + text
+        tables = completion.logprobs or []
+        chosen = [table[token].logprob for token, table in zip(completion.token_ids, tables, strict=False)]
+        return Part(output, completion, text, chosen, self._made[index], max(self._made), self._block_size)
+
+    def _tensors(self, part: Part) -> dict[str, np.ndarray]:
+        result = self._asked.write(self._asked, part)
+        if self._batch_index is not None:
+            result["batch_index"] = np.array([self._batch_index], np.int32)
+        if len(part.output.outputs) > 1:
+            result["sequence_index"] = np.array([part.completion.index], np.int32)
+        front = {name for name in result if name not in _UNBATCHED} if self._batched else ()
+        return {name: value[np.newaxis] if name in front else value for name, value in result.items()}
+
+
+def shared_outputs(asked: Asked, part: Part) -> dict[str, np.ndarray]:
+    """The tensors that the text and the token interface have in common."""
+    result: dict[str, np.ndarray] = {}
+    if asked.log_probs:
+        result["cum_log_probs"] = np.array([part.completion.cumulative_logprob or 0.0], np.float32)  # [beams]
+        result["output_log_probs"] = np.array([part.logprobs], np.float32)  # [beams, tokens]
+    if asked.finish_reason:
+        result["finish_reason"] = text_array(part.completion.finish_reason or "")
+    if asked.input_count:
+        result["num_input_tokens"] = np.array([len(part.output.prompt_token_ids)], np.int32)
+    if asked.output_count:
+        result["num_output_tokens"] = np.array([part.made], np.int32)
+    if asked.perf and part.completion.finish_reason is not None:
+        result |= perf_outputs(part.output, part.made, part.longest, part.block_size)
+    return result
+
+
+def join(answers: Sequence[Mapping[str, np.ndarray]], pads: Sequence[int]) -> dict[str, np.ndarray]:
+    """One response of several prompts' responses, one after the other along the first dimension. Shorter ones are
+    filled up at their end: tokens with the prompt's own pad, the rest with 0."""
+    result = {}
+    for name in answers[0]:
+        values = [answer[name] for answer in answers]
+        most = max(value.shape[-1] for value in values)
+        fills = pads if name == "output_ids" else [0] * len(values)
+        result[name] = np.concatenate([_widened(value, most, fill) for value, fill in zip(values, fills, strict=True)])
+    return result
+
+
+def _widened(value: np.ndarray, size: int, fill: int) -> np.ndarray:
+    """The last dimension filled up to `size`."""
+    widths = [(0, 0)] * (value.ndim - 1) + [(0, size - value.shape[-1])]
+    return np.pad(value, widths, constant_values=fill) if size > value.shape[-1] else value
+
+
+def text_array(text: str) -> np.ndarray:
+    """[1]. Texts have no batch dimension in any of TensorRT-LLM's responses; clients take as_numpy(name)[0]."""
+    return np.array([text.encode("utf-8")], np.object_)

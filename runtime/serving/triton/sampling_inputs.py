@@ -1,0 +1,115 @@
+"""Inputs that the text and the token interface share, as TensorRT-LLM's models name them, into SamplingParams.
+
+A request is greedy unless top_k or top_p asks for sampling, as TensorRT-LLM has it: temperature alone changes nothing.
+Where the model has defaults that say how tokens are drawn, they hold instead; then temperature 0 or top_k 1 is greedy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.base.parameter_checks import shown
+from tensorwright.runtime.requests.generation_defaults import shapes_distribution, without_length
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.runtime.serving.triton.refusals import REFUSED_COMMON, check_refused
+from tensorwright.runtime.serving.triton.tensors import Row, Tensor, tensors
+
+INPUTS: tuple[Tensor, ...] = (
+    *tensors("INT32", "num_return_sequences end_id pad_id min_tokens beam_width"),
+    *tensors("FP32", "temperature repetition_penalty presence_penalty frequency_penalty"),
+    *tensors("UINT64", "seed"),
+    *tensors(
+        "BOOL",
+        "return_log_probs return_perf_metrics return_num_input_tokens return_num_output_tokens "
+        "exclude_input_in_output stop return_finish_reason",
+    ),
+    *tensors("INT32", "priority"),
+    *tensors("FP32", "timeout"),
+    *tensors("STRING", "guided_decoding_guide_type guided_decoding_guide guided_decoding_whitespace_pattern"),
+    *REFUSED_COMMON,
+)
+"""return_finish_reason, priority, timeout (seconds) and guided_decoding_whitespace_pattern are ours."""
+
+_FIELD = re.compile(r"(?:SamplingParams: )?(\w+) ")
+_GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
+
+
+@contextmanager
+def by_input(inputs: Mapping[str, str]) -> Iterator[None]:
+    """An error inside that begins with a field of SamplingParams names the client's input too. inputs: by field, of
+    fields that have another name than their input."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        field = _FIELD.match(str(error))
+        if field is None or field[1] not in inputs:
+            raise
+        raise type(error)(f"input {inputs[field[1]]!r}: {error}") from error
+
+
+def optional_token(row: Row, name: str, vocab_size: int | None = None) -> int | None:
+    """-1 stands for none, as clients send it. vocab_size: None if it need be no token of the model's."""
+    token = row.integer(name)
+    if token is None or token == -1:
+        return None
+    if token < 0 or (vocab_size is not None and token >= vocab_size):
+        below = "" if vocab_size is None else f" below {vocab_size}"
+        raise InvalidRequestError(f"input {name!r} must be a token id{below}, or -1 for none, got {token}")
+    return token
+
+
+def sampling_fields(
+    row: Row, top_k_name: str, top_p_name: str, defaults: Mapping[str, Any], vocab_size: int
+) -> dict[str, Any]:
+    """Keywords of SamplingParams, without the number of tokens and the words. defaults: those of the model."""
+    check_refused(row)
+    fields: dict[str, Any] = {"n": row.integer("num_return_sequences"), "seed": row.integer("seed")}
+    for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "timeout"):
+        fields[name] = row.number(name)
+    for name in ("min_tokens", "priority"):
+        fields[name] = row.integer(name)
+    heat = row.number("temperature")
+    if shapes_distribution(defaults):
+        fields |= {"temperature": heat, "top_k": row.integer(top_k_name), "top_p": row.number(top_p_name) or None}
+    else:
+        fields |= _distribution(row.integer(top_k_name), row.number(top_p_name), heat)
+    if (end := optional_token(row, "end_id", vocab_size)) is not None:
+        fields["stop_token_ids"], fields["ignore_eos"] = [end], True
+    optional_token(row, "pad_id")  # a text is not filled up
+    if row.flag("return_log_probs"):
+        fields["logprobs"] = 0  # the sampled tokens' own
+    if (guide := _guide(row)) is not None:
+        fields["guided_decoding"] = guide
+    return without_length(defaults) | {name: value for name, value in fields.items() if value is not None}
+
+
+def _distribution(top_k: int | None, top_p: float | None, temperature: float | None) -> dict[str, Any]:
+    if not top_k and not top_p:
+        SamplingParams(temperature=1.0 if temperature is None else temperature)  # no effect, but not anything either
+        return {"temperature": 0.0}
+    return {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p or None}
+
+
+def _guide(row: Row) -> Any:
+    kind, guide = row.text("guided_decoding_guide_type"), row.text("guided_decoding_guide")
+    blanks = row.text("guided_decoding_whitespace_pattern")
+    if not kind:
+        for name, value in (("guide", guide), ("whitespace_pattern", blanks)):
+            if value:
+                raise InvalidRequestError(f"input 'guided_decoding_{name}' needs 'guided_decoding_guide_type'")
+        return None
+    if kind != "json" and kind not in _GUIDES:
+        known = ", ".join(["json", *_GUIDES])
+        raise InvalidRequestError(f"input 'guided_decoding_guide_type' must be one of {known}, got {shown(kind)}")
+    if kind != "json" and not guide:
+        raise InvalidRequestError(f"input 'guided_decoding_guide' is required by guide type {kind!r} and was not sent")
+    from tensorwright.runtime.guided.params import GuidedDecodingParams
+
+    if kind == "json":
+        return GuidedDecodingParams(json_object=True, whitespace_pattern=blanks)
+    texts: dict[str, Any] = {_GUIDES[kind]: guide}
+    return GuidedDecodingParams(**texts, whitespace_pattern=blanks)

@@ -1,0 +1,112 @@
+"""The tritonserver out of the nvidia-pytriton wheel, in a virtual environment of its own, and whether it can run here.
+
+`make triton-venv` makes that environment: the server's embedded Python needs numpy 1, and tensorwright beside it.
+`make triton-serve REPO=...` starts this module: the server with what it needs to find its parts, on loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from tensorwright.command import run_command
+from tensorwright.errors import InvalidOptionError, MissingDependencyError
+
+# What a machine without a GPU needs, and an end that waits for requests; anything given replaces it.
+_USUAL = (
+    "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1", "--exit-timeout-secs=60",
+    "--pinned-memory-pool-byte-size=0", "--allow-gpu-metrics=false",
+)  # fmt: skip
+
+
+class ServerVenv:
+    """The virtual environment in which the server runs. `problem`: why it cannot, or None."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.problem: str | None = None
+        self.environment: dict[str, str] = {}
+        said = path / "unavailable"
+        python = path / "bin" / "python"
+        if said.is_file():
+            self.problem = said.read_text().strip()
+        elif not python.exists():
+            self.problem = f"{path} is not there; `make triton-venv` makes it"
+        else:
+            self._look_at(python)
+
+    def _look_at(self, python: Path) -> None:
+        asked = "import sys, sysconfig as s; print('%d.%d' % sys.version_info[:2], s.get_path('purelib'), sep='\\n')"
+        asked += "; print(s.get_config_var('LIBDIR'))"
+        version, packages, libraries = subprocess.check_output([python, "-c", asked], text=True).splitlines()
+        self.root = Path(packages) / "pytriton" / "tritonserver"
+        self.server = self.root / "bin" / "tritonserver"
+        self.backends = self.root / "backends"
+        if not self.server.exists():
+            self.problem = f"{self.path} holds no tritonserver; remove it, then `make triton-venv`"
+            return
+        stub = self.backends / "python" / "triton_python_backend_stub"
+        stubs = self.root / "python_backend_stubs" / version / stub.name
+        if not stub.exists() and not stubs.exists():
+            self.problem = f"nvidia-pytriton has no stub for Python {version}, only for {_names(stubs.parent.parent)}"
+            return
+        if not stub.exists():
+            shutil.copy(stubs, stub)
+        self._find_libpython(stub, version, Path(libraries))
+
+    def _find_libpython(self, stub: Path, version: str, libraries: Path) -> None:
+        """The stub embeds libpython: that of the environment's own Python, else one that the loader knows."""
+        name = f"libpython{version}.so.1.0"
+        environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+        environment["PATH"] = (
+            f"{self.path / 'bin'}:{os.environ['PATH']}"  # the stub's interpreter takes its prefix here
+        )
+        # The wheel's own libraries are found by the programs where they are, and not where links lead to them.
+        paths = [self.root.parents[1] / "nvidia_pytriton.libs", libraries if (libraries / name).exists() else None]
+        environment["LD_LIBRARY_PATH"] = ":".join(str(path) for path in paths if path)
+        missing = [
+            line.split(" =>")[0].strip()
+            for program in (stub, self.server)
+            for line in subprocess.run(
+                ["ldd", program], env=environment, text=True, capture_output=True, check=True
+            ).stdout.splitlines()
+            if "not found" in line
+        ]
+        if missing:
+            self.problem = (
+                f"tritonserver needs {', '.join(sorted(set(missing)))}, which is neither in {libraries} nor known"
+            )
+            self.problem += f" to the loader; on Debian: apt install libpython{version}"
+        self.environment = environment
+
+
+def _names(folder: Path) -> str:
+    return ", ".join(sorted(each.name for each in folder.iterdir())) if folder.is_dir() else "none"
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("venv")
+@click.argument("repository")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def serve(venv: str, repository: str, arguments: tuple[str, ...]) -> NoReturn:
+    """Become the tritonserver of VENV, serving the models of REPOSITORY. ARGUMENTS are the server's own."""
+    models = Path(repository).expanduser().absolute()
+    if not models.is_dir():
+        raise InvalidOptionError(f"{repository}: no such model repository; write one with: tensorwright triton-repo")
+    found = ServerVenv(Path(venv).absolute())
+    if found.problem:
+        raise MissingDependencyError(f"there is no tritonserver: {found.problem}")
+    given = {argument.partition("=")[0] for argument in arguments}
+    usual = [text for text in (*_USUAL, f"--backend-directory={found.backends}") if text.partition("=")[0] not in given]
+    os.chdir(models)  # the working folder is on the embedded Python's path, where a checkout would hide the package
+    command = [str(found.server), f"--model-repository={models}", *usual, *arguments]
+    os.execve(found.server, command, found.environment)
+
+
+if __name__ == "__main__":
+    run_command(serve, None, "tritonserver")

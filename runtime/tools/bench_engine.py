@@ -1,0 +1,157 @@
+"""Runs made-up requests through the served engine and notes when each token arrived."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tensorwright import errors
+from tensorwright.errors import EngineStoppedError, InvalidOptionError
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.engine.memory import parse_size
+from tensorwright.runtime.requests.prompts import CheckedRequest
+from tensorwright.runtime.requests.sampling_params import SamplingParams
+
+POLL = 0.5  # seconds that one wait lasts at most
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked of the engine. A round is what is submitted at once; warmup: rounds that are not measured."""
+
+    input_len: int
+    output_len: int
+    batch_size: int
+    requests: int
+    warmup: int
+    seed: int
+    threads: int | None
+    kv_cache_memory: str | None
+    max_num_tokens: int | None
+
+    def check(self, engine: EngineDir) -> None:
+        for name in ("input_len", "output_len", "batch_size", "requests", "max_num_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise InvalidOptionError(f"{_option(name)} must be positive, got {getattr(self, name)}")
+        for name in ("warmup", "seed"):
+            if getattr(self, name) < 0:
+                raise InvalidOptionError(f"{_option(name)} must not be negative, got {getattr(self, name)}")
+        if self.input_len + self.output_len > engine.max_seq_len:
+            raise InvalidOptionError(
+                f"--input-len and --output-len together must be at most the engine's max_seq_len "
+                f"{engine.max_seq_len}, got {self.input_len} + {self.output_len}: lower one, or build the engine "
+                "with a larger --max-seq-len"
+            )
+
+    def prompts(self, engine: EngineDir, count: int, part: int = 0) -> list[np.ndarray]:
+        """Random ids, the same for the same seed and part."""
+        rng = np.random.default_rng([self.seed, part])
+        return [rng.integers(0, engine.vocab_size, self.input_len, dtype=np.int32) for _ in range(count)]
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+@dataclass
+class Trace:
+    """When a request was submitted and when each of its tokens was there, in seconds of one clock."""
+
+    submitted: float
+    tokens: list[float] = field(default_factory=list)
+
+    @property
+    def first(self) -> float:
+        return self.tokens[0] - self.submitted
+
+    @property
+    def per_token(self) -> float:
+        """Mean over the tokens after the first; 0 if there is none."""
+        return (self.tokens[-1] - self.tokens[0]) / max(1, len(self.tokens) - 1)
+
+    @property
+    def gaps(self) -> list[float]:
+        return np.diff(self.tokens).tolist()
+
+    @property
+    def whole(self) -> float:
+        return self.tokens[-1] - self.submitted
+
+
+class BenchEngine:
+    """A running engine without prefix cache: every prompt is computed. Close it, or use it as a context manager."""
+
+    def __init__(self, engine: EngineDir, load: Load, queue: int):
+        """queue: requests submitted at once."""
+        asked = None if load.kv_cache_memory is None else parse_size(load.kv_cache_memory)
+        batch, tokens = load.batch_size, load.max_num_tokens
+        if tokens is not None or batch > native.DEFAULT_LIMITS["max_num_tokens"]:
+            tokens = max(tokens or 0, batch)
+        options = native.RuntimeOptions(
+            kv_cache_bytes=asked or 0,
+            max_batch_size=batch,
+            max_num_tokens=tokens,
+            max_prefill_chunk=None,
+            max_prompt_logprob_rows=1,
+            threads=load.threads,
+            load="map",
+            enable_prefix_caching=False,
+            max_queue_size=queue,
+        )
+        params = SamplingParams(max_tokens=load.output_len, ignore_eos=True, detokenize=False)
+        self._request = CheckedRequest(None, [], params, load.output_len, [])
+        self._native, self.options = native.start_engine(engine, options, asked)
+        self._next_id = 1
+
+    def run(self, prompts: Sequence[np.ndarray]) -> list[Trace]:
+        """Submits all at once and waits for all. Greedy, and no end before the last token."""
+        sampling = native.make_sampling(self._request, [])
+        traces: dict[int, Trace] = {}
+        alive = set()
+        for prompt in prompts:
+            request, self._next_id = self._next_id, self._next_id + 1
+            traces[request] = Trace(time.perf_counter())
+            self._native.submit(request, prompt, sampling)
+            alive.add(request)
+        while alive:
+            events = self._native.wait_events(POLL)
+            now = time.perf_counter()
+            if not events and self._native.stopped:
+                raise EngineStoppedError(f"the engine stopped with {len(alive)} requests alive")
+            for event in events:
+                traces[event.request_id].tokens += [now] * len(event.tokens)
+                if event.finish:
+                    _check_end(event)
+                    alive.discard(event.request_id)
+        return list(traces.values())
+
+    def profiled(self, prompts: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Runs them and returns what the steps took, as `LLM.get_profile` does."""
+        self._native.profile(True)
+        self.run(prompts)
+        self._native.profile(False)
+        return native.read_profile(self._native)
+
+    def stats(self) -> dict[str, Any]:
+        return dict(self._native.stats())
+
+    def close(self) -> None:
+        self._native.shutdown(False, 30.0)
+
+    def __enter__(self) -> BenchEngine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _check_end(event: Any) -> None:
+    if event.finish == "error":
+        raise getattr(errors, event.error_type, errors.TensorwrightError)(event.error)
+    if event.finish != "length":
+        raise EngineStoppedError(f"a request of the benchmark ended early: {event.finish}")

@@ -1,0 +1,60 @@
+"""What this machine can do at most, measured, and how near to it an op of the engine came.
+
+The roofline of an op is the time that its bytes or its arithmetic need at the ceilings, whichever is longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorwright.runtime.engine import native
+
+REPEATS = 32  # rounds of a millisecond or two each; the best counts, so that a busy moment does not
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Rates per second with so many threads: bytes read from memory, and operations (a multiply-add counts two).
+
+    bfloat16 is None where the processor has no bf16 dot product: its kernels then compute in float32.
+    """
+
+    threads: int
+    read: float
+    float32: float
+    bfloat16: float | None
+    int8: float
+
+    def peak(self, op: str, dtype: str) -> float:
+        """Operations per second that an op of an engine of this dtype can reach."""
+        if op == "quantized_matmul":
+            return self.int8
+        if op in ("matmul", "paged_attention") and dtype == "bfloat16":
+            return self.bfloat16 or self.float32
+        return self.float32
+
+    def ideal_seconds(self, op: str, dtype: str, bytes_moved: float, operations: float) -> float:
+        return max(bytes_moved / self.read, operations / self.peak(op, dtype))
+
+
+def measure_ceilings(threads: int) -> Ceilings:
+    """Takes less than a second; nothing else should run. IsaError where the processor lacks AVX2."""
+    runtime = native.load_module()
+
+    def rate(what: str) -> float:
+        return float(runtime.ceiling(what, threads, REPEATS))
+
+    bfloat16 = rate("bfloat16") if runtime.cpu_features()["avx512_bf16"] else None
+    return Ceilings(threads, rate("read"), rate("float32"), bfloat16, rate("int8"))
+
+
+def figures(ceilings: Ceilings) -> str:
+    """For people."""
+    rates = {"int8": ceilings.int8, "bf16": ceilings.bfloat16, "fp32": ceilings.float32}
+    peaks = [f"{name} {rate / 1e9:.0f} GOP/s" for name, rate in rates.items() if rate is not None]
+    return ", ".join([f"read {ceilings.read / 1e9:.1f} GB/s", *peaks])
+
+
+def describe(ceilings: Ceilings) -> str:
+    """One line of what a command measured."""
+    return f"ceilings measured at the start with {ceilings.threads} threads: {figures(ceilings)}"

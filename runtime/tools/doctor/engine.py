@@ -1,0 +1,101 @@
+"""Whether an engine can run here: every check that opening it makes, one by one, so that all that is wrong is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from tensorwright.errors import TensorwrightError
+from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.engine.targets import ONNX_PROVIDER, TARGETS
+from tensorwright.runtime.requests.generation_defaults import sampling_defaults
+
+Check = Callable[[], object]
+NO_TOKENIZER = (
+    "no tokenizer: it takes and gives token ids only (LLM, and Triton's token interface), and tensorwright serve "
+    "refuses it; build it from a checkpoint with a tokenizer (a build without says why on standard error)"
+)
+
+
+def examine_engine(path: str) -> dict[str, Any]:
+    """target, runs (whether it can), facts of it, problems: the error's type and its text, which has the remedy, and
+    warnings: what it cannot do for lack of something, as texts."""
+    try:
+        engine = open_engine(path, read_tokenizer=True)
+    except TensorwrightError as error:
+        told: dict[str, Any] = {"facts": {}, "problems": [_problem(error)], "warnings": []}
+        return {"path": path, "target": None, "runs": False, **told}
+    problems = []
+    of_all: list[Check] = [partial(sampling_defaults, engine, "model")]
+    for check in chain(CHECKS[engine.target](engine), of_all):  # one by one: later ones need what earlier ones found
+        try:
+            check()
+        except TensorwrightError as error:
+            problems.append(_problem(error))
+    facts = {
+        "dtype": engine.dtype,
+        "max_seq_len": engine.max_seq_len,
+        "built_by": engine.config["tensorwright_version"],
+    }
+    with suppress(TensorwrightError):  # a check has told it
+        facts |= TARGETS[engine.target].describe(engine)
+    told = {"facts": facts, "problems": problems, "warnings": [NO_TOKENIZER] if engine.tokenizer is None else []}
+    return {"path": path, "target": engine.target, "runs": not problems, **told}
+
+
+def _problem(error: TensorwrightError) -> dict[str, str]:
+    return {"type": type(error).__name__, "message": str(error)}
+
+
+def _cpu_checks(engine: EngineDir) -> Iterator[Check]:
+    from tensorwright.runtime.engine import native
+    from tensorwright.runtime.engine.memory import default_kv_bytes
+
+    yield native.dispatch_choices  # the compiled runtime loads, and TENSORWRIGHT_ISA is one it has
+    yield lambda: default_kv_bytes(engine, 1)
+    yield lambda: native.create_executor(engine, 1)
+
+
+def _onnx_checks(engine: EngineDir) -> Iterator[Check]:
+    from tensorwright.runtime.engine.memory import default_kv_bytes
+    from tensorwright.runtime.engine.onnx.executor import OnnxExecutor
+
+    provider = os.environ.get(ONNX_PROVIDER, "cpu")
+    yield lambda: default_kv_bytes(engine, 1)
+    yield lambda: OnnxExecutor(engine, threads=1, provider=provider).close()
+
+
+def _tensorrt_checks(engine: EngineDir) -> Iterator[Check]:
+    from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, Manifest
+    from tensorwright.runtime.engine.tensorrt.cuda import Cuda, load_driver
+    from tensorwright.runtime.engine.tensorrt.executor import read_manifest
+    from tensorwright.runtime.engine.tensorrt.library import check_device, check_version, load_bindings
+
+    found: list[Manifest] = []
+    yield lambda: found.append(read_manifest(engine))
+    if not found:
+        return  # nothing to hold this machine against
+    (manifest,), path = found, engine.path / ENGINE_FILE
+
+    def ask_device() -> None:
+        cuda = Cuda(load_driver(manifest.flavour))
+        try:
+            check_device(cuda, manifest, path)
+        finally:
+            cuda.close()
+
+    yield lambda: check_version(load_bindings(manifest.flavour), manifest, path)
+    yield ask_device
+
+
+CHECKS: dict[str, Callable[[EngineDir], Iterator[Check]]] = {
+    "cpu": _cpu_checks,
+    "onnx": _onnx_checks,
+    "tensorrt": _tensorrt_checks,
+    "tensorrt-rtx": _tensorrt_checks,
+}
+"""By target."""

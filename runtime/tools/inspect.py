@@ -1,0 +1,135 @@
+"""What `tensorwright inspect` shows: the engine's facts, its passes, its sizes, its record, this machine's kernels."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tensorwright.engine_format.checksums import REMEDY
+from tensorwright.errors import EngineError, reason
+from tensorwright.json_text import read_json
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.engine.memory import format_size
+from tensorwright.runtime.engine.targets import TARGETS
+from tensorwright.runtime.requests.generation_defaults import named_defaults
+
+
+def describe(engine: EngineDir) -> dict[str, Any]:
+    """config.json and what the checks and this machine add to it; plain data for --json."""
+    return {
+        "path": str(engine.path),
+        **engine.config,
+        "target_facts": TARGETS[engine.target].describe(engine),
+        "sampling_defaults": named_defaults(engine),
+        "files": {name: entry.size for name, entry in engine.files.items()},
+        "total_bytes": sum(entry.size for entry in engine.files.values()),
+        "kernels": native.dispatch_choices() if engine.target == "cpu" else [],
+        "build_report": _build_report(engine),
+    }
+
+
+def _build_report(engine: EngineDir) -> dict[str, Any] | None:
+    """build-report.json: not part of the engine's identity, so it may be missing and is not checksummed."""
+    path = engine.path / "build-report.json"
+    try:
+        return read_json(path.read_bytes()) if path.exists() else None
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"{path}: cannot be read ({reason(error)}); remove it, the engine does not need it"
+        ) from error
+
+
+def show(facts: dict[str, Any], console: Console) -> None:
+    """Prints `describe`'s facts for people."""
+    head = {"engine": facts["path"], "target": facts["target"], "dtype": facts["dtype"]}
+    built = {"built by": f"tensorwright {facts['tensorwright_version']}", "size": format_size(facts["total_bytes"])}
+    _show_pairs(
+        console, "Engine", head | _formats(facts) | built | facts["limits"] | _target_facts(facts["target_facts"])
+    )
+    _show_pairs(console, "Model", facts["model"])
+    _show_pairs(console, "Sampling", facts["sampling_defaults"] or {"defaults": "neutral, the model names none"})
+    _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
+    _show_pairs(console, "Files", {name: format_size(size) for name, size in facts["files"].items()})
+    if facts["quantization"] is not None:
+        _show_quantization(console, facts["quantization"], facts["accuracy"])
+    accuracy = {name: value for name, value in (facts["accuracy"] or {}).items() if name != "output_errors"}
+    _show_pairs(console, "Accuracy", accuracy or {"not measured": "build with --accuracy quick or full"})
+    kernels = {}
+    for choice in facts["kernels"]:
+        refused = "; ".join(choice["refused"])
+        kernels[choice["family"]] = choice["taken"] + (f"   (refused: {refused})" if refused else "")
+    if kernels:
+        _show_pairs(console, "Kernels on this machine", kernels)
+
+
+def _show_quantization(console: Console, record: dict[str, Any], accuracy: dict[str, Any] | None) -> None:
+    try:
+        pairs = _quantization_pairs(record, accuracy)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise EngineError(
+            f"config.json: its record of quantization is not as this version writes it ({error!r:.200}); {REMEDY}"
+        ) from error
+    _show_pairs(console, "Quantized weights", pairs)
+
+
+def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None) -> dict[str, Any]:
+    """Formats and bits; relative errors by kind of matrix: the mean over the layers and the worst layer."""
+    pairs: dict[str, Any] = {"formats": record["spec"]}
+    if record["tied"]:
+        pairs["tied"] = "embedding and lm_head are one matrix of the checkpoint, stored once for each format"
+    pairs["bits per weight"] = {role: bits for role, bits in record["bits_per_weight"].items() if bits is not None}
+    pairs["error of weights"] = {name: _spread(row) for name, row in record["weight_errors"].items()}
+    if accuracy is not None:
+        pairs["error of outputs"] = {name: _spread(row) for name, row in accuracy["output_errors"].items()}
+    return pairs
+
+
+def _spread(row: list[float | None]) -> str:
+    """Of one value per layer, some of which may be absent."""
+    values = [(value, layer) for layer, value in enumerate(row) if value is not None]
+    if not values:
+        return "not a number"
+    mean, (worst, layer) = sum(value for value, _ in values) / len(values), max(values)
+    return f"{mean:.3g}" if len(row) == 1 else f"{mean:.3g}, at most {worst:.3g} (layer {layer})"
+
+
+def _formats(facts: dict[str, Any]) -> dict[str, str]:
+    """The cache's type; engines of before there was a choice say nothing of it."""
+    asked = facts["build_options"].get("kv_cache_dtype", "auto")
+    return {"kv cache": facts["dtype"] if asked == "auto" else asked}
+
+
+def _target_facts(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if value != [] else "the library's defaults" for name, value in facts.items()}
+
+
+def _show_pairs(console: Console, title: str, pairs: dict[str, Any]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _flat(pairs):
+        table.add_row(Text(f"  {name}"), Text(value))  # a plain text would be read as markup
+    console.print(table)
+    console.print()
+
+
+def _flat(pairs: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested tables as dotted names."""
+    rows: list[tuple[str, str]] = []
+    for name, value in pairs.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", _text(value)))
+    return rows
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)

@@ -1,0 +1,124 @@
+"""Where the time of an engine's steps went: sums by op and by module, of prefill and decode apart.
+
+Steps are told apart by their shape: several tokens of each sequence (prefill), one of each (decode), some of either
+(mixed: prompts that came while others were answered).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tensorwright.runtime.tools.ceilings import Ceilings
+
+PHASES = ("prefill", "decode", "mixed")
+_LAYER = re.compile(r"(?:^|.*?\.)\d+\.")
+
+
+@dataclass(frozen=True)
+class OpSums:
+    """One op, or one op of one module in all layers. ideal_seconds: at the ceilings, of each instruction by itself."""
+
+    op: str
+    module: str  # "" for all
+    calls: int
+    seconds: float
+    bytes: int
+    operations: int
+    ideal_seconds: float
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def operations_per_second(self) -> float:
+        return self.operations / self.seconds if self.seconds else 0.0
+
+    @property
+    def roofline(self) -> float:
+        """More than 1: part of the bytes came from a cache."""
+        return self.ideal_seconds / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class PhaseProfile:
+    """All steps of a phase. ops and modules: the longest first, each adds up to the whole."""
+
+    phase: str
+    steps: int
+    tokens: int
+    seconds: float
+    ops: list[OpSums]
+    modules: list[OpSums]
+
+    @property
+    def roofline(self) -> float:
+        return sum(op.ideal_seconds for op in self.ops) / self.seconds if self.seconds else 0.0
+
+
+def summarise(measured: dict[str, Any], ceilings: Ceilings, dtype: str) -> list[PhaseProfile]:
+    """measured: of `LLM.get_profile`. Phases without a step are left out."""
+    phases = []
+    for name in PHASES:
+        steps = measured[name]["steps"]
+        if steps["steps"] == 0:
+            continue
+        each = [_sums_of(row, ceilings, dtype) for row in measured[name]["instructions"]]
+        ops, modules = _add_up(each, by_module=False), _add_up(each, by_module=True)
+        phases.append(PhaseProfile(name, steps["steps"], steps["tokens"], steps["ns"] * 1e-9, ops, modules))
+    return phases
+
+
+def module_role(path: str) -> str:
+    """What a module is in its layer: model.layers.3.mlp.down_proj -> mlp.down_proj."""
+    return _LAYER.sub("", path) or path
+
+
+def as_dict(phases: list[PhaseProfile], ceilings: Ceilings) -> dict[str, Any]:
+    """Plain data for --json; rates are per second."""
+    return {
+        "ceilings": asdict(ceilings),
+        "phases": {
+            phase.phase: {
+                "steps": phase.steps,
+                "tokens": phase.tokens,
+                "seconds": phase.seconds,
+                "roofline": phase.roofline,
+                "ops": [_sums_as_dict(sums) for sums in phase.ops],
+                "modules": [_sums_as_dict(sums) for sums in phase.modules],
+            }
+            for phase in phases
+        },
+    }
+
+
+def _sums_as_dict(sums: OpSums) -> dict[str, Any]:
+    rates = {name: getattr(sums, name) for name in ("bytes_per_second", "operations_per_second", "roofline")}
+    return {name: value for name, value in asdict(sums).items() if value != ""} | rates
+
+
+def _sums_of(row: dict[str, Any], ceilings: Ceilings, dtype: str) -> OpSums:
+    ideal = ceilings.ideal_seconds(row["op"], dtype, row["bytes"], row["ops"])
+    return OpSums(row["op"], module_role(row["name"]), row["calls"], row["ns"] * 1e-9, row["bytes"], row["ops"], ideal)
+
+
+def _add_up(each: Iterable[OpSums], by_module: bool) -> list[OpSums]:
+    groups: dict[tuple[str, str], list[OpSums]] = {}
+    for sums in each:
+        groups.setdefault((sums.op, sums.module if by_module else ""), []).append(sums)
+    added = [
+        OpSums(
+            op,
+            module,
+            sum(part.calls for part in parts),
+            sum(part.seconds for part in parts),
+            sum(part.bytes for part in parts),
+            sum(part.operations for part in parts),
+            sum(part.ideal_seconds for part in parts),
+        )
+        for (op, module), parts in groups.items()
+    ]
+    return sorted(added, key=lambda sums: -sums.seconds)
