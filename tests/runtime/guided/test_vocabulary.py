@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from support.fake_runtime import FakeEngine, byte_tokenizer, write_engine
+from support.places import ROOT
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
 from tensorwright.runtime.guided import library, vocabulary
@@ -50,7 +51,7 @@ def with_added_tokens() -> tokenizers.Tokenizer:
 
 
 TOKENIZERS = {
-    "pico": lambda: tokenizers.Tokenizer.from_file(str(Path(__file__).parents[2] / "models/pico/tokenizer.json")),
+    "pico": lambda: tokenizers.Tokenizer.from_file(str(ROOT / "models/pico/tokenizer.json")),
     "bytes": with_added_tokens,
     "prepend": lambda: sentencepiece_like(
         normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorrt_rtx as trt
 
+from support.places import TESTS
 from support.recording_driver import RecordingDriver
 from support.tensorrt_step import Module, Step, bounds, make_fields, make_plugin, steps
 from tensorwright.errors import BuildError, EngineError, GraphError, KernelError
@@ -148,7 +149,7 @@ def test_a_running_engine_needs_no_triton(tmp_path: Path) -> None:
         "import sys; sys.modules['triton'] = sys.modules['torch'] = None; from support.tensorrt_step import replay; "
         f"print(replay({str(tmp_path / 'fields')!r}))"
     )
-    environment = {"PYTHONPATH": str(Path(__file__).resolve().parent.parent), "PYTHONSAFEPATH": "1"}
+    environment = {"PYTHONPATH": str(TESTS), "PYTHONSAFEPATH": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == str(len(wanted(step, 80))), done.stderr
 

@@ -2,15 +2,13 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 
+from support.places import ROOT
 from tensorwright.installing import install
 from tensorwright.runtime.tools.doctor import packages
 from tensorwright.runtime.tools.doctor.packages import PACKAGES, examine_packages, numbers
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def requirements() -> dict[tuple[str, str | None], tuple[str, str | None]]:

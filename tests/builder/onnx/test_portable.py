@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,6 +12,7 @@ import pytest
 from tolerances import chain_tolerance
 
 from support.onnx_slots import Slots, write_model
+from support.places import ROOT
 from support.tiny_models import VARIANTS as ALL_VARIANTS
 from tensorwright.builder.emit.onnx.portable import emit_portable
 from tensorwright.builder.emit.onnx.portable_io import describe_io
@@ -80,7 +80,7 @@ def test_greedy_tokens_equal_the_interpreter(case, tmp_path):
 
 
 def test_page_lists_every_family():
-    page = (Path(__file__).parents[2] / "docs" / "onnx.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
     listed = {name: int(count) for name, count in re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.MULTILINE)}
     assert listed == Counter(family for family, _ in ALL_VARIANTS.values())
     assert {ALL_VARIANTS[variant][0] for variant in VARIANTS} == set(listed)

@@ -8,11 +8,11 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from support.places import TESTS
 from support.triton_client import GrpcStream, text_of, tokens_of
 from support.triton_server import TritonServer, wait_for
 from tensorwright import LLM, SamplingParams
@@ -123,7 +123,7 @@ def test_stop_without_an_id_is_refused(server: TritonServer) -> None:
 
 def test_a_client_killed_frees_its_blocks(server: TritonServer) -> None:
     before = aborted(server)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     client = subprocess.Popen(
         [sys.executable, "-P", "-m", "support.triton_leaver", server.grpc, "tensorwright"],
         env=environment, stdout=subprocess.PIPE,

@@ -6,7 +6,6 @@ import gc
 import re
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,6 @@ from tensorwright.errors import (
     TensorwrightError,
 )
 from tensorwright.runtime import _runtime
-
-TESTS = Path(__file__).resolve().parent.parent
 
 
 def prompts(count: int = 24) -> list[list[int]]:

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from support.fake_runtime import engine_config, write_engine
+from support.places import TESTS
 from support.toy_executor import VOCAB, ToyExecutor, options, sampling
 from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, RequestAbortedError
 from tensorwright.runtime import _runtime
 from tensorwright.runtime.engine.targets import TARGETS
-
-TESTS = Path(__file__).resolve().parent.parent
 
 
 def test_shutdown_closes_it_while_a_step_runs_and_requests_wait(start: Any) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from support.fake_cuda import FakeCuda
+from support.places import ROOT
 from tensorwright.errors import MissingDependencyError
 from tensorwright.plugins.gpu.interpret import Memory
 from tensorwright.plugins.rms_norm import launch
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"))
+sys.path.append(str(ROOT / "benchmarks" / "gpu"))
 import gpu_device as gpu
 import int4_gemv
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from support.places import ROOT
 from tensorwright.errors import InvalidOptionError, KernelError
 from tensorwright.plugins.gpu import budget, report
 from tensorwright.plugins.gpu.compile import compile_kernel, import_triton
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu-kernels.md"
+PAGE = ROOT / "docs" / "gpu-kernels.md"
 SHOWN = budget.shown()
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from support.places import ROOT
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.gpu.launch import Tensor
 from tensorwright.runtime.requests.outputs import RequestMetrics
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"))
+sys.path.append(str(ROOT / "benchmarks" / "gpu"))
 import gpu_attention as attention
 import gpu_ceilings as ceilings
 import gpu_engine as engine

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from support.places import ROOT
+
 BUILD = Path(os.environ.get("TENSORWRIGHT_CPP_BUILD", ROOT / "build" / "cpp-tests"))
 QEMU = shutil.which("qemu-x86_64")
 EMULATED = {"Haswell-v4": "avx2", "Nehalem": "scalar"}

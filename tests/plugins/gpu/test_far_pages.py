@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-TESTS = Path(__file__).resolve().parent.parent
+from support.places import TESTS
 
 
 def test_pages_behind_2_31_elements() -> None:

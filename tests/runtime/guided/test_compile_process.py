@@ -18,6 +18,7 @@ import pytest
 from support import hostile_grammars as hostile
 from support.fake_runtime import wait_until
 from support.grammar_process import begin_compiling, children, engine
+from support.places import TESTS
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, TemporarilyUnavailableError
 from tensorwright.runtime.guided import child_link, compile_process, grammar, other_python
@@ -193,7 +194,7 @@ sys.stdin.read()
 
 def test_the_child_goes_when_its_parent_is_killed() -> None:
     """With the fork that compiles, and though another fork of the parent lives on."""
-    folders = [str(Path(__file__).parents[1])]
+    folders = [str(TESTS)]
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from support.places import ROOT
 from tensorwright import errors
 from tensorwright.errors import TensorwrightError, reason
 
-ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("models", "builder", "passes", "plugins", "runtime")
 ROW = re.compile(r"\| `(\w+)` \| (?:`(\w+)`)? ?\| ([12]) \| (.+) \| (.+) \|")
 CLASSES = {
