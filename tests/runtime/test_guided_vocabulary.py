@@ -16,7 +16,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from support.fake_runtime import FakeEngine, byte_tokenizer, write_engine
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
-from tensorwright.runtime.guided import library, vocabulary
+from tensorwright.runtime.guided import library, reader
 from tensorwright.runtime.guided.reader import VocabularyReader
 from tensorwright.runtime.guided.spelling import text_tokenizer, token_bytes
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
@@ -163,7 +163,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             found.append(threading.current_thread().name)
             super().__init__(engine)
 
-    monkeypatch.setattr(vocabulary, "GuidedVocabulary", Counted)
+    monkeypatch.setattr(reader, "GuidedVocabulary", Counted)
     return found
 
 
@@ -199,7 +199,7 @@ def test_no_engine_waits_for_anothers_vocabulary(monkeypatch: pytest.MonkeyPatch
             assert go_on.wait(30)
         return engine
 
-    monkeypatch.setattr(vocabulary, "GuidedVocabulary", read)
+    monkeypatch.setattr(reader, "GuidedVocabulary", read)
     engines: dict[str, Any] = {name: VocabularyReader(name) for name in ("slow", "other")}  # type: ignore[arg-type]
     engines["slow"].start()
     try:
