@@ -11,10 +11,8 @@ from tensorwright.errors import InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
-from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, weight_only_spec
 
-__all__ = ["DTYPES", "PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure", "quantize_spec"]
-DTYPES = ("float32", "float16")
+__all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
 PIPELINE = WEIGHT_ONLY_PIPELINE
 MODEL, DATA, IO = "onnx/model.onnx", "onnx/model.onnx.data", "onnx/io.json"
 
@@ -36,8 +34,6 @@ def check(options: BuildOptions) -> None:
             f"kv_cache_dtype must be auto on target onnx, not {options.kv_cache_dtype}: ONNX Runtime's cache has no "
             "scales for each token and head; leave --kv-cache-dtype out, or build with target cpu"
         )
-    if options.quantize is not None:
-        quantize_spec(options.quantize)
     _require("onnx", "writing an ONNX model")
     if options.accuracy != "none":
         _require("onnxruntime", "measuring its accuracy (--accuracy none leaves that out)")
@@ -46,11 +42,6 @@ def check(options: BuildOptions) -> None:
 def activation_dtype(options: BuildOptions, native: str) -> str:
     """float32, which every provider computes in; it holds bfloat16 and float16 checkpoints exactly."""
     return "float32"
-
-
-def quantize_spec(text: str) -> QuantizeSpec:
-    """int4 and int8 of weights alone; the embedding int8 or none."""
-    return weight_only_spec(text, "onnx")
 
 
 def emit(

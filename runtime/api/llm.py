@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, overload
 
-from tensorwright.engine_format.weight_formats import spelled_out
+from tensorwright.engine_format.dtypes import DTYPES
+from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime.api.llm_tokenizer import LLMTokenizer
 from tensorwright.runtime.api.model_cache import BuildChoices, engine_for_model, open_cached
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine import native
-from tensorwright.runtime.engine.engine_dir import DTYPES, KV_CACHE_DTYPES, EngineDir, is_engine, open_engine
+from tensorwright.runtime.engine.engine_dir import EngineDir, is_engine, open_engine
 from tensorwright.runtime.engine.memory import parse_size
 from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
 from tensorwright.runtime.guided.reader import TIMES, vocabulary_reader
@@ -328,7 +329,7 @@ def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
         raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):
         raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
-    if quantize is not None and spelled_out(quantize) not in map(spelled_out, engine.quantize_names):
+    if quantize is not None and choices.quantize_spec not in engine.quantize_specs:
         built = " or ".join(map(repr, engine.quantize_names))
         built = f"built as {built}" if built else "without quantized weights"
         raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")

@@ -20,7 +20,8 @@ from tensorwright.engine_format.checksums import (
 )
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.engine_format.template_files import read_templates
-from tensorwright.errors import EngineError
+from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
+from tensorwright.errors import EngineError, InvalidOptionError
 from tensorwright.json_text import read_json
 from tensorwright.runtime.base.once import once
 from tensorwright.runtime.text.special_tokens import special_tokens
@@ -28,8 +29,6 @@ from tensorwright.runtime.text.tokenizer import Tokenizer
 
 FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
-DTYPES = ("float32", "float16", "bfloat16")
-KV_CACHE_DTYPES = ("auto", "int8")
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 
 _KEYS: dict[str, type | tuple[type, ...]] = {
@@ -105,6 +104,14 @@ class EngineDir:
         record = self.config["quantization"]
         names = (self.config["build_options"].get("quantize"), record and record.get("spec"))
         return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
+
+    @once
+    def quantize_specs(self) -> tuple[QuantizeSpec, ...]:
+        """The formats that `quantize_names` name. Raises EngineError for a name that this version does not read."""
+        try:
+            return tuple(parse_spec(name) for name in self.quantize_names)
+        except InvalidOptionError as error:
+            raise EngineError(f"{self.path / CONFIG}: {error}; {REMEDY}") from error
 
     @property
     def model(self) -> dict[str, Any]:
