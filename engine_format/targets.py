@@ -22,6 +22,8 @@ class TargetFormat:
     """Types of the activations."""
     weight_formats: tuple[str, ...]
     """Kinds of quantized weights, of `weight_formats.FORMATS`."""
+    shares_prefixes: bool = True
+    """Whether its KV cache has blocks that sequences share."""
 
     def parse_quantize(self, text: str) -> QuantizeSpec:
         """Reads the text of `--quantize` for this target. Raises InvalidOptionError for what the target cannot do."""
@@ -52,6 +54,7 @@ TARGETS: dict[str, TargetFormat] = {
             file_names.ONNX_DATA,
             ("float32", "float16"),
             ("int4", "int8"),
+            shares_prefixes=False,
         ),
         _tensorrt("tensorrt"),
         _tensorrt("tensorrt-rtx"),

@@ -17,7 +17,7 @@ from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, KvLayer
 from tensorwright.ir.parse import parse_graph
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.runtime.engine.engine_dir import open_engine
-from tensorwright.runtime.engine.targets import DEFAULT_LIMITS
+from tensorwright.runtime.engine.options import DEFAULT_LIMITS
 from tensorwright.runtime.engine.tensorrt import executor, library
 
 profiles = pytest.importorskip("tensorwright.builder.emit.tensorrt.profiles")
