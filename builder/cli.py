@@ -18,9 +18,9 @@ from rich.table import Table
 import tensorwright
 from tensorwright.builder.build import BuildResult, build
 from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
-from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.options import ACCURACY, process_start
-from tensorwright.builder.targets import TARGETS
+from tensorwright.builder.process import terminate_as_interrupt
+from tensorwright.builder.target.interface import TARGETS
 from tensorwright.command import run_command
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
 from tensorwright.runtime.engine.memory import format_size

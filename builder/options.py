@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tensorwright.builder.targets import TARGETS, find_target
+from tensorwright.builder.target.interface import TARGETS, find_target
 from tensorwright.engine_format.dtype_names import full_name
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint

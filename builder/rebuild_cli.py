@@ -10,10 +10,10 @@ from rich.console import Console
 
 from tensorwright.builder.cli import progress_bar, show
 from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
-from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.options import process_start
+from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.builder.rebuild import rebuild
-from tensorwright.builder.targets import TARGETS
+from tensorwright.builder.target.interface import TARGETS
 from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
 from tensorwright.runtime.engine.engine_dir import open_engine
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from tensorwright.errors import LoweringError
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.passes.explain import located
-from tensorwright.passes.matcher import describe
-from tensorwright.passes.rewriter import make_node, splice
+from tensorwright.passes.rewriting.explain import located
+from tensorwright.passes.rewriting.matcher import describe
+from tensorwright.passes.rewriting.rewriter import make_node, splice
 from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tensorwright.errors import PassError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.ops import find_spec
-from tensorwright.passes.matcher import describe
+from tensorwright.passes.rewriting.matcher import describe
 
 ALIGNMENT = 64
 BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "int8": 1}

@@ -12,7 +12,7 @@ from typing import Any
 
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node
-from tensorwright.passes.rewriter import make_node, splice
+from tensorwright.passes.rewriting.rewriter import make_node, splice
 from tensorwright.plugins.quantized_matmul.formats import MOST_WHOLE_ROW, QuantizeSpec, WeightFormat, parse_spec
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support.tiny_models import load_eager, make_variant
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.export import trace
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir.interpret import checkpoint_weights, interpret
 from tensorwright.models.checkpoint import open_checkpoint

@@ -11,7 +11,7 @@ from support.harness import EngineSteps, worst
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.export import trace
 from tensorwright.errors import InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.interpret import checkpoint_weights

@@ -16,7 +16,7 @@ from support.made_quantized import (
     row_kernels,
     weight_kernels,
 )
-from tensorwright.builder.targets import TARGETS
+from tensorwright.builder.target.interface import TARGETS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.quantized_matmul import linear, op, quantize
 from tensorwright.plugins.quantized_matmul.formats import FORMATS, OFFERED, parse_format, parse_spec

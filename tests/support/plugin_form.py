@@ -11,9 +11,9 @@ import ml_dtypes
 import numpy as np
 from tolerances import chain_tolerance
 
-from tensorwright.builder.accuracy_interpreter import narrowed
 from tensorwright.builder.emit.onnx.plugin_form import MODEL, emit_plugin_form
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
+from tensorwright.builder.measure.interpreter import narrowed
 from tensorwright.ir import Graph
 from tensorwright.ir.interpret import checkpoint_weights
 from tensorwright.ir.ops import SUMS

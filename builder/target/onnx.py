@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.options import BuildOptions, Phases
-from tensorwright.builder.targets import Emitted, Graphs
+from tensorwright.builder.target.interface import Emitted, Graphs
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
@@ -78,8 +78,8 @@ def emit(
 
 def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
     """The model itself runs a text, on ONNX Runtime's provider for processors."""
-    from tensorwright.builder.accuracy import measure_logits
     from tensorwright.builder.emit.onnx.onnxruntime_logits import PROVIDER, model_logits
+    from tensorwright.builder.measure.accuracy import measure_logits
 
     return measure_logits(
         options.accuracy, checkpoint, graphs.traced, graphs.lowered,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.builder.accuracy_metrics import rounded
 from tensorwright.builder.emit.cpu_weights import WeightTable
+from tensorwright.builder.measure.metrics import rounded
 from tensorwright.ir.graph import Graph, Node
 from tensorwright.models.weights import WeightExpr
 from tensorwright.plugins.quantized_matmul.formats import parse_spec
