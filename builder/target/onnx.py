@@ -57,8 +57,9 @@ def emit(
     writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> Emitted:
     """Writes the model, its weights streamed, and io.json; ONNX's checker reads them back."""
-    from tensorwright.builder.emit.onnx.portable import OPSET, emit_portable
+    from tensorwright.builder.emit.onnx.portable import emit_portable
     from tensorwright.builder.emit.onnx.portable_io import describe_io, slot_bytes
+    from tensorwright.builder.emit.onnx.portable_model import OPSET
 
     facts = report.graph.facts
     with phases.run("plan"):

@@ -10,8 +10,7 @@ import torch
 
 from support.lowered import MemorySource
 from support.pass_graphs import graph_of
-from tensorwright.builder.emit.onnx.plugin_form import emit_plugin_form
-from tensorwright.builder.emit.onnx.plugin_ops import HANDLERS
+from tensorwright.builder.emit.onnx.plugin_form import HANDLERS, emit_plugin_form
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
 from tensorwright.builder.measure.interpreter import narrowed
 from tensorwright.errors import LoweringError
