@@ -13,7 +13,7 @@ from tensorwright.builder.emit import cpu_plan
 from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, OPS, WEIGHT, emit_cpu_plan
 from tensorwright.errors import BuildError, LoweringError
 from tensorwright.ir.ops import find_spec
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 
 
 def parse(data: bytes) -> dict:
@@ -180,7 +180,7 @@ def operand_slots(op: str) -> list[int | None]:
 
 def test_the_tables_of_ops_are_those_of_the_reader() -> None:
     """Numbers, operand counts and attributes of plan.bin, and which result may go over which operand."""
-    reader = {op["number"]: op for op in _runtime.plan_ops()}
+    reader = {op["number"]: op for op in _testing.plan_ops()}
     assert {record.number for record in OPS.values()} == reader.keys()
     for name, record in OPS.items():
         rule, spec = reader[record.number], find_spec(name, "lowered")
@@ -195,4 +195,4 @@ def test_the_tables_of_ops_are_those_of_the_reader() -> None:
             for i, result in itertools.product(range(operands), range(results)):
                 written, over = spec.in_place or (results, ())
                 planned = written < results and written % results == result and slots.index(i) in over
-                assert planned == _runtime.plan_may_share(record.number, operands, i, result), (name, i, result)
+                assert planned == _testing.plan_may_share(record.number, operands, i, result), (name, i, result)

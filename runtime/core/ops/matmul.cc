@@ -1,5 +1,5 @@
 // matmul: y[rows, n] = epilogue(x[rows, k] * w[n, k]^T + bias) + residual.
-#include "plugins/matmul/kernel.h"
+#include "plugins/matmul/kernels.h"
 #include "runtime/core/ops/matmul_tiling.h"
 #include "runtime/core/ops/op.h"
 

@@ -1,5 +1,5 @@
 // quantized_matmul: rows of x to int8 with a scale per group, then y = epilogue(x * w^T + bias) + residual.
-#include "plugins/quantized_matmul/kernel.h"
+#include "plugins/quantized_matmul/kernels.h"
 #include "runtime/core/ops/matmul_tiling.h"
 #include "runtime/core/ops/op.h"
 

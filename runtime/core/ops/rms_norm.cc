@@ -1,4 +1,5 @@
 // rms_norm: y = rms_norm(x) * (w + weight_offset); with a residual, sum = x + residual and y is sum's norm.
+#include "plugins/rms_norm/kernels.h"
 #include "runtime/core/ops/op.h"
 
 namespace tensorwright {

@@ -2,6 +2,7 @@
 // rms_norm kernel; every other column of y is x's.
 #include <cstring>
 
+#include "plugins/rms_norm/kernels.h"
 #include "runtime/core/ops/op.h"
 
 namespace tensorwright {
