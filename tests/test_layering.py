@@ -22,8 +22,8 @@ LEAVES = ("durable", "errors", "installing", "json_text")
 # What a room may import beside itself, `tensorwright` (the version) and LEAVES.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine_format": (),
-    "models": ("engine_format",),
-    "ir": ("engine_format", "models.weights", "plugins.registry", "plugins.paged_attention.cache"),
+    "models": ("engine_format", "ir.weights"),
+    "ir": (),
     "plugins": ("engine_format", "ir"),
     "passes": ("engine_format", "ir", "plugins"),
     "builder": ("engine_format", "models", "ir", "plugins", "passes", "command"),
@@ -196,6 +196,7 @@ MAY_INCLUDE: dict[str, set[str]] = {
     "runtime/core/rows": {"kernels", "runtime/core/base"},
     "runtime/core/plan": {"kernels", *_BASE},
     "runtime/core/ops": {"kernels", *_BASE, "runtime/core/plan"},
+    "instructions": {"kernels", *_BASE, "runtime/core/plan", "runtime/core/ops"},
     "runtime/core/executor": {"kernels", *_BASE, "runtime/core/plan", "runtime/core/ops", "runtime/core/rows"},
     # What follows knows of tensors only what interface/executor.h says.
     "runtime/core/cache": _BASE,
@@ -223,17 +224,15 @@ def includes(path: Path) -> list[tuple[str, str]]:
 
 def layer(path: str) -> str:
     """The layer of a file given by its path from the root."""
-    folder = path.rpartition("/")[0]
-    return "kernels" if folder.startswith("plugins/") else folder
-
-
-# Headers that the bindings of several plugins share.
-SHARED_BINDINGS = {"plugins/matmul/timing.h", "plugins/paged_attention/cache_dtype.h"}
+    folder, _, name = path.rpartition("/")
+    if folder.startswith("plugins/"):
+        return "instructions" if name.startswith("instruction.") else "kernels"
+    return folder
 
 
 def is_binding(name: str) -> bool:
     """Whether a file belongs to a Python module. A plugin's bindings.cc shows its kernels to tests."""
-    return name.startswith("runtime/bindings/") or name.endswith("/bindings.cc") or name in SHARED_BINDINGS
+    return name.startswith("runtime/bindings/") or name.endswith(("/bindings.cc", "/bindings.h"))
 
 
 def test_cpp_layers_include_downwards_only() -> None:

@@ -1,4 +1,6 @@
 // The matmul kernels and the packing of their weights in Python, for tests and benchmarks.
+#include "plugins/matmul/bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -10,7 +12,6 @@
 
 #include "plugins/matmul/kernels.h"
 #include "plugins/matmul/pack.h"
-#include "plugins/matmul/timing.h"
 #include "runtime/bindings/kernel_bindings.h"
 
 namespace nb = nanobind;

@@ -1,4 +1,6 @@
 // The attention kernels in Python, for tests and benchmarks. Pages travel as uint8.
+#include "plugins/paged_attention/bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -12,7 +14,6 @@
 #include <optional>
 #include <thread>
 
-#include "plugins/paged_attention/cache_dtype.h"
 #include "plugins/paged_attention/kernels.h"
 #include "plugins/paged_attention/layout.h"
 #include "runtime/bindings/kernel_bindings.h"

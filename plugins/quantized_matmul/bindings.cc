@@ -1,5 +1,7 @@
 // The quantized matmul kernels in Python, for tests and benchmarks. Weights of 8 bits are dtype 3, of 4 bits
 // dtype 4.
+#include "plugins/matmul/bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -9,7 +11,6 @@
 
 #include <optional>
 
-#include "plugins/matmul/timing.h"
 #include "plugins/quantized_matmul/kernels.h"
 #include "runtime/bindings/kernel_bindings.h"
 #include "runtime/bindings/quantize_weights.h"

@@ -1,4 +1,6 @@
 // The rotary kernels in Python, for tests. Pages travel as uint8.
+#include "plugins/paged_attention/bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -8,7 +10,6 @@
 
 #include <optional>
 
-#include "plugins/paged_attention/cache_dtype.h"
 #include "plugins/paged_attention/layout.h"
 #include "plugins/rotary/kernels.h"
 #include "runtime/bindings/kernel_bindings.h"

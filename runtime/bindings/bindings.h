@@ -21,10 +21,17 @@ void bind_step(nanobind::module_& m);      // the step that an executor written 
 
 LoadMode load_mode(const std::string& name);  // throws Error{"InvalidOptionError"}
 
+// Python types whose parts stand in _runtime.pyi.
+using Facts = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
+using FactsList = nanobind::typed<nanobind::list, Facts>;
+using ProfileTable = FactsList;
+using ProfileSteps =
+    nanobind::typed<nanobind::dict, nanobind::str, nanobind::typed<nanobind::dict, nanobind::str, int>>;
+
 // profile_table returns a dict per instruction; phase is one of kPhaseNames, or "" for the sum over all
 // phases. profile_steps returns a dict per phase.
-nanobind::list profile_table(const Profile& profile, const std::string& phase);
-nanobind::dict profile_steps(const Profile& profile);
+ProfileTable profile_table(const Profile& profile, const std::string& phase);
+ProfileSteps profile_steps(const Profile& profile);
 
 }  // namespace tensorwright
 

@@ -16,9 +16,9 @@ namespace nb = nanobind;
 namespace tensorwright {
 namespace {
 
-nb::dict features() {
+nb::typed<nb::dict, nb::str, bool> features() {
   const CpuFeatures& f = cpu_features();
-  nb::dict d;
+  nb::typed<nb::dict, nb::str, bool> d;
   for (const CpuFeatureName& feature : kCpuFeatureNames) d[feature.name] = f.*(feature.field);
   return d;
 }

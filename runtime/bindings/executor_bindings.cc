@@ -59,9 +59,9 @@ class PyCpuExecutor {
   PyCpuExecutor(const std::string& plan, const std::string& weights, int threads, const std::string& load)
       : executor_(plan, weights, {threads, load_mode(load)}) {}
 
-  nb::dict facts() const {
+  Facts facts() const {
     const ModelFacts& facts = executor_.facts();
-    nb::dict result;
+    Facts result;
     result["vocab_size"] = facts.vocab_size;
     result["max_seq_len"] = facts.max_seq_len;
     result["block_size"] = facts.block_size;
@@ -133,8 +133,8 @@ class PyCpuExecutor {
 
   const Profile& profile() { return executor_.profile(); }
 
-  nb::list dispatch() const {
-    nb::list table;
+  FactsList dispatch() const {
+    FactsList table;
     for (const DispatchChoice& choice : executor_.dispatch()) {
       nb::dict entry;
       entry["family"] = choice.family;
