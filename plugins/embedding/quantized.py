@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, Op, metadata, rows, shared
 from tensorwright.plugins.embedding import op as embedding
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 
 

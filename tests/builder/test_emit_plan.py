@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 
 import pytest
 
 from support.lowered import HIDDEN, INNER, VOCAB, lowered_graph, small_source
+from support.places import ROOT
 from tensorwright.builder.emit import cpu_plan
 from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, WEIGHT, emit_cpu_plan
 from tensorwright.errors import BuildError, LoweringError
@@ -129,12 +129,12 @@ def test_the_same_bytes_twice():
 
 
 def test_the_generated_table_is_that_of_the_records():
-    path = Path(__file__).parents[2] / op_table.PATH
+    path = ROOT / op_table.PATH
     assert path.read_text() == op_table.render(), "run python -m tensorwright.plugins.op_table"
 
 
 def test_the_records_of_the_file_are_those_of_the_header_file():
-    text = (Path(__file__).parents[2] / "runtime" / "core" / "plan" / "plan_format.h").read_text()
+    text = (ROOT / "runtime" / "core" / "plan" / "plan_format.h").read_text()
     sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", text))
     structs = {
         "PlanHeader": HEADER, "KvLayerRecord": KV_LAYER, "BufferRecord": BUFFER, "WeightRecord": WEIGHT,
