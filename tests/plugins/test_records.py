@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from support.pass_graphs import graph_of
-from tensorwright.builder.emit.cpu_plan import INSTRUCTION, emit_cpu_plan
+from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, WEIGHT, emit_cpu_plan
 from tensorwright.errors import GraphError
 from tensorwright.ir import ops
 from tensorwright.ir.graph import Graph
-from tensorwright.ir.interpret import run
+from tensorwright.ir.interpret import interpret
+from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.records import InPlace, Instruction, Op, cache, metadata, rows, shared
 from tensorwright.ir.verify import verify
+from tensorwright.ir.weights import WeightExpr
+from tensorwright.models.dtypes import Tensor
 from tensorwright.passes.insert_kv_cache import is_per_token
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.passes.plan_memory import plan_memory
@@ -63,70 +65,79 @@ def with_ramp() -> Iterator[None]:
 CACHED = """\
 graph "g" stage cached {
   fact dtype = "float32"
-  %x: float32[tokens, 4] = input()
+  %token_ids: int32[tokens] = input()
+  %logit_rows: int32[rows] = input()
+  %t: float32[5, 4] = weight() {expr = @"t"}
   %w: float32[4] = weight() {expr = @"w"}
-  %a: float32[tokens, 4] = add(%x, %x)
+  %e: float32[tokens, 4] = embedding(%t, %token_ids) {scale = 1.0}
+  %a: float32[tokens, 4] = add(%e, %e)
   %y: float32[tokens, 4] = ramp(%a, %w) {floor = 0.25}
-  %r: int32[rows] = input()
-  %z: float32[rows, 4] = gather_rows(%y, %r)
+  %z: float32[rows, 4] = gather_rows(%y, %logit_rows)
   return %z
 }
 """
+TABLE = np.arange(20, dtype=np.float32).reshape(5, 4) - 9
+FACTORS = np.array([1, -1, 2, 0.5], np.float32)
 
 
 class Source:
-    """One vector w."""
+    """The shapes and types of TABLE and FACTORS."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return (4,)
+        return {"t": TABLE, "w": FACTORS}[name].shape
 
     def dtype(self, name: str) -> str:
         return "float32"
 
-    def read(self, name: str) -> None:
+    def read(self, name: str) -> Tensor:
         raise AssertionError("a plan reads no data")
 
 
-def cached() -> Graph:
-    return graph_of(CACHED)
+def weights(expr: WeightExpr) -> torch.Tensor:
+    return torch.from_numpy({"t": TABLE, "w": FACTORS}[next(expr.refs())])
 
 
 @pytest.mark.usefixtures("with_ramp")
 def test_an_operation_is_its_record() -> None:
     """Verified, pure by row, per token, lowered, in place, stored, interpreted and in the C++ table, by its record."""
-    graph = cached()
+    graph = parse_graph(CACHED)
+    verify(graph)
     assert is_per_token(graph.find("ramp")[0])
-    x, w = np.arange(8, dtype=np.float32).reshape(2, 4) - 4, np.array([1, -1, 2, 0.5], np.float32)
-    inputs = {"x": torch.from_numpy(x), "r": torch.tensor([1, 0], dtype=torch.int32)}
-    wanted = np.maximum((x + x) * w, 0.25)[[1, 0]]
     lowered = graph.clone()
-    assert lower_to_cpu(lowered) == 3
+    assert lower_to_cpu(lowered) == 4
     verify(lowered)
+    ids = {"token_ids": torch.tensor([3, 1], dtype=torch.int32), "logit_rows": torch.tensor([1, 0], dtype=torch.int32)}
+    wanted = np.maximum(2 * TABLE[[1, 3]] * FACTORS, np.float32(0.25))
     for each in (graph, lowered):
-        found = {value.name: data for value, data in run(each, inputs, lambda expr: torch.from_numpy(w))}
-        np.testing.assert_array_equal(found[each.outputs[0].name].numpy(), wanted)
+        (result,) = interpret(each, ids, weights)
+        np.testing.assert_array_equal(result.numpy(), wanted)
     plan_memory(lowered)
-    add, ramp, _ = (node.attrs["buffers"] for node in lowered.nodes if node.op not in ops.SOURCES)
-    assert ramp == add, "y takes the memory of x"
-    lowered.facts |= {"vocab_size": 4, "max_seq_len": 8, "block_size": 16, "kv_layers": []}
+    _, added, ramp, _ = (node.attrs["buffers"] for node in lowered.nodes if node.op not in ops.SOURCES)
+    assert ramp == added, "y takes the memory of x"
+    lowered.facts |= {"vocab_size": 5, "max_seq_len": 8, "block_size": 16, "kv_layers": []}
     data = emit_cpu_plan(lowered, Source()).data
-    stored = [record for record in INSTRUCTION.iter_unpack(data[instructions_at(data) : instructions_at(data) + 3 * 88])]
-    assert stored[1][0] == NUMBER
-    assert stored[1][-4] == 0.25
+    stored = list(INSTRUCTION.iter_unpack(instructions_of(data, lowered)))
+    assert [record[0] for record in stored] == [1, 9, NUMBER, 7]
+    assert stored[2][-4:] == (0.25, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("with_ramp")
+def test_an_operation_stands_in_the_generated_table() -> None:
     text = op_table.render()
     assert f"kRamp = {NUMBER},  // x | w | y | - | floor" in text
     assert '{Op::kRamp, "ramp", 1, 1, 1, 1, 1, 1, 0, 1, check_ramp, make_ramp},' in text
     assert "{Op::kRamp, 0, 0, -1},  // y over x" in text
 
 
-def instructions_at(data: bytes) -> int:
-    """Where the instructions of this plan begin: behind the header, 2 buffers and 1 weight."""
-    return 96 + 2 * 24 + 40
+def instructions_of(data: bytes, graph: Graph) -> bytes:
+    """The bytes behind the header, the buffers and the weights, for all nodes that compute."""
+    begin = HEADER.size + BUFFER.size * len(graph.facts["buffers"]) + WEIGHT.size * len(graph.find("weight"))
+    return data[begin : begin + INSTRUCTION.size * sum(node.op not in ops.SOURCES for node in graph.nodes)]
 
 
 @pytest.mark.usefixtures("with_ramp")
 def test_rows_that_an_operation_does_not_take_are_refused() -> None:
-    graph = cached()
+    graph = parse_graph(CACHED)
     ramp = graph.find("ramp")[0]
     ramp.inputs[1] = ramp.inputs[0]
     with pytest.raises(GraphError, match=r"operand 1 \(%a\) must be the same for all rows"):
@@ -149,7 +160,9 @@ def test_without_the_plugins_there_is_no_answer(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_counts_follow_from_operands() -> None:
-    op = Op("o", (rows("x"), shared("w?"), metadata("slots"), cache("kv"), shared("b?")), results=(rows("y"), rows("s?")))
+    op = Op(
+        "o", (rows("x"), shared("w?"), metadata("slots"), cache("kv"), shared("b?")), results=(rows("y"), rows("s?"))
+    )
     assert op.operand_counts == (4, 5)
     assert op.result_counts == (1, 2)
     assert [op.may_lack(i) for i in range(5)] == [False, True, False, False, True]
