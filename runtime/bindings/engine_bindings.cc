@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "runtime/bindings/bindings.h"
+#include "runtime/bindings/conversions.h"
 #include "runtime/bindings/live_engines.h"
 #include "runtime/core/engine/engine.h"
 #include "runtime/core/executor/cpu_executor.h"

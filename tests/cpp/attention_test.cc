@@ -9,7 +9,11 @@
 
 #include "plugins/common/bf16.h"
 #include "plugins/common/dispatch.h"
+#include "plugins/layer_norm/kernels.h"
+#include "plugins/paged_attention/kernels.h"
 #include "plugins/paged_attention/layout.h"
+#include "plugins/rms_norm/kernels.h"
+#include "plugins/rotary/kernels.h"
 #include "tests/cpp/check.h"
 
 namespace tensorwright {

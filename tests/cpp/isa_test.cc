@@ -7,8 +7,13 @@
 
 #include "plugins/common/bf16.h"
 #include "plugins/common/dispatch.h"
+#include "plugins/elementwise/kernels.h"
+#include "plugins/embedding/kernels.h"
+#include "plugins/matmul/kernels.h"
 #include "plugins/matmul/pack.h"
+#include "plugins/quantized_matmul/kernels.h"
 #include "plugins/quantized_matmul/quantize.h"
+#include "plugins/swiglu/kernels.h"
 #include "tests/cpp/check.h"
 
 using namespace tensorwright;

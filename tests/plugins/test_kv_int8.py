@@ -15,7 +15,7 @@ from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.paged_attention import op, quantize
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.rotary import rotary_kv_write
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 
 
 def entries(table: list[tuple[str, str, bool]]) -> list[Any]:
@@ -25,9 +25,9 @@ def entries(table: list[tuple[str, str, bool]]) -> list[Any]:
     ]
 
 
-WRITES = entries(_runtime.rotary_kv_write_table())
-KERNELS = entries(_runtime.attention_table(INT8))
-RUNNABLE = [i for i, (_, _, runnable) in enumerate(_runtime.attention_table(INT8)) if runnable]
+WRITES = entries(_testing.rotary_kv_write_table())
+KERNELS = entries(_testing.attention_table(INT8))
+RUNNABLE = [i for i, (_, _, runnable) in enumerate(_testing.attention_table(INT8)) if runnable]
 HEAD_DIMS = [8, 14, 16, 18, 30, 40, 64, 80, 96, 128, 256]
 
 
@@ -83,7 +83,7 @@ class TestWrite:
         cache = PagedCache.empty(blocks, kv_heads, block_size, head_dim, "int8")
         pages = cache.to_pages()
         q = stored(np.full((tokens, heads * head_dim), np.nan, np.float32), dtype)
-        _runtime.run_rotary_kv_write(
+        _testing.run_rotary_kv_write(
             kernel, qkv, table, slots, q, pages, heads, kv_heads, head_dim, block_size, INT8
         )  # fmt: skip
         attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
@@ -232,7 +232,7 @@ class TestMutations:
         cache = PagedCache.from_pages(sequence.pages, 1, 32, 24, "int8")
         damage(cache)
         sequence.pages = cache.to_pages()
-        got = sequence.run(best_runnable(_runtime.attention_table(INT8)), 50, 60)
+        got = sequence.run(best_runnable(_testing.attention_table(INT8)), 50, 60)
         return float(np.abs(got - sequence.expected(50, 60)).max()) / sequence.tolerance()
 
     def test_unbroken(self) -> None:
@@ -260,7 +260,7 @@ class TestMutations:
 @pytest.mark.parametrize("block_size", [16, 32])
 def test_pages_round_trip(head_dim: int, block_size: int) -> None:
     sequence = Sequence(70, kv_heads=2, head_dim=head_dim, block_size=block_size, int8=True)
-    assert sequence.pages.shape[1] == _runtime.kv_block_bytes(INT8, 2, head_dim, block_size)
+    assert sequence.pages.shape[1] == _testing.kv_block_bytes(INT8, 2, head_dim, block_size)
     cache = PagedCache.from_pages(sequence.pages, 2, block_size, head_dim, "int8")
     k, v = cache.read(sequence.block_table, 70)
     np.testing.assert_array_equal(k, sequence.k)
@@ -292,4 +292,4 @@ def test_what_does_not_fit_is_refused() -> None:
     acc, top = np.zeros((1, 7, 64), np.float32), np.zeros((1, 7), np.float32)
     q = sequence.q[19:].reshape(1, -1)
     with pytest.raises(InvalidOptionError, match="kv_dtype must be q's or int8"):
-        _runtime.run_attention(0, q, sequence.pages, sequence.block_table, acc, top, top, 0, 32, 19, 0, 1.0, 0, 0.0, 1)
+        _testing.run_attention(0, q, sequence.pages, sequence.block_table, acc, top, top, 0, 32, 19, 0, 1.0, 0, 0.0, 1)

@@ -47,8 +47,8 @@ def test_views_and_wrong_types():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_the_cpp_packer_agrees(n, k, dtype):
-    from tensorwright.runtime import _runtime
+    from tensorwright.runtime import _testing
 
     rows = matrix(n, k, dtype)
-    packed = np.asarray(_runtime.pack_panels(NUMBERS[dtype], rows))
+    packed = np.asarray(_testing.pack_panels(NUMBERS[dtype], rows))
     np.testing.assert_array_equal(packed.reshape(-1), pack_panels(rows, dtype).reshape(-1))
