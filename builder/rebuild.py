@@ -14,10 +14,10 @@ from tensorwright.builder.build import BuildResult, build_engine_at, emit_and_me
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
 from tensorwright.builder.kept_weights import EngineSource
-from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places
-from tensorwright.builder.targets import Target, find_target
+from tensorwright.builder.process import MemoryWatch
+from tensorwright.builder.target.interface import Target, find_target
 from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.engine_format.file_names import GRAPH, KEPT_WEIGHTS
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError

@@ -21,7 +21,7 @@ from typing import IO, Any
 import xxhash
 
 from tensorwright import durable
-from tensorwright.builder.interrupts import uninterrupted
+from tensorwright.builder.process import uninterrupted
 from tensorwright.engine_format.checksums import FileSum, checksum_text, read_sum
 from tensorwright.engine_format.engine_config import names_engine
 from tensorwright.engine_format.file_names import CHECKSUMS, CONFIG, REPORT
