@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
+from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
 from tensorwright.builder.kept_weights import write_kept_weights
@@ -16,6 +16,8 @@ from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.process import MemoryWatch, paused_collector
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
+from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
+from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
 from tensorwright.installing import install
@@ -35,8 +37,13 @@ class BuildResult:
     """A finished engine: where it is, its config.json and its build-report.json."""
 
     path: Path
-    config: dict[str, Any]
+    engine_config: EngineConfig
     report: dict[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json as plain values."""
+        return self.engine_config.to_dict()
 
 
 def build(
@@ -128,14 +135,14 @@ def emit_and_measure(
     traced: Graph,
     report: PassReport,
     checkpoint: Checkpoint,
-    source: dict[str, Any],
+    source: SourceRecord,
     aim: Target,
     options: BuildOptions,
     phases: Phases,
     memory: MemoryWatch,
 ) -> BuildResult:
     """All files of the engine, from the graphs on; then it is put in its place. source: as config.json keeps it."""
-    writer.write("graph.txt", print_graph(report.cached_graph).encode())
+    writer.write(GRAPH, print_graph(report.cached_graph).encode())
     with phases.run("tokenizer"):
         tokenizer = write_text_side(writer, checkpoint)
     emitted = aim.emit(writer, report, checkpoint, options, phases)
@@ -249,7 +256,7 @@ def _require_numbers(record: dict[str, Any], checkpoint: Checkpoint, dtype: str)
 def _finish(
     writer: EngineWriter,
     report: PassReport,
-    source: dict[str, Any],
+    source: SourceRecord,
     options: BuildOptions,
     emitted: Emitted,
     measured: dict[str, Any] | None,
@@ -260,16 +267,17 @@ def _finish(
     facts = report.graph.facts
     with phases.run("checksums"):
         config = engine_config(
+            facts,
             target=options.target,
-            facts=facts,
             build_options=options.record(),
             passes=report.counts,
-            records={"accuracy": measured, "quantization": emitted.quantization},
+            accuracy=measured,
+            quantization=emitted.quantization,
             kv_block_bytes=emitted.kv_block_bytes,
             source=source,
             sizes=writer.sizes,
         )
-        writer.write_json("config.json", config)
+        writer.write(CONFIG, config.to_json().encode())
     size = sum(writer.sizes.values())
     more = {"engine_bytes": size, **notes, "verify_differences": report.differences, **emitted.notes}
     written = build_report(phases, report.seconds, more)

@@ -217,7 +217,7 @@ def engine_config(**changes: Any) -> dict[str, Any]:
         "passes": {"fuse_qkv": 2},
         "accuracy": None,
         "quantization": None,
-        "source": {"hash": "0", "files": []},
+        "source": {"hash": "0", "files": {}},
         "sizes": {"cpu/weights.bin": 64},
     }  # fmt: skip
     return {**config, **changes}
