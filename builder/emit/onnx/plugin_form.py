@@ -17,15 +17,15 @@ from tensorwright.builder.emit.onnx.model_file import ELEMENTWISE_NAMES, TYPES, 
 from tensorwright.builder.emit.onnx.plugin_io import describe_io, inputs_of, outputs_of
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
 from tensorwright.builder.emit.onnx.weights_source import as_array
+from tensorwright.engine_format.dtypes import DTYPES
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import InvalidOptionError, LoweringError
 from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 OPSET = 21
 DOMAIN = "tensorwright"
 MODEL, DATA = "model.onnx", "model.onnx.data"
-DTYPES = ("float32", "float16", "bfloat16")
 INT4 = ("native", "plugin")
 PLUGIN = {"plugin_version": "1", "plugin_namespace": DOMAIN}
 EXACT = frozenset(("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "relu", "square"))

@@ -14,10 +14,10 @@ import numpy as np
 from tensorwright.builder.emit.onnx.group_attention import COLUMN_NORMS, emit_attention, padded_dim
 from tensorwright.builder.emit.onnx.model_file import CONTRIB, ELEMENTWISE_NAMES, TYPES
 from tensorwright.builder.emit.onnx.portable_model import PortableModel
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import Graph, Node
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 INT8_ACTIVATIONS = 4
 """MatMulNBits' accuracy_level; without one it computes in the activation type."""
