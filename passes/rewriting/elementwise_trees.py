@@ -39,7 +39,7 @@ def number_of(value: Value) -> float | None:
 
 
 class Trees:
-    """`roots`: the tree of each node that is the root of one, by its id. `inside`: the ids of all other nodes of trees."""
+    """`roots`: every tree, by the id of its last node. `inside`: the ids of all other nodes of trees."""
 
     def __init__(self, graph: Graph, taken: set[int]):
         self.users = graph.users()
