@@ -179,7 +179,7 @@ class _TokenMajor:
         heads, kv_heads, head_dim = int(m.dims["H"]), int(m.dims["Hkv"]), int(m.dims["D"])
         shape = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         window = int(m.root.attrs["window"])
-        windows = list(dict.fromkeys([*(about["window"] for about in self.layers), window]))
+        windows = list(dict.fromkeys([*(layer_facts["window"] for layer_facts in self.layers), window]))
         self.layers.append(
             {"group": windows.index(window), "kv_heads": kv_heads, "head_dim": head_dim, "window": window}
         )

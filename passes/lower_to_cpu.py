@@ -30,7 +30,7 @@ from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import describe
 from tensorwright.passes.rewriting.rewriter import Types, make_node
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
-from tensorwright.plugins.paged_attention.op import CPU_MOST_HEAD_DIM
+from tensorwright.plugins.paged_attention.op import CPU_MAX_HEAD_DIM
 
 IDS = {"token_ids": 0, "positions": 1}
 """What an embedding gathers rows by: numbers of plugins/embedding/kernel.h."""
@@ -280,9 +280,9 @@ def lower_add(low: Lowering, node: Node) -> list[Value]:
 
 def lower_rotary_kv_write(low: Lowering, node: Node) -> list[Value]:
     q, cache = node.outputs
-    if node.attrs["head_dim"] > CPU_MOST_HEAD_DIM:
+    if node.attrs["head_dim"] > CPU_MAX_HEAD_DIM:
         raise UnsupportedModelError(
-            f"target cpu takes heads of at most {CPU_MOST_HEAD_DIM} dimensions, those of layer {node.attrs['layer']} "
+            f"target cpu takes heads of at most {CPU_MAX_HEAD_DIM} dimensions, those of layer {node.attrs['layer']} "
             f"have {node.attrs['head_dim']}"
         )
     kinds = [(low.act, q.shape), (cache.dtype, cache.shape)]
