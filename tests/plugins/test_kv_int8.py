@@ -164,10 +164,10 @@ class TestAttention:
 
     def test_the_widest_head_overflows_nothing(self, kernel: int, dtype: str) -> None:
         """All of q and k at their largest: the sum comes closest to 32 bits."""
-        sequence = Sequence(20, group=2, head_dim=quantize.MOST_HEAD_DIM, dtype=dtype, int8=True)
+        sequence = Sequence(20, group=2, head_dim=quantize.MAX_HEAD_DIM, dtype=dtype, int8=True)
         sequence.q = np.ones_like(sequence.q)
-        ones = np.ones((20, 1, quantize.MOST_HEAD_DIM), np.float32)
-        cache = PagedCache.empty(4, 1, 32, quantize.MOST_HEAD_DIM, "int8").write(sequence.slots, ones, ones)
+        ones = np.ones((20, 1, quantize.MAX_HEAD_DIM), np.float32)
+        cache = PagedCache.empty(4, 1, 32, quantize.MAX_HEAD_DIM, "int8").write(sequence.slots, ones, ones)
         sequence.pages, (sequence.k, sequence.v) = cache.to_pages(), cache.read(sequence.block_table, 20)
         close(sequence, kernel, 15)
 
@@ -286,7 +286,7 @@ def test_definition_quantizes_q() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    sequence = Sequence(20, head_dim=quantize.MOST_HEAD_DIM + 1, group=1, int8=True)
+    sequence = Sequence(20, head_dim=quantize.MAX_HEAD_DIM + 1, group=1, int8=True)
     with pytest.raises(InvalidOptionError, match="head_dim is too large"):
         sequence.run(0, 19, 20)
     sequence = Sequence(20, dtype="float32")
