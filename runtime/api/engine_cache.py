@@ -20,7 +20,7 @@ from typing import IO
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.json_text import read_json
-from tensorwright.runtime.engine.memory import parse_size
+from tensorwright.sizes import parse_size
 
 _BESIDE = re.compile(r"\.([^.]+)\.partial\.")
 """How the builder names what it writes before it is put at <key>.partial."""

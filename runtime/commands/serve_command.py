@@ -18,7 +18,7 @@ from tensorwright.errors import InvalidOptionError, MissingDependencyError, reas
 from tensorwright.installing import install
 from tensorwright.runtime.commands.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS, take
 from tensorwright.runtime.engine.engine_dir import TOKENIZER, is_engine
-from tensorwright.runtime.engine.memory import parse_size
+from tensorwright.sizes import parse_size
 
 if TYPE_CHECKING:
     from tensorwright.runtime.api.llm import LLM

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tensorwright.errors import OutOfMemoryError
-from tensorwright.runtime.engine.memory import format_size
 from tensorwright.runtime.engine.onnx.manifest import Io
 from tensorwright.runtime.engine.onnx.slot_cache import Piece, layer_arrays
+from tensorwright.sizes import format_size
 
 FLOAT, FLOAT16 = 1, 10  # ONNX's numbers of types
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorwright.errors import OutOfMemoryError
-from tensorwright.runtime.engine.memory import format_size
 from tensorwright.runtime.engine.onnx.manifest import Io
+from tensorwright.sizes import format_size
 
 
 @dataclass(frozen=True)

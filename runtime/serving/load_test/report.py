@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tensorwright.errors import LoadTestError
-from tensorwright.runtime.commands.bench_command import PERCENTILES, distribution
+from tensorwright.runtime.base.percentiles import PERCENTILES, distribution
 from tensorwright.runtime.serving.load_test.goodput import Limits, goodput
 from tensorwright.runtime.serving.load_test.settings import LoadSettings
 from tensorwright.runtime.serving.load_test.trace import Trace
