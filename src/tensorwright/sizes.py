@@ -18,7 +18,7 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 def parse_size(value: Any, name: str = "kv_cache_memory") -> int:
     """Bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB". InvalidOptionError names the option."""
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) > 0:
         return int(value)
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is not None and match[2].lower() in _UNITS:
