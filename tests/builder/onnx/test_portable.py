@@ -15,7 +15,7 @@ from support.onnx_slots import Slots, write_model
 from support.places import ROOT
 from support.tiny_models import VARIANTS as ALL_VARIANTS
 from tensorwright.builder.emit.onnx.portable import emit_portable
-from tensorwright.builder.emit.onnx.portable_io import describe_io
+from tensorwright.builder.emit.onnx.portable_io import make_manifest
 from tensorwright.builder.emit.quantized_weights import QuantizingWeights
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import Graph
@@ -229,7 +229,7 @@ def test_io_says_what_the_model_has(case, tmp_path):
     made = case("llama_mqa")
     made_graph = made.graph
     session = Slots(write_model(made_graph, made.checkpoint, "float32", tmp_path), 1).session
-    io = describe_io(made_graph.facts, "float32", 23)
+    io = make_manifest(made_graph.facts, "float32", 23).to_dict()
     inputs = {i.name: (i.type, i.shape) for i in session.get_inputs()}
     for name, dtype in io["inputs"].items():
         assert inputs.pop(name) == (f"tensor({dtype})", io["shapes"][name])
