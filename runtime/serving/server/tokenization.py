@@ -14,7 +14,7 @@ from tensorwright.runtime.requests.prompts import MOST_TEXT, encode_whole
 from tensorwright.runtime.serving.server.body_route import BodyRoute
 from tensorwright.runtime.serving.server.chat import prompt_of
 from tensorwright.runtime.serving.server.chat_request import ChatFields, Messages, TemplateVariables
-from tensorwright.runtime.serving.server.pools import client_of
+from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.request_fields import Name, StrictModel
 from tensorwright.runtime.serving.server.requests import CLIENT_CLOSED, ClientGone, unless_gone
 from tensorwright.runtime.serving.server.responses import DetokenizeResponse, TokenizeResponse
