@@ -97,11 +97,10 @@ def _detokenize(engine: TextEngine, body: DetokenizeRequest) -> str:
 
 
 def _encode(engine: TextEngine, body: TokenizeRequest) -> list[int]:
-    if body.messages is not None:
-        start = True if body.add_generation_prompt is None else body.add_generation_prompt
-        fields = ChatFields.model_construct(
-            messages=body.messages, add_generation_prompt=start, chat_template_kwargs=body.chat_template_kwargs
-        )
-        return encode_whole(prompt_of(engine, fields).text, engine.llm.engine, add_special_tokens=False)
-    assert body.prompt is not None
-    return encode_whole(body.prompt, engine.llm.engine, body.add_special_tokens is not False)
+    if body.prompt is not None:
+        return encode_whole(body.prompt, engine.llm.engine, body.add_special_tokens is not False)
+    start = True if body.add_generation_prompt is None else body.add_generation_prompt
+    fields = ChatFields.model_construct(
+        messages=body.messages, add_generation_prompt=start, chat_template_kwargs=body.chat_template_kwargs
+    )
+    return encode_whole(prompt_of(engine, fields).text, engine.llm.engine, add_special_tokens=False)
