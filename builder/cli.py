@@ -18,8 +18,8 @@ from rich.table import Table
 import tensorwright
 from tensorwright.builder.build import BuildResult, build
 from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
-from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.options import ACCURACY, process_start
+from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.command import run_command
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.engine_format.targets import TARGET_NAMES

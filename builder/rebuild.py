@@ -14,10 +14,10 @@ from tensorwright.builder.build import BuildResult, build_engine_at, emit_and_me
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
 from tensorwright.builder.kept_weights import KEPT, EngineSource
-from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places
-from tensorwright.builder.targets import Target, find_target
+from tensorwright.builder.process import MemoryWatch
+from tensorwright.builder.target.interface import Target, find_target
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from tensorwright.builder.cli import progress_bar, show
 from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
-from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.options import process_start
+from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.builder.rebuild import rebuild
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.engine_format.targets import TARGET_NAMES
