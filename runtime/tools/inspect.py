@@ -15,8 +15,8 @@ from tensorwright.json_text import read_json
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import describe_engine
-from tensorwright.runtime.engine.memory import format_size
 from tensorwright.runtime.requests.generation_defaults import named_defaults
+from tensorwright.sizes import format_size
 
 
 def describe(engine: EngineDir) -> dict[str, Any]:
