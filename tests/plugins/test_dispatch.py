@@ -14,6 +14,8 @@ from tensorwright.errors import IsaError
 from tensorwright.plugins.registry import PLUGINS
 from tensorwright.runtime import _runtime
 
+pytestmark = pytest.mark.computes
+
 FAMILIES = 19
 
 
