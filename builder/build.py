@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.collector import paused_collector
 from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
 from tensorwright.builder.kept_weights import write_kept_weights
-from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
-from tensorwright.builder.targets import Emitted, Graphs, Target, find_target
+from tensorwright.builder.process import MemoryWatch, paused_collector
+from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
+from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
 from tensorwright.installing import install
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import Quantized, expected_counts
-from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 if TYPE_CHECKING:
     from tensorwright.ir.graph import Graph
@@ -71,7 +70,7 @@ def build(
     gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against
     transformers).
     quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
-    (tensorwright.plugins.quantized_matmul.formats); None keeps them in the activation type.
+    (tensorwright.engine_format.weight_formats); None keeps them in the activation type.
     kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. keep_weights: the
     engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can make it again
     for another target without the checkpoint. overwrite: replaces an engine at `out`. begin: the moment, of
@@ -157,7 +156,7 @@ def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: P
     with phases.run("import"):
         # torch and transformers take seconds to import: what can fail without them has failed by now.
         try:
-            from tensorwright.builder.trace import trace_for_engine
+            from tensorwright.builder.trace.export import trace_for_engine
         except ModuleNotFoundError as error:
             if error.name not in BUILD_PACKAGES:
                 raise
@@ -169,10 +168,10 @@ def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: P
     graph.facts["block_size"] = aim.block_size(max_seq_len)
     if options.kv_cache_dtype != "auto":
         graph.facts["kv_cache_dtype"] = options.kv_cache_dtype
-    if options.quantize is not None:
+    if options.quantize_spec is not None:
         if options.activations != "auto":
             graph.facts["activations"] = options.activations
-        graph.facts["quantize"] = str(aim.quantize_spec(options.quantize))
+        graph.facts["quantize"] = str(options.quantize_spec)
     return graph
 
 

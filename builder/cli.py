@@ -18,11 +18,11 @@ from rich.table import Table
 import tensorwright
 from tensorwright.builder.build import BuildResult, build
 from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
-from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.options import ACCURACY, process_start
-from tensorwright.builder.targets import TARGETS
+from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.command import run_command
-from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
+from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
+from tensorwright.engine_format.targets import TARGET_NAMES
 from tensorwright.runtime.engine.memory import format_size
 
 EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pico out/pico4 --quantize int4"
@@ -31,7 +31,9 @@ EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pic
 @click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.argument("out")
-@click.option("--target", type=click.Choice(TARGETS), default="cpu", show_default=True, help="What the engine runs on.")
+@click.option(
+    "--target", type=click.Choice(TARGET_NAMES), default="cpu", show_default=True, help="What the engine runs on."
+)
 @click.option(
     "--dtype", metavar=DTYPE_METAVAR, default="auto", show_default=True,
     help="Type of weights and activations, also as bf16, fp16 or half, fp32 or float; auto takes the checkpoint's, on "

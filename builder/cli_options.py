@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from tensorwright.builder.options import ACTIVATIONS, DTYPES, INT4_KERNELS
+from tensorwright.builder.options import ACTIVATIONS, INT4_KERNELS
+from tensorwright.engine_format.targets import DTYPE_CHOICES
 
-DTYPE_METAVAR = f"[{'|'.join(DTYPES)}]"
+DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
 """BuildOptions knows which of them a target has, and their short names."""
 TARGET_OPTIONS = (
     click.option(

@@ -7,24 +7,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tensorwright.builder.targets import TARGETS, find_target
-from tensorwright.engine_format.dtype_names import full_name
+from tensorwright.engine_format.dtypes import full_name
+from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
+from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS, TargetFormat
+from tensorwright.engine_format.weight_formats import QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
-from tensorwright.plugins.quantized_matmul.formats import OFFERED, parse_spec
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 ACCURACY = ("none", "quick", "full")
 ACTIVATIONS = ("auto", "int8")
 INT4_KERNELS = ("tensorrt", "plugin")
-TENSORRT = ("tensorrt", "tensorrt-rtx")
 ONLY_FOR = {
     "activations": ("onnx",),
-    **dict.fromkeys(("sm", "max_batch_size", "max_num_tokens", "int4_kernel"), TENSORRT),
+    **dict.fromkeys(("sm", "max_batch_size", "max_num_tokens", "int4_kernel"), TENSORRT_TARGETS),
 }
 """Options that some targets have, and which. Others refuse them, and their config.json does not know them."""
 MOST_TOKENS = 1 << 20
@@ -55,19 +54,27 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", full_name(self.dtype))
-        choices = {"target": TARGETS, "accuracy": ACCURACY, "kv_cache_dtype": KV_CACHE_DTYPES}
+        choices = {"target": TARGET_NAMES, "accuracy": ACCURACY, "kv_cache_dtype": KV_CACHE_DTYPES}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InvalidOptionError(f"{name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        if self.dtype not in DTYPES:
-            own = " or ".join(find_target(self.target).DTYPES)
+        if self.dtype not in DTYPE_CHOICES:
+            own = " or ".join(self.target_format.dtypes)
             raise InvalidOptionError(f"dtype must be auto, {own} on target {self.target}, not {self.dtype!r}")
-        if self.quantize is not None:
-            parse_spec(self.quantize, OFFERED[self.target])
+        _ = self.quantize_spec  # raises for a text that names no formats
         length = self.max_seq_len
         if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 2):
             raise InvalidOptionError(f"max_seq_len must be a whole number of at least 2, not {length!r}")
         self._check_own()
+
+    @property
+    def target_format(self) -> TargetFormat:
+        return TARGETS[self.target]
+
+    @cached_property
+    def quantize_spec(self) -> QuantizeSpec | None:
+        """The formats that `quantize` names, None without. Raises InvalidOptionError for what the target cannot do."""
+        return None if self.quantize is None else self.target_format.parse_quantize(self.quantize)
 
     def _check_own(self) -> None:
         """Options of ONLY_FOR."""

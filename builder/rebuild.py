@@ -14,10 +14,10 @@ from tensorwright.builder.build import BuildResult, build_engine_at, emit_and_me
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
 from tensorwright.builder.kept_weights import KEPT, EngineSource
-from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places
-from tensorwright.builder.targets import Target, find_target
+from tensorwright.builder.process import MemoryWatch
+from tensorwright.builder.target.interface import Target, find_target
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph
@@ -117,7 +117,7 @@ def _from_graph(
             pipeline, done = remaining(aim, config, graph, options)
             if any(phase.name == "quantize" for phase in pipeline):
                 graph = plain_graph(graph)
-                _ask(graph, aim, options)
+                _ask(graph, options)
             dtype = dtype_of(config, options, aim)
             graph.facts["dtype"] = reference.facts["dtype"] = dtype
             graph.facts["block_size"] = aim.block_size(graph.facts["max_seq_len"])
@@ -157,23 +157,23 @@ def plain_graph(graph: Graph) -> Graph:
     return graph
 
 
-def _ask(graph: Graph, aim: Target, options: BuildOptions) -> None:
+def _ask(graph: Graph, options: BuildOptions) -> None:
     """What the quantizing passes read, in the order in which a build writes it."""
     block_size, layers = graph.facts.pop("block_size"), graph.facts.pop("kv_layers")
     graph.facts["block_size"] = block_size
     if options.kv_cache_dtype != "auto":
         graph.facts["kv_cache_dtype"] = options.kv_cache_dtype
-    if options.quantize is not None:
+    if options.quantize_spec is not None:
         if options.activations != "auto":
             graph.facts["activations"] = options.activations
-        graph.facts["quantize"] = str(aim.quantize_spec(options.quantize))
+        graph.facts["quantize"] = str(options.quantize_spec)
     graph.facts["kv_layers"] = layers
 
 
 def remaining(aim: Target, config: dict[str, Any], graph: Graph, options: BuildOptions) -> tuple[tuple, dict[str, int]]:
     """The target's phases that are still to run on the cached graph, and the counts of those before."""
     names = [phase.name for phase in aim.PIPELINE]
-    wanted = None if options.quantize is None else str(aim.quantize_spec(options.quantize))
+    wanted = None if options.quantize_spec is None else str(options.quantize_spec)
     same = wanted == graph.facts.get("quantize")
     same = same and options.activations == graph.facts.get("activations", "auto")
     same = same and options.kv_cache_dtype == graph.facts.get("kv_cache_dtype", "auto")
@@ -187,4 +187,4 @@ def dtype_of(config: dict[str, Any], options: BuildOptions, aim: Target) -> str:
     if options.dtype != "auto":
         return options.dtype
     own = config["dtype"]
-    return own if own in aim.DTYPES else aim.activation_dtype(replace(options, dtype="auto"), own)
+    return own if own in options.target_format.dtypes else aim.activation_dtype(replace(options, dtype="auto"), own)

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from tensorwright.builder.cli import progress_bar, show
 from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
-from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.options import process_start
+from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.builder.rebuild import rebuild
-from tensorwright.builder.targets import TARGETS
-from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES
+from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
+from tensorwright.engine_format.targets import TARGET_NAMES
 from tensorwright.runtime.engine.engine_dir import open_engine
 
 EPILOG = (
@@ -26,7 +26,7 @@ EPILOG = (
 @click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("engine")
 @click.argument("out")
-@click.option("--target", type=click.Choice(TARGETS), help="What the new engine runs on. [default: the engine's]")
+@click.option("--target", type=click.Choice(TARGET_NAMES), help="What the new engine runs on. [default: the engine's]")
 @click.option("--model", help="The checkpoint that ENGINE was built from, where it keeps no weights.")
 @click.option("--dtype", metavar=DTYPE_METAVAR, help="As in build-engine. [default: the engine's]")
 @click.option("--quantize", metavar="SPEC", help="As in build-engine, or none. [default: the engine's]")

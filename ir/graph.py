@@ -33,6 +33,13 @@ class Value:
         return len(self.shape)
 
     @property
+    def producer(self) -> Node:
+        """The node that makes this value. Raises GraphError for a value that no node makes."""
+        if self.node is None:
+            raise GraphError(f"%{self.name} is made by no node")
+        return self.node
+
+    @property
     def constant(self) -> Any:
         """The value of the constant node that makes this, else None. Python scalar or numpy array."""
         if self.node is not None and self.node.op == "constant":
@@ -54,6 +61,17 @@ class Node:
     outputs: list[Value]
     scope: str = ""
 
+    def operand(self, index: int) -> Value:
+        """The operand at `index`. Raises GraphError if it is absent."""
+        value = self.optional(index)
+        if value is None:
+            raise GraphError(f"{self.op} has no operand {index}")
+        return value
+
+    def optional(self, index: int) -> Value | None:
+        """The operand at `index`, or None if it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
+
     @property
     def output(self) -> Value:
         """The only result; an error if there are several."""
@@ -66,7 +84,7 @@ class Graph:
     """An ordered list of nodes between named inputs and outputs, at a named stage.
 
     Inputs are nodes of op "input"; weights are nodes of op "weight" whose attrs["expr"] is a
-    `tensorwright.models.weights.WeightExpr`; constants are nodes of op "constant" with attrs["value"].
+    `tensorwright.ir.weights.WeightExpr`; constants are nodes of op "constant" with attrs["value"].
     """
 
     def __init__(self, name: str, stage: str = "traced"):

@@ -2,8 +2,8 @@
 
 Two arenas, one measured in bytes per token and one in bytes per logit row. A buffer of C columns takes its stride (C
 elements, rounded up to 64 bytes) per token or row, from `offset` on; two may overlap only if they never live together.
-A result is written over one of its operands where its op may work in place (`OpSpec.in_place`) and nobody reads that
-operand afterwards.
+A result is written over one of its operands where its op may work in place (`in_place` of its record) and nobody reads
+that operand afterwards.
 Runs last: the plan holds for this order of nodes only.
 
     node.attrs["buffers"]       index of the buffer of every result; -1 for a cache, which lives elsewhere
@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import PassError
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.ir.ops import find_spec
-from tensorwright.passes.matcher import describe
+from tensorwright.ir.ops import SOURCES, instructions
+from tensorwright.passes.rewriting.matcher import describe
 
 ALIGNMENT = 64
-BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "int8": 1}
+DTYPES = ("float32", "int32", "bfloat16", "int8")
+"""Element types that a buffer can have."""
 KINDS = ("tokens", "rows")
-SOURCES = ("input", "weight", "constant")
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Buffer:
     @property
     def stride(self) -> int:
         """Bytes per token or row."""
-        return align(self.cols * BYTES[self.dtype])
+        return align(self.cols * ITEM_BYTES[self.dtype])
 
     def meets(self, other: Buffer) -> bool:
         return self.first <= other.last and other.first <= self.last
@@ -86,24 +87,23 @@ def find_last_uses(graph: Graph) -> dict[Value, int]:
 
 def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> tuple[int, Value] | None:
     """The result of `node` that takes the memory of an operand nobody reads afterwards, and that operand."""
-    spec = find_spec(node.op, "lowered")
-    if spec is None or spec.in_place is None:
-        return None
-    result, operands = spec.in_place
-    if result >= len(node.outputs):
-        return None
-    result %= len(node.outputs)
-    out = node.outputs[result]
-    for value in (node.inputs[i] for i in operands):
-        if value is None or value.node is None or value.node.op in SOURCES or node.inputs.count(value) > 1:
+    record = instructions()[node.op]
+    named = dict(zip((operand.name for operand in record.operands), node.inputs, strict=True))
+    results = dict(zip((result.name for result in record.results), enumerate(node.outputs), strict=False))
+    for rule in record.in_place:
+        if rule.result not in results or named.get(rule.without) is not None:
             continue
-        if last_use[value] == position and (value.dtype, value.shape) == (out.dtype, out.shape):
-            return result, value
+        index, out = results[rule.result]
+        for value in (named[name] for name in rule.over):
+            if value is None or value.node is None or value.node.op in SOURCES or node.inputs.count(value) > 1:
+                continue
+            if last_use[value] == position and (value.dtype, value.shape) == (out.dtype, out.shape):
+                return index, value
     return None
 
 
 def describe_buffer(value: Value, first: int, last: int) -> Buffer:
-    fits = value.rank == 2 and value.shape[0] in KINDS and isinstance(value.shape[1], int) and value.dtype in BYTES
+    fits = value.rank == 2 and value.shape[0] in KINDS and isinstance(value.shape[1], int) and value.dtype in DTYPES
     if not fits:
         raise PassError(
             f"plan_memory: a result must be [tokens or rows, columns] of a known type, not {describe(value)}"

@@ -20,8 +20,8 @@ import xxhash
 import tensorwright
 from tensorwright import durable
 from tensorwright.engine_format.checksums import REMEDY
-from tensorwright.engine_format.dtype_names import full_name
-from tensorwright.engine_format.weight_formats import spelled_out
+from tensorwright.engine_format.dtypes import full_name
+from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
 from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError, reason
 from tensorwright.installing import install
 from tensorwright.runtime.api.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
@@ -44,9 +44,14 @@ class BuildChoices:
         kv_cache = "" if self.kv_cache_dtype == "auto" else f"{self.kv_cache_dtype} KV cache"
         return ", ".join(choice for choice in (self.dtype, self.quantize, kv_cache) if choice)
 
+    @property
+    def quantize_spec(self) -> QuantizeSpec | None:
+        """The formats that `quantize` names. Raises InvalidOptionError for a text that names none."""
+        return parse_spec(self.quantize) if self.quantize else None
+
     def spelled_out(self) -> BuildChoices:
-        """The same choices, in the one spelling that the cache knows them by."""
-        return replace(self, quantize=self.quantize and spelled_out(self.quantize))
+        """The same choices, in the one spelling that the cache knows them by. Raises as `quantize_spec`."""
+        return replace(self, quantize=None if self.quantize_spec is None else str(self.quantize_spec))
 
 
 Builder = Callable[[Path, Path, BuildChoices], object]

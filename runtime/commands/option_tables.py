@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tensorwright.engine_format.dtype_names import full_name
+from tensorwright.engine_format.dtypes import full_name
 
 LIMITED = ", or what a TensorRT engine was built for."
 """How the help of a limit of steps ends."""

@@ -14,16 +14,16 @@ from transformers.models.gemma2 import modeling_gemma2
 from support.published import publish
 from support.tiny_models import VARIANTS, make_tiny, make_variant
 from support.traced import LENGTHS, assert_same_logits
-from tensorwright.builder.trace import trace, trace_for_engine
+from tensorwright.builder.trace.export import trace, trace_for_engine
 from tensorwright.builder.trace.load_model import load_model
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.errors import CheckpointError, InvalidOptionError, TraceError, UnsupportedModelError
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.text import print_graph
 from tensorwright.ir.verify import verify
+from tensorwright.ir.weights import Ref
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import expected_counts
-from tensorwright.models.weights import Ref
 
 IN_BFLOAT16 = ["llama3_rope", "llama_yarn", "phi3_longrope", "llama_biases", "llama_mqa", "qwen2", "flint"]
 IN_FLOAT16 = ["llama_yarn", "gpt2", "flint"]

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from support.pass_graphs import ops
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import GraphError, InvalidOptionError, LoweringError, PassError, UnsupportedModelError
-from tensorwright.ir.interpret import checkpoint_weights
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.text import print_graph
 from tensorwright.passes.fuse_swiglu import fuse_swiglu
-from tensorwright.passes.matcher import apply, pattern
 from tensorwright.passes.pipeline import PIPELINE, Phase, Step, check_order, run_pipeline
+from tensorwright.passes.rewriting.matcher import apply, pattern
 
 
 def with_step(run, after, lossy=False):

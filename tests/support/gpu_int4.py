@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from tolerances import rounding_tolerance, sum_tolerance
 
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.plugins.gpu.interpret import Interpreter, Memory
 from tensorwright.plugins.gpu.launch import Launch, Tensor
 from tensorwright.plugins.quantized_matmul import launch
-from tensorwright.plugins.quantized_matmul.formats import WeightFormat
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, dequantized, quantize_weights
 
 Case = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor], Quantized]

@@ -11,12 +11,13 @@ import ml_dtypes
 import numpy as np
 from tolerances import chain_tolerance
 
-from tensorwright.builder.accuracy_interpreter import narrowed
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.emit.onnx.plugin_form import MODEL, emit_plugin_form
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
+from tensorwright.builder.measure.interpreter import narrowed
+from tensorwright.engine_format.targets import TARGETS
 from tensorwright.ir import Graph
-from tensorwright.ir.interpret import checkpoint_weights
-from tensorwright.ir.ops import SUMS
+from tensorwright.ir.ops import summing_ops
 from tensorwright.ir.ragged import RaggedAdapter, interpret_ragged
 from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import Checkpoint
@@ -24,7 +25,6 @@ from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.quantize_kv_cache import quantize_kv_cache
 from tensorwright.passes.quantize_weights import quantize_weights
 from tensorwright.plugins.paged_attention.cache import UNWRITTEN
-from tensorwright.plugins.quantized_matmul.formats import weight_only_spec
 
 BLOCK = 4
 SEQUENCES = [np.random.default_rng(i).integers(0, 97, n).tolist() for i, n in enumerate((21, 9, 14))]
@@ -37,7 +37,7 @@ def lower(cached: Graph, dtype: str, quantize: str | None = None, kv: str = "aut
     graph = cached.clone()
     graph.facts |= {"dtype": dtype, "block_size": BLOCK, "kv_cache_dtype": kv}
     if quantize is not None:
-        graph.facts["quantize"] = str(weight_only_spec(quantize, "tensorrt"))
+        graph.facts["quantize"] = str(TARGETS["tensorrt"].parse_quantize(quantize))
     for step in (quantize_weights, quantize_kv_cache, lower_weight_only):
         step(graph)
     verify(graph, "cached")
@@ -90,7 +90,7 @@ class PluginModel:
 
     def _chain(self, largest: float) -> float:
         widest = max(d for v in self.graph.values() for d in v.shape if isinstance(d, int))
-        return chain_tolerance("float32", widest, sum(n.op in SUMS for n in self.graph.nodes), largest)
+        return chain_tolerance("float32", widest, sum(n.op in summing_ops() for n in self.graph.nodes), largest)
 
 
 def pairs(a: list[np.ndarray], b: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:

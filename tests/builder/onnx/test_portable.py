@@ -15,11 +15,11 @@ from support.onnx_slots import Slots, write_model
 from support.places import ROOT
 from support.tiny_models import VARIANTS as ALL_VARIANTS
 from tensorwright.builder.emit.onnx.portable import emit_portable
-from tensorwright.builder.emit.onnx.portable_io import describe_io
+from tensorwright.builder.emit.onnx.portable_io import make_manifest
 from tensorwright.builder.emit.quantized_weights import QuantizingWeights
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import Graph
-from tensorwright.ir.ops import SUMS, emit
+from tensorwright.ir.ops import emit, summing_ops
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.quantize_weights import quantize_weights
@@ -49,7 +49,7 @@ def worst(got: list[np.ndarray], wanted: list[np.ndarray]) -> float:
 
 def allowed(graph: Graph, wanted: list[np.ndarray], dtype: str = "float32") -> float:
     """Sums in another order, or in another type."""
-    products = {"quantized_embedding"} | SUMS
+    products = {"quantized_embedding"} | summing_ops()
     widest = max(d for v in graph.values() for d in v.shape if isinstance(d, int) and v.node and v.node.op != "weight")
     depth = sum(node.op in products for node in graph.nodes)
     return chain_tolerance(dtype, widest, depth, max(float(np.abs(w).max()) for w in wanted))
@@ -229,7 +229,7 @@ def test_io_says_what_the_model_has(case, tmp_path):
     made = case("llama_mqa")
     made_graph = made.graph
     session = Slots(write_model(made_graph, made.checkpoint, "float32", tmp_path), 1).session
-    io = describe_io(made_graph.facts, "float32", 23)
+    io = make_manifest(made_graph.facts, "float32", 23).to_dict()
     inputs = {i.name: (i.type, i.shape) for i in session.get_inputs()}
     for name, dtype in io["inputs"].items():
         assert inputs.pop(name) == (f"tensor({dtype})", io["shapes"][name])

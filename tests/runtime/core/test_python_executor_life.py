@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, RequestAbortedError
 from tensorwright.runtime import _runtime
-from tensorwright.runtime.engine.targets import TARGETS
+from tensorwright.runtime.engine.executors import EXECUTORS, ExecutorKind
 
 
 def test_shutdown_closes_it_while_a_step_runs_and_requests_wait(start: Any) -> None:
@@ -91,7 +90,7 @@ def test_an_llm_may_be_collected_by_its_engines_thread(tmp_path: Path, monkeypat
         gc.collect()
 
     executor = ToyExecutor(block_size=32, max_seq_len=128, hook=drop)
-    monkeypatch.setitem(TARGETS, "cpu", replace(TARGETS["cpu"], open_executor=lambda engine, options: executor))
+    monkeypatch.setitem(EXECUTORS, "cpu", ExecutorKind(lambda engine, threads: executor))
     monkeypatch.setattr(executor, "kv_cache_bytes", lambda asked, **sizes: 1 << 20, raising=False)
     limits = {"max_seq_len": 128, "block_size": 32, "kv_block_bytes": executor.facts()["block_bytes"][0]}
     model = {**engine_config()["model"], "vocab_size": VOCAB}

@@ -17,6 +17,7 @@ from tensorwright.errors import EngineError
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import open_engine
+from tensorwright.runtime.engine.options import EngineOptions
 from tensorwright.runtime.requests.sampling_params import GuidedDecodingParams, SamplingParams
 from tensorwright.runtime.serving.server.text_engine import model_created
 
@@ -102,7 +103,7 @@ def test_what_is_mapped_is_what_was_checked(
 
     module = SimpleNamespace(Engine=start, EngineOptions=runtime.EngineOptions)
     monkeypatch.setattr(native, "load_module", lambda: module)
-    options = native.RuntimeOptions(1 << 24, 4, 64, 64, 4, 1, "map", True, 8)
+    options = EngineOptions(1 << 24, 4, 64, 64, 4, 1, "map", True, 8)
     with pytest.raises(EngineError, match=f"{Path(name).name}: was changed or replaced while the engine was opened"):
         native.create_engine(engine, options)
     assert made[0].stopped

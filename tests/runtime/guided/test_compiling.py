@@ -158,9 +158,8 @@ def test_what_takes_long_gives_way_in_the_serving_process(
     large = grammar.on_large_stack
     monkeypatch.setattr(grammar, "on_large_stack", lambda work, way: asked.append(way) or large(work, way))
     text = translation.translate(shared.tokens, GuidedDecodingParams(regex="s"), grammar.LIMITS)
-    compiler = SimpleNamespace(compile=lambda params, limits, finish: finish(text, 1, seconds))
-    vocabulary: Any = SimpleNamespace(compiler=compiler, tokens=shared.tokens, library_words=shared.library_words)
-    grammar.compile_grammar(vocabulary, GuidedDecodingParams(regex="s"))
+    compiler: Any = SimpleNamespace(compile=lambda params, limits, finish: finish(text, 1, seconds))
+    grammar.compile_grammar(compiler, shared.tokens, shared.masks, GuidedDecodingParams(regex="s"))
     assert asked == [gives_way]
     priority = os.getpriority(os.PRIO_PROCESS, 0)
     own = grammar.on_large_stack(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), gives_way)

@@ -17,6 +17,7 @@ from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.guided import grammar, library, vocabulary
+from tensorwright.runtime.guided.reader import guided_vocabulary
 from tensorwright.runtime.requests.engine_client import EngineClient
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 2}
@@ -147,7 +148,7 @@ def test_without_the_library(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = llm.engine.guided_vocabulary
+    known = guided_vocabulary(llm.engine)
     monkeypatch.setattr(vocabulary, "KEPT", 2)
     first, second, third = (GuidedDecodingParams(regex=text) for text in ("a", "b", "c"))
     compiled = known.compile(first)

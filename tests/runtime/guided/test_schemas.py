@@ -11,6 +11,7 @@ import jsonschema_rs
 from support.random_schemas import SchemaMaker
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.guided.reader import guided_vocabulary
 
 SCHEMAS = 300
 PROMPT = "Once upon a time there was a JSON value: "
@@ -41,7 +42,7 @@ def error_at_submission(llm: LLM, params: SamplingParams, handles: list[Any]) ->
 def begins(llm: LLM, params: SamplingParams, tokens: list[int]) -> bool:
     """Whether a fresh matcher of the library takes the tokens."""
     assert params.guided_decoding is not None
-    matcher = llm.engine.guided_vocabulary.compile(params.guided_decoding).start(False).matcher
+    matcher = guided_vocabulary(llm.engine).compile(params.guided_decoding).start(False).matcher
     return matcher.consume(tokens)
 
 

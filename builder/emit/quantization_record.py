@@ -1,0 +1,140 @@
+"""What quantization costs, for config.json: the formats, bits per weight as stored, the error of every weight.
+
+Errors are kept by place: {name of the weight within a layer: [error in layer 0, 1, ...]}, None where a layer lacks it.
+The embedding and lm_head have one entry each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tensorwright.builder.emit.cpu_weights import WeightTable
+from tensorwright.builder.measure.metrics import rounded
+from tensorwright.engine_format.weight_formats import parse_spec
+from tensorwright.ir.graph import Graph, Node
+from tensorwright.ir.weights import WeightExpr
+
+EMBEDDING, LM_HEAD, LAYERS = "embedding", "lm_head", "layers"
+MATRIX_OPS = {
+    "matmul": 1, "linear": 1, "quantized_matmul": 1, "quantized_linear": 1, "weight_only_linear": 1,
+    "embedding": 0, "quantized_embedding": 0,
+}  # fmt: skip
+"""Where the matrix stands among the operands."""
+_LAYER = re.compile(r"\.(\d+)\.")
+
+Place = tuple[str, int]
+"""(name within a layer, layer)."""
+
+
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A matrix of the checkpoint as a target keeps it: in which form, how many weights in how many bytes."""
+
+    source: object
+    form: str
+    weights: int
+    bytes: int
+    error: float | None = None
+    """Root of the mean squared error over that of the weight; None where it was not rounded to fewer bits."""
+
+
+Use = tuple[str, Place, StoredMatrix]
+"""(role, place, what is read there)."""
+
+
+def quantization_record(lowered: Graph, weights: WeightTable) -> dict[str, Any] | None:
+    """The record of weights.bin after it was streamed; None if nothing is quantized."""
+    return make_record(lowered, lambda: matrix_uses(lowered, weights), lambda: all_bits(weights))
+
+
+def make_record(
+    graph: Graph, uses: Callable[[], Iterable[Use]], bits: Callable[[], float | None]
+) -> dict[str, Any] | None:
+    """The record of a graph's matrices; None if none is quantized.
+
+    bits_per_weight: bytes stored, scales and padding included, over weights of the checkpoint; "all" counts norms and
+    biases, and a matrix that is stored in two formats once. weight_errors: root of the mean squared error over that of
+    the weight, by place.
+    """
+    if not graph.facts.get("quantize"):
+        return None
+    spec = parse_spec(str(graph.facts["quantize"]))
+    found = list(uses())
+    errors = {place: matrix.error for _, place, matrix in found if matrix.error is not None}
+    tied = {m.source for role, _, m in found if role == EMBEDDING} & {
+        m.source for role, _, m in found if role == LM_HEAD
+    }
+    return {
+        "spec": str(spec),
+        "tied": bool(tied),
+        "bits_per_weight": {"all": bits()}
+        | {role: role_bits(m for r, _, m in found if r == role) for role in (LAYERS, EMBEDDING, LM_HEAD)},
+        "weight_errors": by_name(errors),
+    }
+
+
+def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
+    """Every matrix of the checkpoint that an instruction of target cpu reads."""
+    plans = {(plan.key.source, plan.key.layout): plan for plan in weights.plans}
+    for node in lowered.nodes:
+        expr = matrix_of(node)
+        if expr is not None:
+            layout = node.inputs[MATRIX_OPS[node.op]].node.attrs["layout"]  # type: ignore[union-attr]
+            plan = plans[expr, layout]
+            error = weights.errors[plan.key].value if plan.key in weights.errors else None
+            stored = StoredMatrix(expr, f"{layout} {plan.key.dtype}", plan.rows * plan.k, plan.bytes, error)
+            yield role_of(node), place_of(node), stored
+
+
+def matrix_of(node: Node) -> WeightExpr | None:
+    """The matrix that a node multiplies or gathers from, if it is the checkpoint's."""
+    at = MATRIX_OPS.get(node.op)
+    value = None if at is None else node.inputs[at]
+    return value.node.attrs["expr"] if value is not None and value.node and value.node.op == "weight" else None
+
+
+def role_of(node: Node) -> str:
+    """A table of positions counts as a layer's."""
+    if node.op.endswith("embedding"):
+        gathers = node.inputs[1]
+        return EMBEDDING if gathers is not None and gathers.name == "token_ids" else LAYERS
+    return LM_HEAD if node.output.shape[0] == "rows" else LAYERS
+
+
+def place_of(node: Node) -> Place:
+    """Of a node with a matrix. Matrices that were joined: "self_attn.q_proj+k_proj"."""
+    role, expr = role_of(node), matrix_of(node)
+    assert expr is not None
+    if role != LAYERS:
+        return role, 0
+    names = [name.removesuffix(".weight") for name in dict.fromkeys(expr.refs())]
+    found = [_LAYER.search(name) for name in names]
+    tails = [name[match.end() :] if match else name for name, match in zip(names, found, strict=True)]
+    parent = tails[0].rpartition(".")[0]
+    rest = [tail.removeprefix(f"{parent}.") if parent else tail for tail in tails[1:]]
+    return "+".join([tails[0], *rest]), int(found[0][1]) if found[0] else 0
+
+
+def by_name(values: dict[Place, float]) -> dict[str, list[float | None]]:
+    table: dict[str, list[float | None]] = {}
+    for (name, layer), value in values.items():
+        row = table.setdefault(name, [])
+        row += [None] * (layer + 1 - len(row))
+        row[layer] = rounded(value, 3)
+    return table
+
+
+def role_bits(matrices: Iterable[StoredMatrix]) -> float | None:
+    """Bits per weight of the distinct ones; None where there are none."""
+    distinct = {(matrix.source, matrix.form): matrix for matrix in matrices}.values()
+    count = sum(matrix.weights for matrix in distinct)
+    return rounded(8 * sum(matrix.bytes for matrix in distinct) / count, 4) if count else None
+
+
+def all_bits(weights: WeightTable) -> float | None:
+    """Bits of weights.bin per weight of the checkpoint."""
+    counts = {plan.key.source: plan.rows * (plan.k if plan.n > 1 else 1) for plan in weights.plans}
+    return rounded(8 * weights.total_bytes / sum(counts.values()), 4)

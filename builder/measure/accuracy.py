@@ -1,0 +1,133 @@
+"""Measures a finished engine on a fixed text: the accuracy record of its config.json.
+
+quick: against the traced graph in float32, weights streamed. full: against the whole model in transformers, float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensorwright.builder.emit.cpu_weights import StoredPanels, WeightTable
+from tensorwright.builder.measure.interruptible import in_another_thread
+from tensorwright.builder.measure.metrics import Comparison
+from tensorwright.errors import CheckpointError, MissingDependencyError
+from tensorwright.ir.graph import Graph
+from tensorwright.models.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from tensorwright.builder.measure.streamed_weights import PanelSource
+
+_LOGIT_BYTES = 64 << 20  # of the reference's logits, which are held whole
+_MULTIPLY_ADDS = 64 * 10**9  # of the reference's products
+QUANTIZED = ("quantized_linear", "weight_only_linear")
+CHUNK = 32  # tokens per step, and so logit rows held at a time
+_SEED = 20240229
+_TEXT = Path(__file__).with_name("text.txt")
+
+
+def measure_accuracy(
+    kind: str, checkpoint: Checkpoint, cpu_files: Path, traced: Graph, cached: Graph, weights: WeightTable
+) -> dict[str, Any]:
+    """The record of the engine whose plan.bin and weights.bin are in `cpu_files`; kind "quick" or "full".
+
+    `traced` and `cached` are the graphs that the engine was made from, at these stages. Raises
+    MissingDependencyError if the C++ runtime is not built, CheckpointError if the tokenizer and the model disagree.
+    """
+    panels = StoredPanels(weights, cpu_files / "weights.bin")
+    return measure_logits(kind, checkpoint, traced, cached, lambda ids: engine_logits(cpu_files, ids), panels=panels)
+
+
+def measure_logits(
+    kind: str,
+    checkpoint: Checkpoint,
+    traced: Graph,
+    quantized: Graph,
+    run: Callable[[list[int]], Iterable[np.ndarray]],
+    *,
+    panels: PanelSource | None = None,
+    measured_on: str | None = None,
+) -> dict[str, Any]:
+    """The record of whatever `run` is: it gives the logits of consecutive positions of one sequence, block by block.
+
+    `quantized`: the graph at stage "cached" with the products that the engine makes; the errors of their outputs are
+    measured in it. measured_on: what ran, where that is not the engine's own executor.
+    """
+    from tensorwright.builder.measure.outputs import compute_reference
+
+    vocab_size, max_seq_len = traced.facts["vocab_size"], traced.facts["max_seq_len"]
+    ids, text = sample_ids(checkpoint, min(token_budget(vocab_size, multiply_adds(quantized)), max_seq_len), vocab_size)
+    cuts = any(node.op in QUANTIZED for node in quantized.nodes)
+    reference, output_errors = compute_reference(kind, checkpoint, ids, traced, quantized if cuts else None, panels)
+    comparison = Comparison()
+    done = 0
+    for logits in run(ids):
+        end = done + len(logits)
+        comparison.add(reference[done:end], logits, ids[done + 1 : end + 1])
+        done = end
+    record: dict[str, Any] = {"kind": kind, "reference_dtype": "float32", "text": text}
+    if measured_on is not None:
+        record["measured_on"] = measured_on
+    return record | comparison.record() | output_errors
+
+
+def multiply_adds(graph: Graph) -> int:
+    """What the products of a graph at stage "cached" take for each token."""
+    matrices = (node.inputs[1] for node in graph.nodes if node.op in ("linear", *QUANTIZED))
+    return sum(prod(int(dim) for dim in w.shape) for w in matrices if w is not None)
+
+
+def token_budget(vocab_size: int, multiply_adds: int) -> int:
+    """How many tokens are measured: 512, fewer for a large vocabulary and for a large model, never below 64.
+
+    A function of the model alone, so that two builds measure the same. Logits have a bound, so that memory stays small,
+    and so have multiplications, so that a build of a small model does not wait for them. From the model on where 64 is
+    the least, both a weight's work here (64 multiplications) and in the rest of the build stay as they are.
+    """
+    return max(64, min(512, _LOGIT_BYTES // (4 * vocab_size), _MULTIPLY_ADDS // max(1, multiply_adds)))
+
+
+def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[list[int], str]:
+    """Up to `count` token ids and where they come from: the bundled text, or random ids without a tokenizer."""
+    path = checkpoint.tokenizer_files.get("tokenizer.json")
+    if path is None:
+        return np.random.default_rng(_SEED).integers(0, vocab_size, count).tolist(), "random token ids"
+    from tokenizers import Tokenizer
+
+    ids = Tokenizer.from_file(str(path)).encode(_TEXT.read_text(encoding="utf-8")).ids[:count]
+    if ids and max(ids) >= vocab_size:
+        raise CheckpointError(
+            f"{path}: gives token {max(ids)}, but the model has a vocabulary of {vocab_size}; "
+            "it belongs to another model"
+        )
+    return ids, "built-in text"
+
+
+def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:
+    """Yields [up to 32, vocab] float32 logits of consecutive positions, one sequence in the engine."""
+    try:
+        from tensorwright.runtime import _runtime
+    except ImportError as error:
+        raise MissingDependencyError(
+            "measuring accuracy runs the engine, and the C++ runtime is not built here; "
+            "install tensorwright with its compiled module, or build with accuracy none"
+        ) from error
+    executor = _runtime.CpuExecutor(str(cpu_files / "plan.bin"), str(cpu_files / "weights.bin"), 0, "map")
+    facts = executor.facts()
+    block = facts["block_size"]
+    blocks = -(-len(ids) // block)
+    groups = len(facts["block_bytes"])
+    executor.allocate([blocks] * groups, CHUNK, CHUNK, 1)
+    table = np.arange(blocks, dtype=np.int32)[None]
+    with in_another_thread() as call:  # a step of a large engine takes seconds, and Ctrl-C is to be heard in it
+        for start in range(0, len(ids), CHUNK):
+            positions = list(range(start, min(len(ids), start + CHUNK)))
+            count = len(positions)
+            yield call(
+                executor.step, [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1],
+                list(range(count)), [(table, positions)] * groups,
+            )  # fmt: skip

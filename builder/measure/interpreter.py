@@ -1,0 +1,123 @@
+"""What a target without its device at hand computes: the lowered graph in the interpreter, rounded as it rounds.
+
+On targets beside cpu every activation is of one type A. A graph at stage "cached" says float32 everywhere; `narrowed`
+gives one that says A, and the interpreter then rounds after each op, as the plugin form of ONNX does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensorwright.builder.measure.accuracy import measure_logits
+from tensorwright.ir.graph import Graph, Node, Value
+from tensorwright.models.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from tensorwright.builder.options import BuildOptions
+    from tensorwright.builder.target.interface import Graphs
+
+MEASURED_ON = "graph interpreter"
+NORM = frozenset((1, 2))
+FLOAT32_OPERANDS = {
+    "rms_norm": NORM, "rms_norm_columns": NORM, "layer_norm": NORM, "layer_norm_columns": NORM,
+    "rotary_table": frozenset((1,)), "paged_attention": frozenset((5,)),
+    "weight_only_linear": frozenset((1,)), "quantized_embedding": frozenset((0,)),
+}  # fmt: skip
+"""Stored operands that stay float32: weights of norms, frequencies, sinks, and what is quantized from the original."""
+
+
+def measure_on_interpreter(
+    graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions, act_dtype: str
+) -> dict[str, Any]:
+    """The accuracy record of graphs.lowered in `act_dtype`; "measured_on" says that no engine ran."""
+    return measure_logits(
+        options.accuracy, checkpoint, graphs.traced, graphs.lowered,
+        lambda ids: [interpreted_logits(graphs.lowered, checkpoint, ids, act_dtype)], measured_on=MEASURED_ON,
+    )  # fmt: skip
+
+
+def interpreted_logits(lowered: Graph, checkpoint: Checkpoint, ids: list[int], act_dtype: str) -> np.ndarray:
+    """[len(ids), vocab] float32 of one sequence in one step; memory stays near one layer's weights.
+
+    The weights are quantized by the packer of the CPU engine, whose bits are those of quantize.py.
+    """
+    from tensorwright.builder.measure.reference import gather_embeddings
+    from tensorwright.builder.measure.streamed_weights import StreamedWeights
+    from tensorwright.ir.interpret import interpret
+    from tensorwright.ir.ragged import RaggedAdapter
+
+    graph = narrowed(lowered, act_dtype)
+    inputs = RaggedAdapter(graph, [ids]).inputs([len(ids)])
+    inputs.update(gather_embeddings(graph, checkpoint, inputs["token_ids"]))
+    inputs = {value.name: _of_type(value, inputs[value.name]) for value in graph.inputs}
+    with StreamedWeights(checkpoint) as weights:
+        (logits,) = interpret(graph, inputs, weights)
+    result: np.ndarray = logits.float().numpy()
+    return result
+
+
+def _of_type(value: Value, data: Any) -> Any:
+    """Gathered rows come in float32."""
+    if value.dtype == "kv":
+        return data
+    from tensorwright.ir.interpret_ops import torch_dtype
+
+    return data.to(torch_dtype(value.dtype))
+
+
+def narrowed(graph: Graph, act_dtype: str) -> Graph:
+    """A copy of a graph at stage "cached" whose activations, matrices and caches are of `act_dtype`.
+
+    Rotary tables, weights of norms and sinks stay float32. Sums before a norm are ops of their own, for the norm reads
+    them as they are stored.
+    """
+    graph = graph.clone()
+    graph.nodes = [part for node in graph.nodes for part in _split_sum(node)]
+    graph.facts["dtype"] = act_dtype
+    graph.facts["kv_layers"] = [{"dtype": act_dtype, **about} for about in graph.facts["kv_layers"]]
+    _separate_weights(graph)
+    users = graph.users()
+    for node in graph.nodes:
+        for value in node.outputs:
+            if value.dtype == "float32" and not _stays_wide(node, value, users[value]):
+                value.dtype = act_dtype
+                if node.op == "cast":
+                    node.attrs["dtype"] = act_dtype
+    return graph
+
+
+def _separate_weights(graph: Graph) -> None:
+    """A weight that is read in float32 and in A (a table that is also quantized as lm_head) becomes two."""
+    users = graph.users()
+    for node in graph.find("weight"):
+        value = node.output
+        wide = [user for user in users[value] if _reads_wide(user, value)]
+        if not wide or len(wide) == len(users[value]):
+            continue
+        twin = graph.add("weight", (), dict(node.attrs), [(value.dtype, value.shape)], scope=node.scope, before=node)
+        for user in wide:
+            user.inputs = [twin.output if v is value else v for v in user.inputs]
+
+
+def _split_sum(node: Node) -> list[Node]:
+    if node.op not in ("add_rms_norm", "add_layer_norm"):
+        return [node]
+    y, total = node.outputs
+    summed = Node("add", node.inputs[:2], {}, [total], node.scope)
+    norm = Node(node.op.removeprefix("add_"), [total, *node.inputs[2:]], node.attrs, [y], node.scope)
+    total.node, y.node = summed, norm
+    return [summed, norm]
+
+
+def _stays_wide(node: Node, value: Value, users: list[Node]) -> bool:
+    if node.op == "rotary_table" or (node.op == "constant" and value.rank == 0):
+        return True
+    if node.op not in ("weight", "constant"):
+        return False
+    return any(_reads_wide(user, value) for user in users)
+
+
+def _reads_wide(user: Node, value: Value) -> bool:
+    return user.inputs.index(value) in FLOAT32_OPERANDS.get(user.op, ())

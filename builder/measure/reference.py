@@ -1,0 +1,102 @@
+"""The logits an engine is compared with: of the traced graph, streamed, or of the model in transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tensorwright.builder.measure.interruptible import free_weights, short_products
+from tensorwright.builder.measure.streamed_weights import StreamedWeights
+from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.ir.graph import Graph, Value
+from tensorwright.ir.interpret import Weights
+from tensorwright.ir.ragged import RaggedAdapter
+from tensorwright.ir.walk import Walk
+from tensorwright.ir.weights import WeightExpr
+from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.models.dtypes import to_float32
+from tensorwright.models.read_weights import evaluate_rows
+from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
+
+
+def reference_walk(graph: Graph, checkpoint: Checkpoint, ids: list[int], weights: Weights) -> Walk:
+    """A run of `graph`, of stage "traced" or "cached", that gives the logits of every token. It stays as it is."""
+    graph = graph.clone()
+    if graph.stage == "cached":
+        inputs = RaggedAdapter(graph, [ids]).inputs([len(ids)])
+        tokens = "token_ids"
+    else:
+        tokens = "input_ids"
+        inputs = {
+            tokens: torch.tensor([ids], dtype=torch.int64),
+            "position_ids": torch.arange(len(ids), dtype=torch.int64)[None],
+        }
+    inputs.update(gather_embeddings(graph, checkpoint, inputs[tokens]))
+    return Walk(graph, {value.name: inputs[value.name] for value in graph.inputs}, weights)
+
+
+def streamed_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.ndarray:
+    """[len(ids), vocab] float32 of a float32 graph of either stage; no matrix of a product is held whole."""
+    with StreamedWeights(checkpoint) as weights:
+        (logits,) = reference_walk(graph, checkpoint, ids, weights).finish()
+    return as_rows(logits)
+
+
+def as_rows(logits: torch.Tensor) -> np.ndarray:
+    """[tokens, vocab] float32 of one sequence's logits of either stage."""
+    rows: np.ndarray = logits.reshape(-1, logits.shape[-1]).float().numpy()
+    return rows
+
+
+def transformers_logits(path: Path, ids: list[int], max_seq_len: int) -> np.ndarray:
+    """[len(ids), vocab] float32 of the whole model in float32 with eager attention, longrope fixed as in the engine."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    from tensorwright.builder.trace.fix_longrope import fix_longrope
+
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # the build has its own
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        ).eval()
+    finally:
+        if shows_progress:
+            logging.enable_progress_bar()
+    fix_longrope(model, max_seq_len)
+    with torch.inference_mode(), short_products():  # a large vocabulary's product alone takes seconds
+        logits = model(torch.tensor([ids])).logits[0].numpy()
+        free_weights(model)  # all at once, gigabytes take seconds
+    return logits
+
+
+def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Turns every look-up of `ids` in a table of the checkpoint into a graph input. Gives these inputs' values."""
+    values: dict[str, torch.Tensor] = {}
+    for node in [*graph.find("embedding"), *graph.find("quantized_embedding")]:
+        table, index = node.inputs
+        if table is None or index is None or index.name not in ("input_ids", "token_ids") or _expr(table) is None:
+            continue
+        rows = np.stack([_row(_expr(table), checkpoint, int(i)) for i in ids.flatten()])
+        if node.op == "quantized_embedding":
+            fmt = parse_format(node.attrs["format"])
+            rows = dequantized(quantize_weights(rows, fmt), rows.shape[1])
+        rows = rows.reshape(*ids.shape, -1)
+        scale = node.attrs.get("scale", 1.0)
+        gathered = graph.add("input", types=[(node.output.dtype, node.output.shape)], names=["embedded"], before=node)
+        graph.replace_uses(node.output, gathered.output)
+        values[gathered.output.name] = torch.from_numpy(rows * np.float32(scale))
+    graph.drop_dead()
+    return values
+
+
+def _expr(value: Value) -> WeightExpr | None:
+    return value.node.attrs["expr"] if value.node is not None and value.node.op == "weight" else None
+
+
+def _row(expr: WeightExpr | None, checkpoint: Checkpoint, row: int) -> np.ndarray:
+    assert expr is not None
+    return to_float32(evaluate_rows(expr, checkpoint, row, row + 1))[0]

@@ -1,0 +1,176 @@
+"""Weights that stay in the checkpoint: products with them are computed some rows at a time, on all threads.
+
+A part of a matrix is converted, multiplied and forgotten while it is in a core's cache, so memory and its traffic stay
+near what the file holds. Every part is computed by one thread: the numbers do not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from tensorwright.builder.emit.quantized_weights import Multiplier, PackedPanels
+from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
+from tensorwright.ir.graph import Node, Value
+from tensorwright.ir.interpret_ops import torch_dtype
+from tensorwright.ir.weights import WeightExpr
+from tensorwright.models.dtypes import to_float32
+from tensorwright.models.read_weights import TensorSource, evaluate, evaluate_rows
+from tensorwright.plugins.packing import LANES
+from tensorwright.plugins.quantized_matmul.quantize import quantize_weights, unpack
+from tensorwright.plugins.quantized_matmul.weight_only import restored
+
+CHUNK_ELEMENTS = 1 << 20
+"""Of a matrix, converted to float32 at a time by each thread: what a second level cache holds."""
+
+OnProduct = Callable[[Node, float, float], None]
+"""(node, sum of squared errors, sum of squares): of a quantized product, and of the one with w as it is stored."""
+
+
+class PanelSource(Protocol):
+    """Where packed panels of quantized matrices come from."""
+
+    def halves(self, expr: WeightExpr, fmt: WeightFormat) -> int:
+        """In how many equal runs the rows are packed; panels never hold rows of two."""
+
+    def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
+        """Rows [start, end) of one run, which start with a panel: uint8."""
+
+
+class StreamedWeights:
+    """A checkpoint's weights in float32 for the interpreter, and products with them: `ProductSource`.
+
+    panels: of quantized matrices, by default packed anew. on_product is told of every quantized product; it costs the
+    product with the weights as they are. A context: inside, torch itself runs on one thread, for what is beside
+    products is too small for more, and threads that wait for others would take the processor from those that multiply.
+    """
+
+    def __init__(
+        self, source: TensorSource, panels: PanelSource | None = None, on_product: OnProduct | None = None
+    ) -> None:
+        self._source = source
+        self._panels = panels or PackedPanels(source)
+        self._on_product = on_product
+        self._held = threading.local()
+        self._threads = torch.get_num_threads()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> StreamedWeights:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self._pool = ThreadPoolExecutor(self._threads)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._pool is not None
+        self._pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._threads)
+
+    def __call__(self, expr: WeightExpr) -> torch.Tensor:
+        """The whole of it; the interpreter reads it and drops it."""
+        return torch.from_dlpack(np.ascontiguousarray(to_float32(evaluate(expr, self._source))))
+
+    def product(self, node: Node, x: torch.Tensor) -> torch.Tensor:
+        """The result of a node that multiplies x [..., K] with a stored matrix, in its own type."""
+        _, w, bias = (*node.inputs, None)[:3]
+        assert w is not None
+        kind = torch_dtype(node.output.dtype)
+        expr = stored(w)
+        rows = x.to(kind).float().reshape(-1, x.shape[-1]).contiguous()
+        wide = expr.transpose() if node.op == "matmul" else expr
+        y = torch.empty(len(rows), wide.shape(self._source)[0])
+        if node.op in ("linear", "matmul"):
+            self._multiply(wide, rows, y, torch_dtype(w.dtype))
+        else:
+            self._multiply_quantized(node, wide, rows, y)
+        if bias is not None:
+            b = self(stored(bias)).to(torch_dtype(bias.dtype)).float()
+            # A product of weights that alone are quantized is rounded before the bias is added, as its plugin does.
+            y = y.to(kind).float() + b.to(kind).float() if node.op == "weight_only_linear" else y + b
+        return y.to(kind).reshape(*x.shape[:-1], y.shape[1])
+
+    def rows(self, expr: WeightExpr, start: int, end: int) -> torch.Tensor:
+        """Rows [start, end) in float32: memory that this thread uses again at its next call."""
+        tensor = evaluate_rows(expr, self._source, start, end)
+        if tensor.dtype == "bfloat16":
+            data = torch.from_dlpack(tensor.data).view(torch.bfloat16)
+        else:
+            data = torch.from_dlpack(to_float32(tensor))
+        return self._buffer(data.shape).copy_(data)
+
+    def _buffer(self, shape: torch.Size) -> torch.Tensor:
+        """New memory for every part would cost more than converting it: each page of it would be cleared first."""
+        held: torch.Tensor | None = getattr(self._held, "buffer", None)
+        if held is None or held.numel() < shape.numel():
+            held = self._held.buffer = torch.empty(shape.numel())
+        return held[: shape.numel()].view(shape)
+
+    def _multiply(self, expr: WeightExpr, x: torch.Tensor, y: torch.Tensor, kind: torch.dtype) -> None:
+        columns = x.T.contiguous()
+
+        def part(start: int, end: int) -> None:
+            w = self.rows(expr, start, end)
+            y[:, start:end] = (w.to(kind).float() @ columns).T
+
+        self._each([y.shape[1]], x.shape[1], part)
+
+    def _each(self, runs: list[int], k: int, work: Callable[[int, int], Any]) -> list[Any]:
+        """work(start, end) of all parts, in order."""
+        assert self._pool is not None, "weights must be entered before they are used"
+        return list(self._pool.map(lambda ends: work(*ends), parts_of(runs, k)))
+
+    def _multiply_quantized(self, node: Node, expr: WeightExpr, x: torch.Tensor, y: torch.Tensor) -> None:
+        fmt = parse_format(node.attrs["format"])
+        halves = 1 if fmt.kind == "fp" else self._panels.halves(expr, fmt)
+        columns = x.T.contiguous()
+        quantized = Multiplier(x.numpy(), fmt) if node.op == "quantized_linear" else None
+
+        def part(start: int, end: int) -> tuple[float, float]:
+            if quantized is not None:
+                got = torch.from_numpy(quantized.product(self._panels.panels(expr, fmt, start, end), end - start))
+            else:
+                got = x @ self._restored(expr, fmt, start, end, node.output.dtype).T
+            y[:, start:end] = got
+            if self._on_product is None:
+                return 0.0, 0.0
+            exact = (self.rows(expr, start, end) @ columns).T
+            return _squares(got - exact), _squares(exact)
+
+        sums = self._each([y.shape[1] // halves] * halves, x.shape[1], part)
+        if self._on_product is not None:
+            self._on_product(node, sum(error for error, _ in sums), sum(size for _, size in sums))
+
+    def _restored(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int, kind: str) -> torch.Tensor:
+        """What rows [start, end) have become, in numbers of the activation type."""
+        k = expr.shape(self._source)[1]
+        if fmt.kind == "fp":
+            made = quantize_weights(self.rows(expr, start, end).numpy(), fmt)
+        else:
+            made = unpack(self._panels.panels(expr, fmt, start, end), fmt, end - start, k)
+        return torch.from_numpy(restored(made, str(fmt), k, kind))
+
+
+def stored(value: Value) -> WeightExpr:
+    """The expression of a weight of the graph."""
+    assert value.node is not None
+    expr: WeightExpr = value.node.attrs["expr"]
+    return expr
+
+
+def parts_of(runs: list[int], k: int) -> list[tuple[int, int]]:
+    """Ranges of rows of about CHUNK_ELEMENTS; each starts with a panel of its run and ends in it."""
+    step = max(1, CHUNK_ELEMENTS // (k * LANES)) * LANES
+    parts = []
+    for i, rows in enumerate(runs):
+        first = i * rows
+        parts += [(first + start, first + min(rows, start + step)) for start in range(0, rows, step)]
+    return parts
+
+
+def _squares(x: torch.Tensor) -> float:
+    return float(x.square().sum(dtype=torch.float64))

@@ -1,0 +1,147 @@
+"""Targets tensorrt and tensorrt-rtx: a TensorRT plan whose plugins carry their kernels, and its io manifest.
+
+The graph becomes an ONNX model in the engine's folder, which a process of its own builds into the plan; the model is
+then removed. Nothing here needs a GPU for tensorrt-rtx; tensorrt builds on the GPU that the engine is for.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tensorwright.builder.emit.engine_dir import EngineWriter
+from tensorwright.builder.emit.tensorrt.io_manifest import OnnxFacts, make_manifest, read_onnx, with_version
+from tensorwright.builder.emit.tensorrt.job import Job
+from tensorwright.builder.emit.tensorrt.layers import check_pages, check_plugins, count_kinds, parse_layers
+from tensorwright.builder.emit.tensorrt.library import FLAVOURS, Library, find_library
+from tensorwright.builder.emit.tensorrt.matrix import DEFAULT_KERNEL_SMS, check_pairs, check_sms
+from tensorwright.builder.emit.tensorrt.profiles import input_shapes, make_limits
+from tensorwright.builder.emit.tensorrt.run_child import run_child
+from tensorwright.builder.options import BuildOptions, Phases
+from tensorwright.builder.target.interface import Emitted, Graphs
+from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
+from tensorwright.errors import BuildError, InvalidOptionError, MissingDependencyError
+from tensorwright.installing import install
+from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
+
+__all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
+PIPELINE = WEIGHT_ONLY_PIPELINE
+BLOCK_SIZE = 32
+MODEL, PLAN, LAYERS = "model.onnx", "plan", "layers.txt"
+_log = logging.getLogger("tensorwright.build")
+
+
+def block_size(max_seq_len: int) -> int:
+    """Positions in one block of the KV cache."""
+    return BLOCK_SIZE
+
+
+def check(options: BuildOptions) -> None:
+    """Raises InvalidOptionError for pairs that no engine can have, MissingDependencyError for an absent package."""
+    flavour = FLAVOURS[options.target]
+    make_limits(options.max_batch_size, options.max_num_tokens)
+    families = sorted({fmt.family for fmt in options.quantize_spec.formats}) if options.quantize_spec else []
+    if options.int4_kernel is not None and "int4" not in families:
+        raise InvalidOptionError("int4_kernel says who multiplies int4 weights, and none are asked for; leave it out")
+    if not flavour.any_sm and len(options.sm) != 1:
+        raise InvalidOptionError(
+            f"target {options.target} builds on the GPU that the engine is for: say the --sm of that one GPU, not "
+            f"{len(options.sm)} of them; target tensorrt-rtx takes several, or none"
+        )
+    check_sms(options.sm, any_sm=flavour.any_sm)
+    needs = [] if options.dtype == "auto" else [options.dtype]
+    check_pairs([*needs, *families], options.sm)
+    find_library(flavour)
+    _require("onnx", "a TensorRT engine is built from an ONNX model")
+    _require("triton", "the kernels of a TensorRT engine's plugins are compiled by Triton")
+
+
+def activation_dtype(options: BuildOptions, native: str) -> str:
+    """bfloat16 checkpoints stay so, all others run in float16. Raises InvalidOptionError if an SM lacks it."""
+    dtype = "bfloat16" if native == "bfloat16" else "float16"
+    check_pairs([dtype], options.sm)
+    return dtype
+
+
+def emit(
+    writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
+) -> Emitted:
+    """Writes tensorrt/rank0.engine and tensorrt/io.json; what was seen of the build goes into the report."""
+    from tensorwright.builder.emit.onnx.plugin_form import emit_plugin_form
+
+    library = find_library(FLAVOURS[options.target])
+    if library.note is not None:
+        _log.info("%s", library.note)
+    facts = report.graph.facts
+    work = writer.directory / ".work"
+    work.mkdir()
+    with phases.run("onnx"):
+        int4 = "plugin" if options.int4_kernel == "plugin" else "native"
+        with writer.os_errors("the ONNX model that the plan is made of cannot be written"):
+            emitted = emit_plugin_form(report.graph, checkpoint, work, facts["dtype"], int4=int4)
+        onnx_facts = read_onnx(work / MODEL)
+        model_bytes = sum(path.stat().st_size for path in work.iterdir())
+        writer.require_space(model_bytes)
+    batch, tokens = make_limits(options.max_batch_size, options.max_num_tokens)
+    sms = tuple(sorted(options.sm))
+    manifest = make_manifest(
+        facts, onnx_facts, flavour=options.target, sms=sms, kernel_sms=sms or DEFAULT_KERNEL_SMS, batch=batch,
+        tokens=tokens,
+    )  # fmt: skip
+    notes = _build_plan(writer, work, manifest, library, phases)
+    notes["layers"] = _check_layers(work / LAYERS, manifest, onnx_facts)
+    shutil.rmtree(work)
+    notes |= {"onnx_bytes": model_bytes, "note": library.note}
+    return Emitted(emitted["quantization"], sum(manifest.block_bytes), {"tensorrt": notes})
+
+
+def _build_plan(
+    writer: EngineWriter, work: Path, manifest: Manifest, library: Library, phases: Phases
+) -> dict[str, Any]:
+    """Writes both files of the engine; returns what the report says of it."""
+    shapes = tuple(input_shapes(manifest.inputs, profile) for profile in manifest.profiles)
+    job = Job(manifest.flavour, MODEL, PLAN, LAYERS, manifest.sms, manifest.kernel_sms, shapes)
+    # What this writes for the first time (compiled Python) must not be the child's to write: see fixed_addresses.py.
+    import_module("tensorwright.builder.emit.tensorrt.child")
+    with phases.run("engine") as advance:
+        done = run_child(job, library, advance, folder=work)
+        if done["fresh_kernels"]:
+            # Compiling kernels moves what the process allocates later: see fixed_addresses.py. Now they are cached.
+            done = run_child(job, library, advance, folder=work) | {"compiled_kernels": done["fresh_kernels"]}
+    writer.adopt(ENGINE_FILE, work / PLAN)
+    writer.write(MANIFEST_FILE, with_version(manifest, done["library_version"]).to_json().encode())
+    return done
+
+
+def _check_layers(path: Path, manifest: Manifest, onnx_facts: OnnxFacts) -> dict[str, Any] | str:
+    """What the engine consists of; raises BuildError if it would copy the KV cache."""
+    if not path.exists():
+        if FLAVOURS[manifest.flavour].any_sm:
+            raise BuildError("TensorRT logged no list of layers, so nothing shows that the KV cache is not copied")
+        return "not checked: this library logs no list of layers"
+    layers = parse_layers(path.read_text(encoding="utf-8"))
+    aliases = {tensor.alias: tensor.name for tensor in manifest.outputs if tensor.alias is not None}
+    profiles = len(manifest.profiles)
+    check_pages(layers, aliases, profiles)
+    return {
+        "kinds": count_kinds(layers),
+        "plugins": check_plugins(layers, onnx_facts.plugin_nodes, profiles),
+        "page_copies": 0,
+    }
+
+
+def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
+    """No GPU is assumed: the lowered graph in the interpreter, rounded as the engine's types; the record says so."""
+    from tensorwright.builder.measure.interpreter import measure_on_interpreter
+
+    return measure_on_interpreter(graphs, checkpoint, options, graphs.lowered.facts["dtype"])
+
+
+def _require(package: str, what: str) -> None:
+    if find_spec(package) is None:
+        raise MissingDependencyError(f"{what}, and {package} is not installed: {install('gpu')}")

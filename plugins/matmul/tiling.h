@@ -1,0 +1,51 @@
+// How a matmul's output is cut into tasks: by panels for few rows, which are bound by reading w once; by
+// tiles of rows x panels for many, sized so that a tile of x and a block of panels share a core's L2 cache.
+#ifndef TENSORWRIGHT_PLUGINS_MATMUL_TILING_H_
+#define TENSORWRIGHT_PLUGINS_MATMUL_TILING_H_
+
+#include <algorithm>
+#include <cstdint>
+
+#include "plugins/matmul/kernel.h"
+
+namespace tensorwright {
+
+// Row tiles vary fastest, so that neighbouring tasks share a block of panels.
+struct MatmulTiling {
+  int32_t row_tile, row_tiles, panel_block, panel_blocks;
+
+  int32_t tasks() const { return row_tiles * panel_blocks; }
+  int32_t row(int task) const { return task % row_tiles * row_tile; }
+  int32_t panel(int task) const { return task / row_tiles * panel_block; }
+};
+
+// x_row_bytes, panel_bytes: of one row of x and one panel of w, as the kernel reads them.
+inline MatmulTiling tile_matmul(int32_t rows, int32_t panels, int64_t x_row_bytes, int64_t panel_bytes,
+                                int threads) {
+  // Bytes of weights in a task, at least. One block of rows: some microseconds. More rows: a kernel fetches
+  // ahead inside its own task only, so tasks are larger.
+  constexpr int64_t kTaskBytes = 64 << 10, kFlatTaskBytes = 512 << 10;
+  constexpr int64_t kRowTileBytes = 256 << 10, kPanelBlockBytes = 512 << 10;
+  constexpr int64_t kTasksPerThread = 4;  // a small matrix is cut finer, so that threads end together
+  const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const int64_t most = std::clamp<int64_t>(kRowTileBytes / std::max<int64_t>(1, x_row_bytes), 24, 192);
+  const int64_t even = ceil_div(rows, ceil_div(rows, most));
+  MatmulTiling t;
+  t.row_tile =
+      even == rows ? rows : static_cast<int32_t>(ceil_div(even, TW_MATMUL_ROW_BLOCK) * TW_MATMUL_ROW_BLOCK);
+  t.row_tiles = static_cast<int32_t>(ceil_div(rows, t.row_tile));
+  const int64_t units = ceil_div(panels, TW_MATMUL_PANEL_BLOCK);
+  const int64_t task_bytes = t.row_tiles > 1              ? kPanelBlockBytes
+                             : rows > TW_MATMUL_ROW_BLOCK ? kFlatTaskBytes
+                                                          : kTaskBytes;
+  const int64_t wanted = task_bytes / (TW_MATMUL_PANEL_BLOCK * panel_bytes);
+  const int64_t fair = units * t.row_tiles / (kTasksPerThread * threads);
+  const int64_t take = std::min(units, std::max<int64_t>(1, std::min(wanted, fair)));
+  t.panel_block = static_cast<int32_t>(take) * TW_MATMUL_PANEL_BLOCK;
+  t.panel_blocks = static_cast<int32_t>(ceil_div(panels, t.panel_block));
+  return t;
+}
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_PLUGINS_MATMUL_TILING_H_

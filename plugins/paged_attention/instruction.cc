@@ -1,0 +1,258 @@
+// paged_attention: every query of the step over its sequence's pages.
+//
+// The queries of a sequence are cut into tiles; a unit is a tile of one KV head, and its rows are (query,
+// head of the group). With enough units, a task is a unit: all its splits in turn, then the combination. With
+// few (decode of few sequences), a task is one split of a unit, and whoever finishes a unit's last split
+// combines it. Either way each split is computed alone and splits are combined in ascending order, so the
+// result is the same.
+#include <atomic>
+
+#include "plugins/paged_attention/kernel.h"
+#include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
+
+namespace tensorwright {
+namespace {
+
+constexpr int32_t kRowsPerTile = 64;    // rows whose accumulators fit a core's L1 cache with a tile of K
+constexpr int32_t kUnitsPerThread = 4;  // with fewer units than this, splits are run in parallel
+
+// Consecutive queries of one sequence.
+struct QueryTile {
+  int32_t seq, token, queries, position;  // token: index in the step; position: of the first query
+  int32_t first_split, splits;
+};
+
+struct SplitTask {
+  int32_t unit, split;  // split counts from the tile's first
+};
+
+class PagedAttention : public Operation {
+ public:
+  PagedAttention(const Instruction& instruction, const OpContext& context)
+      : q_(context.buffer(instruction.in[0])),
+        y_(context.buffer(instruction.out[0])),
+        kv_(context.kv),
+        layer_index_(static_cast<size_t>(instruction.ints[0])),
+        layer_(context.plan.kv_layers[layer_index_]),
+        kv_heads_(static_cast<int32_t>(layer_.kv_heads)),
+        head_dim_(static_cast<int32_t>(layer_.head_dim)),
+        group_(instruction.ints[1] / kv_heads_),
+        tile_queries_(std::max(1, kRowsPerTile / group_)),
+        block_size_(static_cast<int32_t>(context.plan.header.block_size)),
+        max_splits_(static_cast<int32_t>((context.plan.header.max_seq_len - 1) / TW_ATTENTION_SPLIT + 1)),
+        scale_(instruction.floats[0]),
+        softcap_(instruction.floats[1]),
+        sinks_(context.weight_floats(instruction.weight[0])),
+        attend_(choose("attention", attention_kernels(kv_dtype()), context.isa)),
+        combine_(choose("attention_combine", attention_combine_kernels(), context.isa)) {}
+
+  size_t reserve(const StepLimits& limits, int threads) override {
+    threads_ = threads;
+    const int64_t tiles =
+        std::min<int64_t>(limits.tokens, int64_t{limits.tokens} / tile_queries_ + limits.seqs);
+    tiles_.reserve(static_cast<size_t>(tiles));
+    const size_t units = static_cast<size_t>(threads) * kUnitsPerThread;
+    split_tasks_.reserve(units * static_cast<size_t>(max_splits_));
+    unit_scratch_.resize(units);
+    remaining_ = std::make_unique<std::atomic<int32_t>[]>(units);
+    y_offsets_.resize(static_cast<size_t>(tile_queries_ * group_));
+    for (int32_t row = 0; row < tile_queries_ * group_; ++row) {
+      y_offsets_[static_cast<size_t>(row)] = row / group_ * y_.stride + int64_t{row % group_} * head_dim_;
+    }
+    if (sinks_) place_sinks();
+    thread_floats_ = unit_floats(max_splits_, tile_queries_);
+    return thread_floats_ * sizeof(float) * static_cast<size_t>(threads);
+  }
+
+  void run(const StepView& view, ThreadTeam& team) override {
+    make_tiles(view);
+    const int64_t units = static_cast<int64_t>(tiles_.size()) * kv_heads_;
+    if (split_in_parallel(units)) {
+      run_splits(view, team);
+    } else {
+      team.run(static_cast<int>(units), [&](int unit, int thread) {
+        float* scratch =
+            reinterpret_cast<float*>(view.scratch) + thread_floats_ * static_cast<size_t>(thread);
+        for (int32_t split = 0; split < tile_of(unit).splits; ++split) attend(view, unit, split, scratch);
+        combine(view, unit, scratch);
+      });
+    }
+  }
+
+  Cost cost(const StepView& view) const override {
+    Cost cost;
+    const int64_t position_bytes = int64_t{2} * kv_heads_ * tw_kv_position_bytes(kv_dtype(), head_dim_);
+    for (int32_t seq = 0; seq < view.step.seqs(); ++seq) {
+      const int64_t queries = queries_of(view, seq);
+      const int64_t context = view.step.context_lens[static_cast<size_t>(seq)];
+      const int64_t seen = layer_.window ? std::min<int64_t>(context, layer_.window + queries) : context;
+      cost.bytes += queries > 0 ? seen * position_bytes : 0;
+      cost.operations +=
+          4 * queries * std::max<int64_t>(0, seen - queries / 2) * kv_heads_ * group_ * head_dim_;
+    }
+    cost.bytes += view.step.tokens() * (q_.row_bytes() + y_.row_bytes());
+    return cost;
+  }
+
+ private:
+  int kv_dtype() const { return static_cast<int>(layer_.dtype); }
+
+  static int32_t queries_of(const StepView& view, int32_t seq) {
+    const int32_t* start = view.step.seq_starts.data() + seq;
+    return start[1] - start[0];
+  }
+
+  const QueryTile& tile_of(int32_t unit) const { return tiles_[static_cast<size_t>(unit / kv_heads_)]; }
+
+  size_t unit_floats(int32_t splits, int32_t queries) const {
+    return static_cast<size_t>(splits) * static_cast<size_t>(queries * group_) *
+           (static_cast<size_t>(head_dim_) + 2);
+  }
+
+  // The heads of a KV head, over and over: the rows of a tile are (query, head of the group).
+  void place_sinks() {
+    const int32_t rows = tile_queries_ * group_;
+    sink_rows_.resize(static_cast<size_t>(kv_heads_) * static_cast<size_t>(rows));
+    for (int32_t i = 0; i < kv_heads_ * rows; ++i) {
+      sink_rows_[static_cast<size_t>(i)] = sinks_[i / rows * group_ + i % rows % group_];
+    }
+  }
+
+  void make_tiles(const StepView& view) {
+    tiles_.clear();
+    for (int32_t seq = 0; seq < view.step.seqs(); ++seq) {
+      const int32_t queries = queries_of(view, seq);
+      const int32_t start = view.step.seq_starts[static_cast<size_t>(seq)];
+      const int32_t first = view.step.context_lens[static_cast<size_t>(seq)] - queries;
+      for (int32_t i = 0; i < queries; i += tile_queries_) {
+        QueryTile tile{seq, start + i, std::min(tile_queries_, queries - i), first + i, 0, 0};
+        const int32_t window = static_cast<int32_t>(layer_.window);
+        if (window > 0 && tile.position >= window)
+          tile.first_split = (tile.position - window + 1) / TW_ATTENTION_SPLIT;
+        tile.splits = (tile.position + tile.queries - 1) / TW_ATTENTION_SPLIT + 1 - tile.first_split;
+        tiles_.push_back(tile);
+      }
+    }
+  }
+
+  // Places each unit in the scratch and lists the tasks; false if there are units enough, or too much to
+  // place.
+  bool split_in_parallel(int64_t units) {
+    if (threads_ == 1 || units >= static_cast<int64_t>(unit_scratch_.size())) return false;
+    size_t used = 0;
+    split_tasks_.clear();
+    for (int32_t unit = 0; unit < units; ++unit) {
+      const QueryTile& tile = tile_of(unit);
+      unit_scratch_[static_cast<size_t>(unit)] = used;
+      remaining_[static_cast<size_t>(unit)].store(tile.splits, std::memory_order_relaxed);
+      used += unit_floats(tile.splits, tile.queries);
+      for (int32_t split = 0; split < tile.splits; ++split) split_tasks_.push_back({unit, split});
+    }
+    return used <= thread_floats_ * static_cast<size_t>(threads_);
+  }
+
+  void run_splits(const StepView& view, ThreadTeam& team) {
+    team.run(static_cast<int>(split_tasks_.size()), [&](int index, int) {
+      const SplitTask task = split_tasks_[static_cast<size_t>(index)];
+      const auto unit = static_cast<size_t>(task.unit);
+      float* scratch = reinterpret_cast<float*>(view.scratch) + unit_scratch_[unit];
+      attend(view, task.unit, task.split, scratch);
+      if (remaining_[unit].fetch_sub(1, std::memory_order_acq_rel) == 1) combine(view, task.unit, scratch);
+    });
+  }
+
+  // A unit's scratch: acc [splits, rows, head_dim], then max [splits, rows], then sum [splits, rows].
+  void attend(const StepView& view, int32_t unit, int32_t split, float* scratch) const {
+    const QueryTile& tile = tile_of(unit);
+    const GroupTables& tables = view.step.groups[layer_.group];
+    const int32_t kv_head = unit % kv_heads_;
+    const auto rows = static_cast<size_t>(tile.queries * group_), head_dim = static_cast<size_t>(head_dim_);
+    float* max = scratch + static_cast<size_t>(tile.splits) * rows * head_dim;
+    float* sum = max + static_cast<size_t>(tile.splits) * rows;
+    tw_attention_args args{};
+    args.queries = tile.queries;
+    args.group = group_;
+    args.head_dim = head_dim_;
+    args.block_size = block_size_;
+    args.first_position = tile.position;
+    args.window = static_cast<int32_t>(layer_.window);
+    args.split = tile.first_split + split;
+    args.scale = scale_;
+    args.softcap = softcap_;
+    args.q_dtype = q_.dtype;
+    args.q =
+        q_.at(view, tile.token) + static_cast<size_t>(kv_head * group_) * head_dim * tw_dtype_bytes(q_.dtype);
+    args.q_stride = q_.stride;
+    args.pages = kv_.pages(layer_index_) +
+                 static_cast<size_t>(kv_head) * tw_kv_head_bytes(kv_dtype(), head_dim_, block_size_);
+    args.page_bytes = static_cast<int64_t>(kv_.block_bytes(layer_index_));
+    args.block_table = tables.block_tables.data() + int64_t{tile.seq} * tables.max_blocks;
+    args.acc = scratch + static_cast<size_t>(split) * rows * head_dim;
+    args.max = max + static_cast<size_t>(split) * rows;
+    args.sum = sum + static_cast<size_t>(split) * rows;
+    attend_(&args);
+  }
+
+  void combine(const StepView& view, int32_t unit, float* scratch) const {
+    const QueryTile& tile = tile_of(unit);
+    const auto rows = static_cast<size_t>(tile.queries * group_), splits = static_cast<size_t>(tile.splits);
+    const size_t first_head = static_cast<size_t>(unit % kv_heads_) * static_cast<size_t>(group_);
+    tw_attention_combine_args args{};
+    args.rows = static_cast<int32_t>(rows);
+    args.splits = tile.splits;
+    args.head_dim = head_dim_;
+    args.y_dtype = y_.dtype;
+    args.acc = scratch;
+    args.max = scratch + splits * rows * static_cast<size_t>(head_dim_);
+    args.sum = args.max + splits * rows;
+    args.y = y_.at(view, tile.token) + first_head * static_cast<size_t>(head_dim_) * tw_dtype_bytes(y_.dtype);
+    args.y_offsets = y_offsets_.data();
+    if (sinks_) {
+      args.sinks = sink_rows_.data() + static_cast<size_t>(unit % kv_heads_) * y_offsets_.size();
+    }
+    combine_(&args);
+  }
+
+  BufferRef q_, y_;
+  KvStorage& kv_;
+  size_t layer_index_;
+  KvLayerRecord layer_;
+  int32_t kv_heads_, head_dim_, group_, tile_queries_, block_size_, max_splits_;
+  float scale_, softcap_;
+  const float* sinks_;  // [heads], or null
+  tw_attention_fn attend_;
+  tw_attention_combine_fn combine_;
+
+  int threads_ = 1;
+  size_t thread_floats_ = 0;                           // scratch of a thread: a full tile with all splits
+  std::vector<int64_t> y_offsets_;                     // [tile_queries * group]
+  std::vector<float> sink_rows_;                       // [kv_heads, tile_queries * group], if any
+  std::vector<QueryTile> tiles_;                       // of this step
+  std::vector<SplitTask> split_tasks_;                 // of this step
+  std::vector<size_t> unit_scratch_;                   // per unit, where its scratch begins
+  std::unique_ptr<std::atomic<int32_t>[]> remaining_;  // per unit, splits not yet done
+};
+
+}  // namespace
+
+// The window is that of the KvLayerRecord.
+void check_paged_attention(const InstructionCheck& c) {
+  const KvLayerRecord& layer = c.kv_layer();
+  const uint64_t heads = c.heads(layer);
+  c.require_kind("y", c.out(0), BufferKind::kTokens);
+  c.require_same_kind();
+  c.require_q(c.in(0), layer);
+  c.require_cols("q", c.in(0), heads * layer.head_dim);
+  c.require_cols("y", c.out(0), heads * layer.head_dim);
+  c.require_raw("sinks", c.weight(0), heads);
+  c.require_finite("scale", c.instruction.floats[0]);
+  c.require_finite("softcap", c.instruction.floats[1]);
+  c.require(c.instruction.floats[1] >= 0, "softcap must not be negative, is ", c.instruction.floats[1]);
+}
+
+std::unique_ptr<Operation> make_paged_attention(const Instruction& instruction, const OpContext& context) {
+  return std::make_unique<PagedAttention>(instruction, context);
+}
+
+}  // namespace tensorwright
