@@ -12,6 +12,8 @@ from tensorwright.ir.graph import Value
 from tensorwright.plugins.paged_attention import attention
 from tensorwright.runtime import _testing
 
+pytestmark = pytest.mark.computes
+
 COMBINES = [i for i, (_, _, runnable) in enumerate(_testing.attention_combine_table()) if runnable]
 ATTENDS = [
     (dtype, i)

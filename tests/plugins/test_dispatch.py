@@ -15,6 +15,8 @@ from tensorwright.ir.records import Instruction, Op
 from tensorwright.plugins.registry import MODULES, read_records
 from tensorwright.runtime import _runtime, _testing
 
+pytestmark = pytest.mark.computes
+
 FAMILIES = 19
 
 

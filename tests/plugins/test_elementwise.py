@@ -15,6 +15,8 @@ from tensorwright.plugins.elementwise import op
 from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.runtime import _testing
 
+pytestmark = pytest.mark.computes
+
 KERNELS = [
     pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
     for i, (name, isa, runnable) in enumerate(_testing.elementwise_table())

@@ -12,6 +12,8 @@ from tensorwright.ir.graph import Value
 from tensorwright.plugins.embedding import op
 from tensorwright.runtime import _testing
 
+pytestmark = pytest.mark.computes
+
 DTYPES = ("float32", "bfloat16")
 KERNELS = [
     pytest.param(dtype, i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))

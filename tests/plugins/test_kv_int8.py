@@ -18,6 +18,8 @@ from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.rotary import rotary_kv_write
 from tensorwright.runtime import _testing
 
+pytestmark = pytest.mark.computes
+
 
 def entries(table: list[tuple[str, str, bool]]) -> list[Any]:
     return [

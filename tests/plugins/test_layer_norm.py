@@ -12,6 +12,8 @@ from tensorwright.plugins.layer_norm import add_layer_norm, layer_norm_columns, 
 from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.runtime import _testing
 
+pytestmark = pytest.mark.computes
+
 TABLE = _testing.layer_norm_table()
 KERNELS = [
     pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))

@@ -16,6 +16,8 @@ from tensorwright.plugins.matmul import op
 from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.runtime import _testing
 
+pytestmark = pytest.mark.computes
+
 KERNELS = kernel_params(0) + kernel_params(1)
 BEST = 0
 EPILOGUES = (op.EPILOGUE_NONE, *op.EPILOGUES.values())

@@ -7,6 +7,8 @@ import pytest
 
 from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels_of, unpack_panels
 
+pytestmark = pytest.mark.computes
+
 SHAPES = [(1, 1), (15, 2), (16, 3), (17, 4), (33, 7), (48, 64)]
 STORAGE = {"float32": np.float32, "bfloat16": np.uint16}
 NUMBERS = {"float32": 0, "bfloat16": 1}  # tw_dtype

@@ -14,6 +14,8 @@ from tensorwright.plugins.paged_attention import attention, op
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.runtime import _testing
 
+pytestmark = pytest.mark.computes
+
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 511, 512, 513, 1030)
 KERNELS = [
     pytest.param(dtype, index, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))

@@ -16,6 +16,8 @@ from tensorwright.plugins.rotary import op, rotary_kv_write, rotary_table
 from tensorwright.plugins.rounding import round_to
 from tensorwright.runtime import _testing
 
+pytestmark = pytest.mark.computes
+
 TABLE = _testing.rotary_kv_write_table()
 KERNELS = [
     pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))

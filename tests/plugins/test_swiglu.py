@@ -13,6 +13,8 @@ from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.plugins.swiglu import op
 from tensorwright.runtime import _testing
 
+pytestmark = pytest.mark.computes
+
 KERNELS = [
     pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
     for i, (name, isa, runnable) in enumerate(_testing.swiglu_table())

@@ -15,6 +15,8 @@ from transformers.generation import logits_process as hf
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime import _runtime, _testing
 
+pytestmark = pytest.mark.computes
+
 VOCAB = 40
 EOS = [3, 5]
 

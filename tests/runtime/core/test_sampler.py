@@ -16,6 +16,8 @@ from transformers.generation.logits_process import (
 from tensorwright.errors import InvalidRequestError, NumericalError
 from tensorwright.runtime import _runtime, _testing
 
+pytestmark = pytest.mark.computes
+
 
 def sampling(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, logprobs: int = -1):
     s = _runtime.Sampling()

@@ -13,6 +13,8 @@ from support.toy_llama import ToyLlama
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime import _runtime, _testing
 
+pytestmark = pytest.mark.computes
+
 VOCAB = 101
 WORDS = 4
 EOS = 100
