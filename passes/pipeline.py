@@ -11,111 +11,25 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tensorwright.errors import GraphError, InvalidOptionError, PassError, TensorwrightError
 from tensorwright.ir import Graph
 from tensorwright.ir.ops import STAGES
 from tensorwright.ir.text import print_graph
 from tensorwright.ir.verify import verify as verify_graph
-from tensorwright.passes.canonicalise_casts import canonicalise_casts
-from tensorwright.passes.canonicalise_linears import canonicalise_linears
-from tensorwright.passes.canonicalise_scalars import canonicalise_scalars
-from tensorwright.passes.canonicalise_shapes import canonicalise_shapes
-from tensorwright.passes.eliminate_dead_nodes import eliminate_dead_nodes
-from tensorwright.passes.fold_constants import fold_constants
-from tensorwright.passes.fuse_add_layer_norm import fuse_add_layer_norm
-from tensorwright.passes.fuse_add_rms_norm import fuse_add_rms_norm
-from tensorwright.passes.fuse_gate_up import fuse_gate_up
-from tensorwright.passes.fuse_head_norms import fuse_head_norms
-from tensorwright.passes.fuse_qkv import fuse_qkv
-from tensorwright.passes.fuse_swiglu import fuse_swiglu
 from tensorwright.passes.insert_kv_cache import insert_kv_cache
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.passes.lower_weight_only import lower_weight_only
-from tensorwright.passes.merge_common_subexpressions import merge_common_subexpressions
-from tensorwright.passes.permute_rotary_rows import permute_rotary_rows
 from tensorwright.passes.plan_memory import plan_memory
 from tensorwright.passes.quantize_kv_cache import quantize_kv_cache
 from tensorwright.passes.quantize_weights import quantize_weights
-from tensorwright.passes.recognise_attention import recognise_attention
-from tensorwright.passes.recognise_gelu import recognise_gelu
-from tensorwright.passes.recognise_interleaved_rotary import recognise_interleaved_rotary
-from tensorwright.passes.recognise_layer_norm import recognise_layer_norm
-from tensorwright.passes.recognise_masks import recognise_masks
-from tensorwright.passes.recognise_rms_norm import recognise_rms_norm
-from tensorwright.passes.recognise_rotary import recognise_rotary
-from tensorwright.passes.rewrite_gqa import rewrite_gqa
+from tensorwright.passes.recognition import RECOGNITION, Phase, Step
 from tensorwright.passes.rewriting.compare import Comparison, Weights
 from tensorwright.passes.rewriting.matcher import Pattern, closest
-from tensorwright.passes.split_interleaved_linears import split_interleaved_linears
-from tensorwright.passes.widen_activations import widen_activations
-
-
-@dataclass(frozen=True)
-class Step:
-    """One pass and why it is here. `after`, `before`: names of passes of which one run must come earlier, later.
-
-    `lossy`: when the numbers change by design, so that --verify reports the change instead of bounding it.
-    """
-
-    run: Callable[[Graph], int]
-    why: str
-    after: tuple[str, ...] = ()
-    before: tuple[str, ...] = ()
-    lossy: Literal["never", "bfloat16", "always"] = "never"
-
-    @property
-    def name(self) -> str:
-        return self.run.__name__
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Passes that leave the graph at `stage`; the first one may find it at the stage before."""
-
-    name: str
-    stage: str
-    steps: tuple[Step, ...]
-
 
 PIPELINE: tuple[Phase, ...] = (
-    Phase("canonicalise", "traced", (
-        Step(widen_activations, "one type for activations, so that every pattern is written once", lossy="bfloat16"),
-        Step(canonicalise_casts, "widening leaves casts that change nothing", after=("widen_activations",)),
-        Step(canonicalise_scalars, "squares, scales and shifts have one spelling"),
-        Step(canonicalise_linears, "products with stored matrices are linears of [1, S, C]"),
-        Step(canonicalise_shapes, "unsqueeze, squeeze and view are one op; no-ops are gone"),
-        Step(fold_constants, "viewed frequencies and offsets become plain constants", after=("canonicalise_shapes",)),
-        Step(merge_common_subexpressions, "patterns compare operands by identity; tied weights become one"),
-        Step(eliminate_dead_nodes, "a dead user would make an inner value look shared"),
-    )),
-    Phase("recognise", "fused", (
-        Step(recognise_rms_norm, "one op in place of five", after=("canonicalise_scalars",)),
-        Step(recognise_gelu, "one op in place of eight", after=("canonicalise_scalars",)),
-        Step(fuse_head_norms, "heads with a norm each are one row again", before=("fuse_qkv",)),
-        Step(recognise_layer_norm, "a mean taken off before a norm", after=("recognise_rms_norm",)),
-        Step(recognise_rotary, "needs constant frequencies", after=("fold_constants",)),
-        Step(recognise_interleaved_rotary, "the kernels know halves, not neighbours", after=("fold_constants",)),
-        Step(recognise_masks, "attention accepts only masks that were understood", before=("recognise_attention",)),
-        Step(recognise_attention, "softmax between two matmuls", after=("recognise_masks",)),
-        Step(canonicalise_shapes, "transposes of recognised ops meet and cancel", after=("recognise_attention",)),
-        Step(rewrite_gqa, "repeated heads are only visible as operands of attention", after=("recognise_attention",)),
-        Step(canonicalise_shapes, "the repeat is gone, its transposes cancel", after=("rewrite_gqa",)),
-        Step(split_interleaved_linears, "what is left of slices of heads is q, k and v", after=("recognise_rotary",),
-             before=("fuse_qkv",)),
-        Step(canonicalise_shapes, "views and transposes meet again", after=("split_interleaved_linears",)),
-        Step(merge_common_subexpressions, "every rotary made its own table", after=("recognise_rotary",)),
-    )),
-    Phase("fuse", "fused", (
-        Step(permute_rotary_rows, "q and k must be plain linears to be fused", after=("rewrite_gqa",),
-             before=("fuse_qkv",)),
-        Step(fuse_qkv, "one matmul reads the input once", after=("rewrite_gqa",), before=("insert_kv_cache",)),
-        Step(fuse_gate_up, "one matmul reads the input once", before=("fuse_swiglu",)),
-        Step(fuse_swiglu, "the epilogue of the fused matmul", after=("fuse_gate_up",)),
-        Step(fuse_add_rms_norm, "one pass over the residual stream", after=("recognise_rms_norm",)),
-        Step(fuse_add_layer_norm, "the same, for families with that norm"),
-    )),
+    *RECOGNITION,
     Phase("cache", "cached", (
         Step(insert_kv_cache, "from one sequence to a ragged batch", after=("fuse_qkv",)),
     )),

@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+
 from tensorwright.ir import Graph, Node
 from tensorwright.ir.text import underline
-from tensorwright.passes import (
-    fuse_add_layer_norm,
-    fuse_add_rms_norm,
-    fuse_gate_up,
-    fuse_head_norms,
-    fuse_qkv,
-    fuse_swiglu,
-    permute_rotary_rows,
-    recognise_attention,
-    recognise_gelu,
-    recognise_interleaved_rotary,
-    recognise_layer_norm,
-    recognise_rms_norm,
-    recognise_rotary,
-    rewrite_gqa,
-    split_interleaved_linears,
-)
+from tensorwright.passes.recognition import RECOGNITION
 from tensorwright.passes.rewriting.matcher import find_miss
 
-RECOGNISERS = (
-    recognise_rms_norm,
-    recognise_layer_norm,
-    recognise_gelu,
-    recognise_rotary,
-    recognise_interleaved_rotary,
-    split_interleaved_linears,
-    recognise_attention,
-    rewrite_gqa,
-    permute_rotary_rows,
-    fuse_qkv,
-    fuse_gate_up,
-    fuse_swiglu,
-    fuse_head_norms,
-    fuse_add_rms_norm,
-    fuse_add_layer_norm,
-)
-"""Every pass that has a PATTERN and a check and runs before a message of this file can be needed."""
-RULES = {module.__name__.rsplit(".", 1)[-1]: (module.PATTERN, module.check) for module in RECOGNISERS}
+_MODULES = {step.name: sys.modules[step.run.__module__] for phase in RECOGNITION for step in phase.steps}
+RULES = {
+    name: (module.PATTERN, module.check)
+    for name, module in _MODULES.items()
+    if hasattr(module, "PATTERN") and hasattr(module, "check")
+}
+"""The pattern and the check of every pass that has them and runs before a message of this file can be needed."""
 
 
 def located(graph: Graph, node: Node, message: str) -> str:

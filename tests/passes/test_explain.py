@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from tensorwright.passes.pipeline import PIPELINE
-from tensorwright.passes.rewriting.explain import RECOGNISERS
+from tensorwright.passes.rewriting.explain import RULES
 
 
 def test_every_pattern_of_a_pass_is_asked() -> None:
     """insert_kv_cache reports what came closest to its own pattern itself."""
-    modules = [sys.modules[step.run.__module__] for phase in PIPELINE for step in phase.steps]
-    with_pattern = {module for module in modules if hasattr(module, "PATTERN") and hasattr(module, "check")}
-    assert {module.__name__.rpartition(".")[2] for module in with_pattern - set(RECOGNISERS)} == {"insert_kv_cache"}
-    assert set(RECOGNISERS) <= with_pattern
+    modules = {step.name: sys.modules[step.run.__module__] for phase in PIPELINE for step in phase.steps}
+    with_pattern = {name for name, module in modules.items() if hasattr(module, "PATTERN") and hasattr(module, "check")}
+    assert with_pattern - RULES.keys() == {"insert_kv_cache"}
+    assert RULES.keys() <= with_pattern
