@@ -20,11 +20,11 @@ from tensorwright.builder.build import BuildResult, build
 from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
 from tensorwright.builder.options import ACCURACY, process_start
 from tensorwright.builder.process import terminate_as_interrupt
+from tensorwright.byte_sizes import format_size
 from tensorwright.command import run_command
 from tensorwright.engine_format.engine_config import AccuracyRecord, QuantizationRecord
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.engine_format.targets import TARGET_NAMES
-from tensorwright.runtime.engine.memory import format_size
 
 EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pico out/pico4 --quantize int4"
 

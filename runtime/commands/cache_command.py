@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import click
 
+from tensorwright.byte_sizes import format_size
 from tensorwright.runtime.api.engine_cache import (
     SIZE_VARIABLE,
     CacheEntry,
@@ -16,7 +17,6 @@ from tensorwright.runtime.api.engine_cache import (
     find_entries,
     remove_entry,
 )
-from tensorwright.runtime.engine.memory import format_size
 
 
 def list_cache(as_json: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tensorwright.byte_sizes import format_size
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError
 from tensorwright.runtime.base.host import available_memory
 from tensorwright.runtime.base.parameter_checks import is_int
@@ -31,15 +32,6 @@ def parse_size(value: Any, name: str = "kv_cache_memory") -> int:
         if size > 0:
             return size
     raise InvalidOptionError(f'{name} must be a positive number of bytes or a text like "512MiB", got {value!r}')
-
-
-def format_size(size: float) -> str:
-    """Bytes for people: 1536 -> "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def check_kv_bytes(asked: int, engine: EngineDir, available: int | None = None) -> int:

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tensorwright.byte_sizes import format_size
 from tensorwright.engine_format.file_names import REPORT
 from tensorwright.errors import EngineError, reason
 from tensorwright.json_text import read_json
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import describe_engine
-from tensorwright.runtime.engine.memory import format_size
 from tensorwright.runtime.requests.generation_defaults import named_defaults
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tensorwright.byte_sizes import format_size
 from tensorwright.engine_format.tensorrt_manifest import Manifest
 from tensorwright.errors import OutOfMemoryError
-from tensorwright.runtime.engine.memory import format_size
 from tensorwright.runtime.engine.tensorrt.step_buffers import logits_bytes, metadata_bytes
 
 
