@@ -1,8 +1,7 @@
-"""tensorrt/io.json: what a TensorRT engine reads and writes, which the engine itself tells only to who has a GPU.
+"""tensorrt/io.json: the inputs and outputs of a TensorRT engine. The engine itself tells them only on a GPU.
 
-The builder writes it beside rank0.engine, the runtime's executor reads it. It stands in plugins/, for both rooms may
-import that. A dimension is an int or a symbol: tokens, seqs, "seqs + 1", rows, and per cache group G max_blocks.G and
-pages.G.
+The builder writes it beside rank0.engine, and the runtime's executor reads it. A dimension is an int or a symbol:
+tokens, seqs, "seqs + 1", rows, and for each cache group G max_blocks.G and pages.G.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tensorwright.engine_format.dtypes import DTYPES, ITEM_BYTES
+from tensorwright.engine_format.file_names import TENSORRT_ENGINE, TENSORRT_IO
 from tensorwright.engine_format.strict_json import read_value
 from tensorwright.errors import EngineError
 from tensorwright.json_text import read_json
 
-MANIFEST_FILE = "tensorrt/io.json"
-ENGINE_FILE = "tensorrt/rank0.engine"
+MANIFEST_FILE, ENGINE_FILE = TENSORRT_IO, TENSORRT_ENGINE
 FORMAT_VERSION = 1
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 """The Python module of each flavour; a flavour is called as its target and its extra are."""
