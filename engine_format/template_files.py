@@ -25,8 +25,10 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 
 
 def read_templates(root: Path, texts: Mapping[str, bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> Jinja text, the default one first. texts: the engine's files by relative path; root: of the engine, for
-    messages. Raises EngineError."""
+    """Returns the Jinja texts by name, the default one first. Raises EngineError.
+
+    root: the engine's folder, for messages. texts: the engine's text files by relative path.
+    """
     found = {name: _decode(root / file, texts[file]) for file in sorted(texts) if (name := _name(file)) is not None}
     listed = listed_templates(tokenizer_config.get("chat_template"))
     if listed is None:
