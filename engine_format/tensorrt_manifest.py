@@ -117,7 +117,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = MANIFEST_FILE) -> Manifest:
-        """Reads io.json; unknown and missing keys are refused at every level. Raises EngineError, which names `where`."""
+        """Reads io.json. Unknown and missing keys are refused at every level. Raises EngineError with `where` in it."""
         try:
             data = read_json(text)
         except ValueError as error:
