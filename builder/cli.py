@@ -25,6 +25,7 @@ from tensorwright.command import run_command
 from tensorwright.engine_format.engine_config import AccuracyRecord, QuantizationRecord
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.engine_format.targets import TARGET_NAMES
+from tensorwright.sizes import format_size
 
 EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pico out/pico4 --quantize int4"
 

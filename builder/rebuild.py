@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.build import BuildResult, build_engine_at, emit_and_measure
+from tensorwright.builder.build import BuildResult, BuildRun, build_engine_at, emit_and_measure
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
 from tensorwright.builder.kept_weights import EngineSource
@@ -25,6 +25,9 @@ from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import open_checkpoint
+
+if TYPE_CHECKING:
+    pass
 
 
 def rebuild(
@@ -45,8 +48,8 @@ def rebuild(
     Raises EngineError, CheckpointError, and what `build` raises.
     """
     options = changed_options(config.build_options, changes)
-    aim = find_target(options.target)
-    aim.check(options)
+    target = find_target(options.target)
+    target.check(options)
     check_places(engine, out, None)
     if model is not None:
         _check_source(engine, config, model)
@@ -61,7 +64,7 @@ def rebuild(
             "accuracy full compares with the model in transformers, which an engine does not hold; say quick, or give "
             "the checkpoint (--model)"
         )
-    return _from_graph(engine, config, out, options, aim, overwrite, Phases.since(begin, progress))
+    return _from_graph(engine, config, out, options, target, overwrite, Phases.since(begin, progress))
 
 
 def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:
@@ -102,7 +105,7 @@ def _from_graph(
     config: EngineConfig,
     out: str | Path,
     options: BuildOptions,
-    aim: Target,
+    target: Target,
     overwrite: bool,
     phases: Phases,
 ) -> BuildResult:
@@ -113,17 +116,17 @@ def _from_graph(
             source = EngineSource(engine)
             graph = read_graph(engine)
             reference = plain_graph(graph)
-            pipeline, done = remaining(aim, config, graph, options)
+            pipeline, done = remaining(target, config, graph, options)
             if any(phase.name == "quantize" for phase in pipeline):
                 graph = plain_graph(graph)
                 _ask(graph, options)
-            dtype = dtype_of(config, options, aim)
+            dtype = dtype_of(config, options, target)
             graph.facts["dtype"] = reference.facts["dtype"] = dtype
-            graph.facts["block_size"] = aim.block_size(graph.facts["max_seq_len"])
+            graph.facts["block_size"] = target.block_size(graph.facts["max_seq_len"])
         with phases.run("passes"):
             report = run_pipeline(graph, pipeline=pipeline, done=done)
-        kept = config.source
-        return emit_and_measure(writer, reference, report, source, kept, aim, options, phases, memory)
+        run = BuildRun(options, target, source, writer, phases, memory)
+        return emit_and_measure(run, reference, report, config.source)
 
 
 def read_graph(engine: Path) -> Graph:
@@ -169,21 +172,23 @@ def _ask(graph: Graph, options: BuildOptions) -> None:
     graph.facts["kv_layers"] = layers
 
 
-def remaining(aim: Target, config: EngineConfig, graph: Graph, options: BuildOptions) -> tuple[tuple, dict[str, int]]:
+def remaining(
+    target: Target, config: EngineConfig, graph: Graph, options: BuildOptions
+) -> tuple[tuple, dict[str, int]]:
     """The target's phases that are still to run on the cached graph, and the counts of those before."""
-    names = [phase.name for phase in aim.PIPELINE]
+    names = [phase.name for phase in target.PIPELINE]
     wanted = None if options.quantize_spec is None else str(options.quantize_spec)
     same = wanted == graph.facts.get("quantize")
     same = same and options.activations == graph.facts.get("activations", "auto")
     same = same and options.kv_cache_dtype == graph.facts.get("kv_cache_dtype", "auto")
     at = names.index("quantize") + (1 if same else 0)
-    steps = [step.name for phase in aim.PIPELINE[:at] for step in phase.steps]
-    return aim.PIPELINE[at:], {name: config.passes.get(name, 0) for name in dict.fromkeys(steps)}
+    steps = [step.name for phase in target.PIPELINE[:at] for step in phase.steps]
+    return target.PIPELINE[at:], {name: config.passes.get(name, 0) for name in dict.fromkeys(steps)}
 
 
-def dtype_of(config: EngineConfig, options: BuildOptions, aim: Target) -> str:
+def dtype_of(config: EngineConfig, options: BuildOptions, target: Target) -> str:
     """The engine's own type of activations where the target has it, else what the target makes of it."""
     if options.dtype != "auto":
         return options.dtype
     own = config.dtype
-    return own if own in options.target_format.dtypes else aim.activation_dtype(replace(options, dtype="auto"), own)
+    return own if own in options.target_format.dtypes else target.activation_dtype(replace(options, dtype="auto"), own)

@@ -19,7 +19,6 @@ from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.engine.memory import parse_size
 from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
 from tensorwright.runtime.guided.reader import TIMES, vocabulary_reader
 from tensorwright.runtime.requests.async_requests import RequestHandle
@@ -37,6 +36,7 @@ from tensorwright.runtime.requests.prompts import (
 )
 from tensorwright.runtime.requests.request_state import RequestState
 from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.sizes import parse_size
 
 
 class LLM(StrictKeywords):

@@ -17,6 +17,7 @@ from tensorwright.runtime.api.engine_cache import (
     find_entries,
     remove_entry,
 )
+from tensorwright.sizes import format_size
 
 
 def list_cache(as_json: bool) -> None:

@@ -8,7 +8,7 @@ import click
 
 import tensorwright
 from tensorwright.command import run_command
-from tensorwright.entry import nothing_begun
+from tensorwright.interrupts import nothing_begun
 from tensorwright.runtime.commands.bench_options import load_options, take_load
 from tensorwright.runtime.commands.load_test_command import bench_serve
 from tensorwright.runtime.commands.option_tables import GENERATION_CONFIG

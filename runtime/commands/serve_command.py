@@ -19,7 +19,7 @@ from tensorwright.engine_format.file_names import TOKENIZER
 from tensorwright.errors import InvalidOptionError, MissingDependencyError, reason
 from tensorwright.installing import install
 from tensorwright.runtime.commands.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS, take
-from tensorwright.runtime.engine.memory import parse_size
+from tensorwright.sizes import parse_size
 
 if TYPE_CHECKING:
     from tensorwright.runtime.api.llm import LLM

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tensorwright.entry import nothing_begun
+from tensorwright.interrupts import nothing_begun
 from tensorwright.runtime.commands.option_tables import GENERATION_CONFIG, LIMITED
 from tensorwright.runtime.guided.reader import TIMES
 

@@ -17,6 +17,7 @@ from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import describe_engine
 from tensorwright.runtime.requests.generation_defaults import named_defaults
+from tensorwright.sizes import format_size
 
 
 def describe(engine: EngineDir) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tensorwright.builder.options import Phases, process_start
 from tensorwright.byte_sizes import format_size
 from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.tools.inspect import describe
+from tensorwright.sizes import format_size
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from tensorwright.byte_sizes import format_size
 from tensorwright.engine_format.tensorrt_manifest import Manifest
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime.engine.tensorrt.step_buffers import logits_bytes, metadata_bytes
+from tensorwright.sizes import format_size
 
 
 def kv_bytes(manifest: Manifest, most: dict[str, int], free: int, scratch: int, asked: int | None, share: float) -> int:

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from tensorwright.errors import InvalidOptionError, reason
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.parameter_checks import is_int
-from tensorwright.runtime.serving.server.connections import RESERVE
-from tensorwright.runtime.serving.server.file_limit import allow_sockets
+from tensorwright.runtime.serving.server.connections import RESERVE, allow_sockets
 from tensorwright.runtime.serving.server.hosts import is_loopback
 from tensorwright.runtime.serving.server.options import positive
 
