@@ -20,7 +20,6 @@ from tensorwright.builder.build import BuildResult, build
 from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
 from tensorwright.builder.options import ACCURACY, process_start
 from tensorwright.builder.process import terminate_as_interrupt
-from tensorwright.byte_sizes import format_size
 from tensorwright.command import run_command
 from tensorwright.engine_format.engine_config import AccuracyRecord, QuantizationRecord
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES

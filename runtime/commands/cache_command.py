@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 
 import click
 
-from tensorwright.byte_sizes import format_size
 from tensorwright.runtime.api.engine_cache import (
     SIZE_VARIABLE,
     CacheEntry,

@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from tensorwright.byte_sizes import format_size
 from tensorwright.command import EXIT_FAILED
 from tensorwright.runtime.tools.doctor.engine import examine_engine
 from tensorwright.runtime.tools.doctor.machine import examine_machine, examine_nvidia

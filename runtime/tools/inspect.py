@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tensorwright.byte_sizes import format_size
 from tensorwright.engine_format.file_names import REPORT
 from tensorwright.errors import EngineError, reason
 from tensorwright.json_text import read_json

@@ -14,7 +14,6 @@ import pytest
 from support.tiny_models import make_variant
 from tensorwright.builder.cli import main
 from tensorwright.builder.options import Phases, process_start
-from tensorwright.byte_sizes import format_size
 from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.tools.inspect import describe
 from tensorwright.sizes import format_size

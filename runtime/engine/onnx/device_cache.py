@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.byte_sizes import format_size
 from tensorwright.engine_format.onnx_manifest import OnnxManifest
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime.engine.onnx.slot_cache import Piece, layer_arrays

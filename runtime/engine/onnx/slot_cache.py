@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorwright.byte_sizes import format_size
 from tensorwright.engine_format.onnx_manifest import OnnxManifest
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.sizes import format_size

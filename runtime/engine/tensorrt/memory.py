@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tensorwright.byte_sizes import format_size
 from tensorwright.engine_format.tensorrt_manifest import Manifest
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime.engine.tensorrt.step_buffers import logits_bytes, metadata_bytes

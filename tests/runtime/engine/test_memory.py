@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from support.fake_runtime import engine_config, write_engine
-from tensorwright.byte_sizes import format_size
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError, TensorwrightWarning
 from tensorwright.runtime.base import host
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
