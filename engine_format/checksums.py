@@ -1,7 +1,7 @@
-"""checksums.txt of an engine: what every file must be, and the check that it is.
+"""checksums.txt of an engine: it is written here, read here, and every file is held against it here.
 
-Text files are read once: the bytes that were hashed are those that are used. Large files are mapped by whoever runs
-the engine; their marks tell whether what was mapped is what was hashed.
+Text files are read once: the bytes that were hashed are the bytes that are used. The executor maps large files. Their
+marks tell whether the mapped file is the hashed file. build-report.json is not listed.
 
 <xxh3_128 hex>  <bytes>  <relative path>     one line per file, sorted by path
 <xxh3_128 hex>  <bytes>  .                   last: over the text of the lines above
@@ -26,7 +26,7 @@ from tensorwright.errors import EngineError, reason
 
 REMEDY = "build the engine again, or copy it again from where it came"
 TEXTS = (".json", ".jinja")
-"""How the names of files end that the runtime reads as a whole."""
+"""The ends of the names of files that the runtime reads as a whole."""
 _READ_BYTES = 8 << 20
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _LINE = re.compile(r"([0-9a-f]{32})  (0|[1-9][0-9]{0,18})  (\S.*)")
@@ -38,7 +38,7 @@ class FileSum(NamedTuple):
 
 
 class FileMark(NamedTuple):
-    """What changes when a file is replaced or written to."""
+    """The facts of a file that change when it is replaced or written to."""
 
     device: int
     inode: int
@@ -72,7 +72,7 @@ def read_sum(path: Path) -> FileSum:
 
 
 def read_checksums(root: Path) -> dict[str, FileSum]:
-    """The listed files by relative path. EngineError if the list itself is missing, malformed or altered."""
+    """Returns the listed files by relative path. Raises EngineError if the list is missing, malformed or altered."""
     path = root / CHECKSUMS
     try:
         text = path.read_text(encoding="utf-8")
@@ -106,11 +106,11 @@ def verify_files(
     marks: dict[str, FileMark],
     meanwhile: Callable[[], None] | None = None,
 ) -> None:
-    """Sizes of all first, so that a truncated engine fails at once, then contents.
+    """Checks all sizes first, so that a truncated engine fails at once, and then the contents. Raises EngineError.
 
-    texts: takes the bytes of text files by relative path; those that it has already are not read again. marks: takes
-    the marks of all other files. meanwhile: called while `weights`, the largest, are hashed on a thread of their own;
-    all others are checked by then.
+    weights: the name of the largest file, which a thread of its own hashes. texts: takes the bytes of text files by
+    relative path; a text that is there already is not read again. marks: takes the marks of all other files.
+    meanwhile: called while the largest file is hashed; all others are checked by then.
     """
     _check_sizes(root, files, texts)
     for name, expected in files.items():
@@ -138,7 +138,7 @@ def verify_files(
 
 
 def check_unchanged(root: Path, names: Iterable[str], marks: Mapping[str, FileMark]) -> None:
-    """EngineError if one of the files is not the one that was hashed. To be called when they are mapped or read."""
+    """Raises EngineError if a file is not the file that was hashed. To be called when the files are mapped or read."""
     for name in names:
         try:
             same = FileMark.of((root / name).stat()) == marks[name]
@@ -174,7 +174,7 @@ def _size_of(path: Path) -> int:
 def _check_content(
     root: Path, name: str, expected: FileSum, texts: dict[str, bytes], marks: dict[str, FileMark]
 ) -> None:
-    """Hashes one file, and keeps its text or its mark."""
+    """Hashes one file and keeps its text or its mark. Raises EngineError if it is not the file of checksums.txt."""
     path = root / name
     if name.endswith(TEXTS):
         if name not in texts:
@@ -191,7 +191,7 @@ def _size_fault(size: int, expected: int) -> str:
 
 
 def read_whole(path: Path) -> bytes:
-    """Raises EngineError."""
+    """Reads a file. Raises EngineError."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -199,8 +199,10 @@ def read_whole(path: Path) -> bytes:
 
 
 def hash_file(path: Path) -> tuple[str, FileMark]:
-    """xxh3_128 of a file in hex, and the mark of the file that was hashed. Mapped, which is three times as fast as
-    reading and leaves the pages warm to serve."""
+    """Returns the xxh3_128 of a file in hex, and the mark of the file that was hashed. Raises EngineError.
+
+    The file is mapped, which is three times as fast as reading, and leaves the pages warm for serving.
+    """
     try:
         with path.open("rb") as file:
             mark = FileMark.of(os.fstat(file.fileno()))

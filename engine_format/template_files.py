@@ -25,10 +25,14 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 
 
 def read_templates(root: Path, texts: Mapping[str, bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> Jinja text, the default one first. texts: the engine's files by relative path; root: of the engine, for
-    messages. Raises EngineError."""
+    """Returns the Jinja texts by name, the default one first. Raises EngineError.
+
+    root: the engine's folder, for messages. texts: the engine's text files by relative path.
+    """
     found = {name: _decode(root / file, texts[file]) for file in sorted(texts) if (name := _name(file)) is not None}
-    listed = _listed(root, tokenizer_config.get("chat_template"))
+    listed = listed_templates(tokenizer_config.get("chat_template"))
+    if listed is None:
+        raise EngineError(f"{root / TOKENIZER_CONFIG}: chat_template is neither text nor a named list; {REMEDY}")
     if not found or (DEFAULT in found and found[DEFAULT] == listed.get(DEFAULT)):
         found = {**listed, **found}
     return dict(sorted(found.items(), key=lambda item: (item[0] != DEFAULT, item[0])))
@@ -55,8 +59,9 @@ def _decode(path: Path, data: bytes) -> str:
         raise EngineError(f"{path}: cannot be read as UTF-8 text ({error}); {REMEDY}") from error
 
 
-def _listed(root: Path, value: Any) -> dict[str, str]:
-    """value: chat_template of tokenizer_config.json."""
+def listed_templates(value: Any) -> dict[str, str] | None:
+    """Returns the templates by name that the chat_template of tokenizer_config.json holds: one text, or a list with
+    names. None if it is neither."""
     if value is None or value == []:
         return {}
     if isinstance(value, str):
@@ -65,5 +70,5 @@ def _listed(root: Path, value: Any) -> dict[str, str]:
     named = {str(entry.get("name")): str(entry.get("template")) for entry in entries}
     texts = [entry.get(key) for entry in entries for key in ("name", "template")]
     if not named or len(named) != len(value) or not all(isinstance(text, str) for text in texts):
-        raise EngineError(f"{root / TOKENIZER_CONFIG}: chat_template is neither text nor a named list; {REMEDY}")
+        return None
     return named

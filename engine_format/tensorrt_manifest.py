@@ -1,8 +1,7 @@
-"""tensorrt/io.json: what a TensorRT engine reads and writes, which the engine itself tells only to who has a GPU.
+"""tensorrt/io.json: the inputs and outputs of a TensorRT engine. The engine itself tells them only on a GPU.
 
-The builder writes it beside rank0.engine, the runtime's executor reads it. It stands in plugins/, for both rooms may
-import that. A dimension is an int or a symbol: tokens, seqs, "seqs + 1", rows, and per cache group G max_blocks.G and
-pages.G.
+The builder writes it beside rank0.engine, and the runtime's executor reads it. A dimension is an int or a symbol:
+tokens, seqs, "seqs + 1", rows, and for each cache group G max_blocks.G and pages.G.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tensorwright.engine_format.dtypes import DTYPES, ITEM_BYTES
+from tensorwright.engine_format.file_names import TENSORRT_ENGINE, TENSORRT_IO
 from tensorwright.engine_format.strict_json import read_value
 from tensorwright.errors import EngineError
 from tensorwright.json_text import read_json
 
-MANIFEST_FILE = "tensorrt/io.json"
-ENGINE_FILE = "tensorrt/rank0.engine"
+MANIFEST_FILE, ENGINE_FILE = TENSORRT_IO, TENSORRT_ENGINE
 FORMAT_VERSION = 1
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
-"""The Python module of each flavour; a flavour is called as its target and its extra are."""
+"""The Python module of each flavour. A flavour has the name of its target and of its extra."""
 REMEDY = "build the engine again"
 
 Dim = int | str
@@ -28,7 +27,7 @@ Dim = int | str
 
 @dataclass(frozen=True)
 class IoTensor:
-    """An input or an output. alias: of an output that lies where that input lies, its name."""
+    """An input or an output. alias: the name of the input whose memory the output shares."""
 
     name: str
     dtype: str
@@ -47,7 +46,7 @@ class KvLayer:
 
 @dataclass(frozen=True)
 class Range:
-    """What a symbol may be in a profile, and what its kernels are chosen for."""
+    """The bounds of a symbol in a profile, and the value that its kernels are chosen for."""
 
     min: int
     opt: int
@@ -64,31 +63,31 @@ class Profile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Checked when made: EngineError says which field is wrong."""
+    """The content of io.json. It is checked when it is made: EngineError names the wrong field."""
 
     flavour: str
     """One of MODULES."""
     library_version: str
-    """Of the package that built the engine, such as "1.7.1.116"."""
+    """The version of the package that built the engine, such as "1.7.1.116"."""
     sms: tuple[int, ...]
-    """That the build named, such as (80, 89); none for a default engine, whose GPUs the library chooses."""
+    """The SMs that the build named, such as (80, 89). Empty: the library chose the GPUs."""
     kernel_sms: tuple[int, ...]
-    """That the plugins' kernels were compiled for; newer ones run the PTX of the lowest."""
+    """The SMs that the kernels of the plugins were compiled for. A newer SM runs the PTX of the lowest."""
     dtype: str
-    """Of activations, and of the KV cache unless kv_dtype says int8."""
+    """The type of the activations, and of the KV cache unless kv_dtype is int8."""
     kv_dtype: str
     block_size: int
     vocab_size: int
     max_seq_len: int
     layers: tuple[KvLayer, ...]
     group_windows: tuple[int, ...]
-    """Sliding window of each cache group, 0 for none."""
+    """The sliding window of each cache group in tokens, 0 for none."""
     inputs: tuple[IoTensor, ...]
     outputs: tuple[IoTensor, ...]
     profiles: tuple[Profile, ...]
-    """Prefill-heavy first, then decode."""
+    """The profile for prefill comes first, the profile for decode second."""
     plugins: dict[str, str]
-    """Version of each plugin that the engine has a layer of, by name."""
+    """The version of each plugin that the engine has a layer of, by name."""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -102,7 +101,7 @@ class Manifest:
 
     @property
     def block_bytes(self) -> tuple[int, ...]:
-        """Per cache group: bytes of one block over its layers."""
+        """The bytes of one block of each cache group, over its layers."""
         item, scale = ITEM_BYTES[self.kv_dtype], 4 if self.kv_dtype == "int8" else 0
         heads = [0] * self.groups
         for layer in self.layers:
@@ -110,7 +109,7 @@ class Manifest:
         return tuple(self.block_size * count for count in heads)
 
     def limit(self, symbol: str) -> int:
-        """The most that a symbol may be in any profile."""
+        """Returns the largest value that a symbol may have in any profile."""
         return max(profile.symbols[symbol].max for profile in self.profiles)
 
     def to_json(self) -> str:
@@ -118,7 +117,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = MANIFEST_FILE) -> Manifest:
-        """EngineError names `where`, the field and the remedy; unknown and missing keys are refused at every level."""
+        """Reads io.json. Unknown and missing keys are refused at every level. Raises EngineError with `where` in it."""
         try:
             data = read_json(text)
         except ValueError as error:
@@ -135,17 +134,17 @@ class Manifest:
 
 
 def resolve(shape: tuple[Dim, ...], sizes: dict[str, int]) -> tuple[int, ...]:
-    """A shape in numbers. sizes: every symbol but "seqs + 1"."""
+    """Returns a shape in numbers. sizes: the value of every symbol but "seqs + 1"."""
     return tuple(d if isinstance(d, int) else sizes["seqs"] + 1 if d == "seqs + 1" else sizes[d] for d in shape)
 
 
 def symbols(groups: int) -> tuple[str, ...]:
-    """Those that every profile has a range of."""
+    """Returns the symbols that every profile has a range of."""
     return ("tokens", "seqs", "rows", *(f"{name}.{g}" for name in ("max_blocks", "pages") for g in range(groups)))
 
 
 def step_inputs(groups: int) -> tuple[IoTensor, ...]:
-    """The metadata of a step, all int32. An engine may lack one that its model has no use for."""
+    """Returns the metadata of a step, all int32. An engine may lack an input that its model does not need."""
     one: list[tuple[str, tuple[Dim, ...]]] = [
         ("token_ids", ("tokens",)),
         ("positions", ("tokens",)),
@@ -159,7 +158,7 @@ def step_inputs(groups: int) -> tuple[IoTensor, ...]:
 
 
 def page_inputs(layers: tuple[KvLayer, ...], kv_dtype: str, block_size: int) -> tuple[IoTensor, ...]:
-    """The KV cache: k_pages.L and v_pages.L, for int8 k_scales.L and v_scales.L too, layer by layer."""
+    """Returns the KV cache, layer by layer: k_pages.L and v_pages.L, and for int8 k_scales.L and v_scales.L."""
     found = []
     for index, layer in enumerate(layers):
         rows = (f"pages.{layer.group}", layer.kv_heads, block_size)
@@ -170,7 +169,7 @@ def page_inputs(layers: tuple[KvLayer, ...], kv_dtype: str, block_size: int) -> 
 
 
 def outputs_of(pages: tuple[IoTensor, ...], vocab_size: int) -> tuple[IoTensor, ...]:
-    """logits, and for every page input its output, which lies in the same place."""
+    """Returns the logits, and an output for every page input. The two share their memory."""
     logits = IoTensor("logits", "float32", ("rows", vocab_size))
     aliased = (IoTensor(output_name(page.name), page.dtype, page.shape, page.name) for page in pages)
     return (logits, *aliased)

@@ -14,6 +14,18 @@ from typing import Any
 import tokenizers
 
 from tensorwright.engine_format.dtypes import ITEM_BYTES
+from tensorwright.engine_format.engine_config import names_engine
+from tensorwright.engine_format.file_names import (
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATE_SUFFIX,
+    CHAT_TEMPLATES,
+    CONFIG,
+    GENERATION_CONFIG,
+    SPECIAL_TOKENS_MAP,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+)
+from tensorwright.engine_format.template_files import DEFAULT, listed_templates
 from tensorwright.errors import CheckpointError, MissingDependencyError, is_panic, reason
 from tensorwright.json_text import read_json
 from tensorwright.models.dtypes import FLOATS, Tensor
@@ -21,16 +33,13 @@ from tensorwright.models.safetensors_file import SafetensorsFile
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_TOKENIZER = "tokenizer.json"
-_TOKENIZER_FILES = (_TOKENIZER, "tokenizer_config.json", "special_tokens_map.json")
+_TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)
 _OLDER_TOKENIZERS = (
     "tokenizer.model", "tokenizer.model.v1", "tokenizer.model.v2", "tokenizer.model.v3", "spiece.model",
     "sentencepiece.bpe.model", "tiktoken.model", "qwen.tiktoken", "tekken.json", "vocab.json", "merges.txt",
     "vocab.txt",
 )  # fmt: skip
 _ADDED_TOKENS = "added_tokens.json"
-_TEMPLATE = "chat_template.jinja"
-_TEMPLATES = "additional_chat_templates"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 _SHOWN = 10  # faults of one kind that a message lists
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -49,9 +58,9 @@ class Checkpoint:
     def __init__(self, path: Path):
         self.path = path
         self.config: dict[str, Any] = _read_json(
-            path / "config.json", "every checkpoint has one: give the directory that holds it"
+            path / CONFIG, "every checkpoint has one: give the directory that holds it"
         )
-        if self.config.get("format") == "tensorwright-engine":
+        if names_engine(self.config):
             raise CheckpointError(f"{path}: is a built engine; give the checkpoint that it was built from")
         family = self.config.get("model_type")
         if not isinstance(family, str) or not family:
@@ -59,7 +68,7 @@ class Checkpoint:
                 f'{path}/config.json: model_type must name the model\'s family, such as "llama", not {family!r}; '
                 "take the config.json that came with the weights"
             )
-        generation = path / "generation_config.json"
+        generation = path / GENERATION_CONFIG
         self.generation_config: dict[str, Any] = _read_json(generation, "") if generation.exists() else {}
         self.weight_files = _weight_files(path)
         self._home: dict[str, SafetensorsFile] = {}
@@ -72,7 +81,7 @@ class Checkpoint:
                     )
                 self._home[name] = file
         _check_index(path, self._home)
-        self._tokenizer = _read_tokenizer(path / _TOKENIZER)
+        self._tokenizer = _read_tokenizer(path / TOKENIZER)
         self.names: tuple[str, ...] = tuple(sorted(self._home))
 
     # -- tensors --------------------------------------------------------------------------------------------------
@@ -135,7 +144,7 @@ class Checkpoint:
 
     @cached_property
     def tokenizer_config(self) -> dict[str, Any]:
-        path = self.path / "tokenizer_config.json"
+        path = self.path / TOKENIZER_CONFIG
         return _read_json(path, "") if path.exists() else {}
 
     def take_tokenizer(self) -> tokenizers.Tokenizer | None:
@@ -150,16 +159,18 @@ class Checkpoint:
 
     @cached_property
     def special_tokens_map(self) -> dict[str, Any]:
-        path = self.path / "special_tokens_map.json"
+        path = self.path / SPECIAL_TOKENS_MAP
         return _read_json(path, "") if path.exists() else {}
 
     @cached_property
     def chat_templates(self) -> dict[str, str]:
         """Jinja texts by name, as transformers finds them: the files' if there are any, chat_template.jinja under
         "default", else those of tokenizer_config.json, where a single one is the default, too."""
-        files = {"default": self.path / _TEMPLATE, **_by_stem(self.path / _TEMPLATES)}
+        files = {DEFAULT: self.path / CHAT_TEMPLATE, **_by_stem(self.path / CHAT_TEMPLATES)}
         found = {name: _read_text(file, "") for name, file in files.items() if file.is_file()}
-        templates = found or _listed_templates(self.tokenizer_config.get("chat_template"), self.path)
+        templates = found or listed_templates(self.tokenizer_config.get("chat_template"))
+        if templates is None:
+            raise CheckpointError(f"{self.path / TOKENIZER_CONFIG}: chat_template is neither text nor a named list")
         for name in templates:
             if not _TEMPLATE_NAME.fullmatch(name):
                 raise CheckpointError(f"{self.path}: a chat template is called {name!r:.80}, which no file could be")
@@ -184,9 +195,9 @@ class Checkpoint:
     @property
     def source_files(self) -> list[Path]:
         """Every file that an engine is made from, by name: config, weights, tokenizer, template."""
-        names = ["config.json", "generation_config.json", _TEMPLATE, _INDEX, *_TOKENIZER_FILES]
-        paths = [self.path / name for name in names] + list(_by_stem(self.path / _TEMPLATES).values())
-        if not (self.path / _TOKENIZER).is_file():
+        names = [CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, _INDEX, *_TOKENIZER_FILES]
+        paths = [self.path / name for name in names] + list(_by_stem(self.path / CHAT_TEMPLATES).values())
+        if not (self.path / TOKENIZER).is_file():
             paths += [*self.older_tokenizer_files, self.path / _ADDED_TOKENS]
         return sorted({p for p in paths if p.is_file()} | {f.path for f in self.weight_files})
 
@@ -263,21 +274,9 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
 
 def _by_stem(folder: Path) -> dict[str, Path]:
     """Templates in the folder by name; none where there is no folder."""
-    return {path.name.removesuffix(".jinja"): path for path in sorted(folder.glob("*.jinja"))}
-
-
-def _listed_templates(value: Any, path: Path) -> dict[str, str]:
-    """value: chat_template of tokenizer_config.json, a text, or a list of texts with names."""
-    if value is None or value == []:
-        return {}
-    if isinstance(value, str):
-        return {"default": value}
-    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-    named = {str(entry.get("name")): str(entry.get("template")) for entry in entries}
-    texts = [entry.get(key) for entry in entries for key in ("name", "template")]
-    if not named or len(named) != len(value) or not all(isinstance(text, str) for text in texts):
-        raise CheckpointError(f"{path}/tokenizer_config.json: chat_template is neither text nor a named list")
-    return named
+    return {
+        path.name.removesuffix(CHAT_TEMPLATE_SUFFIX): path for path in sorted(folder.glob(f"*{CHAT_TEMPLATE_SUFFIX}"))
+    }
 
 
 def _weight_map(path: Path) -> dict[str, str]:

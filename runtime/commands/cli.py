@@ -111,12 +111,13 @@ def inspect(engine: str, as_json: bool, graph: bool) -> None:
 
         from rich.console import Console
 
+        from tensorwright.engine_format.file_names import GRAPH
         from tensorwright.runtime.engine.engine_dir import open_engine
         from tensorwright.runtime.tools.inspect import describe, show
 
     opened = open_engine(engine)
     if graph:
-        click.echo(opened.file("graph.txt").read_text(encoding="utf-8"), nl=False)
+        click.echo(opened.file(GRAPH).read_text(encoding="utf-8"), nl=False)
     elif as_json:
         click.echo(json.dumps(describe(opened), indent=2))
     else:
