@@ -112,7 +112,7 @@ def build_engine_at(
     progress: Progress | None = None,
     begin: float | None = None,
 ) -> BuildResult:
-    """As `build`, which has the options one by one."""
+    """Does what `build` does, with all options in one object."""
     phases = Phases.since(begin, progress)
     target = find_target(options.target)
     target.check(options)

@@ -113,11 +113,6 @@ class Checkpoint:
             )
 
     @property
-    def largest_tensor_bytes(self) -> int:
-        infos = (info for file in self.weight_files for info in file.tensors.values())
-        return max((info.end - info.begin for info in infos), default=0)
-
-    @property
     def native_dtype(self) -> str:
         """The element type that the model runs in: config.json's, else the one most weight bytes are stored in."""
         named = self.config.get("dtype")

@@ -50,7 +50,7 @@ WEIGHT_ONLY_PIPELINE: tuple[Phase, ...] = (
         Step(lower_weight_only, "these targets do not round activations", after=("quantize_weights",), lossy="always"),
     )),
 )  # fmt: skip
-"""For all targets but cpu. What their emitters take is at stage "cached"."""
+"""The passes of every target but cpu. The emitters of these targets take a graph at stage "cached"."""
 
 
 @dataclass
@@ -58,13 +58,13 @@ class PassReport:
     """What `run_pipeline` did. Counts and times sum over all runs of a pass, in order of first run."""
 
     graph: Graph
-    """As the last phase left it: the lowered graph with its memory plan, or what the target's emitter takes."""
+    """The graph after the last phase: lowered, with a memory plan, or what the target's emitter takes."""
     cached_graph: Graph
     """The target-independent graph, at stage "cached", before the last phase: what graph.txt holds."""
     counts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)
-    """With verify: the largest change of a logit over each pass, lossy ones included."""
+    """The largest change of a logit over each pass, lossy ones included. Empty without `verify`."""
 
 
 def run_pipeline(

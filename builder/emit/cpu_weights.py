@@ -34,7 +34,7 @@ _LAYOUT_NUMBERS = {"raw": 0, "panels": 1, "quantized": 2}  # WeightLayout of pla
 
 
 class Sink(Protocol):
-    """Where bytes go."""
+    """A file that weights are written to."""
 
     def write(self, data: bytes | memoryview, /) -> object: ...
 
@@ -114,7 +114,7 @@ class WeightTable:
         self.plans: list[WeightPlan] = []
         self.total_bytes = 0
         self.errors: dict[WeightKey, RelativeError] = {}
-        """Of every quantized weight that was streamed."""
+        """The error of each quantized weight that was streamed."""
 
     def add(self, source: WeightExpr | ConstantArray, layout: str, dtype: str, name: str = "") -> int:
         """The index of the record for this weight, new or shared."""
@@ -168,7 +168,7 @@ class StoredPanels:
         return 2 if self._is_gated(self._plans[expr, fmt]) else 1
 
     def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
-        """Of rows [start, end), uint8; they start with a panel of their half."""
+        """The packed panels of rows [start, end), uint8. The rows start with a panel of their half."""
         plan = self._plans[expr, fmt]
         stored = np.asarray(self._bytes[plan.offset : plan.offset + plan.bytes]).reshape(-1, plan.panel_bytes)
         if not self._is_gated(plan):

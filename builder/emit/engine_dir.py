@@ -64,7 +64,7 @@ class EngineWriter:
         self._committed = False
         self._marks: list[int] = []  # descriptors that say that we are at work
         self.directory = Path()
-        """Where the files are until the commit."""
+        """The folder that holds the files until the commit."""
 
     def __enter__(self) -> EngineWriter:
         with self.os_errors("cannot be read"):

@@ -23,7 +23,7 @@ MATRIX_OPS = {
     "matmul": 1, "linear": 1, "quantized_matmul": 1, "quantized_linear": 1, "weight_only_linear": 1,
     "embedding": 0, "quantized_embedding": 0,
 }  # fmt: skip
-"""Where the matrix stands among the operands."""
+"""The position of the matrix among the operands of each op."""
 _LAYER = re.compile(r"\.(\d+)\.")
 
 Place = tuple[str, int]

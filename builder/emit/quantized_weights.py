@@ -114,7 +114,7 @@ class PackedPanels:
         return 1
 
     def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
-        """Of rows [start, end), uint8. Raises CheckpointError for a weight that is infinite or not a number."""
+        """The packed panels of rows [start, end), uint8. Raises CheckpointError for an infinite weight or a NaN."""
         tensor = evaluate_rows(expr, self._source, start, end)
         w = np.ascontiguousarray(tensor.data if tensor.dtype == "bfloat16" else to_float32(tensor))
         out = np.empty(panels_of(end - start) * fmt.panel_bytes(w.shape[1]), np.uint8)

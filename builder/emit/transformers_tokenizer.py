@@ -40,7 +40,7 @@ class Reference:
         return type(self.tokenizer).__name__
 
     def encode(self, text: str) -> list[int]:
-        """With the special tokens that a prompt gets."""
+        """Encodes a text with the special tokens that a prompt gets."""
         return list(self.tokenizer(text)["input_ids"])
 
     def special_tokens(self) -> dict[str, str]:

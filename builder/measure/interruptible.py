@@ -32,7 +32,7 @@ def in_another_thread() -> Iterator[Callable[..., Any]]:
         threads.shutdown(wait=False)
 
 
-def short_products(most_operations: int = 4_000_000_000) -> Any:
+def short_products(max_operations: int = 4_000_000_000) -> Any:
     """A context in which torch computes no product of a matrix of weights with more operations at a time.
 
     A larger one is computed for some columns of the result after the others: each is the same sum over the same row.
@@ -60,7 +60,7 @@ def short_products(most_operations: int = 4_000_000_000) -> Any:
             return func(*args)
 
     def _joined(x: torch.Tensor, columns: int, part: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
-        step = max(1, most_operations // (2 * x.numel()))
+        step = max(1, max_operations // (2 * x.numel()))
         if step >= columns:
             return part(0, columns)
         whole = x.new_empty(*x.shape[:-1], columns)

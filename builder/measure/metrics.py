@@ -53,13 +53,13 @@ class Comparison:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Of one row, float64."""
+    """Returns the logarithm of the softmax of one row, float64."""
     shifted = logits - logits.max()
     return shifted - math.log(np.exp(shifted).sum())
 
 
 def rounded(value: float, digits: int = 6) -> float | None:
-    """That many significant digits; None where there is no number (JSON has no NaN)."""
+    """Rounds to that many significant digits. Returns None for an infinity or a NaN, which JSON has not."""
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 

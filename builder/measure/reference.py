@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from tensorwright.builder.measure.interruptible import free_weights, short_products
-from tensorwright.builder.measure.streamed_weights import StreamedWeights
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.interpret import Weights
@@ -34,13 +33,6 @@ def reference_walk(graph: Graph, checkpoint: Checkpoint, ids: list[int], weights
         }
     inputs.update(gather_embeddings(graph, checkpoint, inputs[tokens]))
     return Walk(graph, {value.name: inputs[value.name] for value in graph.inputs}, weights)
-
-
-def streamed_logits(graph: Graph, checkpoint: Checkpoint, ids: list[int]) -> np.ndarray:
-    """[len(ids), vocab] float32 of a float32 graph of either stage; no matrix of a product is held whole."""
-    with StreamedWeights(checkpoint) as weights:
-        (logits,) = reference_walk(graph, checkpoint, ids, weights).finish()
-    return as_rows(logits)
 
 
 def as_rows(logits: torch.Tensor) -> np.ndarray:

@@ -34,10 +34,10 @@ the weights as they are stored."""
 
 
 class PanelSource(Protocol):
-    """Where packed panels of quantized matrices come from."""
+    """A source of packed panels of quantized matrices."""
 
     def halves(self, expr: WeightExpr, fmt: WeightFormat) -> int:
-        """In how many equal runs the rows are packed; panels never hold rows of two."""
+        """Returns in how many equal runs the rows are packed. No panel holds rows of two runs."""
 
     def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
         """Rows [start, end) of one run, which start with a panel: uint8."""

@@ -20,12 +20,12 @@ SHOWN_SMS = (80, 86, 89, 90, 120)
 MAX_SHARED = {**dict.fromkeys(SHOWN_SMS, 99 * 1024), 90: 227 * 1024}
 """Bytes that a block may have. SM 80 has 163 KiB, but its code must also run on 86 and 89."""
 REGISTERS = 65536
-"""Of a multiprocessor, on all of these."""
+"""Registers of one multiprocessor, the same on all these SMs."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """At most, on every SM."""
+    """What a kernel may take at most, on every SM."""
 
     registers: int
     shared_bytes: int

@@ -55,7 +55,7 @@ class PluginContext:
 
     @property
     def bundle_bytes(self) -> int:
-        """Of all kernels, as the plan holds them."""
+        """Returns the bytes of all kernels, in the form that the plan holds."""
         return sum(map(len, self._bytes.values()))
 
     def carries(self, digest: str, layer: str) -> bool:
@@ -120,7 +120,7 @@ def running_with(driver: Driver) -> Iterator[PluginContext]:
 
 
 def build_context() -> PluginContext:
-    """Of the build in progress."""
+    """Returns the context of the build in progress."""
     if _building is None:
         raise BuildError("a TensorRT plugin was made outside `building_for(sms)`, so nothing says for which GPUs")
     return _building

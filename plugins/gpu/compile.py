@@ -43,7 +43,10 @@ _COMPILING = threading.Lock()
 
 
 def compile_kernel(spec: KernelSpec, sm: int, *, cache: Path | None = None) -> CompiledKernel:
-    """From the cache where it is known (`cache`: a folder; None: the user's). The bytes depend on spec and sm only."""
+    """Returns the kernel, from the cache where it is known. The bytes depend on `spec` and `sm` only.
+
+    cache: a folder; None: the cache of the user. Raises KernelError for what cannot be compiled for the SM.
+    """
     if sm not in SMS:
         raise KernelError(f"GPU kernels are compiled for SM {', '.join(map(str, SMS))}, not {sm}")
     if sm < 80 and any("bf16" in kind for _, kind in spec.signature):

@@ -70,14 +70,14 @@ def make_creator(trt: Any, op: PluginOp) -> Any:
 
 
 def build_plugin(trt: Any, op: PluginOp, name: str, fields: Any, context: PluginContext) -> Any:
-    """From the attributes of an ONNX node."""
+    """Makes the plugin from the attributes of an ONNX node."""
     given = {field.name: np.asarray(field.data).ravel() for field in fields if field.name in op.attrs}
     attrs = op.read_attrs({key: data[0] for key, data in given.items() if data.size})
     return plugin_class(trt)(op, name, attrs, context)
 
 
 def restore_plugin(trt: Any, op: PluginOp, name: str, fields: Any, context: PluginContext) -> Any:
-    """From the fields of a plan."""
+    """Makes the plugin from the fields of a plan."""
     data = {field.name: field.data for field in fields}
     missing = [key for key in (*op.attrs, "dtypes", "kernels_digest", "workspace_bytes") if key not in data]
     if missing:

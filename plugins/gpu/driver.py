@@ -119,7 +119,7 @@ class CudaDriver:
         return self._ready_api
 
     def _context(self) -> int:
-        """Of the calling thread; the primary one of device 0 is made current where there is none."""
+        """Returns the context of the calling thread. Makes the primary one of device 0 current where there is none."""
         current = self._check("asking for the context", self._api.cuCtxGetCurrent())
         if int(current):
             return int(current)

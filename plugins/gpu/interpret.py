@@ -34,7 +34,7 @@ from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
 STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8, "int32": np.int32}
 """numpy has no bfloat16: bit patterns."""
 FIRST_ADDRESS = 1 << 40
-"""Of the memory that a launch is told about; above 32 bits, as on a GPU."""
+"""The first address of the memory that a launch gets. It is above 32 bits, as on a GPU."""
 ADDRESS_ALIGNMENT = 256
 MODULE = "tensorwright.plugins.gpu.interpret_child"
 
@@ -90,7 +90,8 @@ class Interpreter:
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self, specs: Iterable[KernelSpec], launches: Sequence[Launch], memory: Memory) -> None:
-        """In order, each to its end; `memory` then holds the results. Raises KernelError with the child's account."""
+        """Runs the launches in order, each to the end. `memory` then holds the results. Raises KernelError with what
+        the child reports."""
         known = {(spec.kernel, spec.variant): spec for spec in specs}
         for launch in launches:
             if (launch.kernel, launch.variant) not in known:

@@ -26,7 +26,7 @@ SCRATCH = "scratch"
 """Type of the two pointers that each kernel takes after its arguments; both are null (see compile.py)."""
 ALIGNMENT = 16
 MAX_BLOCKS = (2**31 - 1, 65535, 65535)
-"""Of a CUDA grid, in x, y and z."""
+"""The largest CUDA grid in x, y and z."""
 
 Constant = int | float | str | bool | None
 Argument = "Tensor | int | float"

@@ -29,7 +29,7 @@ _R = TypeVar("_R")
 
 
 def _noted(method: Callable[..., _R]) -> Callable[..., _R]:
-    """For a method whose exception TensorRT turns into a failure of the build or of the step."""
+    """Wraps a method whose exception TensorRT turns into a failure of the build or of the step."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any) -> _R:
@@ -43,7 +43,7 @@ def _noted(method: Callable[..., _R]) -> Callable[..., _R]:
 
 
 def _answering(refusal: Any) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
-    """For a method whose exception TensorRT would not survive, or not notice."""
+    """Wraps a method whose exception TensorRT would not survive, or not notice."""
 
     def decorate(method: Callable[..., _R]) -> Callable[..., _R]:
         @functools.wraps(method)

@@ -12,7 +12,8 @@ from support.made_checkpoints import write_checkpoint
 from support.tiny_models import load_eager, make_variant
 from tensorwright.builder.measure.accuracy import sample_ids, token_budget
 from tensorwright.builder.measure.metrics import Comparison
-from tensorwright.builder.measure.reference import streamed_logits, transformers_logits
+from tensorwright.builder.measure.outputs import compute_reference
+from tensorwright.builder.measure.reference import transformers_logits
 from tensorwright.builder.trace.export import trace
 from tensorwright.errors import CheckpointError
 from tensorwright.models.checkpoint import open_checkpoint
@@ -89,7 +90,8 @@ def test_streamed_reference_is_the_model(tmp_path, variant):
     path = make_variant(tmp_path / "m", variant)
     checkpoint = open_checkpoint(path)
     ids = [5, 9, 1, 33, 33, 7]
-    logits = streamed_logits(trace(checkpoint, dtype="float32", max_seq_len=128), checkpoint, ids)
+    traced = trace(checkpoint, dtype="float32", max_seq_len=128)
+    logits, _ = compute_reference("quick", checkpoint, ids, traced, None, None)
     with torch.inference_mode():
         exact = load_eager(path).double()(torch.tensor([ids])).logits[0].numpy()
     theirs = transformers_logits(path, ids, 128)
@@ -102,6 +104,8 @@ def test_longrope_is_measured_with_the_engines_factors(tmp_path):
     """A text shorter than the original length has short factors in transformers, and the engine has long ones."""
     path = make_variant(tmp_path / "m", "phi3_longrope")
     ids = [5, 9, 1, 33, 33, 7]
-    logits = streamed_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=128), open_checkpoint(path), ids)
+    checkpoint = open_checkpoint(path)
+    traced = trace(checkpoint, dtype="float32", max_seq_len=128)
+    logits, _ = compute_reference("quick", checkpoint, ids, traced, None, None)
     difference = [np.abs(transformers_logits(path, ids, longest) - logits).max() for longest in (128, 32)]
     assert difference[0] < 1e-3 * difference[1]

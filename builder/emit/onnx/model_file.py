@@ -38,7 +38,7 @@ Chunks = Callable[[], Iterator[tuple[int, np.ndarray]]]
 
 
 def stored_bytes(dtype: str, shape: Sequence[int]) -> int:
-    """Of a tensor; int4 has two elements in a byte."""
+    """Returns the bytes that a tensor takes. Two int4 elements share a byte."""
     return -(-prod(shape) * BITS[dtype] // 8)
 
 
@@ -70,7 +70,7 @@ class ModelFile:
     def __init__(self, name: str, opset: int, *, contrib: bool = False, domains: Sequence[str] = ()):
         self.name, self.opset = name, opset
         self.domains = [CONTRIB] * contrib + list(domains)
-        """Of version 1, beside ONNX's own."""
+        """Domains of the model beside ONNX's own. Each is at version 1."""
         self.value_info: list[onnx.ValueInfoProto] = []
         self.nodes: list[onnx.NodeProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []

@@ -396,21 +396,21 @@ def _swiglu(e: PluginEmitter, node: Node) -> list[str]:
 
 
 def _clamp(e: PluginEmitter, node: Node) -> list[str]:
-    """In float32, which holds the bounds."""
+    """Clips in float32, which holds the bounds exactly."""
     bounds = [node.attrs["min"], node.attrs["max"]]
     operands = [e.wide(node.operand(0)), *("" if b is None else e.number(float(b), "float32") for b in bounds)]
     return [e.narrow(e.add("Clip", operands, node.scope), node.scope)]
 
 
 def _slice(e: PluginEmitter, node: Node) -> list[str]:
-    """Of columns; tokens are never sliced at this stage."""
+    """A slice of columns. Nothing slices tokens at this stage."""
     start, end, step = (int(node.attrs[key]) for key in ("start", "end", "step"))
     bounds = [e.ints([number]) for number in (start, end, node.attrs["dim"], step)]
     return [e.add("Slice", [e.activation(node.operand(0)), *bounds], node.scope)]
 
 
 def _cast(e: PluginEmitter, node: Node) -> list[str]:
-    """Among floating types: all activations are A already."""
+    """A cast between floating types gives its operand, since every activation is A already."""
     if node.attrs["dtype"] not in ("float32", "float16", "bfloat16"):
         raise e.refusal(node, f"a cast to {node.attrs['dtype']} has no ONNX form for TensorRT")
     value = node.operand(0)

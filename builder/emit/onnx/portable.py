@@ -104,7 +104,7 @@ def _linear(e: PortableModel, node: Node) -> list[str]:
 
 
 def _quantized_linear(e: PortableModel, node: Node) -> list[str]:
-    """Of weights alone, or with activations rounded in the same groups."""
+    """A product with rounded weights. `quantized_linear` rounds the activations in the same groups too."""
     x, w, bias = node.operand(0), node.operand(1), node.optional(2)
     n, k = (int(d) for d in w.shape)
     fmt = parse_format(node.attrs["format"])
@@ -199,7 +199,7 @@ def _clamp(e: PortableModel, node: Node) -> list[str]:
 
 
 def _slice(e: PortableModel, node: Node) -> list[str]:
-    """Of columns; tokens are never sliced at this stage."""
+    """A slice of columns. Nothing slices tokens at this stage."""
     bounds = [e.shape_constant([int(node.attrs[key])]) for key in ("start", "end", "dim", "step")]
     return e.model.node("Slice", [e.name(node.operand(0)), *bounds], scope=node.scope)
 

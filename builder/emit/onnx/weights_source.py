@@ -33,7 +33,7 @@ class Weights:
     def __init__(self, model: ModelFile, checkpoint: Checkpoint, dtype: str):
         self.model, self.checkpoint, self.dtype = model, checkpoint, dtype
         self.errors: dict[tuple[WeightExpr, str], RelativeError] = {}
-        """Of every quantized weight that was written, by its expression and format."""
+        """The error of each quantized weight that was written, by its expression and format."""
         self.stored: dict[tuple[WeightExpr, str], tuple[int, int]] = {}
         """(weights, bytes) of everything of the checkpoint that is in the file, by expression and format or type."""
         self._made: dict[Any, list[str]] = {}
@@ -142,7 +142,7 @@ def nbits(quantized: Quantized, fmt: WeightFormat) -> np.ndarray:
 
 
 def scales_of(name: str, scales: np.ndarray, dtype: str) -> np.ndarray:
-    """In the activation type. Raises BuildError where that cannot hold one."""
+    """Returns the scales in the activation type. Raises BuildError where that type cannot hold one of them."""
     stored = as_array(scales, dtype)
     if not np.isfinite(stored.astype(np.float32)).all():
         raise BuildError(f"{name}: a scale of its groups is too large for {dtype}; build with dtype float32")

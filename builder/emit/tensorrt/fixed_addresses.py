@@ -13,7 +13,7 @@ import sys
 
 CHILD = "tensorwright.builder.emit.tensorrt.child"
 ADDR_NO_RANDOMIZE = 0x0040000
-"""Of Linux's personality(2); a sandbox may refuse it."""
+"""A flag of Linux's personality(2). A sandbox may refuse it."""
 _ASK = 0xFFFFFFFF
 
 

@@ -25,14 +25,14 @@ class Job:
     model: str
     """The ONNX file; its external data lies beside it."""
     plan: str
-    """Where the plan is to be written."""
+    """The path that the plan is written to."""
     layers: str
-    """Where the list of final layers is to be written, if the library logs one."""
+    """The path that the list of final layers is written to, if the library logs one."""
     sms: tuple[int, ...]
-    """Of the engine; none for the library's default."""
+    """Compute capabilities of the engine. Empty: the default of the library."""
     kernel_sms: tuple[int, ...]
     profiles: tuple[dict[str, tuple[tuple[int, ...], ...]], ...]
-    """For each profile, of each input: the smallest, the usual and the largest shape."""
+    """The smallest, the usual and the largest shape of each input, for each profile."""
 
     def to_line(self) -> str:
         return json.dumps(asdict(self)) + "\n"

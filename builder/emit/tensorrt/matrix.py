@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from tensorwright.errors import InvalidOptionError
 
 SMS = (75, 80, 86, 89, 120)
-"""That an RTX engine can name, and that our kernels are compiled for."""
+"""Compute capabilities that an RTX engine can name and that our kernels are compiled for."""
 DEFAULT_KERNEL_SMS = (80, 86, 89, 90, 120)
-"""Of an engine that names none: those that TensorRT's documentation says it runs on, and Hopper in case it does."""
+"""An engine that names no compute capability holds kernels for these: those that TensorRT's documentation says it runs
+on, and Hopper in case it runs there too."""
 TOO_SPECIAL = {
     90: "TensorRT for RTX takes no data-centre Hopper as an explicit target",
     100: "TensorRT for RTX takes no data-centre Blackwell as an explicit target",

@@ -15,7 +15,7 @@ DEFAULT_NUM_TOKENS = 2048
 PROMPT_ROWS = 64
 """Prompt positions of a step whose logits may be wanted, beside a row per sequence: what LLM asks for by default."""
 MAX_ELEMENTS = 2**31 - 1
-"""Of one tensor. Of a layer's pages this bounds their number."""
+"""The most elements of one tensor. It bounds the number of pages of a layer."""
 
 
 def make_limits(max_batch_size: int | None, max_num_tokens: int | None) -> tuple[int, int]:

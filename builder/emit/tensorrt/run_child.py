@@ -23,7 +23,7 @@ from tensorwright.errors import BuildError, OutOfMemoryError, TensorwrightError
 
 COMMAND = (sys.executable, "-P", "-m", "tensorwright.builder.emit.tensorrt.fixed_addresses")
 KEPT = ("HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "XDG_CACHE_HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "LANG")
-"""Of the environment."""
+"""Variables of the environment that the child keeps."""
 PATIENCE_S = 1800.0
 """Without a word from the child. TensorRT tells of every step, and none of those takes minutes."""
 LAST_WORDS = 2000
@@ -81,7 +81,7 @@ def _same_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _listen(child: subprocess.Popen[bytes], job: Job, advance: Advance, patience_s: float) -> dict[str, Any] | None:
-    """Until the child closes its side. None: it never said that it was done."""
+    """Reads messages until the child closes its side. Returns None if the child never said that it was done."""
     assert child.stdin is not None
     try:
         child.stdin.write(job.to_line().encode())
