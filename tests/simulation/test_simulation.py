@@ -11,8 +11,8 @@ import pytest
 
 from simulation.run import older_objects_set_aside, run_seed
 from simulation.world import write_toy_engine
-from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.engine_client import EngineClient
+from tensorwright.runtime.requests.request_handle import RequestHandle
 
 SEEDS = 200
 

@@ -25,9 +25,9 @@ from tensorwright.runtime.serving.server.guards import TURNED_AWAY, WATCH_PATHS
 from tensorwright.runtime.serving.server.listen import Listen
 
 PIECE = 4096  # bytes that are parsed before it is asked whether to go on
-MOST_HELD = 64 << 10  # unparsed bytes, of later requests, beyond which the client is not read
+MAX_HELD = 64 << 10  # unparsed bytes, of later requests, beyond which the client is not read
 LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # that are dropped unread, so that the client gets to read its answer
-LEAST_TAKEN = 1024  # bytes that a client who is behind must take in its time
+MIN_TAKEN = 1024  # bytes that a client who is behind must take in its time
 logger = logging.getLogger("tensorwright.server")
 
 
@@ -69,7 +69,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._unparsed.append(memoryview(data))
         self._parse()
-        if sum(map(len, self._unparsed)) > MOST_HELD:
+        if sum(map(len, self._unparsed)) > MAX_HELD:
             self.flow.pause_reading()
 
     def _parse(self) -> None:
@@ -219,7 +219,7 @@ class Connection(HttpToolsProtocol):
 
     def _check_client(self, before: int) -> None:
         unsent = self.transport.get_write_buffer_size()
-        if unsent and before - unsent < LEAST_TAKEN:
+        if unsent and before - unsent < MIN_TAKEN:
             self._table.closed["took_nothing"] += 1
             self.transport.abort()
         else:
