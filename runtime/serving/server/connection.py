@@ -101,9 +101,9 @@ class Connection(HttpToolsProtocol):
             self._unparsed.clear()
         except httptools.HttpParserError as error:
             ours = error.__context__
-            told = str(error) or type(error).__name__
+            why = str(error) or type(error).__name__
             self._refuse(
-                ours.answer if isinstance(ours, FramingError) else ApiError(400, f"this is no HTTP/1.1: {told}")
+                ours.answer if isinstance(ours, FramingError) else ApiError(400, f"this is no HTTP/1.1: {why}")
             )
 
     # What the parser finds.
@@ -139,7 +139,7 @@ class Connection(HttpToolsProtocol):
         """An answer says that it is the last one while its request's body is still to come."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            async def told(message: Message) -> None:
+            async def send_noting(message: Message) -> None:
                 unread = scope is self.scope and self.cycle.more_body
                 if message["type"] == "http.response.start" and (unread or self._upgrade):
                     others = [header for header in message.get("headers", []) if header[0].lower() != b"connection"]
@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
                     self.cycle.keep_alive = True  # it would close at once; on_response_complete does so later
                 await send(message)
 
-            await app(scope, receive, told)
+            await app(scope, receive, send_noting)
 
         return answer
 

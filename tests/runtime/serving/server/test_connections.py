@@ -18,9 +18,9 @@ from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.connections import RESERVE, Connections, Place
 from tensorwright.runtime.serving.server.framing import (
     FREE_CHUNKS,
-    MIN_CHUNK,
-    MAX_HEAD,
     MAX_EXTRA,
+    MAX_HEAD,
+    MIN_CHUNK,
     Framing,
     FramingError,
 )
