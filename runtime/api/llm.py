@@ -21,7 +21,6 @@ from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
 from tensorwright.runtime.guided.reader import TIMES, vocabulary_reader
-from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.engine_client import EngineClient, Observer
 from tensorwright.runtime.requests.generation_defaults import check_generation_config, sampling_defaults
 from tensorwright.runtime.requests.native_sampling import make_sampling
@@ -34,6 +33,7 @@ from tensorwright.runtime.requests.prompts import (
     RenderedPrompt,
     check_request,
 )
+from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_state import RequestState
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.sizes import parse_size

@@ -12,7 +12,7 @@ from tensorwright.runtime.base import request_bounds as bounds
 
 MAX_INT32 = 2**31 - 1
 SHOWN_CHARACTERS = 200
-MOST_WORDS = 600  # characters of somebody else's message
+MAX_WORDS = 600  # characters of somebody else's message
 SHOWN_WEIGHT = 10_000
 """Of a value that is spelled out to be shown: to spell 4 MiB takes 100 ms, in which no other thread runs."""
 
@@ -35,8 +35,8 @@ def shown(value: Any) -> str:
 def clipped(words: str) -> str:
     """What others say of a request (llguidance of a grammar, a template of messages), as our messages tell it: they
     quote at length what clients sent, which may be no Unicode text."""
-    text = words[: MOST_WORDS + 1].encode("utf-8", "backslashreplace").decode()
-    return text if len(words) <= MOST_WORDS else text[:MOST_WORDS] + "..."
+    text = words[: MAX_WORDS + 1].encode("utf-8", "backslashreplace").decode()
+    return text if len(words) <= MAX_WORDS else text[:MAX_WORDS] + "..."
 
 
 def weigh(value: Any, most: int, characters: bool) -> bool:

@@ -11,7 +11,7 @@ import click
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.base.host import choose_threads
-from tensorwright.runtime.base.pictures import check_picture
+from tensorwright.runtime.base.picture_file import check_picture
 from tensorwright.runtime.tools.ceilings import Ceilings, measure_ceilings
 from tensorwright.runtime.tools.profile import as_dict, summarise
 

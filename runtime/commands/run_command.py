@@ -17,9 +17,9 @@ from tensorwright.runtime.api.engine_cache import cache_root
 from tensorwright.runtime.api.llm import LLM, is_model
 from tensorwright.runtime.api.model_cache import BuildChoices, is_cached
 from tensorwright.runtime.commands.request_options import AskedParams
-from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.outputs import CompletionOutput, Logprob, RequestOutput
 from tensorwright.runtime.requests.prompts import RenderedPrompt
+from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_news import RequestNews
 
 if TYPE_CHECKING:

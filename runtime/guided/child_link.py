@@ -14,7 +14,7 @@ from array import array
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tensorwright.runtime.base.home_process import HomeProcess
+from tensorwright.runtime.base.forks import HomeProcess
 from tensorwright.runtime.guided.compile_queue import QUICK_S, Place
 from tensorwright.runtime.guided.other_python import environment, interpreter
 

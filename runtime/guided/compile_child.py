@@ -55,21 +55,21 @@ class _MallocState(ctypes.Structure):
 
 def main() -> None:
     control = socket.socket(fileno=0)
-    told = control.makefile("rb")
-    header = json.loads(told.readline())
-    tokens = read_vocabulary(header, told, control)
+    stream = control.makefile("rb")
+    header = json.loads(stream.readline())
+    tokens = read_vocabulary(header, stream, control)
     if tokens is not None:
         silence()
         _send(control, {"ready": True})
         serve(control, tokens, header["parent"])
 
 
-def read_vocabulary(header: dict[str, Any], told: IO[bytes], control: socket.socket) -> LibraryTokens | None:
-    """header: {"parent": process, "ends": ids, "tokens": count, "bytes": count}. told: the lengths as uint32, the
+def read_vocabulary(header: dict[str, Any], stream: IO[bytes], control: socket.socket) -> LibraryTokens | None:
+    """header: {"parent": process, "ends": ids, "tokens": count, "bytes": count}. stream: the lengths as uint32, the
     bytes. None, and an answer {"refused": words}, if the library cannot use them."""
     lengths = array("I")
-    lengths.frombytes(told.read(header["tokens"] * lengths.itemsize))
-    spelled = told.read(header["bytes"])
+    lengths.frombytes(stream.read(header["tokens"] * lengths.itemsize))
+    spelled = stream.read(header["bytes"])
     try:
         return LibraryTokens(lengths, spelled, header["ends"], bytewise(lengths, spelled))
     except ValueError as error:

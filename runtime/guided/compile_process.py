@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tensorwright.errors import InvalidRequestError, QueueFullError, TemporarilyUnavailableError
-from tensorwright.runtime.base.home_process import HomeProcess, ProcessLock
+from tensorwright.runtime.base.forks import HomeProcess, ProcessLock
 from tensorwright.runtime.guided.child_link import Child, Gone, SpelledVocabulary, StartingChild
 from tensorwright.runtime.guided.compile_queue import CompileQueue, Place
 from tensorwright.runtime.guided.params import GuidedDecodingParams
@@ -26,7 +26,7 @@ PROCESSOR_S = LIMIT_S / 2
 nothing can end: this is its bound."""
 MEMORY = 512 << 20
 """Bytes that it may take while it is compiled."""
-MOST_BYTES = 16 << 20
+MAX_BYTES = 16 << 20
 """And once it is; each completion that runs has a copy."""
 
 Made = TypeVar("Made")
@@ -86,8 +86,8 @@ class CompileProcess:
             answer = self._ask(child, params, limits, place, ends)
             if "refused" in answer:
                 raise InvalidRequestError(answer["refused"])
-            if answer["bytes"] > MOST_BYTES:
-                raise _too_much(params, MOST_BYTES)
+            if answer["bytes"] > MAX_BYTES:
+                raise _too_much(params, MAX_BYTES)
             if answer["seconds"] > PROCESSOR_S:
                 raise _cannot(params, f"to compile it takes more than {PROCESSOR_S:g} s of a processor")
             return finish(answer["text"], answer["bytes"], answer["seconds"])

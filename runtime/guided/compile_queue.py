@@ -14,7 +14,7 @@ from tensorwright.errors import QueueFullError
 
 PLACES = 2  # grammars at once
 SLOW_PLACES = 2  # beside them, of grammars that have taken QUICK_S
-MOST_WAITING = 16
+MAX_WAITING = 16
 QUICK_S = 0.5
 
 _client: ContextVar[str | None] = ContextVar("client", default=None)
@@ -54,8 +54,8 @@ class CompileQueue:
 
     def _enter(self, place: Place, deadline: float) -> None:
         with self._changed:
-            if len(self._waiting) >= MOST_WAITING:
-                raise QueueFullError(f"{MOST_WAITING} grammars wait to be compiled already; try again later")
+            if len(self._waiting) >= MAX_WAITING:
+                raise QueueFullError(f"{MAX_WAITING} grammars wait to be compiled already; try again later")
             self._waiting.append(place)
             try:
                 if not self._changed.wait_for(lambda: self._next() is place, max(0.0, deadline - time.monotonic())):

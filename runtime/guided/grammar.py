@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.base.home_process import ProcessLock
+from tensorwright.runtime.base.forks import ProcessLock
 from tensorwright.runtime.guided import compile_child
 from tensorwright.runtime.guided.compile_process import CompileProcess
 from tensorwright.runtime.guided.compile_queue import QUICK_S

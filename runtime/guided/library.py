@@ -146,7 +146,7 @@ class LibraryTokens:
         self.vocab_size = len(lengths)
         self._tokenize = _callback(tokenize)  # the library keeps no reference of its own
         others = (c_uint32 * len(ends[1:]))(*ends[1:])
-        told = _TokenizerInit(
+        settings = _TokenizerInit(
             struct_size=ctypes.sizeof(_TokenizerInit),
             vocab_size=len(lengths),
             tok_eos=ends[0],
@@ -158,7 +158,7 @@ class LibraryTokens:
             tok_eos_extra_count=len(others),
         )
         message = ctypes.create_string_buffer(ERROR_BYTES)
-        self.address = self.library.llg_new_tokenizer_v2(told, message, ERROR_BYTES)
+        self.address = self.library.llg_new_tokenizer_v2(settings, message, ERROR_BYTES)
         if not self.address:
             raise ValueError(message.value.decode("utf-8", "replace"))
         weakref.finalize(self, self.library.llg_free_tokenizer, self.address).atexit = False
@@ -201,13 +201,13 @@ class LibraryMatcher:
     @classmethod
     def compile(cls, tokens: LibraryTokens, grammar: str, limits: dict[str, int]) -> LibraryMatcher:
         """grammar: a list of grammars in the library's JSON form. A matcher that is in error says why."""
-        told = _ConstraintInit()
-        tokens.library.llg_constraint_init_set_defaults(ctypes.byref(told), tokens.address)
-        told.log_buffer_level = told.log_stderr_level = 0
-        told.limits.verbose_errors = False
+        settings = _ConstraintInit()
+        tokens.library.llg_constraint_init_set_defaults(ctypes.byref(settings), tokens.address)
+        settings.log_buffer_level = settings.log_stderr_level = 0
+        settings.limits.verbose_errors = False
         for name, value in limits.items():
-            setattr(told.limits, name, value)
-        return cls(tokens, tokens.library.llg_new_matcher(told, b"llguidance", grammar.encode()))
+            setattr(settings.limits, name, value)
+        return cls(tokens, tokens.library.llg_new_matcher(settings, b"llguidance", grammar.encode()))
 
     def copy(self) -> LibraryMatcher:
         return LibraryMatcher(self._tokens, self._library.llg_clone_matcher(self._address))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PER_MASK_S = 0.010
 """Seconds of a processor that a mask may take, as a mean."""
-MOST_S = 0.050
+MAX_S = 0.050
 """What is saved up of quick masks, and so what a single one may take at most."""
 SLOW_S = 0.001
 """A mask that takes longer is computed apart from the quick ones."""
@@ -18,7 +18,7 @@ class MaskBudget:
     """
 
     def __init__(self) -> None:
-        self.left = MOST_S
+        self.left = MAX_S
         self._forgiven = False
         self._recent = 0.0  # of the last mask, or half of that of the one before, ...
 
@@ -34,5 +34,5 @@ class MaskBudget:
                 return False
             self._forgiven = True
             seconds = self.left
-        self.left = min(MOST_S, self.left - seconds + PER_MASK_S)
+        self.left = min(MAX_S, self.left - seconds + PER_MASK_S)
         return True

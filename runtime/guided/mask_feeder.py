@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.runtime.guided.mask_threads import MaskJob, MaskThreads, Told
+from tensorwright.runtime.guided.mask_threads import MaskJob, MaskReceiver, MaskThreads
 from tensorwright.runtime.guided.matcher import GrammarMatcher
 
 PATIENCE_S = 0.002
@@ -64,7 +64,7 @@ class MaskFeeder:
     def close(self) -> None:
         self._threads.close()
 
-    def _teller(self, event: Any, matcher: GrammarMatcher) -> Told:
+    def _teller(self, event: Any, matcher: GrammarMatcher) -> MaskReceiver:
         """The engine is told to end what has ended or failed after that was noted: its own event wakes the consumer."""
         request, completion = event.request_id, event.completion
 

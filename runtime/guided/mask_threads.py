@@ -24,14 +24,14 @@ SLOW_THREADS = 2
 WATCH_S = 0.005
 """Between two looks at what runs."""
 
-Told = Callable[[NDArray[np.uint32] | None, BaseException | None], None]
+MaskReceiver = Callable[[NDArray[np.uint32] | None, BaseException | None], None]
 
 
 class MaskJob:
     """tokens: the newest of a completion. tell: of the mask of the next, None at the grammar's end, or of an error; in
     the thread that computed it, and it must not raise."""
 
-    def __init__(self, matcher: GrammarMatcher, tokens: Sequence[int], tell: Told):
+    def __init__(self, matcher: GrammarMatcher, tokens: Sequence[int], tell: MaskReceiver):
         self.matcher = matcher
         self.tokens = tokens
         self.tell = tell

@@ -13,8 +13,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from tensorwright.runtime.base.byte_alphabet import byte_alphabet
-from tensorwright.runtime.base.component_state import component_state, sequence_parts
+from tensorwright.runtime.text.tokenizer_parts import byte_alphabet, component_state, sequence_parts
 
 AT_ONCE = 2048  # tokens
 SPECIAL = b"\xff"  # before the bytes of a token that is no text, as llguidance marks it

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorwright.errors import EngineStoppedError, QueueFullError, RequestAbortedError
-from tensorwright.runtime.base.home_process import HomeProcess
-from tensorwright.runtime.base.panics import as_error
+from tensorwright.runtime.base.forks import HomeProcess
+from tensorwright.runtime.base.library_errors import as_error
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.guided.mask_feeder import MaskFeeder
 from tensorwright.runtime.guided.matcher import GrammarMatcher
-from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.outputs import RequestOutput
+from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_state import RequestState
 
 logger = logging.getLogger(__name__)

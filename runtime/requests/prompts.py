@@ -32,7 +32,7 @@ class RenderedPrompt:
 
 
 Prompt = str | PromptDict | RenderedPrompt
-MOST_TEXT = 4
+MAX_TEXT = 4
 """A text of which only the last tokens count, or that is tokenized for its own sake, may be so many times as long as
 what fits the engine."""
 
@@ -196,13 +196,13 @@ def _encode_prompt(
 
 
 def encode_whole(text: str, engine: EngineDir, add_special_tokens: bool = True) -> list[int]:
-    """Of a text that may be longer than what fits, but not by more than MOST_TEXT. PromptTooLongError says so."""
-    tokenizer, most = _tokenizer(engine), MOST_TEXT * engine.max_seq_len
+    """Of a text that may be longer than what fits, but not by more than MAX_TEXT. PromptTooLongError says so."""
+    tokenizer, most = _tokenizer(engine), MAX_TEXT * engine.max_seq_len
     least = tokenizer.least_tokens(text)
     ids = least if least > most else tokenizer.encode_within(text, most, add_special_tokens)
     if isinstance(ids, int):
         raise PromptTooLongError(
-            f"a text must have at most {most} tokens to be tokenized, {MOST_TEXT} times the model's maximum context "
+            f"a text must have at most {most} tokens to be tokenized, {MAX_TEXT} times the model's maximum context "
             f"length, got about {ids}"
         )
     return ids

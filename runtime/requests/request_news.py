@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.outputs import RequestOutput
+from tensorwright.runtime.requests.request_handle import RequestHandle
 
 
 class RequestNews:

@@ -2,7 +2,7 @@
 
 A template comes with a checkpoint, so it is not trusted: it runs in Jinja's immutable sandbox and gets nothing but the
 messages. It sees what transformers' apply_chat_template shows it. The sandbox does not bound time; what messages can
-make of a template that is more than linear in them is bounded by MOST_LOOKS.
+make of a template that is more than linear in them is bounded by MAX_LOOKS.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NAME = re.compile(r"[A-Za-z0-9]\w*")
 """Of a template, where a file could be meant too; files of templates mostly end in .jinja."""
 
 
-MOST_LOOKS = 1_000_000
+MAX_LOOKS = 1_000_000
 """Entries, attributes and calls of one rendering together. A message takes ten to fifty of them."""
-MOST_SPACE = 16
+MAX_SPACE = 16
 """Characters of tojson's indent, and of each of its separators."""
 
 
@@ -43,8 +43,8 @@ class ChatTemplate:
     knows_developer: bool
 
     def render(self, **variables: Any) -> str:
-        """Raises whatever a template may raise, which is a program; TemplateRuntimeError after MOST_LOOKS."""
-        _looks.left = MOST_LOOKS
+        """Raises whatever a template may raise, which is a program; TemplateRuntimeError after MAX_LOOKS."""
+        _looks.left = MAX_LOOKS
         return self.compiled.render(**variables)
 
 
@@ -142,7 +142,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         _looks.left -= 1
         if _looks.left < 0:
             raise jinja2.TemplateRuntimeError(
-                f"it looks at its variables more than {MOST_LOOKS} times; send fewer or shorter messages"
+                f"it looks at its variables more than {MAX_LOOKS} times; send fewer or shorter messages"
             )
 
 
@@ -165,9 +165,9 @@ def _to_json(
     for name, flag in (("ensure_ascii", ensure_ascii), ("sort_keys", sort_keys)):
         if not isinstance(flag, bool):
             raise TypeError(f"tojson: {name} must be true or false, got {flag!r:.80}")
-    width = type(indent) is int and 0 <= indent <= MOST_SPACE
+    width = type(indent) is int and 0 <= indent <= MAX_SPACE
     if not (indent is None or width or _is_space(indent)):
-        raise TypeError(f"tojson: indent must be none, 0 to {MOST_SPACE}, or as short a text, got {indent!r:.80}")
+        raise TypeError(f"tojson: indent must be none, 0 to {MAX_SPACE}, or as short a text, got {indent!r:.80}")
     pair = isinstance(separators, (list, tuple)) and len(separators) == 2 and all(map(_is_space, separators))
     if not (separators is None or pair):
         raise TypeError(f"tojson: separators must be none or two short texts, got {separators!r:.80}")
@@ -182,7 +182,7 @@ def _to_json(
 
 def _is_space(value: Any) -> bool:
     """A text that tojson may put between what it writes."""
-    return isinstance(value, str) and len(value) <= MOST_SPACE
+    return isinstance(value, str) and len(value) <= MAX_SPACE
 
 
 def _refuse(message: str) -> NoReturn:

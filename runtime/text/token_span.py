@@ -12,8 +12,7 @@ from typing import Any
 
 import tokenizers
 
-from tensorwright.runtime.base.byte_alphabet import byte_alphabet
-from tensorwright.runtime.base.component_state import component_state, sequence_parts
+from tensorwright.runtime.text.tokenizer_parts import byte_alphabet, component_state, sequence_parts
 
 COMPOSED, COMPOSED_PER_BYTE = 4, 2
 """Most characters of which NFC makes one, and per byte of that one: 3 for two bytes, 4 for three."""

@@ -10,9 +10,9 @@ import tokenizers
 from tokenizers import AddedToken
 
 from tensorwright.errors import EngineError, InvalidRequestError, is_panic
-from tensorwright.runtime.base.component_state import component_state, sequence_parts
 from tensorwright.runtime.text.special_tokens import mark_special
 from tensorwright.runtime.text.token_span import TokenSpan, token_span
+from tensorwright.runtime.text.tokenizer_parts import component_state, sequence_parts
 
 HEX = "0123456789ABCDEFabcdef"
 SHORT = 256

@@ -15,7 +15,7 @@ from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 
 LOGIT_BYTES = 128 << 20  # of a step's logits: bounds its tokens
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 FEWEST_TOKENS = 32
 
 
@@ -71,4 +71,4 @@ class Scorer:
 
 def step_tokens(vocab_size: int) -> int:
     """Enough for the kernels to be at their best, unless the logits would take much memory."""
-    return max(FEWEST_TOKENS, min(MOST_TOKENS, LOGIT_BYTES // (4 * vocab_size)))
+    return max(FEWEST_TOKENS, min(MAX_TOKENS, LOGIT_BYTES // (4 * vocab_size)))

@@ -88,7 +88,7 @@ def engine(data: bytes) -> None:
 
 
 def tokenizer(data: bytes) -> None:
-    """data: a tokenizer.json. A library that panics fails its request, as runtime/base/panics.py has it."""
+    """data: a tokenizer.json. A library that panics fails its request, as runtime/base/library_errors.py has it."""
     try:
         with Answered(EngineError, InvalidRequestError):
             _use_tokenizer(Tokenizer.from_bytes(data, Path("tokenizer.json")))

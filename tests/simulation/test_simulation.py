@@ -12,8 +12,8 @@ import pytest
 
 from simulation.run import older_objects_set_aside, run_seed
 from simulation.world import write_toy_engine
-from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.engine_client import EngineClient
+from tensorwright.runtime.requests.request_handle import RequestHandle
 
 SEEDS = int(os.environ.get("TENSORWRIGHT_SIMULATION_SEEDS", "100"))
 

@@ -23,7 +23,7 @@ from tensorwright.runtime.engine.onnx.manifest import read_io
 from tensorwright.runtime.engine.onnx.session import check_model, load_onnxruntime, open_session
 from tensorwright.runtime.engine.onnx.slot_cache import SlotCache
 
-MOST_BINDINGS = 256
+MAX_BINDINGS = 256
 """Ranges of slots whose addresses stay bound; binding takes longer than anything else here."""
 
 
@@ -136,7 +136,7 @@ class OnnxExecutor:
                 place = (self._cache.device, 0, piece.dtype, piece.shape, piece.address)
                 binding.bind_input(piece.past, *place)
                 binding.bind_output(piece.present, *place)
-            if len(self._bindings) == MOST_BINDINGS:
+            if len(self._bindings) == MAX_BINDINGS:
                 self._bindings.popitem(last=False)
         self._bindings[first, count] = binding
         return binding

@@ -44,10 +44,10 @@ def read_manifest(engine: EngineDir) -> Manifest:
     engine.file(ENGINE_FILE)
     special = {"target": manifest.flavour, "kv_block_bytes": sum(manifest.block_bytes)}
     for name in ("target", "dtype", "vocab_size", "max_seq_len", "block_size", "kv_block_bytes"):
-        its = special[name] if name in special else getattr(manifest, name)
-        if getattr(engine, name) != its:
+        written = special[name] if name in special else getattr(manifest, name)
+        if getattr(engine, name) != written:
             raise EngineError(
-                f"{engine.path / 'config.json'}: {name} is {getattr(engine, name)}, but {its} in {MANIFEST_FILE}: "
+                f"{engine.path / 'config.json'}: {name} is {getattr(engine, name)}, but {written} in {MANIFEST_FILE}: "
                 "files of two builds are mixed; build the engine again"
             )
     return manifest

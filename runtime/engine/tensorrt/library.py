@@ -35,11 +35,11 @@ def load_bindings(flavour: str) -> Any:
 
 def check_version(trt: Any, manifest: Manifest, path: Path) -> None:
     """A plan is read by the release that wrote it; the last number, of the build, may differ."""
-    ours, its = trt.__version__.split(".")[:3], manifest.library_version.split(".")[:3]
-    if ours != its:
+    installed, required = trt.__version__.split(".")[:3], manifest.library_version.split(".")[:3]
+    if installed != required:
         raise EngineError(
             f"{path}: built with {MODULES[manifest.flavour]} {manifest.library_version}, and {trt.__version__} is "
-            f"installed: install version {'.'.join(its)}, or build the engine again"
+            f"installed: install version {'.'.join(required)}, or build the engine again"
         )
 
 

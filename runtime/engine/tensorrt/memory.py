@@ -16,7 +16,7 @@ def kv_bytes(manifest: Manifest, most: dict[str, int], free: int, scratch: int, 
     block = sum(manifest.block_bytes)
     beside = scratch + metadata_bytes(manifest, most) + logits_bytes(manifest, most["rows"])
     room = max(0, free - beside)
-    told = (
+    room_text = (
         f"{format_size(room)} of the GPU's memory are free beside the engine, its activations and buffers "
         f"({format_size(beside)})"
     )
@@ -27,13 +27,13 @@ def kv_bytes(manifest: Manifest, most: dict[str, int], free: int, scratch: int, 
             )
         if asked > room:
             raise OutOfMemoryError(
-                f"kv_cache_memory is {format_size(asked)}, but {told}: ask for less, or leave it out"
+                f"kv_cache_memory is {format_size(asked)}, but {room_text}: ask for less, or leave it out"
             )
         return asked
     if int(room * share) < block:
         raise OutOfMemoryError(
-            f"the KV cache needs at least {format_size(block)}, but {told}: lower max_num_tokens or max_batch_size, or "
-            "end what else uses the GPU"
+            f"the KV cache needs at least {format_size(block)}, but {room_text}: lower max_num_tokens or "
+            "max_batch_size, or end what else uses the GPU"
         )
     useful = -(-manifest.max_seq_len // manifest.block_size) * most["seqs"]
     most_pages = min(profile.symbols[f"pages.{g}"].max for profile in manifest.profiles for g in range(manifest.groups))

@@ -41,14 +41,16 @@ def choose_profile(manifest: Manifest, step: Any, sizes: dict[str, int]) -> tupl
             grown = {s: max(n, profile.symbols[s].min) if _may_grow(s) else n for s, n in sizes.items()}
             if all(profile.symbols[s].min <= n <= profile.symbols[s].max for s, n in grown.items()):
                 return index, grown
-    raise InvalidRequestError(f"step: none of the engine's profiles takes {sizes}; they are {_told(manifest.profiles)}")
+    raise InvalidRequestError(
+        f"step: none of the engine's profiles takes {sizes}; they are {_ranges_text(manifest.profiles)}"
+    )
 
 
 def _may_grow(symbol: str) -> bool:
     return symbol == "rows" or symbol.startswith("max_blocks.")
 
 
-def _told(profiles: tuple[Profile, ...]) -> str:
+def _ranges_text(profiles: tuple[Profile, ...]) -> str:
     return "; ".join(
         f"{p.name}: {', '.join(f'{s} {r.min} to {r.max}' for s, r in p.symbols.items())}" for p in profiles
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tensorwright.errors import InvalidOptionError
-from tensorwright.runtime.base.pictures import check_picture
+from tensorwright.runtime.base.picture_file import check_picture
 from tensorwright.runtime.serving.load_test.workload import ARRIVALS, FIXED, PROFILES
 
 PROMPTS = ("text", "ids")

@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request, Response
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.api.chat import chat_prompt
-from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.outputs import CompletionOutput, RequestOutput
 from tensorwright.runtime.requests.prompts import RenderedPrompt
+from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.serving.server.body_route import BodyRoute
 from tensorwright.runtime.serving.server.chat_request import ChatCompletionRequest, ChatFields
 from tensorwright.runtime.serving.server.clients import client_defaults

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.api.llm import LLM
-from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.outputs import RequestOutput
+from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.server.body_route import BodyRoute
 from tensorwright.runtime.serving.server.clients import client_defaults

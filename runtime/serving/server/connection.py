@@ -25,9 +25,9 @@ from tensorwright.runtime.serving.server.guards import TURNED_AWAY, WATCH_PATHS
 from tensorwright.runtime.serving.server.listen import Listen
 
 PIECE = 4096  # bytes that are parsed before it is asked whether to go on
-MOST_HELD = 64 << 10  # unparsed bytes, of later requests, beyond which the client is not read
+MAX_HELD = 64 << 10  # unparsed bytes, of later requests, beyond which the client is not read
 LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # that are dropped unread, so that the client gets to read its answer
-LEAST_TAKEN = 1024  # bytes that a client who is behind must take in its time
+MIN_TAKEN = 1024  # bytes that a client who is behind must take in its time
 logger = logging.getLogger("tensorwright.server")
 
 
@@ -69,7 +69,7 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._unparsed.append(memoryview(data))
         self._parse()
-        if sum(map(len, self._unparsed)) > MOST_HELD:
+        if sum(map(len, self._unparsed)) > MAX_HELD:
             self.flow.pause_reading()
 
     def _parse(self) -> None:
@@ -101,9 +101,9 @@ class Connection(HttpToolsProtocol):
             self._unparsed.clear()
         except httptools.HttpParserError as error:
             ours = error.__context__
-            told = str(error) or type(error).__name__
+            why = str(error) or type(error).__name__
             self._refuse(
-                ours.answer if isinstance(ours, FramingError) else ApiError(400, f"this is no HTTP/1.1: {told}")
+                ours.answer if isinstance(ours, FramingError) else ApiError(400, f"this is no HTTP/1.1: {why}")
             )
 
     # What the parser finds.
@@ -139,7 +139,7 @@ class Connection(HttpToolsProtocol):
         """An answer says that it is the last one while its request's body is still to come."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-            async def told(message: Message) -> None:
+            async def send_noting(message: Message) -> None:
                 unread = scope is self.scope and self.cycle.more_body
                 if message["type"] == "http.response.start" and (unread or self._upgrade):
                     others = [header for header in message.get("headers", []) if header[0].lower() != b"connection"]
@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
                     self.cycle.keep_alive = True  # it would close at once; on_response_complete does so later
                 await send(message)
 
-            await app(scope, receive, told)
+            await app(scope, receive, send_noting)
 
         return answer
 
@@ -219,7 +219,7 @@ class Connection(HttpToolsProtocol):
 
     def _check_client(self, before: int) -> None:
         unsent = self.transport.get_write_buffer_size()
-        if unsent and before - unsent < LEAST_TAKEN:
+        if unsent and before - unsent < MIN_TAKEN:
             self._table.closed["took_nothing"] += 1
             self.transport.abort()
         else:

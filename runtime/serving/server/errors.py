@@ -78,8 +78,8 @@ def describe_error(error: BaseException, retry_after: int = 1) -> ApiError:
         if isinstance(error, kind):
             param = "model" if kind is UnknownModelError else None
             headers = {"retry-after": str(retry_after)} if status in (429, 503) else {}
-            told = STOPPED if kind is EngineStoppedError else str(error)
-            return ApiError(status, told, name, param, code, headers)
+            message = STOPPED if kind is EngineStoppedError else str(error)
+            return ApiError(status, message, name, param, code, headers)
     name = type(error).__name__ if isinstance(error, TensorwrightError) else "internal_error"
     return ApiError(500, "the server failed; its log says why", "server_error", None, name)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tensorwright.runtime.requests.async_requests import RequestHandle
+from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.serving.server.errors import describe_error, is_foreseen
 from tensorwright.runtime.serving.server.requests import abort_all, wait_for_disconnect
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from tensorwright.runtime.serving.server.errors import ApiError
 
-MOST_HEAD = 64 << 10  # bytes of a request's line and headers
-MOST_HEADERS = 100  # each guard looks through all of them
-FREE_CHUNKS, LEAST_CHUNK = 1000, 64  # after so many chunks of a body, bytes that they must have on average
-MOST_EXTRA, EXTRA_PER_CHUNK = 16 << 10, 16  # bytes of a body that are neither content nor, per chunk, its size
+MAX_HEAD = 64 << 10  # bytes of a request's line and headers
+MAX_HEADERS = 100  # each guard looks through all of them
+FREE_CHUNKS, MIN_CHUNK = 1000, 64  # after so many chunks of a body, bytes that they must have on average
+MAX_EXTRA, EXTRA_PER_CHUNK = 16 << 10, 16  # bytes of a body that are neither content nor, per chunk, its size
 TOO_LARGE = "headers_too_large"
 
 
@@ -39,8 +39,8 @@ class Framing:
     def count_header(self) -> None:
         """Another header has come."""
         self._headers += 1
-        if self._headers > MOST_HEADERS:
-            raise _bad(f"a request must have at most {MOST_HEADERS} headers", 431, TOO_LARGE)
+        if self._headers > MAX_HEADERS:
+            raise _bad(f"a request must have at most {MAX_HEADERS} headers", 431, TOO_LARGE)
 
     def end_head(self, version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """The head is complete. headers: their names are in small letters. RFC 9112 asks for most of this: 3.2 for one
@@ -61,9 +61,9 @@ class Framing:
     def count_wire(self, size: int) -> None:
         """So many bytes came, whatever they were."""
         self._wire += size
-        if self.in_head and self._wire > MOST_HEAD:
-            raise _bad(f"the request's line and headers must have at most {MOST_HEAD} bytes", 431, TOO_LARGE)
-        if not self.in_head and self._wire - self._content > MOST_EXTRA + EXTRA_PER_CHUNK * self._chunks:
+        if self.in_head and self._wire > MAX_HEAD:
+            raise _bad(f"the request's line and headers must have at most {MAX_HEAD} bytes", 431, TOO_LARGE)
+        if not self.in_head and self._wire - self._content > MAX_EXTRA + EXTRA_PER_CHUNK * self._chunks:
             raise _bad("the extensions of chunks and the trailers are too long")
 
     def count_content(self, size: int) -> None:
@@ -73,8 +73,8 @@ class Framing:
     def count_chunk(self) -> None:
         """Another chunk begins."""
         self._chunks += 1
-        if self._chunks > FREE_CHUNKS and self._content < LEAST_CHUNK * (self._chunks - 1):
-            raise _bad(f"more than {FREE_CHUNKS} chunks of a body must have {LEAST_CHUNK} bytes on average")
+        if self._chunks > FREE_CHUNKS and self._content < MIN_CHUNK * (self._chunks - 1):
+            raise _bad(f"more than {FREE_CHUNKS} chunks of a body must have {MIN_CHUNK} bytes on average")
 
 
 def _bad(message: str, status: int = 400, code: str | None = None) -> FramingError:

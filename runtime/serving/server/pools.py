@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tensorwright.errors import QueueFullError
-from tensorwright.runtime.base.panics import as_error
+from tensorwright.runtime.base.library_errors import as_error
 from tensorwright.runtime.guided.compile_queue import PLACES, SLOW_PLACES
 from tensorwright.runtime.serving.server.options import ServerOptions
 
@@ -174,7 +174,7 @@ def _hand_over(late: Callable[[T], object], future: Future[T]) -> None:
         late(future.result())
 
 
-MOST_TEXT_THREADS = 4
+MAX_TEXT_THREADS = 4
 
 
 class ServerPools:
@@ -189,7 +189,7 @@ class ServerPools:
         self._limit = options.max_job_seconds
         bound = options.max_waiting_jobs
         self.grammar = WorkPool("grammars", 2 * (PLACES + SLOW_PLACES), bound)  # some wait for others
-        self.text = WorkPool("text", max(2, min(MOST_TEXT_THREADS, os.cpu_count() or 1)), bound)
+        self.text = WorkPool("text", max(2, min(MAX_TEXT_THREADS, os.cpu_count() or 1)), bound)
         self.answers = WorkPool("answers", 2, None)
         self.other = WorkPool("files", 2, bound)
 

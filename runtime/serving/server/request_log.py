@@ -15,7 +15,7 @@ from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tensorwright.runtime.requests.async_requests import RequestHandle
+from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.serving.server.errors import describe_error
 from tensorwright.runtime.serving.server.exposition import HttpMetrics
 

@@ -15,9 +15,9 @@ from starlette.types import Receive
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.guided.compile_queue import on_behalf_of
 from tensorwright.runtime.guided.reader import vocabulary_reader
-from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.prompts import Prompt
+from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_news import RequestNews
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.server.clients import client_of

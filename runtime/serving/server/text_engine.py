@@ -11,8 +11,8 @@ from fastapi import Request
 
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.api.llm import LLM
-from tensorwright.runtime.base.byte_alphabet import byte_alphabet
 from tensorwright.runtime.text.tokenizer import Tokenizer
+from tensorwright.runtime.text.tokenizer_parts import byte_alphabet
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 REPLACEMENT = "\ufffd"

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from tensorwright.errors import PromptTooLongError
 from tensorwright.runtime.base.request_bounds import TOKENS
-from tensorwright.runtime.requests.prompts import MOST_TEXT, encode_whole
+from tensorwright.runtime.requests.prompts import MAX_TEXT, encode_whole
 from tensorwright.runtime.serving.server.body_route import BodyRoute
 from tensorwright.runtime.serving.server.chat import prompt_of
 from tensorwright.runtime.serving.server.chat_request import ChatFields, Messages, TemplateVariables
@@ -86,10 +86,10 @@ def _tokenize(engine: TextEngine, body: TokenizeRequest) -> str:
 
 
 def _detokenize(engine: TextEngine, body: DetokenizeRequest) -> str:
-    most = MOST_TEXT * engine.llm.engine.max_seq_len
+    most = MAX_TEXT * engine.llm.engine.max_seq_len
     if len(body.tokens) > most:
         raise PromptTooLongError(
-            f"tokens must be at most {most}, {MOST_TEXT} times the model's maximum context length, "
+            f"tokens must be at most {most}, {MAX_TEXT} times the model's maximum context length, "
             f"got {len(body.tokens)}"
         )
     engine.check_ids(body.tokens)

@@ -17,7 +17,7 @@ import numpy as np
 from tensorwright import errors
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.api.llm import LLM
-from tensorwright.runtime.base.panics import as_error
+from tensorwright.runtime.base.library_errors import as_error
 from tensorwright.runtime.guided.reader import vocabulary_reader
 from tensorwright.runtime.requests.request_news import RequestNews
 from tensorwright.runtime.requests.sampling_params import SamplingParams

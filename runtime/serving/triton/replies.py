@@ -75,7 +75,7 @@ class Asked:
         return (*flags, self.input_count, self.output_count)
 
     @classmethod
-    def of(cls, row: Row, stream: bool, exclude_input: bool, write: Callable[[Asked, Part], Any]) -> Asked:
+    def from_row(cls, row: Row, stream: bool, exclude_input: bool, write: Callable[[Asked, Part], Any]) -> Asked:
         """From the inputs that the text and the token interface share. A stream never repeats the prompt."""
         return cls(
             stream,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tensorwright.errors import QueueFullError
 
-MOST_STARTING = 32
+MAX_STARTING = 32
 """Requests; one more is refused."""
 
 
@@ -31,8 +31,8 @@ class Starting:
 
         thread = threading.Thread(target=run, name="tensorwright-start", daemon=True)
         with self._changed:
-            if len(self._running) >= MOST_STARTING:
-                raise QueueFullError(f"{MOST_STARTING} requests wait for their grammars already; try again later")
+            if len(self._running) >= MAX_STARTING:
+                raise QueueFullError(f"{MAX_STARTING} requests wait for their grammars already; try again later")
             self._running[thread] = (request_id, stopped)
         try:
             thread.start()

@@ -47,7 +47,7 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     fields["stop"] = row.texts("stop_words", bounds.STOP_STRINGS)
     fields["include_stop_str_in_output"] = True
     fields["logit_bias"] = _biases(row, engine)
-    asked = Asked.of(row, row.flag("stream"), exclude_input, write)
+    asked = Asked.from_row(row, row.flag("stream"), exclude_input, write)
     with by_input(INPUT_OF):
         return Job(row.text("text_input") or "", SamplingParams(**fields), asked, INPUT_OF)
 

@@ -62,7 +62,7 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     fields["logit_bias"] = _biases(row, engine)
     stops = word_list(row, "stop_words_list", bounds.STOP_TOKEN_IDS)
     fields |= _stops(stops, fields.get("stop_token_ids", []), engine)
-    asked = Asked.of(row, row.flag("streaming"), exclude_input, write)
+    asked = Asked.from_row(row, row.flag("streaming"), exclude_input, write)
     asked.pad = _pad(row)
     with by_input(INPUT_OF):
         return Job({"prompt_token_ids": ids[:length]}, SamplingParams(**fields), asked, INPUT_OF)

@@ -27,8 +27,8 @@ def examine_engine(path: str) -> dict[str, Any]:
     try:
         engine = open_engine(path, read_tokenizer=True)
     except TensorwrightError as error:
-        told: dict[str, Any] = {"facts": {}, "problems": [_problem(error)], "warnings": []}
-        return {"path": path, "target": None, "runs": False, **told}
+        report: dict[str, Any] = {"facts": {}, "problems": [_problem(error)], "warnings": []}
+        return {"path": path, "target": None, "runs": False, **report}
     problems = []
     of_all: list[Check] = [partial(sampling_defaults, engine, "model")]
     for check in chain(CHECKS[engine.target](engine), of_all):  # one by one: later ones need what earlier ones found
@@ -43,8 +43,8 @@ def examine_engine(path: str) -> dict[str, Any]:
     }
     with suppress(TensorwrightError):  # a check has told it
         facts |= describe_engine(engine)
-    told = {"facts": facts, "problems": problems, "warnings": [NO_TOKENIZER] if engine.tokenizer is None else []}
-    return {"path": path, "target": engine.target, "runs": not problems, **told}
+    report = {"facts": facts, "problems": problems, "warnings": [NO_TOKENIZER] if engine.tokenizer is None else []}
+    return {"path": path, "target": engine.target, "runs": not problems, **report}
 
 
 def _problem(error: TensorwrightError) -> dict[str, str]:

@@ -61,7 +61,7 @@ TOO_MUCH_WORK = "{% for message in messages %}{% for other in messages %}{{ othe
 
 def test_the_work_of_a_template_is_bounded(chatty: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that is quadratic in what a client sends. Each look at an entry counts, of one rendering alone."""
-    monkeypatch.setattr(chat_template, "MOST_LOOKS", 2 * 11 * 11)
+    monkeypatch.setattr(chat_template, "MAX_LOOKS", 2 * 11 * 11)
     talk = [{"role": "user", "content": "x"}] * 12
     for _ in range(2):
         assert len(chatty.chat(talk[:11], ONE, chat_template=TOO_MUCH_WORK).prompt) == 121

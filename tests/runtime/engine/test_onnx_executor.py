@@ -20,7 +20,7 @@ from tensorwright import LLM, SamplingParams
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
 from tensorwright.runtime.commands.cli import cli
 from tensorwright.runtime.engine.engine_dir import open_engine
-from tensorwright.runtime.engine.onnx.calls import MOST_IDLE, split
+from tensorwright.runtime.engine.onnx.calls import MAX_IDLE, split
 from tensorwright.runtime.engine.onnx.device_cache import Copier
 from tensorwright.runtime.engine.onnx.executor import OnnxExecutor
 
@@ -73,8 +73,8 @@ def test_prompts_are_calls_of_their_own_and_decodes_go_together() -> None:
     [
         ([5], [(5, 1)]),
         ([0, 2], [(0, 3)]),
-        ([0, MOST_IDLE + 1], [(0, MOST_IDLE + 2)]),
-        ([0, MOST_IDLE + 2], [(0, 1), (MOST_IDLE + 2, 1)]),
+        ([0, MAX_IDLE + 1], [(0, MAX_IDLE + 2)]),
+        ([0, MAX_IDLE + 2], [(0, 1), (MAX_IDLE + 2, 1)]),
         ([6, 8], [(6, 1), (8, 1)]),  # slot 7 is full: it has no room for an idle row
     ],
 )

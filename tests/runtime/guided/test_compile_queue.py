@@ -16,7 +16,7 @@ from tensorwright.runtime.guided.compile_queue import CompileQueue, Place, on_be
 
 
 def test_the_queue_is_bounded_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_queue, "MOST_WAITING", 2)
+    monkeypatch.setattr(compile_queue, "MAX_WAITING", 2)
     queue, later = CompileQueue(), time.monotonic() + 30
     order: list[int] = []
 

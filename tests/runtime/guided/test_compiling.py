@@ -85,7 +85,7 @@ def test_memory_is_bounded(known: GuidedVocabulary, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InvalidRequestError, match="choice cannot be followed: it takes more than 8 MiB of memory"):
         known.compile(GuidedDecodingParams(choice=["ab" * 30_000]))
     monkeypatch.undo()
-    monkeypatch.setattr(compile_process, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(compile_process, "MAX_BYTES", 1 << 20)
     with pytest.raises(InvalidRequestError, match="choice cannot be followed: it takes more than 1 MiB of memory"):
         known.compile(GuidedDecodingParams(choice=["ab" * 10_000]))
 

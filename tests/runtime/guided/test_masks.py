@@ -17,7 +17,7 @@ from support.waiting import wait_until
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided import grammar, library
-from tensorwright.runtime.guided.mask_budget import MOST_S, PER_MASK_S, SLOW_S, MaskBudget
+from tensorwright.runtime.guided.mask_budget import MAX_S, PER_MASK_S, SLOW_S, MaskBudget
 from tensorwright.runtime.guided.mask_threads import SLOW_THREADS, MaskJob, MaskThreads, Watch, _computed
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 from tensorwright.runtime.text.tokenizer import Tokenizer
@@ -240,18 +240,18 @@ def test_who_cannot_be_told_harms_nobody(threads: MaskThreads, caplog: pytest.Lo
 def test_a_wait_costs_nothing(threads: MaskThreads) -> None:
     """Only what a processor did counts: on a busy machine a mask takes long by the clock."""
     told = Told()
-    threads.compute([MaskJob(Matcher(lambda: time.sleep(3 * MOST_S)), [1], told)], 60)  # type: ignore[arg-type]
+    threads.compute([MaskJob(Matcher(lambda: time.sleep(3 * MAX_S)), [1], told)], 60)  # type: ignore[arg-type]
     wait_until(lambda: told.all == [(MASK, None)], 30)
 
 
 def test_the_budget() -> None:
     budget = MaskBudget()
     assert all(budget.pay(PER_MASK_S) for _ in range(1000))
-    assert budget.pay(MOST_S)
+    assert budget.pay(MAX_S)
     assert budget.left == pytest.approx(PER_MASK_S)
-    assert budget.pay(100 * MOST_S), "a clock may leap once"
+    assert budget.pay(100 * MAX_S), "a clock may leap once"
     assert budget.left == pytest.approx(PER_MASK_S)
-    assert not budget.pay(MOST_S)
+    assert not budget.pay(MAX_S)
     many = MaskBudget()
     assert [many.pay(2 * PER_MASK_S) for _ in range(20)].index(False) <= 6
 
@@ -262,7 +262,7 @@ def test_a_clock_that_leaps_once_ends_nobody(monkeypatch: pytest.MonkeyPatch) ->
     leaps, clock = [0.0], time.thread_time
 
     def leap() -> None:
-        leaps[0] += 100 * MOST_S
+        leaps[0] += 100 * MAX_S
         for each in watch._running.values():
             each.look()
 
@@ -282,7 +282,7 @@ def test_what_is_late_twice_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> Non
     now, looks = [0.0], [False, True]
 
     def work() -> None:
-        now[0] += 2 * MOST_S
+        now[0] += 2 * MAX_S
         for cancelled in looks:
             for each in watch._running.values():
                 each.look()

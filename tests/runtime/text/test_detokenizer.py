@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tensorwright.runtime.base.byte_alphabet import byte_alphabet
 from tensorwright.runtime.requests.completion_state import logprob_table
 from tensorwright.runtime.text import detokenizer
 from tensorwright.runtime.text.detokenizer import REPLACEMENT, IncrementalDetokenizer
 from tensorwright.runtime.text.tokenizer import Tokenizer as EngineTokenizer
+from tensorwright.runtime.text.tokenizer_parts import byte_alphabet
 
 TEXTS = [
     "plain words",

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from support.fake_runtime import byte_tokenizer
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
-from tensorwright.runtime.requests.prompts import MOST_TEXT
+from tensorwright.runtime.requests.prompts import MAX_TEXT
 from tensorwright.runtime.text.token_span import TokenSpan, token_span
 from tensorwright.runtime.text.tokenizer import PIECE
 from tensorwright.runtime.text.tokenizer import Tokenizer as EngineTokenizer
@@ -162,10 +162,8 @@ def test_of_a_text_that_is_cut_there_may_be_more(llm: LLM, encoded: list[int]) -
     assert llm.generate("b" * 300 + "acd", params).prompt_token_ids == llm.tokenizer.encode("acd")
     encoded.clear()
     assert llm.engine.tokenizer is not None
-    most = MOST_TEXT * 128 * llm.engine.tokenizer.span.characters  # type: ignore[union-attr]
-    with pytest.raises(
-        PromptTooLongError, match=f"at most {MOST_TEXT * 128} tokens to be tokenized, {MOST_TEXT} times"
-    ):
+    most = MAX_TEXT * 128 * llm.engine.tokenizer.span.characters  # type: ignore[union-attr]
+    with pytest.raises(PromptTooLongError, match=f"at most {MAX_TEXT * 128} tokens to be tokenized, {MAX_TEXT} times"):
         llm.generate("a" * (most + 1), params)
     assert encoded == []
 

@@ -18,9 +18,9 @@ from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.connections import RESERVE, Connections, Place
 from tensorwright.runtime.serving.server.framing import (
     FREE_CHUNKS,
-    LEAST_CHUNK,
-    MOST_EXTRA,
-    MOST_HEAD,
+    MAX_EXTRA,
+    MAX_HEAD,
+    MIN_CHUNK,
     Framing,
     FramingError,
 )
@@ -141,25 +141,25 @@ def test_chunks_must_have_a_size_on_average() -> None:
     for _ in range(FREE_CHUNKS):
         framing.count_chunk()
         framing.count_content(1)
-    with pytest.raises(FramingError, match=f"must have {LEAST_CHUNK} bytes on average"):
+    with pytest.raises(FramingError, match=f"must have {MIN_CHUNK} bytes on average"):
         framing.count_chunk()
     framing.begin()
     framing.end_head("1.1", [HOST])
     for _ in range(3 * FREE_CHUNKS):
         framing.count_chunk()
-        framing.count_wire(LEAST_CHUNK + 8)
-        framing.count_content(LEAST_CHUNK)
+        framing.count_wire(MIN_CHUNK + 8)
+        framing.count_content(MIN_CHUNK)
 
 
 def test_what_is_not_content_is_bounded() -> None:
     framing = Framing()
-    framing.count_wire(MOST_HEAD)
+    framing.count_wire(MAX_HEAD)
     with pytest.raises(FramingError) as caught:
         framing.count_wire(1)
     assert caught.value.answer.status == 431
     framing.end_head("1.1", [HOST])
     framing.count_content(1 << 20)
-    framing.count_wire((1 << 20) + MOST_EXTRA)
+    framing.count_wire((1 << 20) + MAX_EXTRA)
     with pytest.raises(FramingError, match="extensions of chunks and the trailers"):
         framing.count_wire(1)
 

@@ -14,7 +14,7 @@ import pytest
 
 from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, PER_ADDRESS, Served, completion, read_events
 from support.waiting import wait_until
-from tensorwright.runtime.serving.server.framing import MOST_HEADERS
+from tensorwright.runtime.serving.server.framing import MAX_HEADERS
 
 JSON = {"content-type": "application/json"}
 POST = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
@@ -189,7 +189,7 @@ def test_what_can_be_read_in_two_ways_is_refused(served: Served, rest: str) -> N
 def test_a_head_has_a_limit_and_a_host(served: Served) -> None:
     with served.send_raw(f"{PROBE}a: {'x' * (80 << 10)}\r\n\r\n".encode()) as raw:
         assert read_all(raw).startswith(b"HTTP/1.1 431 ")
-    for more, status in ((MOST_HEADERS - 1, b"200"), (MOST_HEADERS, b"431")):  # beside the host
+    for more, status in ((MAX_HEADERS - 1, b"200"), (MAX_HEADERS, b"431")):  # beside the host
         with served.send_raw((PROBE + "a:\r\n" * (more - 1) + "connection: close\r\n\r\n").encode()) as raw:
             assert read_all(raw).startswith(b"HTTP/1.1 " + status)
     with served.send_raw(b"GET /health HTTP/1.1\r\n\r\n") as raw:

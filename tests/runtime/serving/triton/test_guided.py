@@ -133,7 +133,7 @@ def test_a_compiler_that_is_killed_is_not_the_engines_end(
 
 
 def test_too_many_that_start_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "MOST_STARTING", 1)
+    monkeypatch.setattr(starting, "MAX_STARTING", 1)
     held, ended = starting.Starting(), threading.Event()
     held.start("a", lambda stopped: ended.wait(60) and None)  # type: ignore[arg-type,return-value]
     with pytest.raises(QueueFullError, match="1 requests wait for their grammars already"):

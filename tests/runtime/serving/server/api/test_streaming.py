@@ -16,7 +16,7 @@ from support.snapshots import count_snapshots
 from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import NumericalError
-from tensorwright.runtime.requests.async_requests import RequestHandle
+from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.serving.server import request_time
 from tensorwright.runtime.serving.server.app import create_app
 from tensorwright.runtime.serving.server.options import ServerOptions

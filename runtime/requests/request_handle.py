@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorwright import errors
 from tensorwright.errors import EngineStoppedError, RequestAbortedError, TensorwrightError
-from tensorwright.runtime.base.home_process import HomeProcess
+from tensorwright.runtime.base.forks import HomeProcess
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.request_state import RequestState
 

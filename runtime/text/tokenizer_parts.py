@@ -1,9 +1,10 @@
-"""The parts of a tokenizer (normalizer, pre-tokenizer, decoder) as tokenizer.json has them."""
+"""The parts of a tokenizer as tokenizer.json has them, and the letters with which byte-level parts spell bytes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 
@@ -19,3 +20,11 @@ def sequence_parts(state: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
             yield from sequence_parts(part, key)
     elif state:
         yield state
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """Letter -> byte: printable bytes are themselves, the others are the letters from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}

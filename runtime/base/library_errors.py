@@ -9,9 +9,9 @@ def as_error(error: BaseException) -> Exception:
     """What a request may end with: the error itself, or the LibraryError that tells of a panic or an exit."""
     if isinstance(error, Exception):
         return error
-    told = LibraryError(
+    typed = LibraryError(
         f"a library failed at this request ({type(error).__name__}: {error}); other requests go on, report what this "
         "one held"
     )
-    told.__cause__ = error
-    return told
+    typed.__cause__ = error
+    return typed
