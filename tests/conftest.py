@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from _pytest.unraisableexception import gc_collect_iterations_key
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from support.places import ROOT, TESTS
@@ -35,6 +36,9 @@ TOGETHER = ("plugins/tensorrt", "runtime/serving/tritonserver", "runtime/serving
 def pytest_configure(config: pytest.Config) -> None:
     # At its end pytest collects garbage five times over, for errors in finalizers. Once is enough to see them.
     config.stash[gc_collect_iterations_key] = 1
+    # A busy machine draws examples slowly, which is no fault of a test.
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

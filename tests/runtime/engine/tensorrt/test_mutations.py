@@ -50,7 +50,10 @@ def copied_in_every_group(old: Callable[..., None]) -> Callable[..., None]:
 
 def groups_mixed_up(old: Callable[..., None]) -> Callable[..., None]:
     def init(self: KvPool, stack: ExitStack, cuda: Cuda, stream: Any, manifest: Any, blocks: list[int]) -> None:
-        old(self, stack, cuda, stream, replace(manifest, layers=manifest.layers[::-1]), blocks)
+        old(self, stack, cuda, stream, manifest, blocks)
+        for name, pages in self.tensors.items():
+            layer = int(name.partition(".")[2])
+            self.tensors[name] = replace(pages, group=manifest.layers[-1 - layer].group)
 
     return init
 
