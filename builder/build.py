@@ -14,7 +14,8 @@ from tensorwright.builder.emit.engine_files import build_report, engine_config, 
 from tensorwright.builder.emit.text_side import write_text_side
 from tensorwright.builder.kept_weights import write_kept_weights
 from tensorwright.builder.memory import MemoryWatch
-from tensorwright.builder.options import BuildOptions, Phases, Progress
+from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.targets import Emitted, Graphs, Target, find_target
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
@@ -38,6 +39,17 @@ class BuildResult:
     path: Path
     config: dict[str, Any]
     report: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What every phase of one build needs: what is asked for, the target's module, and where results and times go."""
+
+    options: BuildOptions
+    target: Target
+    phases: Phases
+    writer: EngineWriter
+    memory: MemoryWatch
 
 
 def build(
@@ -108,52 +120,50 @@ def build_engine_at(
 ) -> BuildResult:
     """As `build`, which has the options one by one."""
     phases = Phases.since(begin, progress)
-    aim = find_target(options.target)
-    aim.check(options)
+    target = find_target(options.target)
+    target.check(options)
     check_places(model, out, dump)
-    graphs = None if dump is None else Path(os.path.expanduser(dump))
+    dump_folder = None if dump is None else Path(os.path.expanduser(dump))
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
+        build = BuildContext(options, target, phases, writer, memory)
         with phases.run("open"):
             checkpoint = open_checkpoint(model)
-            if graphs is not None:
-                make_dump_folder(graphs)
-        graph = _trace(checkpoint, aim, options, phases)
-        report = _rewrite(graph, checkpoint, aim, options, phases, verify=verify, dump=graphs)
+            if dump_folder is not None:
+                make_dump_folder(dump_folder)
+        graph = _trace(build, checkpoint)
+        report = _rewrite(build, checkpoint, graph, verify=verify, dump=dump_folder)
         with phases.run("source"):
             source = source_record(checkpoint)
-        return emit_and_measure(writer, graph, report, checkpoint, source, aim, options, phases, memory)
+        return emit_and_measure(build, checkpoint, source, graph, report)
 
 
 def emit_and_measure(
-    writer: EngineWriter,
-    traced: Graph,
-    report: PassReport,
-    checkpoint: Checkpoint,
-    source: dict[str, Any],
-    aim: Target,
-    options: BuildOptions,
-    phases: Phases,
-    memory: MemoryWatch,
+    build: BuildContext, checkpoint: Checkpoint, source: dict[str, Any], traced: Graph, report: PassReport
 ) -> BuildResult:
-    """All files of the engine, from the graphs on; then it is put in its place. source: as config.json keeps it."""
+    """Writes all files of the engine, from the graphs on, and puts the engine in its place.
+
+    source: the record of the checkpoint that config.json keeps.
+    """
+    options, phases, writer = build.options, build.phases, build.writer
     writer.write("graph.txt", print_graph(report.cached_graph).encode())
     with phases.run("tokenizer"):
         tokenizer = write_text_side(writer, checkpoint)
-    emitted = aim.emit(writer, report, checkpoint, options, phases)
+    emitted = build.target.emit(writer, report, checkpoint, options, phases)
     if options.keep_weights:
         with phases.run("keep") as advance:
             write_kept_weights(writer, report.cached_graph, checkpoint, advance)
-    graphs = Graphs(traced, report.cached_graph, report.graph)
-    measured = _measure(writer, graphs, checkpoint, aim, options, phases)
-    more = {"peak_memory_bytes": memory.peaks, "tokenizer": tokenizer}
-    return _finish(writer, report, source, options, emitted, measured, phases, more)
+    measured = _measure(build, checkpoint, Graphs(traced, report.cached_graph, report.graph))
+    notes = {"peak_memory_bytes": build.memory.peaks, "tokenizer": tokenizer}
+    return _finish(build, source, report, emitted, measured, notes)
 
 
 @paused_collector()
-def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: Phases) -> Graph:
+def _trace(build: BuildContext, checkpoint: Checkpoint) -> Graph:
+    """The model's graph at stage "traced", with the facts that the passes read."""
+    options, target, phases = build.options, build.target, build.phases
     dtype, max_seq_len = options.dtype, options.max_seq_len_for(checkpoint)
     if dtype == "auto":
-        dtype = aim.activation_dtype(options, checkpoint.native_dtype)
+        dtype = target.activation_dtype(options, checkpoint.native_dtype)
     with phases.run("import"):
         # torch and transformers take seconds to import: what can fail without them has failed by now.
         try:
@@ -166,32 +176,38 @@ def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: P
             ) from error
     with phases.run("trace"):
         graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
-    graph.facts["block_size"] = aim.block_size(max_seq_len)
+    graph.facts["block_size"] = target.block_size(max_seq_len)
+    graph.facts |= quantization_facts(options, target)
+    return graph
+
+
+QUANTIZATION_FACTS = ("kv_cache_dtype", "activations", "quantize")
+"""The facts of a graph that ask the passes for quantization, in the order in which graph.txt has them."""
+
+
+def quantization_facts(options: BuildOptions, target: Target) -> dict[str, str]:
+    """The QUANTIZATION_FACTS that the options ask for; a fact that is absent asks for nothing."""
+    asked = {}
     if options.kv_cache_dtype != "auto":
-        graph.facts["kv_cache_dtype"] = options.kv_cache_dtype
+        asked["kv_cache_dtype"] = options.kv_cache_dtype
     if options.quantize is not None:
         if options.activations != "auto":
-            graph.facts["activations"] = options.activations
-        graph.facts["quantize"] = str(aim.quantize_spec(options.quantize))
-    return graph
+            asked["activations"] = options.activations
+        asked["quantize"] = str(target.quantize_spec(options.quantize))
+    return asked
 
 
 @paused_collector()
 def _rewrite(
-    graph: Graph,
-    checkpoint: Checkpoint,
-    aim: Target,
-    options: BuildOptions,
-    phases: Phases,
-    *,
-    verify: bool,
-    dump: Path | None,
+    build: BuildContext, checkpoint: Checkpoint, graph: Graph, *, verify: bool, dump: Path | None
 ) -> PassReport:
+    """Runs all passes of the target. dump: the folder that gets the graph after each pass."""
     from tensorwright.builder.emit.quantized_weights import QuantizingWeights
     from tensorwright.passes.pipeline import run_pipeline
 
-    steps = sum(len(phase.steps) for phase in aim.PIPELINE)
-    with phases.run("passes") as advance:
+    pipeline = build.target.PIPELINE
+    steps = sum(len(phase.steps) for phase in pipeline)
+    with build.phases.run("passes") as advance:
         done = 0
 
         def count_pass(name: str, rewrites: int, seconds: float) -> None:
@@ -207,7 +223,7 @@ def _rewrite(
                 dump=dump,
                 expectations=expected_counts(checkpoint.config, _quantized(graph)),
                 progress=count_pass,
-                pipeline=aim.PIPELINE,
+                pipeline=pipeline,
             )
         except OSError as error:
             if dump is None:
@@ -221,14 +237,12 @@ def _quantized(graph: Graph) -> Quantized:
     return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, spec.lm_head)))
 
 
-def _measure(
-    writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: Phases
-) -> dict[str, Any] | None:
+def _measure(build: BuildContext, checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any] | None:
     """The accuracy record, None if it is not asked for. Raises CheckpointError and NumericalError for NaN."""
-    if options.accuracy == "none":
+    if build.options.accuracy == "none":
         return None
-    with phases.run("accuracy"):
-        record = aim.measure(writer, graphs, checkpoint, options)
+    with build.phases.run("accuracy"):
+        record = build.target.measure(build.writer, graphs, checkpoint, build.options)
     _require_numbers(record, checkpoint, graphs.traced.facts["dtype"])
     return record
 
@@ -248,22 +262,20 @@ def _require_numbers(record: dict[str, Any], checkpoint: Checkpoint, dtype: str)
 
 
 def _finish(
-    writer: EngineWriter,
-    report: PassReport,
+    build: BuildContext,
     source: dict[str, Any],
-    options: BuildOptions,
+    report: PassReport,
     emitted: Emitted,
     measured: dict[str, Any] | None,
-    phases: Phases,
     notes: dict[str, Any],
 ) -> BuildResult:
     """Writes config.json and the report, and puts the engine in its place. notes: what else the report says."""
-    facts = report.graph.facts
+    phases, writer = build.phases, build.writer
     with phases.run("checksums"):
         config = engine_config(
-            target=options.target,
-            facts=facts,
-            build_options=options.record(),
+            target=build.options.target,
+            facts=report.graph.facts,
+            build_options=build.options.record(),
             passes=report.counts,
             records={"accuracy": measured, "quantization": emitted.quantization},
             kv_block_bytes=emitted.kv_block_bytes,

@@ -8,21 +8,33 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.build import BuildResult, build_engine_at, emit_and_measure
+from tensorwright.builder.build import (
+    QUANTIZATION_FACTS,
+    BuildContext,
+    BuildResult,
+    build_engine_at,
+    emit_and_measure,
+    quantization_facts,
+)
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
 from tensorwright.builder.kept_weights import KEPT, EngineSource
 from tensorwright.builder.memory import MemoryWatch
-from tensorwright.builder.options import BuildOptions, Phases, Progress
+from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places
-from tensorwright.builder.targets import Target, find_target
+from tensorwright.builder.targets import find_target
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.options.build import OF_EVERY_TARGET
+
+if TYPE_CHECKING:
+    from tensorwright.passes.pipeline import Phase
 
 
 def rebuild(
@@ -43,8 +55,8 @@ def rebuild(
     Raises EngineError, CheckpointError, and what `build` raises.
     """
     options = changed_options(config, changes)
-    aim = find_target(options.target)
-    aim.check(options)
+    target = find_target(options.target)
+    target.check(options)
     check_places(engine, out, None)
     if model is not None:
         _check_source(engine, config, model)
@@ -59,7 +71,9 @@ def rebuild(
             "accuracy full compares with the model in transformers, which an engine does not hold; say quick, or give "
             "the checkpoint (--model)"
         )
-    return _from_graph(engine, config, out, options, aim, overwrite, Phases.since(begin, progress))
+    phases = Phases.since(begin, progress)
+    with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
+        return _from_graph(BuildContext(options, target, phases, writer, memory), engine, config)
 
 
 def changed_options(config: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:
@@ -72,15 +86,11 @@ def changed_options(config: dict[str, Any], changes: dict[str, Any]) -> BuildOpt
     if "max_seq_len" in changes and changes["max_seq_len"] != own.get("max_seq_len"):
         raise InvalidOptionError("rebuild: max_seq_len is part of the graph; build from the checkpoint to change it")
     moved = changes.get("target", own.get("target")) != own.get("target")
-    kept = {name: own[name] for name in own if name in names and (not moved or name in _OF_EVERY_TARGET)}
+    kept = {name: own[name] for name in own if name in names and (not moved or name in OF_EVERY_TARGET)}
     chosen = {**kept, **changes}
     if "sm" in chosen:
         chosen["sm"] = tuple(chosen["sm"])  # JSON has lists
     return BuildOptions(**chosen)
-
-
-_OF_EVERY_TARGET = ("target", "dtype", "max_seq_len", "accuracy", "quantize", "kv_cache_dtype")
-"""What an engine for another target takes over; options of one target only are given anew."""
 
 
 def _check_source(engine: Path, config: dict[str, Any], model: str | Path) -> None:
@@ -98,33 +108,24 @@ def _check_source(engine: Path, config: dict[str, Any], model: str | Path) -> No
         )
 
 
-def _from_graph(
-    engine: Path,
-    config: dict[str, Any],
-    out: str | Path,
-    options: BuildOptions,
-    aim: Target,
-    overwrite: bool,
-    phases: Phases,
-) -> BuildResult:
+def _from_graph(build: BuildContext, engine: Path, config: dict[str, Any]) -> BuildResult:
+    """Builds from the engine's own graph and the weights that it keeps."""
     from tensorwright.passes.pipeline import run_pipeline
 
-    with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
-        with phases.run("open"):
-            source = EngineSource(engine)
-            graph = read_graph(engine)
-            reference = plain_graph(graph)
-            pipeline, done = remaining(aim, config, graph, options)
-            if any(phase.name == "quantize" for phase in pipeline):
-                graph = plain_graph(graph)
-                _ask(graph, aim, options)
-            dtype = dtype_of(config, options, aim)
-            graph.facts["dtype"] = reference.facts["dtype"] = dtype
-            graph.facts["block_size"] = aim.block_size(graph.facts["max_seq_len"])
-        with phases.run("passes"):
-            report = run_pipeline(graph, pipeline=pipeline, done=done)
-        kept = config["source"]
-        return emit_and_measure(writer, reference, report, source, kept, aim, options, phases, memory)
+    phases = build.phases
+    with phases.run("open"):
+        weights = EngineSource(engine)
+        graph = read_graph(engine)
+        reference = plain_graph(graph)
+        pipeline, done = remaining(build, config, graph)
+        if any(phase.name == "quantize" for phase in pipeline):
+            graph = plain_graph(graph)
+            _ask_for_quantization(graph, build)
+        graph.facts["dtype"] = reference.facts["dtype"] = activation_dtype(build, config)
+        graph.facts["block_size"] = build.target.block_size(graph.facts["max_seq_len"])
+    with phases.run("passes"):
+        report = run_pipeline(graph, pipeline=pipeline, done=done)
+    return emit_and_measure(build, weights, config["source"], reference, report)
 
 
 def read_graph(engine: Path) -> Graph:
@@ -152,39 +153,31 @@ def plain_graph(graph: Graph) -> Graph:
     graph.restart_names()
     layers = graph.facts["kv_layers"]
     graph.facts["kv_layers"] = [{k: v for k, v in layer.items() if k != "dtype"} for layer in layers]
-    for fact in ("quantize", "activations", "kv_cache_dtype"):
+    for fact in QUANTIZATION_FACTS:
         graph.facts.pop(fact, None)
     return graph
 
 
-def _ask(graph: Graph, aim: Target, options: BuildOptions) -> None:
-    """What the quantizing passes read, in the order in which a build writes it."""
+def _ask_for_quantization(graph: Graph, build: BuildContext) -> None:
+    """Adds the facts that the quantizing passes read, in the order in which a build writes them."""
     block_size, layers = graph.facts.pop("block_size"), graph.facts.pop("kv_layers")
-    graph.facts["block_size"] = block_size
-    if options.kv_cache_dtype != "auto":
-        graph.facts["kv_cache_dtype"] = options.kv_cache_dtype
-    if options.quantize is not None:
-        if options.activations != "auto":
-            graph.facts["activations"] = options.activations
-        graph.facts["quantize"] = str(aim.quantize_spec(options.quantize))
-    graph.facts["kv_layers"] = layers
+    graph.facts |= {"block_size": block_size, **quantization_facts(build.options, build.target), "kv_layers": layers}
 
 
-def remaining(aim: Target, config: dict[str, Any], graph: Graph, options: BuildOptions) -> tuple[tuple, dict[str, int]]:
+def remaining(build: BuildContext, config: dict[str, Any], graph: Graph) -> tuple[tuple[Phase, ...], dict[str, int]]:
     """The target's phases that are still to run on the cached graph, and the counts of those before."""
-    names = [phase.name for phase in aim.PIPELINE]
-    wanted = None if options.quantize is None else str(aim.quantize_spec(options.quantize))
-    same = wanted == graph.facts.get("quantize")
-    same = same and options.activations == graph.facts.get("activations", "auto")
-    same = same and options.kv_cache_dtype == graph.facts.get("kv_cache_dtype", "auto")
-    at = names.index("quantize") + (1 if same else 0)
-    steps = [step.name for phase in aim.PIPELINE[:at] for step in phase.steps]
-    return aim.PIPELINE[at:], {name: config["passes"].get(name, 0) for name in dict.fromkeys(steps)}
+    pipeline = build.target.PIPELINE
+    wanted = quantization_facts(build.options, build.target)
+    same = wanted == {name: graph.facts[name] for name in QUANTIZATION_FACTS if name in graph.facts}
+    first = [phase.name for phase in pipeline].index("quantize") + (1 if same else 0)
+    steps = [step.name for phase in pipeline[:first] for step in phase.steps]
+    return pipeline[first:], {name: config["passes"].get(name, 0) for name in dict.fromkeys(steps)}
 
 
-def dtype_of(config: dict[str, Any], options: BuildOptions, aim: Target) -> str:
+def activation_dtype(build: BuildContext, config: dict[str, Any]) -> str:
     """The engine's own type of activations where the target has it, else what the target makes of it."""
+    options, target = build.options, build.target
     if options.dtype != "auto":
         return options.dtype
-    own = config["dtype"]
-    return own if own in aim.DTYPES else aim.activation_dtype(replace(options, dtype="auto"), own)
+    own: str = config["dtype"]
+    return own if own in target.DTYPES else target.activation_dtype(replace(options, dtype="auto"), own)

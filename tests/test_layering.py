@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("engine_format", "models", "ir", "plugins", "passes", "builder", "runtime")
+ROOMS = ("engine_format", "options", "models", "ir", "plugins", "passes", "builder", "runtime")
 BUILD_PACKAGES = {"torch", "transformers", "onnx"}
 
 LEAVES = ("durable", "errors", "installing", "json_text")
@@ -22,12 +22,13 @@ LEAVES = ("durable", "errors", "installing", "json_text")
 # What a room may import beside itself, `tensorwright` (the version) and LEAVES.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine_format": (),
+    "options": ("engine_format",),
     "models": ("engine_format",),
     "ir": ("engine_format", "models.weights", "plugins.registry", "plugins.paged_attention.cache"),
     "plugins": ("engine_format", "ir"),
     "passes": ("engine_format", "ir", "plugins"),
-    "builder": ("engine_format", "models", "ir", "plugins", "passes", "command"),
-    "runtime": ("engine_format",),
+    "builder": ("engine_format", "options", "models", "ir", "plugins", "passes", "command"),
+    "runtime": ("engine_format", "options"),
     # Rooms within runtime/, from the lowest to the highest.
     "runtime/base": (),
     "runtime/text": ("runtime.base",),
@@ -64,7 +65,8 @@ MAY_IMPORT_TRITON = re.compile(r"plugins/\w+/gpu\w*\.py|plugins/gpu/(compile|int
 
 
 def python_files(room: str) -> list[Path]:
-    return sorted(path for path in (ROOT / room).rglob("*.py") if "__pycache__" not in path.parts)
+    folder = ROOT / ("src/tensorwright/options" if room == "options" else room)
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
@@ -144,7 +146,14 @@ def test_the_runtime_imports_the_builder_only_when_called() -> None:
 
 def test_the_public_package_holds_only_names_leaves_and_the_command() -> None:
     names = {path.name for path in (ROOT / "src/tensorwright").glob("*.py")}
-    assert names == {"__init__.py", "__main__.py", "command.py", "entry.py", *(f"{leaf}.py" for leaf in LEAVES)}
+    assert names == {
+        "__init__.py",
+        "__main__.py",
+        "click_options.py",
+        "command.py",
+        "entry.py",
+        *(f"{leaf}.py" for leaf in LEAVES),
+    }
     modules = {module for leaf in LEAVES for module, _ in imports(ROOT / f"src/tensorwright/{leaf}.py")}
     assert {module.split(".")[0] for module in modules} <= sys.stdlib_module_names
 

@@ -7,7 +7,8 @@ from typing import Any
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import kv_block_bytes
-from tensorwright.builder.options import BuildOptions, Phases
+from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.phases import Phases
 from tensorwright.builder.quantization_record import quantization_record
 from tensorwright.builder.targets import Emitted, Graphs
 from tensorwright.errors import InvalidOptionError

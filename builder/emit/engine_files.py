@@ -12,7 +12,7 @@ import xxhash
 
 import tensorwright
 from tensorwright.builder.emit.engine_dir import FORMAT, FORMAT_VERSION
-from tensorwright.builder.options import Phases
+from tensorwright.builder.phases import Phases
 from tensorwright.models.checkpoint import Checkpoint
 
 _FACTS = (

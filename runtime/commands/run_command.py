@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from tensorwright.click_options import take
 from tensorwright.errors import InvalidOptionError
+from tensorwright.options.build import BuildChoices
+from tensorwright.options.declare import Door
 from tensorwright.runtime.api.engine_cache import cache_root
 from tensorwright.runtime.api.llm import LLM, is_model
-from tensorwright.runtime.api.model_cache import BuildChoices, is_cached
+from tensorwright.runtime.api.model_cache import is_cached
 from tensorwright.runtime.commands.request_options import AskedParams
 from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.outputs import CompletionOutput, Logprob, RequestOutput
@@ -39,26 +42,20 @@ def run_prompts(
     profiler: Profiler | None,
     as_json: bool,
     stats: bool,
-    threads: int | None,
-    quantize: str | None,
-    kv_cache_dtype: str,
-    kv_cache_memory: str | None,
-    generation_config: str,
+    **options: Any,
 ) -> None:
-    """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
+    """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options.
+
+    options: those of LLM, by its keywords.
+    """
     if chat_template is not None:
         from tensorwright.runtime.text.chat_template import read_argument  # imports Jinja
 
         chat_template = read_argument(chat_template, "--chat-template")
     texts = [_read_prompt() if prompt == "-" else prompt for prompt in prompts]
-    choices = BuildChoices(quantize=quantize, kv_cache_dtype=kv_cache_dtype)
+    choices = BuildChoices(**take(options, Door.RUN, BuildChoices))
     tell_of_build(Path(os.path.expanduser(engine)), choices)
-    own: dict[str, Any] = {
-        "threads": threads,
-        "kv_cache_memory": kv_cache_memory,
-        "generation_config": generation_config,
-    }
-    with LLM(engine, chat_template=chat_template, **own, **vars(choices)) as llm:
+    with LLM(engine, chat_template=chat_template, **options, **vars(choices)) as llm:
         params = asked.over(llm.sampling_defaults)
         begin = time.perf_counter()
         if profiler is not None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 THREAD = "tensorwright-vocabulary"
 """Name of the thread that reads one beside the start, and then ends."""
-TIMES = ("lazy", "eager")
 
 
 class VocabularyReader:
