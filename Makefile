@@ -8,7 +8,7 @@
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 PYTHON ?= python3
 VENV ?= .venv
-# Where tests/tritonserver finds a real tritonserver. A place of its own: its embedded Python needs numpy 1.
+# Where tests/runtime/serving/tritonserver finds a server. A place of its own: its embedded Python needs numpy 1.
 TRITON_VENV ?= .venv-triton
 TRITON_SPEC ?= nvidia-pytriton==0.7.0
 BIN := $(VENV)/bin
@@ -59,15 +59,15 @@ $(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE)
 
 triton-venv: $(TRITON_VENV)/.installed
 
-# The wheel cannot be had everywhere: then tests/tritonserver is skipped with what pip said. The second tensorwright is compiled
-# by the first one's tools in the same build folder, so nothing is compiled again.
+# The wheel cannot be had everywhere: then tests/runtime/serving/tritonserver is skipped with what pip said. The second
+# tensorwright is compiled by the first one's tools in the same build folder, so nothing is compiled again.
 $(TRITON_VENV)/.installed: $(VENV)/.installed
-	@echo "== Setting up $(TRITON_VENV): tritonserver (55 MB) for tests/tritonserver"
+	@echo "== Setting up $(TRITON_VENV): tritonserver (55 MB) for its tests"
 	@test -x $(TRITON_VENV)/bin/python || $(BIN)/python -m venv $(TRITON_VENV)
 	@rm -f $(TRITON_VENV)/unavailable
 	@$(TRITON_PIP) download -q --no-deps -d $(TRITON_VENV)/wheels $(TRITON_SPEC) 2> $(TRITON_VENV)/pip.log || \
 	  { grep ERROR $(TRITON_VENV)/pip.log | tail -n 1 > $(TRITON_VENV)/unavailable; \
-	    echo "   tests/tritonserver will be skipped, no tritonserver: $$(cat $(TRITON_VENV)/unavailable)"; }
+	    echo "   its tests will be skipped, no tritonserver: $$(cat $(TRITON_VENV)/unavailable)"; }
 	@test -f $(TRITON_VENV)/unavailable || { \
 	  grep -v '^numpy==' constraints.txt > $(TRITON_VENV)/constraints.txt && \
 	  $(BIN)/python -c "$$TRITON_NEEDS" > $(TRITON_VENV)/requirements.txt && \
@@ -116,9 +116,13 @@ test-avx2 test-scalar: setup
 # tensorwright is compiled by the first one's tools in the same build folder, so nothing is compiled again.
 LOWEST_VENV ?= .venv-lowest
 LOWEST_ENGINES := $(abspath build/lowest-engines)
-LOWEST_TESTS = tests/models/test_safetensors_file.py tests/server/test_app.py tests/server/test_server_guards.py \
-	tests/server/api $(addprefix tests/runtime/test_,$(addsuffix .py,chat detokenizer engine_dir engine_swap \
-	guided_decoding guided_generation llm llm_failures llm_streaming special_tokens))
+LOWEST_TESTS = tests/models/test_safetensors_file.py tests/runtime/api/test_chat.py tests/runtime/api/test_llm.py \
+	tests/runtime/api/test_llm_failures.py tests/runtime/api/test_llm_streaming.py \
+	tests/runtime/engine/test_engine_dir.py tests/runtime/engine/test_engine_swap.py \
+	tests/runtime/guided/test_decoding.py tests/runtime/guided/test_generation.py \
+	tests/runtime/serving/server/api tests/runtime/serving/server/test_app.py \
+	tests/runtime/serving/server/test_server_guards.py \
+	tests/runtime/text/test_detokenizer.py tests/runtime/text/test_special_tokens.py
 LOWEST_TOOLS = pytest pytest-timeout pytest-xdist hypothesis openai jsonschema
 
 $(LOWEST_VENV)/.installed: $(VENV)/.installed tests/support/lowest_versions.py

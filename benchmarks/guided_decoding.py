@@ -76,10 +76,11 @@ def mask_times(llm) -> None:
     """Of the library alone, over a text that a model might make."""
     from tensorwright import GuidedDecodingParams
     from tensorwright.errors import InvalidRequestError
+    from tensorwright.runtime.guided.reader import guided_vocabulary
 
     text = '[{"name": "Ada", "age": 36, "mail": "ada@example.org", "tags": ["red", "blue"], "score": 4.25}, '
     start = time.perf_counter()
-    grammar = llm.engine.guided_vocabulary.compile(GuidedDecodingParams(json=SCHEMA))
+    grammar = guided_vocabulary(llm.engine).compile(GuidedDecodingParams(json=SCHEMA))
     compiled = time.perf_counter() - start
     place = grammar.start(False)
     spans = []

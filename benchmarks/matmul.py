@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
+from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.runtime import _runtime
 
 DTYPES = ("float32", "bfloat16")

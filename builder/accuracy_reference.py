@@ -9,6 +9,7 @@ import torch
 
 from tensorwright.builder.interruptible import free_weights, short_products
 from tensorwright.builder.streamed_weights import StreamedWeights
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Graph, Value
 from tensorwright.ir.interpret import Weights
 from tensorwright.ir.ragged import RaggedAdapter
@@ -16,7 +17,6 @@ from tensorwright.ir.walk import Walk
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.weights import WeightExpr, evaluate_rows
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 
 

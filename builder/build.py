@@ -18,12 +18,12 @@ from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.targets import Emitted, Graphs, Target, find_target
+from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
 from tensorwright.installing import install
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import Quantized, expected_counts
-from tensorwright.plugins.quantized_matmul.formats import parse_spec
 
 if TYPE_CHECKING:
     from tensorwright.ir.graph import Graph
@@ -83,7 +83,7 @@ def build(
     gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against
     transformers).
     quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
-    (tensorwright.plugins.quantized_matmul.formats); None keeps them in the activation type.
+    (tensorwright.engine_format.weight_formats); None keeps them in the activation type.
     kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. keep_weights: the
     engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can make it again
     for another target without the checkpoint. overwrite: replaces an engine at `out`. begin: the moment, of
@@ -177,7 +177,7 @@ def _trace(build: BuildContext, checkpoint: Checkpoint) -> Graph:
     with phases.run("trace"):
         graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
     graph.facts["block_size"] = target.block_size(max_seq_len)
-    graph.facts |= quantization_facts(options, target)
+    graph.facts |= quantization_facts(options)
     return graph
 
 
@@ -185,15 +185,15 @@ QUANTIZATION_FACTS = ("kv_cache_dtype", "activations", "quantize")
 """The facts of a graph that ask the passes for quantization, in the order in which graph.txt has them."""
 
 
-def quantization_facts(options: BuildOptions, target: Target) -> dict[str, str]:
+def quantization_facts(options: BuildOptions) -> dict[str, str]:
     """The QUANTIZATION_FACTS that the options ask for; a fact that is absent asks for nothing."""
     asked = {}
     if options.kv_cache_dtype != "auto":
         asked["kv_cache_dtype"] = options.kv_cache_dtype
-    if options.quantize is not None:
+    if options.quantize_spec is not None:
         if options.activations != "auto":
             asked["activations"] = options.activations
-        asked["quantize"] = str(target.quantize_spec(options.quantize))
+        asked["quantize"] = str(options.quantize_spec)
     return asked
 
 

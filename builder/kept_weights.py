@@ -12,9 +12,9 @@ from math import prod
 from pathlib import Path
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.models.dtypes import itemsize
 from tensorwright.models.safetensors_file import SafetensorsFile, stored_name
 
 KEPT = "weights.safetensors"
@@ -43,7 +43,7 @@ def _header(checkpoint: Checkpoint, names: list[str]) -> tuple[bytes, int]:
     table, offset = {}, 0
     for name in names:
         shape, dtype = checkpoint.shape(name), checkpoint.dtype(name)
-        end = offset + prod(shape) * itemsize(dtype)
+        end = offset + prod(shape) * ITEM_BYTES[dtype]
         table[name] = {"dtype": stored_name(dtype), "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(table, separators=(",", ":")).encode()

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from tensorwright.builder.targets import find_target
-from tensorwright.engine_format.dtype_names import full_name
+from tensorwright.engine_format.dtypes import full_name
+from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
+from tensorwright.engine_format.weight_formats import QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
-from tensorwright.options.build import DTYPES, MAX_POSITIONS, BuildFields
+from tensorwright.options.build import MAX_POSITIONS, BuildFields
 from tensorwright.options.declare import options_in
-from tensorwright.plugins.quantized_matmul.formats import OFFERED, parse_spec
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ class BuildOptions(BuildFields):
                 self._check_dtype()
             else:
                 option.check(getattr(self, option.name), came="not")
-        if self.quantize is not None:
-            parse_spec(self.quantize, OFFERED[self.target])
+        _ = self.quantize_spec  # raises for a text that names no formats of the target
         for option in options_in(BuildFields):
             option.check_target(getattr(self, option.name), self.target)
         if self.activations != "auto" and self.quantize is None:
@@ -40,9 +40,18 @@ class BuildOptions(BuildFields):
 
     def _check_dtype(self) -> None:
         """A name that is no element type; the target refuses those that it lacks, and says why."""
-        if self.dtype not in DTYPES:
-            known = " or ".join(find_target(self.target).DTYPES)
+        if self.dtype not in DTYPE_CHOICES:
+            known = " or ".join(self.target_format.dtypes)
             raise InvalidOptionError(f"dtype must be auto, {known} on target {self.target}, not {self.dtype!r}")
+
+    @property
+    def target_format(self) -> TargetFormat:
+        return TARGETS[self.target]
+
+    @cached_property
+    def quantize_spec(self) -> QuantizeSpec | None:
+        """The formats that `quantize` names, None without. Raises InvalidOptionError for what the target cannot do."""
+        return None if self.quantize is None else self.target_format.parse_quantize(self.quantize)
 
     def record(self) -> dict[str, Any]:
         """As config.json keeps them: without the options of other targets."""

@@ -161,13 +161,13 @@ def plain_graph(graph: Graph) -> Graph:
 def _ask_for_quantization(graph: Graph, build: BuildContext) -> None:
     """Adds the facts that the quantizing passes read, in the order in which a build writes them."""
     block_size, layers = graph.facts.pop("block_size"), graph.facts.pop("kv_layers")
-    graph.facts |= {"block_size": block_size, **quantization_facts(build.options, build.target), "kv_layers": layers}
+    graph.facts |= {"block_size": block_size, **quantization_facts(build.options), "kv_layers": layers}
 
 
 def remaining(build: BuildContext, config: dict[str, Any], graph: Graph) -> tuple[tuple[Phase, ...], dict[str, int]]:
     """The target's phases that are still to run on the cached graph, and the counts of those before."""
     pipeline = build.target.PIPELINE
-    wanted = quantization_facts(build.options, build.target)
+    wanted = quantization_facts(build.options)
     same = wanted == {name: graph.facts[name] for name in QUANTIZATION_FACTS if name in graph.facts}
     first = [phase.name for phase in pipeline].index("quantize") + (1 if same else 0)
     steps = [step.name for phase in pipeline[:first] for step in phase.steps]
@@ -176,8 +176,8 @@ def remaining(build: BuildContext, config: dict[str, Any], graph: Graph) -> tupl
 
 def activation_dtype(build: BuildContext, config: dict[str, Any]) -> str:
     """The engine's own type of activations where the target has it, else what the target makes of it."""
-    options, target = build.options, build.target
+    options = build.options
     if options.dtype != "auto":
         return options.dtype
     own: str = config["dtype"]
-    return own if own in target.DTYPES else target.activation_dtype(replace(options, dtype="auto"), own)
+    return own if own in options.target_format.dtypes else build.target.activation_dtype(replace(options, dtype="auto"), own)

@@ -1,10 +1,9 @@
 """What targets differ in, as a build sees them: one module each, imported when an engine is built for it.
 
-A module has PIPELINE (the passes, in phases), DTYPES (of activations), block_size(max_seq_len), and
+A module has PIPELINE (the passes, in phases), block_size(max_seq_len), and
 
     check(options)                                        raises InvalidOptionError before any work
     activation_dtype(options, native)                     what dtype "auto" means for a checkpoint of type `native`
-    quantize_spec(text)                                   what formats --quantize means here
     emit(writer, report, checkpoint, options, phases)     writes the target's files, gives Emitted
     measure(writer, graphs, checkpoint, options)          the accuracy record; not called for accuracy "none"
 """
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from tensorwright.ir.graph import Graph
     from tensorwright.models.checkpoint import Checkpoint
     from tensorwright.passes.pipeline import PassReport, Phase
-    from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec
 
 MODULES = {
     "cpu": "tensorwright.builder.emit.cpu_target",
@@ -30,7 +28,6 @@ MODULES = {
     "tensorrt": "tensorwright.builder.emit.tensorrt_target",
     "tensorrt-rtx": "tensorwright.builder.emit.tensorrt_target",
 }
-TARGETS = tuple(MODULES)
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,12 @@ class Target(Protocol):
     """A target's module."""
 
     PIPELINE: tuple[Phase, ...]
-    DTYPES: tuple[str, ...]
 
     def block_size(self, max_seq_len: int) -> int: ...
 
     def check(self, options: BuildOptions) -> None: ...
 
     def activation_dtype(self, options: BuildOptions, native: str) -> str: ...
-
-    def quantize_spec(self, text: str) -> QuantizeSpec: ...
 
     def emit(
         self, writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
@@ -78,6 +72,6 @@ class Target(Protocol):
 
 
 def find_target(name: str) -> Target:
-    """The module of a target in TARGETS."""
+    """The module of a target in `engine_format.targets.TARGETS`."""
     module: Any = import_module(MODULES[name])
     return module

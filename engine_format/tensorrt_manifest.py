@@ -11,6 +11,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tensorwright.engine_format.dtypes import DTYPES, ITEM_BYTES
 from tensorwright.engine_format.strict_json import read_value
 from tensorwright.errors import EngineError
 from tensorwright.json_text import read_json
@@ -20,8 +21,6 @@ ENGINE_FILE = "tensorrt/rank0.engine"
 FORMAT_VERSION = 1
 MODULES = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt_rtx"}
 """The Python module of each flavour; a flavour is called as its target and its extra are."""
-ITEM_BYTES = {"float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-ACTIVATIONS = ("float32", "float16", "bfloat16")
 REMEDY = "build the engine again"
 
 Dim = int | str
@@ -191,7 +190,7 @@ def _require(holds: bool, name: str, must: str, value: Any) -> None:
 def _check_facts(m: Manifest) -> None:
     _require(m.flavour in MODULES, "flavour", f"one of {', '.join(MODULES)}", m.flavour)
     _require(bool(m.library_version), "library_version", "a version", m.library_version)
-    _require(m.dtype in ACTIVATIONS, "dtype", f"one of {', '.join(ACTIVATIONS)}", m.dtype)
+    _require(m.dtype in DTYPES, "dtype", f"one of {', '.join(DTYPES)}", m.dtype)
     _require(m.kv_dtype in (m.dtype, "int8"), "kv_dtype", f"{m.dtype} or int8", m.kv_dtype)
     _require(bool(m.kernel_sms), "kernel_sms", "at least one SM", m.kernel_sms)
     for name in ("sms", "kernel_sms"):

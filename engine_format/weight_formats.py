@@ -1,34 +1,190 @@
-"""One spelling for the formats of quantized weights, so that "int4" and "int4:g32" are one engine of the cache.
+"""Formats of quantized weights, and the grammar of `--quantize`, which names them.
 
-What the formats mean, and which exist, is known to plugins/quantized_matmul/formats.py alone, which the runtime does
-not import; a text that is no list of formats stays as it is, for the builder to refuse.
+int4:gN, int8:gN  groups of N (32, 64, 128) along K share a bfloat16 scale; on target cpu, activations are rounded to
+                  8 bits too, with a scale for each token and group
+w8a8              int8 with one float32 scale for each output row; activations have one scale for each token
+fp8               E4M3 floats with one float32 scale for each output row; the scale has the precision of bfloat16
+
+Only target cpu rounds activations. For the other targets int4, int8 and fp8 are weight-only, and w8a8 does not exist.
 """
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
 
+from tensorwright.errors import InvalidOptionError
+
+GROUPS = (32, 64, 128)
 DEFAULT_GROUP = 32
-"""As plugins/quantized_matmul/formats.py says; a test compares."""
+FORMATS = ("int4", "int8", "w8a8", "fp8")
+"""All kinds of formats. `targets.TARGETS` says which of them a target has."""
 PARTS = ("embedding", "lm_head")
-FORMAT = re.compile(r"none|w8a8|fp8|int[48](:g\d+)?")
+"""Matrices that may have a format of their own."""
+SCALE_BYTES = 64
+"""Bytes of the scales of a panel: for two groups, or for whole rows."""
+LANES = 16
+"""Rows of a panel."""
+MAX_WHOLE_ROW = (2**31 - 1) // (127 * 128)
+"""The most columns that w8a8 can sum exactly in 32 bits: TW_MOST_WHOLE_ROW of layout.h."""
 
 
-def spelled_out(formats: str) -> str:
-    """ "int4" -> "int4:g32,embedding=int4:g32,lm_head=int4:g32"."""
-    first, *others = (part.strip() for part in formats.split(","))
-    named = dict.fromkeys(PARTS, first)
-    seen = set()
+@dataclass(frozen=True)
+class WeightFormat:
+    """How one matrix is quantized."""
+
+    bits: int
+    """Bits of one weight."""
+    group: int
+    """Elements of K that share a scale. 0: the whole row shares one."""
+    kind: str = "int"
+    """One of "int" and "fp"."""
+
+    def __str__(self) -> str:
+        """Returns the name that `parse_format` reads, with the group spelled out."""
+        if self.kind == "fp":
+            return "fp8"
+        return "w8a8" if self.group == 0 else f"int{self.bits}:g{self.group}"
+
+    @property
+    def family(self) -> str:
+        """The kind of format, without the group: one of FORMATS."""
+        return str(self).partition(":")[0]
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the stored weights."""
+        return "float8_e4m3fn" if self.kind == "fp" else f"int{self.bits}"
+
+    @property
+    def largest(self) -> int:
+        """The magnitude of the largest positive value."""
+        if self.kind == "fp":
+            return 448
+        return 127 if self.bits == 8 else 7
+
+    def groups(self, k: int) -> int:
+        """Returns the number of groups in a row of `k` columns."""
+        return 1 if self.group == 0 else -(-k // self.group)
+
+    def stored_group(self, k: int) -> int:
+        """Returns the elements of one group as stored, padding included."""
+        if self.kind == "fp":
+            return k
+        return self.group or -(-k // 4) * 4
+
+    def group_bytes(self, k: int) -> int:
+        """Returns the bytes of one group of a panel of 16 rows, without scales."""
+        return self.stored_group(k) * LANES * self.bits // 8
+
+    def panel_bytes(self, k: int) -> int:
+        """Returns the bytes of a panel of 16 rows and `k` columns, with scales: plugins/quantized_matmul/layout.h.
+
+        Raises InvalidOptionError for fp8, which has no panels.
+        """
+        if self.kind == "fp":
+            raise InvalidOptionError("target cpu has no kernels for fp8 weights; quantize to int4, int8 or w8a8")
+        groups = self.groups(k)
+        return (groups + 1) // 2 * SCALE_BYTES + groups * self.group_bytes(k)
+
+
+def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
+    """Reads "int4", "int8:g64", "w8a8" or "fp8".
+
+    Raises InvalidOptionError for any other text. The message lists the formats `offered`.
+    """
+    if text == "w8a8":
+        return WeightFormat(8, 0)
+    if text == "fp8":
+        return WeightFormat(8, 0, "fp")
+    kind, _, group = text.partition(":")
+    if kind in ("int4", "int8"):
+        if not group and ":" not in text:
+            return WeightFormat(int(kind[3:]), DEFAULT_GROUP)
+        if group in {f"g{size}" for size in GROUPS}:
+            return WeightFormat(int(kind[3:]), int(group[1:]))
+    sizes = ", ".join(f"g{size}" for size in GROUPS)
+    names = [f"int8 (each also with a group: {sizes}, as in int4:g64)" if name == "int8" else name for name in offered]
+    raise InvalidOptionError(f"quantize: a weight format must be {', '.join(names[:-1])} or {names[-1]}, not {text!r}")
+
+
+@dataclass(frozen=True)
+class QuantizeSpec:
+    """The formats of the linear layers' matrices, of the embedding and of lm_head. None means the activation type."""
+
+    linears: WeightFormat | None
+    embedding: WeightFormat | None
+    lm_head: WeightFormat | None
+
+    def __str__(self) -> str:
+        """Returns the text that `parse_spec` reads, with every part spelled out. An equal spec has an equal text."""
+        return f"{_name(self.linears)},embedding={_name(self.embedding)},lm_head={_name(self.lm_head)}"
+
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """The formats of the parts that are quantized."""
+        return tuple(fmt for fmt in (self.linears, self.embedding, self.lm_head) if fmt is not None)
+
+
+UNQUANTIZED = QuantizeSpec(None, None, None)
+
+
+def parse_spec(text: str, offered: tuple[str, ...] = FORMATS) -> QuantizeSpec:
+    """Reads FORMAT[,embedding=FORMAT][,lm_head=FORMAT]. A FORMAT may be "none". An unnamed part has the first format.
+
+    Raises InvalidOptionError for any other text. The message lists the formats `offered`.
+    """
+    return _parse_parts(text, offered)[0]
+
+
+def parse_cpu_spec(text: str, offered: tuple[str, ...]) -> QuantizeSpec:
+    """Reads a spec for target cpu, which has no fp8. Raises InvalidOptionError."""
+    spec = parse_spec(text, offered)
+    _refuse(spec, "fp8", "target cpu has no kernels for it; quantize to int4, int8 or w8a8")
+    return spec
+
+
+def parse_weight_only_spec(text: str, target: str, offered: tuple[str, ...]) -> QuantizeSpec:
+    """Reads a spec for a target that rounds weights only. Raises InvalidOptionError for what the target cannot do.
+
+    Rows of an embedding are int8 or of the activation type there. An embedding that is not named, and cannot have the
+    format of the linear layers, keeps the activation type. target: its name in messages.
+    """
+    spec, named = _parse_parts(text, offered)
+    _refuse(spec, "w8a8", f"target {target} keeps activations as they are; quantize to int8, weight-only there")
+    if "fp8" not in offered:
+        _refuse(spec, "fp8", f"target {target} has no such products; quantize to int8 or int4")
+    if spec.embedding is None or spec.embedding.dtype == "int8":
+        return spec
+    if "embedding" in named:
+        raise InvalidOptionError(
+            f"quantize: on target {target} the embedding must be int8 or none, not {spec.embedding}; "
+            "say embedding=int8 or embedding=none"
+        )
+    return QuantizeSpec(spec.linears, None, spec.lm_head)
+
+
+def _name(fmt: WeightFormat | None) -> str:
+    return "none" if fmt is None else str(fmt)
+
+
+def _refuse(spec: QuantizeSpec, name: str, why: str) -> None:
+    if name in map(str, spec.formats):
+        raise InvalidOptionError(f"quantize: the format must not be {name}: {why}")
+
+
+def _parse_parts(text: str, offered: tuple[str, ...]) -> tuple[QuantizeSpec, set[str]]:
+    """Returns the spec, and the names of the parts that the text names."""
+    first, *others = [part.strip() for part in text.split(",")]
+    linears = None if first == "none" else parse_format(first, offered)
+    formats: dict[str, WeightFormat | None] = dict.fromkeys(PARTS, linears)
+    named: set[str] = set()
     for part in others:
-        name, _, value = part.partition("=")
-        if name not in named or name in seen:
-            return formats
-        seen.add(name)
-        named[name] = value
-    if not all(FORMAT.fullmatch(value) for value in (first, *named.values())):
-        return formats
-    return ",".join([_with_group(first), *(f"{name}={_with_group(value)}" for name, value in named.items())])
-
-
-def _with_group(name: str) -> str:
-    return f"{name}:g{DEFAULT_GROUP}" if name in ("int4", "int8") else name
+        name, equals, value = part.partition("=")
+        if name not in formats or not equals or name in named:
+            raise InvalidOptionError(
+                "quantize must be FORMAT, then at most embedding=FORMAT and lm_head=FORMAT, as in "
+                f"int4:g64,lm_head=int8; {part!r} in {text!r} is not"
+            )
+        named.add(name)
+        formats[name] = None if value == "none" else parse_format(value, offered)
+    return QuantizeSpec(linears, formats["embedding"], formats["lm_head"]), named

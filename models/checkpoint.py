@@ -13,9 +13,10 @@ from typing import Any
 
 import tokenizers
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import CheckpointError, MissingDependencyError, is_panic, reason
 from tensorwright.json_text import read_json
-from tensorwright.models.dtypes import FLOATS, Tensor, itemsize
+from tensorwright.models.dtypes import FLOATS, Tensor
 from tensorwright.models.safetensors_file import SafetensorsFile
 
 _SINGLE = "model.safetensors"
@@ -122,7 +123,7 @@ class Checkpoint:
             for info in file.tensors.values():
                 if info.dtype in sizes:
                     sizes[info.dtype] += info.end - info.begin
-        return max(FLOATS, key=lambda dtype: (sizes[dtype], -itemsize(dtype)))
+        return max(FLOATS, key=lambda dtype: (sizes[dtype], -ITEM_BYTES[dtype]))
 
     # -- text side ------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import CheckpointError
 
 STORAGE: dict[str, np.dtype] = {
@@ -25,7 +26,7 @@ STORAGE: dict[str, np.dtype] = {
 }
 """The numpy dtype that holds each element type."""
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
+FLOATS = ("float64", *DTYPES)
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,6 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         return self.data.nbytes
-
-
-def itemsize(dtype: str) -> int:
-    """Bytes of one element."""
-    return STORAGE[dtype].itemsize
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import CheckpointError, reason
-from tensorwright.models.dtypes import STORAGE, Tensor, itemsize
+from tensorwright.models.dtypes import STORAGE, Tensor
 
 _DTYPES = {
     "F64": "float64",
@@ -125,7 +126,7 @@ class SafetensorsFile:
         if max(offsets) >> _SIZE_BITS:
             raise self._error(f"{who} has an offset of {_short(max(offsets))}, readable are those below 2^{_SIZE_BITS}")
         begin, end = (self._data_start + offset for offset in offsets)
-        need = prod(shape) * itemsize(_DTYPES[dtype])
+        need = prod(shape) * ITEM_BYTES[_DTYPES[dtype]]
         if end - begin != need:
             raise self._error(f"{who} of {dtype} {shape} takes {need} bytes, not {end - begin}")
         if end > self.size:

@@ -10,12 +10,12 @@ Last for these targets: what follows is their emitter.
 
 from __future__ import annotations
 
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import LoweringError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.explain import located
 from tensorwright.passes.matcher import describe
 from tensorwright.passes.rewriter import make_node, splice
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 
 def lower_weight_only(graph: Graph) -> int:

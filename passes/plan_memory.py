@@ -15,13 +15,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import PassError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.ops import find_spec
 from tensorwright.passes.matcher import describe
 
 ALIGNMENT = 64
-BYTES = {"float32": 4, "int32": 4, "bfloat16": 2, "int8": 1}
+DTYPES = ("float32", "int32", "bfloat16", "int8")
+"""Element types that a buffer can have."""
 KINDS = ("tokens", "rows")
 SOURCES = ("input", "weight", "constant")
 
@@ -40,7 +42,7 @@ class Buffer:
     @property
     def stride(self) -> int:
         """Bytes per token or row."""
-        return align(self.cols * BYTES[self.dtype])
+        return align(self.cols * ITEM_BYTES[self.dtype])
 
     def meets(self, other: Buffer) -> bool:
         return self.first <= other.last and other.first <= self.last
@@ -103,7 +105,7 @@ def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> t
 
 
 def describe_buffer(value: Value, first: int, last: int) -> Buffer:
-    fits = value.rank == 2 and value.shape[0] in KINDS and isinstance(value.shape[1], int) and value.dtype in BYTES
+    fits = value.rank == 2 and value.shape[0] in KINDS and isinstance(value.shape[1], int) and value.dtype in DTYPES
     if not fits:
         raise PassError(
             f"plan_memory: a result must be [tokens or rows, columns] of a known type, not {describe(value)}"

@@ -7,9 +7,10 @@ head of q to 15, as plugins/paged_attention/quantize.py defines it. Nothing is c
 
 from __future__ import annotations
 
+from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.errors import InvalidOptionError, UnsupportedModelError
 from tensorwright.ir import Graph
-from tensorwright.plugins.paged_attention.quantize import KV_CACHE_DTYPES, MOST_HEAD_DIM
+from tensorwright.plugins.paged_attention.quantize import MOST_HEAD_DIM
 
 
 def quantize_kv_cache(graph: Graph) -> int:

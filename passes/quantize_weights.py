@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, QuantizeSpec, WeightFormat, parse_spec
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node
 from tensorwright.passes.rewriter import make_node, splice
-from tensorwright.plugins.quantized_matmul.formats import MOST_WHOLE_ROW, QuantizeSpec, WeightFormat, parse_spec
 
 
 def quantize_weights(graph: Graph) -> int:
@@ -49,9 +49,9 @@ def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
     weight = node.inputs[1]
     assert weight is not None
     columns = int(weight.shape[1])
-    if columns > MOST_WHOLE_ROW:
+    if columns > MAX_WHOLE_ROW:
         raise UnsupportedModelError(
-            f"w8a8 takes matrices of at most {MOST_WHOLE_ROW} columns, the sums of longer rows need not fit 32 bits; "
+            f"w8a8 takes matrices of at most {MAX_WHOLE_ROW} columns, the sums of longer rows need not fit 32 bits; "
             f"%{weight.name} has {columns}; quantize to int8, which has a scale for each group"
         )
 

@@ -61,7 +61,8 @@ def _engine_once(
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Kernels that this processor lacks are skipped by their tests; say so where everybody looks."""
-    servers = [report for report in terminalreporter.stats.get("skipped", []) if "tests/tritonserver" in report.nodeid]
+    skipped = terminalreporter.stats.get("skipped", [])
+    servers = [report for report in skipped if "serving/tritonserver/" in report.nodeid]
     if servers:
         terminalreporter.write_line(f"not covered here, the real tritonserver: {servers[0].longrepr[2]}")
     try:

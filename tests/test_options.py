@@ -9,17 +9,13 @@ import pytest
 
 from support.doc_words import ROOT
 from tensorwright import LLM, build
-from tensorwright.builder.emit import cpu_target
-from tensorwright.builder.targets import MODULES
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.bench import LoadFields
-from tensorwright.options.build import CPU_DTYPES, KV_CACHE_DTYPES, TARGETS, BuildChoices, BuildFields
+from tensorwright.options.build import BuildChoices, BuildFields
 from tensorwright.options.declare import Door, find, options_at, options_in
 from tensorwright.options.engine import EngineFields
 from tensorwright.options.server import NetworkFields, ServerFields
 from tensorwright.options.triton import ModelFields
-from tensorwright.plugins.paged_attention import quantize
-from tensorwright.runtime.engine import targets
 
 DECLARED = options_in(BuildFields, EngineFields, LoadFields, ServerFields, NetworkFields, ModelFields)
 
@@ -41,12 +37,6 @@ def test_build_has_the_declared_options_and_defaults() -> None:
 def test_first_use_of_a_model_directory_has_all_build_options_of_llm() -> None:
     for door in (Door.LLM, Door.RUN, Door.SERVE):
         assert options_at(door, BuildChoices) == options_at(door, BuildFields)
-
-
-def test_choices_are_what_there_is() -> None:
-    assert tuple(MODULES) == TARGETS == tuple(targets.TARGETS)
-    assert ("auto", *cpu_target.DTYPES) == CPU_DTYPES
-    assert quantize.KV_CACHE_DTYPES == KV_CACHE_DTYPES
 
 
 def test_commands_help_with_every_option_that_they_have() -> None:

@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gpu_device import Device, with_memory
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import MissingDependencyError
 from tensorwright.plugins.gpu.interpret import Memory
-from tensorwright.plugins.gpu.launch import ITEM_BYTES, Launch, ceil_div
+from tensorwright.plugins.gpu.launch import Launch, ceil_div
 from tensorwright.plugins.quantized_matmul import launch
 
 CACHE_MULTIPLE = 4

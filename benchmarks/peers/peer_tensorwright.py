@@ -29,7 +29,7 @@ def convert(checkpoint: Path, folder: Path, form: str) -> None:
 
 def bytes_per_token(checkpoint: Path, folder: Path, form: str) -> int:
     """All weights, scales included; an embedding that is not the head as well only gives a row."""
-    from tensorwright.plugins.quantized_matmul.formats import LANES, parse_spec
+    from tensorwright.engine_format.weight_formats import LANES, parse_spec
 
     total = (folder / ENGINE / "cpu" / "weights.bin").stat().st_size
     config = json.loads((checkpoint / "config.json").read_text())

@@ -14,10 +14,8 @@ from tensorwright.builder.targets import Emitted, Graphs
 from tensorwright.errors import InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import PIPELINE, PassReport
-from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, cpu_spec
 
-__all__ = ["DTYPES", "PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure", "quantize_spec"]
-DTYPES = ("float32", "bfloat16")
+__all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
 BLOCK_SIZE = 32
 
 
@@ -27,21 +25,15 @@ def block_size(max_seq_len: int) -> int:
 
 
 def check(options: BuildOptions) -> None:
-    """Activations are float32 or bfloat16, and weights have a format with kernels."""
-    if options.dtype not in ("auto", *DTYPES):
-        raise InvalidOptionError(f"dtype must be auto, {' or '.join(DTYPES)} on target cpu, not {options.dtype}")
-    if options.quantize is not None:
-        quantize_spec(options.quantize)
+    """Raises InvalidOptionError unless the activations are float32 or bfloat16."""
+    dtypes = options.target_format.dtypes
+    if options.dtype not in ("auto", *dtypes):
+        raise InvalidOptionError(f"dtype must be auto, {' or '.join(dtypes)} on target cpu, not {options.dtype}")
 
 
 def activation_dtype(options: BuildOptions, native: str) -> str:
     """bfloat16 checkpoints stay so, all others run in float32."""
     return "bfloat16" if native == "bfloat16" else "float32"
-
-
-def quantize_spec(text: str) -> QuantizeSpec:
-    """All formats but fp8."""
-    return cpu_spec(text)
 
 
 def emit(

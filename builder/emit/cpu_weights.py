@@ -6,7 +6,7 @@ A weight is an expression over the checkpoint (or a constant of the graph) in a 
     bias_swiglu    float32, halves (gate, up) interleaved by panel
     panels         activation dtype, packed panels (tensorwright.plugins.packing)
     panels_swiglu  the same, halves (gate, up) of the rows interleaved by panel, each padded to whole panels
-    quantized:F, quantized_swiglu:F    likewise, in a format of tensorwright.plugins.quantized_matmul.formats
+    quantized:F, quantized_swiglu:F    likewise, in a format of tensorwright.engine_format.weight_formats
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Protocol
 import numpy as np
 
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
+from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.errors import BuildError, CheckpointError
 from tensorwright.models.dtypes import Tensor, convert
 from tensorwright.models.weights import TensorSource, WeightExpr, evaluate_rows
 from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels_of
-from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
 
 LAYOUTS = ("raw", "bias", "bias_swiglu", "panels", "panels_swiglu", "quantized", "quantized_swiglu")
 ALIGNMENT = 64

@@ -13,6 +13,7 @@ import xxhash
 import tensorwright
 from tensorwright.builder.emit.engine_dir import FORMAT, FORMAT_VERSION
 from tensorwright.builder.phases import Phases
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.models.checkpoint import Checkpoint
 
 _FACTS = (
@@ -74,7 +75,7 @@ def kv_block_bytes(layers: list[dict[str, Any]], dtype: str, block_size: int) ->
     """
     total = 0
     for layer in layers:
-        item = {"float32": 4, "bfloat16": 2, "int8": 1}[layer.get("dtype", dtype)]
+        item = ITEM_BYTES[layer.get("dtype", dtype)]
         group = 4 // item
         scales = 2 * 4 * block_size if item == 1 else 0
         keys = block_size * -(-layer["head_dim"] // group) * group * item

@@ -8,16 +8,14 @@ from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.builder.targets import Emitted, Graphs
+from tensorwright.engine_format.file_names import ONNX_DATA, ONNX_IO, ONNX_MODEL
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
-from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, weight_only_spec
 
-__all__ = ["DTYPES", "PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure", "quantize_spec"]
-DTYPES = ("float32", "float16")
+__all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
 PIPELINE = WEIGHT_ONLY_PIPELINE
-MODEL, DATA, IO = "onnx/model.onnx", "onnx/model.onnx.data", "onnx/io.json"
 
 
 def block_size(max_seq_len: int) -> int:
@@ -32,8 +30,6 @@ def check(options: BuildOptions) -> None:
             "dtype must be float32 or float16 on target onnx, not bfloat16: ONNX Runtime has no bfloat16 attention "
             "for processors; say --dtype float32, which holds every bfloat16 weight exactly"
         )
-    if options.quantize is not None:
-        quantize_spec(options.quantize)
     _require("onnx", "writing an ONNX model")
     if options.accuracy != "none":
         _require("onnxruntime", "measuring its accuracy (--accuracy none leaves that out)")
@@ -44,32 +40,28 @@ def activation_dtype(options: BuildOptions, native: str) -> str:
     return "float32"
 
 
-def quantize_spec(text: str) -> QuantizeSpec:
-    """int4 and int8 of weights alone; the embedding int8 or none."""
-    return weight_only_spec(text, "onnx")
-
-
 def emit(
     writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> Emitted:
     """Writes the model, its weights streamed, and io.json; ONNX's checker reads them back."""
     from tensorwright.builder.emit.onnx.portable import OPSET, emit_portable
-    from tensorwright.builder.emit.onnx.portable_io import describe_io, slot_bytes
+    from tensorwright.builder.emit.onnx.portable_io import make_manifest
 
     facts = report.graph.facts
     with phases.run("plan"):
         emitter = emit_portable(report.graph, checkpoint, facts["dtype"])
-        text = emitter.model.serialized(DATA.rpartition("/")[2])
+        text = emitter.model.serialized(ONNX_DATA.rpartition("/")[2])
         writer.require_space(emitter.model.total_bytes + len(text))
-        writer.write(MODEL, text)
-        writer.write_json(IO, describe_io(facts, facts["dtype"], OPSET))
-    with phases.run("weights") as advance, writer.open(DATA) as file:
+        writer.write(ONNX_MODEL, text)
+        manifest = make_manifest(facts, facts["dtype"], OPSET)
+        writer.write_json(ONNX_IO, manifest.to_dict())
+    with phases.run("weights") as advance, writer.open(ONNX_DATA) as file:
         emitter.model.write_data(file, advance)
     with phases.run("check"):
         import onnx
 
-        onnx.checker.check_model(str(writer.directory / MODEL))
-    return Emitted(emitter.weights.record(report.graph), slot_bytes(facts, facts["dtype"]))
+        onnx.checker.check_model(str(writer.directory / ONNX_MODEL))
+    return Emitted(emitter.weights.record(report.graph), manifest.slot_bytes)
 
 
 def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
@@ -79,7 +71,7 @@ def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, option
 
     return measure_logits(
         options.accuracy, checkpoint, graphs.traced, graphs.lowered,
-        lambda ids: model_logits(writer.directory / MODEL, ids), measured_on=f"onnxruntime {PROVIDER}",
+        lambda ids: model_logits(writer.directory / ONNX_MODEL, ids), measured_on=f"onnxruntime {PROVIDER}",
     )  # fmt: skip
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.weights import TensorSource, WeightExpr, evaluate_rows
 from tensorwright.plugins.packing import LANES, panels_of
-from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights, unpack
 
 _NUMBERS = {"int8": 3, "int4": 4}  # tw_dtype

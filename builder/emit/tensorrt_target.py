@@ -29,10 +29,8 @@ from tensorwright.errors import BuildError, InvalidOptionError, MissingDependenc
 from tensorwright.installing import install
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, PassReport
-from tensorwright.plugins.quantized_matmul.formats import QuantizeSpec, weight_only_spec
 
-__all__ = ["DTYPES", "PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure", "quantize_spec"]
-DTYPES = ("float32", "float16", "bfloat16")
+__all__ = ["PIPELINE", "activation_dtype", "block_size", "check", "emit", "measure"]
 PIPELINE = WEIGHT_ONLY_PIPELINE
 BLOCK_SIZE = 32
 MODEL, PLAN, LAYERS = "model.onnx", "plan", "layers.txt"
@@ -48,8 +46,8 @@ def check(options: BuildOptions) -> None:
     """Raises InvalidOptionError for pairs that no engine can have, MissingDependencyError for an absent package."""
     flavour = FLAVOURS[options.target]
     make_limits(options.max_batch_size, options.max_num_tokens)
-    spec = None if options.quantize is None else quantize_spec(options.quantize)
-    if options.int4_kernel is not None and (spec is None or "int4" not in format_kinds(spec)):
+    families = sorted({fmt.family for fmt in options.quantize_spec.formats}) if options.quantize_spec else []
+    if options.int4_kernel is not None and "int4" not in families:
         raise InvalidOptionError("int4_kernel says who multiplies int4 weights, and none are asked for; leave it out")
     if not flavour.any_sm and len(options.sm) != 1:
         raise InvalidOptionError(
@@ -58,7 +56,7 @@ def check(options: BuildOptions) -> None:
         )
     check_sms(options.sm, any_sm=flavour.any_sm)
     needs = [] if options.dtype == "auto" else [options.dtype]
-    check_pairs([*needs, *(() if spec is None else format_kinds(spec))], options.sm)
+    check_pairs([*needs, *families], options.sm)
     find_library(flavour)
     _require("onnx", "a TensorRT engine is built from an ONNX model")
     _require("triton", "the kernels of a TensorRT engine's plugins are compiled by Triton")
@@ -69,17 +67,6 @@ def activation_dtype(options: BuildOptions, native: str) -> str:
     dtype = "bfloat16" if native == "bfloat16" else "float16"
     check_pairs([dtype], options.sm)
     return dtype
-
-
-def quantize_spec(text: str) -> QuantizeSpec:
-    """int4, int8 and fp8 of weights alone; the embedding int8 or none."""
-    return weight_only_spec(text, "tensorrt", "tensorrt-rtx")
-
-
-def format_kinds(spec: QuantizeSpec) -> list[str]:
-    """ "int4", "int8" and "fp8", those that the spec has."""
-    found = {str(fmt).partition(":")[0] for fmt in (spec.linears, spec.embedding, spec.lm_head) if fmt is not None}
-    return sorted(found)
 
 
 def emit(

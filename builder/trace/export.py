@@ -20,11 +20,11 @@ from tensorwright.builder.trace.load_model import load_model, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.builder.trace.weight_names import weight_expressions
+from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import InvalidOptionError, TraceError
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 
-DTYPES = ("float32", "bfloat16", "float16")
 _EXAMPLE_LENGTH = 7
 _LEAST_BOUND = 64  # a bound near the example's length would make the exporter specialise on it
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.plugins.embedding import op as embedding
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 
 NAME = "quantized_embedding"

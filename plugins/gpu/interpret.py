@@ -25,9 +25,10 @@ from typing import IO, Any
 
 import numpy as np
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError, MissingDependencyError
 from tensorwright.installing import install
-from tensorwright.plugins.gpu.launch import ITEM_BYTES, KernelSpec, Launch, Tensor
+from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
 
 STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8, "int32": np.int32}

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError
 
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "int32": "*i32"}
 """Triton's name of a pointer to each element type."""
-ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4}
 SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 SCRATCH = "scratch"
 """Type of the two pointers that each kernel takes after its arguments; both are null (see compile.py)."""

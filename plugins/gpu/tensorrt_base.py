@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import GraphError, KernelError
 from tensorwright.plugins.gpu.build_context import PluginContext
-from tensorwright.plugins.gpu.launch import ITEM_BYTES, Tensor
+from tensorwright.plugins.gpu.launch import Tensor
 from tensorwright.plugins.gpu.tensorrt_op import UNKNOWN, Dim, Operand, PluginOp, constant
 
 VERSION = "1"

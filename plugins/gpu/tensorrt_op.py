@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import GraphError
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
 
@@ -20,7 +21,6 @@ PAGES = "pages"
 """Likewise: int8 where the attribute int8_kv is 1, else the activation type."""
 WIDE = "wide"
 """The activation type or float32, as the graph has it."""
-ACTIVATION_TYPES = ("float32", "float16", "bfloat16")
 UNKNOWN = -1
 """A size that TensorRT does not know yet."""
 
@@ -84,8 +84,8 @@ class PluginOp:
         """Types of all operands of a node with `count` inputs, of which the first ones have these `types`."""
         inputs = self.inputs_of(attrs, count)
         activation = types[0] if types else "no type"
-        if activation not in ACTIVATION_TYPES:
-            raise GraphError(f"{self.name}: {inputs[0].name} must be {' or '.join(ACTIVATION_TYPES)}, got {activation}")
+        if activation not in DTYPES:
+            raise GraphError(f"{self.name}: {inputs[0].name} must be {' or '.join(DTYPES)}, got {activation}")
         known = {ACTIVATION: activation, PAGES: "int8" if attrs.get("int8_kv") else activation, WIDE: activation}
         result = {o.name: known.get(o.dtype, o.dtype) for o in (*inputs, *self.outputs_of(attrs))}
         wide = [o.name for o, kind in zip(inputs, types, strict=False) if (o.dtype, kind) == (WIDE, "float32")]

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.plugins.gpu.launch import (
-    ITEM_BYTES,
     POINTERS,
     KernelSpec,
     Launch,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import numpy as np
 
-KV_CACHE_DTYPES = ("auto", "int8")
-"""What a build may ask for: the activations' type, or 8 bits with a scale for each token and head."""
 KV_LEVELS = 127
 """K and V, when they are written: 8 bits."""
 QUERY_LEVELS = 127 * 128

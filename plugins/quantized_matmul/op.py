@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.plugins.matmul import op as matmul
 from tensorwright.plugins.quantized_matmul import linear
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 from tensorwright.plugins.rounding import round_to
 from tensorwright.plugins.swiglu.op import ACTIVATIONS, gated
 

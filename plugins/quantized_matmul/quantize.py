@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorwright.plugins.quantized_matmul.formats import LANES, SCALE_BYTES, WeightFormat
+from tensorwright.engine_format.weight_formats import LANES, SCALE_BYTES, WeightFormat
 from tensorwright.plugins.quantized_matmul.fp8 import LARGEST, round_to_e4m3
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 

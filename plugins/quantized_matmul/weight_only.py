@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, dequantized, quantize_weights
 from tensorwright.plugins.rounding import round_to
 

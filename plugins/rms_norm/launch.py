@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.launch import (
-    ITEM_BYTES,
     POINTERS,
     KernelSpec,
     Launch,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, overload
 
-from tensorwright.engine_format.weight_formats import spelled_out
+from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.options.build import BuildChoices
 from tensorwright.options.declare import find
@@ -18,11 +18,14 @@ from tensorwright.runtime.api.model_cache import engine_for_model, open_cached
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine import native
-from tensorwright.runtime.engine.engine_dir import DTYPES, EngineDir, is_engine, open_engine
+from tensorwright.runtime.engine.engine_dir import EngineDir, is_engine, open_engine
 from tensorwright.runtime.engine.memory import parse_size
+from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
+from tensorwright.runtime.guided.reader import vocabulary_reader
 from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.engine_client import EngineClient, Observer
 from tensorwright.runtime.requests.generation_defaults import check_generation_config, sampling_defaults
+from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.prompts import (
     Capacity,
@@ -97,8 +100,8 @@ class LLM(StrictKeywords):
             check_argument(chat_template)
         check_generation_config(generation_config)
         asked = None if kv_cache_memory is None else parse_size(kv_cache_memory)
-        options = native.RuntimeOptions(
-            kv_cache_bytes=asked or 0,
+        options = RuntimeOptions(
+            kv_cache_bytes=asked,
             max_batch_size=max_batch_size,
             max_num_tokens=max_num_tokens,
             max_prefill_chunk=max_prefill_chunk,
@@ -111,7 +114,7 @@ class LLM(StrictKeywords):
         find(EngineFields, "guided_vocabulary").check(guided_vocabulary)
         path = _path_of(model)
         if is_model(path):  # its build may take minutes: what it cannot have is refused before
-            options = options.with_limits(native.DEFAULT_LIMITS)
+            options = options.with_limits(DEFAULT_LIMITS)
         self.engine, self._lease = _engine_of(path, BuildChoices(dtype, quantize, kv_cache_dtype))
         if chat_template is not None:
             from tensorwright.runtime.api.chat import check_choice
@@ -119,16 +122,15 @@ class LLM(StrictKeywords):
             check_choice(self.engine, chat_template)
         self.chat_template = chat_template
         self.sampling_defaults = sampling_defaults(self.engine, generation_config)
-        engine, self.options = native.start_engine(self.engine, options, asked)
+        engine, self.options = native.start_engine(self.engine, options)
         self._client = EngineClient(engine)
         self._finalizer = weakref.finalize(self, self._client.close_dropped)
         self._finalizer.atexit = False  # the client itself closes then
         stats = self._client.stats()
         groups = tuple((group["window"], group["total_blocks"]) for group in stats["groups"])
-        assert self.options.max_batch_size is not None  # resolved
         self._capacity = Capacity(groups, stats["block_size"], self.options.max_batch_size)
         if guided_vocabulary == "eager":
-            self.engine.vocabulary_reader.start()
+            vocabulary_reader(self.engine).start()
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too; this one comes first
@@ -267,7 +269,7 @@ class LLM(StrictKeywords):
         """Stops the engine; a second call does nothing. drain: let requests finish first, for `timeout` seconds;
         those that are left raise RequestAbortedError where they are waited for."""
         self._client.close(drain, timeout)
-        self.engine.vocabulary_reader.close()
+        vocabulary_reader(self.engine).close()
         if self._lease is not None:
             self._lease.close()
 
@@ -289,7 +291,7 @@ class LLM(StrictKeywords):
         return [check_request(prompt, param, self.engine, self._capacity) for prompt, param in pairs]
 
     def _submit(self, request: CheckedRequest, wait_for_room: bool = False) -> RequestHandle:
-        sampling = native.make_sampling(request, self.engine.eos_token_ids)
+        sampling = make_sampling(request, self.engine.eos_token_ids)
         tokenizer, params, grammar = self.engine.tokenizer, request.params, request.grammar
         first_mask = None if grammar is None else grammar.first_mask(params.ignore_eos)
 
@@ -329,7 +331,7 @@ def _check_built(engine: EngineDir, choices: BuildChoices) -> None:
         raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):
         raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
-    if quantize is not None and spelled_out(quantize) not in map(spelled_out, engine.quantize_names):
+    if quantize is not None and choices.quantize_spec not in engine.quantize_specs:
         built = " or ".join(map(repr, engine.quantize_names))
         built = f"built as {built}" if built else "without quantized weights"
         raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")

@@ -1,4 +1,4 @@
-"""An attribute that is computed when it is first asked for, once, whoever asks and in however many threads."""
+"""Values that are computed when they are first asked for, once, by any number of threads, and kept with an object."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
 T = TypeVar("T")
+Owner = TypeVar("Owner")
 _LOCK = "_once_lock"
 
 
@@ -33,8 +34,17 @@ class once(Generic[T]):
     def __get__(self, instance: object | None, owner: type) -> Any:
         if instance is None:
             return self
-        values = vars(instance)  # it is not frozen in a frozen dataclass, and later looks at it never come here
-        with values.setdefault(_LOCK, threading.RLock()):  # one step of the interpreter, so all threads get the same
-            if self._name not in values:
-                values[self._name] = self._compute(instance)
-            return values[self._name]
+        return _computed_once(instance, self._name, self._compute)  # later reads find the attribute, and not this
+
+
+def kept_with(owner: Owner, make: Callable[[Owner], T]) -> T:
+    """What make(owner) returns. It is made once and kept as long as the owner lives."""
+    return _computed_once(owner, f"{make.__module__}.{make.__qualname__}", make)
+
+
+def _computed_once(instance: Owner, name: str, compute: Callable[[Owner], T]) -> T:
+    values = vars(instance)  # can be written to even where the instance is a frozen dataclass
+    with values.setdefault(_LOCK, threading.RLock()):  # one step of the interpreter, so all threads get the same
+        if name not in values:
+            values[name] = compute(instance)
+        return values[name]

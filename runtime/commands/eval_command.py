@@ -22,7 +22,7 @@ from tensorwright.errors import InvalidOptionError, InvalidRequestError, Numeric
 from tensorwright.runtime.base.host import choose_threads
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.engine.targets import require_cpu
+from tensorwright.runtime.engine.executors import require_cpu
 from tensorwright.runtime.text.tokenizer import Tokenizer
 from tensorwright.runtime.tools.evaluate import Scorer
 

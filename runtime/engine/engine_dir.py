@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import AddedToken
 
@@ -18,22 +18,17 @@ from tensorwright.engine_format.checksums import (
     read_whole,
     verify_files,
 )
+from tensorwright.engine_format.targets import TARGETS
 from tensorwright.engine_format.template_files import read_templates
-from tensorwright.errors import EngineError
+from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
+from tensorwright.errors import EngineError, InvalidOptionError
 from tensorwright.json_text import read_json
 from tensorwright.runtime.base.once import once
-from tensorwright.runtime.engine.targets import TARGETS
 from tensorwright.runtime.text.special_tokens import special_tokens
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from tensorwright.runtime.guided.reader import VocabularyReader
-    from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-
 FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
-DTYPES = ("float32", "float16", "bfloat16")
-KV_CACHE_DTYPES = ("auto", "int8")
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 
 _KEYS: dict[str, type | tuple[type, ...]] = {
@@ -110,6 +105,14 @@ class EngineDir:
         names = (self.config["build_options"].get("quantize"), record and record.get("spec"))
         return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
 
+    @once
+    def quantize_specs(self) -> tuple[QuantizeSpec, ...]:
+        """The formats that `quantize_names` name. Raises EngineError for a name that this version does not read."""
+        try:
+            return tuple(parse_spec(name) for name in self.quantize_names)
+        except InvalidOptionError as error:
+            raise EngineError(f"{self.path / CONFIG}: {error}; {REMEDY}") from error
+
     @property
     def model(self) -> dict[str, Any]:
         return self.config["model"]
@@ -178,19 +181,6 @@ class EngineDir:
         tokenizer = Tokenizer.from_bytes(self.texts[TOKENIZER], self.path / TOKENIZER, self.special_tokens)
         del self.texts[TOKENIZER]  # tens of MB for a large vocabulary
         return tokenizer
-
-    @once
-    def vocabulary_reader(self) -> VocabularyReader:
-        """For guided decoding: it reads the vocabulary when it is told to."""
-        from tensorwright.runtime.guided.reader import VocabularyReader
-
-        return VocabularyReader(self)
-
-    @property
-    def guided_vocabulary(self) -> GuidedVocabulary:
-        """Read when it is first asked for. InvalidRequestError without a tokenizer, MissingDependencyError without the
-        library."""
-        return self.vocabulary_reader.get()
 
     def load_text_side(self) -> None:
         """Reads tokenizer and chat templates now rather than when they are first asked for."""

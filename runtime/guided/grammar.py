@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.base.home_process import ProcessLock
 from tensorwright.runtime.guided import compile_child
+from tensorwright.runtime.guided.compile_process import CompileProcess
 from tensorwright.runtime.guided.compile_queue import QUICK_S
-from tensorwright.runtime.guided.library import LibraryMatcher
+from tensorwright.runtime.guided.library import LibraryMatcher, LibraryTokens
 from tensorwright.runtime.guided.matcher import GrammarMatcher
 from tensorwright.runtime.guided.params import GuidedDecodingParams
+from tensorwright.runtime.guided.token_masks import TokenMasks
 from tensorwright.runtime.guided.translation import compiled, name_of
-
-if TYPE_CHECKING:
-    from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
 LIMITS: dict[str, int] = {
     "initial_lexer_fuel": 1_000_000,
@@ -43,11 +42,9 @@ class Grammar:
     size: about how many bytes it holds. row: the mask of the first token, as the library has it.
     """
 
-    def __init__(
-        self, vocabulary: GuidedVocabulary, matcher: LibraryMatcher, row: NDArray[np.uint32], name: str, size: int
-    ):
+    def __init__(self, masks: TokenMasks, matcher: LibraryMatcher, row: NDArray[np.uint32], name: str, size: int):
         self.size = size
-        self._vocabulary = vocabulary
+        self._masks = masks
         self._matcher = matcher
         self._name = name
         self._lock = threading.Lock()
@@ -55,7 +52,7 @@ class Grammar:
 
     def first_mask(self, ignore_eos: bool) -> NDArray[np.uint32]:
         """Of the first token. InvalidRequestError if there is none."""
-        mask = self._vocabulary.trim(self._row, self._ends_by_token(ignore_eos))
+        mask = self._masks.trim(self._row, self._ends_by_token(ignore_eos))
         if not mask.any():
             raise InvalidRequestError(
                 f"{self._name}: no token of the model begins a text that it admits; change it"
@@ -64,7 +61,7 @@ class Grammar:
         return mask
 
     def start(self, ignore_eos: bool) -> GrammarMatcher:
-        return GrammarMatcher(self._vocabulary, self._copy, self._ends_by_token(ignore_eos), self._name)
+        return GrammarMatcher(self._masks, self._copy, self._ends_by_token(ignore_eos), self._name)
 
     def _copy(self) -> LibraryMatcher:
         with self._lock:
@@ -72,22 +69,24 @@ class Grammar:
 
     def _ends_by_token(self, ignore_eos: bool) -> bool:
         """Whether a sampled token ends the completion, or whoever follows the grammar has to."""
-        return bool(self._vocabulary.eos) and not ignore_eos
+        return bool(self._masks.eos) and not ignore_eos
 
 
-def compile_grammar(vocabulary: GuidedVocabulary, params: GuidedDecodingParams) -> Grammar:
+def compile_grammar(
+    compiler: CompileProcess, tokens: LibraryTokens, masks: TokenMasks, params: GuidedDecodingParams
+) -> Grammar:
     """Raises what CompileProcess.compile does."""
     name = name_of(params)
 
     def finish(text: str, size: int, seconds: float) -> Grammar:
-        row = np.zeros(vocabulary.library_words, dtype=np.uint32)
+        row = np.zeros(masks.library_words, dtype=np.uint32)
 
         def work() -> LibraryMatcher:
-            return compiled(vocabulary.tokens, text, name, LIMITS, lambda matcher: matcher.compute_mask(row))
+            return compiled(tokens, text, name, LIMITS, lambda matcher: matcher.compute_mask(row))
 
-        return Grammar(vocabulary, on_large_stack(work, seconds > QUICK_S), row, name, size)
+        return Grammar(masks, on_large_stack(work, seconds > QUICK_S), row, name, size)
 
-    return vocabulary.compiler.compile(params, LIMITS, finish)
+    return compiler.compile(params, LIMITS, finish)
 
 
 def on_large_stack(work: Callable[[], Any], gives_way: bool = False) -> Any:

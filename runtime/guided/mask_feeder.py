@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tensorwright.runtime.guided.mask_threads import MaskJob, MaskThreads, Told
 from tensorwright.runtime.guided.matcher import GrammarMatcher
 
-if TYPE_CHECKING:
-    from tensorwright.runtime.requests.async_requests import RequestHandle
-
 PATIENCE_S = 0.002
 """How long quick masks are waited for: they mostly take some 20 us, and the threads that compute them need the
 interpreter's lock, which whoever waits lets go of."""
+
+
+MatcherOf = Callable[[int, int], GrammarMatcher | None]
+"""The matcher of a request, by its id, and of one of its completions, by its index; None where nothing guides it."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,12 @@ class MaskFeeder:
         self._ended: deque[GrammarEnded] = deque()
         self._failed: deque[tuple[int, BaseException]] = deque()
 
-    def feed(self, events: Iterable[Any], requests: Mapping[int, RequestHandle]) -> None:
-        """requests: by id. The masks are on their way when it returns, and most are there."""
+    def feed(self, events: Iterable[Any], matcher_of: MatcherOf) -> None:
+        """The masks are on their way when it returns, and most are there."""
         jobs = []
         for event in events:
-            handle = requests.get(event.request_id) if event.tokens and not event.finish else None
-            matcher = None if handle is None else handle._matcher(event.completion)
+            unfinished = event.tokens and not event.finish
+            matcher = matcher_of(event.request_id, event.completion) if unfinished else None
             if matcher is not None:
                 jobs.append(MaskJob(matcher, event.tokens, self._teller(event, matcher)))
         if jobs:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +11,16 @@ from numpy.typing import NDArray
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided.library import Canceller, LibraryMatcher
 from tensorwright.runtime.guided.mask_budget import MaskBudget
+from tensorwright.runtime.guided.token_masks import TokenMasks
 from tensorwright.runtime.guided.words import library_words
-
-if TYPE_CHECKING:
-    from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
 
 class GrammarMatcher:
     """ends_by_token: a sampled end-of-sequence token ends the completion; else `ended` says that nothing can follow.
     begin: makes the library's matcher, when it is first needed: one that waits in the queue holds no memory."""
 
-    def __init__(
-        self, vocabulary: GuidedVocabulary, begin: Callable[[], LibraryMatcher], ends_by_token: bool, name: str
-    ):
-        self.vocabulary = vocabulary
+    def __init__(self, masks: TokenMasks, begin: Callable[[], LibraryMatcher], ends_by_token: bool, name: str):
+        self._masks = masks
         self.budget = MaskBudget()
         self.generated = 0  # tokens so far
         self.ended = False
@@ -43,7 +38,7 @@ class GrammarMatcher:
     @cached_property
     def _row(self) -> NDArray[np.uint32]:
         """What the library writes to."""
-        return np.zeros(self.vocabulary.library_words, dtype=np.uint32)
+        return np.zeros(self._masks.library_words, dtype=np.uint32)
 
     def cancel(self) -> None:
         """Ends what is computed now, from any thread; it is in error then."""
@@ -57,7 +52,7 @@ class GrammarMatcher:
         self.generated += len(tokens)
         if not self.matcher.compute_mask(self._row):
             self._fail()
-        mask = self.vocabulary.trim(self._row, self._ends_by_token)
+        mask = self._masks.trim(self._row, self._ends_by_token)
         if mask.any():
             return mask
         if self._ends_by_token or not self.matcher.is_accepting:

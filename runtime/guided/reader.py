@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 from tensorwright.errors import EngineStoppedError, TensorwrightError
-
-if TYPE_CHECKING:
-    from tensorwright.runtime.engine.engine_dir import EngineDir
-    from tensorwright.runtime.guided.params import GuidedDecodingParams
-    from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
+from tensorwright.runtime.base.once import kept_with
+from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.guided.params import GuidedDecodingParams
+from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
 THREAD = "tensorwright-vocabulary"
 """Name of the thread that reads one beside the start, and then ends."""
@@ -27,8 +25,6 @@ class VocabularyReader:
 
     def get(self) -> GuidedVocabulary:
         """Reads it, or waits for the thread that does. Raises what GuidedVocabulary does, each time."""
-        from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
-
         with self._lock:
             if self._closed:
                 raise EngineStoppedError("the LLM was shut down; make a new one")
@@ -55,3 +51,14 @@ class VocabularyReader:
             self.get()
         except TensorwrightError:
             return  # this engine cannot be guided: each request that asks for it is told so by get()
+
+
+def vocabulary_reader(engine: EngineDir) -> VocabularyReader:
+    """The one reader of this engine. It lives as long as the engine."""
+    return kept_with(engine, VocabularyReader)
+
+
+def guided_vocabulary(engine: EngineDir) -> GuidedVocabulary:
+    """The engine's vocabulary, which is read when it is first asked for. Raises InvalidRequestError for an engine
+    without a tokenizer and MissingDependencyError where the library is absent."""
+    return vocabulary_reader(engine).get()

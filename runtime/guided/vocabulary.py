@@ -6,22 +6,19 @@ import threading
 from array import array
 from collections import OrderedDict
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
-from numpy.typing import NDArray
 
 from tensorwright.errors import InvalidRequestError, QueueFullError
+from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.guided.child_link import SpelledVocabulary
 from tensorwright.runtime.guided.compile_process import CompileProcess, process_for
 from tensorwright.runtime.guided.grammar import Grammar, compile_grammar
 from tensorwright.runtime.guided.library import LibraryTokens, load_library
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.guided.spelling import SPECIAL, text_tokenizer, token_bytes
-
-if TYPE_CHECKING:
-    from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.guided.token_masks import TokenMasks
 
 KEPT = 64  # compiled grammars
 KEPT_BYTES = 256 << 20  # of all of them together
@@ -36,17 +33,13 @@ class GuidedVocabulary:
         if engine.tokenizer is None:
             raise InvalidRequestError("the engine has no tokenizer, which guided decoding needs")
         load_library()
-        self.eos = engine.eos_token_ids
-        self.words = (engine.vocab_size + 31) // 32  # of a mask
         try:
             self.compiler, self.tokens = _read(engine.tokenizer.library, engine)
         except ValueError as error:
             raise InvalidRequestError(
                 f"llguidance cannot use this tokenizer, so decoding cannot be guided: {error}"
             ) from error
-        self.library_words = (self.tokens.vocab_size + 31) // 32  # of a mask before trim()
-        self._known = _bits(self.words, slice(0, engine.vocab_size))
-        self._no_ends = ~_bits(self.words, self.eos)
+        self.masks = TokenMasks(engine.vocab_size, self.tokens.vocab_size, engine.eos_token_ids)
         self._grammars: OrderedDict[GuidedDecodingParams, Grammar] = OrderedDict()
         self._compiling: dict[GuidedDecodingParams, Future[Grammar]] = {}
         self._lock = threading.Lock()
@@ -81,7 +74,7 @@ class GuidedVocabulary:
 
     def _compile(self, params: GuidedDecodingParams, coming: Future[Grammar]) -> None:
         try:
-            grammar = compile_grammar(self, params)
+            grammar = compile_grammar(self.compiler, self.tokens, self.masks, params)
         except BaseException as error:
             with self._lock:
                 del self._compiling[params]
@@ -96,11 +89,6 @@ class GuidedVocabulary:
             del self._compiling[params]
         coming.set_result(grammar)
 
-    def trim(self, row: NDArray[np.uint32], with_ends: bool) -> NDArray[np.uint32]:
-        """A mask of the library as the engine takes it: the model's own tokens only."""
-        mask = row[: self.words] & self._known
-        return mask if with_ends else mask & self._no_ends
-
 
 def _read(tokenizer: tokenizers.Tokenizer, engine: EngineDir) -> tuple[CompileProcess, LibraryTokens]:
     """The child reads it first: the library might end the process that does. Raises ValueError."""
@@ -114,9 +102,3 @@ def _read(tokenizer: tokenizers.Tokenizer, engine: EngineDir) -> tuple[CompilePr
     compiler = process_for(SpelledVocabulary(lengths.tobytes(), bytes(spelled), ends))
     compiler.start()
     return compiler, LibraryTokens(array("I", lengths.tobytes()), bytes(spelled), ends, text_tokenizer(tokenizer))
-
-
-def _bits(words: int, tokens: slice | list[int]) -> NDArray[np.uint32]:
-    bits = np.zeros(words * 32, dtype=np.uint8)
-    bits[tokens] = 1
-    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)

@@ -177,7 +177,7 @@ class RequestHandle:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
 
-    # The consumer thread's side: EngineClient and MaskFeeder call it, nobody else.
+    # The consumer thread's side: EngineClient calls it, nobody else.
 
     def _matcher(self, completion: int) -> GrammarMatcher | None:
         """Of a completion that is to go on; None if it has ended or is free to say what it likes."""

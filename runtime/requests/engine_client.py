@@ -16,6 +16,7 @@ from tensorwright.runtime.base.home_process import HomeProcess
 from tensorwright.runtime.base.panics import as_error
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.guided.mask_feeder import MaskFeeder
+from tensorwright.runtime.guided.matcher import GrammarMatcher
 from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.request_state import RequestState
@@ -165,6 +166,10 @@ class EngineClient:
             if threading.current_thread() is not self._thread:
                 self._thread.join()
 
+    def _matcher_of(self, request_id: int, completion: int) -> GrammarMatcher | None:
+        handle = self._requests.get(request_id)
+        return None if handle is None else handle._matcher(completion)
+
     def _check_open(self) -> None:
         if self._cause is not None:
             raise EngineStoppedError(f"the engine stopped: {self._cause}; make a new LLM") from self._cause
@@ -177,7 +182,7 @@ class EngineClient:
                 stopped = self._engine.stopped  # before the events: what came until then is among them
                 events = self._engine.wait_events(POLL)
                 self._note_progress(events)
-                self._feeder.feed(events, self._requests)  # masks come before all else
+                self._feeder.feed(events, self._matcher_of)  # masks come before all else
                 for request_id, error in self._feeder.failed():
                     self._give_up(request_id, as_error(error))
                 for event in (*self._feeder.ended(), *events):

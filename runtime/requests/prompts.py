@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.runtime.base.keywords import closest
 from tensorwright.runtime.base.parameter_checks import check_count, is_int, shown
 from tensorwright.runtime.base.request_bounds import BAD_WORD_TOKENS
 from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.guided.grammar import Grammar
+from tensorwright.runtime.guided.reader import guided_vocabulary
 from tensorwright.runtime.requests.sampling_params import AtMost, SamplingParams
-
-if TYPE_CHECKING:
-    from tensorwright.runtime.guided.grammar import Grammar
-    from tensorwright.runtime.text.tokenizer import Tokenizer
+from tensorwright.runtime.text.tokenizer import Tokenizer
 
 
 class PromptDict(TypedDict, total=False):
@@ -95,7 +94,7 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
             f"{capacity.max_batch_size}, got {params.n}: lower it, or raise max_batch_size"
         )
     most = _max_tokens(len(ids), params, engine, capacity)
-    grammar = None if params.guided_decoding is None else engine.guided_vocabulary.compile(params.guided_decoding)
+    grammar = None if params.guided_decoding is None else guided_vocabulary(engine).compile(params.guided_decoding)
     if grammar is not None:
         grammar.first_mask(params.ignore_eos)  # refuses what cannot begin
     return CheckedRequest(text, [int(token) for token in ids], params, most, _bad_words(params, engine), grammar)

@@ -15,6 +15,8 @@ from tensorwright.options.bench import LoadFields
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.memory import parse_size
+from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
+from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.prompts import CheckedRequest
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 
@@ -85,10 +87,10 @@ class BenchEngine:
         """queue: requests submitted at once."""
         asked = None if load.kv_cache_memory is None else parse_size(load.kv_cache_memory)
         batch, tokens = load.batch_size, load.max_num_tokens
-        if tokens is not None or batch > native.DEFAULT_LIMITS["max_num_tokens"]:
+        if tokens is not None or batch > DEFAULT_LIMITS["max_num_tokens"]:
             tokens = max(tokens or 0, batch)
-        options = native.RuntimeOptions(
-            kv_cache_bytes=asked or 0,
+        options = RuntimeOptions(
+            kv_cache_bytes=asked,
             max_batch_size=batch,
             max_num_tokens=tokens,
             max_prefill_chunk=None,
@@ -100,12 +102,12 @@ class BenchEngine:
         )
         params = SamplingParams(max_tokens=load.output_len, ignore_eos=True, detokenize=False)
         self._request = CheckedRequest(None, [], params, load.output_len, [])
-        self._native, self.options = native.start_engine(engine, options, asked)
+        self._native, self.options = native.start_engine(engine, options)
         self._next_id = 1
 
     def run(self, prompts: Sequence[np.ndarray]) -> list[Trace]:
         """Submits all at once and waits for all. Greedy, and no end before the last token."""
-        sampling = native.make_sampling(self._request, [])
+        sampling = make_sampling(self._request, [])
         traces: dict[int, Trace] = {}
         alive = set()
         for prompt in prompts:

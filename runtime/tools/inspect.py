@@ -14,8 +14,8 @@ from tensorwright.errors import EngineError, reason
 from tensorwright.json_text import read_json
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.engine.executors import describe_engine
 from tensorwright.runtime.engine.memory import format_size
-from tensorwright.runtime.engine.targets import TARGETS
 from tensorwright.runtime.requests.generation_defaults import named_defaults
 
 
@@ -24,7 +24,7 @@ def describe(engine: EngineDir) -> dict[str, Any]:
     return {
         "path": str(engine.path),
         **engine.config,
-        "target_facts": TARGETS[engine.target].describe(engine),
+        "target_facts": describe_engine(engine),
         "sampling_defaults": named_defaults(engine),
         "files": {name: entry.size for name, entry in engine.files.items()},
         "total_bytes": sum(entry.size for entry in engine.files.values()),

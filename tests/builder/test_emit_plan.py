@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
-from pathlib import Path
 
 import pytest
 
 from support.lowered import HIDDEN, INNER, VOCAB, lowered_graph, small_source
+from support.places import ROOT
 from tensorwright.builder.emit import cpu_plan
 from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, OPS, WEIGHT, emit_cpu_plan
 from tensorwright.errors import BuildError, LoweringError
@@ -128,7 +128,7 @@ def test_the_same_bytes_twice():
 
 
 def test_op_numbers_are_those_of_the_header_file():
-    text = (Path(__file__).parents[2] / "runtime" / "core" / "plan_format.h").read_text()
+    text = (ROOT / "runtime" / "core" / "plan" / "plan_format.h").read_text()
     body = text[text.index("enum class Op") :]
     numbers = {name.lower(): int(number) for name, number in re.findall(r"k(\w+) = (\d+),", body[: body.index("};")])}
     assert OPS["quantized_embedding"].number == OPS["embedding"].number  # told apart by the layout of its weight

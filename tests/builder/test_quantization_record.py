@@ -20,13 +20,13 @@ from tensorwright.builder.emit.cpu_weights import StoredPanels
 from tensorwright.builder.emit.quantized_weights import PackedPanels, QuantizingWeights
 from tensorwright.builder.streamed_weights import StreamedWeights
 from tensorwright.builder.trace import trace
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import CheckpointError
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.dtypes import Tensor
 from tensorwright.models.weights import Ranges, Ref, WeightExpr
 from tensorwright.passes.pipeline import PassReport, run_pipeline
 from tensorwright.plugins.quantized_matmul import linear, quantize
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 MATRICES = ["mlp.down_proj", "mlp.gate_proj+up_proj", "self_attn.o_proj", "self_attn.q_proj+k_proj+v_proj"]
 

@@ -18,10 +18,10 @@ from tensorwright import GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidOptionError, InvalidRequestError, TensorwrightError
 from tensorwright.runtime.api.chat import chat_prompt
 from tensorwright.runtime.base import request_bounds as bounds
-from tensorwright.runtime.engine.native import make_sampling
 from tensorwright.runtime.guided.grammar import LIMITS
 from tensorwright.runtime.guided.translation import translate
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
+from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.prompts import Capacity, Prompt, check_request
 from tensorwright.runtime.serving.server import tokenization
 from tensorwright.runtime.serving.server.body_route import read_body

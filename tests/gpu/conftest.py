@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"))
 
 @pytest.fixture(scope="session")
 def device() -> Any:
-    """It runs launches as the interpreter does; so the tests of tests/gpu_kernels run on it."""
+    """It runs launches as the interpreter does; so the tests of tests/plugins/gpu run on it."""
     pytest.importorskip("triton", reason="Triton is not installed: GPU kernels cannot be compiled")
     from gpu_device import Device
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpu_kernels import test_int4 as interpreted
 
+from support import gpu_int4 as interpreted
 from tensorwright.plugins.gpu.interpret import Memory
 
 pytestmark = pytest.mark.gpu

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpu_kernels import test_rms_norm as interpreted
+
+from support import gpu_rms_norm as interpreted
 
 pytestmark = pytest.mark.gpu
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gpu_kernels import test_rotary as interpreted
 
 from support import far_pages
+from support import gpu_rotary as interpreted
 from tensorwright.plugins.gpu.interpret import Memory
 
 pytestmark = pytest.mark.gpu

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import CheckpointError
 from tensorwright.models.dtypes import (
+    STORAGE,
     Tensor,
     bfloat16_bits,
     convert,
@@ -70,3 +72,9 @@ def test_widest():
 def test_tensor_checks_its_storage():
     with pytest.raises(TypeError, match="bfloat16"):
         Tensor("bfloat16", np.ones(3, np.float32))
+
+
+def test_arrays_have_the_sizes_of_the_format() -> None:
+    assert {dtype: storage.itemsize for dtype, storage in STORAGE.items()} == {
+        dtype: ITEM_BYTES[dtype] for dtype in STORAGE
+    }

@@ -8,6 +8,7 @@ import torch
 from tolerances import sum_tolerance
 
 from support.pass_graphs import assert_silent, graph_of, ops, source_of
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import LoweringError
 from tensorwright.ir import Graph
 from tensorwright.ir.interpret import checkpoint_weights, interpret
@@ -15,7 +16,6 @@ from tensorwright.ir.text import print_graph
 from tensorwright.ir.verify import verify
 from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, run_pipeline
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 
 N, K = 12, 70

@@ -8,6 +8,7 @@ import torch
 from tolerances import quantized_product_tolerance, sum_tolerance
 
 from support.pass_graphs import assert_silent, graph_of, ops, source_of
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import InvalidOptionError, UnsupportedModelError
 from tensorwright.ir import Graph
 from tensorwright.ir.interpret import checkpoint_weights, interpret
@@ -15,7 +16,6 @@ from tensorwright.ir.text import print_graph
 from tensorwright.ir.verify import verify
 from tensorwright.passes.pipeline import run_pipeline
 from tensorwright.passes.quantize_weights import quantize_weights
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 FORMATS = ("int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128", "w8a8")
 V, K = 12, 70

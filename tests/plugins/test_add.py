@@ -1,4 +1,4 @@
-"""add: what the numpy definition means and refuses. Its C++ runs in tests/runtime/test_executor.py."""
+"""add: what the numpy definition means and refuses. Its C++ runs in tests/runtime/core/test_executor.py."""
 
 from __future__ import annotations
 

@@ -16,10 +16,9 @@ from support.made_quantized import (
     row_kernels,
     weight_kernels,
 )
-from tensorwright.builder.targets import TARGETS
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.quantized_matmul import linear, op, quantize
-from tensorwright.plugins.quantized_matmul.formats import FORMATS, OFFERED, parse_format, parse_spec
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
 from tensorwright.runtime import _runtime
 
@@ -201,28 +200,6 @@ def test_reference_swiglu_and_residual() -> None:
     (z,) = op.reference([x, w, None, residual], {"format": "int8:g32", "epilogue": 1, "n": 10}, "float32")
     gate, up = np.split(y.astype(float), 2, axis=1)
     assert np.allclose(z, gate / (1 + np.exp(-gate)) * up + residual, atol=1e-5)
-
-
-@pytest.mark.parametrize("text", ["int5", "int4:", "int4:g16", "int4:32", "w8a8:g32", "", "INT4"])
-def test_unknown_formats_are_refused(text: str) -> None:
-    with pytest.raises(InvalidOptionError, match="weight format"):
-        parse_format(text)
-
-
-def test_each_target_has_formats() -> None:
-    assert set(OFFERED) == set(TARGETS)
-    assert set().union(*OFFERED.values()) == set(FORMATS)
-
-
-@pytest.mark.parametrize("text", ["int4,head=int8", "int4,lm_head", "int4,lm_head=int8,lm_head=int8", "int4,int8"])
-def test_wrong_specs_are_refused(text: str) -> None:
-    with pytest.raises(InvalidOptionError):
-        parse_spec(text)
-
-
-def test_specs() -> None:
-    assert str(parse_spec("int4")) == "int4:g32,embedding=int4:g32,lm_head=int4:g32"
-    assert str(parse_spec("w8a8, lm_head=int8:g128,embedding=none")) == "w8a8,embedding=none,lm_head=int8:g128"
 
 
 def test_bindings_refuse_what_would_read_past_an_end() -> None:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tolerances import rounding_tolerance, sum_tolerance
 
-from tensorwright.errors import GraphError, InvalidOptionError
+from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.quantized_matmul import weight_only
-from tensorwright.plugins.quantized_matmul.formats import cpu_spec, parse_format, parse_spec, weight_only_spec
 from tensorwright.plugins.quantized_matmul.fp8 import MAGNITUDES, from_codes, round_to_e4m3, to_codes
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 from tensorwright.plugins.rounding import round_to
@@ -78,41 +78,3 @@ def test_operands_are_checked() -> None:
     ):
         with pytest.raises(GraphError, match=message):
             weight_only.infer(inputs, {"format": name})
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("int4", "int4:g32,embedding=none,lm_head=int4:g32"),
-        ("int8:g64", "int8:g64,embedding=int8:g64,lm_head=int8:g64"),
-        ("fp8,embedding=int8", "fp8,embedding=int8:g32,lm_head=fp8"),
-        ("fp8", "fp8,embedding=none,lm_head=fp8"),
-        ("int4,embedding=none,lm_head=int8", "int4:g32,embedding=none,lm_head=int8:g32"),
-        ("none,lm_head=int4", "none,embedding=none,lm_head=int4:g32"),
-    ],
-)
-def test_an_embedding_that_cannot_follow_stays(text: str, expected: str) -> None:
-    assert str(weight_only_spec(text, "tensorrt")) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("int4,embedding=int4", "target onnx the embedding must be int8 or none, not int4:g32"),
-        ("w8a8", "must not be w8a8: target onnx keeps activations"),
-        ("int8,lm_head=w8a8", "must not be w8a8"),
-        ("fp8", "must not be fp8: target onnx has no such products"),
-    ],
-)
-def test_what_a_target_cannot_do_is_refused_by_name(text: str, message: str) -> None:
-    with pytest.raises(InvalidOptionError, match=message):
-        weight_only_spec(text, "onnx")
-
-
-def test_the_cpu_refuses_fp8() -> None:
-    assert cpu_spec("int4,lm_head=w8a8") == parse_spec("int4,lm_head=w8a8")
-    for text in ("fp8", "int4,embedding=fp8", "none,lm_head=fp8"):
-        with pytest.raises(InvalidOptionError, match="must not be fp8: target cpu"):
-            cpu_spec(text)
-    with pytest.raises(InvalidOptionError, match="target cpu has no kernels for fp8"):
-        parse_format("fp8").panel_bytes(64)

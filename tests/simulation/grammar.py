@@ -17,7 +17,7 @@ LOWEST = min(ALLOWED)
 
 
 class Vocabulary:
-    """As an engine's guided_vocabulary: it compiles whatever it is given to the one grammar."""
+    """As what guided_vocabulary() gives of an engine: it compiles whatever it is given to the one grammar."""
 
     def __init__(self, simulation: Simulation, panics: float, panic: type[BaseException]):
         self._simulation, self._panics, self._panic = simulation, panics, panic

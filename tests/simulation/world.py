@@ -26,7 +26,7 @@ from support.fake_runtime import engine_config, write_engine
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import EngineStoppedError, OutOfMemoryError, QueueFullError, RequestAbortedError
 from tensorwright.runtime.engine import native
-from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.runtime.requests import prompts
 from tensorwright.runtime.serving.server.app import create_app
 
 PACKAGE = "tensorwright.runtime"
@@ -476,7 +476,8 @@ def simulated(world: World) -> Iterator[None]:
         return SteppedEngine(world.simulation, world.executor, made)
 
     put(native, "create_engine", create_engine)
-    put(EngineDir, "guided_vocabulary", Vocabulary(world.simulation, world.swarm.panics, Panic))
+    vocabulary = Vocabulary(world.simulation, world.swarm.panics, Panic)
+    put(prompts, "guided_vocabulary", lambda engine: vocabulary)
     if world.swarm.panics:
         from tensorwright.runtime.text.tokenizer import Tokenizer
 

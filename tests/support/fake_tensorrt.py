@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from support.fake_gpu import FakeCuda, FaultError
-from tensorwright.engine_format.tensorrt_manifest import ITEM_BYTES, IoTensor, Manifest, resolve
+from tensorwright.engine_format.dtypes import ITEM_BYTES
+from tensorwright.engine_format.tensorrt_manifest import IoTensor, Manifest, resolve
 
 STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int32": np.int32, "int8": np.int8}
 Network = Callable[[dict[str, np.ndarray], dict[str, np.ndarray]], None]

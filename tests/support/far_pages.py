@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from gpu_kernels import test_rotary as rotary
 
+from support import gpu_rotary as rotary
 from support.gpu_attention import Step
 from tensorwright.plugins.gpu.interpret import Memory
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor

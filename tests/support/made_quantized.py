@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from support.made_matmul import UNIT, offset_rows, same_bits
+from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.plugins.quantized_matmul import quantize
-from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
 from tensorwright.plugins.rounding import from_bfloat16_bits
 from tensorwright.runtime import _runtime
 

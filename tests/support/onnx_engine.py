@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from support.fake_runtime import engine_config, write_checksums, write_engine
+from tensorwright.engine_format.onnx_manifest import INPUTS, CacheLayer, OnnxManifest
 
 VOCAB = 257  # the byte tokenizer's
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 4, 2, 8, 2
@@ -114,20 +115,15 @@ def _values() -> tuple[list[Any], list[Any]]:
 
 
 def io_json() -> dict[str, Any]:
-    names = ("token_ids", "positions", "seqlens_k", "total_sequence_length", "logit_rows")
-    return {
-        "version": 1,
-        "inputs": dict.fromkeys(names, "int32"),
-        "positions_shape": "[batch, seq]",
-        "cache": [
-            {
-                "key": f"past_k.{i}", "value": f"past_v.{i}", "present_key": f"present_k.{i}",
-                "present_value": f"present_v.{i}", "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "dtype": "float32",
-            }
-            for i in range(LAYERS)
-        ],
-        "logits": "logits",
-    }  # fmt: skip
+    layers = tuple(
+        CacheLayer(
+            f"past_k.{i}", f"past_v.{i}", f"present_k.{i}", f"present_v.{i}", KV_HEADS, HEAD_DIM, "float32",
+            WINDOW if i else 0,
+        )
+        for i in range(LAYERS)
+    )  # fmt: skip
+    inputs = dict.fromkeys(INPUTS, "int32")
+    return OnnxManifest(layers, "float32", VOCAB, MAX_SEQ_LEN, 21, {"com.microsoft": 1}, inputs).to_dict()
 
 
 SLOT_BYTES = MAX_SEQ_LEN * 2 * LAYERS * KV_HEADS * HEAD_DIM * 4

@@ -1,4 +1,4 @@
-"""Child process of tests/tensorrt_plugins: TensorRT for RTX parses and builds networks of plugins, one after another.
+"""Child process of tests/plugins/tensorrt: TensorRT for RTX parses and builds networks of plugins, one after another.
 
     python -m support.plugin_build JOBS.json      a list of {"onnx", "plan", "sms", "profiles", "fault"?}
 Prints a list of {"error", "layers", "serialized"}. TensorRT may end the process, so the tests call it like this.

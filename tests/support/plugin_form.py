@@ -14,6 +14,7 @@ from tolerances import chain_tolerance
 from tensorwright.builder.accuracy_interpreter import narrowed
 from tensorwright.builder.emit.onnx.plugin_form import MODEL, emit_plugin_form
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
+from tensorwright.engine_format.targets import TARGETS
 from tensorwright.ir import Graph
 from tensorwright.ir.interpret import checkpoint_weights
 from tensorwright.ir.ops import SUMS
@@ -24,7 +25,6 @@ from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.quantize_kv_cache import quantize_kv_cache
 from tensorwright.passes.quantize_weights import quantize_weights
 from tensorwright.plugins.paged_attention.cache import UNWRITTEN
-from tensorwright.plugins.quantized_matmul.formats import weight_only_spec
 
 BLOCK = 4
 SEQUENCES = [np.random.default_rng(i).integers(0, 97, n).tolist() for i, n in enumerate((21, 9, 14))]
@@ -37,7 +37,7 @@ def lower(cached: Graph, dtype: str, quantize: str | None = None, kv: str = "aut
     graph = cached.clone()
     graph.facts |= {"dtype": dtype, "block_size": BLOCK, "kv_cache_dtype": kv}
     if quantize is not None:
-        graph.facts["quantize"] = str(weight_only_spec(quantize, "tensorrt"))
+        graph.facts["quantize"] = str(TARGETS["tensorrt"].parse_quantize(quantize))
     for step in (quantize_weights, quantize_kv_cache, lower_weight_only):
         step(graph)
     verify(graph, "cached")

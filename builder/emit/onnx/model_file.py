@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tensorwright.engine_format.dtypes import BITS
+
 IR_VERSION = 11
 CONTRIB = "com.microsoft"
 TYPES = {
@@ -22,8 +24,6 @@ TYPES = {
     "float8_e4m3fn": TensorProto.FLOAT8E4M3FN, "int32": TensorProto.INT32, "int64": TensorProto.INT64,
     "uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int4": TensorProto.INT4,
 }  # fmt: skip
-BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "int32": 32, "int64": 64, "uint8": 8,
-        "int8": 8, "int4": 4}  # fmt: skip
 SMALL, LARGE = 64, 4096
 """Alignments: of the weights of at least LARGE * 16 bytes a page, so that they can be mapped."""
 

@@ -17,6 +17,7 @@ from tensorwright.builder.emit.onnx.model_file import TYPES, ModelFile
 from tensorwright.builder.emit.onnx.plugin_io import describe_io, inputs_of, outputs_of
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
 from tensorwright.builder.emit.onnx.weights_source import as_array
+from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import InvalidOptionError, LoweringError
 from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.models.checkpoint import Checkpoint
@@ -24,7 +25,6 @@ from tensorwright.models.checkpoint import Checkpoint
 OPSET = 21
 DOMAIN = "tensorwright"
 MODEL, DATA = "model.onnx", "model.onnx.data"
-DTYPES = ("float32", "float16", "bfloat16")
 INT4 = ("native", "plugin")
 PLUGIN = {"plugin_version": "1", "plugin_namespace": DOMAIN}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Node
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 if TYPE_CHECKING:
     from tensorwright.builder.emit.onnx.plugin_form import PluginEmitter

@@ -9,8 +9,8 @@ import numpy as np
 
 from tensorwright.builder.emit.onnx.plugin_elementwise import ELEMENTWISE_HANDLERS
 from tensorwright.builder.emit.onnx.plugin_linears import LINEAR_HANDLERS
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Node, Value
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 if TYPE_CHECKING:
     from tensorwright.builder.emit.onnx.plugin_form import PluginEmitter

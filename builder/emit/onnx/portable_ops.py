@@ -10,8 +10,8 @@ from tensorwright.builder.emit.onnx.elementwise import NAMES
 from tensorwright.builder.emit.onnx.group_attention import emit_attention
 from tensorwright.builder.emit.onnx.model_file import CONTRIB, TYPES
 from tensorwright.builder.emit.onnx.portable import Emitter
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Node
-from tensorwright.plugins.quantized_matmul.formats import parse_format
 
 INT8_ACTIVATIONS = 4
 """MatMulNBits' accuracy_level; without one it computes in the activation type."""

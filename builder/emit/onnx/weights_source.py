@@ -14,13 +14,13 @@ from tensorwright.builder.accuracy_metrics import rounded
 from tensorwright.builder.emit.onnx.model_file import ModelFile, stored_bytes
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
 from tensorwright.builder.quantization_record import StoredMatrix, Use, make_record, matrix_of, place_of, role_of
+from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.errors import BuildError, CheckpointError
 from tensorwright.ir.graph import Graph, Value
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import Tensor, convert
 from tensorwright.models.weights import WeightExpr, evaluate_rows
 from tensorwright.plugins.packing import LANES
-from tensorwright.plugins.quantized_matmul.formats import WeightFormat, parse_format
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, unpack
 
 _CHUNK_BYTES = 8 << 20

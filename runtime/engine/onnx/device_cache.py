@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.onnx_manifest import OnnxManifest
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime.engine.memory import format_size
-from tensorwright.runtime.engine.onnx.manifest import Io
 from tensorwright.runtime.engine.onnx.slot_cache import Piece, layer_arrays
 
 FLOAT, FLOAT16 = 1, 10  # ONNX's numbers of types
@@ -23,7 +23,7 @@ class DeviceSlotCache:
 
     device = "cuda"
 
-    def __init__(self, ort: Any, io: Io, slots: int, max_len: int):
+    def __init__(self, ort: Any, io: OnnxManifest, slots: int, max_len: int):
         self._arrays = layer_arrays(io, max_len)
         try:
             self._values = [

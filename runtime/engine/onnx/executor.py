@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.file_names import ONNX_MODEL
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError
 from tensorwright.runtime.base.host import available_memory
 from tensorwright.runtime.engine.engine_dir import EngineDir
@@ -22,7 +23,6 @@ from tensorwright.runtime.engine.onnx.manifest import read_io
 from tensorwright.runtime.engine.onnx.session import check_model, load_onnxruntime, open_session
 from tensorwright.runtime.engine.onnx.slot_cache import SlotCache
 
-MODEL = "onnx/model.onnx"
 MOST_BINDINGS = 256
 """Ranges of slots whose addresses stay bound; binding takes longer than anything else here."""
 
@@ -41,8 +41,8 @@ class OnnxExecutor:
                 f"{engine.path}: built as {engine.dtype}, but ONNX Runtime's attention on GPUs is float16 alone: "
                 "build it with --dtype float16, or leave TENSORWRIGHT_ONNX_PROVIDER out"
             )
-        self._session = open_session(self._ort, engine.file(MODEL), threads, provider)
-        check_model(self._session, self._io, engine.vocab_size, engine.path / MODEL)
+        self._session = open_session(self._ort, engine.file(ONNX_MODEL), threads, provider)
+        check_model(self._session, self._io, engine.vocab_size, engine.path / ONNX_MODEL)
         self._cache: SlotCache | DeviceSlotCache | None = None
         self._bindings: OrderedDict[tuple[int, int], Any] = OrderedDict()
 

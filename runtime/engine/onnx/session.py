@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.engine_format.checksums import REMEDY
+from tensorwright.engine_format.onnx_manifest import OnnxManifest
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
-from tensorwright.runtime.engine.onnx.manifest import Io
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 OLDEST = (1, 23)
@@ -61,7 +61,7 @@ def open_session(ort: Any, model: Path, threads: int, provider: str) -> Any:
     return session
 
 
-def check_model(session: Any, io: Io, vocab_size: int, model: Path) -> None:
+def check_model(session: Any, io: OnnxManifest, vocab_size: int, model: Path) -> None:
     """Holds the model's own inputs and outputs against io.json and config.json. Raises EngineError."""
     inputs = {value.name for value in session.get_inputs()}
     shapes = {value.name: value.shape for value in session.get_outputs()}

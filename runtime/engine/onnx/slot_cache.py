@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tensorwright.engine_format.onnx_manifest import OnnxManifest
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime.engine.memory import format_size
-from tensorwright.runtime.engine.onnx.manifest import Io
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class LayerArray:
         )
 
 
-def layer_arrays(io: Io, max_len: int) -> list[LayerArray]:
+def layer_arrays(io: OnnxManifest, max_len: int) -> list[LayerArray]:
     """Of all layers, keys and values."""
     arrays = []
     for layer in io.layers:
@@ -62,7 +62,7 @@ class SlotCache:
 
     device = "cpu"
 
-    def __init__(self, io: Io, slots: int, max_len: int):
+    def __init__(self, io: OnnxManifest, slots: int, max_len: int):
         self._arrays = layer_arrays(io, max_len)
         try:
             self._data = [np.zeros((slots, *array.shape), array.dtype) for array in self._arrays]

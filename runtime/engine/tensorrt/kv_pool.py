@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tensorwright.engine_format.tensorrt_manifest import ITEM_BYTES, Manifest, page_inputs, resolve
+from tensorwright.engine_format.dtypes import ITEM_BYTES
+from tensorwright.engine_format.tensorrt_manifest import Manifest, page_inputs, resolve
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.engine.tensorrt.cuda import Cuda
 

@@ -61,7 +61,6 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 def check_places(llm: LLM, prompts: int) -> None:
     """Raises InvalidRequestError for what has no place in this engine even if nobody else is there."""
     options = llm.options
-    assert options.max_batch_size is not None  # an LLM has resolved it
     places = options.max_batch_size + options.max_queue_size
     if prompts > places:
         raise InvalidRequestError(

@@ -14,6 +14,7 @@ from starlette.types import Receive
 
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.guided.compile_queue import on_behalf_of
+from tensorwright.runtime.guided.reader import vocabulary_reader
 from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.prompts import Prompt
@@ -37,7 +38,7 @@ async def start_all(
     """In a thread, for a long prompt takes long to tokenize and a grammar to compile. All are started, or none goes on.
     ClientGone if the client leaves before. The body is not counted from then on: what the engine takes is bounded."""
     pools = request.app.state.pools
-    pool = pools.text if llm.engine.vocabulary_reader.knows(params.guided_decoding) else pools.grammar
+    pool = pools.text if vocabulary_reader(llm.engine).knows(params.guided_decoding) else pools.grammar
     deadline = getattr(request.state, "deadline", None)
     client = client_of(request.scope)
     starting = pool.run(_start, llm, make_prompts, params, deadline, client, client=client, late=abort_all)

@@ -76,7 +76,7 @@ def make_shares(options: ServerOptions, engines: Iterable[LLM]) -> Shares:
     """With one key alone its clients cannot be told apart, so that it may have all."""
     per_key = options.max_requests_per_key
     if per_key is None and len(set(options.api_keys)) > 1:
-        per_key = min((llm.options.max_batch_size or 1) + llm.options.max_queue_size for llm in engines)
+        per_key = min(llm.options.max_batch_size + llm.options.max_queue_size for llm in engines)
         per_key = (per_key + 1) // 2
     return Shares(per_key, options.max_requests_per_address)
 

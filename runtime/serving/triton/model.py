@@ -18,6 +18,7 @@ from tensorwright import errors
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.base.panics import as_error
+from tensorwright.runtime.guided.reader import vocabulary_reader
 from tensorwright.runtime.requests.request_news import RequestNews
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.triton.exchange import CancelledByClient, Exchange, JoinedStream, Stream
@@ -102,7 +103,7 @@ class TritonPythonModel:
             if stopped.is_set():
                 stream.abort()
 
-        if all(self.llm.engine.vocabulary_reader.knows(each.guided_decoding) for each in params):
+        if all(vocabulary_reader(self.llm.engine).knows(each.guided_decoding) for each in params):
             begin(threading.Event())
         else:
             self.starting.start(request.request_id(), begin)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tensorwright import durable
 from tensorwright.errors import BuildError, InvalidOptionError, OutputExistsError, reason
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.engine.targets import TARGETS
+from tensorwright.runtime.engine.executors import default_limits
 from tensorwright.runtime.serving.triton.model_config import config_text
 from tensorwright.runtime.serving.triton.model_options import ModelOptions, parse_options
 
@@ -143,7 +143,7 @@ def _write_model(folder: Path, target: Path, engine: Path, interface: str, optio
 
 def _usual_batch(engine: EngineDir, parameters: Mapping[str, str]) -> int:
     """What LLM takes without max_batch_size."""
-    batch = TARGETS[engine.target].default_limits(engine)["max_batch_size"]
+    batch = default_limits(engine)["max_batch_size"]
     return min(batch, _parse({"engine": ".", **parameters}).llm.get("max_num_tokens", batch))
 
 

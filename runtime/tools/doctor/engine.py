@@ -11,7 +11,7 @@ from typing import Any
 
 from tensorwright.errors import TensorwrightError
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.engine.targets import ONNX_PROVIDER, TARGETS
+from tensorwright.runtime.engine.executors import ONNX_PROVIDER, describe_engine
 from tensorwright.runtime.requests.generation_defaults import sampling_defaults
 
 Check = Callable[[], object]
@@ -42,7 +42,7 @@ def examine_engine(path: str) -> dict[str, Any]:
         "built_by": engine.config["tensorwright_version"],
     }
     with suppress(TensorwrightError):  # a check has told it
-        facts |= TARGETS[engine.target].describe(engine)
+        facts |= describe_engine(engine)
     told = {"facts": facts, "problems": problems, "warnings": [NO_TOKENIZER] if engine.tokenizer is None else []}
     return {"path": path, "target": engine.target, "runs": not problems, **told}
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tensorwright.engine_format.dtype_names import full_name
-from tensorwright.engine_format.weight_formats import spelled_out
+from tensorwright.engine_format.dtypes import full_name
+from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
+from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
+from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import At, Door, Rule, declare, find, options_in, same_as, whole_number
 
-TARGETS = ("cpu", "onnx", "tensorrt", "tensorrt-rtx")
-TENSORRT = ("tensorrt", "tensorrt-rtx")
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-CPU_DTYPES = ("auto", "float32", "bfloat16")
+CPU_DTYPES = ("auto", *TARGETS["cpu"].dtypes)
 """A model directory becomes an engine of target cpu, which has no float16."""
-KV_CACHE_DTYPES = ("auto", "int8")
 ACCURACY = ("none", "quick", "full")
 ACTIVATIONS = ("auto", "int8")
 INT4_KERNELS = ("tensorrt", "plugin")
@@ -23,7 +21,7 @@ MAX_TOKENS = 1 << 20
 """The most tokens and sequences in a step of an engine with fixed limits."""
 MAX_POSITIONS = 1 << 24
 """The longest sequence, as runtime/core/plan/plan.cc says."""
-DTYPE_METAVAR = f"[{'|'.join(DTYPES)}]"
+DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
 AS_BUILT = "As in build-engine. [default: the engine's]"
 ENGINES_OWN = At(AS_BUILT, default=None)
 """How `rebuild` shows an option of which it takes over the engine's value."""
@@ -52,14 +50,14 @@ class BuildFields:
 
     target: str = declare(
         "cpu",
-        choices=TARGETS,
+        choices=TARGET_NAMES,
         at=_everywhere(
             At("What the engine runs on."), At("What the new engine runs on. [default: the engine's]", default=None)
         ),
     )
     dtype: str = declare(
         "auto",
-        choices=DTYPES,
+        choices=DTYPE_CHOICES,
         parse=full_name,
         at={
             Door.BUILD: At(
@@ -139,7 +137,7 @@ class BuildFields:
         int,
         repeated=True,
         rule=Rule("distinct whole numbers, such as 80 and 89", _are_distinct),
-        targets=TENSORRT,
+        targets=TENSORRT_TARGETS,
         at=_everywhere(
             At(
                 "TensorRT: a compute capability that the engine is for, such as 89; may be repeated for tensorrt-rtx. "
@@ -148,11 +146,11 @@ class BuildFields:
         ),
     )
     max_batch_size: int | None = declare(
-        None, int, rule=_LIMIT, targets=TENSORRT,
+        None, int, rule=_LIMIT, targets=TENSORRT_TARGETS,
         at=_everywhere(At("TensorRT: sequences in a step. [default: 64]", minimum=1)),
     )  # fmt: skip
     max_num_tokens: int | None = declare(
-        None, int, rule=_LIMIT, targets=TENSORRT,
+        None, int, rule=_LIMIT, targets=TENSORRT_TARGETS,
         at=_everywhere(At("TensorRT: tokens in a step. [default: 2048]", minimum=1)),
     )  # fmt: skip
     int4_kernel: str | None = declare(
@@ -160,7 +158,7 @@ class BuildFields:
         str,
         choices=INT4_KERNELS,
         rule=Rule(" or ".join(INT4_KERNELS), lambda value: value in INT4_KERNELS),
-        targets=TENSORRT,
+        targets=TENSORRT_TARGETS,
         at=_everywhere(
             At("TensorRT: who multiplies int4 weights, the library or our plugin. [default: tensorrt]")
         ),
@@ -191,9 +189,14 @@ class BuildChoices:
         kv_cache = "" if self.kv_cache_dtype == "auto" else f"{self.kv_cache_dtype} KV cache"
         return ", ".join(choice for choice in (self.dtype, self.quantize, kv_cache) if choice)
 
+    @property
+    def quantize_spec(self) -> QuantizeSpec | None:
+        """The formats that `quantize` names. Raises InvalidOptionError for a text that names none."""
+        return parse_spec(self.quantize) if self.quantize else None
+
     def spelled_out(self) -> BuildChoices:
-        """The same choices, in the one spelling that the cache knows them by."""
-        return replace(self, quantize=self.quantize and spelled_out(self.quantize))
+        """The same choices, in the one spelling that the cache knows them by. Raises as `quantize_spec`."""
+        return replace(self, quantize=None if self.quantize_spec is None else str(self.quantize_spec))
 
     def check(self) -> None:
         """Raises InvalidOptionError for a value that no engine has. The builder checks formats and activations."""

@@ -1,0 +1,40 @@
+"""Element types by name, their sizes, and the short names that users may write."""
+
+from __future__ import annotations
+
+BITS = {
+    "float64": 64,
+    "float32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "float8_e4m3fn": 8,
+    "int64": 64,
+    "int32": 32,
+    "int16": 16,
+    "int8": 8,
+    "int4": 4,
+    "uint8": 8,
+    "bool": 8,
+}
+"""Bits of one stored element of each type. Two int4 elements share a byte."""
+
+ITEM_BYTES = {dtype: bits // 8 for dtype, bits in BITS.items() if bits >= 8}
+"""Bytes of one element of each type that has whole bytes."""
+
+DTYPES = ("float32", "float16", "bfloat16")
+"""Types that the activations of an engine can have. `targets.TARGETS` says which of them a target has."""
+
+SHORT_NAMES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+}
+"""Each short name and the full name, which engines, messages and the cache use."""
+
+
+def full_name(dtype: str) -> str:
+    """Returns the full name of a type: "bf16" becomes "bfloat16". Any other value comes back unchanged, and the caller
+    refuses it."""
+    return SHORT_NAMES.get(dtype, dtype) if isinstance(dtype, str) else dtype

@@ -1,0 +1,68 @@
+"""The targets of an engine: the name, the files, the types and the weight formats of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorwright.engine_format import file_names
+from tensorwright.engine_format.dtypes import DTYPES
+from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_cpu_spec, parse_weight_only_spec
+
+
+@dataclass(frozen=True)
+class TargetFormat:
+    """What an engine of one target consists of."""
+
+    name: str
+    files: tuple[str, ...]
+    """Files that the runtime opens, relative to the engine's folder."""
+    weights: str
+    """The largest of these files. The runtime keeps it in memory."""
+    dtypes: tuple[str, ...]
+    """Types of the activations."""
+    weight_formats: tuple[str, ...]
+    """Kinds of quantized weights, of `weight_formats.FORMATS`."""
+    shares_prefixes: bool = True
+    """Whether its KV cache has blocks that sequences share."""
+
+    def parse_quantize(self, text: str) -> QuantizeSpec:
+        """Reads the text of `--quantize` for this target. Raises InvalidOptionError for what the target cannot do."""
+        if self.name == "cpu":
+            return parse_cpu_spec(text, self.weight_formats)
+        alike = [target.name for target in TARGETS.values() if target.files == self.files]
+        return parse_weight_only_spec(text, " or ".join(alike), self.weight_formats)
+
+
+def _tensorrt(name: str) -> TargetFormat:
+    files = (file_names.TENSORRT_ENGINE, file_names.TENSORRT_IO)
+    return TargetFormat(name, files, file_names.TENSORRT_ENGINE, DTYPES, ("int4", "int8", "fp8"))
+
+
+TARGETS: dict[str, TargetFormat] = {
+    target.name: target
+    for target in (
+        TargetFormat(
+            "cpu",
+            (file_names.CPU_WEIGHTS, file_names.CPU_PLAN),
+            file_names.CPU_WEIGHTS,
+            ("float32", "bfloat16"),
+            ("int4", "int8", "w8a8"),
+        ),
+        TargetFormat(
+            "onnx",
+            (file_names.ONNX_MODEL, file_names.ONNX_DATA, file_names.ONNX_IO),
+            file_names.ONNX_DATA,
+            ("float32", "float16"),
+            ("int4", "int8"),
+            shares_prefixes=False,
+        ),
+        _tensorrt("tensorrt"),
+        _tensorrt("tensorrt-rtx"),
+    )
+}
+"""Every target by its name in config.json."""
+
+TARGET_NAMES = tuple(TARGETS)
+TENSORRT_TARGETS = ("tensorrt", "tensorrt-rtx")
+DTYPE_CHOICES = ("auto", *dict.fromkeys(dtype for target in TARGETS.values() for dtype in target.dtypes))
+"""What a build can be asked for as `dtype`: a type that some target has, or "auto", which the target decides."""

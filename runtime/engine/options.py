@@ -1,0 +1,67 @@
+"""The options of a running engine, as a caller asks for them and as the engine runs with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tensorwright.errors import InvalidOptionError
+from tensorwright.options.declare import check_values
+from tensorwright.options.engine import EngineFields
+
+DEFAULT_LIMITS = {"max_batch_size": 64, "max_num_tokens": 512}
+"""The limits of a step, unless an engine was built for less."""
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """The options that a caller asks for. None leaves the choice to the engine: kv_cache_bytes depends on the free
+    memory, the limits of a step and enable_prefix_caching on the target, threads on the machine, and max_prefill_chunk
+    is then max_num_tokens. Raises InvalidOptionError.
+    """
+
+    kv_cache_bytes: int | None
+    max_batch_size: int | None
+    max_num_tokens: int | None
+    max_prefill_chunk: int | None
+    max_prompt_logprob_rows: int
+    threads: int | None
+    load: str
+    enable_prefix_caching: bool | None
+    max_queue_size: int
+
+    def __post_init__(self) -> None:
+        check_values(self, EngineFields, prefix="LLM: ")
+        tokens = DEFAULT_LIMITS["max_num_tokens"] if self.max_num_tokens is None else self.max_num_tokens
+        if self.max_batch_size is not None and tokens < self.max_batch_size:
+            raise InvalidOptionError(
+                f"LLM: max_num_tokens must be at least max_batch_size ({self.max_batch_size}), for every running "
+                f"request takes a token of each step, got {tokens}"
+            )
+
+    def with_limits(self, usual: Mapping[str, int]) -> RuntimeOptions:
+        """The same with the usual limits of a step where none was asked for. usual: as DEFAULT_LIMITS. A usual batch
+        has at most as many sequences as a step has tokens."""
+        batch, tokens = self.step_limits(usual)
+        return replace(self, max_batch_size=batch, max_num_tokens=tokens)
+
+    def step_limits(self, usual: Mapping[str, int]) -> tuple[int, int]:
+        """max_batch_size and max_num_tokens, which with_limits() sets."""
+        batch, tokens = self.max_batch_size, self.max_num_tokens
+        tokens = usual["max_num_tokens"] if tokens is None else tokens
+        return min(usual["max_batch_size"], tokens) if batch is None else batch, tokens
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The options that an engine runs with; none is left open. kv_cache_bytes: bytes of the KV cache."""
+
+    kv_cache_bytes: int
+    max_batch_size: int
+    max_num_tokens: int
+    max_prefill_chunk: int
+    max_prompt_logprob_rows: int
+    threads: int
+    load: str
+    enable_prefix_caching: bool
+    max_queue_size: int

@@ -1,0 +1,36 @@
+"""The masks of one vocabulary: which tokens may come next, a bit for each."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class TokenMasks:
+    """Turns masks of the library into masks that the engine takes.
+
+    eos: the model's end-of-sequence tokens. library_words: the length of a mask of the library in 32-bit words; the
+    library's vocabulary of library_size tokens may be larger than the model's vocab_size.
+    """
+
+    def __init__(self, vocab_size: int, library_size: int, eos: list[int]):
+        self.eos = eos
+        self.library_words = _words(library_size)
+        self._known = _bits(_words(vocab_size), slice(0, vocab_size))
+        self._no_ends = ~_bits(len(self._known), eos)
+
+    def trim(self, row: NDArray[np.uint32], with_ends: bool) -> NDArray[np.uint32]:
+        """The engine's mask, uint32 [words of vocab_size], of the library's row, uint32 [library_words]: it has the
+        model's own tokens only. with_ends: whether an end-of-sequence token may come."""
+        mask = row[: len(self._known)] & self._known
+        return mask if with_ends else mask & self._no_ends
+
+
+def _words(tokens: int) -> int:
+    return (tokens + 31) // 32
+
+
+def _bits(words: int, tokens: slice | list[int]) -> NDArray[np.uint32]:
+    bits = np.zeros(words * 32, dtype=np.uint8)
+    bits[tokens] = 1
+    return np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)

@@ -1,0 +1,37 @@
+"""A checked request's sampling as the C++ engine takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorwright.runtime.engine.native import load_module
+from tensorwright.runtime.requests.prompts import CheckedRequest
+
+
+def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
+    """SamplingParams as the C++ engine takes them: `_runtime.Sampling`."""
+    params = request.params
+    sampling = load_module().Sampling()
+    sampling.n = int(params.n)
+    sampling.max_tokens = request.max_tokens
+    sampling.min_tokens = int(params.min_tokens)
+    sampling.temperature = float(params.temperature)
+    sampling.top_k = max(0, int(params.top_k))
+    sampling.top_p = float(params.top_p)
+    sampling.min_p = float(params.min_p)
+    sampling.repetition_penalty = float(params.repetition_penalty)
+    sampling.presence_penalty = float(params.presence_penalty)
+    sampling.frequency_penalty = float(params.frequency_penalty)
+    sampling.logit_bias = params.biases
+    sampling.bad_words = request.bad_words
+    sampling.timeout_s = -1.0 if params.timeout is None else float(params.timeout)
+    sampling.priority = int(params.priority)
+    sampling.cache_salt = params.cache_salt or ""
+    sampling.seed = None if params.seed is None else int(params.seed)
+    sampling.stop_token_ids = list(params.stop_token_ids)
+    sampling.ignore_eos = params.ignore_eos
+    sampling.eos_token_ids = eos_token_ids
+    sampling.logprobs = -1 if params.logprobs is None else int(params.logprobs)
+    sampling.prompt_logprobs = -1 if params.prompt_logprobs is None else int(params.prompt_logprobs)
+    sampling.guided = request.grammar is not None
+    return sampling

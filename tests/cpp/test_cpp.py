@@ -1,0 +1,101 @@
+"""Builds the C++ tests and runs them, one pytest result per test program; and looks into the kernels' object files."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.places import ROOT
+
+BUILD = Path(os.environ.get("TENSORWRIGHT_CPP_BUILD", ROOT / "build" / "cpp-tests"))
+QEMU = shutil.which("qemu-x86_64")
+EMULATED = {"Haswell-v4": "avx2", "Nehalem": "scalar"}
+"""Processors without AVX-512, and without AVX2; and the instruction set that each must select."""
+PROGRAMS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("*_test.cc"))
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]  # the first to run compiles everything
+
+
+def tool(name: str) -> str:
+    """cmake and ninja stand beside the interpreter that the dev extra was installed for."""
+    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    assert found is not None, f"{name} is missing; pip install -e '.[dev]'"
+    return found
+
+
+def call(*command: str, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def cpp_build() -> Path:
+    """The build folder, up to date. Kept between runs; a lock, for several workers may want it at once."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        call(
+            tool("cmake"), "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+            "-DCMAKE_BUILD_TYPE=Release", "-DTENSORWRIGHT_TESTS=ON", "-DTENSORWRIGHT_PYTHON=OFF",
+        )  # fmt: skip
+        call(tool("ninja"), "-C", str(BUILD))
+    return BUILD
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_program(cpp_build: Path, program: str) -> None:
+    call(tool("ctest"), "--test-dir", str(cpp_build), "--output-on-failure", "-R", f"^{program}$", "--no-tests=error")
+
+
+@pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
+@pytest.mark.parametrize("processor", EMULATED)
+@pytest.mark.parametrize("program", ["isa_test", "matmul_test", "attention_test", "executor_test chunks"])
+def test_program_on_another_processor(cpp_build: Path, processor: str, program: str) -> None:
+    """A stray instruction of a better set dies here, as it would on the real processor."""
+    environment = {name: value for name, value in os.environ.items() if name != "TENSORWRIGHT_ISA"}
+    name, *only = program.split()
+    printed = call(str(QEMU), "-cpu", processor, str(cpp_build / name), *only, env=environment)
+    assert "ok " in printed
+    if name == "isa_test":
+        assert f"selected {EMULATED[processor]}\n" in printed
+
+
+def test_every_program_is_known_to_ctest(cpp_build: Path) -> None:
+    listed = call(tool("ctest"), "--test-dir", str(cpp_build), "--show-only")
+    assert f"Total Tests: {len(PROGRAMS)}" in listed
+
+
+def test_instruction_set_files_export_nothing_weak(cpp_build: Path) -> None:
+    """A weak symbol compiled with AVX-512 may be the copy that the linker keeps for everybody."""
+    objects = sorted(path for path in cpp_build.rglob("plugins/*/*.cc.o") if path.name.startswith("x86_"))
+    assert len(objects) == len(list((ROOT / "plugins").glob("*/x86_*.cc")))
+    weak = []
+    for path in objects:
+        for line in call(tool("nm"), "--defined-only", "--demangle", str(path)).splitlines():
+            _, kind, symbol = line.split(maxsplit=2)
+            if kind in "WwVvu":
+                weak.append(f"{path.parent.name}/{path.name}: {symbol}")
+    assert not weak, "\n".join(weak)
+
+
+def test_every_file_is_hardened(tmp_path: Path) -> None:
+    """Kernels, core, bindings and nanobind's own files: no target takes away what all are to have."""
+    pytest.importorskip("nanobind", reason="needs nanobind, which the module is built with")
+    call(
+        tool("cmake"), "-S", str(ROOT), "-B", str(tmp_path), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        "-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={sys.executable}",
+    )  # fmt: skip
+    listed = json.loads((tmp_path / "compile_commands.json").read_text())
+    commands = {one["file"]: one["command"].split() for one in listed}
+    assert {"plugins", "bindings", "core", "src"} <= {Path(path).parents[i].name for path in commands for i in (0, 1)}
+    for path, words in commands.items():
+        assert [word for word in words if "stack-protector" in word][-1] == "-fstack-protector-strong", path
+        assert {"-D_GLIBCXX_ASSERTIONS", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"} <= set(words), path

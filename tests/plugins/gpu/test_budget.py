@@ -1,0 +1,71 @@
+"""Kernels stay within their budgets, and the table of docs/gpu-kernels.md is what the compiler reports."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from support.places import ROOT
+from tensorwright.errors import InvalidOptionError, KernelError
+from tensorwright.plugins.gpu import budget, report
+from tensorwright.plugins.gpu.compile import compile_kernel, import_triton
+
+PAGE = ROOT / "docs" / "gpu-kernels.md"
+SHOWN = budget.shown()
+
+
+@cache
+def stated() -> list[list[str]]:
+    """The cells of the page's rows."""
+    rows = report.table_of(PAGE.read_text(encoding="utf-8")).split("\n")[4:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_page_names_each_kernel_and_its_budget() -> None:
+    assert len({name for name, _ in SHOWN}) == len(SHOWN)
+    for cells, (name, spec) in zip(stated(), SHOWN, strict=True):
+        blank = [cell.strip() for cell in report.row(name, spec, ["-"] * 5).strip("|").split("|")]
+        assert (cells[0], cells[1], cells[-1]) == (blank[0], blank[1], blank[-1])
+    assert {spec.kernel for _, spec in SHOWN} == set(budget.BUDGETS)
+
+
+@pytest.mark.parametrize("index", range(len(SHOWN)), ids=[name for name, _ in SHOWN])
+def test_a_kernel_takes_what_the_page_says(index: int, kernel_cache: Path) -> None:
+    """Two SMs for each kernel, in turn: all of them take a minute."""
+    spec = SHOWN[index][1]
+    turn = [(index + step) % len(budget.SHOWN_SMS) for step in (0, 2)]
+    for at in turn:
+        kernel = compile_kernel(spec, budget.SHOWN_SMS[at], cache=kernel_cache)
+        budget.check(kernel)
+        if f"Triton {import_triton().__version__};" in PAGE.read_text(encoding="utf-8"):
+            assert stated()[index][2 + at] == report.cell(kernel)
+
+
+def test_each_number_of_the_page_is_within_its_budget() -> None:
+    for cells in stated():
+        limit = [float(number) for number in cells[-1].split(" / ")]
+        for cell in cells[2:-1]:
+            assert all(float(number) <= most for number, most in zip(cell.split(" / "), limit, strict=True)), cells
+
+
+def test_a_kernel_over_its_budget_is_refused(kernel_cache: Path) -> None:
+    kernel = compile_kernel(SHOWN[0][1], 80, cache=kernel_cache)
+    for change in ({"registers": 97}, {"shared_bytes": 2048}, {"spill_bytes": 4}):
+        with pytest.raises(KernelError, match="must be at most"):
+            budget.check(dataclasses.replace(kernel, **change))
+    with pytest.raises(KernelError, match="has no budget"):
+        budget.check(dataclasses.replace(kernel, kernel="other"))
+
+
+def test_a_page_without_a_table_is_refused() -> None:
+    with pytest.raises(InvalidOptionError, match="must have a part between"):
+        report.table_of("# A page\n")
+
+
+def test_blocks_fit_a_multiprocessor() -> None:
+    for _, spec in SHOWN:
+        assert budget.BUDGETS[spec.kernel].registers * 32 * spec.num_warps <= budget.REGISTERS
+        assert budget.BUDGETS[spec.kernel].shared_bytes <= max(budget.MOST_SHARED.values())

@@ -1,0 +1,269 @@
+"""From a node's attributes over the fields in a plan to the launches of a step, without TensorRT's builder or a GPU."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorrt_rtx as trt
+
+from support.places import TESTS
+from support.recording_driver import RecordingDriver
+from support.tensorrt_step import Module, Step, bounds, make_fields, make_plugin, steps
+from tensorwright.errors import BuildError, EngineError, GraphError, KernelError
+from tensorwright.plugins.gpu.build_context import building_for, running_with
+from tensorwright.plugins.gpu.creators import OPS, make_creator, register
+from tensorwright.plugins.gpu.launch import Launch
+from tensorwright.plugins.gpu.tensorrt_op import PluginOp
+
+STREAM = 0x5EED
+STEPS = steps()
+IDS = [step.name for step in STEPS]
+
+
+@pytest.fixture(autouse=True)
+def _cache(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that the builds compiled."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
+
+
+def op_of(step: Step) -> PluginOp:
+    (op,) = (op for op in OPS if op.name == step.op)
+    return op
+
+
+def written(step: Step, layer: str = "layers.0") -> list[tuple[str, str, bytes]]:
+    """The fields that a plugin of this step puts into a plan: (name, type, bytes)."""
+    with building_for([80]):
+        return read(make_plugin(trt, op_of(step), step, layer))
+
+
+def read(plugin: Any) -> list[tuple[str, str, bytes]]:
+    """The fields point into the plugin's memory."""
+    return [(f.name, f.type.name, np.asarray(f.data).tobytes()) for f in plugin.get_fields_to_serialize()]
+
+
+def restore(step: Step, fields: list[tuple[str, str, bytes]]) -> Any:
+    """What TensorRT does with the fields when it deserializes the plan."""
+    with make_fields(trt, fields) as collection:
+        return make_creator(trt, op_of(step)).create_plugin("layers.0", collection, trt.TensorRTPhase.RUNTIME)
+
+
+def wanted(step: Step, sm: int) -> list[Launch]:
+    """What the op's launch.py says: the list that the interpreter's tests run."""
+    attrs: Mapping[str, Any] = {**step.attrs, **step.kernel_sizes}
+    return op_of(step).launches(attrs, step.inputs, step.outputs, step.workspace, sm)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=IDS)
+def test_a_plugin_from_a_plan_starts_the_launches_of_its_op(step: Step) -> None:
+    driver = RecordingDriver(80)
+    with running_with(driver) as context:
+        plugin = restore(step, written(step))
+        plugin = plugin.attach_to_context(None)  # as for an execution context
+    plugin.enqueue(*step.arguments(trt), STREAM)
+    context.raise_first()
+    assert driver.launches == wanted(step, 80)
+    assert bool(driver.launches) == step.starts
+    assert set(driver.streams) <= {STREAM}
+
+
+@pytest.mark.parametrize("step", STEPS, ids=IDS)
+def test_an_output_shares_the_memory_of_the_input_of_its_name(step: Step) -> None:
+    with building_for([80]):
+        plugin = make_plugin(trt, op_of(step), step, "layers.0")
+        aliases = [plugin.get_aliased_input(index) for index in range(plugin.num_outputs)]
+    names = list(step.inputs)
+    assert [names[index] if index >= 0 else "" for index in aliases] == [n if n in names else "" for n in step.outputs]
+    assert any(index >= 0 for index in aliases) == (step.op == "RotaryKvWrite")
+
+
+def test_an_unchanged_step_is_not_prepared_again_and_a_changed_one_is() -> None:
+    step = STEPS[0]
+    driver = RecordingDriver(80)
+    with running_with(driver):
+        plugin = restore(step, written(step))
+    plugin.enqueue(*step.arguments(trt), STREAM)
+    count = len(driver.launches)
+    assert driver.prepared == count
+    plugin.enqueue(*step.arguments(trt), STREAM + 1)
+    assert driver.prepared == count
+    assert driver.launches == wanted(step, 80) * 2
+    assert driver.streams == [STREAM] * count + [STREAM + 1] * count
+    moved = step.moved(0x1000)
+    plugin.enqueue(*moved.arguments(trt), STREAM)
+    assert driver.launches[2 * count :] == wanted(moved, 80)
+    assert driver.launches[2 * count :] != wanted(step, 80)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=IDS)
+def test_a_build_that_times_its_layers_starts_nothing(step: Step) -> None:
+    """Full TensorRT builds on a GPU, and what it fills slots and block tables with there is no page's number."""
+    driver = RecordingDriver(80)
+    with building_for([80], driver):
+        plugin = make_plugin(trt, op_of(step), step, "layers.0").attach_to_context(None)
+        plugin.enqueue(*step.arguments(trt), STREAM)
+    assert (driver.prepared, driver.launches) == (0, [])
+
+
+def test_other_layers_use_the_kernels_that_one_brings() -> None:
+    step = STEPS[0]
+    with building_for([80]):
+        both = [read(make_plugin(trt, op_of(step), step, f"layers.{i}")) for i in (0, 1)]
+    assert ["kernels" in [name for name, _, _ in fields] for fields in both] == [True, False]
+    driver = RecordingDriver(80)
+    with running_with(driver):
+        second, _ = restore(step, both[1]), restore(step, both[0])
+    second.enqueue(*step.arguments(trt), STREAM)
+    assert driver.launches == wanted(step, 80)
+    with running_with(driver) as context:
+        alone = restore(step, both[1])
+    with pytest.raises(EngineError, match="no layer of it brings them: rebuild"):
+        alone.enqueue(*step.arguments(trt), STREAM)
+    with pytest.raises(EngineError, match="no layer of it brings them"):
+        context.raise_first()
+
+
+@pytest.mark.parametrize(("sm", "uses_ptx"), [(80, False), (86, False), (89, False), (90, True), (120, True)])
+def test_code_of_sm_80_serves_later_gpus(sm: int, uses_ptx: bool) -> None:
+    step = STEPS[0]
+    driver = RecordingDriver(sm)
+    with running_with(driver):
+        plugin = restore(step, written(step))
+    plugin.enqueue(*step.arguments(trt), STREAM)
+    assert driver.launches == wanted(step, sm)
+    assert [image[:4] != b"\x7fELF" for image in driver.images] == [uses_ptx] * len(driver.images)
+
+
+def test_a_running_engine_needs_no_triton(tmp_path: Path) -> None:
+    step = STEPS[0]
+    (tmp_path / "fields").write_bytes(pickle.dumps((step, written(step))))
+    code = (
+        "import sys; sys.modules['triton'] = sys.modules['torch'] = None; from support.tensorrt_step import replay; "
+        f"print(replay({str(tmp_path / 'fields')!r}))"
+    )
+    environment = {"PYTHONPATH": str(TESTS), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(len(wanted(step, 80))), done.stderr
+
+
+class BrokenDriver(RecordingDriver):
+    def start(self, prepared: Any, stream: int) -> None:
+        raise KernelError("CUDA: starting failed")
+
+
+def test_a_failure_of_a_step_is_raised_noted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """TensorRT makes a failed step of the exception, and its caller learns the cause from the context."""
+    step = STEPS[0]
+    with running_with(BrokenDriver(80)) as context:
+        plugin = restore(step, written(step))
+    with pytest.raises(KernelError, match="CUDA: starting failed"):
+        plugin.enqueue(*step.arguments(trt), STREAM)
+    assert f"TensorRT plugin {step.op} layers.0, enqueue: CUDA: starting failed" in caplog.text
+    with pytest.raises(KernelError, match="CUDA: starting failed"):
+        context.raise_first()
+    context.raise_first()  # nothing new
+
+
+def test_a_step_of_other_types_or_sizes_is_refused() -> None:
+    step = STEPS[0]
+    with running_with(RecordingDriver(80)):
+        plugin = restore(step, written(step))
+    input_desc, output_desc, *rest = step.arguments(trt)
+    input_desc[0].type = trt.DataType.BF16
+    with pytest.raises(KernelError, match=r"it was built for .*float16.*, TensorRT gives it .*bfloat16"):
+        plugin.enqueue(input_desc, output_desc, *rest, STREAM)
+    input_desc[0].type = trt.DataType.HALF
+    input_desc[1].dims = (1, 2)
+    with pytest.raises(GraphError, match=f"{step.op}: .* must be .*, got .1, 2."):
+        plugin.enqueue(input_desc, output_desc, *rest, STREAM)
+
+
+def test_spoilt_fields_are_refused() -> None:
+    step = STEPS[0]
+    fields = written(step)
+    for name in ("dtypes", "kernels_digest", "workspace_bytes", *step.attrs):
+        with pytest.raises(EngineError, match=f"the plan lacks its {name}: rebuild"):
+            restore(step, [field for field in fields if field[0] != name])
+    spoilt = [(name, kind, data[::-1] if name == "kernels" else data) for name, kind, data in fields]
+    with pytest.raises(EngineError, match="GPU kernels in the plan were altered"):
+        restore(step, spoilt)
+
+
+def test_a_node_is_checked_when_it_is_parsed() -> None:
+    step = STEPS[0]
+    op = op_of(step)
+    creator = make_creator(trt, op)
+    with pytest.raises(BuildError, match="outside `building_for"):
+        creator.create_plugin("n", trt.PluginFieldCollection([]), trt.TensorRTPhase.BUILD)
+    with pytest.raises(GraphError, match="must have the attributes"), building_for([80]):
+        creator.create_plugin("n", trt.PluginFieldCollection([]), trt.TensorRTPhase.BUILD)
+    with pytest.raises(GraphError, match="must be float16, got float32"):
+        op.dtypes(step.attrs, ["float16", "float32", "int32", "float32", "float16"])
+    with pytest.raises(GraphError, match="its inputs must be"):
+        op.dtypes(step.attrs, ["float16"])
+    with pytest.raises(GraphError, match=r"qkv must be .*, got uint8"):
+        op.dtypes(step.attrs, ["uint8", *["float32"] * 4])
+    with pytest.raises(BuildError, match="one TensorRT build at a time"), building_for([80]), building_for([80]):
+        pass
+
+
+def test_a_profile_that_does_not_fit_is_an_error_of_the_build() -> None:
+    step = STEPS[0]
+    with pytest.raises(GraphError, match=r"slots must be \[7\], got \[6\]"), building_for([80]):  # noqa: PT012
+        plugin = make_plugin(trt, op_of(step), step, "layers.0")
+        ranges = [bounds(trt, tensor) for tensor in (*step.inputs.values(), *step.outputs.values())]
+        ranges[2].min = trt.Dims((6,))
+        assert plugin.configure_plugin(ranges[:5], ranges[5:]) is None  # raising might end the process
+
+
+def test_a_size_that_kernels_are_compiled_for_must_be_known() -> None:
+    (norm,) = (step for step in STEPS if step.name == "norm")
+    op = op_of(norm)
+    assert op.full_attrs(norm.attrs, op.sizes(norm.attrs, [(-1, 128), (128,)])) == {**norm.attrs, "channels": 128}
+    with pytest.raises(GraphError, match="channels must be a number in the graph"):
+        op.full_attrs(norm.attrs, op.sizes(norm.attrs, [(-1, -1), (-1,)]))
+
+
+class Occupied(Module):
+    """A TensorRT in which somebody else has registered a plugin of our name."""
+
+    __name__ = "occupied"
+
+    def get_plugin_registry(self) -> Any:
+        return SimpleNamespace(register_creator=lambda creator, namespace: False)
+
+
+def test_plugins_are_registered_once_and_never_over_anothers() -> None:
+    register(trt)
+    register(trt)
+    creator = trt.get_plugin_registry().get_creator("PagedAttention", "1", "tensorwright")
+    assert creator.name == "PagedAttention"
+    with pytest.raises(
+        EngineError, match="has a plugin tensorwright::RotaryKvWrite version 1 already, which is not ours"
+    ):
+        register(Occupied(trt))
+
+
+def test_the_first_error_of_a_build_is_the_one_that_is_raised() -> None:
+    with pytest.raises(KernelError, match="first") as caught, building_for([80]) as context:  # noqa: PT012
+        context.note("a", KernelError("first"))
+        context.note("b", KernelError("second"))
+        raise RuntimeError("TensorRT: no plan")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(KernelError, match="quiet"), building_for([80]) as context:
+        context.note("a", KernelError("quiet"))
+
+
+@pytest.fixture(autouse=True)
+def _no_context_is_left() -> Iterator[None]:
+    yield
+    with building_for([80]):
+        pass

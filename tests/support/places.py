@@ -1,0 +1,6 @@
+"""Folders of this repository that tests read."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
