@@ -14,9 +14,10 @@ from tensorwright.ir.graph import Graph, Value
 from tensorwright.ir.interpret import Weights
 from tensorwright.ir.ragged import RaggedAdapter
 from tensorwright.ir.walk import Walk
+from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import to_float32
-from tensorwright.models.weights import WeightExpr, evaluate_rows
+from tensorwright.models.read_weights import evaluate_rows
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 
 

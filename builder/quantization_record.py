@@ -15,7 +15,7 @@ from tensorwright.builder.accuracy_metrics import rounded
 from tensorwright.builder.emit.cpu_weights import WeightTable
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.ir.graph import Graph, Node
-from tensorwright.models.weights import WeightExpr
+from tensorwright.ir.weights import WeightExpr
 
 EMBEDDING, LM_HEAD, LAYERS = "embedding", "lm_head", "layers"
 MATRIX_OPS = {

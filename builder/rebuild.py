@@ -180,4 +180,8 @@ def activation_dtype(build: BuildContext, config: dict[str, Any]) -> str:
     if options.dtype != "auto":
         return options.dtype
     own: str = config["dtype"]
-    return own if own in options.target_format.dtypes else build.target.activation_dtype(replace(options, dtype="auto"), own)
+    return (
+        own
+        if own in options.target_format.dtypes
+        else build.target.activation_dtype(replace(options, dtype="auto"), own)
+    )

@@ -66,7 +66,7 @@ class Graph:
     """An ordered list of nodes between named inputs and outputs, at a named stage.
 
     Inputs are nodes of op "input"; weights are nodes of op "weight" whose attrs["expr"] is a
-    `tensorwright.models.weights.WeightExpr`; constants are nodes of op "constant" with attrs["value"].
+    `tensorwright.ir.weights.WeightExpr`; constants are nodes of op "constant" with attrs["value"].
     """
 
     def __init__(self, name: str, stage: str = "traced"):

@@ -14,11 +14,11 @@ import torch
 from tensorwright.errors import GraphError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import Graph, Node, Value
-from tensorwright.ir.interpret_lowered import lowered_op
 from tensorwright.ir.interpret_ops import COMPOUND_RULES, RULES, torch_dtype
 from tensorwright.ir.ops import find_spec
+from tensorwright.ir.records import Op
 from tensorwright.ir.shape_rules import is_weak
-from tensorwright.models.weights import TensorSource, WeightExpr, evaluate
+from tensorwright.ir.weights import WeightExpr
 
 Weights = Callable[[WeightExpr], torch.Tensor]
 
@@ -29,9 +29,6 @@ class QuantizedSource(Protocol):
 
     def __call__(self, expr: WeightExpr, /) -> torch.Tensor: ...
     def quantized(self, expr: WeightExpr, format_name: str, /) -> Any: ...
-
-
-PRODUCTS = ("linear", "quantized_linear", "weight_only_linear", "matmul")
 
 
 @runtime_checkable
@@ -61,17 +58,6 @@ def interpret_values(graph: Graph, inputs: dict[str, Any], weights: Weights) -> 
     return {value.name: data for value, data in run(graph, inputs, weights)}
 
 
-def checkpoint_weights(source: TensorSource) -> Weights:
-    """Weights read from a checkpoint (or any tensor source) when asked for, in their stored type."""
-
-    def read(expr: WeightExpr) -> torch.Tensor:
-        tensor = evaluate(expr, source)
-        array = torch.from_numpy(np.array(tensor.data))  # a copy: files are mapped read-only
-        return array.view(torch.bfloat16) if tensor.dtype == "bfloat16" else array
-
-    return read
-
-
 def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tuple[Value, Any]]:
     """Yields every computed value in order; a caller that keeps none of them holds no more than is still needed."""
     bindings = bind_inputs(graph, inputs)
@@ -84,12 +70,12 @@ def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tupl
             continue
         if node.op == "input":
             env[node.output] = inputs[node.output.name]
-        elif graph.stage != "lowered" and isinstance(weights, ProductSource) and _is_product(node):
+        elif graph.stage != "lowered" and isinstance(weights, ProductSource) and _is_product(node, graph.stage):
             with torch.no_grad():
                 env[node.output] = weights.product(node, env[node.inputs[0]])  # type: ignore[index]
             _check(node, node.output, env[node.output], bindings)
         else:
-            ready = _quantized(node, weights)
+            ready = _quantized(node, graph.stage, weights)
             operands = [
                 None if v is None else ready[v] if v in ready else env[v] if v in env else _source(v, weights)
                 for v in node.inputs
@@ -132,22 +118,27 @@ def bind_inputs(graph: Graph, inputs: dict[str, Any]) -> dict[str, int]:
     return bindings
 
 
-def _is_product(node: Node) -> bool:
+def _is_product(node: Node, stage: str) -> bool:
     """Whether it multiplies something computed with a matrix of the checkpoint, and adds at most a stored bias."""
     x, w, bias = (*node.inputs, None, None, None)[:3]
-    if node.op not in PRODUCTS or x is None or w is None or _is_source(x) or w.rank != 2:
+    if not _is_of_kind(node, stage, "product") or x is None or w is None or _is_source(x) or w.rank != 2:
         return False
     return all(v.node is not None and v.node.op == "weight" for v in (w, bias) if v is not None)
+
+
+def _is_of_kind(node: Node, stage: str, kind: str) -> bool:
+    spec = find_spec(node.op, stage)
+    return spec is not None and spec.kind == kind
 
 
 def _is_source(value: Value) -> bool:
     return value.node is not None and value.node.op in ("weight", "constant")
 
 
-def _quantized(node: Node, weights: Weights) -> dict[Value, Any]:
+def _quantized(node: Node, stage: str, weights: Weights) -> dict[Value, Any]:
     """The matrix of a quantized product, where `weights` gives it quantized."""
-    products = ("quantized_linear", "quantized_matmul", "weight_only_linear")
-    if node.op not in products or not isinstance(weights, QuantizedSource):
+    quantized = _is_of_kind(node, stage, "product") and "format" in node.attrs
+    if not quantized or not isinstance(weights, QuantizedSource):
         return {}
     w = node.inputs[1]
     if w is None or w.node is None or w.node.op != "weight":
@@ -176,10 +167,8 @@ def _compute(graph: Graph, node: Node, operands: list[Any], bindings: dict[str, 
     spec = find_spec(node.op, graph.stage)
     if spec is None:
         raise GraphError(f"{node.op} (%{node.outputs[0].name}) is no op of stage {graph.stage!r}")
-    if graph.stage == "lowered":
-        results = lowered_op(graph, node, [to_numpy(x) for x in operands])
-    elif spec.compound and node.op not in COMPOUND_RULES:
-        results = _reference(node, [to_numpy(x) for x in operands])
+    if spec.reference is not None and (graph.stage == "lowered" or node.op not in COMPOUND_RULES):
+        results = _reference(graph, node, spec, [to_numpy(x) for x in operands])
     else:
         if all(v is not None and is_weak(v) for v in node.inputs):
             # Numbers alone: torch would compute in the default types.
@@ -191,11 +180,19 @@ def _compute(graph: Graph, node: Node, operands: list[Any], bindings: dict[str, 
     return results
 
 
-def _reference(node: Node, arrays: list[Any]) -> list[Any]:
-    """A compound op by its plugin, rounded to the type that the graph says its result has."""
-    from tensorwright.plugins.registry import PLUGINS  # plugins import this package
+def _reference(graph: Graph, node: Node, spec: Op, arrays: list[Any]) -> list[Any]:
+    """What the record's definition gives, rounded to the type that the graph says the result has.
 
-    return PLUGINS[node.op].reference(arrays, node.attrs, node.outputs[0].dtype)
+    bfloat16 operands come as the float32 values they are; "kv" results are PagedCache objects. An instruction names its
+    layer only, as kv_layer; what that layer is stands in the graph's facts.
+    """
+    attrs = node.attrs
+    if "kv_layer" in attrs:
+        layer = graph.facts["kv_layers"][attrs["kv_layer"]]
+        attrs = {**attrs, "layer": attrs["kv_layer"]} | {k: layer[k] for k in ("kv_heads", "head_dim", "window")}
+    if spec.reference is None:
+        raise GraphError(f"{node.op} has no definition")
+    return spec.reference(arrays, attrs, node.outputs[0].dtype)[: len(node.outputs)]
 
 
 def to_numpy(x: Any) -> Any:

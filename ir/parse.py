@@ -15,6 +15,7 @@ from tensorwright.ir import dims
 from tensorwright.ir.graph import DTYPES, Dim, Graph, Shape, Value
 from tensorwright.ir.ops import STAGES
 from tensorwright.ir.text import NAME, SCOPE, WORD
+from tensorwright.ir.weights import parse_expr
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NUMBER = re.compile(r"-?(?:inf|nan)\b|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -297,8 +298,6 @@ def _dense(line: _Line) -> np.ndarray:
 
 def _expression(line: _Line) -> Any:
     """Up to the comma or bracket that ends it at the outermost level; weights.parse_expr does the rest."""
-    from tensorwright.models.weights import parse_expr
-
     start, depth = line.at, 0
     while line.at < len(line.text):
         char = line.text[line.at]

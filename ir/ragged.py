@@ -15,6 +15,7 @@ import torch
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.interpret import Weights, run
+from tensorwright.ir.ops import make_cache
 
 
 class RaggedAdapter:
@@ -40,17 +41,13 @@ class RaggedAdapter:
         self.caches = self._empty_caches()
 
     def _empty_caches(self) -> dict[int, Any]:
-        from tensorwright.plugins.paged_attention.cache import PagedCache  # plugins import this package
-
         layers = self.graph.facts.get("kv_layers")
         if not isinstance(layers, list):
             raise GraphError("the graph must have the fact kv_layers: a list of {kv_heads, head_dim, ...} per layer")
         dtype = self.graph.facts.get("dtype", "float32") if self.graph.stage == "lowered" else "float32"
         return {
-            i: PagedCache.empty(
-                self.blocks, about["kv_heads"], self.block_size, about["head_dim"], about.get("dtype", dtype)
-            )
-            for i, about in enumerate(layers)
+            i: make_cache(self.blocks, layer["kv_heads"], self.block_size, layer["head_dim"], layer.get("dtype", dtype))
+            for i, layer in enumerate(layers)
         }
 
     def inputs(self, counts: Sequence[int], *, last_rows_only: bool = False) -> dict[str, Any]:

@@ -11,17 +11,10 @@ from collections.abc import Callable
 
 from tensorwright.ir import dims
 from tensorwright.ir.graph import Node, Value
-from tensorwright.ir.ops import ELEMENTWISE, REDUCTIONS, SEQUENCE_AWARE
+from tensorwright.ir.ops import ELEMENTWISE, REDUCTIONS, SOURCES, find_spec
+from tensorwright.ir.records import ROWS, Op
 
 ROW_SYMBOLS = ("tokens", "rows")
-
-_COMPOUND_ROWS = {
-    "rms_norm": (0,), "rms_norm_columns": (0,), "add_rms_norm": (0, 1), "rotary_table": (0,), "swiglu": (0,),
-    "layer_norm": (0,), "layer_norm_columns": (0,), "add_layer_norm": (0, 1),
-}  # fmt: skip
-"""The operands that compound ops read row by row; the others must be shared."""
-_LINEARS = ("linear", "quantized_linear", "weight_only_linear")
-_OVER_LAST_DIM = frozenset(_COMPOUND_ROWS) - {"rotary_table"} | frozenset(_LINEARS)
 
 
 def is_per_row(value: Value) -> bool:
@@ -30,7 +23,8 @@ def is_per_row(value: Value) -> bool:
 
 def row_purity_fault(node: Node) -> str | None:
     """Why `node` could let one row see another; None if it cannot."""
-    if node.op in SEQUENCE_AWARE or node.op in ("input", "weight", "constant"):
+    spec = find_spec(node.op, "cached")
+    if node.op in SOURCES or (spec is not None and spec.sequence_aware):
         return None
     operands = [v for v in node.inputs if v is not None]
     fault = next(filter(None, map(_operand_fault, operands)), None)
@@ -44,9 +38,11 @@ def row_purity_fault(node: Node) -> str | None:
         if _mentions_rows(value.shape[1:]):
             return f"%{value.name} {_shape(value)} spreads the tokens over another dimension"
     rule = _RULES.get(node.op)
-    if rule is None:
+    if rule is not None:
+        return rule(node)
+    if spec is None or not spec.per_token:
         return "the op has no rule by which it treats every row alone"
-    return rule(node)
+    return _by_record(node, spec)
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
@@ -136,15 +132,15 @@ def _matmul(node: Node) -> str | None:
     return _elementwise(node)
 
 
-def _first_only(node: Node) -> str | None:
-    """Rows come in through the listed operands; the last dimension that is summed over must not be the rows."""
-    rows = _COMPOUND_ROWS.get(node.op, (0,))
-    for i, value in enumerate(node.inputs):
+def _by_record(node: Node, spec: Op) -> str | None:
+    """Rows come in through the operands of kind "rows" alone, and the last dimension must not be the rows."""
+    for i, (value, operand) in enumerate(zip(node.inputs, spec.operands, strict=False)):
         if value is None:
             continue
-        if is_per_row(value) != (i in rows):
-            return f"operand {i} (%{value.name}) must {'have rows' if i in rows else 'be the same for all rows'}"
-        if i in rows and node.op in _OVER_LAST_DIM and value.rank < 2:
+        has_rows = operand.kind == ROWS
+        if is_per_row(value) != has_rows:
+            return f"operand {i} (%{value.name}) must {'have rows' if has_rows else 'be the same for all rows'}"
+        if has_rows and not spec.flat_rows and value.rank < 2:
             return f"it sums over the only dimension of %{value.name}, the tokens"
     return None
 
@@ -171,7 +167,6 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(REDUCTIONS, _not_dim_0("dims")),
     **dict.fromkeys(("softmax", "cumsum", "slice", "select", "unsqueeze", "squeeze"), _not_dim_0("dim")),
-    **dict.fromkeys((*_COMPOUND_ROWS, *_LINEARS), _first_only),
     "transpose": _not_dim_0("dim0", "dim1"),
     "permute": _permute,
     "view": _view,
@@ -179,7 +174,6 @@ _RULES: dict[str, Rule] = {
     "concat": _concat,
     "matmul": _matmul,
     "embedding": _embedding,
-    "quantized_embedding": _embedding,
     "index": _index,
     "arange": _arange,
     "full": _attr_fault,

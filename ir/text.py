@@ -24,6 +24,7 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Graph, Node, Value
+from tensorwright.ir.weights import WeightExpr
 
 NAME = re.compile(r"[A-Za-z0-9_.$-]+")
 """What a value may be called."""
@@ -66,8 +67,6 @@ def print_type(value: Value) -> str:
 
 def print_literal(value: Any, *, short: bool = False) -> str:
     """An attribute or fact as text. Raises GraphError for a type without a text form."""
-    from tensorwright.models.weights import WeightExpr  # kept out of the import of plugins, which see only the IR
-
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     if type(value) is int or type(value) is float:

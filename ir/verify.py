@@ -13,10 +13,12 @@ import numpy as np
 from tensorwright.errors import GraphError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import DTYPES, Graph, Node, Value
-from tensorwright.ir.ops import STAGES, OpSpec, find_spec, infer, op_names, stages_of
+from tensorwright.ir.ops import STAGES, find_spec, infer, op_names, stages_of
+from tensorwright.ir.records import Op
 from tensorwright.ir.row_purity import row_purity_fault
 from tensorwright.ir.shape_rules import show
 from tensorwright.ir.text import NAME, print_type, underline
+from tensorwright.ir.weights import WeightExpr
 
 CACHED_INPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "token_ids": ("int32", ("tokens",)),
@@ -90,26 +92,26 @@ def _check_node(node: Node, stage: str, defined: set[Value], names: set[str]) ->
         _check_weight(node.output)
     elif node.op == "constant":
         _check_constant(node.output, node.attrs["value"])
-    elif stage != "lowered" and (spec.infer is not None or spec.compound):
+    elif stage != "lowered" and spec.infer is not None:
         _check_types(node)
 
 
-def _check_operands(node: Node, spec: OpSpec, defined: set[Value]) -> None:
-    least, most = spec.inputs
+def _check_operands(node: Node, spec: Op, defined: set[Value]) -> None:
+    least, most = spec.operand_counts
     if len(node.inputs) < least or (most is not None and len(node.inputs) > most):
         wanted = str(least) if least == most else f"{least} to {'any number' if most is None else most}"
         raise _Fault(f"{node.op} takes {wanted} operands, not {len(node.inputs)}")
     for i, value in enumerate(node.inputs):
         if value is None:
-            if i not in spec.optional_inputs:
+            if not spec.may_lack(i):
                 raise _Fault(f"operand {i} of {node.op} must not be absent")
         elif value not in defined:
             raise _Fault(f"operand %{value.name} is not computed before it is used")
 
 
-def _check_results(node: Node, spec: OpSpec, names: set[str]) -> None:
-    if len(node.outputs) not in spec.results:
-        raise _Fault(f"{node.op} has {' or '.join(map(str, spec.results))} results, not {len(node.outputs)}")
+def _check_results(node: Node, spec: Op, names: set[str]) -> None:
+    if len(node.outputs) not in spec.result_counts:
+        raise _Fault(f"{node.op} has {' or '.join(map(str, spec.result_counts))} results, not {len(node.outputs)}")
     for value in node.outputs:
         if value.node is not node:
             raise _Fault(f"%{value.name} does not know that {node.op} computes it")
@@ -134,12 +136,8 @@ def _check_types(node: Node) -> None:
 # -- attributes -------------------------------------------------------------------------------------------------------
 
 
-def _check_attrs(node: Node, spec: OpSpec) -> None:
-    required = dict(spec.attrs)
-    if spec.compound:
-        from tensorwright.plugins.registry import PLUGINS  # plugins import this package
-
-        required = {name: kind.__name__ for name, kind in PLUGINS[node.op].ATTRS.items()}
+def _check_attrs(node: Node, spec: Op) -> None:
+    required = spec.attrs
     missing = sorted(set(required) - set(node.attrs))
     unknown = sorted(set(node.attrs) - set(required) - set(spec.optional_attrs))
     if missing or unknown:
@@ -174,8 +172,6 @@ def _is_kind(value: Any, kind: str) -> bool:
         case "ints":
             return isinstance(value, tuple) and all(_is_kind(d, "int") for d in value)
         case "expr":
-            from tensorwright.models.weights import WeightExpr
-
             return isinstance(value, WeightExpr)
         case "any":
             return True

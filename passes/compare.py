@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tensorwright.errors import PassError
 from tensorwright.ir import Graph
-from tensorwright.ir.ops import SUMS
+from tensorwright.ir.ops import summing_ops
 from tensorwright.ir.text import print_graph
 
 if TYPE_CHECKING:
@@ -88,8 +88,9 @@ def tolerance(graph: Graph, largest: float) -> float:
     """A sum of k terms moves by about eps * sqrt(k) of its size when reordered; `depth` of them follow each other."""
     widths = [1]
     depth = 0
+    summing = summing_ops()
     for node in graph.nodes:
-        if node.op in SUMS:
+        if node.op in summing:
             depth += 1
             widths += [d for v in node.inputs if v is not None for d in v.shape if isinstance(d, int)]
     return 4 * EPSILON * math.sqrt(max(widths)) * math.sqrt(max(depth, 1)) * max(largest, 1.0)

@@ -18,7 +18,7 @@ from typing import Any
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node, Shape, Value
 from tensorwright.ir import dims as dim_math
-from tensorwright.ir.ops import ELEMENTWISE, infer
+from tensorwright.ir.ops import find_spec, infer
 from tensorwright.passes.explain import located
 from tensorwright.passes.matcher import Match, describe, find_miss, match_value, pattern
 from tensorwright.passes.rewriter import make_node
@@ -49,9 +49,6 @@ METADATA: dict[str, tuple[str, Shape]] = {
     "logit_rows": ("int32", ("rows",)),
 }
 RENAMED = {"input_ids": "token_ids", "position_ids": "positions"}
-
-NORMS = ("rms_norm", "add_rms_norm", "layer_norm", "add_layer_norm")
-PER_TOKEN = frozenset({*ELEMENTWISE, *NORMS, "linear", "swiglu"})
 
 
 def check(m: Match) -> None:
@@ -130,9 +127,7 @@ class _TokenMajor:
             self.moved[node.output] = self.convert_attention(self.attentions[id(node)])
         elif node.op == "embedding":
             self.moved[node.output] = self.convert_embedding(node)
-        elif node.op == "rotary_table":
-            self.moved[node.output] = self.emit("rotary_table", self.operands(node), dict(node.attrs))
-        elif node.op == "slice" or node.op in PER_TOKEN:
+        elif node.op == "slice" or is_per_token(node):
             self.convert_rows(node)
         else:
             raise self.refusal(node, "has no form that is per token")
@@ -226,6 +221,12 @@ class _TokenMajor:
         return qkv
 
 
+def is_per_token(node: Node) -> bool:
+    """Whether the record of the op says that it is the same op on [1, S, C] and on [tokens, C]."""
+    spec = find_spec(node.op, "cached")
+    return spec is not None and spec.per_token
+
+
 def find_tail(graph: Graph) -> list[Node]:
     """The nodes from the final norm to the logits: what is computed only for the rows whose logits are wanted."""
     if len(graph.outputs) != 1:
@@ -235,14 +236,15 @@ def find_tail(graph: Graph) -> list[Node]:
     tail: list[Node] = []
     while node is not None:
         tail.insert(0, node)
-        if node.op in NORMS:
+        spec = find_spec(node.op, "fused")
+        if spec is not None and spec.kind == "norm":
             inside = {id(n) for n in tail}
             leaks = [u for n in tail for v in n.outputs for u in users[v] if id(u) not in inside]
             if leaks:
                 raise refusal(graph, leaks[0], "reads what is computed only for rows whose logits are wanted")
             return tail
         streams = [v for v in node.inputs if v is not None and v.node and v.node.op not in ("weight", "constant")]
-        node = streams[0].node if len(streams) == 1 and node.op in PER_TOKEN else None
+        node = streams[0].node if len(streams) == 1 and is_per_token(node) else None
     raise refusal(graph, tail[0], "is where the search for the final norm ended, upwards from the logits")
 
 

@@ -1,4 +1,4 @@
-"""How lower_to_cpu lowers norms, of rows, of sums and of columns; not a pass, part of lower_to_cpu."""
+"""How lower_to_cpu lowers the three ops of the instruction layer_norm; not a pass, part of lower_to_cpu."""
 
 from __future__ import annotations
 
@@ -12,26 +12,6 @@ if TYPE_CHECKING:
 
 RAW = "raw"
 """The layout of vectors."""
-
-
-def lower_rms_norm(low: Lowering, node: Node) -> list[Value]:
-    x, w = node.inputs
-    kind = (low.input_type(node.output), node.output.shape)
-    return low.emit("rms_norm", [low.value(x), low.weight(w, RAW), None], [kind], **norm_attrs(node))
-
-
-def lower_add_rms_norm(low: Lowering, node: Node) -> list[Value]:
-    x, residual, w = node.inputs
-    y, total = node.outputs
-    kinds = [(low.input_type(y), y.shape), ("float32", total.shape)]
-    return low.emit("rms_norm", [low.value(x), low.weight(w, RAW), low.value(residual)], kinds, **norm_attrs(node))
-
-
-def lower_rms_norm_columns(low: Lowering, node: Node) -> list[Value]:
-    x, w = node.inputs
-    runs = {"start": node.attrs["start"], "heads": node.attrs["heads"]}
-    kind = ("float32", node.output.shape)
-    return low.emit("rms_norm_columns", [low.value(x), low.weight(w, RAW)], [kind], **runs, **norm_attrs(node))
 
 
 def norm_attrs(node: Node) -> dict[str, float]:
@@ -75,9 +55,6 @@ def whole_row(node: Node) -> dict[str, int]:
 
 
 NORM_RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
-    "rms_norm": lower_rms_norm,
-    "add_rms_norm": lower_add_rms_norm,
-    "rms_norm_columns": lower_rms_norm_columns,
     "layer_norm": lower_layer_norm,
     "add_layer_norm": lower_add_layer_norm,
     "layer_norm_columns": lower_layer_norm_columns,

@@ -3,7 +3,7 @@
 A is the engine's type (float32 or bfloat16): matmul inputs, q, the KV cache, matmul weights and the embedding table are
 A, everything else is float32.  Folded on the way, where the inner value has no other user:
 
-    swiglu(x W^T + b)       ->  matmul with a gated epilogue (weight layout panels_swiglu)
+    swiglu(x W^T + b)       ->  matmul with a gated epilogue (weight layout panels_gated)
     (x W^T + b) + residual  ->  matmul with a residual
     embedding * number      ->  embedding with a scale
 
@@ -23,6 +23,8 @@ from typing import Any
 
 from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
+from tensorwright.ir.ops import SOURCES, find_spec, instructions
+from tensorwright.ir.records import CACHE, SHARED, Instruction
 from tensorwright.passes.elementwise_trees import Trees, number_of
 from tensorwright.passes.explain import located
 from tensorwright.passes.lower_norms import NORM_RULES, RAW
@@ -34,7 +36,7 @@ from tensorwright.plugins.paged_attention.op import CPU_MOST_HEAD_DIM
 IDS = {"token_ids": 0, "positions": 1}
 """What an embedding gathers rows by: numbers of plugins/embedding/kernel.h."""
 
-PANELS, PANELS_SWIGLU = "panels", "panels_swiglu"
+PANELS, PANELS_GATED = "panels", "panels_gated"
 
 LINEARS = ("linear", "quantized_linear")
 EMBEDDINGS = ("embedding", "quantized_embedding")
@@ -52,7 +54,7 @@ def lower_to_cpu(graph: Graph) -> int:
     graph.outputs = [lowering.moved[v] for v in graph.outputs]
     graph.stage = "lowered"
     graph.drop_dead()
-    return sum(n.op not in ("input", "weight", "constant") for n in graph.nodes)
+    return sum(n.op not in SOURCES for n in graph.nodes)
 
 
 class Lowering:
@@ -75,8 +77,11 @@ class Lowering:
         if node.op in ("weight", "constant") or id(node) in self.folded | self.trees.inside:
             return
         rule = RULES.get(node.op) or (lower_tree if id(node) in self.trees.of else None)
+        if rule is None and instruction_of(node) is not None:
+            rule = lower_by_record
         if rule is None:
-            raise self.refusal(node.outputs[0], f"has no kernel on target cpu; those are {', '.join(sorted(RULES))}")
+            known = sorted({*RULES, *instructions()})
+            raise self.refusal(node.outputs[0], f"has no kernel on target cpu; those are {', '.join(known)}")
         for old, new in zip(node.outputs, rule(self, node), strict=True):
             self.moved[old] = new
 
@@ -161,6 +166,39 @@ def residual_adds(graph: Graph, folded: set[int]) -> set[int]:
     return {id(n) for n in graph.nodes if any(v is not None and v.node and id(v.node) in folded for v in n.inputs)}
 
 
+def instruction_of(node: Node) -> Instruction | None:
+    """The instruction that takes the operands and attributes of `node` as they are; None if there is none."""
+    spec = find_spec(node.op, "cached")
+    if spec is None or spec.reference is None:
+        return None
+    instruction = instructions().get(spec.lowers_to or spec.name)
+    if instruction is None or not set(instruction.attrs) <= set(spec.attrs):
+        return None
+    required = {operand.name for operand in instruction.operands if not operand.optional}
+    return instruction if required <= {operand.name for operand in spec.operands} else None
+
+
+def lower_by_record(low: Lowering, node: Node) -> list[Value]:
+    """The instruction whose record has the operands of the op's record, by name."""
+    instruction, spec = instruction_of(node), find_spec(node.op, "cached")
+    assert instruction is not None
+    assert spec is not None
+    given = dict(zip((operand.name for operand in spec.operands), node.inputs, strict=False))
+    operands: list[Value | None] = []
+    for operand in instruction.operands:
+        value = given.get(operand.name)
+        if value is None:
+            operands.append(None)
+        else:
+            operands.append(low.weight(value, operand.layout) if operand.kind == SHARED else low.value(value))
+    kinds = [
+        (low.input_type(old) if result.narrow else old.dtype if result.kind == CACHE else "float32", old.shape)
+        for result, old in zip(instruction.results, node.outputs, strict=False)
+    ]
+    attrs = {k: float(node.attrs[k]) if kind == "float" else node.attrs[k] for k, kind in instruction.attrs.items()}
+    return low.emit(instruction.name, operands, kinds, **attrs)
+
+
 def lower_tree(low: Lowering, node: Node) -> list[Value]:
     tree = low.trees.of[id(node)]
     x = [low.value(v) for v in tree.x]
@@ -230,9 +268,8 @@ def lower_swiglu(low: Lowering, node: Node) -> list[Value]:
     assert x is not None
     activation = node.attrs["activation"]
     if x.node is not None and id(x.node) in low.folded:
-        return lower_matmul(low, x.node, node, PANELS_SWIGLU, EPILOGUES[activation], None)
-    kind = (low.input_type(node.output), node.output.shape)
-    return low.emit("swiglu", [low.value(x)], [kind], activation=activation)
+        return lower_matmul(low, x.node, node, PANELS_GATED, EPILOGUES[activation], None)
+    return lower_by_record(low, node)
 
 
 def lower_add(low: Lowering, node: Node) -> list[Value]:
@@ -248,12 +285,6 @@ def lower_add(low: Lowering, node: Node) -> list[Value]:
     if a.shape != b.shape:
         raise low.refusal(node.output, "adds shapes that differ, and no kernel does")
     return low.emit("add", [low.value(a), low.value(b)], [("float32", node.output.shape)])
-
-
-def lower_rotary_table(low: Lowering, node: Node) -> list[Value]:
-    positions, frequencies = node.inputs
-    operands = [low.value(positions), low.weight(frequencies, RAW)]
-    return low.emit("rotary_table", operands, [("float32", node.output.shape)], scale=float(node.attrs["scale"]))
 
 
 def lower_rotary_kv_write(low: Lowering, node: Node) -> list[Value]:
@@ -279,10 +310,6 @@ def kv_attrs(node: Node, *more: str) -> dict[str, int]:
     return {"kv_layer": node.attrs["layer"], "heads": node.attrs["heads"], **{k: node.attrs[k] for k in more}}
 
 
-def lower_gather_rows(low: Lowering, node: Node) -> list[Value]:
-    return low.emit("gather_rows", [low.value(v) for v in node.inputs], [("float32", node.output.shape)])
-
-
 RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "input": lower_input,
     "embedding": lower_embedding,
@@ -293,8 +320,6 @@ RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "swiglu": lower_swiglu,
     "add": lower_add,
     "mul": lower_mul,
-    "rotary_table": lower_rotary_table,
     "rotary_kv_write": lower_rotary_kv_write,
     "paged_attention": lower_paged_attention,
-    "gather_rows": lower_gather_rows,
 }

@@ -2,8 +2,8 @@
 
 Two arenas, one measured in bytes per token and one in bytes per logit row. A buffer of C columns takes its stride (C
 elements, rounded up to 64 bytes) per token or row, from `offset` on; two may overlap only if they never live together.
-A result is written over one of its operands where its op may work in place (`OpSpec.in_place`) and nobody reads that
-operand afterwards.
+A result is written over one of its operands where its op may work in place (`in_place` of its record) and nobody reads
+that operand afterwards.
 Runs last: the plan holds for this order of nodes only.
 
     node.attrs["buffers"]       index of the buffer of every result; -1 for a cache, which lives elsewhere
@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import PassError
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.ir.ops import find_spec
+from tensorwright.ir.ops import SOURCES, instructions
 from tensorwright.passes.matcher import describe
 
 ALIGNMENT = 64
 DTYPES = ("float32", "int32", "bfloat16", "int8")
 """Element types that a buffer can have."""
 KINDS = ("tokens", "rows")
-SOURCES = ("input", "weight", "constant")
 
 
 @dataclass
@@ -88,19 +87,18 @@ def find_last_uses(graph: Graph) -> dict[Value, int]:
 
 def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> tuple[int, Value] | None:
     """The result of `node` that takes the memory of an operand nobody reads afterwards, and that operand."""
-    spec = find_spec(node.op, "lowered")
-    if spec is None or spec.in_place is None:
-        return None
-    result, operands = spec.in_place
-    if result >= len(node.outputs):
-        return None
-    result %= len(node.outputs)
-    out = node.outputs[result]
-    for value in (node.inputs[i] for i in operands):
-        if value is None or value.node is None or value.node.op in SOURCES or node.inputs.count(value) > 1:
+    record = instructions()[node.op]
+    named = dict(zip((operand.name for operand in record.operands), node.inputs, strict=True))
+    results = dict(zip((result.name for result in record.results), enumerate(node.outputs), strict=False))
+    for rule in record.in_place:
+        if rule.result not in results or named.get(rule.without) is not None:
             continue
-        if last_use[value] == position and (value.dtype, value.shape) == (out.dtype, out.shape):
-            return result, value
+        index, out = results[rule.result]
+        for value in (named[name] for name in rule.over):
+            if value is None or value.node is None or value.node.op in SOURCES or node.inputs.count(value) > 1:
+                continue
+            if last_use[value] == position and (value.dtype, value.shape) == (out.dtype, out.shape):
+                return index, value
     return None
 
 

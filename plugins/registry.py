@@ -1,51 +1,53 @@
-"""Every plugin by the name of its op: NAME, ATTRS, infer(inputs, attrs), reference(inputs, attrs, act_dtype)."""
+"""The plugins. Importing this module puts their records into the IR's table of operations (ir/ops.py).
+
+A plugin's module holds OP, INSTRUCTION or both; a new operation is its folder and its line here.
+"""
 
 from __future__ import annotations
 
-from types import ModuleType
+from collections.abc import Iterator
+from importlib import import_module
 
-from tensorwright.plugins.add import op as add
-from tensorwright.plugins.elementwise import op as elementwise
-from tensorwright.plugins.embedding import op as embedding
-from tensorwright.plugins.embedding import quantized as quantized_embedding
-from tensorwright.plugins.gather_rows import op as gather_rows
-from tensorwright.plugins.layer_norm import add_layer_norm, layer_norm_columns
-from tensorwright.plugins.layer_norm import op as layer_norm
-from tensorwright.plugins.matmul import op as matmul
-from tensorwright.plugins.paged_attention import attention
-from tensorwright.plugins.paged_attention import op as paged_attention
-from tensorwright.plugins.quantized_matmul import linear as quantized_linear
-from tensorwright.plugins.quantized_matmul import op as quantized_matmul
-from tensorwright.plugins.quantized_matmul import weight_only as weight_only_linear
-from tensorwright.plugins.rms_norm import add_rms_norm, rms_norm_columns
-from tensorwright.plugins.rms_norm import op as rms_norm
-from tensorwright.plugins.rotary import op as rotary
-from tensorwright.plugins.rotary import rotary_kv_write, rotary_table
-from tensorwright.plugins.swiglu import op as swiglu
+from tensorwright.ir.ops import register_plugins
+from tensorwright.ir.records import Op
+from tensorwright.plugins.paged_attention.cache import PagedCache
 
-PLUGINS: dict[str, ModuleType] = {
-    plugin.NAME: plugin
-    for plugin in (
-        add,
-        add_layer_norm,
-        add_rms_norm,
-        attention,
-        elementwise,
-        embedding,
-        gather_rows,
-        layer_norm,
-        layer_norm_columns,
-        matmul,
-        paged_attention,
-        quantized_embedding,
-        quantized_linear,
-        quantized_matmul,
-        rms_norm,
-        rms_norm_columns,
-        rotary,
-        rotary_kv_write,
-        rotary_table,
-        swiglu,
-        weight_only_linear,
-    )
-}
+MODULES = (
+    "add.op",
+    "elementwise.op",
+    "embedding.op",
+    "embedding.quantized",
+    "gather_rows.op",
+    "layer_norm.add_layer_norm",
+    "layer_norm.instruction",
+    "layer_norm.layer_norm_columns",
+    "layer_norm.op",
+    "matmul.op",
+    "paged_attention.attention",
+    "paged_attention.op",
+    "quantized_matmul.linear",
+    "quantized_matmul.op",
+    "quantized_matmul.weight_only",
+    "rms_norm.add_rms_norm",
+    "rms_norm.instruction",
+    "rms_norm.op",
+    "rms_norm.rms_norm_columns",
+    "rotary.op",
+    "rotary.rotary_kv_write",
+    "rotary.rotary_table",
+    "swiglu.op",
+)
+"""The modules with records, by their names below tensorwright.plugins."""
+
+
+def read_records(modules: tuple[str, ...] = MODULES) -> Iterator[Op]:
+    """The records of some modules. Raises ValueError for a module without one."""
+    for name in modules:
+        module = import_module(f"tensorwright.plugins.{name}")
+        records = [getattr(module, kind) for kind in ("OP", "INSTRUCTION") if hasattr(module, kind)]
+        if not records:
+            raise ValueError(f"plugins.{name} must define OP or INSTRUCTION")
+        yield from records
+
+
+register_plugins(read_records(), PagedCache.empty)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensorwright.ir import Graph, Node
-from tensorwright.models.weights import Concat
+from tensorwright.ir.weights import Concat
 
 
 def keep_query_pairs(graph: Graph) -> None:

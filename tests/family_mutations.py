@@ -20,7 +20,7 @@ from mutations import (
 
 from support.tiny_configs import LONGROPE
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.models.weights import Ref, WeightExpr
+from tensorwright.ir.weights import Ref, WeightExpr
 from tensorwright.plugins.matmul.op import EPILOGUES
 
 __all__ = [

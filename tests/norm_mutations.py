@@ -13,7 +13,7 @@ import numpy as np
 from mutations import scale_frequencies, shift_head_map, swap_gate_and_up, untie_head
 
 from tensorwright.ir import Graph, Node
-from tensorwright.models.weights import Ref, WeightExpr
+from tensorwright.ir.weights import Ref, WeightExpr
 
 __all__ = ["scale_frequencies", "shift_head_map", "swap_gate_and_up", "untie_head"]
 

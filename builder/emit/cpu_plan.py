@@ -20,10 +20,10 @@ import numpy as np
 from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable, format_of
 from tensorwright.errors import BuildError, LoweringError
 from tensorwright.ir.graph import Graph, Node, Value
-from tensorwright.models.weights import TensorSource
-from tensorwright.plugins.elementwise.op import encode
+from tensorwright.ir.ops import SOURCES, instructions
+from tensorwright.ir.records import MAX_FLOATS, MAX_INS, MAX_INTS, MAX_OUTS, MAX_WEIGHTS, Instruction
+from tensorwright.models.read_weights import TensorSource
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE
-from tensorwright.plugins.swiglu.op import ACTIVATIONS
 
 MAGIC = b"TWCPUPLN"
 VERSION = 2
@@ -34,37 +34,7 @@ HEADER = struct.Struct("<8sIIQQ10IiIQQ")
 KV_LAYER = struct.Struct("<6I")
 BUFFER = struct.Struct("<4IQ")
 WEIGHT = struct.Struct("<4IQQII")
-INSTRUCTION = struct.Struct("<II4i2i2i8i4f")
-
-
-@dataclass(frozen=True)
-class OpRecord:
-    """How one op becomes an instruction: its number, its weights' layouts, the attributes it stores, in order."""
-
-    number: int
-    weights: tuple[str, ...] = ()
-    ints: tuple[str, ...] = ()
-    floats: tuple[str, ...] = ()
-    program: bool = False
-    """The attribute `program` fills all ints and floats instead."""
-
-
-OPS = {
-    "embedding": OpRecord(1, ("panels",), ("ids",), ("scale",)),
-    "rms_norm": OpRecord(2, ("raw",), (), ("eps", "weight_offset")),
-    "matmul": OpRecord(3, ("panels", "bias"), ("epilogue", "n")),
-    "quantized_matmul": OpRecord(13, ("quantized", "bias"), ("epilogue", "n")),
-    "quantized_embedding": OpRecord(1, ("quantized",), ("ids",), ("scale",)),
-    "rotary_table": OpRecord(4, ("raw",), (), ("scale",)),
-    "rotary_kv_write": OpRecord(5, (), ("kv_layer", "heads", "rotary_dim")),
-    "paged_attention": OpRecord(6, ("raw",), ("kv_layer", "heads"), ("scale", "softcap")),
-    "gather_rows": OpRecord(7),
-    "swiglu": OpRecord(8, (), ("activation",)),
-    "add": OpRecord(9),
-    "rms_norm_columns": OpRecord(10, ("raw",), ("start", "heads"), ("eps", "weight_offset")),
-    "elementwise": OpRecord(11, ("raw",), program=True),
-    "layer_norm": OpRecord(12, ("raw", "raw"), ("start", "heads", "width"), ("eps", "weight_offset")),
-}
+INSTRUCTION = struct.Struct(f"<II{MAX_INS}i{MAX_OUTS}i{MAX_WEIGHTS}i{MAX_INTS}i{MAX_FLOATS}f")
 
 
 @dataclass
@@ -91,28 +61,33 @@ class _Emitter:
         return self.name_offsets[text]
 
     def instruction(self, node: Node) -> bytes:
-        record = OPS[node.op]
+        record = instructions()[node.op]
         buffers = self._operands(node)
         outs = self._results(node)
         weights = self._weights(node, record)
-        ints = [_int_attr(node, name) for name in record.ints]
-        floats = [float(_attr(node, name)) for name in record.floats]
-        if record.program:
-            ints, floats = encode(_attr(node, "program"))
+        for name in record.attrs:
+            _attr(node, name)
+        if record.encode is not None:
+            ints, floats = record.encode(node.attrs)
+        else:
+            ints = [_int_attr(node, name, record) for name in record.ints]
+            floats = [float(_attr(node, name)) for name in record.floats]
         return INSTRUCTION.pack(
             record.number,
             self.name(node.scope or node.outputs[0].name),
-            *_padded(buffers, 4, -1, node),
-            *_padded(outs, 2, -1, node),
-            *_padded(weights, 2, -1, node),
-            *_padded(ints, 8, 0, node),
-            *_padded(floats, 4, 0.0, node),
+            *_padded(buffers, MAX_INS, -1, node),
+            *_padded(outs, MAX_OUTS, -1, node),
+            *_padded(weights, MAX_WEIGHTS, -1, node),
+            *_padded(ints, MAX_INTS, 0, node),
+            *_padded(floats, MAX_FLOATS, 0.0, node),
         )
 
     def _operands(self, node: Node) -> list[int]:
         """Buffers of the operands that some instruction computes; weights, metadata and caches are not among them."""
         values = [
-            v for v in node.inputs if v is not None and v.node is not None and v.node.op in OPS and v.dtype != "kv"
+            v
+            for v in node.inputs
+            if v is not None and v.node is not None and v.node.op not in SOURCES and v.dtype != "kv"
         ]
         for value in values:
             if value not in self.buffer_of:
@@ -125,16 +100,16 @@ class _Emitter:
         self.buffer_of.update({v: i for v, i in pairs if v.dtype != "kv"})
         return [i for v, i in pairs if v.dtype != "kv"]
 
-    def _weights(self, node: Node, record: OpRecord) -> list[int]:
+    def _weights(self, node: Node, record: Instruction) -> list[int]:
+        gated = record.kind == "product" and _int_attr(node, "epilogue", record) != EPILOGUE_NONE
+        suffix = "_gated" if gated else ""
         values = [
             v for v in node.inputs if v is not None and v.node is not None and v.node.op in ("weight", "constant")
         ]
         if len(values) > len(record.weights):
             raise LoweringError(f"{node.op} %{node.outputs[0].name} takes at most {len(record.weights)} weights")
-        swiglu = node.op in ("matmul", "quantized_matmul") and _int_attr(node, "epilogue") != EPILOGUE_NONE
         return [
-            self._weight(value, layout + ("_swiglu" if swiglu else ""))
-            for value, layout in zip(values, record.weights, strict=False)
+            self._weight(value, operand.layout + suffix) for value, operand in zip(values, record.weights, strict=False)
         ]
 
     def _weight(self, value: Value, layout: str) -> int:
@@ -167,7 +142,7 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
     _check(graph)
     facts = graph.facts
     emitter = _Emitter(graph, WeightTable(source))
-    nodes = [n for n in graph.nodes if n.op not in ("input", "weight", "constant")]
+    nodes = [n for n in graph.nodes if n.op not in SOURCES]
     instructions = b"".join(emitter.instruction(node) for node in nodes)
     dtype = DTYPES[facts["dtype"]]
     layers = facts["kv_layers"]
@@ -224,8 +199,9 @@ def _check(graph: Graph) -> None:
         raise BuildError(f"the lowered graph lacks the facts {', '.join(missing)}; has plan_memory run?")
     if len(graph.outputs) != 1:
         raise LoweringError(f"the model must have one output, the logits, not {len(graph.outputs)}")
+    known = instructions()
     for node in graph.nodes:
-        if node.op not in OPS and node.op not in ("input", "weight", "constant"):
+        if node.op not in known and node.op not in SOURCES:
             where = f" in {node.scope}" if node.scope else ""
             raise LoweringError(f"target cpu has no instruction for {node.op} %{node.outputs[0].name}{where}")
 
@@ -236,10 +212,11 @@ def _attr(node: Node, name: str) -> Any:
     return node.attrs[name]
 
 
-def _int_attr(node: Node, name: str) -> int:
+def _int_attr(node: Node, name: str, record: Instruction) -> int:
     value = _attr(node, name)
-    if name == "activation" and value in ACTIVATIONS:
-        return ACTIVATIONS.index(str(value))
+    words = record.words.get(name, ())
+    if value in words:
+        return words.index(value)
     if not isinstance(value, int):
         raise LoweringError(f"{node.op} %{node.outputs[0].name}: attribute {name!r} must be an int, not {value!r}")
     return value

@@ -3,10 +3,10 @@
 A weight is an expression over the checkpoint (or a constant of the graph) in a layout:
     raw            float32, as it is
     bias           float32, padded with zeros to whole panels
-    bias_swiglu    float32, halves (gate, up) interleaved by panel
+    bias_gated    float32, halves (gate, up) interleaved by panel
     panels         activation dtype, packed panels (tensorwright.plugins.packing)
-    panels_swiglu  the same, halves (gate, up) of the rows interleaved by panel, each padded to whole panels
-    quantized:F, quantized_swiglu:F    likewise, in a format of tensorwright.engine_format.weight_formats
+    panels_gated  the same, halves (gate, up) of the rows interleaved by panel, each padded to whole panels
+    quantized:F, quantized_gated:F    likewise, in a format of tensorwright.engine_format.weight_formats
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import numpy as np
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.errors import BuildError, CheckpointError
+from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import Tensor, convert
-from tensorwright.models.weights import TensorSource, WeightExpr, evaluate_rows
+from tensorwright.models.read_weights import TensorSource, evaluate_rows
 from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels_of
 
-LAYOUTS = ("raw", "bias", "bias_swiglu", "panels", "panels_swiglu", "quantized", "quantized_swiglu")
+LAYOUTS = ("raw", "bias", "bias_gated", "panels", "panels_gated", "quantized", "quantized_gated")
 ALIGNMENT = 64
 _CHUNK_BYTES = 8 << 20
 _LAYOUT_NUMBERS = {"raw": 0, "panels": 1, "quantized": 2}  # WeightLayout of plan_format.h
@@ -164,27 +165,27 @@ class StoredPanels:
 
     def halves(self, expr: WeightExpr, fmt: WeightFormat) -> int:
         """2 where gate and up were packed one after the other."""
-        return 2 if self._is_swiglu(self._plans[expr, fmt]) else 1
+        return 2 if self._is_gated(self._plans[expr, fmt]) else 1
 
     def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
         """Of rows [start, end), uint8; they start with a panel of their half."""
         plan = self._plans[expr, fmt]
         stored = np.asarray(self._bytes[plan.offset : plan.offset + plan.bytes]).reshape(-1, plan.panel_bytes)
-        if not self._is_swiglu(plan):
+        if not self._is_gated(plan):
             return stored[start // LANES : panels_of(end)].reshape(-1)
         half, first = divmod(start, plan.rows // 2)
         panels = stored[half::2][first // LANES : first // LANES + panels_of(end - start)]
         return np.ascontiguousarray(panels).reshape(-1)
 
     @staticmethod
-    def _is_swiglu(plan: WeightPlan) -> bool:
-        return plan.key.layout.startswith("quantized_swiglu")
+    def _is_gated(plan: WeightPlan) -> bool:
+        return plan.key.layout.startswith("quantized_gated")
 
 
 def _stored_rows(layout: str, rows: int, name: str) -> int:
     if layout == "raw":
         return rows
-    if not layout.partition(":")[0].endswith("_swiglu"):
+    if not layout.partition(":")[0].endswith("_gated"):
         return panels_of(rows) * LANES
     if rows % 2:
         raise CheckpointError(f"{name} must hold gate rows and as many up rows, has {rows}")
@@ -197,15 +198,15 @@ def _chunks(plan: WeightPlan, source: TensorSource, errors: dict[WeightKey, Rela
         yield _rows(plan, source, 0, plan.rows)
     elif plan.key.layout == "bias":
         yield np.pad(_rows(plan, source, 0, plan.rows), (0, plan.k - plan.rows))
-    elif plan.key.layout == "bias_swiglu":
+    elif plan.key.layout == "bias_gated":
         halves = _rows(plan, source, 0, plan.rows).reshape(2, -1)
         padded = np.pad(halves, ((0, 0), (0, plan.k // 2 - halves.shape[1])))
         yield np.ascontiguousarray(padded.reshape(2, -1, LANES).transpose(1, 0, 2))
     elif plan.format is not None:
         error = errors.setdefault(plan.key, RelativeError())
-        swiglu = plan.key.layout.startswith("quantized_swiglu")
+        gated = plan.key.layout.startswith("quantized_gated")
         yield from quantized_chunks(
-            plan.name, plan.format, plan.rows, plan.k, partial(_rows, plan, source), swiglu=swiglu, total=error
+            plan.name, plan.format, plan.rows, plan.k, partial(_rows, plan, source), gated=gated, total=error
         )
     elif plan.key.layout == "panels":
         for start, end in _row_steps(plan, plan.rows):

@@ -16,8 +16,9 @@ import numpy as np
 
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.errors import CheckpointError, MissingDependencyError
+from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import to_float32
-from tensorwright.models.weights import TensorSource, WeightExpr, evaluate_rows
+from tensorwright.models.read_weights import TensorSource, evaluate_rows
 from tensorwright.plugins.packing import LANES, panels_of
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights, unpack
 
@@ -45,14 +46,14 @@ class RelativeError:
 
 
 def quantized_chunks(
-    name: str, fmt: WeightFormat, rows: int, k: int, read: Rows, *, swiglu: bool, total: RelativeError
+    name: str, fmt: WeightFormat, rows: int, k: int, read: Rows, *, gated: bool, total: RelativeError
 ) -> Iterator[np.ndarray]:
-    """The panels of a matrix [rows, k] in order, uint8; of a swiglu, panels of gate and up take turns.
+    """The panels of a matrix [rows, k] in order, uint8; of a gated product, panels of gate and up take turns.
 
     Adds what was lost to `total`. Raises CheckpointError for a weight that is infinite or not a number.
     """
     runtime = _native()
-    halves = 2 if swiglu else 1
+    halves = 2 if gated else 1
     part = rows // halves
     bytes_per_panel = fmt.panel_bytes(k)
 
@@ -82,7 +83,9 @@ class QuantizingWeights:
     """
 
     def __init__(self, source: TensorSource):
-        from tensorwright.ir.interpret import checkpoint_weights  # torch: only where weights are computed with
+        from tensorwright.builder.checkpoint_weights import (
+            checkpoint_weights,  # torch: only where weights are computed with
+        )
 
         self._read = checkpoint_weights(source)
 
@@ -95,7 +98,7 @@ class QuantizingWeights:
         if fmt.kind == "fp":
             return quantize_weights(w, fmt)
         chunks = quantized_chunks(
-            str(expr), fmt, rows, k, lambda start, end: w[start:end], swiglu=False, total=RelativeError()
+            str(expr), fmt, rows, k, lambda start, end: w[start:end], gated=False, total=RelativeError()
         )
         return unpack(np.concatenate(list(chunks)), fmt, rows, k)
 

@@ -14,7 +14,7 @@ from tensorwright.errors import GraphError, TraceError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import DTYPES, Dim, Graph, Shape, Value
 from tensorwright.ir.ops import emit
-from tensorwright.models.weights import WeightExpr
+from tensorwright.ir.weights import WeightExpr
 
 SEQ = "seq"
 _WRAPPER = "model"  # the attribute of the module that export.py wraps the model in

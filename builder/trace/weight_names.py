@@ -12,9 +12,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from tensorwright.errors import CheckpointError, UnsupportedModelError
+from tensorwright.ir.weights import Ref, WeightExpr
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import FLOATS
-from tensorwright.models.weights import Ref, WeightExpr
 
 _COMPARED_ROWS = 4096
 

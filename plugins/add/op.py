@@ -11,9 +11,7 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
-
-NAME = "add"
-ATTRS: dict[str, type] = {}
+from tensorwright.ir.records import InPlace, Instruction, rows
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -26,3 +24,13 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     a, b = inputs
     return [a.astype(np.float32) + b.astype(np.float32)]
+
+
+INSTRUCTION = Instruction(
+    "add",
+    number=9,
+    operands=(rows("a"), rows("b")),
+    infer=infer,
+    reference=reference,
+    in_place=(InPlace("y", ("a", "b")),),
+)

@@ -47,7 +47,7 @@ static inline int tw_ew_is_unary(int code) { return code >= TW_EW_NEG && code <=
 
 typedef struct tw_elementwise_args {
   int32_t rows, width;
-  const uint8_t* code;             // [TW_EW_BYTES], zeros from its end on; sound (plan_check.cc)
+  const uint8_t* code;             // [TW_EW_BYTES], zeros from its end on; sound (instruction.cc)
   const float* constants;          // [TW_EW_CONSTANTS]
   const float* x[TW_EW_INPUTS];    // [rows, width] each; absent ones NULL
   int64_t x_stride[TW_EW_INPUTS];  // elements

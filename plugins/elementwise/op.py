@@ -15,10 +15,8 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import InPlace, Instruction, rows, shared
 from tensorwright.plugins.rounding import round_to
-
-NAME = "elementwise"
-ATTRS: dict[str, type] = {"program": str}
 
 # What a kernel can take: kernel.h has the same numbers.
 BYTES, STACK, INPUTS, CONSTANTS = 32, 8, 4, 4
@@ -112,3 +110,15 @@ def _number(word: str, program: str) -> float:
     if not math.isfinite(number):
         raise GraphError(f"elementwise: a number must be finite in float32, not {word}")
     return number
+
+
+INSTRUCTION = Instruction(
+    "elementwise",
+    number=11,
+    operands=(rows("x0"), rows("x1?"), rows("x2?"), rows("x3?"), shared("w?", "raw")),
+    attrs={"program": "str"},
+    encode=lambda attrs: encode(attrs["program"]),
+    infer=infer,
+    reference=reference,
+    in_place=(InPlace("y", ("x0", "x1", "x2", "x3")),),
+)

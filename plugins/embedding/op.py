@@ -11,10 +11,8 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Instruction, metadata, shared
 from tensorwright.plugins.rounding import round_to
-
-NAME = "embedding"
-ATTRS: dict[str, type] = {"scale": float}
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -29,3 +27,13 @@ def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -
     table, ids = inputs
     rows = round_to(table, act_dtype)[ids.astype(np.int64)]
     return [rows * np.float32(attrs["scale"])]
+
+
+INSTRUCTION = Instruction(
+    "embedding",
+    number=1,
+    operands=(shared("table", "panels"), metadata("ids")),
+    attrs={"ids": "int", "scale": "float"},
+    infer=infer,
+    reference=reference,
+)

@@ -11,11 +11,9 @@ import numpy as np
 
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Instruction, Op, metadata, rows, shared
 from tensorwright.plugins.embedding import op as embedding
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
-
-NAME = "quantized_embedding"
-ATTRS: dict[str, type] = {"format": str, "scale": float}
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -30,3 +28,25 @@ def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -
         quantize_weights(rows.reshape(-1, rows.shape[-1]), parse_format(attrs["format"])), rows.shape[-1]
     )
     return [stored.reshape(rows.shape) * np.float32(attrs["scale"])]
+
+
+OP = Op(
+    "quantized_embedding",
+    operands=(shared("table"), rows("ids")),
+    attrs={"format": "str", "scale": "float"},
+    stages=("cached",),
+    infer=infer,
+    reference=reference,
+    kind="lookup",
+    per_token=True,
+    flat_rows=True,
+)
+INSTRUCTION = Instruction(
+    "quantized_embedding",
+    number=1,
+    shares_number_of="embedding",
+    operands=(shared("table", "quantized"), metadata("ids")),
+    attrs={"format": "str", "ids": "int", "scale": "float"},
+    infer=infer,
+    reference=reference,
+)

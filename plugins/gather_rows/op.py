@@ -11,9 +11,7 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
-
-NAME = "gather_rows"
-ATTRS: dict[str, type] = {}
+from tensorwright.ir.records import Instruction, Op, metadata, rows
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -27,3 +25,16 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     x, rows = inputs
     return [x[rows.astype(np.int64)]]
+
+
+OP = Op(
+    "gather_rows",
+    operands=(rows("x"), metadata("logit_rows")),
+    stages=("cached",),
+    infer=infer,
+    reference=reference,
+    sequence_aware=True,
+)
+INSTRUCTION = Instruction(
+    "gather_rows", number=7, operands=OP.operands, infer=infer, reference=reference, sequence_aware=True
+)

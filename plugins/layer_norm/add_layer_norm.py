@@ -11,11 +11,9 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
-from tensorwright.plugins.layer_norm.op import ATTRS, check_weights, normalise
+from tensorwright.ir.records import Op, rows, shared
+from tensorwright.plugins.layer_norm.op import check_weights, normalise
 from tensorwright.plugins.rounding import round_to
-
-NAME = "add_layer_norm"
-__all__ = ["ATTRS", "NAME", "infer", "reference"]
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -34,3 +32,16 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
     total = x.astype(np.float32) + residual.astype(np.float32)
     y = normalise(total, w, b, attrs["eps"], attrs["weight_offset"]).astype(np.float32)
     return [round_to(y, act_dtype), total]
+
+
+OP = Op(
+    "add_layer_norm",
+    operands=(rows("x"), rows("residual"), shared("w"), shared("b?")),
+    results=(rows("y"), rows("sum")),
+    attrs={"eps": "float", "weight_offset": "float"},
+    infer=infer,
+    reference=reference,
+    kind="norm",
+    per_token=True,
+    sums=True,
+)

@@ -12,11 +12,9 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Op, rows, shared
 from tensorwright.plugins.layer_norm.op import normalise
 from tensorwright.plugins.rounding import round_to
-
-NAME = "layer_norm_columns"
-ATTRS: dict[str, type] = {"start": int, "heads": int, "width": int, "eps": float, "weight_offset": float}
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -45,3 +43,15 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
     w, b = w.reshape(-1, width), None if b is None else b.reshape(-1, width)
     y[:, start:end] = normalise(runs, w, b, attrs["eps"], attrs["weight_offset"]).reshape(len(y), end - start)
     return [round_to(y, act_dtype)]
+
+
+OP = Op(
+    "layer_norm_columns",
+    operands=(rows("x"), shared("w"), shared("b?")),
+    attrs={"start": "int", "heads": "int", "width": "int", "eps": "float", "weight_offset": "float"},
+    stages=("cached",),
+    infer=infer,
+    reference=reference,
+    per_token=True,
+    sums=True,
+)

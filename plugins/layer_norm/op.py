@@ -12,10 +12,8 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Op, rows, shared
 from tensorwright.plugins.rounding import round_to
-
-NAME = "layer_norm"
-ATTRS: dict[str, type] = {"eps": float, "weight_offset": float}
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -50,3 +48,16 @@ def normalise(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, eps: float, we
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     x, w, b = (*inputs, None)[:3]
     return [round_to(normalise(x, w, b, attrs["eps"], attrs["weight_offset"]).astype(np.float32), act_dtype)]
+
+
+OP = Op(
+    "layer_norm",
+    operands=(rows("x"), shared("w"), shared("b?")),
+    attrs={"eps": "float", "weight_offset": "float"},
+    stages=("traced", "fused", "cached"),
+    infer=infer,
+    reference=reference,
+    kind="norm",
+    per_token=True,
+    sums=True,
+)

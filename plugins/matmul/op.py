@@ -15,11 +15,10 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import InPlace, Instruction, rows, shared
+from tensorwright.plugins.gated import ACTIVATIONS, gated
 from tensorwright.plugins.rounding import round_to
-from tensorwright.plugins.swiglu.op import ACTIVATIONS, gated
 
-NAME = "matmul"
-ATTRS: dict[str, type] = {"epilogue": int, "n": int}
 EPILOGUE_NONE = 0
 EPILOGUES = {activation: 1 + i for i, activation in enumerate(ACTIVATIONS)}
 """Numbers of kernel.h: of the activation of a gate."""
@@ -62,3 +61,16 @@ def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dt
     if residual is not None:
         y = y + residual.astype(np.float64)
     return [round_to(y.astype(np.float32), "float32" if epilogue == EPILOGUE_NONE else act_dtype)]
+
+
+INSTRUCTION = Instruction(
+    "matmul",
+    number=3,
+    operands=(rows("x"), shared("w", "panels"), shared("bias?", "bias"), rows("residual?")),
+    attrs={"epilogue": "int", "n": "int"},
+    infer=infer,
+    reference=reference,
+    kind="product",
+    sums=True,
+    in_place=(InPlace("y", ("residual",)),),
+)

@@ -13,10 +13,8 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Op, rows, shared
 from tensorwright.plugins.rounding import round_to
-
-NAME = "attention"
-ATTRS: dict[str, type] = {"scale": float, "mask": str, "window": int, "softcap": float}
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -35,7 +33,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
             f"attention: mask must be causal without or window with a window, "
             f"got {attrs['mask']!r} and window {attrs['window']}"
         )
-    check_sinks(NAME, sinks, heads)
+    check_sinks("attention", sinks, heads)
     return [(q.dtype, q.shape)]
 
 
@@ -84,3 +82,15 @@ def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -
     q, k, v, sinks = with_sinks(inputs, 3)
     y = [attend(q[i], k[i], v[i], 0, attrs["scale"], attrs["window"], attrs["softcap"], sinks) for i in range(len(q))]
     return [round_to(np.stack(y).astype(np.float32), act_dtype)]
+
+
+OP = Op(
+    "attention",
+    operands=(rows("q"), rows("k"), rows("v"), shared("sinks?")),
+    attrs={"scale": "float", "mask": "str", "window": "int", "softcap": "float"},
+    stages=("fused",),
+    infer=infer,
+    reference=reference,
+    sequence_aware=True,
+    sums=True,
+)

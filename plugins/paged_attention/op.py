@@ -14,16 +14,13 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Instruction, Op, cache, metadata, rows, shared
 from tensorwright.plugins.paged_attention.attention import attend, check_sinks, with_sinks
 from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import round_to
 
-NAME = "paged_attention"
 CPU_MOST_HEAD_DIM = 4096
 """TW_MOST_HEAD_DIM of layout.h: kernels of target cpu keep some rows of q on their stack."""
-ATTRS: dict[str, type] = {
-    "layer": int, "heads": int, "kv_heads": int, "head_dim": int, "scale": float, "window": int, "softcap": float,
-}  # fmt: skip
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -42,7 +39,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
             f"paged_attention: context_lens must be [seqs] and block_tables [seqs, max_blocks], "
             f"got {list(context_lens.shape)} and {list(block_tables.shape)}"
         )
-    check_sinks(NAME, sinks, heads)
+    check_sinks("paged_attention", sinks, heads)
     return [(q.dtype, q.shape)]
 
 
@@ -59,3 +56,29 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
         first = int(length) - (end - begin)
         y[begin:end] = attend(rows[begin:end], k, v, first, attrs["scale"], attrs["window"], attrs["softcap"], sinks)
     return [round_to(y.reshape(q.shape).astype(np.float32), act_dtype)]
+
+
+_BATCH = (metadata("seq_starts"), metadata("context_lens"), metadata("block_tables"))
+OP = Op(
+    "paged_attention",
+    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?")),
+    attrs={
+        "layer": "int", "heads": "int", "kv_heads": "int", "head_dim": "int", "scale": "float", "window": "int",
+        "softcap": "float",
+    },
+    stages=("cached",),
+    infer=infer,
+    reference=reference,
+    sequence_aware=True,
+    sums=True,
+)  # fmt: skip
+INSTRUCTION = Instruction(
+    "paged_attention",
+    number=6,
+    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", "raw")),
+    results=(rows("y", narrow=True),),
+    attrs={"kv_layer": "int", "heads": "int", "scale": "float", "softcap": "float"},
+    reference=reference,
+    sequence_aware=True,
+    sums=True,
+)

@@ -14,11 +14,9 @@ import numpy as np
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Op, rows, shared
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_activations, quantize_weights
 from tensorwright.plugins.rounding import round_to
-
-NAME = "quantized_linear"
-ATTRS: dict[str, type] = {"format": str}
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -56,3 +54,16 @@ def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> l
     y = product(rows.reshape(-1, rows.shape[-1]), w, attrs["format"])
     y = y.reshape(*x.shape[:-1], y.shape[1])
     return [y if bias is None else y + np.asarray(bias, np.float32)]
+
+
+OP = Op(
+    "quantized_linear",
+    operands=(rows("x"), shared("w"), shared("bias?")),
+    attrs={"format": "str"},
+    stages=("cached",),
+    infer=infer,
+    reference=reference,
+    kind="product",
+    per_token=True,
+    sums=True,
+)

@@ -12,13 +12,11 @@ import numpy as np
 
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import InPlace, Instruction, rows, shared
+from tensorwright.plugins.gated import ACTIVATIONS, gated
 from tensorwright.plugins.matmul import op as matmul
 from tensorwright.plugins.quantized_matmul import linear
 from tensorwright.plugins.rounding import round_to
-from tensorwright.plugins.swiglu.op import ACTIVATIONS, gated
-
-NAME = "quantized_matmul"
-ATTRS: dict[str, type] = {"format": str, "epilogue": int, "n": int}
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -35,3 +33,16 @@ def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dt
     if residual is not None:
         y = y + residual
     return [round_to(y, "float32" if epilogue == matmul.EPILOGUE_NONE else act_dtype)]
+
+
+INSTRUCTION = Instruction(
+    "quantized_matmul",
+    number=13,
+    operands=(rows("x"), shared("w", "quantized"), shared("bias?", "bias"), rows("residual?")),
+    attrs={"format": "str", "epilogue": "int", "n": "int"},
+    infer=infer,
+    reference=reference,
+    kind="product",
+    sums=True,
+    in_place=(InPlace("y", ("residual",)),),
+)

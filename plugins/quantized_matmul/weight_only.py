@@ -14,11 +14,9 @@ import numpy as np
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Op, rows, shared
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, dequantized, quantize_weights
 from tensorwright.plugins.rounding import round_to
-
-NAME = "weight_only_linear"
-ATTRS: dict[str, type] = {"format": str}
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -49,3 +47,16 @@ def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> l
     rows = round_to(x, act_dtype)
     y = round_to(rows @ restored(w, attrs["format"], rows.shape[-1], act_dtype).T, act_dtype)
     return [y if bias is None else round_to(y + round_to(bias, act_dtype), act_dtype)]
+
+
+OP = Op(
+    "weight_only_linear",
+    operands=(rows("x"), shared("w"), shared("bias?")),
+    attrs={"format": "str"},
+    stages=("cached",),
+    infer=infer,
+    reference=reference,
+    kind="product",
+    per_token=True,
+    sums=True,
+)

@@ -11,10 +11,8 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Op, rows, shared
 from tensorwright.plugins.rounding import round_to
-
-NAME = "rms_norm"
-ATTRS: dict[str, type] = {"eps": float, "weight_offset": float}
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -39,3 +37,15 @@ def normalise(x: np.ndarray, w: np.ndarray, eps: float, weight_offset: float) ->
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     x, w = inputs
     return [round_to(normalise(x, w, attrs["eps"], attrs["weight_offset"]).astype(np.float32), act_dtype)]
+
+
+OP = Op(
+    "rms_norm",
+    operands=(rows("x"), shared("w")),
+    attrs={"eps": "float", "weight_offset": "float"},
+    infer=infer,
+    reference=reference,
+    kind="norm",
+    per_token=True,
+    sums=True,
+)

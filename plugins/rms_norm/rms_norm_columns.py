@@ -11,11 +11,9 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import InPlace, Instruction, Op, rows, shared
 from tensorwright.plugins.rms_norm.op import normalise
 from tensorwright.plugins.rounding import round_to
-
-NAME = "rms_norm_columns"
-ATTRS: dict[str, type] = {"start": int, "heads": int, "eps": float, "weight_offset": float}
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -37,3 +35,25 @@ def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -
     runs = y[:, start:end].reshape(len(y), attrs["heads"], len(w))
     y[:, start:end] = normalise(runs, w, attrs["eps"], attrs["weight_offset"]).reshape(len(y), end - start)
     return [round_to(y, act_dtype)]
+
+
+OP = Op(
+    "rms_norm_columns",
+    operands=(rows("x"), shared("w")),
+    attrs={"start": "int", "heads": "int", "eps": "float", "weight_offset": "float"},
+    stages=("cached",),
+    infer=infer,
+    reference=reference,
+    per_token=True,
+    sums=True,
+)
+INSTRUCTION = Instruction(
+    "rms_norm_columns",
+    number=10,
+    operands=(rows("x"), shared("w", "raw")),
+    attrs=OP.attrs,
+    infer=infer,
+    reference=reference,
+    sums=True,
+    in_place=(InPlace("y", ("x",)),),
+)

@@ -11,10 +11,8 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Op, rows
 from tensorwright.plugins.rounding import round_to
-
-NAME = "rotary"
-ATTRS: dict[str, type] = {"rotary_dim": int}
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -40,3 +38,13 @@ def rotate(x: np.ndarray, table: np.ndarray) -> np.ndarray:
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     x, table = inputs
     return [round_to(rotate(x, table), act_dtype)]
+
+
+OP = Op(
+    "rotary",
+    operands=(rows("x"), rows("table")),
+    attrs={"rotary_dim": "int"},
+    stages=("fused",),
+    infer=infer,
+    reference=reference,
+)

@@ -13,11 +13,9 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.records import Instruction, Op, cache, metadata, rows
 from tensorwright.plugins.rotary.op import rotate
 from tensorwright.plugins.rounding import round_to
-
-NAME = "rotary_kv_write"
-ATTRS: dict[str, type] = {"layer": int, "heads": int, "kv_heads": int, "head_dim": int, "rotary_dim": int}
 
 
 def infer(inputs: list[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -54,3 +52,24 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
     k = rotate(parts[:, heads : heads + kv_heads], table)
     written = cache.write(slots, k, parts[:, heads + kv_heads :])
     return [round_to(q, act_dtype).reshape(len(qkv), heads * attrs["head_dim"]), written]
+
+
+OP = Op(
+    "rotary_kv_write",
+    operands=(rows("qkv"), rows("table?"), metadata("slots"), cache("cache")),
+    results=(rows("q"), cache("written")),
+    attrs={"layer": "int", "heads": "int", "kv_heads": "int", "head_dim": "int", "rotary_dim": "int"},
+    stages=("cached",),
+    infer=infer,
+    reference=reference,
+    sequence_aware=True,
+)
+INSTRUCTION = Instruction(
+    "rotary_kv_write",
+    number=5,
+    operands=OP.operands,
+    results=OP.results,
+    attrs={"kv_layer": "int", "heads": "int", "rotary_dim": "int"},
+    reference=reference,
+    sequence_aware=True,
+)

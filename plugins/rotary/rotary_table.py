@@ -12,9 +12,7 @@ import numpy as np
 from tensorwright.errors import GraphError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import Shape, Value
-
-NAME = "rotary_table"
-ATTRS: dict[str, type] = {"scale": float}
+from tensorwright.ir.records import Instruction, Op, metadata, rows, shared
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -31,3 +29,24 @@ def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -
     exact = angle.astype(np.float64)
     table = np.concatenate([np.cos(exact), np.sin(exact)], axis=-1).astype(np.float32)
     return [table * np.float32(attrs["scale"])]
+
+
+OP = Op(
+    "rotary_table",
+    operands=(rows("positions"), shared("inv_freq")),
+    results=(rows("table"),),
+    attrs={"scale": "float"},
+    infer=infer,
+    reference=reference,
+    per_token=True,
+    flat_rows=True,
+)
+INSTRUCTION = Instruction(
+    "rotary_table",
+    number=4,
+    operands=(metadata("positions"), shared("inv_freq", "raw")),
+    results=OP.results,
+    attrs=OP.attrs,
+    infer=infer,
+    reference=reference,
+)

@@ -12,13 +12,9 @@ import numpy as np
 
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
-from tensorwright.plugins.elementwise.op import UNARY
+from tensorwright.ir.records import Instruction, Op, rows
+from tensorwright.plugins.gated import ACTIVATIONS, gated
 from tensorwright.plugins.rounding import round_to
-
-NAME = "swiglu"
-ATTRS: dict[str, type] = {"activation": str}
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
-"""By number: tw_activation of plugins/common/kernel_types.h."""
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
@@ -32,13 +28,25 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
     return [(gate_up.dtype, (*gate_up.shape[:-1], columns // 2))]
 
 
-def gated(gate_up: np.ndarray, activation: str) -> np.ndarray:
-    """[..., 2I] -> act(gate) * up, float64."""
-    gate, up = np.split(gate_up.astype(np.float64), 2, axis=-1)
-    with np.errstate(over="ignore"):  # exp(-g) may be infinite: silu is then -0
-        product: np.ndarray = UNARY[activation][1](gate) * up
-    return product
-
-
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     return [round_to(gated(inputs[0], attrs["activation"]).astype(np.float32), act_dtype)]
+
+
+OP = Op(
+    "swiglu",
+    operands=(rows("x"),),
+    attrs={"activation": "str"},
+    infer=infer,
+    reference=reference,
+    per_token=True,
+)
+INSTRUCTION = Instruction(
+    "swiglu",
+    number=8,
+    operands=OP.operands,
+    results=(rows("y", narrow=True),),
+    attrs=OP.attrs,
+    words={"activation": ACTIVATIONS},
+    infer=infer,
+    reference=reference,
+)

@@ -167,9 +167,9 @@ class PyCpuExecutor {
 // What the reader of plans knows of each op; tests hold the builder's tables against it.
 nb::list plan_ops() {
   nb::list ops;
-  for (const OpArity& a : op_arities()) {
+  for (const OpRow& a : kOpTable) {
     nb::dict op;
-    op["number"] = a.op;
+    op["number"] = static_cast<uint32_t>(a.op);
     op["name"] = a.name;
     op["ins"] = nb::make_tuple(a.ins_required, a.ins);
     op["weights"] = nb::make_tuple(a.weights_required, a.weights);

@@ -10,9 +10,10 @@ import pytest
 from support.lowered import HIDDEN, INNER, VOCAB, lowered_graph, small_source
 from support.places import ROOT
 from tensorwright.builder.emit import cpu_plan
-from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, OPS, WEIGHT, emit_cpu_plan
+from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, WEIGHT, emit_cpu_plan
 from tensorwright.errors import BuildError, LoweringError
-from tensorwright.ir.ops import find_spec
+from tensorwright.ir.ops import instructions
+from tensorwright.plugins import op_table
 from tensorwright.runtime import _runtime
 
 
@@ -127,13 +128,13 @@ def test_the_same_bytes_twice():
     assert emit_cpu_plan(lowered_graph(), small_source()).data == emit_cpu_plan(lowered_graph(), small_source()).data
 
 
-def test_op_numbers_are_those_of_the_header_file():
+def test_the_generated_table_is_that_of_the_records():
+    path = ROOT / op_table.PATH
+    assert path.read_text() == op_table.render(), "run python -m tensorwright.plugins.op_table"
+
+
+def test_the_records_of_the_file_are_those_of_the_header_file():
     text = (ROOT / "runtime" / "core" / "plan" / "plan_format.h").read_text()
-    body = text[text.index("enum class Op") :]
-    numbers = {name.lower(): int(number) for name, number in re.findall(r"k(\w+) = (\d+),", body[: body.index("};")])}
-    assert OPS["quantized_embedding"].number == OPS["embedding"].number  # told apart by the layout of its weight
-    emitted = {op.replace("_", ""): record.number for op, record in OPS.items() if op != "quantized_embedding"}
-    assert numbers == emitted
     sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", text))
     structs = {
         "PlanHeader": HEADER, "KvLayerRecord": KV_LAYER, "BufferRecord": BUFFER, "WeightRecord": WEIGHT,
@@ -166,33 +167,22 @@ def test_refusals():
         emit_cpu_plan(graph, small_source())
 
 
-def operand_slots(op: str) -> list[int | None]:
-    """Per operand of a lowered op its place among an instruction's ins; None for weights, metadata and caches."""
-    spec = find_spec(op, "lowered")
-    others = {
-        "embedding": (0, 1), "quantized_embedding": (0, 1), "rms_norm": (1,), "rms_norm_columns": (1,),
-        "layer_norm": (1, 2), "matmul": (1, 2), "quantized_matmul": (1, 2), "rotary_table": (0, 1),
-        "rotary_kv_write": (2, 3), "paged_attention": (1, 2, 3, 4, 5), "gather_rows": (1,), "elementwise": (4,),
-    }.get(op, ())  # fmt: skip
-    slots = itertools.count()
-    return [None if i in others else next(slots) for i in range(spec.inputs[0])]
-
-
-def test_the_tables_of_ops_are_those_of_the_reader() -> None:
+def test_the_reader_has_the_records_of_the_builder() -> None:
     """Numbers, operand counts and attributes of plan.bin, and which result may go over which operand."""
-    reader = {op["number"]: op for op in _runtime.plan_ops()}
-    assert {record.number for record in OPS.values()} == reader.keys()
-    for name, record in OPS.items():
-        rule, spec = reader[record.number], find_spec(name, "lowered")
-        assert rule["name"] == name.replace("quantized_embedding", "embedding")
-        assert rule["weights"][1] == len(record.weights)
-        assert record.program or (rule["ints"], rule["floats"]) == (len(record.ints), len(record.floats))
-        slots = operand_slots(name)
-        most = rule["ins"][1]
-        assert [s for s in slots if s is not None] == list(range(most))
-        for operands in range(rule["ins"][0], most + 1):
-            results = rule["outs"][1] if operands == most else rule["outs"][0]
-            for i, result in itertools.product(range(operands), range(results)):
-                written, over = spec.in_place or (results, ())
-                planned = written < results and written % results == result and slots.index(i) in over
-                assert planned == _runtime.plan_may_share(record.number, operands, i, result), (name, i, result)
+    reader = {op["name"]: op for op in _runtime.plan_ops()}
+    records = {name: record for name, record in instructions().items() if not record.shares_number_of}
+    assert reader.keys() == records.keys()
+    for name, record in records.items():
+        rule = reader[name]
+        assert rule["number"] == record.number
+        for kind, operands in (("ins", record.ins), ("weights", record.weights), ("outs", record.outs)):
+            assert rule[kind] == (sum(not o.optional for o in operands), len(operands)), (name, kind)
+        assert record.encode or (rule["ints"], rule["floats"]) == (len(record.ints), len(record.floats))
+        ins, outs = [o.name for o in record.ins], [o.name for o in record.outs]
+        for given in range(rule["ins"][0], rule["ins"][1] + 1):
+            for i, result in itertools.product(range(given), range(rule["outs"][given == len(ins)])):
+                planned = any(
+                    outs[result] == r.result and ins[i] in r.over and r.without not in ins[:given]
+                    for r in record.in_place
+                )
+                assert planned == _runtime.plan_may_share(record.number, given, i, result), (name, i, result)

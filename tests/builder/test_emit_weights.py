@@ -12,8 +12,8 @@ from tensorwright.builder.emit import cpu_weights
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable
 from tensorwright.errors import BuildError, CheckpointError
+from tensorwright.ir.weights import Ref
 from tensorwright.models.dtypes import bfloat16_bits
-from tensorwright.models.weights import Ref
 from tensorwright.plugins.packing import unpack_panels
 
 RNG = np.random.default_rng(2)
@@ -46,8 +46,8 @@ def test_every_layout():
     table = WeightTable(SOURCE)
     w, v = Ref("w"), Ref("v")
     indices = [
-        table.add(w, "panels", "float32"), table.add(w, "panels", "bfloat16"), table.add(w, "panels_swiglu", "float32"),
-        table.add(v, "raw", "float32"), table.add(v, "bias", "float32"), table.add(v, "bias_swiglu", "float32"),
+        table.add(w, "panels", "float32"), table.add(w, "panels", "bfloat16"), table.add(w, "panels_gated", "float32"),
+        table.add(v, "raw", "float32"), table.add(v, "bias", "float32"), table.add(v, "bias_gated", "float32"),
         table.add(w.transpose(), "panels", "float32"), table.add(Ref("half"), "panels", "bfloat16"),
     ]  # fmt: skip
     data = stream(table)
@@ -105,6 +105,6 @@ def test_refusals():
     with pytest.raises(CheckpointError, match=r'"v" must be of rank 2 .* is \[70\]'):
         table.add(Ref("v"), "panels", "float32")
     with pytest.raises(CheckpointError, match="as many up rows, has 9"):
-        table.add(Ref("w").transpose(), "panels_swiglu", "float32")
+        table.add(Ref("w").transpose(), "panels_gated", "float32")
     with pytest.raises(BuildError, match="must be float32, not int64"):
         ConstantArray.of(np.arange(3))

@@ -21,9 +21,9 @@ from tensorwright.errors import CheckpointError, InvalidOptionError, TraceError,
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.text import print_graph
 from tensorwright.ir.verify import verify
+from tensorwright.ir.weights import Ref
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import expected_counts
-from tensorwright.models.weights import Ref
 
 IN_BFLOAT16 = ["llama3_rope", "llama_yarn", "phi3_longrope", "llama_biases", "llama_mqa", "qwen2", "flint"]
 IN_FLOAT16 = ["llama_yarn", "gpt2", "flint"]

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from support.tiny_models import load_eager, make_variant
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.trace import trace
 from tensorwright.errors import UnsupportedModelError
-from tensorwright.ir.interpret import checkpoint_weights, interpret
+from tensorwright.ir.interpret import interpret
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
 

@@ -10,11 +10,11 @@ import pytest
 from support.harness import EngineSteps, worst
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.trace import trace
 from tensorwright.errors import InvalidOptionError
 from tensorwright.ir.graph import Graph
-from tensorwright.ir.interpret import checkpoint_weights
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import PassReport, run_pipeline

@@ -9,7 +9,7 @@ from tensorwright.errors import GraphError
 from tensorwright.ir import Graph
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.text import print_graph, print_node, underline
-from tensorwright.models.weights import Ref
+from tensorwright.ir.weights import Ref
 
 SMALL = """\
 graph "small" stage fused {

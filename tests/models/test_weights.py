@@ -8,18 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorwright.errors import CheckpointError, GraphError
+from tensorwright.ir.weights import Concat, Ref, Reshape, Slice, Stack, Transpose, parse_expr
 from tensorwright.models.dtypes import Tensor, float32_from_bits
-from tensorwright.models.weights import (
-    Concat,
-    Ref,
-    Reshape,
-    Slice,
-    Stack,
-    Transpose,
-    evaluate,
-    evaluate_rows,
-    parse_expr,
-)
+from tensorwright.models.read_weights import dtype_of, evaluate, evaluate_rows
 
 
 class Source:
@@ -70,7 +61,7 @@ CASES = [
 @pytest.mark.parametrize(("expr", "array"), CASES, ids=[str(e) for e, _ in CASES])
 def test_evaluates_as_numpy(expr, array):
     assert expr.shape(SOURCE) == array.shape
-    assert expr.dtype(SOURCE) == "float32"
+    assert dtype_of(expr, SOURCE) == "float32"
     np.testing.assert_array_equal(evaluate(expr, SOURCE).data, array)
 
 
@@ -160,9 +151,9 @@ def test_missing_name_and_rows_outside():
 
 def test_mixed_types_widen():
     mixed = Ref("bf").concat([Ref("f")])
-    assert mixed.dtype(SOURCE) == "float32"
+    assert dtype_of(mixed, SOURCE) == "float32"
     np.testing.assert_array_equal(evaluate(mixed, SOURCE).data, [1, 2, -3, *A[0]])
-    assert Ref("bf").concat([Ref("bf")]).dtype(SOURCE) == "bfloat16"
+    assert dtype_of(Ref("bf").concat([Ref("bf")]), SOURCE) == "bfloat16"
     np.testing.assert_array_equal(float32_from_bits(evaluate(Ref("bf"), SOURCE).data), [1, 2, -3])
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from support.pass_graphs import graph_of
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import PassError
-from tensorwright.ir.interpret import checkpoint_weights
-from tensorwright.ir.ops import SUMS
+from tensorwright.ir.ops import summing_ops
 from tensorwright.passes.compare import Comparison, tolerance
 
 
@@ -50,4 +50,4 @@ def test_products_of_quantized_weights_are_sums_too():
         )
     }
     assert len(set(bounds.values())) == 1, bounds
-    assert {"rms_norm_columns", "layer_norm_columns", "quantized_matmul"} <= SUMS
+    assert {"rms_norm_columns", "layer_norm_columns", "quantized_matmul"} <= summing_ops()

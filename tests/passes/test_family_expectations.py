@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from support.tiny_models import VARIANTS
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import PassError
-from tensorwright.ir.interpret import checkpoint_weights
 from tensorwright.models.registry import _FAMILIES, Quantized, expected_counts
 from tensorwright.passes.pipeline import run_pipeline
 from tensorwright.passes.quantize_weights import quantize_weights

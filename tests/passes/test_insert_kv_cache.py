@@ -3,8 +3,9 @@ import torch
 from tolerances import chain_tolerance
 
 from support.pass_graphs import graph_of, ops, source_of
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import UnsupportedModelError
-from tensorwright.ir.interpret import checkpoint_weights, interpret
+from tensorwright.ir.interpret import interpret
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.ir.verify import verify
 from tensorwright.passes.insert_kv_cache import METADATA, insert_kv_cache

@@ -2,8 +2,8 @@ import pytest
 from tolerances import chain_tolerance
 
 from support.pass_graphs import graph_of, ops
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import LoweringError, UnsupportedModelError
-from tensorwright.ir.interpret import checkpoint_weights
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.ir.verify import verify
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
@@ -49,7 +49,7 @@ def test_epilogues_are_folded():
     assert ops(graph) == ["embedding", "rms_norm", "matmul", "matmul"]
     gate_up, down = graph.find("matmul")
     assert gate_up.attrs == {"epilogue": EPILOGUES["silu"], "n": 6}
-    assert gate_up.inputs[1].node.attrs["layout"] == "panels_swiglu"
+    assert gate_up.inputs[1].node.attrs["layout"] == "panels_gated"
     assert gate_up.inputs[2].node.attrs["layout"] == "raw"
     assert down.attrs == {"epilogue": EPILOGUE_NONE, "n": 8}
     assert down.inputs[3] is graph.find("embedding")[0].output
@@ -150,7 +150,7 @@ def test_types_in_bfloat16():
     gate_up, down = graph.find("matmul")
     assert (gate_up.output.dtype, down.output.dtype) == ("bfloat16", "float32")
     layouts = {n.attrs["layout"]: n.output.dtype for n in graph.find("weight")}
-    assert layouts == {"panels": "bfloat16", "panels_swiglu": "bfloat16", "raw": "float32"}
+    assert layouts == {"panels": "bfloat16", "panels_gated": "bfloat16", "raw": "float32"}
 
 
 def test_a_tied_table_is_one_weight():

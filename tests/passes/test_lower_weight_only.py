@@ -8,10 +8,11 @@ import torch
 from tolerances import sum_tolerance
 
 from support.pass_graphs import assert_silent, graph_of, ops, source_of
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import LoweringError
 from tensorwright.ir import Graph
-from tensorwright.ir.interpret import checkpoint_weights, interpret
+from tensorwright.ir.interpret import interpret
 from tensorwright.ir.text import print_graph
 from tensorwright.ir.verify import verify
 from tensorwright.passes.lower_weight_only import lower_weight_only

@@ -4,7 +4,7 @@ import pytest
 from mutations import MUTATIONS, NotApplicable, mutate
 from tolerances import chain_tolerance
 
-from tensorwright.ir.interpret import checkpoint_weights
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.ir.text import print_graph
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from support.pass_graphs import ops
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import GraphError, InvalidOptionError, LoweringError, PassError, UnsupportedModelError
-from tensorwright.ir.interpret import checkpoint_weights
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.text import print_graph
 from tensorwright.passes.fuse_swiglu import fuse_swiglu

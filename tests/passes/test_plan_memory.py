@@ -1,9 +1,9 @@
 import pytest
 
 from support.pass_graphs import graph_of
-from tensorwright.builder.emit.cpu_plan import OPS
 from tensorwright.errors import PassError
-from tensorwright.passes.plan_memory import ALIGNMENT, SOURCES, plan_memory
+from tensorwright.ir.ops import SOURCES, instructions
+from tensorwright.passes.plan_memory import ALIGNMENT, plan_memory
 from tensorwright.runtime import _runtime
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -12,7 +12,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 def may_be_written_over(node, result):
     """The operands whose memory the reader of plans lets this result take."""
     computed = [v for v in node.inputs if v is not None and v.node.op not in SOURCES and v.dtype != "kv"]
-    number = OPS[node.op].number
+    number = instructions()[node.op].number
     return {v for i, v in enumerate(computed) if _runtime.plan_may_share(number, len(computed), i, result)}
 
 

@@ -7,9 +7,9 @@ import pytest
 from tolerances import int8_attention_tolerance
 
 from support.pass_graphs import assert_silent, graph_of, source_of
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import InvalidOptionError, PassError, UnsupportedModelError
 from tensorwright.ir import Graph
-from tensorwright.ir.interpret import checkpoint_weights
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.ir.text import print_graph

@@ -11,7 +11,8 @@ import pytest
 
 from support.isa_levels import LEVELS, level_of
 from tensorwright.errors import IsaError
-from tensorwright.plugins.registry import PLUGINS
+from tensorwright.ir.records import Instruction, Op
+from tensorwright.plugins.registry import MODULES, read_records
 from tensorwright.runtime import _runtime
 
 FAMILIES = 19
@@ -112,9 +113,11 @@ def test_tables_are_best_first_and_end_with_the_reference() -> None:
         assert name.endswith("_scalar")
 
 
-def test_registry_names_every_plugin_by_its_op() -> None:
-    for name, plugin in PLUGINS.items():
-        assert name == plugin.NAME
-        assert isinstance(plugin.ATTRS, dict)
-        assert callable(plugin.infer)
-        assert callable(plugin.reference)
+def test_every_record_says_what_its_op_computes() -> None:
+    records = list(read_records())
+    assert len(records) >= len(MODULES)
+    for record in records:
+        assert callable(record.reference)
+        assert callable(record.infer) or isinstance(record, Instruction)
+        assert isinstance(record, Instruction) == (record.stages == ("lowered",))
+        assert isinstance(record, Op)

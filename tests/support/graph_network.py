@@ -10,9 +10,10 @@ import torch
 
 from support.fake_runtime import write_checksums
 from support.made_manifest import make_manifest, make_profiles
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, KvLayer, Manifest
 from tensorwright.ir import Graph
-from tensorwright.ir.interpret import checkpoint_weights, run
+from tensorwright.ir.interpret import run
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.plugins.paged_attention.cache import PagedCache
 

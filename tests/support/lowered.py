@@ -6,8 +6,8 @@ import numpy as np
 
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.graph import Graph, Value
+from tensorwright.ir.weights import Ref
 from tensorwright.models.dtypes import Tensor
-from tensorwright.models.weights import Ref
 
 HIDDEN, INNER, VOCAB = 6, 5, 19
 
@@ -57,7 +57,7 @@ def lowered_graph(dtype: str = "float32") -> Graph:
 
     norm_attrs = {"eps": 1e-5, "weight_offset": 0.0}
     norm = weight(Ref("norm"), (HIDDEN,), "raw")
-    both = weight(Ref("gate").concat([Ref("up")]), (2 * INNER, HIDDEN), "panels_swiglu")
+    both = weight(Ref("gate").concat([Ref("up")]), (2 * INNER, HIDDEN), "panels_gated")
     both_bias = weight(Ref("gate_bias").concat([Ref("up_bias")]), (2 * INNER,), "raw")
     x = add(
         "embedding",

@@ -10,12 +10,13 @@ import torch
 from tolerances import chain_tolerance
 
 from support.lowered import MemorySource
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.ir import Graph
-from tensorwright.ir.interpret import checkpoint_weights, interpret
+from tensorwright.ir.interpret import interpret
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.text import print_graph
 from tensorwright.ir.verify import verify
-from tensorwright.models.weights import Ref
+from tensorwright.ir.weights import Ref
 
 LENGTH = 5
 """What "seq" stands for."""

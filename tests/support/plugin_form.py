@@ -12,12 +12,12 @@ import numpy as np
 from tolerances import chain_tolerance
 
 from tensorwright.builder.accuracy_interpreter import narrowed
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.emit.onnx.plugin_form import MODEL, emit_plugin_form
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.ir import Graph
-from tensorwright.ir.interpret import checkpoint_weights
-from tensorwright.ir.ops import SUMS
+from tensorwright.ir.ops import summing_ops
 from tensorwright.ir.ragged import RaggedAdapter, interpret_ragged
 from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import Checkpoint
@@ -90,7 +90,7 @@ class PluginModel:
 
     def _chain(self, largest: float) -> float:
         widest = max(d for v in self.graph.values() for d in v.shape if isinstance(d, int))
-        return chain_tolerance("float32", widest, sum(n.op in SUMS for n in self.graph.nodes), largest)
+        return chain_tolerance("float32", widest, sum(n.op in summing_ops() for n in self.graph.nodes), largest)
 
 
 def pairs(a: list[np.ndarray], b: list[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:

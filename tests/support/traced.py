@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from support.tiny_models import load_eager
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.ir import Graph
-from tensorwright.ir.interpret import checkpoint_weights, interpret
+from tensorwright.ir.interpret import interpret
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 
 LENGTHS = (2, 7, 33)

@@ -20,8 +20,9 @@ from tensorwright.builder.emit.quantized_weights import RelativeError, quantized
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.errors import CheckpointError, LoweringError
 from tensorwright.ir.graph import Value
+from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import Tensor, convert
-from tensorwright.models.weights import WeightExpr
+from tensorwright.models.read_weights import read_part
 from tensorwright.plugins.packing import LANES
 from tensorwright.plugins.quantized_matmul.fp8 import from_codes, to_codes
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, fp8_scales, unpack
@@ -101,7 +102,7 @@ class PluginWeights(Weights):
 
     def _transposed(self, expr: WeightExpr, n: int, k: int) -> Chunks:
         for start, end in column_steps(n, k):
-            part = expr.region(self.checkpoint, ((0, n), (start, end)))
+            part = read_part(expr, self.checkpoint, ((0, n), (start, end)))
             yield 0, in_type(part, self.dtype, str(expr)).T
 
     def _by_columns(self, expr: WeightExpr, fmt: WeightFormat, n: int, k: int, pack: Pack) -> Chunks:
@@ -145,7 +146,7 @@ class PluginWeights(Weights):
         self, expr: WeightExpr, rows: tuple[int, int], columns: tuple[int, int], dtype: type | None = None
     ) -> np.ndarray:
         """A part of a matrix, contiguous: float32, or bfloat16 bits if it is stored so and float32 is not asked for."""
-        tensor: Tensor = expr.region(self.checkpoint, (rows, columns))
+        tensor: Tensor = read_part(expr, self.checkpoint, (rows, columns))
         kept = "bfloat16" if tensor.dtype == "bfloat16" and dtype is None else "float32"
         return np.ascontiguousarray(convert(tensor, kept).data)
 
@@ -153,7 +154,7 @@ class PluginWeights(Weights):
 def quantized(name: str, fmt: WeightFormat, block: np.ndarray, total: RelativeError) -> Quantized:
     """A block of whole groups, by the C++ of the CPU engine, whose bits are those of quantize.py."""
     rows, k = block.shape
-    panels = quantized_chunks(name, fmt, rows, k, lambda a, b: block[a:b], swiglu=False, total=total)
+    panels = quantized_chunks(name, fmt, rows, k, lambda a, b: block[a:b], gated=False, total=total)
     parts, done = [], 0
     for part in panels:
         count = min(rows - done, part.size // fmt.panel_bytes(k) * LANES)

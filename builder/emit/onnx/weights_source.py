@@ -17,9 +17,10 @@ from tensorwright.builder.quantization_record import StoredMatrix, Use, make_rec
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.errors import BuildError, CheckpointError
 from tensorwright.ir.graph import Graph, Value
+from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import Tensor, convert
-from tensorwright.models.weights import WeightExpr, evaluate_rows
+from tensorwright.models.read_weights import evaluate_rows
 from tensorwright.plugins.packing import LANES
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, unpack
 
@@ -96,7 +97,7 @@ class Weights:
     ) -> Iterator[tuple[int, np.ndarray]]:
         done, scales = 0, []
         read = partial(_float_rows, expr, self.checkpoint)
-        for panels in quantized_chunks(name, fmt, n, k, read, swiglu=False, total=total):
+        for panels in quantized_chunks(name, fmt, n, k, read, gated=False, total=total):
             rows = min(n - done, panels.size // fmt.panel_bytes(k) * LANES)
             made = unpack(panels, fmt, rows, k)
             yield 0, nbits(made, fmt)

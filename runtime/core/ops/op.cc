@@ -1,6 +1,7 @@
 #include "runtime/core/ops/op.h"
 
 #include "runtime/core/base/concat.h"
+#include "runtime/core/plan/plan_check.h"
 
 namespace tensorwright {
 
@@ -13,34 +14,7 @@ BufferRef::BufferRef(const BufferRecord& record)
       offset(record.offset) {}
 
 std::unique_ptr<Operation> make_operation(const Instruction& instruction, const OpContext& context) {
-  switch (static_cast<Op>(instruction.op)) {
-    case Op::kEmbedding:
-      return make_embedding(instruction, context);
-    case Op::kRmsNorm:
-      return make_rms_norm(instruction, context);
-    case Op::kMatmul:
-      return make_matmul(instruction, context);
-    case Op::kRotaryTable:
-      return make_rotary_table(instruction, context);
-    case Op::kRotaryKvWrite:
-      return make_rotary_kv_write(instruction, context);
-    case Op::kPagedAttention:
-      return make_paged_attention(instruction, context);
-    case Op::kGatherRows:
-      return make_gather_rows(instruction, context);
-    case Op::kSwiglu:
-      return make_swiglu(instruction, context);
-    case Op::kAdd:
-      return make_add(instruction, context);
-    case Op::kRmsNormColumns:
-      return make_rms_norm_columns(instruction, context);
-    case Op::kQuantizedMatmul:
-      return make_quantized_matmul(instruction, context);
-    case Op::kElementwise:
-      return make_elementwise(instruction, context);
-    case Op::kLayerNorm:
-      return make_layer_norm(instruction, context);
-  }
+  if (const OpRow* row = find_op(instruction.op)) return row->make(instruction, context);
   refuse_plan(concat("op ", instruction.op, " is unknown"));
 }
 

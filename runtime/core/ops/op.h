@@ -1,4 +1,4 @@
-// One prepared instruction: made once at load, run once per step. One file of this folder per op.
+// One prepared instruction: made once at load, run once per step. Each op is plugins/<op>/instruction.cc.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_OPS_OP_H_
 #define TENSORWRIGHT_RUNTIME_CORE_OPS_OP_H_
 
@@ -80,13 +80,8 @@ struct OpContext {
   }
 };
 
+// Calls the maker of the instruction's op.
 std::unique_ptr<Operation> make_operation(const Instruction& instruction, const OpContext& context);
-
-// The makers behind make_operation, one per file.
-using OperationMaker = std::unique_ptr<Operation>(const Instruction& instruction, const OpContext& context);
-OperationMaker make_embedding, make_rms_norm, make_matmul, make_rotary_table, make_rotary_kv_write,
-    make_paged_attention, make_gather_rows, make_swiglu, make_add, make_rms_norm_columns, make_elementwise,
-    make_layer_norm, make_quantized_matmul;
 
 // Calls body(begin, end) over ranges of [0, rows), in parallel where that pays: a task has about 16 thousand
 // elements.

@@ -4,10 +4,14 @@
 
 #include <cmath>
 
+#include "plugins/common/kernel_types.h"
 #include "runtime/core/base/concat.h"
 #include "runtime/core/plan/plan_check.h"
 
 namespace tensorwright {
+
+// Panels that hold so many rows of a matrix.
+inline uint64_t ceil_panels(uint64_t rows) { return (rows + TW_LANES - 1) / TW_LANES; }
 
 // One instruction, its operands looked up.
 class InstructionCheck {
@@ -65,7 +69,6 @@ class InstructionCheck {
             plan.kv_layers.size(), ", is ", layer);
     return plan.kv_layers[static_cast<size_t>(layer)];
   }
-  // The heads attribute, in uint64 so that products with it cannot overflow.
   // q has the cache's type; beside an int8 cache, the activations'.
   void require_q(const BufferRecord* q, const KvLayerRecord& layer) const {
     const uint32_t wanted = layer.dtype == TW_I8 ? plan.header.act_dtype : layer.dtype;
@@ -73,6 +76,7 @@ class InstructionCheck {
             wanted, ", has ", q->dtype);
   }
 
+  // The heads attribute, in uint64 so that products with it cannot overflow.
   uint64_t heads(const KvLayerRecord& layer) const {
     const int32_t heads = instruction.ints[1];
     require(heads >= 1 && heads <= (1 << 20) && static_cast<uint32_t>(heads) % layer.kv_heads == 0,
@@ -93,6 +97,19 @@ class InstructionCheck {
     require_finite("eps", instruction.floats[0]);
     require(instruction.floats[0] >= 0, "eps must not be negative, is ", instruction.floats[0]);
     require_finite("weight_offset", instruction.floats[1]);
+  }
+  // What norms share, with or without a residual that is added first.
+  void require_norm() const {
+    const BufferRecord *x = in(0), *residual = in(1), *sum = out(1);
+    require_same_kind();
+    require((residual == nullptr) == (sum == nullptr), "residual and sum must come together");
+    require_float32("x", x);
+    require_float32("residual", residual);
+    require_float32("sum", sum);
+    require_cols("residual", residual, x->cols);
+    require_cols("y", out(0), x->cols);
+    require_cols("sum", sum, x->cols);
+    require_norm_floats();
   }
   void require_finite(const char* what, float x) const { require(std::isfinite(x), what, " is not finite"); }
 

@@ -10,13 +10,14 @@
 // * Reserved fields, and ints and floats an op does not use, are 0; operands an op does not use are -1.
 // * An instruction reads only buffers that an earlier one wrote.
 // * An output may share memory with an input only if both have the same offset, stride and dtype, and only
-//   kAdd: y with a or b; kRmsNormColumns: y with x; kElementwise: y with any x; kRmsNorm: sum with x or
-//   residual; kLayerNorm: sum with x or residual, and y with x if there is no residual; kMatmul and
-//   kQuantizedMatmul: y with residual.
+// where
+//   op_table.h says so (kOpSharings).
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 
 #include <cstdint>
+
+#include "runtime/core/plan/op_table.h"
 
 namespace tensorwright {
 
@@ -85,33 +86,8 @@ struct WeightRecord {
 };
 static_assert(sizeof(WeightRecord) == 40);
 
-// Numbers are stored; append only. The comment gives in | weights | out | ints | floats.
-// kMatmul: w has ceil(n / 16) panels, twice that if its epilogue is gated; a bias has panels * 16 floats in
-// panel order. kRmsNorm: residual and sum come together or not at all. kPagedAttention takes its window from
-// the KvLayerRecord. kRotaryTable: table has 2 * inv_freq.k columns; kRotaryKvWrite: its table has rotary_dim
-// columns.
-enum class Op : uint32_t {
-  kEmbedding = 1,       // - | table | y | ids: a tw_embedding_ids | scale
-  kRmsNorm = 2,         // x, residual? | w | y, sum? | - | eps, weight_offset
-  kMatmul = 3,          // x, residual? | w, bias? | y | epilogue, n | -
-  kRotaryTable = 4,     // - | inv_freq | table | - | scale
-  kRotaryKvWrite = 5,   // qkv, table? | - | q | kv_layer, heads, rotary_dim (0: no table) | -
-  kPagedAttention = 6,  // q | sinks? | y | kv_layer, heads | scale, softcap
-  kGatherRows = 7,      // x (tokens) | - | y (rows) | - | -
-  kSwiglu = 8,          // x | - | y | activation | -
-  kAdd = 9,             // a, b | - | y | - | -
-  // y is x, but for `heads` runs of w.k columns from `start` on, each of which is normalised.
-  kRmsNormColumns = 10,  // x | w | y | start, heads | eps, weight_offset
-  // The program of plugins/elementwise/kernel.h: its bytes fill the ints, its constants the floats.
-  kElementwise = 11,  // x0, x1?, x2?, x3? | w? | y | 32 bytes | c0, c1, c2, c3
-  // y is x, but for `heads` runs of `width` columns from `start` on, each of which is normalised; w and b
-  // have width elements, shared by the runs, or heads * width. With a residual, and for a y that is not
-  // float32, one run must be the whole row.
-  kLayerNorm = 12,  // x, residual? | w, b? | y, sum? | start, heads, width | eps, weight_offset
-  // As kMatmul, w of layout kQuantized; x is quantized on the way in.
-  kQuantizedMatmul = 13,  // x, residual? | w, bias? | y | epilogue, n | -
-};
-
+// The ops and what each reads stand in op_table.h; what their operands and attributes must be, in the check
+// of each, plugins/<op>/instruction.cc.
 struct Instruction {
   uint32_t op;
   uint32_t name;      // offset into the string table: module path in the model

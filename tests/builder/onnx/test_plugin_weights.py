@@ -21,7 +21,7 @@ from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import CheckpointError, LoweringError
 from tensorwright.ir.graph import Graph, Value
-from tensorwright.models.weights import Ref
+from tensorwright.ir.weights import Ref
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 

@@ -19,7 +19,7 @@ from tensorwright.builder.emit.onnx.portable_io import make_manifest
 from tensorwright.builder.emit.quantized_weights import QuantizingWeights
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import Graph
-from tensorwright.ir.ops import SUMS, emit
+from tensorwright.ir.ops import emit, summing_ops
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.passes.lower_weight_only import lower_weight_only
 from tensorwright.passes.quantize_weights import quantize_weights
@@ -49,7 +49,7 @@ def worst(got: list[np.ndarray], wanted: list[np.ndarray]) -> float:
 
 def allowed(graph: Graph, wanted: list[np.ndarray], dtype: str = "float32") -> float:
     """Sums in another order, or in another type."""
-    products = {"quantized_embedding"} | SUMS
+    products = {"quantized_embedding"} | summing_ops()
     widest = max(d for v in graph.values() for d in v.shape if isinstance(d, int) and v.node and v.node.op != "weight")
     depth = sum(node.op in products for node in graph.nodes)
     return chain_tolerance(dtype, widest, depth, max(float(np.abs(w).max()) for w in wanted))

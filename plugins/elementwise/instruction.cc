@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -56,7 +57,42 @@ class Elementwise : public Operation {
   tw_elementwise_fn kernel_;
 };
 
+// What the stack machine needs: operands that are there, a stack that neither runs dry nor over, one result.
+void check_program(const InstructionCheck& c) {
+  uint8_t code[TW_EW_BYTES];
+  std::memcpy(code, c.instruction.ints, sizeof code);
+  int depth = 0, length = 0;
+  for (; length < TW_EW_BYTES && code[length] != TW_EW_END; ++length) {
+    const int byte = code[length];
+    c.require(tw_ew_is_operand(byte) || tw_ew_is_binary(byte) || tw_ew_is_unary(byte), "program byte ",
+              length, " is ", byte, ", which is no code");
+    const bool is_input = byte >= TW_EW_X0 && byte <= TW_EW_X3;
+    c.require(!is_input || c.in(byte - TW_EW_X0), "program byte ", length, " reads an absent input");
+    c.require(byte != TW_EW_W || c.weight(0), "program byte ", length, " reads an absent w");
+    const int taken = tw_ew_is_operand(byte) ? 0 : tw_ew_is_binary(byte) ? 2 : 1;
+    c.require(depth >= taken, "program byte ", length, " takes ", taken, " of ", depth, " values");
+    depth += 1 - taken;
+    c.require(depth <= TW_EW_STACK, "the program's stack must hold at most ", TW_EW_STACK, " values");
+  }
+  c.require(depth == 1, "the program must leave one value, leaves ", depth);
+  for (; length < TW_EW_BYTES; ++length) {
+    c.require(code[length] == TW_EW_END, "program byte ", length, " must be 0 after the end");
+  }
+}
+
 }  // namespace
+
+void check_elementwise(const InstructionCheck& c) {
+  c.require_same_kind();
+  for (int i = 0; i < TW_EW_INPUTS; ++i) {
+    c.require_float32("every input", c.in(i));
+    c.require_cols("every input", c.in(i), c.out(0)->cols);
+    c.require(i == 0 || !c.in(i) || c.in(i - 1), "in[", i, "] needs in[", i - 1, "]");
+    c.require_finite("every constant", c.instruction.floats[i]);
+  }
+  c.require_raw("w", c.weight(0), c.out(0)->cols);
+  check_program(c);
+}
 
 std::unique_ptr<Operation> make_elementwise(const Instruction& instruction, const OpContext& context) {
   return std::make_unique<Elementwise>(instruction, context);

@@ -1,7 +1,10 @@
 // matmul: y[rows, n] = epilogue(x[rows, k] * w[n, k]^T + bias) + residual.
+#include "plugins/matmul/instruction.h"
+
 #include "plugins/matmul/kernel.h"
-#include "runtime/core/ops/matmul_tiling.h"
+#include "plugins/matmul/tiling.h"
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -74,6 +77,28 @@ class Matmul : public Operation {
 };
 
 }  // namespace
+
+uint64_t check_product(const InstructionCheck& c) {
+  const int32_t epilogue = c.instruction.ints[0], n = c.instruction.ints[1];
+  c.require_same_kind();
+  c.require(epilogue >= 0 && epilogue <= TW_EPILOGUE_LAST, "epilogue must be 0 to ", int{TW_EPILOGUE_LAST},
+            ", is ", epilogue);
+  c.require(n >= 1, "n must be positive, is ", n);
+  const uint64_t columns = ceil_panels(static_cast<uint64_t>(n));
+  const uint64_t panels = columns * static_cast<uint64_t>(tw_epilogue_panels(epilogue));
+  c.require_raw("bias", c.weight(1), panels * TW_LANES);
+  c.require_float32("residual", c.in(1));
+  c.require_cols("residual", c.in(1), static_cast<uint64_t>(n));
+  c.require_cols("y", c.out(0), static_cast<uint64_t>(n));
+  return panels;
+}
+
+void check_matmul(const InstructionCheck& c) {
+  const BufferRecord* x = c.in(0);
+  const WeightRecord* w = c.weight(0);
+  c.require_panels("w", w, check_product(c), x->cols);
+  c.require(w->dtype == x->dtype, "w must have x's dtype ", x->dtype, ", has ", w->dtype);
+}
 
 std::unique_ptr<Operation> make_matmul(const Instruction& instruction, const OpContext& context) {
   return std::make_unique<Matmul>(instruction, context);

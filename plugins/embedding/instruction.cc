@@ -1,6 +1,7 @@
 // embedding: y[t, :] = scale * table[ids[t], :], ids the step's tokens or positions.
 #include "plugins/embedding/kernel.h"
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -48,6 +49,28 @@ class Embedding : public Operation {
 };
 
 }  // namespace
+
+// ids is a tw_embedding_ids.
+void check_embedding(const InstructionCheck& c) {
+  const WeightRecord* table = c.weight(0);
+  const int32_t ids = c.instruction.ints[0];
+  c.require(ids == TW_IDS_TOKENS || ids == TW_IDS_POSITIONS, "ids must be 0 or 1, is ", ids);
+  const uint64_t panels =
+      ids == TW_IDS_TOKENS ? ceil_panels(c.plan.header.vocab_size) : uint64_t{table->n / TW_LANES};
+  if (table->layout == static_cast<uint32_t>(WeightLayout::kQuantized)) {
+    c.require_quantized("table", table, panels, table->k);
+  } else {
+    c.require_panels("table", table, panels, table->k);
+  }
+  if (ids == TW_IDS_POSITIONS) {
+    c.require(table->n >= c.plan.header.max_seq_len, "table must have a row for each of ",
+              c.plan.header.max_seq_len, " positions, has ", table->n);
+  }
+  c.require_kind("y", c.out(0), BufferKind::kTokens);
+  c.require_float32("y", c.out(0));
+  c.require_cols("y", c.out(0), table->k);
+  c.require_finite("scale", c.instruction.floats[0]);
+}
 
 std::unique_ptr<Operation> make_embedding(const Instruction& instruction, const OpContext& context) {
   return std::make_unique<Embedding>(instruction, context);

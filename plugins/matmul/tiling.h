@@ -1,7 +1,7 @@
 // How a matmul's output is cut into tasks: by panels for few rows, which are bound by reading w once; by
 // tiles of rows x panels for many, sized so that a tile of x and a block of panels share a core's L2 cache.
-#ifndef TENSORWRIGHT_RUNTIME_CORE_OPS_MATMUL_TILING_H_
-#define TENSORWRIGHT_RUNTIME_CORE_OPS_MATMUL_TILING_H_
+#ifndef TENSORWRIGHT_PLUGINS_MATMUL_TILING_H_
+#define TENSORWRIGHT_PLUGINS_MATMUL_TILING_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -48,4 +48,4 @@ inline MatmulTiling tile_matmul(int32_t rows, int32_t panels, int64_t x_row_byte
 
 }  // namespace tensorwright
 
-#endif  // TENSORWRIGHT_RUNTIME_CORE_OPS_MATMUL_TILING_H_
+#endif  // TENSORWRIGHT_PLUGINS_MATMUL_TILING_H_

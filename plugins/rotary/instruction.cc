@@ -2,6 +2,7 @@
 // rotary_kv_write: rotates q and k of a joint qkv row if there is a table, keeps q, writes k and v into their
 // pages.
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -100,6 +101,34 @@ class RotaryKvWrite : public Operation {
 };
 
 }  // namespace
+
+// A table has a cosine and a sine for each frequency.
+void check_rotary_table(const InstructionCheck& c) {
+  const WeightRecord* inv_freq = c.weight(0);
+  c.require_raw("inv_freq", inv_freq, inv_freq->k);
+  c.require_kind("table", c.out(0), BufferKind::kTokens);
+  c.require_float32("table", c.out(0));
+  c.require_cols("table", c.out(0), uint64_t{2} * inv_freq->k);
+  c.require_finite("scale", c.instruction.floats[0]);
+}
+
+void check_rotary_kv_write(const InstructionCheck& c) {
+  const KvLayerRecord& layer = c.kv_layer();
+  const uint64_t heads = c.heads(layer);
+  const int32_t rotary_dim = c.instruction.ints[2];
+  c.require(rotary_dim >= 0 && rotary_dim % 2 == 0 && static_cast<uint32_t>(rotary_dim) <= layer.head_dim,
+            "rotary_dim must be even and 0 to ", layer.head_dim, ", is ", rotary_dim);
+  c.require((rotary_dim == 0) == (c.in(1) == nullptr),
+            "there must be a table exactly if rotary_dim is not 0");
+  c.require_kind("q", c.out(0), BufferKind::kTokens);
+  c.require_same_kind();
+  c.require_float32("qkv", c.in(0));
+  c.require_cols("qkv", c.in(0), (heads + 2 * uint64_t{layer.kv_heads}) * layer.head_dim);
+  c.require_float32("table", c.in(1));
+  c.require_cols("table", c.in(1), static_cast<uint64_t>(rotary_dim));
+  c.require_q(c.out(0), layer);
+  c.require_cols("q", c.out(0), heads * layer.head_dim);
+}
 
 std::unique_ptr<Operation> make_rotary_table(const Instruction& instruction, const OpContext& context) {
   return std::make_unique<RotaryTable>(instruction, context);

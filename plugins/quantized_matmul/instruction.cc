@@ -1,7 +1,10 @@
 // quantized_matmul: rows of x to int8 with a scale per group, then y = epilogue(x * w^T + bias) + residual.
+#include "plugins/matmul/instruction.h"
+
+#include "plugins/matmul/tiling.h"
 #include "plugins/quantized_matmul/kernel.h"
-#include "runtime/core/ops/matmul_tiling.h"
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -133,6 +136,13 @@ class QuantizedMatmul : public Operation {
 };
 
 }  // namespace
+
+void check_quantized_matmul(const InstructionCheck& c) {
+  const WeightRecord* w = c.weight(0);
+  c.require_quantized("w", w, check_product(c), c.in(0)->cols);
+  c.require(w->group != 0 || w->k <= TW_MOST_WHOLE_ROW, "w of whole rows must have at most ",
+            int{TW_MOST_WHOLE_ROW}, " columns, has ", w->k);
+}
 
 std::unique_ptr<Operation> make_quantized_matmul(const Instruction& instruction, const OpContext& context) {
   return std::make_unique<QuantizedMatmul>(instruction, context);

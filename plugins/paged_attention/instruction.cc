@@ -9,6 +9,7 @@
 
 #include "plugins/paged_attention/kernel.h"
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -234,6 +235,21 @@ class PagedAttention : public Operation {
 };
 
 }  // namespace
+
+// The window is that of the KvLayerRecord.
+void check_paged_attention(const InstructionCheck& c) {
+  const KvLayerRecord& layer = c.kv_layer();
+  const uint64_t heads = c.heads(layer);
+  c.require_kind("y", c.out(0), BufferKind::kTokens);
+  c.require_same_kind();
+  c.require_q(c.in(0), layer);
+  c.require_cols("q", c.in(0), heads * layer.head_dim);
+  c.require_cols("y", c.out(0), heads * layer.head_dim);
+  c.require_raw("sinks", c.weight(0), heads);
+  c.require_finite("scale", c.instruction.floats[0]);
+  c.require_finite("softcap", c.instruction.floats[1]);
+  c.require(c.instruction.floats[1] >= 0, "softcap must not be negative, is ", c.instruction.floats[1]);
+}
 
 std::unique_ptr<Operation> make_paged_attention(const Instruction& instruction, const OpContext& context) {
   return std::make_unique<PagedAttention>(instruction, context);

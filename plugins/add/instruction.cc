@@ -1,5 +1,6 @@
 // add: y = a + b, float32. Plain code: the compiler vectorises it, and every width gives the same bits.
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -32,6 +33,15 @@ class Add : public Operation {
 };
 
 }  // namespace
+
+void check_add(const InstructionCheck& c) {
+  c.require_same_kind();
+  c.require_float32("a", c.in(0));
+  c.require_float32("b", c.in(1));
+  c.require_float32("y", c.out(0));
+  c.require_cols("a", c.in(0), c.out(0)->cols);
+  c.require_cols("b", c.in(1), c.out(0)->cols);
+}
 
 std::unique_ptr<Operation> make_add(const Instruction& instruction, const OpContext& context) {
   return std::make_unique<Add>(instruction, context);

@@ -1,5 +1,6 @@
 // swiglu: y = act(gate) * up, x holding gate and then up. (Mostly it is an epilogue of matmul instead.)
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -39,6 +40,15 @@ class Swiglu : public Operation {
 };
 
 }  // namespace
+
+void check_swiglu(const InstructionCheck& c) {
+  const int32_t activation = c.instruction.ints[0];
+  c.require(activation >= 0 && activation < TW_ACTIVATIONS, "activation must be below ", int{TW_ACTIVATIONS},
+            ", is ", activation);
+  c.require_same_kind();
+  c.require_float32("x", c.in(0));
+  c.require_cols("x", c.in(0), uint64_t{2} * c.out(0)->cols);
+}
 
 std::unique_ptr<Operation> make_swiglu(const Instruction& instruction, const OpContext& context) {
   return std::make_unique<Swiglu>(instruction, context);

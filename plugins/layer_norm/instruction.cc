@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -84,6 +85,20 @@ class LayerNorm : public Operation {
 };
 
 }  // namespace
+
+// w and b have `width` elements, which all runs share, or heads * width. With a residual, and for a y that is
+// not float32, one run must be the whole row.
+void check_layer_norm(const InstructionCheck& c) {
+  const int32_t start = c.instruction.ints[0], heads = c.instruction.ints[1], width = c.instruction.ints[2];
+  c.require_norm();
+  c.require_runs(start, heads, width, c.in(0)->cols);
+  const bool whole = static_cast<uint32_t>(width) == c.in(0)->cols;
+  c.require(whole || !c.in(1), "only whole rows may have a residual");
+  if (!whole) c.require_float32("y", c.out(0));
+  const bool shared = c.weight(0)->k == static_cast<uint32_t>(width);
+  c.require_raw("w", c.weight(0), static_cast<uint64_t>(shared ? width : heads * width));
+  c.require_raw("b", c.weight(1), c.weight(0)->k);
+}
 
 std::unique_ptr<Operation> make_layer_norm(const Instruction& instruction, const OpContext& context) {
   return std::make_unique<LayerNorm>(instruction, context);

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -27,6 +28,14 @@ class GatherRows : public Operation {
 };
 
 }  // namespace
+
+void check_gather_rows(const InstructionCheck& c) {
+  c.require_kind("x", c.in(0), BufferKind::kTokens);
+  c.require_kind("y", c.out(0), BufferKind::kRows);
+  c.require(c.in(0)->dtype == c.out(0)->dtype, "y must have x's dtype ", c.in(0)->dtype, ", has ",
+            c.out(0)->dtype);
+  c.require_cols("y", c.out(0), c.in(0)->cols);
+}
 
 std::unique_ptr<Operation> make_gather_rows(const Instruction& instruction, const OpContext& context) {
   return std::make_unique<GatherRows>(instruction, context);

@@ -1,0 +1,193 @@
+"""The record of an operation: one declaration from which every table of operations is derived.
+
+`Op` describes an operation of a graph at the stages "traced", "fused" and "cached". `Instruction` describes an
+operation of stage "lowered", which is one instruction of target cpu's plan; the C++ table of instructions
+(runtime/core/plan/op_table.h) is generated from these records. The record of a primitive stands in ir/ops.py. The
+record of any other operation stands in the folder of its plugin, beside the functions `infer` and `reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tensorwright.ir.graph import Dim
+
+Types = list[tuple[str, tuple[Dim, ...]]]
+"""Element type and shape of every result."""
+Infer = Callable[[list[Any], dict[str, Any]], Types]
+Reference = Callable[[list[Any], dict[str, Any], str], list[Any]]
+
+ROWS, SHARED, METADATA, CACHE = "rows", "shared", "metadata", "cache"
+Kind = Literal["", "elementwise", "reduction", "norm", "product", "lookup"]
+
+MAX_INS, MAX_OUTS, MAX_WEIGHTS, MAX_INTS, MAX_FLOATS = 4, 2, 2, 8, 4
+"""How much one instruction holds: the array sizes of `Instruction` in runtime/core/plan/plan_format.h."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand or result.
+
+    kind: "rows" is an activation with one row for each token; "shared" is the same for all rows, a weight in an
+    instruction; "metadata" is an input of the batch; "cache" is a KV cache. Only rows and weights stand in a plan.
+    layout: how an instruction's weight is stored (builder/emit/cpu_weights.py), where a gated product adds its suffix.
+    narrow: an instruction's result that may be of the activation type, where only matrix products read it.
+    """
+
+    name: str
+    kind: str
+    optional: bool = False
+    layout: str = ""
+    narrow: bool = False
+
+
+def _operand(name: str, kind: str, **more: Any) -> Operand:
+    return Operand(name.removesuffix("?"), kind, name.endswith("?"), **more)
+
+
+def rows(name: str, *, narrow: bool = False) -> Operand:
+    """An activation. A "?" at the end of any operand's name says that it may be absent."""
+    return _operand(name, ROWS, narrow=narrow)
+
+
+def shared(name: str, layout: str = "") -> Operand:
+    """A value that is the same for all rows: in an instruction a weight, stored in `layout`."""
+    return _operand(name, SHARED, layout=layout)
+
+
+def metadata(name: str) -> Operand:
+    """An input of the batch, such as the slots of its tokens."""
+    return _operand(name, METADATA)
+
+
+def cache(name: str) -> Operand:
+    """The KV cache of one layer."""
+    return _operand(name, CACHE)
+
+
+Y = (rows("y"),)
+
+
+@dataclass(frozen=True)
+class Op:
+    """What is legal for one operation, and what it computes.
+
+    operands: in order. Optional ones at the end may be left out; in an instruction they are None instead.
+    variadic: any number of operands may follow.
+    attrs: name -> kind, all of which a node must have; optional_attrs may be there too.
+    kinds: int float number bool str dtype dim dims ints expr any, with "?" where None is legal.
+    results: in order; optional ones come last.
+    infer: result types from operands and attributes; None where nothing can say them.
+    reference: the definition in numpy; None for what torch computes (ir/interpret_ops.py).
+    kind: what sort of operation it is, for passes that treat all of one sort alike.
+    per_token: what it computes for a token depends on that token alone, and it is the same operation for one sequence
+    [1, S, C] and for a batch [tokens, C].
+    sequence_aware: at stage "cached" it may look past one token, as the batch's metadata allows.
+    flat_rows: its operands of kind "rows" may be vectors, one number for each token.
+    sums: it adds up many terms, so that a rewrite may change the last bits of its result.
+    lowers_to: the instruction that computes it, if that has another name.
+    """
+
+    name: str
+    operands: tuple[Operand, ...]
+    attrs: Mapping[str, str] = field(default_factory=dict)
+    optional_attrs: Mapping[str, str] = field(default_factory=dict)
+    results: tuple[Operand, ...] = Y
+    stages: tuple[str, ...] = ("fused", "cached")
+    variadic: bool = False
+    infer: Infer | None = None
+    reference: Reference | None = None
+    kind: Kind = ""
+    per_token: bool = False
+    sequence_aware: bool = False
+    flat_rows: bool = False
+    sums: bool = False
+    lowers_to: str = ""
+
+    @property
+    def operand_counts(self) -> tuple[int, int | None]:
+        """The least and the largest number of operands; None where there is no limit."""
+        if self.variadic:
+            return len(self.operands), None
+        least = len(self.operands)
+        while least and self.operands[least - 1].optional:
+            least -= 1
+        return least, len(self.operands)
+
+    @property
+    def result_counts(self) -> tuple[int, ...]:
+        """The numbers of results that are legal."""
+        required = sum(not result.optional for result in self.results)
+        return tuple(range(required, len(self.results) + 1))
+
+    def may_lack(self, index: int) -> bool:
+        """Whether operand `index` may be None."""
+        return self.operands[min(index, len(self.operands) - 1)].optional
+
+    def operand_index(self, name: str) -> int:
+        """The position of the operand `name`."""
+        return [operand.name for operand in self.operands].index(name)
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """The result `result` may be written over one of the operands `over`, in order of preference.
+
+    without: an operand that must be absent for this to hold.
+    """
+
+    result: str
+    over: tuple[str, ...]
+    without: str = ""
+
+
+@dataclass(frozen=True)
+class Instruction(Op):
+    """One instruction of target cpu's plan: an operation of stage "lowered".
+
+    number: what the plan stores; numbers are never used again. Two records may share one, where the layout of a weight
+    tells them apart: `shares_number_of` then names the record that the plan's reader knows.
+    attrs: those of kind "int" and "float" are stored in this order; one of kind "str" is stored only if `words` has it,
+    as its place among the words. encode: gives all ints and floats instead, from the attributes.
+    in_place: which results may be written over an operand that nobody reads afterwards.
+    """
+
+    stages: tuple[str, ...] = ("lowered",)
+    optional_attrs: Mapping[str, str] = field(default_factory=lambda: {"buffers": "any"})
+    number: int = 0
+    shares_number_of: str = ""
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    encode: Callable[[Mapping[str, Any]], tuple[list[int], list[float]]] | None = None
+    in_place: tuple[InPlace, ...] = ()
+
+    @property
+    def operand_counts(self) -> tuple[int, int | None]:
+        """All operands are given, absent ones as None."""
+        return len(self.operands), len(self.operands)
+
+    @property
+    def ins(self) -> tuple[Operand, ...]:
+        """The operands that are buffers, in the order in which the plan stores them."""
+        return tuple(operand for operand in self.operands if operand.kind == ROWS)
+
+    @property
+    def weights(self) -> tuple[Operand, ...]:
+        """The operands that are weights, in the order in which the plan stores them."""
+        return tuple(operand for operand in self.operands if operand.kind == SHARED)
+
+    @property
+    def outs(self) -> tuple[Operand, ...]:
+        """The results that are buffers."""
+        return tuple(result for result in self.results if result.kind == ROWS)
+
+    @property
+    def ints(self) -> tuple[str, ...]:
+        """The attributes that are stored as ints, in order."""
+        return tuple(name for name, kind in self.attrs.items() if kind == "int" or name in self.words)
+
+    @property
+    def floats(self) -> tuple[str, ...]:
+        """The attributes that are stored as floats, in order."""
+        return tuple(name for name, kind in self.attrs.items() if kind == "float")

@@ -1,0 +1,294 @@
+"""Weight expressions: how a weight of the graph is made of tensors of the checkpoint. Immutable, hashable, printable.
+
+`str(expr)` and `parse_expr(text)` are inverses: "model.norm.weight" (quoted), concat(0, "a", "b"), transpose("x"),
+slice(0, 4, 8, "x"), stack("a", "b"), reshape([2, 3], "x"). This module knows no tensor's data:
+`tensorwright.models.read_weights` reads what an expression says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol, TypeAlias
+
+from tensorwright.errors import CheckpointError, GraphError
+
+
+class Shapes(Protocol):
+    """The shapes of a checkpoint's tensors."""
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+
+class WeightExpr(ABC):
+    """Base of all expressions. Dimensions are non-negative; `dim` counts from 0."""
+
+    @abstractmethod
+    def refs(self) -> Iterator[str]:
+        """The checkpoint names it reads, in order, with repetitions."""
+
+    @abstractmethod
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        """The result's shape. Raises CheckpointError where the parts do not fit together."""
+
+    def concat(self, others: Sequence[WeightExpr], dim: int = 0) -> WeightExpr:
+        """This, then the others, along `dim`."""
+        parts: list[WeightExpr] = []
+        for part in (self, *others):
+            parts.extend(part.parts if isinstance(part, Concat) and part.dim == dim else (part,))
+        return parts[0] if len(parts) == 1 else Concat(tuple(parts), dim)
+
+    def stack(self, others: Sequence[WeightExpr] = ()) -> WeightExpr:
+        """This and the others along a new dimension 0."""
+        return Stack((self, *others))
+
+    def transpose(self, dim0: int = 0, dim1: int = 1) -> WeightExpr:
+        """Two dimensions swapped; swapping them back gives the original expression."""
+        low, high = sorted((dim0, dim1))
+        if low == high:
+            return self
+        if isinstance(self, Transpose) and (self.dim0, self.dim1) == (low, high):
+            return self.part
+        return Transpose(self, low, high)
+
+    def slice(self, dim: int, start: int, end: int) -> WeightExpr:
+        """Elements [start, end) of one dimension."""
+        if isinstance(self, Slice) and self.dim == dim:
+            if self.start + end > self.end:
+                raise CheckpointError(f"slice [{start}, {end}) of dimension {dim} is outside {self}")
+            return Slice(self.part, dim, self.start + start, self.start + end)
+        return Slice(self, dim, start, end)
+
+    def reshape(self, shape: Sequence[int]) -> WeightExpr:
+        """The same elements in row-major order in another shape; no -1."""
+        return Reshape(self, tuple(shape))
+
+
+@dataclass(frozen=True)
+class Ref(WeightExpr):
+    """A tensor of the checkpoint, by name."""
+
+    name: str
+
+    def refs(self) -> Iterator[str]:
+        yield self.name
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        return source.shape(self.name)
+
+    def __str__(self) -> str:
+        return json.dumps(self.name)
+
+
+@dataclass(frozen=True)
+class _Unary(WeightExpr):
+    part: WeightExpr
+
+    def refs(self) -> Iterator[str]:
+        return self.part.refs()
+
+
+@dataclass(frozen=True)
+class Transpose(_Unary):
+    """Dimensions dim0 < dim1 of `part` swapped."""
+
+    dim0: int = 0
+    dim1: int = 1
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        shape = self.part.shape(source)
+        _require(self.dim1 < len(shape), self, f"its part has shape {list(shape)}")
+        return swapped(shape, self.dim0, self.dim1)
+
+    def __str__(self) -> str:
+        dims = "" if (self.dim0, self.dim1) == (0, 1) else f"{self.dim0}, {self.dim1}, "
+        return f"transpose({dims}{self.part})"
+
+
+@dataclass(frozen=True)
+class Slice(_Unary):
+    """Elements [start, end) of dimension `dim` of `part`."""
+
+    dim: int
+    start: int
+    end: int
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        shape = self.part.shape(source)
+        inside = self.dim < len(shape) and 0 <= self.start <= self.end <= shape[self.dim]
+        _require(inside, self, f"its part has shape {list(shape)}")
+        return (*shape[: self.dim], self.end - self.start, *shape[self.dim + 1 :])
+
+    def __str__(self) -> str:
+        return f"slice({self.dim}, {self.start}, {self.end}, {self.part})"
+
+
+@dataclass(frozen=True)
+class Reshape(_Unary):
+    """The elements of `part`, row-major, in shape `to`."""
+
+    to: tuple[int, ...]
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        shape = self.part.shape(source)
+        _require(prod(shape) == prod(self.to), self, f"its part has shape {list(shape)}")
+        return self.to
+
+    def __str__(self) -> str:
+        return f"reshape([{', '.join(map(str, self.to))}], {self.part})"
+
+
+@dataclass(frozen=True)
+class _Joined(WeightExpr):
+    parts: tuple[WeightExpr, ...]
+
+    def refs(self) -> Iterator[str]:
+        for part in self.parts:
+            yield from part.refs()
+
+
+@dataclass(frozen=True)
+class Concat(_Joined):
+    """Parts one after the other along `dim`; their other dimensions agree."""
+
+    dim: int = 0
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        shapes = [part.shape(source) for part in self.parts]
+        rests = {(*s[: self.dim], *s[self.dim + 1 :]) if self.dim < len(s) else None for s in shapes}
+        _require(len(rests) == 1 and None not in rests, self, f"its parts have shapes {list(map(list, shapes))}")
+        first = shapes[0]
+        return (*first[: self.dim], sum(s[self.dim] for s in shapes), *first[self.dim + 1 :])
+
+    def __str__(self) -> str:
+        return f"concat({self.dim}, {', '.join(map(str, self.parts))})"
+
+
+@dataclass(frozen=True)
+class Stack(_Joined):
+    """Parts of one shape along a new dimension 0."""
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        shapes = [part.shape(source) for part in self.parts]
+        _require(len(set(shapes)) == 1, self, f"its parts have shapes {list(map(list, shapes))}")
+        return (len(shapes), *shapes[0])
+
+    def __str__(self) -> str:
+        return f"stack({', '.join(map(str, self.parts))})"
+
+
+def swapped(items: tuple, i: int, j: int) -> tuple:
+    """The tuple with two of its elements swapped."""
+    result = list(items)
+    result[i], result[j] = result[j], result[i]
+    return tuple(result)
+
+
+def _require(condition: bool, expr: WeightExpr, came: str) -> None:
+    if not condition:
+        raise CheckpointError(f"weight expression does not fit the checkpoint: {expr}: {came}")
+
+
+# -- text: expr = "json string" | name "(" item { "," item } ")"; item = int | "[" ints "]" | expr
+
+_TOKEN = re.compile(r'\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<int>-?\d+)|(?P<word>[a-z_]+)|(?P<mark>[(),\[\]]))')
+
+_BLANKS = re.compile(r"\s*")
+MAX_DEPTH = 50
+"""Expressions inside each other."""
+
+Item: TypeAlias = WeightExpr | int | tuple[int, ...]
+
+
+def parse_expr(text: str) -> WeightExpr:
+    """The inverse of str(expr): one expression that fills the text.
+
+    Raises GraphError that points at the first error.
+    """
+    parser = _Parser(text)
+    expr = parser.item()
+    if not isinstance(expr, WeightExpr):
+        raise parser.error("an expression was expected")
+    if parser.skip() < len(text):
+        raise parser.error("text is left over")
+    return expr
+
+
+class _Parser:
+    def __init__(self, text: str):
+        self.text, self.position, self.depth = text, 0, 0
+
+    def error(self, message: str) -> GraphError:
+        return GraphError(f"weight expression: {message} at column {self.position + 1}: {self.text[:200]!r}")
+
+    def skip(self) -> int:
+        """Where the next token begins."""
+        blanks = _BLANKS.match(self.text, self.position)
+        return self.position if blanks is None else blanks.end()
+
+    def is_next(self, mark: str) -> bool:
+        return self.text.startswith(mark, self.skip())
+
+    def take(self) -> tuple[str, str]:
+        match = _TOKEN.match(self.text, self.position)
+        if match is None or match.lastgroup is None:
+            raise self.error("a name, number or bracket was expected")
+        self.position = match.end()
+        return match.lastgroup, match[match.lastgroup]
+
+    def expect(self, mark: str) -> None:
+        if self.take() != ("mark", mark):
+            raise self.error(f"{mark!r} was expected before here")
+
+    def item(self) -> Item:
+        kind, text = self.take()
+        try:
+            if kind == "string":
+                return Ref(json.loads(text))
+            if kind == "int":
+                return int(text)
+        except ValueError as error:  # an escape that JSON has not, or more digits than Python reads
+            raise self.error(str(error)) from error
+        if text == "[":
+            numbers = self.items("]")
+            if not all(isinstance(i, int) for i in numbers):
+                raise self.error("only whole numbers may stand in the brackets before here")
+            return tuple(i for i in numbers if isinstance(i, int))
+        if kind != "word":
+            raise self.error("an expression was expected before here")
+        self.expect("(")
+        return self.build(text, self.items(")"))
+
+    def items(self, close: str) -> list[Item]:
+        found: list[Item] = []
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.error(f"at most {MAX_DEPTH} expressions may stand inside each other")
+        token = self.take() if self.is_next(close) else ("mark", ",")
+        while token == ("mark", ","):
+            found.append(self.item())
+            token = self.take()
+        if token != ("mark", close):
+            raise self.error(f"',' or {close!r} was expected before here")
+        self.depth -= 1
+        return found
+
+    def build(self, name: str, items: list[Item]) -> WeightExpr:
+        match name, items:
+            case "transpose", [WeightExpr() as part]:
+                return Transpose(part)
+            case "transpose", [int(a), int(b), WeightExpr() as part] if 0 <= a < b:
+                return Transpose(part, a, b)
+            case "slice", [int(dim), int(start), int(end), WeightExpr() as part]:
+                return Slice(part, dim, start, end)
+            case "reshape", [tuple(shape), WeightExpr() as part]:
+                return Reshape(part, shape)
+            case "concat", [int(dim), *parts] if parts and all(isinstance(p, WeightExpr) for p in parts):
+                return Concat(tuple(p for p in parts if isinstance(p, WeightExpr)), dim)
+            case "stack", parts if parts and all(isinstance(p, WeightExpr) for p in parts):
+                return Stack(tuple(p for p in parts if isinstance(p, WeightExpr)))
+        raise self.error(f"{name} is no expression of {len(items)} such parts")

@@ -1,0 +1,128 @@
+"""Reading the weights that expressions of ir/weights.py describe: the whole of one, some rows, or any part.
+
+Nothing is read before one of these functions is called, and no more than the part that was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Protocol
+
+import numpy as np
+
+from tensorwright.errors import CheckpointError
+from tensorwright.ir.weights import Concat, Ref, Reshape, Slice, Stack, Transpose, WeightExpr, swapped
+from tensorwright.models.dtypes import Tensor, convert, widest
+
+Ranges = tuple[tuple[int, int], ...]
+"""One half-open interval per dimension."""
+
+
+class TensorSource(Protocol):
+    """What an expression is evaluated against; `tensorwright.models.checkpoint.Checkpoint` is one."""
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def dtype(self, name: str) -> str: ...
+    def read(self, name: str) -> Tensor: ...
+
+
+def evaluate(expr: WeightExpr, source: TensorSource) -> Tensor:
+    """The whole result. A plain reference stays a file view; everything else is in memory.
+
+    Raises CheckpointError if a name is missing or the shapes do not fit.
+    """
+    return read_part(expr, source, tuple((0, n) for n in expr.shape(source)))
+
+
+def evaluate_rows(expr: WeightExpr, source: TensorSource, start: int, end: int) -> Tensor:
+    """Rows [start, end) of dimension 0 of the result, reading no more of the checkpoint than those rows need."""
+    shape = expr.shape(source)
+    if not shape or not 0 <= start <= end <= shape[0]:
+        raise CheckpointError(
+            f"weight expression does not fit the checkpoint: {expr}: rows [{start}, {end}) of shape {list(shape)}"
+        )
+    return read_part(expr, source, ((start, end), *((0, n) for n in shape[1:])))
+
+
+def dtype_of(expr: WeightExpr, source: TensorSource) -> str:
+    """The result's element type; parts of different types widen to float32."""
+    match expr:
+        case Ref(name):
+            return source.dtype(name)
+        case Transpose(part) | Slice(part) | Reshape(part):
+            return dtype_of(part, source)
+        case Concat(parts) | Stack(parts):
+            return widest([dtype_of(part, source) for part in parts])
+    raise TypeError(f"{type(expr).__name__} is no weight expression that can be read")
+
+
+def read_part(expr: WeightExpr, source: TensorSource, ranges: Ranges) -> Tensor:
+    """The part of the result inside `ranges`, one interval per dimension."""
+    match expr:
+        case Ref(name):
+            tensor = source.read(name)
+            return Tensor(tensor.dtype, tensor.data[_slices(ranges)])
+        case Transpose(part, dim0, dim1):
+            tensor = read_part(part, source, swapped(ranges, dim0, dim1))
+            return Tensor(tensor.dtype, tensor.data.swapaxes(dim0, dim1))
+        case Slice(part, dim, first, _):
+            start, end = ranges[dim]
+            return read_part(part, source, (*ranges[:dim], (start + first, end + first), *ranges[dim + 1 :]))
+        case Reshape():
+            return _read_reshaped(expr, source, ranges)
+        case Concat():
+            return _read_joined(expr, source, ranges)
+        case Stack():
+            return _read_stacked(expr, source, ranges)
+    raise TypeError(f"{type(expr).__name__} is no weight expression that can be read")
+
+
+def _read_reshaped(expr: Reshape, source: TensorSource, ranges: Ranges) -> Tensor:
+    # Rows of the result are one run of elements; read the rows of the part that cover it, and cut.
+    inner = expr.part.shape(source)
+    start, end = ranges[0] if ranges else (0, 1)
+    row, part_row = prod(expr.to[1:]), prod(inner[1:])
+    first = start * row // part_row if part_row else 0
+    last = -(-end * row // part_row) if part_row else 0
+    covering = tuple((0, n) for n in inner)
+    covering = ((first, last), *covering[1:]) if inner else ()
+    tensor = read_part(expr.part, source, covering)
+    skip = start * row - first * part_row
+    flat = tensor.data.reshape(-1)[skip : skip + (end - start) * row]
+    rows = flat.reshape((end - start, *expr.to[1:]) if expr.to else ())
+    return Tensor(tensor.dtype, rows[(slice(None), *_slices(ranges[1:]))] if ranges else rows)
+
+
+def _read_joined(expr: Concat, source: TensorSource, ranges: Ranges) -> Tensor:
+    start, end = ranges[expr.dim]
+    pieces: list[Tensor] = []
+    offset = 0
+    for part in expr.parts:
+        size = part.shape(source)[expr.dim]
+        low, high = max(start - offset, 0), min(end - offset, size)
+        if low < high or (start == end and not pieces):  # an empty range still needs one piece for its shape
+            inside = (min(low, size), max(min(low, size), high))
+            pieces.append(read_part(part, source, (*ranges[: expr.dim], inside, *ranges[expr.dim + 1 :])))
+        offset += size
+    dtype = dtype_of(expr, source)
+    if len(pieces) == 1:
+        return convert(pieces[0], dtype)
+    return _join(pieces, dtype, lambda arrays: np.concatenate(arrays, expr.dim))
+
+
+def _read_stacked(expr: Stack, source: TensorSource, ranges: Ranges) -> Tensor:
+    start, end = ranges[0]
+    pieces = [read_part(part, source, ranges[1:]) for part in expr.parts[start:end]]
+    if not pieces:
+        piece = read_part(expr.parts[0], source, ranges[1:])
+        return Tensor(piece.dtype, piece.data[None][:0])
+    return _join(pieces, dtype_of(expr, source), np.stack)
+
+
+def _join(pieces: list[Tensor], dtype: str, join: Callable[[Sequence[np.ndarray]], np.ndarray]) -> Tensor:
+    return Tensor(dtype, join([convert(piece, dtype).data for piece in pieces]))
+
+
+def _slices(ranges: Ranges) -> tuple[slice, ...]:
+    return tuple(slice(a, b) for a, b in ranges)

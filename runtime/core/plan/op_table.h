@@ -1,0 +1,118 @@
+// The instructions of target cpu: numbers, operands, checks and makers. Generated from the records in plugins/ by
+//   python -m tensorwright.plugins.op_table
+// Change a record (INSTRUCTION in plugins/<op>/*.py) and run that; a test compares.
+#ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_OP_TABLE_H_
+#define TENSORWRIGHT_RUNTIME_CORE_PLAN_OP_TABLE_H_
+
+#include <cstdint>
+#include <memory>
+
+namespace tensorwright {
+
+class InstructionCheck;
+class Operation;
+struct Instruction;
+struct OpContext;
+
+// clang-format off
+
+// Numbers are stored; none is used again. The comment gives in | weights | out | ints | floats.
+enum class Op : uint32_t {
+  kEmbedding = 1,  // - | table | y | ids | scale
+  kRmsNorm = 2,  // x, residual? | w | y, sum? | - | eps, weight_offset
+  kMatmul = 3,  // x, residual? | w, bias? | y | epilogue, n | -
+  kRotaryTable = 4,  // - | inv_freq | table | - | scale
+  kRotaryKvWrite = 5,  // qkv, table? | - | q | kv_layer, heads, rotary_dim | -
+  kPagedAttention = 6,  // q | sinks? | y | kv_layer, heads | scale, softcap
+  kGatherRows = 7,  // x | - | y | - | -
+  kSwiglu = 8,  // x | - | y | activation | -
+  kAdd = 9,  // a, b | - | y | - | -
+  kRmsNormColumns = 10,  // x | w | y | start, heads | eps, weight_offset
+  kElementwise = 11,  // x0, x1?, x2?, x3? | w? | y | encoded | encoded
+  kLayerNorm = 12,  // x, residual? | w, b? | y, sum? | start, heads, width | eps, weight_offset
+  kQuantizedMatmul = 13,  // x, residual? | w, bias? | y | epilogue, n | -
+};
+
+// Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
+// takes only what was checked.
+using InstructionRule = void(const InstructionCheck&);
+using OperationMaker = std::unique_ptr<Operation>(const Instruction&, const OpContext&);
+InstructionRule check_embedding;
+OperationMaker make_embedding;
+InstructionRule check_rms_norm;
+OperationMaker make_rms_norm;
+InstructionRule check_matmul;
+OperationMaker make_matmul;
+InstructionRule check_rotary_table;
+OperationMaker make_rotary_table;
+InstructionRule check_rotary_kv_write;
+OperationMaker make_rotary_kv_write;
+InstructionRule check_paged_attention;
+OperationMaker make_paged_attention;
+InstructionRule check_gather_rows;
+OperationMaker make_gather_rows;
+InstructionRule check_swiglu;
+OperationMaker make_swiglu;
+InstructionRule check_add;
+OperationMaker make_add;
+InstructionRule check_rms_norm_columns;
+OperationMaker make_rms_norm_columns;
+InstructionRule check_elementwise;
+OperationMaker make_elementwise;
+InstructionRule check_layer_norm;
+OperationMaker make_layer_norm;
+InstructionRule check_quantized_matmul;
+OperationMaker make_quantized_matmul;
+
+// How many operands an op takes and how many attributes it reads. Required operands come first.
+struct OpRow {
+  Op op;
+  const char* name;
+  int ins_required, ins, weights_required, weights, outs_required, outs, ints, floats;
+  InstructionRule* check;
+  OperationMaker* make;
+};
+inline constexpr OpRow kOpTable[] = {
+  {Op::kEmbedding, "embedding", 0, 0, 1, 1, 1, 1, 1, 1, check_embedding, make_embedding},
+  {Op::kRmsNorm, "rms_norm", 1, 2, 1, 1, 1, 2, 0, 2, check_rms_norm, make_rms_norm},
+  {Op::kMatmul, "matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_matmul, make_matmul},
+  {Op::kRotaryTable, "rotary_table", 0, 0, 1, 1, 1, 1, 0, 1, check_rotary_table, make_rotary_table},
+  {Op::kRotaryKvWrite, "rotary_kv_write", 1, 2, 0, 0, 1, 1, 3, 0, check_rotary_kv_write, make_rotary_kv_write},
+  {Op::kPagedAttention, "paged_attention", 1, 1, 0, 1, 1, 1, 2, 2, check_paged_attention, make_paged_attention},
+  {Op::kGatherRows, "gather_rows", 1, 1, 0, 0, 1, 1, 0, 0, check_gather_rows, make_gather_rows},
+  {Op::kSwiglu, "swiglu", 1, 1, 0, 0, 1, 1, 1, 0, check_swiglu, make_swiglu},
+  {Op::kAdd, "add", 2, 2, 0, 0, 1, 1, 0, 0, check_add, make_add},
+  {Op::kRmsNormColumns, "rms_norm_columns", 1, 1, 1, 1, 1, 1, 2, 2, check_rms_norm_columns, make_rms_norm_columns},
+  {Op::kElementwise, "elementwise", 1, 4, 0, 1, 1, 1, 8, 4, check_elementwise, make_elementwise},
+  {Op::kLayerNorm, "layer_norm", 1, 2, 1, 2, 1, 2, 3, 2, check_layer_norm, make_layer_norm},
+  {Op::kQuantizedMatmul, "quantized_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_quantized_matmul, make_quantized_matmul},
+};
+
+// out[`out`] may be written over in[`in`] if in[`without`] is absent (-1: always), for the kernel reads and
+// writes them element by element in one order.
+struct OpSharing {
+  Op op;
+  int out, in, without;
+};
+inline constexpr OpSharing kOpSharings[] = {
+  {Op::kRmsNorm, 1, 1, -1},  // sum over residual
+  {Op::kRmsNorm, 1, 0, -1},  // sum over x
+  {Op::kMatmul, 0, 1, -1},  // y over residual
+  {Op::kAdd, 0, 0, -1},  // y over a
+  {Op::kAdd, 0, 1, -1},  // y over b
+  {Op::kRmsNormColumns, 0, 0, -1},  // y over x
+  {Op::kElementwise, 0, 0, -1},  // y over x0
+  {Op::kElementwise, 0, 1, -1},  // y over x1
+  {Op::kElementwise, 0, 2, -1},  // y over x2
+  {Op::kElementwise, 0, 3, -1},  // y over x3
+  {Op::kLayerNorm, 1, 1, -1},  // sum over residual
+  {Op::kLayerNorm, 1, 0, -1},  // sum over x
+  {Op::kLayerNorm, 0, 0, 1},  // y over x
+  {Op::kQuantizedMatmul, 0, 1, -1},  // y over residual
+};
+
+// clang-format on
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_RUNTIME_CORE_PLAN_OP_TABLE_H_
