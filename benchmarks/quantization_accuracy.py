@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.accuracy import engine_logits
 from tensorwright.builder.build import BLOCK_SIZE
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.trace import trace_for_engine
+from tensorwright.builder.measure.accuracy import engine_logits
+from tensorwright.builder.trace.export import trace_for_engine
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline

@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.collector import paused_collector
 from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
 from tensorwright.builder.kept_weights import write_kept_weights
-from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
-from tensorwright.builder.targets import Emitted, Graphs, Target, find_target
+from tensorwright.builder.process import MemoryWatch, paused_collector
+from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
 from tensorwright.installing import install
@@ -167,7 +166,7 @@ def _trace(build: BuildContext, checkpoint: Checkpoint) -> Graph:
     with phases.run("import"):
         # torch and transformers take seconds to import: what can fail without them has failed by now.
         try:
-            from tensorwright.builder.trace import trace_for_engine
+            from tensorwright.builder.trace.export import trace_for_engine
         except ModuleNotFoundError as error:
             if error.name not in BUILD_PACKAGES:
                 raise

@@ -17,8 +17,8 @@ from rich.table import Table
 
 import tensorwright
 from tensorwright.builder.build import BuildResult, build
-from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.phases import process_start
+from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.click_options import add_options, given
 from tensorwright.command import run_command
 from tensorwright.options.build import BuildFields

@@ -21,11 +21,11 @@ from tensorwright.builder.build import (
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
 from tensorwright.builder.kept_weights import KEPT, EngineSource
-from tensorwright.builder.memory import MemoryWatch
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places
-from tensorwright.builder.targets import find_target
+from tensorwright.builder.process import MemoryWatch
+from tensorwright.builder.target.interface import find_target
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph

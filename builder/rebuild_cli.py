@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 
 from tensorwright.builder.cli import progress_bar, show
-from tensorwright.builder.interrupts import terminate_as_interrupt
 from tensorwright.builder.phases import process_start
+from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.builder.rebuild import rebuild
 from tensorwright.click_options import add_options, given
 from tensorwright.options.build import BuildFields

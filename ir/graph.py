@@ -33,6 +33,13 @@ class Value:
         return len(self.shape)
 
     @property
+    def producer(self) -> Node:
+        """The node that makes this value. Raises GraphError for a value that no node makes."""
+        if self.node is None:
+            raise GraphError(f"%{self.name} is made by no node")
+        return self.node
+
+    @property
     def constant(self) -> Any:
         """The value of the constant node that makes this, else None. Python scalar or numpy array."""
         if self.node is not None and self.node.op == "constant":
@@ -53,6 +60,17 @@ class Node:
     attrs: dict[str, Any]
     outputs: list[Value]
     scope: str = ""
+
+    def operand(self, index: int) -> Value:
+        """The operand at `index`. Raises GraphError if it is absent."""
+        value = self.optional(index)
+        if value is None:
+            raise GraphError(f"{self.op} has no operand {index}")
+        return value
+
+    def optional(self, index: int) -> Value | None:
+        """The operand at `index`, or None if it is absent."""
+        return self.inputs[index] if index < len(self.inputs) else None
 
     @property
     def output(self) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorwright.ir import Graph
-from tensorwright.passes.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
 
 SAME = pattern("out = cast(x)")
 PAIR = pattern("""

@@ -9,8 +9,8 @@ W is a weight of the checkpoint, and W^T another expression over it, so that not
 from __future__ import annotations
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.matcher import Match, apply, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 TRANSPOSED = pattern("out = transpose(w, dim0=dim0, dim1=dim1)")
 PRODUCT = pattern("out = matmul(x, w)")

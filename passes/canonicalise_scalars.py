@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.matcher import Match, apply, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 POWER = pattern("out = pow(x, 2)")
 CUBE = pattern("out = pow(x, 3)")

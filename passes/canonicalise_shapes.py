@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from tensorwright.ir import Graph, Shape, Value
 from tensorwright.ir import dims as dim_math
-from tensorwright.passes.matcher import Match, apply, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 UNSQUEEZE = pattern("out = unsqueeze(x)")
 SQUEEZE = pattern("out = squeeze(x)")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.passes.rewriter import make_node, splice
+from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 LIMIT = 1 << 16
 """Elements of the largest result worth storing: inverse frequencies, not tables."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.passes.matcher import Match, match_value, pattern
-from tensorwright.passes.rewriter import Rewriter, splice
+from tensorwright.passes.rewriting.matcher import Match, match_value, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter, splice
 
 PATTERN = pattern("""
     head = slice(x, dim=1, start=start, end=end, step=1)

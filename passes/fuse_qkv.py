@@ -7,9 +7,9 @@ S tokens, C channels, H query heads, Hkv key-value heads, D head dim.  x: [1, S,
 from __future__ import annotations
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.join_weights import join_weights, shared_scope, slice_columns
-from tensorwright.passes.matcher import Match, apply, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.join_weights import join_weights, shared_scope, slice_columns
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 PATTERN = pattern(
     """

@@ -6,9 +6,9 @@ act is silu, gelu, its approximation by tanh, or relu.  I inner.  x: [..., 2 I],
 from __future__ import annotations
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.elementwise_trees import word_of
-from tensorwright.passes.matcher import Match, apply, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.elementwise_trees import word_of
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 PATTERN = pattern(
     """

@@ -19,9 +19,9 @@ from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node, Shape, Value
 from tensorwright.ir import dims as dim_math
 from tensorwright.ir.ops import find_spec, infer
-from tensorwright.passes.explain import located
-from tensorwright.passes.matcher import Match, describe, find_miss, match_value, pattern
-from tensorwright.passes.rewriter import make_node
+from tensorwright.passes.rewriting.explain import located
+from tensorwright.passes.rewriting.matcher import Match, describe, find_miss, match_value, pattern
+from tensorwright.passes.rewriting.rewriter import make_node
 
 PATTERN = pattern("""
     q_row   = slice(qkv, dim=-1, start=0, end=q_end, step=1)
@@ -106,7 +106,7 @@ class _TokenMajor:
     def read_attention(self, node: Node) -> Match:
         match = match_value(node.output, PATTERN, check)
         if match is None:
-            miss = find_miss(self.graph, PATTERN, check, about=node)
+            miss = find_miss(self.graph, PATTERN, check, through=node)
             raise self.refusal(
                 node, f"must read q and k, both rotated or neither, and plain v of one linear, in this order: {miss}"
             )

@@ -7,9 +7,9 @@ A, everything else is float32.  Folded on the way, where the inner value has no 
     (x W^T + b) + residual  ->  matmul with a residual
     embedding * number      ->  embedding with a scale
 
-What is element by element and nothing else is lowered by elementwise_trees.py, a tree of ops to one instruction; norms
-by lower_norms.py. A matmul's input that others need in float32, or whose kernel writes nothing else, is rounded to A by
-the program "x0".
+Each tree of ops that are element by element and nothing else becomes one instruction (elementwise_trees.py). Where
+others need the input of a matmul in float32, or the kernel that makes it writes nothing else, the program "x0" rounds
+the input to A.
 
 Operands are in the order [x, w, bias?, residual?] for matmul and layer_norm, [x, w, residual?] for rms_norm; None where
 absent.
@@ -25,11 +25,10 @@ from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.ops import SOURCES, find_spec, instructions
 from tensorwright.ir.records import CACHE, SHARED, Instruction
-from tensorwright.passes.elementwise_trees import Trees, number_of
-from tensorwright.passes.explain import located
-from tensorwright.passes.lower_norms import NORM_RULES, RAW
-from tensorwright.passes.matcher import describe
-from tensorwright.passes.rewriter import Types, make_node
+from tensorwright.passes.rewriting.elementwise_trees import Trees, number_of
+from tensorwright.passes.rewriting.explain import located
+from tensorwright.passes.rewriting.matcher import describe
+from tensorwright.passes.rewriting.rewriter import Types, make_node
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 from tensorwright.plugins.paged_attention.op import CPU_MOST_HEAD_DIM
 
@@ -37,6 +36,8 @@ IDS = {"token_ids": 0, "positions": 1}
 """What an embedding gathers rows by: numbers of plugins/embedding/kernel.h."""
 
 PANELS, PANELS_GATED = "panels", "panels_gated"
+RAW = "raw"
+"""The layout of vectors."""
 
 LINEARS = ("linear", "quantized_linear")
 EMBEDDINGS = ("embedding", "quantized_embedding")
@@ -310,10 +311,52 @@ def kv_attrs(node: Node, *more: str) -> dict[str, int]:
     return {"kv_layer": node.attrs["layer"], "heads": node.attrs["heads"], **{k: node.attrs[k] for k in more}}
 
 
+def norm_attrs(node: Node) -> dict[str, float]:
+    return {"eps": float(node.attrs["eps"]), "weight_offset": float(node.attrs["weight_offset"])}
+
+
+def lower_layer_norm(low: Lowering, node: Node) -> list[Value]:
+    x, w, b = (*node.inputs, None)[:3]
+    return emit_layer_norm(low, node, x, w, b, None, whole_row(node))
+
+
+def lower_add_layer_norm(low: Lowering, node: Node) -> list[Value]:
+    x, residual, w, b = (*node.inputs, None)[:4]
+    return emit_layer_norm(low, node, x, w, b, residual, whole_row(node))
+
+
+def lower_layer_norm_columns(low: Lowering, node: Node) -> list[Value]:
+    x, w, b = (*node.inputs, None)[:3]
+    return emit_layer_norm(low, node, x, w, b, None, {k: node.attrs[k] for k in ("start", "heads", "width")})
+
+
+def emit_layer_norm(
+    low: Lowering,
+    node: Node,
+    x: Value | None,
+    w: Value | None,
+    b: Value | None,
+    residual: Value | None,
+    runs: dict[str, int],
+) -> list[Value]:
+    """The one instruction for all three: it has the results of `node`."""
+    bias = None if b is None else low.weight(b, RAW)
+    operands = [low.value(x), low.weight(w, RAW), bias, None if residual is None else low.value(residual)]
+    y, *total = node.outputs
+    kinds = [(low.input_type(y), y.shape), *(("float32", v.shape) for v in total)]
+    return low.emit("layer_norm", operands, kinds, **runs, **norm_attrs(node))
+
+
+def whole_row(node: Node) -> dict[str, int]:
+    return {"start": 0, "heads": 1, "width": int(node.outputs[0].shape[-1])}
+
+
 RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "input": lower_input,
     "embedding": lower_embedding,
-    **NORM_RULES,
+    "layer_norm": lower_layer_norm,
+    "add_layer_norm": lower_add_layer_norm,
+    "layer_norm_columns": lower_layer_norm_columns,
     "linear": lower_linear,
     "quantized_linear": lower_linear,
     "quantized_embedding": lower_embedding,

@@ -13,9 +13,9 @@ from __future__ import annotations
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import LoweringError
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.passes.explain import located
-from tensorwright.passes.matcher import describe
-from tensorwright.passes.rewriter import make_node, splice
+from tensorwright.passes.rewriting.explain import located
+from tensorwright.passes.rewriting.matcher import describe
+from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 
 def lower_weight_only(graph: Graph) -> int:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.matcher import Match, apply, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 SCORES = pattern("""
     q   = index(q_heads, a?, b?, c?, order)

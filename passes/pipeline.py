@@ -22,7 +22,6 @@ from tensorwright.passes.canonicalise_casts import canonicalise_casts
 from tensorwright.passes.canonicalise_linears import canonicalise_linears
 from tensorwright.passes.canonicalise_scalars import canonicalise_scalars
 from tensorwright.passes.canonicalise_shapes import canonicalise_shapes
-from tensorwright.passes.compare import Comparison, Weights
 from tensorwright.passes.eliminate_dead_nodes import eliminate_dead_nodes
 from tensorwright.passes.fold_constants import fold_constants
 from tensorwright.passes.fuse_add_layer_norm import fuse_add_layer_norm
@@ -34,7 +33,6 @@ from tensorwright.passes.fuse_swiglu import fuse_swiglu
 from tensorwright.passes.insert_kv_cache import insert_kv_cache
 from tensorwright.passes.lower_to_cpu import lower_to_cpu
 from tensorwright.passes.lower_weight_only import lower_weight_only
-from tensorwright.passes.matcher import Pattern, closest
 from tensorwright.passes.merge_common_subexpressions import merge_common_subexpressions
 from tensorwright.passes.permute_rotary_rows import permute_rotary_rows
 from tensorwright.passes.plan_memory import plan_memory
@@ -48,6 +46,8 @@ from tensorwright.passes.recognise_masks import recognise_masks
 from tensorwright.passes.recognise_rms_norm import recognise_rms_norm
 from tensorwright.passes.recognise_rotary import recognise_rotary
 from tensorwright.passes.rewrite_gqa import rewrite_gqa
+from tensorwright.passes.rewriting.compare import Comparison, Weights
+from tensorwright.passes.rewriting.matcher import Pattern, closest
 from tensorwright.passes.split_interleaved_linears import split_interleaved_linears
 from tensorwright.passes.widen_activations import widen_activations
 

@@ -19,7 +19,7 @@ from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import PassError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.ops import SOURCES, instructions
-from tensorwright.passes.matcher import describe
+from tensorwright.passes.rewriting.matcher import describe
 
 ALIGNMENT = 64
 DTYPES = ("float32", "int32", "bfloat16", "int8")

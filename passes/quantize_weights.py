@@ -13,7 +13,7 @@ from typing import Any
 from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, QuantizeSpec, WeightFormat, parse_spec
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node
-from tensorwright.passes.rewriter import make_node, splice
+from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 
 def quantize_weights(graph: Graph) -> int:

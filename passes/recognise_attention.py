@@ -9,9 +9,9 @@ score of each head, whose probability is then dropped.
 from __future__ import annotations
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.matcher import Match, apply, pattern
 from tensorwright.passes.recognise_masks import read_mask
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 PATTERN = pattern(
     """

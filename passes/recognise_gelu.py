@@ -6,7 +6,7 @@ Some models write out what torch has as one op, which one word of an elementwise
 from __future__ import annotations
 
 from tensorwright.ir import Graph
-from tensorwright.passes.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
 
 PATTERN = pattern(
     """

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.matcher import Match, apply, match_value, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.matcher import Match, apply, match_value, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 _TURN = """
     even    = slice(turning, dim=-1, start=0, end=rotary_dim, step=2)

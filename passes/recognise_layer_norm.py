@@ -7,8 +7,8 @@ out, and the part after the mean is what recognise_rms_norm knows. Nemotron stor
 from __future__ import annotations
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.matcher import Match, apply, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 PATTERN = pattern("""
     centred = sub(x, mean(x, dims=[-1], keepdim=True))

@@ -13,8 +13,8 @@ import numpy as np
 
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.passes.matcher import Match, describe, match_value, pattern
-from tensorwright.passes.rewriter import Rewriter, splice
+from tensorwright.passes.rewriting.matcher import Match, describe, match_value, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter, splice
 
 CAUSAL = pattern("out = where(le(view(arange()), view(arange())), 0, hidden)")
 WINDOW = pattern("""

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.matcher import Match, Pattern, apply, match_value, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.matcher import Match, Pattern, apply, match_value, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 PATTERN = pattern(
     """

@@ -8,8 +8,8 @@ Or both repeat before k turns: rotary(repeat(k)) -> rotary(k), [1, S, Hkv, 1, D]
 from __future__ import annotations
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.matcher import Match, apply, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 PATTERN = pattern("""
     k_column  = view(k)

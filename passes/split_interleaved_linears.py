@@ -13,8 +13,8 @@ from __future__ import annotations
 from math import prod
 
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.passes.matcher import Check, Match, apply, pattern
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.matcher import Check, Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 PATTERN = pattern(
     """

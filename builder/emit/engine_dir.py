@@ -21,7 +21,7 @@ from typing import IO, Any
 import xxhash
 
 from tensorwright import durable
-from tensorwright.builder.interrupts import uninterrupted
+from tensorwright.builder.process import uninterrupted
 from tensorwright.errors import BuildError, OutputExistsError, reason
 from tensorwright.json_text import read_json
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorwright.errors import KernelError
-from tensorwright.plugins.gpu.compile import CompiledKernel
+from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import KernelSpec
 from tensorwright.plugins.paged_attention import launch as attention
 from tensorwright.plugins.quantized_matmul import launch as int4
@@ -17,7 +17,7 @@ from tensorwright.plugins.rms_norm import launch as rms_norm
 from tensorwright.plugins.rotary import launch as rotary
 
 SHOWN_SMS = (80, 86, 89, 90, 120)
-MOST_SHARED = {**dict.fromkeys(SHOWN_SMS, 99 * 1024), 90: 227 * 1024}
+MAX_SHARED = {**dict.fromkeys(SHOWN_SMS, 99 * 1024), 90: 227 * 1024}
 """Bytes that a block may have. SM 80 has 163 KiB, but its code must also run on 86 and 89."""
 REGISTERS = 65536
 """Of a multiprocessor, on all of these."""
@@ -55,7 +55,7 @@ def check(kernel: CompiledKernel) -> None:
     if budget is None:
         raise KernelError(f"{kernel.kernel} has no budget in plugins/gpu/budget.py")
     taken = (kernel.registers, kernel.shared_bytes, kernel.spill_bytes)
-    allowed = (budget.registers, min(budget.shared_bytes, MOST_SHARED.get(kernel.sm, 99 * 1024)), budget.spill_bytes)
+    allowed = (budget.registers, min(budget.shared_bytes, MAX_SHARED.get(kernel.sm, 99 * 1024)), budget.spill_bytes)
     if any(a > b for a, b in zip(taken, allowed, strict=True)):
         raise KernelError(
             f"{kernel.kernel} ({kernel.variant}) on SM {kernel.sm}: registers, bytes of shared memory and of spills "

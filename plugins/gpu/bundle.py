@@ -17,13 +17,33 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import EngineError, KernelError
-from tensorwright.plugins.gpu.compile import CompiledKernel
 
 MAGIC = b"TWGPUK\x00\x01"
 """The last byte is the version."""
 _HEAD = len(MAGIC) + 32
 _ARCH_SPECIFIC = 90
 """Code for this SM and above runs on its SM only (sm_90a, sm_120a), and so does its PTX."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledKernel:
+    """Machine code of a specialisation for one SM, and all that a launch must know."""
+
+    kernel: str
+    variant: str
+    sm: int
+    name: str
+    """The name of the entry point in the code."""
+    num_warps: int
+    shared_bytes: int
+    registers: int
+    """Registers of one thread."""
+    spill_bytes: int
+    """Bytes that one thread stores to and loads from local memory, as ptxas counts them."""
+    parameters: tuple[str, ...]
+    """Types of the launch's arguments, then SCRATCH twice: see `kernel_params` of launch.py."""
+    cubin: bytes
+    ptx: str
 
 
 @dataclasses.dataclass(frozen=True)

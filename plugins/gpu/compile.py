@@ -23,17 +23,17 @@ import re
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import KernelError, MissingDependencyError
 from tensorwright.installing import install
+from tensorwright.plugins.gpu.bundle import CompiledKernel, read_cached, write_cached
 from tensorwright.plugins.gpu.launch import ALIGNMENT, SCRATCH, KernelSpec
 
 SMS = (75, 80, 86, 89, 90, 120)
 """What kernels are compiled for."""
-MOST_SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
+MAX_SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 """Bytes of shared memory that a block of threads may have (CUDA C programming guide, compute capabilities)."""
 CACHE_VERSION = 1
 """Grows whenever the same spec may give other bytes for a reason that Triton's own keys do not see."""
@@ -42,44 +42,21 @@ _COMPILING = threading.Lock()
 """Triton's settings are the process's, and the compiler's report goes through sys.stdout."""
 
 
-@dataclass(frozen=True)
-class CompiledKernel:
-    """Machine code of a specialisation for one SM, and all that a launch must know."""
-
-    kernel: str
-    variant: str
-    sm: int
-    name: str
-    """Of the entry point in the code."""
-    num_warps: int
-    shared_bytes: int
-    registers: int
-    """Of a thread."""
-    spill_bytes: int
-    """Stores and loads of a thread to local memory, as ptxas counts them."""
-    parameters: tuple[str, ...]
-    """Types of the launch's arguments, then SCRATCH twice: see `kernel_params` of launch.py."""
-    cubin: bytes
-    ptx: str
-
-
 def compile_kernel(spec: KernelSpec, sm: int, *, cache: Path | None = None) -> CompiledKernel:
     """From the cache where it is known (`cache`: a folder; None: the user's). The bytes depend on spec and sm only."""
-    from tensorwright.plugins.gpu import bundle
-
     if sm not in SMS:
         raise KernelError(f"GPU kernels are compiled for SM {', '.join(map(str, SMS))}, not {sm}")
     if sm < 80 and any("bf16" in kind for _, kind in spec.signature):
         raise KernelError(f"{spec.kernel}: SM {sm} has no bfloat16; build with float16 or for SM 80 and above")
     function = _kernel_function(spec)
     path = (cache or cache_folder()) / f"{_cache_key(spec, sm, function)}.kernel"
-    compiled = bundle.read_cached(path)
+    compiled = read_cached(path)
     if compiled is None:
         compiled = _compile(spec, sm, function)
-        bundle.write_cached(path, compiled)
-    if compiled.shared_bytes > MOST_SHARED[sm]:
+        write_cached(path, compiled)
+    if compiled.shared_bytes > MAX_SHARED[sm]:
         raise KernelError(
-            f"{spec}: shared memory of a block must be at most {MOST_SHARED[sm]} bytes on SM {sm}, this kernel takes "
+            f"{spec}: shared memory of a block must be at most {MAX_SHARED[sm]} bytes on SM {sm}, this kernel takes "
             f"{compiled.shared_bytes}: build without SM {sm}"
         )
     return compiled

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tensorwright.errors import KernelError, MissingDependencyError
 from tensorwright.installing import install
-from tensorwright.plugins.gpu.compile import CompiledKernel
+from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import Launch, kernel_params
 
 PLAIN_SHARED_BYTES = 48 * 1024

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.gpu import budget
-from tensorwright.plugins.gpu.compile import CompiledKernel, compile_kernel, import_triton
+from tensorwright.plugins.gpu.bundle import CompiledKernel
+from tensorwright.plugins.gpu.compile import compile_kernel, import_triton
 from tensorwright.plugins.gpu.launch import KernelSpec
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"

@@ -10,10 +10,10 @@ import torch
 
 from support.made_checkpoints import write_checkpoint
 from support.tiny_models import load_eager, make_variant
-from tensorwright.builder.accuracy import sample_ids, token_budget
-from tensorwright.builder.accuracy_metrics import Comparison
-from tensorwright.builder.accuracy_reference import streamed_logits, transformers_logits
-from tensorwright.builder.trace import trace
+from tensorwright.builder.measure.accuracy import sample_ids, token_budget
+from tensorwright.builder.measure.metrics import Comparison
+from tensorwright.builder.measure.reference import streamed_logits, transformers_logits
+from tensorwright.builder.trace.export import trace
 from tensorwright.errors import CheckpointError
 from tensorwright.models.checkpoint import open_checkpoint
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from support.tiny_models import load_eager, make_variant
-from tensorwright.builder.accuracy_interpreter import interpreted_logits, measure_on_interpreter, narrowed
+from tensorwright.builder.measure.interpreter import interpreted_logits, measure_on_interpreter, narrowed
 from tensorwright.builder.options import BuildOptions
-from tensorwright.builder.targets import Graphs
-from tensorwright.builder.trace import trace
+from tensorwright.builder.target.interface import Graphs
+from tensorwright.builder.trace.export import trace
 from tensorwright.ir import Graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, run_pipeline

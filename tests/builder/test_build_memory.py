@@ -14,7 +14,7 @@ from support.large_checkpoint import LLAMA_1B, write_sparse_checkpoint
 # Samples this process's anonymous memory (mapped files are not in it) while it builds, above what imports took.
 SCRIPT = """
 import json, sys, threading, time
-import tensorwright.builder.accuracy_reference, tensorwright.builder.build, tensorwright.builder.trace
+import tensorwright.builder.measure.reference, tensorwright.builder.build, tensorwright.builder.trace.export
 import tensorwright.passes.pipeline, tensorwright.plugins.registry, transformers.models.llama.modeling_llama
 
 def anonymous():

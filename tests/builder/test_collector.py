@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tensorwright.builder import trace as builder_trace
 from tensorwright.builder.build import build
-from tensorwright.builder.collector import paused_collector
+from tensorwright.builder.process import paused_collector
+from tensorwright.builder.trace import export
 from tensorwright.errors import TraceError
 
 
@@ -40,7 +40,7 @@ def test_a_build_traces_without_it(pico_model: Path, tmp_path: Path, monkeypatch
     def stop(*args: object, **how: object) -> None:
         raise TraceError("on" if gc.isenabled() else "off")
 
-    monkeypatch.setattr(builder_trace, "trace_for_engine", stop)
+    monkeypatch.setattr(export, "trace_for_engine", stop)
     with pytest.raises(TraceError, match="off"):
         build(pico_model, tmp_path / "engine", accuracy="none")
     assert gc.isenabled()

@@ -12,7 +12,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from support.tiny_models import COMMON, LONGROPE, make_variant
 from support.traced import assert_same_logits
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.export import trace
 from tensorwright.builder.trace.fix_longrope import fix_longrope
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.models.checkpoint import open_checkpoint

@@ -11,8 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.tiny_models import make_variant
-from tensorwright.builder import accuracy_reference
-from tensorwright.builder.interruptible import in_another_thread, short_products
+from tensorwright.builder.measure import reference
+from tensorwright.builder.measure.interruptible import in_another_thread, short_products
 
 MOST = 10_000
 
@@ -38,11 +38,11 @@ def test_the_model_in_transformers_is_computed_in_short_products(tmp_path, monke
     path = make_variant(tmp_path / "model", variant)
     ids = list(range(24))
     with Products() as seen:
-        whole = accuracy_reference.transformers_logits(path, ids, 64)
+        whole = reference.transformers_logits(path, ids, 64)
     assert max(seen.operations) > MOST
-    monkeypatch.setattr(accuracy_reference, "short_products", lambda: short_products(MOST))
+    monkeypatch.setattr(reference, "short_products", lambda: short_products(MOST))
     with Products() as seen:
-        parts = accuracy_reference.transformers_logits(path, ids, 64)
+        parts = reference.transformers_logits(path, ids, 64)
     assert 0 < max(seen.operations) <= MOST
     assert abs(parts - whole).max() <= 1e-5 * abs(whole).max()
 

@@ -10,7 +10,7 @@ import pytest
 
 from tensorwright import durable
 from tensorwright.builder.emit.engine_dir import EngineWriter
-from tensorwright.builder.interrupts import terminate_as_interrupt, uninterrupted
+from tensorwright.builder.process import terminate_as_interrupt, uninterrupted
 
 
 @pytest.fixture(autouse=True)

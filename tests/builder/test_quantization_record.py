@@ -12,14 +12,14 @@ import torch
 
 from support.lowered import MemorySource
 from support.tiny_models import make_variant
-from tensorwright.builder.accuracy import measure_accuracy
-from tensorwright.builder.accuracy_outputs import output_errors
 from tensorwright.builder.build import build
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.cpu_weights import StoredPanels
 from tensorwright.builder.emit.quantized_weights import PackedPanels, QuantizingWeights
-from tensorwright.builder.streamed_weights import StreamedWeights
-from tensorwright.builder.trace import trace
+from tensorwright.builder.measure.accuracy import measure_accuracy
+from tensorwright.builder.measure.outputs import output_errors
+from tensorwright.builder.measure.streamed_weights import StreamedWeights
+from tensorwright.builder.trace.export import trace
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.weights import Ref, WeightExpr
@@ -110,7 +110,7 @@ def test_errors_of_outputs_are_of_the_products(tied: Checkpoint) -> None:
 def test_large_matrices_are_measured_in_parts(tied: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = rewritten(tied, "int8").cached_graph
     whole = output_errors(cached, tied, [5, 9, 1])
-    monkeypatch.setattr("tensorwright.builder.streamed_weights.CHUNK_ELEMENTS", 32 * 20)
+    monkeypatch.setattr("tensorwright.builder.measure.streamed_weights.CHUNK_ELEMENTS", 32 * 20)
     sizes: list[int] = []
     read = StreamedWeights.rows
 

@@ -14,7 +14,7 @@ from transformers.models.gemma2 import modeling_gemma2
 from support.published import publish
 from support.tiny_models import VARIANTS, make_tiny, make_variant
 from support.traced import LENGTHS, assert_same_logits
-from tensorwright.builder.trace import trace, trace_for_engine
+from tensorwright.builder.trace.export import trace, trace_for_engine
 from tensorwright.builder.trace.load_model import load_model
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.errors import CheckpointError, InvalidOptionError, TraceError, UnsupportedModelError

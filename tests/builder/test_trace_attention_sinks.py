@@ -7,7 +7,7 @@ import torch
 
 from support.tiny_models import load_eager, make_variant
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.export import trace
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir.interpret import interpret
 from tensorwright.models.checkpoint import open_checkpoint

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from support.survey import make_model
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.export import trace
 from tensorwright.errors import TensorwrightError, TraceError, UnsupportedModelError
 from tensorwright.models.checkpoint import open_checkpoint
 

@@ -76,4 +76,4 @@ def test_random_models(variant: str, tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_pico(pico_model: Path, pico_engine_float32: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check(capsys, load(pico_model), pico_engine_float32, ROOT / "builder" / "accuracy_text.txt", 512)
+    check(capsys, load(pico_model), pico_engine_float32, ROOT / "builder" / "measure" / "text.txt", 512)

@@ -21,7 +21,7 @@ from support.published import publish
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.trace import trace_for_engine
+from tensorwright.builder.trace.export import trace_for_engine
 from tensorwright.ir import Graph
 from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import open_checkpoint

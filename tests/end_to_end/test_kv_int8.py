@@ -12,7 +12,7 @@ from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.export import trace
 from tensorwright.errors import InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.ragged import interpret_ragged

@@ -22,7 +22,7 @@ from support.published import publish
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.export import trace
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
 from tensorwright.runtime.commands.cli import main

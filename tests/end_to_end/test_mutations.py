@@ -10,7 +10,7 @@ from mutations import MUTATIONS, mutate
 from support.harness import EngineSteps, reference_logits, worst
 from support.tiny_models import make_variant
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.export import trace
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
 

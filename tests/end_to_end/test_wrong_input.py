@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from support.tiny_models import make_variant
 from tensorwright import LLM, build
-from tensorwright.builder import accuracy
+from tensorwright.builder.measure import accuracy as measured
 from tensorwright.errors import (
     BuildError,
     CheckpointError,
@@ -135,8 +135,8 @@ def test_numbers_that_are_none(model: Path, place: Path, spoil: Spoil) -> None:
 
 def test_a_dtype_that_cannot_hold_the_logits(model: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the engine's are spoilt here: no weights were found that overflow in bfloat16 and not in float32."""
-    rows = accuracy.engine_logits
-    monkeypatch.setattr(accuracy, "engine_logits", lambda *args: (row * np.float32(np.nan) for row in rows(*args)))
+    rows = measured.engine_logits
+    monkeypatch.setattr(measured, "engine_logits", lambda *args: (row * np.float32(np.nan) for row in rows(*args)))
     with pytest.raises(NumericalError, match="bfloat16 cannot hold its values; build with dtype float32"):
         build(model, place / "engine", dtype="bfloat16")
     assert list(place.iterdir()) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorwright.builder import targets as builder_targets
+from tensorwright.builder.target import interface as builder_targets
 from tensorwright.engine_format.dtypes import DTYPES, ITEM_BYTES, full_name
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
 from tensorwright.runtime.engine import targets as runtime_targets

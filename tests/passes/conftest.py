@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from support.tiny_models import make_variant
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.export import trace
 from tensorwright.ir import Graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.passes.pipeline import PassReport, run_pipeline

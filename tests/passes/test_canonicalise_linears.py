@@ -2,7 +2,7 @@ import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
 from tensorwright.passes.canonicalise_linears import FLAT, canonicalise_linears, check_flat
-from tensorwright.passes.matcher import closest
+from tensorwright.passes.rewriting.matcher import closest
 
 X = "  %x: float32[1, seq, 6] = input()\n"
 KN = '  %w: float32[6, 8] = weight() {expr = @"w"} in proj\n'

@@ -6,7 +6,7 @@ from support.pass_graphs import graph_of
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import PassError
 from tensorwright.ir.ops import summing_ops
-from tensorwright.passes.compare import Comparison, tolerance
+from tensorwright.passes.rewriting.compare import Comparison, tolerance
 
 
 def test_the_same_sequence_at_every_stage(model):

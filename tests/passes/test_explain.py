@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from tensorwright.passes.explain import RECOGNISERS
 from tensorwright.passes.pipeline import PIPELINE
+from tensorwright.passes.rewriting.explain import RECOGNISERS
 
 
 def test_every_pattern_of_a_pass_is_asked() -> None:

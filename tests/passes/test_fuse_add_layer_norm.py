@@ -1,6 +1,6 @@
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
 from tensorwright.passes.fuse_add_layer_norm import PATTERN, check, fuse_add_layer_norm
-from tensorwright.passes.matcher import closest
+from tensorwright.passes.rewriting.matcher import closest
 
 BODY = """
   %stream: float32[1, seq, 8] = input()

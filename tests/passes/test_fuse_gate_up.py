@@ -2,7 +2,7 @@ import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
 from tensorwright.passes.fuse_gate_up import PATTERN, check, fuse_gate_up
-from tensorwright.passes.matcher import closest
+from tensorwright.passes.rewriting.matcher import closest
 
 BODY = """
   %x: float32[1, seq, 6] = input()

@@ -2,7 +2,7 @@ import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
 from tensorwright.passes.fuse_qkv import PATTERN, check, fuse_qkv
-from tensorwright.passes.matcher import closest
+from tensorwright.passes.rewriting.matcher import closest
 
 SIZES = {"q": 8, "k": 4, "v": 4}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from support.pass_graphs import assert_silent, graph_of, ops
-from tensorwright.passes.matcher import apply, closest, find_miss, match_value, pattern
+from tensorwright.passes.rewriting.matcher import apply, closest, find_miss, match_value, pattern
 
 X = "  %x: float32[1, seq, 4] = input()\n  %z: float32[1, seq, 4] = input()\n"
 
@@ -136,5 +136,5 @@ def test_the_closest_miss_can_be_asked_about_one_node():
     body = lines(("a", "neg(%x)"), ("b", "exp(%a)"), ("c", "sigmoid(%b)"), ("d", "exp(%z)"), ("y", "tanh(%d)"))
     graph = graph_of(body + "  return %c, %y")
     assert "it is not neg at %z" in closest(graph, p)
-    assert find_miss(graph, p, about=graph.value("c").node) is None
-    assert find_miss(graph, p, about=graph.value("d").node) is not None
+    assert find_miss(graph, p, through=graph.value("c").node) is None
+    assert find_miss(graph, p, through=graph.value("d").node) is not None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorwright.passes.pattern import AttrVar, Call, Literal, Var, pattern
+from tensorwright.passes.rewriting.pattern import AttrVar, Call, Literal, Var, pattern
 
 
 def test_names_nesting_attributes_and_optional_parts():

@@ -1,8 +1,8 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.matcher import closest
 from tensorwright.passes.permute_rotary_rows import PATTERN, SCORES, check, check_scores, permute_rotary_rows
+from tensorwright.passes.rewriting.matcher import closest
 
 SPLIT = "dense<int64 [8] (0, 2, 4, 1, 3, 5, 6, 7)>"
 BACK = "dense<int64 [8] (0, 3, 1, 4, 2, 5, 6, 7)>"

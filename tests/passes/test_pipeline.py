@@ -12,8 +12,8 @@ from tensorwright.errors import GraphError, InvalidOptionError, LoweringError, P
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.text import print_graph
 from tensorwright.passes.fuse_swiglu import fuse_swiglu
-from tensorwright.passes.matcher import apply, pattern
 from tensorwright.passes.pipeline import PIPELINE, Phase, Step, check_order, run_pipeline
+from tensorwright.passes.rewriting.matcher import apply, pattern
 
 
 def with_step(run, after, lossy=False):

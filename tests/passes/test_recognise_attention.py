@@ -1,8 +1,8 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.matcher import closest
 from tensorwright.passes.recognise_attention import PATTERN, check, recognise_attention
+from tensorwright.passes.rewriting.matcher import closest
 
 HEAD = """
   %q: float32[1, 2, seq, 4] = input()

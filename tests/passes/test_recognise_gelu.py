@@ -1,8 +1,8 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.matcher import closest
 from tensorwright.passes.recognise_gelu import PATTERN, check, recognise_gelu
+from tensorwright.passes.rewriting.matcher import closest
 
 BODY = """
   %x: float32[1, seq, 6] = input()

@@ -1,8 +1,8 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.matcher import closest
 from tensorwright.passes.recognise_interleaved_rotary import PATTERN, check, recognise_interleaved_rotary
+from tensorwright.passes.rewriting.matcher import closest
 
 ANGLES = """
   %position_ids: int64[1, seq] = input()

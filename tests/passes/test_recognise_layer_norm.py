@@ -1,8 +1,8 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.matcher import closest
 from tensorwright.passes.recognise_layer_norm import PATTERN, PLUS_ONE, check, check_plus_one, recognise_layer_norm
+from tensorwright.passes.rewriting.matcher import closest
 
 WRITTEN = """
   %x: float32[1, seq, 6] = input()

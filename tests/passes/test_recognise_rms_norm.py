@@ -1,8 +1,8 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.matcher import closest
 from tensorwright.passes.recognise_rms_norm import PATTERN, check, recognise_rms_norm
+from tensorwright.passes.rewriting.matcher import closest
 
 NORM = """
   %x: float32[1, seq, 8] = input()

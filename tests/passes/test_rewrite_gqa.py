@@ -1,8 +1,8 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.matcher import closest
 from tensorwright.passes.rewrite_gqa import PATTERN, check, rewrite_gqa
+from tensorwright.passes.rewriting.matcher import closest
 
 ATTRS = '{scale = 0.5, mask = "causal", window = 0, softcap = 0.0}'
 

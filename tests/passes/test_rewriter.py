@@ -5,7 +5,7 @@ import pytest
 from support.pass_graphs import graph_of, ops
 from tensorwright.errors import GraphError
 from tensorwright.ir.verify import verify
-from tensorwright.passes.rewriter import Rewriter, sort_nodes, splice
+from tensorwright.passes.rewriting.rewriter import Rewriter, sort_nodes, splice
 
 BODY = """
   %x: float32[1, seq, 4] = input()

@@ -1,7 +1,7 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.matcher import closest
+from tensorwright.passes.rewriting.matcher import closest
 from tensorwright.passes.split_interleaved_linears import PATTERN, check_slice, split_interleaved_linears
 
 BODY = """

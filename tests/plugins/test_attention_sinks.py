@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from support.paged import DTYPES, SPLIT, UNIT, Sequence
+from support.sweep import sweep
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.paged_attention import attention
@@ -36,8 +37,8 @@ def parts(splits: int, rows: int, head_dim: int) -> tuple[np.ndarray, np.ndarray
 
 
 @pytest.mark.parametrize("index", COMBINES)
-@pytest.mark.parametrize("splits", [1, 2, 5])
-@pytest.mark.parametrize("head_dim", [*range(1, 35), 63, 64, 66, 130])
+@sweep("splits", [1, 2, 5])
+@sweep("head_dim", [*range(1, 35), 63, 64, 66, 130])
 def test_definition(index: int, splits: int, head_dim: int) -> None:
     acc, top, total = made = parts(splits, 3, head_dim)
     sinks = np.array([-4, 0.5, 6], np.float32)  # below, among and above the scores
@@ -49,7 +50,7 @@ def test_definition(index: int, splits: int, head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("y_dtype", [np.float32, np.uint16])
-@pytest.mark.parametrize("head_dim", [1, 7, 17, 70, 256])
+@sweep("head_dim", [1, 7, 17, 70, 256])
 def test_every_kernel_gives_the_same_bits(head_dim: int, y_dtype: type) -> None:
     made = parts(4, 5, head_dim)
     made[1][1:3, 2] = -np.inf

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from support.made_matmul import UNIT, same_bits
+from support.sweep import sweep
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.elementwise import op
@@ -37,7 +38,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("index", KERNELS)
-@pytest.mark.parametrize("width", [*range(35), 63, 64, 65, 130])
+@sweep("width", [*range(35), 63, 64, 65, 130])
 def test_widths_inputs_and_numbers(index: int, width: int) -> None:
     x, w = [10 * normal(3, width, seed=s) for s in range(4)], normal(width, seed=5)
     (expected,) = op.reference([*x, w], {"program": PROGRAM}, "float32")
@@ -46,7 +47,7 @@ def test_widths_inputs_and_numbers(index: int, width: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint16])
 @pytest.mark.parametrize("index", KERNELS)
-@pytest.mark.parametrize("offset", [1, 3, 7])
+@sweep("offset", [1, 3, 7])
 def test_misaligned_rows_in_a_wider_buffer(index: int, offset: int, dtype: type) -> None:
     """Nothing beside the rows is written, and where they lie changes no bit."""
     ints, floats = op.encode(PROGRAM)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from support.made_matmul import same_bits, stored, widened
+from support.sweep import sweep
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.embedding import op
@@ -21,8 +22,8 @@ KERNELS = [
 
 @pytest.mark.parametrize(("dtype", "index"), KERNELS)
 class TestDefinition:
-    @pytest.mark.parametrize("scale", [1.0, 29.933259])
-    @pytest.mark.parametrize("width", [*range(1, 36), 63, 64, 65])
+    @sweep("scale", [1.0, 29.933259])
+    @sweep("width", [*range(1, 36), 63, 64, 65])
     def test_widths(self, dtype: int, index: int, width: int, scale: float) -> None:
         rng = np.random.default_rng(width)
         table = stored(rng.standard_normal((37, width)), dtype)

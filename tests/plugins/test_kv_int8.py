@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.paged import DTYPES, INT8, Sequence, best_runnable, restored, stored
+from support.sweep import sweep
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.paged_attention import op, quantize
 from tensorwright.plugins.paged_attention.cache import PagedCache
@@ -93,25 +94,25 @@ class TestWrite:
         for name in ("k", "v", "k_scale", "v_scale"):  # -128 and NaN where nothing was written: no stray store
             np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), name)
 
-    @pytest.mark.parametrize("head_dim", [2, 6, *HEAD_DIMS])
+    @sweep("head_dim", [2, 6, *HEAD_DIMS])
     def test_head_dims(self, kernel: int, dtype: str, head_dim: int) -> None:
         self.same(kernel, dtype, 2, head_dim, head_dim, 9)
 
-    @pytest.mark.parametrize("head_dim", [*range(1, 35), 80, 1024])
-    @pytest.mark.parametrize("shift", [0, 3])
+    @sweep("head_dim", [*range(1, 35), 80, 1024])
+    @sweep("shift", [0, 3])
     def test_no_rotation(self, kernel: int, dtype: str, head_dim: int, shift: int) -> None:
         self.same(kernel, dtype, 2, head_dim, 0, 5, shift=shift)
 
-    @pytest.mark.parametrize("rotary_dim", [2, 10, 20, 32, 34, 62])
+    @sweep("rotary_dim", [2, 10, 20, 32, 34, 62])
     def test_partial_rotation(self, kernel: int, dtype: str, rotary_dim: int) -> None:
         self.same(kernel, dtype, 1, 64, rotary_dim, 5)
 
-    @pytest.mark.parametrize("block_size", [16, 64, 512])
-    @pytest.mark.parametrize("tokens", [0, 1, 90])
+    @sweep("block_size", [16, 64, 512])
+    @sweep("tokens", [0, 1, 90])
     def test_blocks_and_tokens(self, kernel: int, dtype: str, block_size: int, tokens: int) -> None:
         self.same(kernel, dtype, 2, 24, 24, tokens, block_size=block_size, shift=1)
 
-    @pytest.mark.parametrize("special", [0.0, 2.0**-140, 2.0**-115, 3e38, np.inf, -np.inf, np.nan])
+    @sweep("special", [0.0, 2.0**-140, 2.0**-115, 3e38, np.inf, -np.inf, np.nan])
     def test_special_values(self, kernel: int, dtype: str, special: float) -> None:
         self.same(kernel, dtype, 1, 1, 0, 6, special=special)
         self.same(kernel, dtype, 2, 40, 0, 6, special=special)
@@ -126,35 +127,35 @@ def close(sequence: Sequence, kernel: int, begin: int, chunk: int = 0) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 class TestAttention:
-    @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 511, 512, 513, 1030])
+    @sweep("length", [1, 15, 16, 17, 31, 32, 33, 511, 512, 513, 1030])
     def test_lengths_around_tiles_blocks_and_splits(self, kernel: int, dtype: str, length: int) -> None:
         close(Sequence(length, dtype=dtype, int8=True), kernel, max(0, length - 3))
 
-    @pytest.mark.parametrize("head_dim", [1, 3, 7, 9, 15, 17, 31, 33, *HEAD_DIMS])
+    @sweep("head_dim", [1, 3, 7, 9, 15, 17, 31, 33, *HEAD_DIMS])
     def test_head_dims(self, kernel: int, dtype: str, head_dim: int) -> None:
         close(Sequence(45, head_dim=head_dim, dtype=dtype, kv_heads=2, group=3, int8=True), kernel, 30)
 
-    @pytest.mark.parametrize("group", [*range(1, 10), 16])
+    @sweep("group", [*range(1, 10), 16])
     def test_groups(self, kernel: int, dtype: str, group: int) -> None:
         close(Sequence(50, group=group, kv_heads=2, head_dim=32, dtype=dtype, int8=True), kernel, 46)
 
-    @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 600])
-    @pytest.mark.parametrize("length", [50, 700])
+    @sweep("window", [1, 2, 15, 16, 17, 40, 600])
+    @sweep("length", [50, 700])
     def test_windows(self, kernel: int, dtype: str, window: int, length: int) -> None:
         close(Sequence(length, group=3, head_dim=16, dtype=dtype, window=window, int8=True), kernel, length - 20)
 
-    @pytest.mark.parametrize("window", [0, 24])
+    @sweep("window", [0, 24])
     @pytest.mark.parametrize("with_sinks", [False, True])
     def test_softcap_and_sinks(self, kernel: int, dtype: str, window: int, with_sinks: bool) -> None:
         made = Sequence(70, group=2, dtype=dtype, softcap=3.0, window=window, with_sinks=with_sinks, int8=True)
         close(made, kernel, 40)
 
-    @pytest.mark.parametrize("block_size", [16, 32, 64, 512])
+    @sweep("block_size", [16, 32, 64, 512])
     def test_block_sizes(self, kernel: int, dtype: str, block_size: int) -> None:
         close(Sequence(530, group=2, head_dim=16, dtype=dtype, block_size=block_size, int8=True), kernel, 500)
 
-    @pytest.mark.parametrize("group", [1, 3, 7])
-    @pytest.mark.parametrize("window", [0, 37])
+    @sweep("group", [1, 3, 7])
+    @sweep("window", [0, 37])
     def test_company_changes_no_bit(self, kernel: int, dtype: str, group: int, window: int) -> None:
         sequence = Sequence(530, group=group, head_dim=24, dtype=dtype, window=window, int8=True)
         alone = sequence.run(kernel, 490, 530, chunk=1)
@@ -256,8 +257,8 @@ class TestMutations:
         assert self.error(swap) > 100
 
 
-@pytest.mark.parametrize("head_dim", [1, 6, 18, 64])
-@pytest.mark.parametrize("block_size", [16, 32])
+@sweep("head_dim", [1, 6, 18, 64])
+@sweep("block_size", [16, 32])
 def test_pages_round_trip(head_dim: int, block_size: int) -> None:
     sequence = Sequence(70, kv_heads=2, head_dim=head_dim, block_size=block_size, int8=True)
     assert sequence.pages.shape[1] == _runtime.kv_block_bytes(INT8, 2, head_dim, block_size)

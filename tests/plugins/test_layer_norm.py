@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from support.sweep import sweep
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.layer_norm import add_layer_norm, layer_norm_columns, op
@@ -48,9 +49,9 @@ def bound(x: np.ndarray, w: np.ndarray, expected: np.ndarray, eps: float) -> np.
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("offset", [0.0, 1.0])
-@pytest.mark.parametrize("with_bias", [False, True])
+@sweep("width", WIDTHS)
+@sweep("offset", [0.0, 1.0])
+@sweep("with_bias", [False, True])
 def test_definition(kernel: int, width: int, offset: float, with_bias: bool) -> None:
     x, w, y = normal(3, width), normal(width, seed=1), np.full((3, width), np.nan, np.float32)
     b = normal(width, seed=2) if with_bias else None
@@ -62,8 +63,8 @@ def test_definition(kernel: int, width: int, offset: float, with_bias: bool) -> 
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("width", [2, 15, 16, 17, 50, 896])
-@pytest.mark.parametrize("alias", ["none", "x", "residual"])
+@sweep("width", [2, 15, 16, 17, 50, 896])
+@sweep("alias", ["none", "x", "residual"])
 def test_add_variant_and_its_aliases(kernel: int, width: int, alias: str) -> None:
     x, residual, w, b = normal(3, width), normal(3, width, seed=1), normal(width, seed=2), normal(width, seed=3)
     attrs = {"eps": 1e-6, "weight_offset": 0.0}
@@ -76,7 +77,7 @@ def test_add_variant_and_its_aliases(kernel: int, width: int, alias: str) -> Non
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("width", [1, 16, 31])
+@sweep("width", [1, 16, 31])
 def test_in_place(kernel: int, width: int) -> None:
     x, w, apart = normal(3, width), normal(width, seed=1), np.zeros((3, width), np.float32)
     _runtime.run_layer_norm(kernel, x, w, None, apart)
@@ -84,9 +85,9 @@ def test_in_place(kernel: int, width: int) -> None:
     np.testing.assert_array_equal(x, apart)
 
 
-@pytest.mark.parametrize("width", WIDTHS[1:])
-@pytest.mark.parametrize("y_dtype", [np.float32, np.uint16])
-@pytest.mark.parametrize("with_residual", [False, True])
+@sweep("width", WIDTHS[1:])
+@sweep("y_dtype", [np.float32, np.uint16])
+@sweep("with_residual", [False, True])
 def test_every_kernel_gives_the_same_bits(width: int, y_dtype: type, with_residual: bool) -> None:
     results = []
     for kernel, (_, _, runnable) in enumerate(TABLE):

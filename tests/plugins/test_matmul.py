@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.made_matmul import Matmul, kernel_params, same_bits, stored, widened
+from support.sweep import sweep
 from tensorwright.errors import GraphError, InvalidOptionError, IsaError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins import packing
@@ -29,29 +30,29 @@ def exact_kernels(dtype: int) -> list[int]:
 
 @pytest.mark.parametrize(("dtype", "index"), KERNELS)
 class TestDefinition:
-    @pytest.mark.parametrize("n", range(1, 2 * PANEL + 2))
+    @sweep("n", range(1, 2 * PANEL + 2))
     def test_every_width_around_a_panel(self, dtype: int, index: int, n: int) -> None:
         made = Matmul(dtype, 3, n, 5)
         made.check(made.run(index))
 
-    @pytest.mark.parametrize("k", [*range(1, 20), 31, 32, 33, 127, 129])
+    @sweep("k", [*range(1, 20), 31, 32, 33, 127, 129])
     def test_every_depth(self, dtype: int, index: int, k: int) -> None:
         made = Matmul(dtype, 2, 17, k)
         made.check(made.run(index))
 
-    @pytest.mark.parametrize("rows", [*range(1, 20), 24, 64, 67])
+    @sweep("rows", [*range(1, 20), 24, 64, 67])
     def test_every_number_of_rows(self, dtype: int, index: int, rows: int) -> None:
         made = Matmul(dtype, rows, 7 * PANEL + 3, 9)
         made.check(made.run(index))
 
-    @pytest.mark.parametrize("epilogue", EPILOGUES)
-    @pytest.mark.parametrize("y_dtype", [0, 1])
+    @sweep("epilogue", EPILOGUES)
+    @sweep("y_dtype", [0, 1])
     @pytest.mark.parametrize(("bias", "residual"), [(True, False), (False, True), (True, True)])
     def test_epilogues(self, dtype: int, index: int, epilogue: int, y_dtype: int, bias: bool, residual: bool) -> None:
         made = Matmul(dtype, 7, 5 * PANEL + 5, 33, epilogue, bias, residual, y_dtype)
         made.check(made.run(index, offset=1, pad=3))
 
-    @pytest.mark.parametrize("offset", [1, 2, 3, 7, 15])
+    @sweep("offset", [1, 2, 3, 7, 15])
     def test_misaligned_buffers(self, dtype: int, index: int, offset: int) -> None:
         made = Matmul(dtype, 5, 37, 21, bias=True, residual=True)
         assert same_bits(made.run(index, offset=offset, pad=offset), made.run(index))
@@ -66,8 +67,8 @@ class TestDefinition:
 class TestBits:
     """What the numeric contract promises within one kernel."""
 
-    @pytest.mark.parametrize("epilogue", [0, 1])
-    @pytest.mark.parametrize("rows", [2, 6, 7, 12, 13, 16, 17, 18, 19, 25, 101])
+    @sweep("epilogue", [0, 1])
+    @sweep("rows", [2, 6, 7, 12, 13, 16, 17, 18, 19, 25, 101])
     def test_a_row_alone_is_the_row_in_company(self, dtype: int, index: int, rows: int, epilogue: int) -> None:
         made = Matmul(dtype, rows, 6 * PANEL + 1, 41, epilogue, bias=True, residual=True)
         together = made.run(index)
@@ -82,8 +83,8 @@ class TestBits:
         for begin, end in ((0, 1), (3, 11), (50, 67)):
             assert same_bits(made.run(index, rows=slice(begin, end)), together[begin:end])
 
-    @pytest.mark.parametrize("rows", [1, 9, 20])
-    @pytest.mark.parametrize("epilogue", [0, 1])
+    @sweep("rows", [1, 9, 20])
+    @sweep("epilogue", [0, 1])
     def test_panel_ranges_join(self, dtype: int, index: int, rows: int, epilogue: int) -> None:
         made = Matmul(dtype, rows, 9 * PANEL + 4, 30, epilogue, bias=True, residual=True)
         whole = made.run(index)
@@ -137,8 +138,8 @@ def test_instruction_sets_agree(
 
 class TestPacking:
     @pytest.mark.parametrize("dtype", [0, 1])
-    @pytest.mark.parametrize("n", [1, 15, 16, 17, 33])
-    @pytest.mark.parametrize("k", [1, 2, 3, 8, 31])
+    @sweep("n", [1, 15, 16, 17, 33])
+    @sweep("k", [1, 2, 3, 8, 31])
     def test_layout_is_the_definition_and_inverts(self, dtype: int, n: int, k: int) -> None:
         w = stored(np.random.default_rng(n * k).standard_normal((n, k)), dtype)
         packed = _runtime.pack_panels(dtype, w)

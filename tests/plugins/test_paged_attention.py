@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.paged import DTYPES, Sequence, best_runnable
+from support.sweep import sweep
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.plugins.paged_attention import attention, op
 from tensorwright.plugins.paged_attention.cache import PagedCache
@@ -40,28 +41,28 @@ def close(sequence: Sequence, kernel: int, begin: int, chunk: int = 0) -> None:
 
 @pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
 class TestDefinition:
-    @pytest.mark.parametrize("length", LENGTHS)
+    @sweep("length", LENGTHS)
     def test_lengths_around_tiles_blocks_and_splits(self, dtype: str, kernel: int, length: int) -> None:
         close(Sequence(length, dtype=dtype), kernel, max(0, length - 3))
 
-    @pytest.mark.parametrize("head_dim", [2, 14, 16, 18, 30, 40, 64, 80, 96, 128, 256])
+    @sweep("head_dim", [2, 14, 16, 18, 30, 40, 64, 80, 96, 128, 256])
     def test_head_dims(self, dtype: str, kernel: int, head_dim: int) -> None:
         close(Sequence(45, head_dim=head_dim, dtype=dtype, kv_heads=2, group=3), kernel, 30)
 
-    @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16])
+    @sweep("group", [1, 2, 3, 4, 5, 6, 7, 8, 9, 16])
     def test_groups(self, dtype: str, kernel: int, group: int) -> None:
         close(Sequence(50, group=group, kv_heads=2, head_dim=32, dtype=dtype), kernel, 46)
 
-    @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40, 600])
-    @pytest.mark.parametrize("length", [50, 700])
+    @sweep("window", [1, 2, 15, 16, 17, 40, 600])
+    @sweep("length", [50, 700])
     def test_windows(self, dtype: str, kernel: int, window: int, length: int) -> None:
         close(Sequence(length, group=3, head_dim=16, dtype=dtype, window=window), kernel, length - 20)
 
-    @pytest.mark.parametrize("window", [0, 24])
+    @sweep("window", [0, 24])
     def test_softcap(self, dtype: str, kernel: int, window: int) -> None:
         close(Sequence(70, group=2, dtype=dtype, softcap=3.0, window=window), kernel, 40)
 
-    @pytest.mark.parametrize("block_size", [16, 32, 64, 512])
+    @sweep("block_size", [16, 32, 64, 512])
     def test_block_sizes(self, dtype: str, kernel: int, block_size: int) -> None:
         close(Sequence(530, group=2, head_dim=16, dtype=dtype, block_size=block_size), kernel, 500)
 
@@ -70,8 +71,8 @@ class TestDefinition:
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
-@pytest.mark.parametrize("group", [1, 3, 7])
-@pytest.mark.parametrize("window", [0, 37])
+@sweep("group", [1, 3, 7])
+@sweep("window", [0, 37])
 def test_company_changes_no_bit(dtype: str, kernel: int, group: int, window: int) -> None:
     """A query alone gives the bits it gives in any chunk, across tile, block and split borders."""
     sequence = Sequence(530, group=group, head_dim=24, dtype=dtype, window=window)
@@ -144,7 +145,7 @@ def test_huge_and_equal_scores(dtype: str, kernel: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
-@pytest.mark.parametrize("length", [1, 40, 530])
+@sweep("length", [1, 40, 530])
 def test_scores_that_are_no_numbers_give_no_number(dtype: str, kernel: int, length: int) -> None:
     """An overflow must reach the logits, where it is found: it is not a row that sees nothing."""
     sequence = Sequence(length, group=2, head_dim=16, dtype=dtype, with_sinks=True)
@@ -171,8 +172,8 @@ class TestCombine:
         return y.reshape(rows, head_dim)
 
     @pytest.mark.parametrize("index", COMBINES)
-    @pytest.mark.parametrize("splits", [1, 2, 5])
-    @pytest.mark.parametrize("head_dim", [2, 18, 64, 66, 256])
+    @sweep("splits", [1, 2, 5])
+    @sweep("head_dim", [2, 18, 64, 66, 256])
     def test_definition(self, index: int, splits: int, head_dim: int) -> None:
         acc, top, total = parts = self.parts(splits, 3, head_dim)
         weight = np.exp(top.astype(np.float64) - top.max(axis=0))

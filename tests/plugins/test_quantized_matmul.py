@@ -16,6 +16,7 @@ from support.made_quantized import (
     row_kernels,
     weight_kernels,
 )
+from support.sweep import sweep
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.quantized_matmul import linear, op, quantize
@@ -38,8 +39,8 @@ def matrix(rows: int, k: int) -> np.ndarray:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("index", weight_kernels())
 class TestPacker:
-    @pytest.mark.parametrize("rows", [1, 7, 8, 9, 15, 16, 17, 33])
-    @pytest.mark.parametrize("k", [1, 4, 5, 8, 9, 31, 32, 33, 127, 128, 129, 300])
+    @sweep("rows", [1, 7, 8, 9, 15, 16, 17, 33])
+    @sweep("k", [1, 4, 5, 8, 9, 31, 32, 33, 127, 128, 129, 300])
     def test_bytes_are_those_of_the_definition(self, name: str, index: int, rows: int, k: int) -> None:
         fmt, w = parse_format(name), matrix(rows, k)
         want = quantize.pack(quantize.quantize_weights(w, fmt), fmt, k).reshape(-1)
@@ -59,7 +60,7 @@ class TestPacker:
         want = quantize.pack(quantize.quantize_weights(w, fmt), fmt, 64).reshape(-1)
         assert same_bits(pack(w, fmt, index)[0], want)
 
-    @pytest.mark.parametrize("offset", [0, 1, 3])
+    @sweep("offset", [0, 1, 3])
     def test_bfloat16_source_and_strides(self, name: str, index: int, offset: int) -> None:
         fmt, bits = parse_format(name), to_bfloat16_bits(matrix(20, 70))
         got = pack(offset_rows(bits, offset, offset), fmt, index)[0]
@@ -74,8 +75,8 @@ class TestPacker:
         assert error == pytest.approx(float((lost.astype(float) ** 2).sum()), rel=1e-5)
         assert weight == pytest.approx(float((w.astype(float) ** 2).sum()), rel=1e-5)
 
-    @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-    @pytest.mark.parametrize("at", [(19, 89), (0, 0), (8, 31)])
+    @sweep("value", [np.inf, -np.inf, np.nan])
+    @sweep("at", [(19, 89), (0, 0), (8, 31)])
     def test_a_weight_that_is_no_number_is_told(self, name: str, index: int, value: float, at: tuple[int, int]) -> None:
         w = matrix(20, 90)
         w[at] = value
@@ -95,7 +96,7 @@ class TestPacker:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("index", row_kernels())
 class TestQuantizeRows:
-    @pytest.mark.parametrize("k", [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200])
+    @sweep("k", [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200])
     def test_bits(self, name: str, index: int, k: int) -> None:
         fmt, x = parse_format(name), matrix(4, k)
         want = quantize.quantize_activations(x, fmt)
@@ -111,7 +112,7 @@ class TestQuantizeRows:
         for got, want in zip(quantize_rows(offset_rows(bits, 3, 5), fmt, index), wide, strict=True):
             assert same_bits(got, want)
 
-    @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+    @sweep("value", [np.inf, -np.inf, np.nan])
     def test_what_is_no_number_makes_its_group_nan(self, name: str, index: int, value: float) -> None:
         fmt, x = parse_format(name), matrix(3, 150)
         x[1, 149] = value
@@ -130,25 +131,25 @@ class TestQuantizeRows:
 
 @pytest.mark.parametrize(("name", "index"), kernels())
 class TestKernel:
-    @pytest.mark.parametrize("n", [*range(1, 2 * PANEL + 2), 63, 64, 65, 81])
+    @sweep("n", [*range(1, 2 * PANEL + 2), 63, 64, 65, 81])
     def test_every_width(self, name: str, index: int, n: int) -> None:
         QuantizedMatmul(name, 3, n, 40).check(index)
 
-    @pytest.mark.parametrize("k", [*range(1, 12), 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 257])
+    @sweep("k", [*range(1, 12), 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 257])
     def test_every_depth(self, name: str, index: int, k: int) -> None:
         QuantizedMatmul(name, 2, 17, k).check(index)
 
-    @pytest.mark.parametrize("rows", [*range(1, 20), 24, 64, 97])
+    @sweep("rows", [*range(1, 20), 24, 64, 97])
     def test_every_number_of_rows(self, name: str, index: int, rows: int) -> None:
         QuantizedMatmul(name, rows, 5 * PANEL + 3, 70).check(index)
 
-    @pytest.mark.parametrize("epilogue", [0, 1])
-    @pytest.mark.parametrize("y_dtype", [0, 1])
+    @sweep("epilogue", [0, 1])
+    @sweep("y_dtype", [0, 1])
     @pytest.mark.parametrize(("bias", "residual"), [(True, False), (False, True), (True, True)])
     def test_epilogues(self, name: str, index: int, epilogue: int, y_dtype: int, bias: bool, residual: bool) -> None:
         QuantizedMatmul(name, 7, 5 * PANEL + 5, 66, epilogue, bias, residual, y_dtype).check(index, offset=1, pad=3)
 
-    @pytest.mark.parametrize("offset", [1, 3, 7, 15])
+    @sweep("offset", [1, 3, 7, 15])
     def test_misaligned_buffers(self, name: str, index: int, offset: int) -> None:
         made = QuantizedMatmul(name, 5, 37, 100, bias=True, residual=True)
         assert same_bits(made.run(index, offset=offset, pad=offset), made.run(index))
@@ -160,7 +161,7 @@ class TestKernel:
             made.run(index, panels=(begin, end), y=parts)
         assert same_bits(parts, whole)
 
-    @pytest.mark.parametrize("rows", [2, 6, 7, 13, 101])
+    @sweep("rows", [2, 6, 7, 13, 101])
     def test_a_row_alone_is_the_row_in_company(self, name: str, index: int, rows: int) -> None:
         made = QuantizedMatmul(name, rows, 6 * PANEL + 1, 130, 1, bias=True)
         together = made.run(index)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from support.sweep import sweep
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.rms_norm import add_rms_norm, op, rms_norm_columns
@@ -40,8 +41,8 @@ def bound(expected: np.ndarray, width: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("offset", [0.0, 1.0])
+@sweep("width", WIDTHS)
+@sweep("offset", [0.0, 1.0])
 def test_definition(kernel: int, width: int, offset: float) -> None:
     x, w, y = normal(3, width), normal(width, seed=1), np.full((3, width), np.nan, np.float32)
     _runtime.run_rms_norm(kernel, x, w, y, eps=1e-5, weight_offset=offset)
@@ -53,8 +54,8 @@ def test_definition(kernel: int, width: int, offset: float) -> None:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("width", [1, 15, 16, 17, 50, 896])
-@pytest.mark.parametrize("alias", ["none", "x", "residual"])
+@sweep("width", [1, 15, 16, 17, 50, 896])
+@sweep("alias", ["none", "x", "residual"])
 def test_add_variant_and_its_aliases(kernel: int, width: int, alias: str) -> None:
     x, residual, w = normal(3, width), normal(3, width, seed=1), normal(width, seed=2)
     attrs = {"eps": 1e-6, "weight_offset": 0.0}
@@ -66,9 +67,9 @@ def test_add_variant_and_its_aliases(kernel: int, width: int, alias: str) -> Non
     assert (np.abs(y - y_expected) <= bound(y_expected, width)).all()
 
 
-@pytest.mark.parametrize("width", WIDTHS[1:])
-@pytest.mark.parametrize("y_dtype", [np.float32, np.uint16])
-@pytest.mark.parametrize("with_residual", [False, True])
+@sweep("width", WIDTHS[1:])
+@sweep("y_dtype", [np.float32, np.uint16])
+@sweep("with_residual", [False, True])
 def test_every_kernel_gives_the_same_bits(width: int, y_dtype: type, with_residual: bool) -> None:
     results = []
     for kernel, (_, _, runnable) in enumerate(TABLE):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from support.paged import DTYPES, restored, stored
+from support.sweep import sweep
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.paged_attention.cache import PagedCache
@@ -83,16 +84,16 @@ def same(results: tuple[np.ndarray, PagedCache, np.ndarray, PagedCache]) -> None
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestKvWrite:
-    @pytest.mark.parametrize("head_dim", [2, 6, 14, 16, 30, 32, 34, 40, 64, 80, 96, 128, 256])
+    @sweep("head_dim", [2, 6, 14, 16, 30, 32, 34, 40, 64, 80, 96, 128, 256])
     def test_head_dims(self, kernel: int, dtype: str, head_dim: int) -> None:
         same(write(kernel, dtype, 4, 2, head_dim, head_dim, 9))
 
-    @pytest.mark.parametrize("rotary_dim", [2, 10, 20, 32, 34, 62])
+    @sweep("rotary_dim", [2, 10, 20, 32, 34, 62])
     def test_partial_rotation(self, kernel: int, dtype: str, rotary_dim: int) -> None:
         same(write(kernel, dtype, 3, 1, 64, rotary_dim, 5))
 
-    @pytest.mark.parametrize("head_dim", [*range(2, 34, 2), 64, 80, 256])
-    @pytest.mark.parametrize("shift", [0, 3])
+    @sweep("head_dim", [*range(2, 34, 2), 64, 80, 256])
+    @sweep("shift", [0, 3])
     def test_no_rotation(self, kernel: int, dtype: str, head_dim: int, shift: int) -> None:
         """Without a table q, k and v pass as they are: sizes 0 to 2N + 1 of both vector widths, and tails."""
         q, cache, *expected = write(kernel, dtype, 3, 1, head_dim, 0, 5, shift)
@@ -101,11 +102,11 @@ class TestKvWrite:
         qkv = normal(5, width)
         np.testing.assert_array_equal(q, round_to(qkv[:, : 3 * head_dim], dtype))
 
-    @pytest.mark.parametrize("shift", [1, 3, 7])
+    @sweep("shift", [1, 3, 7])
     def test_misaligned(self, kernel: int, dtype: str, shift: int) -> None:
         same(write(kernel, dtype, 7, 1, 40, 40, 20, shift))
 
-    @pytest.mark.parametrize("tokens", [0, 1, 192])
+    @sweep("tokens", [0, 1, 192])
     def test_token_counts(self, kernel: int, dtype: str, tokens: int) -> None:
         same(write(kernel, dtype, 2, 2, 16, 16, tokens))
 

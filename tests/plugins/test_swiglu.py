@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from support.made_matmul import BFLOAT16_UNIT, UNIT, gate_rounding, same_bits, widened
+from support.sweep import sweep
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.rounding import to_bfloat16_bits
@@ -34,7 +35,7 @@ def run(index: int, x: np.ndarray, y_dtype: int = 0, activation: str = "silu") -
 
 @pytest.mark.parametrize("index", KERNELS)
 class TestDefinition:
-    @pytest.mark.parametrize("width", [*range(1, 35), 100])
+    @sweep("width", [*range(1, 35), 100])
     def test_widths(self, index: int, width: int) -> None:
         x = (8 * np.random.default_rng(width).standard_normal((3, 2 * width))).astype(np.float32)
         (expected,) = op.reference([x], SILU, "float32")
@@ -66,7 +67,7 @@ class TestDefinition:
 @pytest.mark.parametrize("index", KERNELS)
 @pytest.mark.parametrize("activation", op.ACTIVATIONS)
 class TestActivations:
-    @pytest.mark.parametrize("width", [*range(1, 35), 100])
+    @sweep("width", [*range(1, 35), 100])
     def test_widths(self, index: int, activation: str, width: int) -> None:
         x = (4 * np.random.default_rng(width).standard_normal((3, 2 * width))).astype(np.float32)
         self.check(x, run(index, x, activation=activation), activation)

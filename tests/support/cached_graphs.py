@@ -47,7 +47,7 @@ def cached_case(factory: pytest.TempPathFactory, variant: str, **overrides: obje
 
 
 def _graph_text(model: Path) -> str:
-    from tensorwright.builder.trace import trace
+    from tensorwright.builder.trace.export import trace
     from tensorwright.passes.pipeline import PIPELINE, run_pipeline
 
     traced = trace(open_checkpoint(model), dtype="float32", max_seq_len=MAX_SEQ_LEN)

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 from tolerances import chain_tolerance
 
-from tensorwright.builder.accuracy_interpreter import narrowed
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.emit.onnx.plugin_form import MODEL, emit_plugin_form
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
+from tensorwright.builder.measure.interpreter import narrowed
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.ir import Graph
 from tensorwright.ir.ops import summing_ops

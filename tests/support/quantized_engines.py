@@ -14,7 +14,7 @@ from support.harness import EngineSteps, worst
 from support.tiny_models import make_variant
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
-from tensorwright.builder.trace import trace
+from tensorwright.builder.trace.export import trace
 from tensorwright.ir import Graph
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensorwright.plugins.gpu.compile import CompiledKernel
+from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import MOST_BLOCKS, POINTERS, SCRATCH, Launch, Tensor
 
 SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}

@@ -11,17 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tensorwright.builder.emit.onnx.model_file import CONTRIB
+from tensorwright.builder.emit.onnx.portable_model import PortableModel
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import Node, Value
 from tensorwright.plugins.rotary import rotary_table
-
-if TYPE_CHECKING:
-    from tensorwright.builder.emit.onnx.portable import Emitter
 
 COLUMN_NORMS = ("rms_norm_columns", "layer_norm_columns")
 _TABLE_ROWS = 4096
@@ -53,14 +50,13 @@ def padded_dim(head_dim: int) -> int:
     return -(-head_dim // 8) * 8
 
 
-def emit_attention(emitter: Emitter, write: Node, node: Node) -> str:
+def emit_attention(emitter: PortableModel, write: Node, node: Node) -> str:
     """The output [tokens, H * D] of the layer that `write` and `node` (paged_attention) make up."""
     model, scope = emitter.model, node.scope
     shape = Heads(*(write.attrs[key] for key in ("layer", "heads", "kv_heads", "head_dim", "rotary_dim")))
-    qkv, table = write.inputs[:2]
-    assert qkv is not None
-    norms, row = column_norms(qkv)
-    tables = ["", ""] if table is None else emitter.table(table, shape.rotary_dim)
+    table = write.optional(1)
+    norms, row = column_norms(write.operand(0))
+    tables = ["", ""] if table is None else rotary_tables(emitter, table, shape.rotary_dim)
     grid = emitter.to_grid(emitter.name(row), scope)
     packed = not norms and shape.stored_dim == shape.head_dim and (table is None or shape.turns_inside)
     q, k, v = [grid, "", ""] if packed else _parts(emitter, shape, norms, grid, scope)
@@ -81,9 +77,9 @@ def emit_attention(emitter: Emitter, write: Node, node: Node) -> str:
     return emitter.to_rows(out, shape.heads * shape.head_dim, scope)
 
 
-def _group_attention(emitter: Emitter, shape: Heads, node: Node, qkv: list[str], tables: list[str]) -> str:
+def _group_attention(emitter: PortableModel, shape: Heads, node: Node, qkv: list[str], tables: list[str]) -> str:
     attrs, layer = node.attrs, shape.layer
-    sinks = node.inputs[5] if len(node.inputs) > 5 else None
+    sinks = node.optional(5)
     past = [f"past_k.{layer}", f"past_v.{layer}"]
     inputs = [*qkv, *past, "seqlens_k", "total_sequence_length", *tables, "", ""]
     inputs.append("" if sinks is None else emitter.weights.plain(sinks))
@@ -102,13 +98,11 @@ def column_norms(qkv: Value) -> tuple[list[Node], Value]:
     found: list[Node] = []
     while qkv.node is not None and qkv.node.op in COLUMN_NORMS:
         found.insert(0, qkv.node)
-        source = qkv.node.inputs[0]
-        assert source is not None
-        qkv = source
+        qkv = qkv.node.operand(0)
     return found, qkv
 
 
-def _parts(emitter: Emitter, shape: Heads, norms: list[Node], grid: str, scope: str) -> list[str]:
+def _parts(emitter: PortableModel, shape: Heads, norms: list[Node], grid: str, scope: str) -> list[str]:
     """q, k and v [B, S, heads * D], normalised."""
     widths = [n * shape.head_dim for n in (shape.heads, shape.kv_heads, shape.kv_heads)]
     sizes = emitter.shape_constant(widths)
@@ -116,7 +110,7 @@ def _parts(emitter: Emitter, shape: Heads, norms: list[Node], grid: str, scope: 
     starts = {0: 0, widths[0]: 1}
     for norm in norms:
         start = norm.attrs["start"]
-        width = int(norm.inputs[1].shape[-1])  # type: ignore[union-attr]
+        width = int(norm.operand(1).shape[-1])
         if start not in starts or norm.attrs["heads"] * width != widths[starts[start]]:
             raise LoweringError(
                 f"{norm.op} in {norm.scope}: a norm of columns must be of all of q or all of k in the portable form, "
@@ -127,7 +121,7 @@ def _parts(emitter: Emitter, shape: Heads, norms: list[Node], grid: str, scope: 
     return parts
 
 
-def _norm_runs(emitter: Emitter, norm: Node, x: str, width: int, columns: int) -> str:
+def _norm_runs(emitter: PortableModel, norm: Node, x: str, width: int, columns: int) -> str:
     """Each run of `width` columns of x [B, S, columns] normalised alone."""
     single = width == columns
     runs = x if single else emitter.reshape(x, [0, 0, -1, width], norm.scope)
@@ -135,27 +129,31 @@ def _norm_runs(emitter: Emitter, norm: Node, x: str, width: int, columns: int) -
     return y if single else emitter.reshape(y, [0, 0, columns], norm.scope)
 
 
-def _pad(emitter: Emitter, x: str, heads: int, shape: Heads, scope: str) -> str:
+def _pad(emitter: PortableModel, x: str, heads: int, shape: Heads, scope: str) -> str:
     runs = emitter.reshape(x, [0, 0, heads, shape.head_dim], scope)
     ends = emitter.shape_constant([0] * 7 + [shape.stored_dim - shape.head_dim])
     (wide,) = emitter.model.node("Pad", [runs, ends], scope=scope)
     return emitter.reshape(wide, [0, 0, heads * shape.stored_dim], scope)
 
 
-def _cut(emitter: Emitter, x: str, shape: Heads, scope: str) -> str:
+def _cut(emitter: PortableModel, x: str, shape: Heads, scope: str) -> str:
     runs = emitter.reshape(x, [0, 0, shape.heads, shape.stored_dim], scope)
     bounds = [emitter.shape_constant([i]) for i in (0, shape.head_dim, -1)]
     return emitter.model.node("Slice", [runs, *bounds], scope=scope)[0]
 
 
-def make_table(emitter: Emitter, table: Value, rotary_dim: int, length: int) -> list[str]:
-    """cos and sin [length, rotary_dim / 2] of a rotary_table's node, by position."""
-    node = table.node
-    frequencies = node.inputs[1] if node is not None else None
-    if node is None or node.op != "rotary_table" or frequencies is None or frequencies.constant is None:
+def rotary_tables(emitter: PortableModel, table: Value, rotary_dim: int) -> list[str]:
+    """The names of cos and sin by position, [max_seq_len, rotary_dim / 2], of the node that makes `table`."""
+    return emitter.once(("table", table), lambda: _make_tables(emitter, table, rotary_dim))
+
+
+def _make_tables(emitter: PortableModel, table: Value, rotary_dim: int) -> list[str]:
+    node = table.producer
+    frequencies = node.operand(1).constant if node.op == "rotary_table" else None
+    if frequencies is None:
         raise LoweringError(f"%{table.name}: a rotary table must have constant frequencies; build with target cpu")
-    half = rotary_dim // 2
-    chunks = partial(_table_chunks, np.asarray(frequencies.constant), node.attrs["scale"], half, length, emitter.dtype)
+    half, length = rotary_dim // 2, emitter.graph.facts["max_seq_len"]
+    chunks = partial(_table_chunks, np.asarray(frequencies), node.attrs["scale"], half, length, emitter.dtype)
     prefix = f"{node.scope}." if node.scope else ""
     names = [(f"{prefix}{kind}_table", emitter.dtype, (length, half)) for kind in ("cos", "sin")]
     return emitter.model.stream(names, chunks)

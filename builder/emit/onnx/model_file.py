@@ -24,6 +24,12 @@ TYPES = {
     "float8_e4m3fn": TensorProto.FLOAT8E4M3FN, "int32": TensorProto.INT32, "int64": TensorProto.INT64,
     "uint8": TensorProto.UINT8, "int8": TensorProto.INT8, "int4": TensorProto.INT4,
 }  # fmt: skip
+ELEMENTWISE_NAMES = {
+    "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "maximum": "Max", "minimum": "Min",
+    "neg": "Neg", "abs": "Abs", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "tanh": "Tanh", "sigmoid": "Sigmoid",
+    "erf": "Erf", "relu": "Relu",
+}  # fmt: skip
+"""The graph's op -> ONNX's of the same meaning."""
 SMALL, LARGE = 64, 4096
 """Alignments: of the weights of at least LARGE * 16 bytes a page, so that they can be mapped."""
 

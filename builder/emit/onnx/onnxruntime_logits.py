@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorwright.builder.accuracy import CHUNK
+from tensorwright.builder.measure.accuracy import CHUNK
 
 PROVIDER = "CPU"
 

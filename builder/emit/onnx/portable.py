@@ -7,148 +7,216 @@ positions, read and written in place by GroupQueryAttention. portable_io.py has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from tensorwright.builder.emit.onnx.group_attention import COLUMN_NORMS, make_table, padded_dim
-from tensorwright.builder.emit.onnx.model_file import ModelFile
-from tensorwright.builder.emit.onnx.weights_source import Weights
+from tensorwright.builder.emit.onnx.group_attention import COLUMN_NORMS, emit_attention, padded_dim
+from tensorwright.builder.emit.onnx.model_file import CONTRIB, ELEMENTWISE_NAMES, TYPES
+from tensorwright.builder.emit.onnx.portable_model import PortableModel
+from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import LoweringError
-from tensorwright.ir.graph import Graph, Node, Value
+from tensorwright.ir.graph import Graph, Node
 from tensorwright.models.checkpoint import Checkpoint
 
-OPSET = 23
+INT8_ACTIVATIONS = 4
+"""MatMulNBits' accuracy_level; without one it computes in the activation type."""
 
 
-def emit_portable(graph: Graph, checkpoint: Checkpoint, dtype: str) -> Emitter:
+def emit_portable(graph: Graph, checkpoint: Checkpoint, dtype: str) -> PortableModel:
     """The model, whose weights are read when it is written. Raises LoweringError for what has no portable form."""
-    emitter = Emitter(graph, checkpoint, dtype)
-    emitter.run()
-    return emitter
+    e = PortableModel(graph, checkpoint, dtype)
+    _inputs(e)
+    for node in graph.nodes:
+        if node.op in ("weight", "constant", "input", "rotary_table", "rotary_kv_write", *COLUMN_NORMS):
+            continue
+        handler = HANDLERS.get(node.op)
+        if handler is None:
+            raise LoweringError(
+                f"{node.op} in {node.scope or 'the model'} has no portable ONNX form; build with target cpu"
+            )
+        e.names.update(zip(node.outputs, handler(e, node), strict=True))
+    _outputs(e)
+    return e
 
 
-class Emitter:
-    """One graph on its way into a ModelFile; `names` says what each value of the graph is called there."""
+def _inputs(e: PortableModel) -> None:
+    for name, shape in (("token_ids", ("batch", "seq")), ("positions", ("batch", "seq")),
+                        ("seqlens_k", ("batch",)), ("total_sequence_length", ()),
+                        ("logit_rows", ("rows",))):  # fmt: skip
+        e.model.input(name, "int32", shape)
+    for layer in range(len(e.graph.facts["kv_layers"])):
+        for kind in "kv":
+            e.model.input(f"past_{kind}.{layer}", e.dtype, _slots(e, layer))
+    e.names.update({v: v.name for v in e.graph.inputs if v.name == "logit_rows"})
 
-    def __init__(self, graph: Graph, checkpoint: Checkpoint, dtype: str):
-        self.graph, self.dtype = graph, dtype
-        self.model = ModelFile(graph.name, OPSET, contrib=True)
-        self.weights = Weights(self.model, checkpoint, dtype)
-        self.names: dict[Value, str] = {}
-        self.wide: set[Value] = set()
-        """Logits of a model whose activations are not float32."""
-        self.users = graph.users()
-        self._once: dict[Any, Any] = {}
 
-    def run(self) -> None:
-        """The whole graph. Raises LoweringError for an op that has no portable form."""
-        from tensorwright.builder.emit.onnx.portable_ops import HANDLERS
+def _outputs(e: PortableModel) -> None:
+    (logits,) = e.graph.outputs
+    (name,) = e.model.node("Identity", [e.name(logits)], scope="", outputs=["logits"])
+    e.model.output(name, "float32", ("rows", int(logits.shape[-1])))
+    for layer in range(len(e.graph.facts["kv_layers"])):
+        for kind in "kv":
+            e.model.output(f"present_{kind}.{layer}", e.dtype, _slots(e, layer))
 
-        self._inputs()
-        for node in self.graph.nodes:
-            if node.op in ("weight", "constant", "input", "rotary_table", "rotary_kv_write", *COLUMN_NORMS):
-                continue
-            handler = HANDLERS.get(node.op)
-            if handler is None:
-                raise LoweringError(
-                    f"{node.op} in {node.scope or 'the model'} has no portable ONNX form; build with target cpu"
-                )
-            named = handler(self, node)
-            self.names.update(zip(node.outputs, named, strict=True))
-        self._outputs()
 
-    def _inputs(self) -> None:
-        for name, shape in (("token_ids", ("batch", "seq")), ("positions", ("batch", "seq")),
-                            ("seqlens_k", ("batch",)), ("total_sequence_length", ()),
-                            ("logit_rows", ("rows",))):  # fmt: skip
-            self.model.input(name, "int32", shape)
-        for i in range(len(self.graph.facts["kv_layers"])):
-            for kind in "kv":
-                self.model.input(f"past_{kind}.{i}", self.dtype, self._slots(i))
-        self.names.update({v: v.name for v in self.graph.inputs if v.name == "logit_rows"})
+def _slots(e: PortableModel, layer: int) -> tuple[int | str, ...]:
+    """The shape of K or V of one layer: a slot of all positions for each sequence."""
+    layer_facts = e.graph.facts["kv_layers"][layer]
+    return "batch", layer_facts["kv_heads"], e.graph.facts["max_seq_len"], padded_dim(layer_facts["head_dim"])
 
-    def _slots(self, layer: int) -> tuple[int | str, ...]:
-        about = self.graph.facts["kv_layers"][layer]
-        return "batch", about["kv_heads"], self.graph.facts["max_seq_len"], padded_dim(about["head_dim"])
 
-    def _outputs(self) -> None:
-        (logits,) = self.graph.outputs
-        (name,) = self.model.node("Identity", [self.name(logits)], scope="", outputs=["logits"])
-        self.model.output(name, "float32", ("rows", int(logits.shape[-1])))
-        for i in range(len(self.graph.facts["kv_layers"])):
-            for kind in "kv":
-                self.model.output(f"present_{kind}.{i}", self.dtype, self._slots(i))
+def _embedding(e: PortableModel, node: Node) -> list[str]:
+    table, ids = node.operand(0), node.operand(1)
+    rows = e.model.node("Gather", [e.weights.plain(table), e.ids(ids.name)], scope=node.scope, axis=0)
+    return _scaled(e, rows[0], float(node.attrs.get("scale", 1.0)), node.scope)
 
-    # -- what handlers use ------------------------------------------------------------------------------------------
 
-    def name(self, value: Value | None) -> str:
-        """What a value is called; a weight or constant becomes an initializer in the activation type."""
-        assert value is not None
-        if value in self.names:
-            return self.names[value]
-        return self.weights.plain(value)
+def _quantized_embedding(e: PortableModel, node: Node) -> list[str]:
+    """Rows of unsigned int8 as lm_head would have them, so that one matrix serves both."""
+    table, ids = node.operand(0), node.operand(1)
+    fmt, columns = parse_format(node.attrs["format"]), int(table.shape[-1])
+    matrix, scales = e.weights.quantized(table, node.attrs["format"])
+    rows, steps = (e.model.node("Gather", [x, e.ids(ids.name)], scope=node.scope, axis=0)[0] for x in (matrix, scales))
+    (rows,) = e.model.node("Cast", [rows], scope=node.scope, to=TYPES[e.dtype])
+    zero = e.model.constant(np.array(128, e.dtype), "zero")
+    (rows,) = e.model.node("Sub", [rows, zero], scope=node.scope)
+    steps = e.reshape(steps, [0, 0, 1], node.scope)
+    (rows,) = e.model.node("Mul", [rows, steps], scope=node.scope)
+    padded = fmt.groups(columns) * fmt.group
+    rows = e.reshape(rows, [-1, padded], node.scope)
+    if padded != columns:
+        bounds = [e.shape_constant([i]) for i in (0, columns, -1)]
+        (rows,) = e.model.node("Slice", [rows, *bounds], scope=node.scope)
+    return _scaled(e, rows, float(node.attrs["scale"]), node.scope)
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` made the first time."""
-        if key not in self._once:
-            self._once[key] = make()
-        return self._once[key]
 
-    def shape_constant(self, numbers: Sequence[int]) -> str:
-        return self.model.constant(np.array(numbers, np.int64), "shape")
+def _scaled(e: PortableModel, x: str, scale: float, scope: str) -> list[str]:
+    if scale == 1.0:
+        return [x]
+    return e.model.node("Mul", [x, e.model.constant(np.array(scale, e.dtype), "scale")], scope=scope)
 
-    def reshape(self, x: str, shape: Sequence[int], scope: str) -> str:
-        return self.model.node("Reshape", [x, self.shape_constant(shape)], scope=scope)[0]
 
-    def to_rows(self, x: str, columns: int, scope: str) -> str:
-        """[B, S, C] -> [B * S, C]."""
-        return self.reshape(x, [-1, columns], scope)
+def _linear(e: PortableModel, node: Node) -> list[str]:
+    x, w, bias = node.operand(0), node.operand(1), node.optional(2)
+    operands = [e.name(x), e.weights.plain(w)] + ([] if bias is None else [e.weights.plain(bias)])
+    return _logits(e, node, e.model.node("Gemm", operands, scope=node.scope, transB=1))
 
-    def to_grid(self, x: str, scope: str) -> str:
-        """[B * S, C] -> [B, S, C]."""
-        shape = self.once("grid", self._grid)
-        return self.model.node("Reshape", [x, shape], scope=scope)[0]
 
-    def _grid(self) -> str:
-        (sizes,) = self.model.node("Shape", ["token_ids"], scope="step")
-        return self.model.node("Concat", [sizes, self.shape_constant([-1])], scope="step", axis=0)[0]
+def _quantized_linear(e: PortableModel, node: Node) -> list[str]:
+    """Of weights alone, or with activations rounded in the same groups."""
+    x, w, bias = node.operand(0), node.operand(1), node.optional(2)
+    n, k = (int(d) for d in w.shape)
+    fmt = parse_format(node.attrs["format"])
+    operands = [e.name(x), *e.weights.quantized(w, node.attrs["format"])]
+    operands += [] if bias is None else ["", "", e.weights.plain(bias)]
+    made = e.model.node(
+        "MatMulNBits", operands, scope=node.scope, domain=CONTRIB, N=n, K=k, bits=fmt.bits, block_size=fmt.group,
+        accuracy_level=INT8_ACTIVATIONS if node.op == "quantized_linear" else None,
+    )  # fmt: skip
+    return _logits(e, node, made)
 
-    def ids(self, name: str) -> str:
-        """token_ids or positions as [B * S]."""
-        return self.once(("ids", name), lambda: self.reshape(name, [-1], "step"))
 
-    def position_ids(self) -> str:
-        """positions as RotaryEmbedding reads them."""
-        return self.once("positions", lambda: self.model.node("Cast", ["positions"], scope="step", to=7)[0])
+def _logits(e: PortableModel, node: Node, made: list[str]) -> list[str]:
+    """Logits, and what is computed of them, are float32."""
+    if node.output.shape[0] != "rows" or e.dtype == "float32":
+        return made
+    e.wide.add(node.output)
+    return e.model.node("Cast", made, scope=node.scope, to=TYPES["float32"])
 
-    def table(self, value: Value, rotary_dim: int) -> list[str]:
-        """cos and sin by position."""
-        length = self.graph.facts["max_seq_len"]
-        return self.once(("table", value), lambda: make_table(self, value, rotary_dim, length))
 
-    def normalise(self, node: Node, x: str) -> str:
-        """The norm of a node (of rows, or of runs of columns) on x."""
-        weight, bias = (*node.inputs[1:], None)[:2]
-        assert weight is not None
-        gamma = self.weights.plain(weight, plus=node.attrs["weight_offset"])
-        if node.op.startswith("rms"):
-            return self.model.node(
-                "RMSNormalization", [x, gamma], scope=node.scope, axis=-1, epsilon=node.attrs["eps"]
-            )[0]
-        return self._layer_norm(node, x, gamma, bias)
+def _norm(e: PortableModel, node: Node) -> list[str]:
+    return [e.normalise(node, e.name(node.operand(0)))]
 
-    def _layer_norm(self, node: Node, x: str, gamma: str, bias: Value | None) -> str:
-        attrs = {"scope": node.scope, "axis": -1, "epsilon": node.attrs["eps"]}
-        weight = node.inputs[1]
-        assert weight is not None
-        if weight.rank == 1:
-            operands = [x, gamma] + ([] if bias is None else [self.weights.plain(bias)])
-            return self.model.node("LayerNormalization", operands, **attrs)[0]
-        ones = self.model.constant(np.ones(int(weight.shape[-1]), self.dtype), "ones")
-        (y,) = self.model.node("LayerNormalization", [x, ones], **attrs)
-        (y,) = self.model.node("Mul", [y, gamma], scope=node.scope)
-        if bias is not None:
-            (y,) = self.model.node("Add", [y, self.weights.plain(bias)], scope=node.scope)
-        return y
+
+def _add_norm(e: PortableModel, node: Node) -> list[str]:
+    """One op for the sum and its norm; the sum is left out where nobody reads it."""
+    bias = node.optional(3)
+    gamma = e.weights.plain(node.operand(2), plus=node.attrs["weight_offset"])
+    operands = [e.name(node.operand(0)), e.name(node.operand(1)), gamma] + (
+        [] if bias is None else [e.weights.plain(bias)]
+    )
+    op = "SkipSimplifiedLayerNormalization" if node.op == "add_rms_norm" else "SkipLayerNormalization"
+    last = "" if e.users[node.outputs[1]] else "-"
+    made = e.model.node(
+        op, operands, scope=node.scope, domain=CONTRIB, epsilon=node.attrs["eps"],
+        outputs=["", "-", "-", last] if last != "-" else [""],
+    )  # fmt: skip
+    return [made[0], made[-1]]
+
+
+def _swiglu(e: PortableModel, node: Node) -> list[str]:
+    columns = int(node.output.shape[-1])
+    sizes = e.shape_constant([columns, columns])
+    gate, up = e.model.node("Split", [e.name(node.operand(0)), sizes], scope=node.scope, outputs=["", ""], axis=-1)
+    return e.model.node("Mul", [_activation(e, node.attrs["activation"], gate, node.scope), up], scope=node.scope)
+
+
+def _activation(e: PortableModel, kind: str, x: str, scope: str) -> str:
+    if kind == "silu":
+        return e.model.node("QuickGelu", [x], scope=scope, domain=CONTRIB, alpha=1.0)[0]
+    if kind == "relu":
+        return e.model.node("Relu", [x], scope=scope)[0]
+    approximate = "tanh" if kind == "gelu_tanh" else "none"
+    return e.model.node("Gelu", [x], scope=scope, approximate=approximate)[0]
+
+
+def _gather_rows(e: PortableModel, node: Node) -> list[str]:
+    return e.model.node("Gather", [e.name(node.operand(0)), e.name(node.operand(1))], scope=node.scope, axis=0)
+
+
+def _attention(e: PortableModel, node: Node) -> list[str]:
+    return [emit_attention(e, node.operand(1).producer, node)]
+
+
+def _elementwise(e: PortableModel, node: Node) -> list[str]:
+    dtype = e.dtype
+    if any(v in e.wide for v in node.inputs):
+        dtype = "float32"
+        e.wide.add(node.output)
+    operands = [e.names[v] if v in e.names else e.weights.plain(v, dtype) for v in node.inputs if v is not None]
+    if node.op == "square":
+        return e.model.node("Mul", operands * 2, scope=node.scope)
+    if node.op == "rsqrt":
+        return e.model.node("Reciprocal", e.model.node("Sqrt", operands, scope=node.scope), scope=node.scope)
+    if node.op == "silu":
+        return [_activation(e, "silu", operands[0], node.scope)]
+    if node.op == "gelu":
+        kind = "gelu_tanh" if node.attrs["approximate"] == "tanh" else "gelu"
+        return [_activation(e, kind, operands[0], node.scope)]
+    return e.model.node(ELEMENTWISE_NAMES[node.op], operands, scope=node.scope)
+
+
+def _clamp(e: PortableModel, node: Node) -> list[str]:
+    """Absent bounds are left out."""
+    value = node.operand(0)
+    dtype = "float32" if value in e.wide else e.dtype
+    if value in e.wide:
+        e.wide.add(node.output)
+    bounds = [node.attrs["min"], node.attrs["max"]]
+    named = ["" if b is None else e.model.constant(np.array(b, dtype), "bound") for b in bounds]
+    return e.model.node("Clip", [e.name(value), *named], scope=node.scope)
+
+
+def _slice(e: PortableModel, node: Node) -> list[str]:
+    """Of columns; tokens are never sliced at this stage."""
+    bounds = [e.shape_constant([int(node.attrs[key])]) for key in ("start", "end", "dim", "step")]
+    return e.model.node("Slice", [e.name(node.operand(0)), *bounds], scope=node.scope)
+
+
+HANDLERS: dict[str, Callable[[PortableModel, Node], list[str]]] = {
+    "embedding": _embedding,
+    "quantized_embedding": _quantized_embedding,
+    "linear": _linear,
+    **dict.fromkeys(("weight_only_linear", "quantized_linear"), _quantized_linear),
+    "rms_norm": _norm,
+    "layer_norm": _norm,
+    "add_rms_norm": _add_norm,
+    "add_layer_norm": _add_norm,
+    "swiglu": _swiglu,
+    "gather_rows": _gather_rows,
+    "paged_attention": _attention,
+    "clamp": _clamp,
+    "slice": _slice,
+    **dict.fromkeys((*ELEMENTWISE_NAMES, "square", "rsqrt", "silu", "gelu"), _elementwise),
+}

@@ -10,10 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tensorwright.builder.accuracy_metrics import rounded
 from tensorwright.builder.emit.onnx.model_file import ModelFile, stored_bytes
+from tensorwright.builder.emit.quantization_record import StoredMatrix, Use, make_record, matrix_of, place_of, role_of
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
-from tensorwright.builder.quantization_record import StoredMatrix, Use, make_record, matrix_of, place_of, role_of
+from tensorwright.builder.measure.metrics import rounded
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.errors import BuildError, CheckpointError
 from tensorwright.ir.graph import Graph, Value

@@ -18,7 +18,7 @@ import tensorwright
 from tensorwright import errors
 from tensorwright.builder.emit.tensorrt.job import Job
 from tensorwright.builder.emit.tensorrt.library import Library, cured_environment
-from tensorwright.builder.memory import MemoryWatch
+from tensorwright.builder.process import MemoryWatch
 from tensorwright.errors import BuildError, OutOfMemoryError, TensorwrightError
 
 COMMAND = (sys.executable, "-P", "-m", "tensorwright.builder.emit.tensorrt.fixed_addresses")

@@ -10,11 +10,10 @@ import torch
 
 from support.lowered import MemorySource
 from support.pass_graphs import graph_of
-from tensorwright.builder.accuracy_interpreter import narrowed
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
-from tensorwright.builder.emit.onnx.plugin_form import emit_plugin_form
-from tensorwright.builder.emit.onnx.plugin_ops import HANDLERS
+from tensorwright.builder.emit.onnx.plugin_form import HANDLERS, emit_plugin_form
 from tensorwright.builder.emit.onnx.reference_ops import evaluator
+from tensorwright.builder.measure.interpreter import narrowed
 from tensorwright.errors import LoweringError
 from tensorwright.ir import Graph
 from tensorwright.ir.interpret import interpret

@@ -7,15 +7,15 @@ from importlib.util import find_spec
 import pytest
 
 from tensorwright import build
-from tensorwright.builder.emit import tensorrt_target
 from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.target import tensorrt
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
 
 OWN = {"sm": (80,), "max_batch_size": 4, "max_num_tokens": 64, "int4_kernel": "plugin"}
 
 
 def check(**options) -> None:
-    tensorrt_target.check(BuildOptions(target=options.pop("target", "tensorrt-rtx"), **options))
+    tensorrt.check(BuildOptions(target=options.pop("target", "tensorrt-rtx"), **options))
 
 
 def test_config_of_other_targets_does_not_know_them():
@@ -79,9 +79,9 @@ def test_what_no_engine_can_have_is_refused_before_any_work(options, message):
 
 def test_the_checkpoints_type_is_held_against_the_sms_too():
     options = BuildOptions("tensorrt-rtx", sm=(75,))
-    assert tensorrt_target.activation_dtype(options, "float32") == "float16"
+    assert tensorrt.activation_dtype(options, "float32") == "float16"
     with pytest.raises(InvalidOptionError, match=r"bfloat16 cannot be built for SM 75: .*or another --dtype"):
-        tensorrt_target.activation_dtype(options, "bfloat16")
+        tensorrt.activation_dtype(options, "bfloat16")
 
 
 def test_a_refused_build_touches_nothing(tmp_path):
@@ -95,7 +95,7 @@ def test_a_package_that_is_not_there_is_named_before_any_work(monkeypatch, packa
     def without(name):
         return None if name == package else find_spec(name)
 
-    monkeypatch.setattr(tensorrt_target, "find_spec", without)
+    monkeypatch.setattr(tensorrt, "find_spec", without)
     monkeypatch.setattr("tensorwright.builder.emit.tensorrt.library.find_spec", without)
     with pytest.raises(MissingDependencyError, match=rf"{package}.* is not installed: pip install -e '.\["):
         check(sm=(80,))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from support.tensorrt_jobs import needs_rtx
-from tensorwright.builder.emit import tensorrt_target
 from tensorwright.builder.emit.tensorrt.layers import Layer
+from tensorwright.builder.target import tensorrt
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, KvLayer, Manifest, Range
 from tensorwright.errors import BuildError, KernelError
 
@@ -89,7 +89,7 @@ def test_a_rebuild_hands_over_what_a_build_does(tiny, tmp_path, monkeypatch):
         handed.append((job.to_line(), digest(folder / "model.onnx"), digest(folder / "model.onnx.data")))
         raise BuildError("noted")
 
-    monkeypatch.setattr(tensorrt_target, "run_child", note)
+    monkeypatch.setattr(tensorrt, "run_child", note)
     keeper = build(tiny, tmp_path / "keeper", keep_weights=True, accuracy="none", dtype="bfloat16")
     options = {"target": "tensorrt-rtx", "sm": (80, 89), "quantize": "int4"}
     with pytest.raises(BuildError, match="noted"):
@@ -138,12 +138,12 @@ def test_the_accuracy_record_is_the_interpreters_and_says_so(engines):
 
 
 def test_a_copy_of_the_cache_fails_the_build(engines, tiny, tmp_path, monkeypatch):
-    parse = tensorrt_target.parse_layers
+    parse = tensorrt.parse_layers
 
     def with_a_copy(text):
         return [*parse(text), Layer("copy", "NoOp", ("k_pages.0",), ("copied",), ())]
 
-    monkeypatch.setattr(tensorrt_target, "parse_layers", with_a_copy)
+    monkeypatch.setattr(tensorrt, "parse_layers", with_a_copy)
     with pytest.raises(BuildError, match=r"would copy the KV cache in every step: layer 'copy' \(NoOp\)"):
         engines.get(again=2)
     assert not list(engines.folder.glob("xxx/*"))

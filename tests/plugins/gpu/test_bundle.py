@@ -8,7 +8,7 @@ import pytest
 
 from tensorwright.errors import EngineError, KernelError
 from tensorwright.plugins.gpu import bundle
-from tensorwright.plugins.gpu.compile import CompiledKernel
+from tensorwright.plugins.gpu.bundle import CompiledKernel
 
 
 def made(sm: int, kernel: str = "a_kernel", variant: str = "0123") -> CompiledKernel:

@@ -11,7 +11,7 @@ import pytest
 from support.fake_cuda import CONTEXT, FakeCuda
 from support.recording_driver import check_launch
 from tensorwright.errors import KernelError, MissingDependencyError
-from tensorwright.plugins.gpu.compile import CompiledKernel
+from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.driver import CudaDriver
 from tensorwright.plugins.gpu.launch import SCRATCH, Launch, Tensor
 

@@ -21,7 +21,7 @@ from tensorwright.runtime.engine.options import DEFAULT_LIMITS
 from tensorwright.runtime.engine.tensorrt import executor, library
 
 profiles = pytest.importorskip("tensorwright.builder.emit.tensorrt.profiles")
-pytest.importorskip("tensorwright.builder.emit.tensorrt_target")
+pytest.importorskip("tensorwright.builder.target.tensorrt")
 pytest.importorskip("tensorrt_rtx")
 
 PROMPTS = [{"prompt_token_ids": ids} for ids in ([3, 5, 7], list(range(2, 42)), [9] * 33, [3, 5, 7, 11, 13])]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tensorwright.builder.interruptible import free_weights, short_products
-from tensorwright.builder.streamed_weights import StreamedWeights
+from tensorwright.builder.measure.interruptible import free_weights, short_products
+from tensorwright.builder.measure.streamed_weights import StreamedWeights
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Graph, Value
 from tensorwright.ir.interpret import Weights

@@ -7,10 +7,10 @@ from typing import Any
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import kv_block_bytes
+from tensorwright.builder.emit.quantization_record import quantization_record
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
-from tensorwright.builder.quantization_record import quantization_record
-from tensorwright.builder.targets import Emitted, Graphs
+from tensorwright.builder.target.interface import Emitted, Graphs
 from tensorwright.errors import InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import PIPELINE, PassReport
@@ -55,7 +55,7 @@ def emit(
 
 def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
     """The engine itself runs a text."""
-    from tensorwright.builder.accuracy import measure_accuracy
+    from tensorwright.builder.measure.accuracy import measure_accuracy
 
     weights = emit_cpu_plan(graphs.lowered, checkpoint).weights  # where each lies; a moment's work
     return measure_accuracy(

@@ -12,23 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorwright.builder.accuracy_metrics import Comparison
 from tensorwright.builder.emit.cpu_weights import StoredPanels, WeightTable
-from tensorwright.builder.interruptible import in_another_thread
+from tensorwright.builder.measure.interruptible import in_another_thread
+from tensorwright.builder.measure.metrics import Comparison
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from tensorwright.builder.streamed_weights import PanelSource
+    from tensorwright.builder.measure.streamed_weights import PanelSource
 
 _LOGIT_BYTES = 64 << 20  # of the reference's logits, which are held whole
 _MULTIPLY_ADDS = 64 * 10**9  # of the reference's products
 QUANTIZED = ("quantized_linear", "weight_only_linear")
-OUTPUT_TOKENS = 32  # that the errors of outputs are measured over
 CHUNK = 32  # tokens per step, and so logit rows held at a time
 _SEED = 20240229
-_TEXT = Path(__file__).with_name("accuracy_text.txt")
+_TEXT = Path(__file__).with_name("text.txt")
 
 
 def measure_accuracy(
@@ -58,10 +57,12 @@ def measure_logits(
     `quantized`: the graph at stage "cached" with the products that the engine makes; the errors of their outputs are
     measured in it. measured_on: what ran, where that is not the engine's own executor.
     """
+    from tensorwright.builder.measure.outputs import compute_reference
+
     vocab_size, max_seq_len = traced.facts["vocab_size"], traced.facts["max_seq_len"]
     ids, text = sample_ids(checkpoint, min(token_budget(vocab_size, multiply_adds(quantized)), max_seq_len), vocab_size)
     cuts = any(node.op in QUANTIZED for node in quantized.nodes)
-    reference, errors = _reference(kind, checkpoint, ids, traced, quantized if cuts else None, panels)
+    reference, output_errors = compute_reference(kind, checkpoint, ids, traced, quantized if cuts else None, panels)
     comparison = Comparison()
     done = 0
     for logits in run(ids):
@@ -71,11 +72,7 @@ def measure_logits(
     record: dict[str, Any] = {"kind": kind, "reference_dtype": "float32", "text": text}
     if measured_on is not None:
         record["measured_on"] = measured_on
-    record |= comparison.record()
-    if errors is not None:
-        record["output_tokens"] = min(len(ids), OUTPUT_TOKENS)
-        record["output_errors"] = errors
-    return record
+    return record | comparison.record() | output_errors
 
 
 def multiply_adds(graph: Graph) -> int:
@@ -108,36 +105,6 @@ def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[lis
             "it belongs to another model"
         )
     return ids, "built-in text"
-
-
-def _reference(
-    kind: str,
-    checkpoint: Checkpoint,
-    ids: list[int],
-    traced: Graph,
-    quantized: Graph | None,
-    panels: PanelSource | None,
-) -> tuple[np.ndarray, dict[str, list[float | None]] | None]:
-    """The logits to compare with, and the errors of the outputs of `quantized`, if that is given.
-
-    Both are computed side by side, so that a checkpoint larger than memory is read once.
-    """
-    from tensorwright.builder import accuracy_outputs, accuracy_reference
-    from tensorwright.builder.streamed_weights import StreamedWeights
-    from tensorwright.ir.walk import in_step
-
-    if kind == "full":
-        logits = accuracy_reference.transformers_logits(checkpoint.path, ids, traced.facts["max_seq_len"])
-        if quantized is None:
-            return logits, None
-        return logits, accuracy_outputs.output_errors(quantized, checkpoint, ids, panels)
-    errors = accuracy_outputs.OutputErrors()
-    with StreamedWeights(checkpoint, panels, errors.add) as weights:
-        walk = accuracy_reference.reference_walk(traced, checkpoint, ids, weights)
-        if quantized is not None:
-            in_step(walk, accuracy_outputs.outputs_walk(quantized, checkpoint, ids, weights))
-        (result,) = walk.finish()
-    return accuracy_reference.as_rows(result), errors.record() if quantized is not None else None
 
 
 def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from tensorwright.passes.pipeline import PassReport, Phase
 
 MODULES = {
-    "cpu": "tensorwright.builder.emit.cpu_target",
-    "onnx": "tensorwright.builder.emit.onnx_target",
-    "tensorrt": "tensorwright.builder.emit.tensorrt_target",
-    "tensorrt-rtx": "tensorwright.builder.emit.tensorrt_target",
+    "cpu": "tensorwright.builder.target.cpu",
+    "onnx": "tensorwright.builder.target.onnx",
+    "tensorrt": "tensorwright.builder.target.tensorrt",
+    "tensorrt-rtx": "tensorwright.builder.target.tensorrt",
 }
 
 

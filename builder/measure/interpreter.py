@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorwright.builder.accuracy import measure_logits
+from tensorwright.builder.measure.accuracy import measure_logits
 from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from tensorwright.builder.options import BuildOptions
-    from tensorwright.builder.targets import Graphs
+    from tensorwright.builder.target.interface import Graphs
 
 MEASURED_ON = "graph interpreter"
 NORM = frozenset((1, 2))
@@ -43,8 +43,8 @@ def interpreted_logits(lowered: Graph, checkpoint: Checkpoint, ids: list[int], a
 
     The weights are quantized by the packer of the CPU engine, whose bits are those of quantize.py.
     """
-    from tensorwright.builder.accuracy_reference import gather_embeddings
-    from tensorwright.builder.streamed_weights import StreamedWeights
+    from tensorwright.builder.measure.reference import gather_embeddings
+    from tensorwright.builder.measure.streamed_weights import StreamedWeights
     from tensorwright.ir.interpret import interpret
     from tensorwright.ir.ragged import RaggedAdapter
 

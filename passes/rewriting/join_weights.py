@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tensorwright.ir import Dim, Value
 from tensorwright.ir import dims as dim_math
-from tensorwright.passes.rewriter import Rewriter
+from tensorwright.passes.rewriting.rewriter import Rewriter
 
 
 def join_weights(g: Rewriter, parts: Sequence[Value], scope: str) -> Value:

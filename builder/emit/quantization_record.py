@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.builder.accuracy_metrics import rounded
 from tensorwright.builder.emit.cpu_weights import WeightTable
+from tensorwright.builder.measure.metrics import rounded
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.ir.graph import Graph, Node
 from tensorwright.ir.weights import WeightExpr

@@ -7,7 +7,7 @@ from typing import Any
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
-from tensorwright.builder.targets import Emitted, Graphs
+from tensorwright.builder.target.interface import Emitted, Graphs
 from tensorwright.engine_format.file_names import ONNX_DATA, ONNX_IO, ONNX_MODEL
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
@@ -44,8 +44,9 @@ def emit(
     writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> Emitted:
     """Writes the model, its weights streamed, and io.json; ONNX's checker reads them back."""
-    from tensorwright.builder.emit.onnx.portable import OPSET, emit_portable
+    from tensorwright.builder.emit.onnx.portable import emit_portable
     from tensorwright.builder.emit.onnx.portable_io import make_manifest
+    from tensorwright.builder.emit.onnx.portable_model import OPSET
 
     facts = report.graph.facts
     with phases.run("plan"):
@@ -66,8 +67,8 @@ def emit(
 
 def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
     """The model itself runs a text, on ONNX Runtime's provider for processors."""
-    from tensorwright.builder.accuracy import measure_logits
     from tensorwright.builder.emit.onnx.onnxruntime_logits import PROVIDER, model_logits
+    from tensorwright.builder.measure.accuracy import measure_logits
 
     return measure_logits(
         options.accuracy, checkpoint, graphs.traced, graphs.lowered,

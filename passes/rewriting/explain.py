@@ -21,7 +21,7 @@ from tensorwright.passes import (
     rewrite_gqa,
     split_interleaved_linears,
 )
-from tensorwright.passes.matcher import find_miss
+from tensorwright.passes.rewriting.matcher import find_miss
 
 RECOGNISERS = (
     recognise_rms_norm,
@@ -46,7 +46,7 @@ RULES = {module.__name__.rsplit(".", 1)[-1]: (module.PATTERN, module.check) for 
 
 def located(graph: Graph, node: Node, message: str) -> str:
     """`message`, the closest partial match that reached `node`, and the node underlined among its neighbours."""
-    misses = [(find_miss(graph, *rule, about=node), name) for name, rule in RULES.items()]
+    misses = [(find_miss(graph, *rule, through=node), name) for name, rule in RULES.items()]
     reached = [(miss.depth, name, miss) for miss, name in misses if miss is not None]
     lines = [message]
     if reached:

@@ -11,14 +11,109 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.ir import Graph, Node, Value
-from tensorwright.passes.match import Match, Miss, Reason, Refused, State, describe
-from tensorwright.passes.pattern import COMMUTATIVE, AttrVar, Call, Expr, Literal, Pattern, Var, pattern
-from tensorwright.passes.rewriter import Rewriter, splice
+from tensorwright.ir import Dim, Graph, Node, Value
+from tensorwright.ir import dims as dim_math
+from tensorwright.passes.rewriting.pattern import COMMUTATIVE, AttrVar, Call, Expr, Literal, Pattern, Var, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter, splice
 
 __all__ = ["Match", "Pattern", "apply", "closest", "describe", "find_miss", "match_value", "pattern"]
 
+Reason = str | Callable[[], str]
+"""Why something did not match; a function makes the text only when somebody reads it."""
+
 DIM_ATTRS = frozenset({"dim", "dims", "dim0", "dim1"})
+
+
+class Refused(Exception):
+    """`Match.require` raises this, and the matcher catches it."""
+
+
+@dataclass
+class Miss:
+    """Why an attempt failed, and how many ops it had matched by then. The text is made only when read."""
+
+    depth: int
+    root: Node
+    reason: Reason
+    value: Value | None
+
+    def __str__(self) -> str:
+        reason = self.reason() if callable(self.reason) else self.reason
+        at = f" at {describe(self.value)}" if self.value is not None else ""
+        return f"{self.depth} ops matched up from {describe(self.root.outputs[0])}, then: {reason}{at}"
+
+
+def describe(value: Value) -> str:
+    """%name = op in its module, for messages."""
+    op = value.node.op if value.node is not None else "?"
+    scope = f" in {value.node.scope}" if value.node is not None and value.node.scope else ""
+    return f"%{value.name} ({op} {value.dtype}{list(value.shape)}{scope})".replace("'", "")
+
+
+@dataclass(frozen=True)
+class State:
+    """What one attempt has bound so far. It is extended by copying, so that another attempt can go back.
+
+    root: the node that the attempt began with. nodes: the nodes that it has matched.
+    """
+
+    root: Node
+    bound: dict[str, Any]
+    nodes: tuple[Node, ...]
+
+    def bind(self, name: str, thing: Any) -> State:
+        return State(self.root, {**self.bound, name: thing}, self.nodes)
+
+
+class Match:
+    """Names of the pattern as attributes: values for names and variables, plain data for attributes, None if absent."""
+
+    def __init__(self, pattern: Pattern, state: State):
+        self._pattern = pattern
+        self._bound = state.bound
+        self.nodes = state.nodes
+        self.root = state.root
+        self.dims: dict[str, Dim] = {}
+        self.notes: dict[str, Any] = {}
+        """What `check` learned for `replace`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._pattern.names:
+            raise AttributeError(f"the pattern has no name {name!r}")
+        return self._bound.get(name)
+
+    def require(self, condition: object, reason: Reason, value: Value | None = None) -> None:
+        """Refuse this match unless `condition`; `reason` may be a function, called only when somebody reads it."""
+        if not condition:
+            raise Refused(reason, value)
+
+    def bind_shape(self, value: Value, letters: str) -> None:
+        """Unify the shape of `value` with letters such as "1 S H*D": numbers are literal, letters equal everywhere.
+
+        A leading "..." stands for any dimensions. A product of letters must already be bound.
+        """
+        tokens = letters.split()
+        shape = list(value.shape)
+        if tokens and tokens[0] == "...":
+            tokens = tokens[1:]
+            self.require(len(shape) >= len(tokens), lambda: f"rank is not at least {len(tokens)}", value)
+            shape = shape[len(shape) - len(tokens) :]
+        self.require(len(shape) == len(tokens), lambda: f"shape is not [{letters}]", value)
+        for token, dim in zip(tokens, shape, strict=True):
+            if token.isidentifier() and token not in self.dims:
+                self.dims[token] = dim
+                continue
+            factors: list[Dim] = [int(t) if t.isdigit() else self.dims[t] for t in token.split("*")]
+            wanted = dim_math.mul(*factors)
+            self.require(dim_math.same(wanted, dim), f"[{letters}] needs {token} = {wanted}", value)
+
+    def scalar(self, value: Value) -> float:
+        """The number that a scalar constant is, as a Python float; refuses anything else."""
+        self.require(value.is_scalar_constant, "not a scalar constant", value)
+        return float(value.constant)
+
 
 Check = Callable[[Match], None]
 Replace = Callable[[Match, Rewriter], Any]
@@ -30,15 +125,15 @@ class _Matcher:
     users: dict[Value, list[Node]]
     outputs: frozenset[Value]
     check: Check | None
-    about: Node | None = None
+    through: Node | None = None
+    """Only misses that reached this node are remembered; None: all are."""
     best: Miss | None = None
-    root: Node | None = None
 
     def at(self, root: Node) -> Match | None:
         """The first way to match with `root` as the last line's op that also passes `check`."""
-        self.root = root
-        for state in self._value(self.pattern.root, root.outputs[self.pattern.root.result], State({}, ())):
-            match = Match(self.pattern, state, root)
+        start = State(root, {}, ())
+        for state in self._value(self.pattern.root, root.outputs[self.pattern.root.result], start):
+            match = Match(self.pattern, state)
             try:
                 self._only_used_inside(match)
                 if self.check is not None:
@@ -50,16 +145,15 @@ class _Matcher:
         return None
 
     def _miss(self, state: State, reason: Reason, value: Value | None, closer: int = 0) -> None:
-        """Remember why this attempt failed, if it got further than the others (and reached the node asked about)."""
-        assert self.root is not None
+        """Remember why this attempt failed, if it got further than the others (and reached the node asked for)."""
         depth = len(state.nodes) + closer
-        reached = self.about is None or self.about in state.nodes or (value is not None and value.node is self.about)
-        if not reached:
+        wanted = self.through
+        if wanted is not None and wanted not in state.nodes and (value is None or value.node is not wanted):
             return
         # Of attempts that got equally far the first at the last root: it is nearest to what the pattern says.
         best = self.best
-        if best is None or depth > best.depth or (depth == best.depth and best.root is not self.root):
-            self.best = Miss(depth, self.root, reason, value)
+        if best is None or depth > best.depth or (depth == best.depth and best.root is not state.root):
+            self.best = Miss(depth, state.root, reason, value)
 
     def _only_used_inside(self, match: Match) -> None:
         exposed = {match._bound.get(n) for n in (*self.pattern.outputs, *self.pattern.shared)}
@@ -123,7 +217,7 @@ class _Matcher:
         if attrs is None:
             return
         bound = {**state.bound, **attrs, **dict(zip(expr.names, node.outputs, strict=False))}
-        inner = State(bound, (*state.nodes, node) if node not in state.nodes else state.nodes)
+        inner = State(state.root, bound, (*state.nodes, node) if node not in state.nodes else state.nodes)
         for operands in self._orders(expr, node):
             yield from self._operands(expr.args, operands, inner)
 
@@ -207,9 +301,9 @@ def _sweep(graph: Graph, pattern: Pattern, check: Check | None, replace: Replace
     return len(inserted)
 
 
-def find_miss(graph: Graph, pattern: Pattern, check: Check | None = None, about: Node | None = None) -> Miss | None:
-    """The attempt that got furthest without matching; with `about`, among those that reached this node."""
-    matcher = _Matcher(pattern, graph.users(), frozenset(graph.outputs), check, about)
+def find_miss(graph: Graph, pattern: Pattern, check: Check | None = None, through: Node | None = None) -> Miss | None:
+    """The attempt that got furthest without matching; with `through`, among those that reached this node."""
+    matcher = _Matcher(pattern, graph.users(), frozenset(graph.outputs), check, through)
     for root in graph.nodes:
         if root.op == pattern.root.op:
             matcher.at(root)

@@ -23,7 +23,7 @@ from tensorwright.builder.emit.tensorrt.profiles import input_shapes, make_limit
 from tensorwright.builder.emit.tensorrt.run_child import run_child
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
-from tensorwright.builder.targets import Emitted, Graphs
+from tensorwright.builder.target.interface import Emitted, Graphs
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
 from tensorwright.errors import BuildError, InvalidOptionError, MissingDependencyError
 from tensorwright.installing import install
@@ -138,7 +138,7 @@ def _check_layers(path: Path, manifest: Manifest, onnx_facts: OnnxFacts) -> dict
 
 def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
     """No GPU is assumed: the lowered graph in the interpreter, rounded as the engine's types; the record says so."""
-    from tensorwright.builder.accuracy_interpreter import measure_on_interpreter
+    from tensorwright.builder.measure.interpreter import measure_on_interpreter
 
     return measure_on_interpreter(graphs, checkpoint, options, graphs.lowered.facts["dtype"])
 
