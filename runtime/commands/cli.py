@@ -46,7 +46,7 @@ def cli(debug: bool) -> None:
 def run(**options: Any) -> None:
     """Generate text with ENGINE (or with a model directory, which is built on first use)."""
     with nothing_begun:
-        from tensorwright.runtime.commands.run_command import run_prompts
+        from tensorwright.runtime.commands.run_command import Printing, run_prompts
 
     for option, name in (("--system", "system"), ("--chat-template", "chat_template")):
         if options[name] is not None and not options["chat"]:
@@ -61,7 +61,8 @@ def run(**options: Any) -> None:
             from tensorwright.runtime.commands.profile_command import start_profiler
 
         profiler = start_profiler(options["threads"], picture)
-    run_prompts(asked=asked, profiler=profiler, **options)
+    printing = Printing(**{name: options.pop(name) for name in ("stream", "echo", "as_json", "stats")})
+    run_prompts(asked=asked, printing=printing, profiler=profiler, **options)
 
 
 @cli.command()

@@ -153,22 +153,10 @@ Group = type | tuple[Option, ...]
 """A record class, or its options."""
 
 
-def declare(
-    default: Any,
-    kind: type | None = None,
-    *,
-    at: Mapping[Door, At],
-    choices: tuple[str, ...] = (),
-    rule: Rule | None = None,
-    repeated: bool = False,
-    parse: Callable[[Any], Any] | None = None,
-    targets: tuple[str, ...] = (),
-    lacks: Mapping[str, str] | None = None,
-) -> Any:
-    """A dataclass field that declares an option: see Option. kind: the type of the default, unless it is given."""
-    option = Option(
-        "", kind or type(default), default, at, choices, rule, repeated, parse, targets, lacks or {}
-    )  # fmt: skip
+def declare(default: Any, kind: type | None = None, *, at: Mapping[Door, At], **more: Any) -> Any:
+    """A dataclass field that declares an option. kind: the type of the default, unless it is given. more: other fields
+    of Option."""
+    option = Option("", kind or type(default), default, at, **more)
     return field(default=default, metadata={Option: option})
 
 
