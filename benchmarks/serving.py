@@ -36,10 +36,10 @@ from shapes import SHAPES  # noqa: E402
 from worker import PeerError  # noqa: E402
 
 from tensorwright.errors import LoadTestError  # noqa: E402
-from tensorwright.runtime.serving.load_test.profiles import PROFILES  # noqa: E402
 from tensorwright.runtime.serving.load_test.report import summarise  # noqa: E402
 from tensorwright.runtime.serving.load_test.session import limits_of, load_test  # noqa: E402
 from tensorwright.runtime.serving.load_test.settings import LoadSettings  # noqa: E402
+from tensorwright.runtime.serving.load_test.workload import PROFILES  # noqa: E402
 
 TOKEN_RANGE = (10, 30000)  # as benchmarks/peers draws them
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
+from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
 from tensorwright.builder.kept_weights import write_kept_weights
@@ -17,6 +17,8 @@ from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.process import MemoryWatch, paused_collector
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
+from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
+from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
 from tensorwright.installing import install
@@ -36,19 +38,13 @@ class BuildResult:
     """A finished engine: where it is, its config.json and its build-report.json."""
 
     path: Path
-    config: dict[str, Any]
+    engine_config: EngineConfig
     report: dict[str, Any]
 
-
-@dataclass(frozen=True)
-class BuildContext:
-    """What every phase of one build needs: what is asked for, the target's module, and where results and times go."""
-
-    options: BuildOptions
-    target: Target
-    phases: Phases
-    writer: EngineWriter
-    memory: MemoryWatch
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json as plain values."""
+        return self.engine_config.to_dict()
 
 
 def build(
@@ -122,47 +118,54 @@ def build_engine_at(
     target = find_target(options.target)
     target.check(options)
     check_places(model, out, dump)
-    dump_folder = None if dump is None else Path(os.path.expanduser(dump))
+    graphs = None if dump is None else Path(os.path.expanduser(dump))
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
-        build = BuildContext(options, target, phases, writer, memory)
         with phases.run("open"):
             checkpoint = open_checkpoint(model)
-            if dump_folder is not None:
-                make_dump_folder(dump_folder)
-        graph = _trace(build, checkpoint)
-        report = _rewrite(build, checkpoint, graph, verify=verify, dump=dump_folder)
+            if graphs is not None:
+                make_dump_folder(graphs)
+        run = BuildRun(options, target, checkpoint, writer, phases, memory)
+        graph = _trace(run)
+        report = _rewrite(run, graph, verify=verify, dump=graphs)
         with phases.run("source"):
             source = source_record(checkpoint)
-        return emit_and_measure(build, checkpoint, source, graph, report)
+        return emit_and_measure(run, graph, report, source)
 
 
-def emit_and_measure(
-    build: BuildContext, checkpoint: Checkpoint, source: dict[str, Any], traced: Graph, report: PassReport
-) -> BuildResult:
-    """Writes all files of the engine, from the graphs on, and puts the engine in its place.
+@dataclass(frozen=True)
+class BuildRun:
+    """What every step of one build works with."""
 
-    source: the record of the checkpoint that config.json keeps.
-    """
-    options, phases, writer = build.options, build.phases, build.writer
-    writer.write("graph.txt", print_graph(report.cached_graph).encode())
+    options: BuildOptions
+    target: Target
+    checkpoint: Checkpoint
+    """What the weights and the text side are read from; for a rebuild, the engine that keeps them."""
+    writer: EngineWriter
+    phases: Phases
+    memory: MemoryWatch
+
+
+def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: SourceRecord) -> BuildResult:
+    """Writes all files of the engine, from the graphs on, and puts it in its place. source: as config.json keeps it."""
+    writer, checkpoint, phases = run.writer, run.checkpoint, run.phases
+    writer.write(GRAPH, print_graph(report.cached_graph).encode())
     with phases.run("tokenizer"):
         tokenizer = write_text_side(writer, checkpoint)
-    emitted = build.target.emit(writer, report, checkpoint, options, phases)
-    if options.keep_weights:
+    emitted = run.target.emit(writer, report, checkpoint, run.options, phases)
+    if run.options.keep_weights:
         with phases.run("keep") as advance:
             write_kept_weights(writer, report.cached_graph, checkpoint, advance)
-    measured = _measure(build, checkpoint, Graphs(traced, report.cached_graph, report.graph))
-    notes = {"peak_memory_bytes": build.memory.peaks, "tokenizer": tokenizer}
-    return _finish(build, source, report, emitted, measured, notes)
+    measured = _measure(run, Graphs(traced, report.cached_graph, report.graph))
+    notes = {"peak_memory_bytes": run.memory.peaks, "tokenizer": tokenizer}
+    return _finish(run, report, source, emitted, measured, notes)
 
 
 @paused_collector()
-def _trace(build: BuildContext, checkpoint: Checkpoint) -> Graph:
-    """The model's graph at stage "traced", with the facts that the passes read."""
-    options, target, phases = build.options, build.target, build.phases
+def _trace(run: BuildRun) -> Graph:
+    options, checkpoint, phases = run.options, run.checkpoint, run.phases
     dtype, max_seq_len = options.dtype, options.max_seq_len_for(checkpoint)
     if dtype == "auto":
-        dtype = target.activation_dtype(options, checkpoint.native_dtype)
+        dtype = run.target.activation_dtype(options, checkpoint.native_dtype)
     with phases.run("import"):
         # torch and transformers take seconds to import: what can fail without them has failed by now.
         try:
@@ -175,7 +178,7 @@ def _trace(build: BuildContext, checkpoint: Checkpoint) -> Graph:
             ) from error
     with phases.run("trace"):
         graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
-    graph.facts["block_size"] = target.block_size(max_seq_len)
+    graph.facts["block_size"] = run.target.block_size(max_seq_len)
     graph.facts |= quantization_facts(options)
     return graph
 
@@ -197,16 +200,13 @@ def quantization_facts(options: BuildOptions) -> dict[str, str]:
 
 
 @paused_collector()
-def _rewrite(
-    build: BuildContext, checkpoint: Checkpoint, graph: Graph, *, verify: bool, dump: Path | None
-) -> PassReport:
-    """Runs all passes of the target. dump: the folder that gets the graph after each pass."""
+def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) -> PassReport:
     from tensorwright.builder.emit.quantized_weights import QuantizingWeights
     from tensorwright.passes.pipeline import run_pipeline
 
-    pipeline = build.target.PIPELINE
+    checkpoint, pipeline = run.checkpoint, run.target.PIPELINE
     steps = sum(len(phase.steps) for phase in pipeline)
-    with build.phases.run("passes") as advance:
+    with run.phases.run("passes") as advance:
         done = 0
 
         def count_pass(name: str, rewrites: int, seconds: float) -> None:
@@ -236,13 +236,13 @@ def _quantized(graph: Graph) -> Quantized:
     return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, spec.lm_head)))
 
 
-def _measure(build: BuildContext, checkpoint: Checkpoint, graphs: Graphs) -> dict[str, Any] | None:
+def _measure(run: BuildRun, graphs: Graphs) -> dict[str, Any] | None:
     """The accuracy record, None if it is not asked for. Raises CheckpointError and NumericalError for NaN."""
-    if build.options.accuracy == "none":
+    if run.options.accuracy == "none":
         return None
-    with build.phases.run("accuracy"):
-        record = build.target.measure(build.writer, graphs, checkpoint, build.options)
-    _require_numbers(record, checkpoint, graphs.traced.facts["dtype"])
+    with run.phases.run("accuracy"):
+        record = run.target.measure(run.writer, graphs, run.checkpoint, run.options)
+    _require_numbers(record, run.checkpoint, graphs.traced.facts["dtype"])
     return record
 
 
@@ -261,30 +261,31 @@ def _require_numbers(record: dict[str, Any], checkpoint: Checkpoint, dtype: str)
 
 
 def _finish(
-    build: BuildContext,
-    source: dict[str, Any],
+    run: BuildRun,
     report: PassReport,
+    source: SourceRecord,
     emitted: Emitted,
     measured: dict[str, Any] | None,
     notes: dict[str, Any],
 ) -> BuildResult:
     """Writes config.json and the report, and puts the engine in its place. notes: what else the report says."""
-    phases, writer = build.phases, build.writer
-    with phases.run("checksums"):
+    writer, facts = run.writer, report.graph.facts
+    with run.phases.run("checksums"):
         config = engine_config(
-            target=build.options.target,
-            facts=report.graph.facts,
-            build_options=build.options.record(),
+            facts,
+            target=run.options.target,
+            build_options=run.options.record(),
             passes=report.counts,
-            records={"accuracy": measured, "quantization": emitted.quantization},
+            accuracy=measured,
+            quantization=emitted.quantization,
             kv_block_bytes=emitted.kv_block_bytes,
             source=source,
             sizes=writer.sizes,
         )
-        writer.write_json("config.json", config)
+        writer.write(CONFIG, config.to_json().encode())
     size = sum(writer.sizes.values())
     more = {"engine_bytes": size, **notes, "verify_differences": report.differences, **emitted.notes}
-    written = build_report(phases, report.seconds, more)
+    written = build_report(run.phases, report.seconds, more)
     writer.write_json(REPORT, written)
     writer.commit()
     return BuildResult(writer.out, config, written)

@@ -12,20 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.build import (
     QUANTIZATION_FACTS,
-    BuildContext,
     BuildResult,
+    BuildRun,
     build_engine_at,
     emit_and_measure,
     quantization_facts,
 )
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
-from tensorwright.builder.kept_weights import KEPT, EngineSource
+from tensorwright.builder.kept_weights import EngineSource
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places
 from tensorwright.builder.process import MemoryWatch
 from tensorwright.builder.target.interface import find_target
+from tensorwright.engine_format.engine_config import EngineConfig
+from tensorwright.engine_format.file_names import GRAPH, KEPT_WEIGHTS
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 def rebuild(
     engine: Path,
-    config: dict[str, Any],
+    config: EngineConfig,
     out: str | Path,
     *,
     model: str | Path | None = None,
@@ -54,14 +56,14 @@ def rebuild(
     (target, dtype, quantize, ...); the others are those of the engine, and max_seq_len must be. begin: as of `build`.
     Raises EngineError, CheckpointError, and what `build` raises.
     """
-    options = changed_options(config, changes)
+    options = changed_options(config.build_options, changes)
     target = find_target(options.target)
     target.check(options)
     check_places(engine, out, None)
     if model is not None:
         _check_source(engine, config, model)
         return build_engine_at(model, out, options, overwrite=overwrite, progress=progress, begin=begin)
-    if not (engine / KEPT).is_file():
+    if not (engine / KEPT_WEIGHTS).is_file():
         raise EngineError(
             f"{engine}: keeps no weights to build from; give the checkpoint that it was built from (--model), or build "
             "engines with --keep-weights"
@@ -73,16 +75,18 @@ def rebuild(
         )
     phases = Phases.since(begin, progress)
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
-        return _from_graph(BuildContext(options, target, phases, writer, memory), engine, config)
+        with phases.run("open"):
+            weights = EngineSource(engine)
+            graph = read_graph(engine)
+        return _from_graph(BuildRun(options, target, weights, writer, phases, memory), graph, config)
 
 
-def changed_options(config: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:
-    """The engine's build options with these changes. Raises InvalidOptionError."""
+def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:
+    """Returns the build options `own` of an engine with these changes. Raises InvalidOptionError."""
     names = [field.name for field in fields(BuildOptions)]
     unknown = sorted(set(changes) - set(names))
     if unknown:
         raise InvalidOptionError(f"rebuild: there is no option {', '.join(unknown)}; there are {', '.join(names)}")
-    own = config["build_options"]
     if "max_seq_len" in changes and changes["max_seq_len"] != own.get("max_seq_len"):
         raise InvalidOptionError("rebuild: max_seq_len is part of the graph; build from the checkpoint to change it")
     moved = changes.get("target", own.get("target")) != own.get("target")
@@ -93,14 +97,12 @@ def changed_options(config: dict[str, Any], changes: dict[str, Any]) -> BuildOpt
     return BuildOptions(**chosen)
 
 
-def _check_source(engine: Path, config: dict[str, Any], model: str | Path) -> None:
+def _check_source(engine: Path, config: EngineConfig, model: str | Path) -> None:
     checkpoint = open_checkpoint(model)
-    found, wanted = source_record(checkpoint), config["source"]
-    if found["hash"] != wanted["hash"]:
+    found, wanted = source_record(checkpoint), config.source
+    if found.hash != wanted.hash:
         differing = sorted(
-            name
-            for name in {*found["files"], *wanted["files"]}
-            if found["files"].get(name) != wanted["files"].get(name)
+            name for name in {*found.files, *wanted.files} if found.files.get(name) != wanted.files.get(name)
         )
         raise CheckpointError(
             f"{checkpoint.path}: is not the checkpoint that {engine} was built from: {', '.join(differing)} differ; "
@@ -108,30 +110,28 @@ def _check_source(engine: Path, config: dict[str, Any], model: str | Path) -> No
         )
 
 
-def _from_graph(build: BuildContext, engine: Path, config: dict[str, Any]) -> BuildResult:
-    """Builds from the engine's own graph and the weights that it keeps."""
+def _from_graph(run: BuildRun, graph: Graph, config: EngineConfig) -> BuildResult:
+    """Builds from an engine's own graph and the weights that it keeps. config: of that engine."""
     from tensorwright.passes.pipeline import run_pipeline
 
-    phases = build.phases
+    phases = run.phases
     with phases.run("open"):
-        weights = EngineSource(engine)
-        graph = read_graph(engine)
         reference = plain_graph(graph)
-        pipeline, done = remaining(build, config, graph)
+        pipeline, done = remaining(run, graph, config)
         if any(phase.name == "quantize" for phase in pipeline):
             graph = plain_graph(graph)
-            _ask_for_quantization(graph, build)
-        graph.facts["dtype"] = reference.facts["dtype"] = activation_dtype(build, config)
-        graph.facts["block_size"] = build.target.block_size(graph.facts["max_seq_len"])
+            _ask_for_quantization(graph, run.options)
+        graph.facts["dtype"] = reference.facts["dtype"] = activation_dtype(run, config)
+        graph.facts["block_size"] = run.target.block_size(graph.facts["max_seq_len"])
     with phases.run("passes"):
         report = run_pipeline(graph, pipeline=pipeline, done=done)
-    return emit_and_measure(build, weights, config["source"], reference, report)
+    return emit_and_measure(run, reference, report, config.source)
 
 
 def read_graph(engine: Path) -> Graph:
     """graph.txt, verified. Raises EngineError for one that this version cannot read."""
     try:
-        graph = parse_graph((engine / "graph.txt").read_text(encoding="utf-8"))
+        graph = parse_graph((engine / GRAPH).read_text(encoding="utf-8"))
         verify(graph, "cached")
         graph.restart_names()
     except (GraphError, ValueError) as error:
@@ -158,30 +158,27 @@ def plain_graph(graph: Graph) -> Graph:
     return graph
 
 
-def _ask_for_quantization(graph: Graph, build: BuildContext) -> None:
+def _ask_for_quantization(graph: Graph, options: BuildOptions) -> None:
     """Adds the facts that the quantizing passes read, in the order in which a build writes them."""
     block_size, layers = graph.facts.pop("block_size"), graph.facts.pop("kv_layers")
-    graph.facts |= {"block_size": block_size, **quantization_facts(build.options), "kv_layers": layers}
+    graph.facts |= {"block_size": block_size, **quantization_facts(options), "kv_layers": layers}
 
 
-def remaining(build: BuildContext, config: dict[str, Any], graph: Graph) -> tuple[tuple[Phase, ...], dict[str, int]]:
+def remaining(run: BuildRun, graph: Graph, config: EngineConfig) -> tuple[tuple[Phase, ...], dict[str, int]]:
     """The target's phases that are still to run on the cached graph, and the counts of those before."""
-    pipeline = build.target.PIPELINE
-    wanted = quantization_facts(build.options)
-    same = wanted == {name: graph.facts[name] for name in QUANTIZATION_FACTS if name in graph.facts}
+    pipeline = run.target.PIPELINE
+    asked = {name: graph.facts[name] for name in QUANTIZATION_FACTS if name in graph.facts}
+    same = asked == quantization_facts(run.options)
     first = [phase.name for phase in pipeline].index("quantize") + (1 if same else 0)
     steps = [step.name for phase in pipeline[:first] for step in phase.steps]
-    return pipeline[first:], {name: config["passes"].get(name, 0) for name in dict.fromkeys(steps)}
+    return pipeline[first:], {name: config.passes.get(name, 0) for name in dict.fromkeys(steps)}
 
 
-def activation_dtype(build: BuildContext, config: dict[str, Any]) -> str:
+def activation_dtype(run: BuildRun, config: EngineConfig) -> str:
     """The engine's own type of activations where the target has it, else what the target makes of it."""
-    options = build.options
+    options = run.options
     if options.dtype != "auto":
         return options.dtype
-    own: str = config["dtype"]
-    return (
-        own
-        if own in options.target_format.dtypes
-        else build.target.activation_dtype(replace(options, dtype="auto"), own)
-    )
+    if config.dtype in options.target_format.dtypes:
+        return config.dtype
+    return run.target.activation_dtype(replace(options, dtype="auto"), config.dtype)

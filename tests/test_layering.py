@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("engine_format", "options", "models", "ir", "plugins", "passes", "builder", "runtime")
 BUILD_PACKAGES = {"torch", "transformers", "onnx"}
 
-LEAVES = ("durable", "errors", "installing", "json_text")
-"""Files of tensorwright/ that import nothing but Python's own; every room may import them."""
+LEAVES = ("durable", "errors", "installing", "interrupts", "json_text", "sizes")
+"""Files of tensorwright/ that import nothing but Python's own and each other; every room may import them."""
+ABOVE_ALL = ("__init__", "__main__", "click_options", "command", "entry", "triton_model")
+"""The other files of tensorwright/: the public names, and where commands and Triton begin."""
 # What a room may import beside itself, `tensorwright` (the version) and LEAVES.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine_format": (),
@@ -29,26 +31,22 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "passes": ("engine_format", "ir", "plugins"),
     "builder": ("engine_format", "options", "models", "ir", "plugins", "passes", "command"),
     "runtime": ("engine_format", "options"),
-    # Rooms within runtime/, from the lowest to the highest.
-    "runtime/base": (),
-    "runtime/text": ("runtime.base",),
-    "runtime/engine": ("runtime.base", "runtime.text"),
-    "runtime/guided": ("runtime.base", "runtime.text", "runtime.engine"),
-    "runtime/requests": ("runtime.base", "runtime.text", "runtime.engine", "runtime.guided"),
-    "runtime/api": ("runtime.base", "runtime.text", "runtime.engine", "runtime.guided", "runtime.requests"),
-    "runtime/tools": (
-        "runtime.base",
-        "runtime.text",
-        "runtime.engine",
-        "runtime.guided",
-        "runtime.requests",
-        "runtime.api",
-    ),
 }
+# The rooms of runtime/, from the lowest to the highest: a room may import those before it. Those of one line may not
+# import each other.
+RUNTIME_LAYERS = (
+    ("base",),
+    ("text",),
+    ("engine",),
+    ("guided",),
+    ("requests",),
+    ("api",),
+    ("tools", "serving/server", "serving/triton", "serving/load_test"),
+    ("commands",),
+)
 # Files that may import more, and why.
 EXCEPTIONS = {
     "builder/measure/accuracy.py": ("runtime",),  # measures the finished engine
-    "builder/cli.py": ("runtime.engine.memory",),  # both commands show sizes alike
     "builder/rebuild_cli.py": ("runtime.engine.engine_dir",),  # an engine is checked as for running it
     # A tokenizer is compared as an engine reads it.
     "builder/emit/text_side.py": ("runtime.text.special_tokens", "runtime.text.tokenizer"),
@@ -111,6 +109,73 @@ def test_a_room_imports_only_what_it_may(room: str) -> None:
     assert not faults, "\n".join(faults)
 
 
+def runtime_layer(name: str) -> tuple[int, str] | None:
+    """The layer of a file or module of runtime/, given by its path from the root, and its room; None for others."""
+    for index, rooms in enumerate(RUNTIME_LAYERS):
+        for room in rooms:
+            if name.startswith(f"runtime/{room}/"):
+                return index, room
+    return None
+
+
+def test_rooms_of_the_runtime_import_downwards_only() -> None:
+    faults = []
+    for path in python_files("runtime"):
+        name = path.relative_to(ROOT).as_posix()
+        own = runtime_layer(name)
+        if own is None:
+            assert path.name == "__init__.py", f"{name}: in no room of RUNTIME_LAYERS"
+            continue
+        for module, _ in imports(path):
+            other = runtime_layer(module.removeprefix("tensorwright.").replace(".", "/"))
+            if other is not None and other[1] != own[1] and other[0] >= own[0]:
+                faults.append(f"{name} imports {module}")
+    assert not faults, "\n".join(faults)
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Every module of the rooms and of src/tensorwright, and which others it imports, wherever the import stands."""
+    paths = {path.relative_to(ROOT): path for room in ROOMS if room != "options" for path in python_files(room)}
+    package = ROOT / "src/tensorwright"
+    paths |= {path.relative_to(package): path for path in package.rglob("*.py") if "__pycache__" not in path.parts}
+    modules = {".".join(name.with_suffix("").parts).removesuffix(".__init__"): path for name, path in paths.items()}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        names = {name.removeprefix("tensorwright.") for name, _ in imports(path)}
+        named = names | {name.rpartition(".")[0] for name in names}  # of "from a import b": a too, which runs first
+        graph[module] = {name for name in named if name in modules and name != module}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of modules in which each reaches each other one."""
+
+    def reach(start: str) -> set[str]:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            for other in graph[todo.pop()] - seen:
+                seen.add(other)
+                todo.append(other)
+        return seen
+
+    reached = {module: reach(module) for module in graph}
+    found = [{other for other in reached[module] if module in reached[other]} for module in graph]
+    return [circle for index, circle in enumerate(found) if circle and circle not in found[:index]]
+
+
+def test_no_circle_of_files() -> None:
+    """Imports inside functions and for types count: a circle of them is a circle of ideas too."""
+    found = [sorted(circle) for circle in circles(import_graph())]
+    assert not found, f"files that import each other: {found}"
+
+
+def test_a_circle_is_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}}
+    assert circles(graph) == [{"a", "b", "c"}]
+    assert "interrupts" in import_graph()["entry"], "imports of src/tensorwright are not seen"
+
+
 @pytest.mark.parametrize("room", ["models", "plugins", "runtime"])
 def test_only_the_builder_sees_torch(room: str) -> None:
     faults = [
@@ -146,16 +211,10 @@ def test_the_runtime_imports_the_builder_only_when_called() -> None:
 
 def test_the_public_package_holds_only_names_leaves_and_the_command() -> None:
     names = {path.name for path in (ROOT / "src/tensorwright").glob("*.py")}
-    assert names == {
-        "__init__.py",
-        "__main__.py",
-        "click_options.py",
-        "command.py",
-        "entry.py",
-        *(f"{leaf}.py" for leaf in LEAVES),
-    }
+    assert names == {f"{name}.py" for name in (*ABOVE_ALL, *LEAVES)}
     modules = {module for leaf in LEAVES for module, _ in imports(ROOT / f"src/tensorwright/{leaf}.py")}
-    assert {module.split(".")[0] for module in modules} <= sys.stdlib_module_names
+    others = {module for module in modules if not any(within(module, f"tensorwright.{leaf}") for leaf in LEAVES)}
+    assert {module.split(".")[0] for module in others} <= sys.stdlib_module_names
 
 
 def test_the_check_itself_sees_every_form(tmp_path: Path) -> None:
@@ -240,12 +299,17 @@ def layer(path: str) -> str:
     return folder
 
 
+def is_binding(name: str) -> bool:
+    """Whether a file belongs to a Python module. A plugin's bindings.cc shows its kernels to tests."""
+    return name.startswith("runtime/bindings/") or name.endswith(("/bindings.cc", "/bindings.h"))
+
+
 def test_cpp_layers_include_downwards_only() -> None:
     faults = []
     for path in cpp_files():
         name = path.relative_to(ROOT).as_posix()
         own = layer(name)
-        if own == "runtime/bindings":
+        if is_binding(name):
             continue  # they are above everything
         for mark, header in includes(path):
             if mark == '"' and layer(header) not in (own, *MAY_INCLUDE[own]):
@@ -268,7 +332,7 @@ def test_only_the_bindings_know_python() -> None:
     faults = [
         f"{path.relative_to(ROOT)} includes {header}"
         for path in cpp_files()
-        if "runtime/bindings" not in path.as_posix()
+        if not is_binding(path.relative_to(ROOT).as_posix())
         for _, header in includes(path)
         if python.match(header)
     ]

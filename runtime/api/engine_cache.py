@@ -20,7 +20,7 @@ from typing import IO
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.json_text import read_json
-from tensorwright.runtime.engine.memory import parse_size
+from tensorwright.sizes import parse_size
 
 _BESIDE = re.compile(r"\.([^.]+)\.partial\.")
 """How the builder names what it writes before it is put at <key>.partial."""
@@ -56,10 +56,21 @@ def cache_limit() -> int:
     return parse_size(os.environ.get(SIZE_VARIABLE, DEFAULT_SIZE), SIZE_VARIABLE)
 
 
-def take_lock(root: Path, key: str, *, alone: bool, wait: bool = True) -> IO[str] | None:
-    """The lock of an engine; closing it gives it back, and so does the kernel if we die. None: others have it."""
-    path = root / f"{key}.lock"
-    kind = (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
+def take_lock(root: Path, key: str, *, alone: bool) -> IO[str]:
+    """Waits for the lock of an engine. alone: nobody else may hold it; otherwise others may share it. The lock is given
+    back when the file is closed, or by the kernel when the process ends."""
+    return _flock(root / f"{key}.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+
+
+def try_lock(root: Path, key: str, *, alone: bool) -> IO[str] | None:
+    """Takes the lock of an engine as take_lock() does, but does not wait. None if somebody else holds it."""
+    try:
+        return _flock(root / f"{key}.lock", (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+
+
+def _flock(path: Path, kind: int) -> IO[str]:
     while True:
         file = path.open("a+")
         try:
@@ -70,7 +81,7 @@ def take_lock(root: Path, key: str, *, alone: bool, wait: bool = True) -> IO[str
             pass
         except BlockingIOError:
             file.close()
-            return None
+            raise
         file.close()  # who removed the engine removed this lock with it: take the one that others see
 
 
@@ -92,7 +103,7 @@ def cache_entries(root: Path) -> list[CacheEntry]:
 
 def remove_entry(root: Path, key: str) -> bool:
     """Removes an engine unless somebody uses it; False if so. It is gone for others before its first file is."""
-    lock = take_lock(root, key, alone=True, wait=False)
+    lock = try_lock(root, key, alone=True)
     if lock is None:
         return False
     with lock:
@@ -137,7 +148,7 @@ def find_entries(root: Path, beginnings: tuple[str, ...]) -> list[CacheEntry]:
 
 
 def _entry(root: Path, key: str) -> CacheEntry:
-    lock = take_lock(root, key, alone=True, wait=False) if os.access(root, os.W_OK) else None
+    lock = try_lock(root, key, alone=True) if os.access(root, os.W_OK) else None
     if lock is not None:
         lock.close()
     model, dtype = _noted_model(root / f"{key}.lock")

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import IO, Any, overload
 
 from tensorwright.engine_format.dtypes import DTYPES
+from tensorwright.engine_format.engine_config import is_engine
+from tensorwright.engine_format.file_names import CONFIG
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.options.build import BuildChoices
 from tensorwright.options.declare import find
@@ -18,8 +20,7 @@ from tensorwright.runtime.api.model_cache import engine_for_model, open_cached
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine import native
-from tensorwright.runtime.engine.engine_dir import EngineDir, is_engine, open_engine
-from tensorwright.runtime.engine.memory import parse_size
+from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
 from tensorwright.runtime.guided.reader import vocabulary_reader
 from tensorwright.runtime.requests.async_requests import RequestHandle
@@ -37,6 +38,7 @@ from tensorwright.runtime.requests.prompts import (
 )
 from tensorwright.runtime.requests.request_state import RequestState
 from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.sizes import parse_size
 
 
 class LLM(StrictKeywords):
@@ -304,7 +306,7 @@ class LLM(StrictKeywords):
 def is_model(path: Path) -> bool:
     """Whether it is a Hugging Face model directory, of which an engine is to be built."""
     # os.path's say False of a name that no file can have, where Path's raise.
-    return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / "config.json")
+    return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / CONFIG)
 
 
 def _path_of(model: str | Path) -> Path:
@@ -331,8 +333,8 @@ def _check_built(engine: EngineDir, choices: BuildChoices) -> None:
         raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):
         raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
-    if quantize is not None and choices.quantize_spec not in engine.quantize_specs:
-        built = " or ".join(map(repr, engine.quantize_names))
+    if quantize is not None and choices.quantize_spec not in engine.quantize_specs.values():
+        built = " or ".join(map(repr, engine.quantize_specs))
         built = f"built as {built}" if built else "without quantized weights"
         raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")
     if cache not in ("auto", engine.kv_cache_dtype):

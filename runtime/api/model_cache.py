@@ -114,10 +114,8 @@ def _import_builder() -> Builder:
 def _lock(root: Path, key: str, *, alone: bool) -> IO[str]:
     try:
         root.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(root, key, alone=alone)
+        return take_lock(root, key, alone=alone)
     except OSError as error:
         raise BuildError(
             f"{root}: the engine cache cannot be written ({reason(error)}); set XDG_CACHE_HOME elsewhere"
         ) from error
-    assert lock is not None  # it waits
-    return lock

@@ -11,16 +11,14 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-import numpy as np
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.base.host import choose_threads
+from tensorwright.runtime.base.percentiles import PERCENTILES, distribution
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.tools.bench_engine import BenchEngine, Load, Trace
 from tensorwright.runtime.tools.ceilings import Ceilings, describe, measure_ceilings
 from tensorwright.runtime.tools.profile import PhaseProfile, summarise
-
-PERCENTILES = (50, 90, 99)
 
 
 def bench_latency(engine: str, load: Load, as_json: bool) -> None:
@@ -89,14 +87,6 @@ def rates(rounds: list[list[Trace]], load: Load) -> dict[str, list[float]]:
     }
 
 
-def distribution(values: list[float]) -> dict[str, float] | None:
-    """None where there is nothing to measure: the gaps of a single token."""
-    if not values:
-        return None
-    points = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
-    return {"mean": float(np.mean(values)), **points}
-
-
 def _report(
     kind: str,
     engine: EngineDir,
@@ -114,7 +104,7 @@ def _report(
     seconds = latencies([trace for traces in rounds for trace in traces])
     result: dict[str, Any] = {
         "benchmark": kind,
-        "engine": {"path": str(engine.path), "dtype": engine.dtype, "build_options": engine.config["build_options"]},
+        "engine": {"path": str(engine.path), "dtype": engine.dtype, "build_options": engine.config.build_options},
         "load": asdict(load)
         | {name: getattr(bench.options, name) for name in ("max_num_tokens", "threads", "kv_cache_bytes")},
         "rounds": len(rounds),

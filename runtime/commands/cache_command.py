@@ -16,7 +16,7 @@ from tensorwright.runtime.api.engine_cache import (
     find_entries,
     remove_entry,
 )
-from tensorwright.runtime.engine.memory import format_size
+from tensorwright.sizes import format_size
 
 
 def list_cache(as_json: bool) -> None:

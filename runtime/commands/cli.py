@@ -9,7 +9,7 @@ import click
 import tensorwright
 from tensorwright.click_options import add_options
 from tensorwright.command import run_command
-from tensorwright.entry import nothing_begun
+from tensorwright.interrupts import nothing_begun
 from tensorwright.options.bench import LoadFields
 from tensorwright.options.build import BuildChoices
 from tensorwright.options.declare import Door

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tensorwright.command import EXIT_FAILED
-from tensorwright.runtime.engine.memory import format_size
 from tensorwright.runtime.tools.doctor.engine import examine_engine
 from tensorwright.runtime.tools.doctor.machine import examine_machine, examine_nvidia
 from tensorwright.runtime.tools.doctor.packages import examine_packages
+from tensorwright.sizes import format_size
 
 
 def examine(engine: str | None, as_json: bool) -> None:

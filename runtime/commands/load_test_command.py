@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tensorwright.entry import nothing_begun
+from tensorwright.interrupts import nothing_begun
 
 
 @click.command("serve")

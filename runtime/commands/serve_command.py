@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorwright.click_options import take
+from tensorwright.engine_format.engine_config import is_engine
+from tensorwright.engine_format.file_names import TOKENIZER
 from tensorwright.errors import InvalidOptionError, MissingDependencyError, reason
 from tensorwright.installing import install
 from tensorwright.options.build import BuildChoices
 from tensorwright.options.declare import Door, Size, options_at
 from tensorwright.options.server import NetworkFields, ServerFields
-from tensorwright.runtime.engine.engine_dir import TOKENIZER, is_engine
-from tensorwright.runtime.engine.memory import parse_size
+from tensorwright.sizes import parse_size
 
 if TYPE_CHECKING:
     from tensorwright.runtime.api.llm import LLM

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from tensorwright.click_options import add_options, take
-from tensorwright.entry import nothing_begun
+from tensorwright.interrupts import nothing_begun
 from tensorwright.options.declare import Door
 from tensorwright.options.engine import EngineFields
 from tensorwright.options.triton import ModelFields

@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
-
-from tensorwright.errors import InvalidOptionError, OutOfMemoryError
+from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime.base.host import available_memory
-from tensorwright.runtime.base.parameter_checks import is_int
 from tensorwright.runtime.engine.engine_dir import EngineDir
+from tensorwright.sizes import format_size
 
 SHARE = 0.5  # of the memory left beside the weights; the rest is for activations, the page cache and other programs
-MOST_POPULATED = 1 << 30
+MAX_POPULATED = 1 << 30
 POPULATED_SHARE = 1 / 8  # of the free memory
-_UNITS = {"": 1, "b": 1} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
-}
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
-
-
-def parse_size(value: Any, name: str = "kv_cache_memory") -> int:
-    """Bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB". InvalidOptionError names the option."""
-    if is_int(value) and value > 0:
-        return int(value)
-    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-    if match is not None and match[2].lower() in _UNITS:
-        size = int(float(match[1]) * _UNITS[match[2].lower()])
-        if size > 0:
-            return size
-    raise InvalidOptionError(f'{name} must be a positive number of bytes or a text like "512MiB", got {value!r}')
-
-
-def format_size(size: float) -> str:
-    """Bytes for people: 1536 -> "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def check_kv_bytes(asked: int, engine: EngineDir, available: int | None = None) -> int:
@@ -65,7 +35,7 @@ def populated_bytes(available: int | None = None) -> int:
     """
     if available is None:
         available = available_memory()
-    return min(MOST_POPULATED, int(available * POPULATED_SHARE))
+    return min(MAX_POPULATED, int(available * POPULATED_SHARE))
 
 
 def default_kv_bytes(engine: EngineDir, max_batch_size: int, available: int | None = None) -> int:

@@ -14,11 +14,11 @@ from tensorwright.errors import EngineStoppedError, InvalidOptionError
 from tensorwright.options.bench import LoadFields
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
-from tensorwright.runtime.engine.memory import parse_size
 from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
 from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.prompts import CheckedRequest
 from tensorwright.runtime.requests.sampling_params import SamplingParams
+from tensorwright.sizes import parse_size
 
 POLL = 0.5  # seconds that one wait lasts at most
 

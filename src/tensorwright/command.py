@@ -16,8 +16,8 @@ from typing import NoReturn, TextIO
 
 import click
 
-from tensorwright.entry import EXIT_INTERRUPTED, INTERRUPTED, leave, nothing_begun, work
 from tensorwright.errors import TensorwrightError, TensorwrightWarning
+from tensorwright.interrupts import EXIT_INTERRUPTED, INTERRUPTED, leave, nothing_begun, work
 
 EXIT_FAILED = 1
 EXIT_WRONG_INPUT = 2

@@ -15,8 +15,8 @@ from support.tiny_models import make_variant
 from tensorwright.builder.cli import main
 from tensorwright.builder.phases import Phases, process_start
 from tensorwright.runtime.engine.engine_dir import open_engine
-from tensorwright.runtime.engine.memory import format_size
 from tensorwright.runtime.tools.inspect import describe
+from tensorwright.sizes import format_size
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tensorwright.builder.target import interface as builder_targets
 from tensorwright.engine_format.dtypes import DTYPES, ITEM_BYTES, full_name
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
-from tensorwright.runtime.engine import targets as runtime_targets
+from tensorwright.runtime.engine.executors import EXECUTORS
 
 
 def test_the_builder_and_the_runtime_have_the_targets_of_the_table() -> None:
-    assert tuple(builder_targets.MODULES) == TARGET_NAMES == tuple(runtime_targets.TARGETS)
+    assert tuple(builder_targets.MODULES) == TARGET_NAMES == ("cpu", *EXECUTORS)
     assert set(TENSORRT_TARGETS) < set(TARGET_NAMES)
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from tensorwright import entry
+from tensorwright import interrupts
 from tensorwright.command import _as_json, run_command
 
 INTERRUPTED_AT = """
@@ -59,7 +59,9 @@ def test_an_interrupt_while_the_builder_is_imported():
 
 
 def test_the_words_are_those_of_every_error():
-    assert _as_json("KeyboardInterrupt", entry.INTERRUPTED, entry.EXIT_INTERRUPTED) + "\n" == entry.AS_JSON
+    assert (
+        _as_json("KeyboardInterrupt", interrupts.INTERRUPTED, interrupts.EXIT_INTERRUPTED) + "\n" == interrupts.AS_JSON
+    )
 
 
 @pytest.fixture
@@ -67,19 +69,19 @@ def as_a_command(monkeypatch):
     """This process, as one that began as a command; what it was afterwards."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    entry.begin()
+    interrupts.begin()
     yield
     signal.signal(signal.SIGINT, before)
 
 
 def test_only_work_is_interrupted_by_an_exception(as_a_command):
     handlers = [signal.getsignal(signal.SIGINT)]
-    entry.work()
+    interrupts.work()
     handlers.append(signal.getsignal(signal.SIGINT))
-    with entry.nothing_begun:
+    with interrupts.nothing_begun:
         handlers.append(signal.getsignal(signal.SIGINT))
     handlers.append(signal.getsignal(signal.SIGINT))
-    assert handlers == [entry.end_at_once, signal.default_int_handler] * 2
+    assert handlers == [interrupts.end_at_once, signal.default_int_handler] * 2
 
 
 def test_an_interrupted_command_ends_without_waiting_for_threads(as_a_command, monkeypatch, capsys):
@@ -100,16 +102,16 @@ def test_an_interrupted_command_ends_without_waiting_for_threads(as_a_command, m
 def test_elsewhere_no_handler_changes():
     """LLM, build and pytest are not a command's process."""
     before = signal.getsignal(signal.SIGINT)
-    with entry.nothing_begun:
+    with interrupts.nothing_begun:
         assert signal.getsignal(signal.SIGINT) is before
-    entry.work()
+    interrupts.work()
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_what_is_ignored_stays_ignored(monkeypatch):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
-    entry.begin()
+    interrupts.begin()
     assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
 
 
@@ -118,7 +120,7 @@ def test_an_interrupt_that_python_loses_comes_again(as_a_command):
         def __del__(self):
             raise KeyboardInterrupt
 
-    entry.work()
+    interrupts.work()
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
         Lost()
         time.sleep(60)
@@ -127,5 +129,5 @@ def test_an_interrupt_that_python_loses_comes_again(as_a_command):
 def test_other_lost_errors_are_shown(capsys, monkeypatch):
     shown = []
     monkeypatch.setattr(sys, "__unraisablehook__", shown.append)
-    entry.hear_again(SimpleNamespace(exc_type=ValueError))
+    interrupts.hear_again(SimpleNamespace(exc_type=ValueError))
     assert len(shown) == 1

@@ -12,8 +12,8 @@ import numpy as np
 
 from tensorwright.engine_format.onnx_manifest import OnnxManifest
 from tensorwright.errors import OutOfMemoryError
-from tensorwright.runtime.engine.memory import format_size
 from tensorwright.runtime.engine.onnx.slot_cache import Piece, layer_arrays
+from tensorwright.sizes import format_size
 
 FLOAT, FLOAT16 = 1, 10  # ONNX's numbers of types
 

@@ -43,7 +43,7 @@ class OnnxExecutor:
             )
         self._session = open_session(self._ort, engine.file(ONNX_MODEL), threads, provider)
         check_model(self._session, self._io, engine.vocab_size, engine.path / ONNX_MODEL)
-        self._cache: SlotCache | DeviceSlotCache | None = None
+        self._allocated: SlotCache | DeviceSlotCache | None = None
         self._bindings: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
     def facts(self) -> dict[str, Any]:
@@ -87,15 +87,20 @@ class OnnxExecutor:
         """Takes the cache and room for the logits of a step."""
         slots, max_len = blocks[0], self._engine.max_seq_len
         on_device = self._provider == "cuda"
-        self._cache = (
+        self._allocated = (
             DeviceSlotCache(self._ort, self._io, slots, max_len) if on_device else SlotCache(self._io, slots, max_len)
         )
         self._held = np.zeros(blocks[0], np.int64)
         self._logits = np.empty((max_rows, self._engine.vocab_size), np.float32)
 
+    @property
+    def _cache(self) -> SlotCache | DeviceSlotCache:
+        if self._allocated is None:
+            raise RuntimeError("allocate() comes first")
+        return self._allocated
+
     def run(self, step: Any) -> np.ndarray:
         """Logits [rows, vocab] float32 of a `_runtime.Step`. They are the executor's until the next step."""
-        assert self._cache is not None, "allocate() comes first"
         order: list[int] = []
         for call in split(step, self._held, self._engine.max_seq_len):
             self._run(call, step, len(order))
@@ -124,7 +129,6 @@ class OnnxExecutor:
 
     def _binding(self, first: int, count: int) -> Any:
         """With the cache of these slots bound, as input and output; those used last are kept."""
-        assert self._cache is not None
         binding = self._bindings.pop((first, count), None)
         if binding is None:
             binding = self._session.io_binding()
@@ -139,7 +143,6 @@ class OnnxExecutor:
 
     def copy_block(self, group: int, from_block: int, to_block: int) -> None:
         """Copies what a slot holds."""
-        assert self._cache is not None, "allocate() comes first"
         self._cache.copy(from_block, to_block, int(self._held[from_block]))
         self._held[to_block] = self._held[from_block]
 
@@ -147,5 +150,5 @@ class OnnxExecutor:
         """Gives back the model and the cache. May be called twice."""
         self._bindings.clear()
         self._session = None
-        if self._cache is not None:
-            self._cache.close()
+        if self._allocated is not None:
+            self._allocated.close()

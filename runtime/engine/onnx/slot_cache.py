@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorwright.engine_format.onnx_manifest import OnnxManifest
 from tensorwright.errors import OutOfMemoryError
-from tensorwright.runtime.engine.memory import format_size
+from tensorwright.sizes import format_size
 
 
 @dataclass(frozen=True)

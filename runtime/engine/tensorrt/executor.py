@@ -95,7 +95,7 @@ class TensorRtExecutor:
             self._engine = LoadedEngine(trt, self.manifest, engine.path, driver)
             stack.callback(self._engine.close)
             self._held = stack.pop_all()
-        self._pool: KvPool | None = None
+        self._allocated: KvPool | None = None
         self._contexts: list[BoundContext] = []
         self._closed = False
 
@@ -123,7 +123,8 @@ class TensorRtExecutor:
 
     def allocate(self, blocks: list[int], max_tokens: int, max_rows: int, max_seqs: int) -> None:
         """Takes the KV cache, the buffers of a step and the contexts; all of it or, where it fails, nothing."""
-        assert self._pool is None, "allocate() is called once"
+        if self._allocated is not None:
+            raise RuntimeError("allocate() is called once")
         most = largest_sizes(self.manifest, max_tokens, max_rows, max_seqs)
         self._check_sizes(most)
         self._check_blocks(list(blocks))
@@ -136,7 +137,12 @@ class TensorRtExecutor:
                 self._settle()  # nothing may run in memory that is given back
                 raise
             self._held.push(stack.pop_all())
-        self._pool, self._contexts = pool, contexts
+        self._allocated, self._contexts = pool, contexts
+
+    def _require_pool(self) -> KvPool:
+        if self._allocated is None:
+            raise RuntimeError("allocate() comes first")
+        return self._allocated
 
     def _check_sizes(self, most: dict[str, int]) -> None:
         for symbol, option in LIMITS.items():
@@ -189,7 +195,7 @@ class TensorRtExecutor:
 
         A failure leaves nothing running, so that the next step may use the buffers.
         """
-        assert self._pool is not None, "allocate() comes first"
+        self._require_pool()
         self._cuda.activate()
         index, sizes = choose_profile(self.manifest, step, step_sizes(step, self.manifest))
         context = self._contexts[index]
@@ -204,9 +210,9 @@ class TensorRtExecutor:
 
     def copy_block(self, group: int, from_block: int, to_block: int) -> None:
         """Copies one block of a group in all its layers; done before the next step begins."""
-        assert self._pool is not None, "allocate() comes first"
+        pool = self._require_pool()
         self._cuda.activate()
-        self._pool.copy_block(group, from_block, to_block)
+        pool.copy_block(group, from_block, to_block)
 
     def close(self) -> None:
         """Gives back all device memory: contexts, then buffers and cache, then the engine. May be called twice.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tensorwright.engine_format.tensorrt_manifest import Manifest
 from tensorwright.errors import OutOfMemoryError
-from tensorwright.runtime.engine.memory import format_size
 from tensorwright.runtime.engine.tensorrt.step_buffers import logits_bytes, metadata_bytes
+from tensorwright.sizes import format_size
 
 
 def kv_bytes(manifest: Manifest, most: dict[str, int], free: int, scratch: int, asked: int | None, share: float) -> int:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from tensorwright.runtime.serving.load_test.goodput import Limits
 from tensorwright.runtime.serving.load_test.report import describe_limits
-from tensorwright.runtime.serving.load_test.trace import Trace
+from tensorwright.runtime.serving.load_test.trace import Limits, Trace
 
 WIDTH, LABEL, BAR, MARGIN = 1000, 130, 700, 16  # pixels: the picture, the names, the longest bar
 ROW, GAP, DOTS = 20, 14, 260

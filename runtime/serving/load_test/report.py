@@ -10,10 +10,9 @@ from typing import Any
 import click
 
 from tensorwright.errors import LoadTestError
-from tensorwright.runtime.commands.bench_command import PERCENTILES, distribution
-from tensorwright.runtime.serving.load_test.goodput import Limits, goodput
+from tensorwright.runtime.base.percentiles import PERCENTILES, distribution
 from tensorwright.runtime.serving.load_test.settings import LoadSettings
-from tensorwright.runtime.serving.load_test.trace import Trace
+from tensorwright.runtime.serving.load_test.trace import Limits, Trace, goodput
 
 LATENCIES = ("ttft", "tpot", "itl", "request")
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.runtime.serving.load_test.arrivals import burst_times, poisson_times
 from tensorwright.runtime.serving.load_test.client import Client
 from tensorwright.runtime.serving.load_test.made_prompts import make_prompts
-from tensorwright.runtime.serving.load_test.profiles import draw_lengths
 from tensorwright.runtime.serving.load_test.settings import LoadSettings
 from tensorwright.runtime.serving.load_test.trace import Trace
+from tensorwright.runtime.serving.load_test.workload import burst_times, draw_lengths, poisson_times
 
 DEFAULT_RATE = 1.0
 

@@ -14,11 +14,10 @@ import click
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.serving.load_test.chart import draw_load_test
 from tensorwright.runtime.serving.load_test.client import Client
-from tensorwright.runtime.serving.load_test.goodput import Limits
 from tensorwright.runtime.serving.load_test.report import describe_load, show, summarise
 from tensorwright.runtime.serving.load_test.run import make_requests, run_load
 from tensorwright.runtime.serving.load_test.settings import LoadSettings
-from tensorwright.runtime.serving.load_test.trace import Trace
+from tensorwright.runtime.serving.load_test.trace import Limits, Trace
 
 
 async def load_test(

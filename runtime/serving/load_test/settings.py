@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.base.pictures import check_picture
-from tensorwright.runtime.serving.load_test.arrivals import ARRIVALS
-from tensorwright.runtime.serving.load_test.profiles import FIXED, PROFILES
+from tensorwright.runtime.serving.load_test.workload import ARRIVALS, FIXED, PROFILES
 
 PROMPTS = ("text", "ids")
 FIXED_LENGTHS = (512, 128)

@@ -11,15 +11,39 @@ import errno
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+from tensorwright.runtime.serving.server.clients import one_client
 from tensorwright.runtime.serving.server.connections import Connections, Place
-from tensorwright.runtime.serving.server.hosts import one_client
-from tensorwright.runtime.serving.server.slow_log import SlowLog
+
+
+class SlowLog:
+    """The first is written at once, the next after `seconds`, with the number of those left out in between."""
+
+    def __init__(self, logger: logging.Logger, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic):
+        self._logger = logger
+        self._seconds = seconds
+        self._clock = clock
+        self._quiet_until = float("-inf")
+        self._left_out = 0
+
+    def warn(self, message: str, **facts: Any) -> None:
+        now = self._clock()
+        if now < self._quiet_until:
+            self._left_out += 1
+            return
+        self._quiet_until = now + self._seconds
+        if self._left_out:
+            facts["left_out"] = self._left_out
+            self._left_out = 0
+        self._logger.warning(message, extra={"facts": facts})
+
 
 BACKLOG = 2048  # connections that the system keeps for us
-AT_ONCE = 16  # accepted before others have their turn; below the spare descriptors of file_limit.py
+AT_ONCE = 16  # accepted before others have their turn; fewer than SPARE of connections.py
 RETRY_SECONDS = 1.0  # without resources
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)  # ENOSPC: epoll has no watch left
 

@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 import tensorwright
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.api.llm import LLM
-from tensorwright.runtime.serving.server import health
+from tensorwright.runtime.serving.server import chat, completions, health, models, tokenization
 from tensorwright.runtime.serving.server.body_memory import BodyMemory
 from tensorwright.runtime.serving.server.errors import install_handlers
 from tensorwright.runtime.serving.server.exposition import Exposition
@@ -26,12 +26,15 @@ from tensorwright.runtime.serving.server.guards import (
     TurnAwayGuard,
 )
 from tensorwright.runtime.serving.server.hosts import HostGuard
-from tensorwright.runtime.serving.server.lifecycle import Lifecycle
+from tensorwright.runtime.serving.server.models import EngineRegistry
 from tensorwright.runtime.serving.server.options import ServerOptions
 from tensorwright.runtime.serving.server.pools import ServerPools
-from tensorwright.runtime.serving.server.registry import EngineRegistry
 from tensorwright.runtime.serving.server.request_log import RequestLog
+from tensorwright.runtime.serving.server.request_time import Lifecycle
 from tensorwright.runtime.serving.server.shares import ShareGuard, make_shares
+
+OPENAI_ROUTERS = (completions.router, chat.router, models.router, tokenization.router)
+"""The routes of OpenAI's API, each group in its own file."""
 
 
 def create_app(
@@ -62,17 +65,11 @@ def create_app(
     app.state.body_memory = BodyMemory(options)
     app.state.exposition.http.show_bodies(app.state.body_memory)
     app.include_router(health.router)
-    for router in _openai_routers() if routers is None else routers:
+    for router in OPENAI_ROUTERS if routers is None else routers:
         app.include_router(router)
     install_handlers(app)
     _add_guards(app, options, local)
     return app
-
-
-def _openai_routers() -> list[APIRouter]:
-    from tensorwright.runtime.serving.server.routes import routers
-
-    return routers()
 
 
 def _add_guards(app: FastAPI, options: ServerOptions, local: bool) -> None:

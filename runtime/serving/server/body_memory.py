@@ -11,8 +11,8 @@ from collections import Counter
 
 from starlette.types import Scope
 
+from tensorwright.runtime.serving.server.clients import address_of
 from tensorwright.runtime.serving.server.errors import ApiError
-from tensorwright.runtime.serving.server.hosts import address_of
 from tensorwright.runtime.serving.server.json_shape import SMALL_BODY
 from tensorwright.runtime.serving.server.options import ServerOptions
 

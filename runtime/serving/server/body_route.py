@@ -12,10 +12,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.errors import describe_media_type
 from tensorwright.runtime.serving.server.json_shape import SMALL_BODY, check_shape
-from tensorwright.runtime.serving.server.pools import client_of
-from tensorwright.runtime.serving.server.work_pool import WorkPool
+from tensorwright.runtime.serving.server.pools import WorkPool
 
 
 class BodyRoute(APIRoute):

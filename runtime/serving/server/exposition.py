@@ -17,9 +17,9 @@ from tensorwright.runtime.requests import metrics
 from tensorwright.runtime.requests.metrics import Metric, RequestObserver, Sample
 from tensorwright.runtime.serving.server.body_memory import BodyMemory
 from tensorwright.runtime.serving.server.connections import CLOSED_EARLY, Connections
-from tensorwright.runtime.serving.server.registry import EngineRegistry
+from tensorwright.runtime.serving.server.models import EngineRegistry
+from tensorwright.runtime.serving.server.pools import WorkPool
 from tensorwright.runtime.serving.server.shares import Shares
-from tensorwright.runtime.serving.server.work_pool import WorkPool
 
 _SECONDS = metrics.DURATION.buckets
 

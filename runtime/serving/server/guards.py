@@ -16,11 +16,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tensorwright.runtime.serving.server.body_memory import BodyMemory, HeldBody
-from tensorwright.runtime.serving.server.deadline import Deadline
 from tensorwright.runtime.serving.server.errors import ApiError
 from tensorwright.runtime.serving.server.json_shape import SMALL_BODY, check_shape
-from tensorwright.runtime.serving.server.lifecycle import Lifecycle
 from tensorwright.runtime.serving.server.options import ServerOptions
+from tensorwright.runtime.serving.server.request_time import Deadline, Lifecycle
 
 OPEN_PATHS = ("/health", "/ready")
 WATCH_PATHS = (*OPEN_PATHS, "/metrics")
@@ -187,8 +186,8 @@ def _readable(body: bytes) -> object:
 
 
 class TimeGuard:
-    """Ends a request that takes too long and that the engine does not end (`deadline.py`): with an error, or, where an
-    answer streams already, with an event and no regular end. Whoever computes for it is cancelled."""
+    """Ends a request that takes too long and that the engine does not end (`request_time.py`). The client gets an
+    error, or, if its answer streams already, an event and no regular end. The work for the request is cancelled."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions):
         self._app = app

@@ -9,8 +9,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import State
 
+from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.errors import ApiError
-from tensorwright.runtime.serving.server.pools import client_of
 
 router = APIRouter(tags=["operation"])
 

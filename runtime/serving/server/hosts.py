@@ -42,24 +42,6 @@ def _plain(host: str) -> str:
         return bare.removesuffix(".").replace(":", "")
 
 
-def address_of(scope: Scope) -> str:
-    """Of a request's client, as `one_client` has it; "" where the server in front tells of none."""
-    client = scope.get("client")
-    return one_client(client[0]) if client else ""
-
-
-def one_client(address: str) -> str:
-    """What counts as one client: an address of IPv4, also where IPv6 carries it; of IPv6 the network of 64 bits, for
-    who has one of its addresses has all of them. What is no address stays as it is."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    if found.version == 4:
-        return str(found)
-    return str(found.ipv4_mapped or ipaddress.ip_network((int(found), 64), strict=False))
-
-
 class HostGuard:
     """Refuses requests whose Host header is none of `allowed` nor, with local, an address of this machine alone."""
 

@@ -12,8 +12,7 @@ from tensorwright.errors import InvalidOptionError, reason
 from tensorwright.options.declare import check_values
 from tensorwright.options.server import NetworkFields
 from tensorwright.runtime.base.keywords import StrictKeywords
-from tensorwright.runtime.serving.server.connections import RESERVE
-from tensorwright.runtime.serving.server.file_limit import allow_sockets
+from tensorwright.runtime.serving.server.connections import RESERVE, allow_sockets
 from tensorwright.runtime.serving.server.hosts import is_loopback
 
 logger = logging.getLogger("tensorwright.server")

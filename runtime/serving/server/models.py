@@ -1,12 +1,39 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""The engines that a server has, by the names that clients call them, and the routes that list them."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping
+
 from fastapi import APIRouter, Request
 
+from tensorwright.errors import UnknownModelError
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.serving.server.responses import ModelCard, ModelList
-from tensorwright.runtime.serving.server.text_engine import model_created
+
+
+class EngineRegistry(Mapping[str, "LLM"]):
+    """Name -> LLM; the order is that of the command line. started: Unix time at which they were there."""
+
+    def __init__(self, engines: Mapping[str, LLM]):
+        self._engines = dict(engines)
+        self.started = int(time.time())
+
+    def find(self, name: str) -> LLM:
+        """Raises UnknownModelError, which clients see as 404."""
+        if name not in self._engines:
+            raise UnknownModelError(f"there is no model {name!r} here; there are {', '.join(self._engines)}")
+        return self._engines[name]
+
+    def __getitem__(self, name: str) -> LLM:
+        return self._engines[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._engines)
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
 
 router = APIRouter(tags=["openai"])
 
@@ -24,4 +51,4 @@ async def show_model(model: str, request: Request) -> ModelCard:
 
 
 def _card(name: str, llm: LLM) -> ModelCard:
-    return ModelCard(id=name, created=model_created(llm.engine), max_model_len=llm.engine.max_seq_len)
+    return ModelCard(id=name, created=llm.engine.created, max_model_len=llm.engine.max_seq_len)

@@ -1,16 +1,178 @@
-"""The server's pools of threads: which kinds of work have their own, and who works on whose behalf."""
+"""The server's pools of threads: how one works, and which kinds of work have their own."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
-from starlette.types import Scope
-
+from tensorwright.errors import QueueFullError
+from tensorwright.runtime.base.panics import as_error
 from tensorwright.runtime.guided.compile_queue import PLACES, SLOW_PLACES
-from tensorwright.runtime.serving.server.hosts import address_of
 from tensorwright.runtime.serving.server.options import ServerOptions
-from tensorwright.runtime.serving.server.work_pool import WorkPool
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """waiting, running: jobs. oldest: seconds since the oldest running job began, 0 without one. refused: jobs so far
+    that found the queue full."""
+
+    waiting: int
+    running: int
+    oldest: float
+    refused: int
+
+
+class _Job:
+    def __init__(self, work: Callable[[], Any], client: str):
+        self.work = work
+        self.client = client
+        self.future: Future[Any] = Future()
+        self.begun = 0.0
+
+
+class WorkPool:
+    """name: as /ready, metrics and errors call it. threads: how many jobs run at once. most_waiting: one more raises
+    QueueFullError; None for work that has its bound elsewhere. clock: seconds."""
+
+    def __init__(self, name: str, threads: int, most_waiting: int | None, clock: Callable[[], float] = time.monotonic):
+        self.name = name
+        self._most_waiting = most_waiting
+        self._clock = clock
+        self._share = max(1, threads // 2)  # of them, that may work for one client
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"tensorwright-{name}")
+        self._lock = threading.Lock()
+        self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()  # by client; whose turn it is comes first
+        self._running: dict[_Job, None] = {}  # in the order in which they began
+        self._waiting = self._refused = 0
+
+    async def run(
+        self,
+        work: Callable[..., T],
+        *arguments: Any,
+        client: str = "",
+        late: Callable[[T], object] | None = None,
+    ) -> T:
+        """work(*arguments) in a thread of the pool. Raises what it raises, and QueueFullError.
+
+        If the task that waits is cancelled, a job that has not begun never does. One that has goes on, and late, if
+        given, takes its result, in the pool's thread. client: on whose behalf; clients take turns.
+        """
+        job = _Job(partial(work, *arguments), client)
+        self._admit(job)
+        try:
+            return await asyncio.wrap_future(job.future)
+        except asyncio.CancelledError:
+            self._drop(job)
+            if late is not None:
+                job.future.add_done_callback(partial(_hand_over, late))
+            raise
+
+    def state(self) -> PoolState:
+        with self._lock:
+            first = next(iter(self._running), None)
+            oldest = 0.0 if first is None else self._clock() - first.begun
+            return PoolState(self._waiting, len(self._running), oldest, self._refused)
+
+    def close(self) -> None:
+        """Jobs that have not begun are dropped; those that run are not waited for."""
+        with self._lock:
+            left = [job for line in self._lines.values() for job in line]
+            self._lines.clear()
+            self._waiting = 0
+        for job in left:
+            job.future.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _admit(self, job: _Job) -> None:
+        """If the queue is full, the newest job gives way of the client that has most of them, which may be this one."""
+        displaced: _Job | None = None
+        with self._lock:
+            if self._most_waiting is not None and self._waiting >= self._most_waiting:
+                self._refused += 1
+                displaced = self._make_room(job.client)
+            self._lines.setdefault(job.client, deque()).append(job)
+            self._waiting += 1
+        self._threads.submit(self._run_next)
+        if displaced is not None and displaced.future.set_running_or_notify_cancel():
+            displaced.future.set_exception(self._full())
+
+    def _make_room(self, client: str) -> _Job:
+        longest = max(self._lines, key=lambda name: len(self._lines[name]))
+        mine = len(self._lines.get(client, ()))
+        if len(self._lines[longest]) <= mine + 1:
+            raise self._full()
+        self._waiting -= 1
+        return self._lines[longest].pop()
+
+    def _full(self) -> QueueFullError:
+        return QueueFullError(f"the queue for {self.name} is full with {self._most_waiting} requests: try again later")
+
+    def _drop(self, job: _Job) -> None:
+        with self._lock:
+            line = self._lines.get(job.client)
+            if line is None or job not in line:
+                return
+            line.remove(job)
+            self._waiting -= 1
+            if not line:
+                del self._lines[job.client]
+        job.future.cancel()
+
+    def _run_next(self) -> None:
+        """One was submitted for each job that was admitted. Whose turn it is not now runs after the one before."""
+        while (job := self._take()) is not None:
+            try:
+                _finish(job)
+            finally:
+                with self._lock:
+                    del self._running[job]
+
+    def _take(self) -> _Job | None:
+        """The first job of the client that has the fewest running; of several such, the one whose turn it is. Of no
+        client half of the threads work already."""
+        with self._lock:
+            busy = [job.client for job in self._running]
+            while self._lines:
+                client = min(self._lines, key=busy.count)
+                if busy.count(client) >= self._share:
+                    return None
+                line = self._lines[client]
+                job = line.popleft()
+                self._waiting -= 1
+                if line:
+                    self._lines.move_to_end(client)
+                else:
+                    del self._lines[client]
+                if job.future.set_running_or_notify_cancel():
+                    job.begun = self._clock()
+                    self._running[job] = None
+                    return job
+            return None
+
+
+def _finish(job: _Job) -> None:
+    try:
+        result = job.work()
+    except BaseException as error:  # a panic of a library is no Exception, and would end the event loop's task
+        job.future.set_exception(as_error(error))
+    else:
+        job.future.set_result(result)
+
+
+def _hand_over(late: Callable[[T], object], future: Future[T]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        late(future.result())
+
 
 MOST_TEXT_THREADS = 4
 
@@ -41,10 +203,3 @@ class ServerPools:
     def close(self) -> None:
         for pool in self:
             pool.close()
-
-
-def client_of(scope: Scope) -> str:
-    """Whose turn a request takes in a pool: that of its key, if one was asked for and is known, else of its address. A
-    header alone makes nobody another client."""
-    key = scope["state"].get("key")
-    return address_of(scope) if key is None else f"key {key}"

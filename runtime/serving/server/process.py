@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from tensorwright.command import EXIT_INTERRUPTED
+from tensorwright.interrupts import EXIT_INTERRUPTED
 from tensorwright.runtime.serving.server.acceptor import Acceptor
 from tensorwright.runtime.serving.server.connection import LINGER_SECONDS, Connection
 from tensorwright.runtime.serving.server.connections import Connections, Place

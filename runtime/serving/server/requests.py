@@ -20,8 +20,8 @@ from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.prompts import Prompt
 from tensorwright.runtime.requests.request_news import RequestNews
 from tensorwright.runtime.requests.sampling_params import SamplingParams
-from tensorwright.runtime.serving.server.deadline import Deadline
-from tensorwright.runtime.serving.server.pools import client_of
+from tensorwright.runtime.serving.server.clients import client_of
+from tensorwright.runtime.serving.server.request_time import Deadline
 from tensorwright.runtime.serving.server.responses import CachedTokens, Usage
 
 T = TypeVar("T")

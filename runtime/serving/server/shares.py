@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tensorwright.errors import ClientShareError, InvalidRequestError
 from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.serving.server.clients import address_of
 from tensorwright.runtime.serving.server.errors import describe_error
-from tensorwright.runtime.serving.server.hosts import address_of
 from tensorwright.runtime.serving.server.options import ServerOptions
 
 

@@ -12,7 +12,6 @@ from fastapi import Request
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.base.byte_alphabet import byte_alphabet
-from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -76,11 +75,6 @@ def find_engine(request: Request, name: str | None) -> TextEngine:
             "build it from a checkpoint with a tokenizer.json"
         )
     return TextEngine(name, llm, llm.engine.tokenizer)
-
-
-def model_created(engine: EngineDir) -> int:
-    """Unix time at which the engine was built, or copied to where it is."""
-    return engine.created
 
 
 @lru_cache(maxsize=64)

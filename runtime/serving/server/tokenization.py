@@ -14,7 +14,7 @@ from tensorwright.runtime.requests.prompts import MOST_TEXT, encode_whole
 from tensorwright.runtime.serving.server.body_route import BodyRoute
 from tensorwright.runtime.serving.server.chat import prompt_of
 from tensorwright.runtime.serving.server.chat_request import ChatFields, Messages, TemplateVariables
-from tensorwright.runtime.serving.server.pools import client_of
+from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.request_fields import Name, StrictModel
 from tensorwright.runtime.serving.server.requests import CLIENT_CLOSED, ClientGone, unless_gone
 from tensorwright.runtime.serving.server.responses import DetokenizeResponse, TokenizeResponse
@@ -97,11 +97,10 @@ def _detokenize(engine: TextEngine, body: DetokenizeRequest) -> str:
 
 
 def _encode(engine: TextEngine, body: TokenizeRequest) -> list[int]:
-    if body.messages is not None:
-        start = True if body.add_generation_prompt is None else body.add_generation_prompt
-        fields = ChatFields.model_construct(
-            messages=body.messages, add_generation_prompt=start, chat_template_kwargs=body.chat_template_kwargs
-        )
-        return encode_whole(prompt_of(engine, fields).text, engine.llm.engine, add_special_tokens=False)
-    assert body.prompt is not None
-    return encode_whole(body.prompt, engine.llm.engine, body.add_special_tokens is not False)
+    if body.prompt is not None:
+        return encode_whole(body.prompt, engine.llm.engine, body.add_special_tokens is not False)
+    start = True if body.add_generation_prompt is None else body.add_generation_prompt
+    fields = ChatFields.model_construct(
+        messages=body.messages, add_generation_prompt=start, chat_template_kwargs=body.chat_template_kwargs
+    )
+    return encode_whole(prompt_of(engine, fields).text, engine.llm.engine, add_special_tokens=False)

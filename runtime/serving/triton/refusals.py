@@ -95,11 +95,9 @@ def check_refused(row: Row) -> None:
     width = row.integer("beam_width")
     if width not in (None, 0, 1):
         raise InvalidRequestError(f"input 'beam_width' must be 1, got {width}: {_BEAMS}")
-    for name in row.names():
+    for name, values in row.sent().items():
         if name not in _REFUSED:
             continue
-        values = row.array(name)
-        assert values is not None
         neutral = _NEUTRAL.get(name)
         if neutral is None or any(value not in neutral for value in values.flat):
             raise InvalidRequestError(f"input {name!r} cannot be served: {_reason(name)}")

@@ -20,7 +20,7 @@ from tensorwright.runtime.serving.triton.model_options import ModelOptions, pars
 
 MODEL_FILE = '''"""Written by `tensorwright triton-repo`: the model itself is in the tensorwright package."""
 
-from tensorwright.runtime.serving.triton.model import TritonPythonModel as TritonPythonModel
+from tensorwright.triton_model import TritonPythonModel as TritonPythonModel
 '''
 TRTLLM_NAMES = {"ensemble": "text", "tensorrt_llm_bls": "text", "tensorrt_llm": "tokens"}
 """Models of TensorRT-LLM's repository that clients call, and the interface that each of them has."""

@@ -71,6 +71,10 @@ class Row:
     def names(self) -> list[str]:
         return [name for name in self._values if self.has(name)]
 
+    def sent(self) -> dict[str, np.ndarray]:
+        """The values of every input that was sent, by name."""
+        return {name: self._values[name] for name in self.names()}
+
     def check(self, tensor: Tensor, batched: bool) -> None:
         """Whether what came for it is of its type and shape. The server looks at that too, by config.pbtxt."""
         if not self.has(tensor.name):
@@ -98,6 +102,10 @@ class Row:
         value = self._one(name, "iu")
         return None if value is None else int(value)
 
+    def required_integer(self, name: str) -> int:
+        """As integer(), of an input that require() has found."""
+        return int(self._one(name, "iu"))
+
     def number(self, name: str) -> float | None:
         value = self._one(name, "f")
         return None if value is None else float(value)
@@ -123,6 +131,7 @@ class Row:
         return [float(value) for value in self._all(name, "f", most)]
 
     def array(self, name: str) -> np.ndarray | None:
+        """The values of an input, None if it was not sent."""
         return self._values[name] if self.has(name) else None
 
     def _all(self, name: str, kinds: str, most: int) -> list[Any]:

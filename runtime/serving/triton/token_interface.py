@@ -53,8 +53,7 @@ def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str
     sampling."""
     for name in ("input_ids", "input_lengths", "request_output_len"):
         row.require(name, "token")
-    ids, length = row.integers("input_ids", bounds.TOKENS), row.integer("input_lengths")
-    assert length is not None
+    ids, length = row.integers("input_ids", bounds.TOKENS), row.required_integer("input_lengths")
     if not 0 < length <= len(ids):
         raise InvalidRequestError(f"input 'input_lengths' must be from 1 to {len(ids)}, as input_ids has, got {length}")
     fields: dict[str, Any] = sampling_fields(row, "runtime_top_k", "runtime_top_p", defaults, engine.vocab_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorwright.builder.emit.tensorrt.listeners import MOST_TEXT, Tree, join_errors, without_noise
+from tensorwright.builder.emit.tensorrt.listeners import MAX_TEXT, Tree, join_errors, without_noise
 
 NOISE = "[checkMacros.cpp] Error Code 1: Cuda Runtime (cudaError 35: CUDA driver version is insufficient)"
 
@@ -18,7 +18,7 @@ def test_the_absent_driver_is_told_where_there_is_nothing_else():
 
 
 def test_an_account_is_short():
-    assert len(without_noise("x" * 10_000)) == MOST_TEXT
+    assert len(without_noise("x" * 10_000)) == MAX_TEXT
 
 
 def test_progress_of_inner_phases_counts_for_their_share():

@@ -13,7 +13,14 @@ import pytest
 from support.fake_runtime import FakeEngine, fake_module, write_engine
 from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.api import llm, model_cache
-from tensorwright.runtime.api.engine_cache import cache_entries, cache_limit, remove_entry, take_lock, trim_cache
+from tensorwright.runtime.api.engine_cache import (
+    cache_entries,
+    cache_limit,
+    remove_entry,
+    take_lock,
+    trim_cache,
+    try_lock,
+)
 from tensorwright.runtime.api.model_cache import BuildChoices, cache_key, engine_for_model
 from tensorwright.runtime.commands.cli import main
 from tensorwright.runtime.engine import native
@@ -123,9 +130,9 @@ def test_a_removed_lock_is_not_waited_on(cache: Path) -> None:
     cache.mkdir(parents=True)
     first = take_lock(cache, "k", alone=True)
     assert first is not None
-    assert take_lock(cache, "k", alone=False, wait=False) is None
+    assert try_lock(cache, "k", alone=False) is None
     (cache / "k.lock").unlink()
-    second = take_lock(cache, "k", alone=True, wait=False)
+    second = try_lock(cache, "k", alone=True)
     assert second is not None
     assert not remove_entry(cache, "k")
 

@@ -11,8 +11,9 @@ import pytest
 from support.command_line import call
 from support.toy_engine import write_toy_engine
 from tensorwright.errors import EngineStoppedError, NumericalError
+from tensorwright.runtime.base.percentiles import distribution
 from tensorwright.runtime.commands import bench_command
-from tensorwright.runtime.commands.bench_command import distribution, latencies, rates
+from tensorwright.runtime.commands.bench_command import latencies, rates
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.tools.bench_engine import BenchEngine, Load, Trace

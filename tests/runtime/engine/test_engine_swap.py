@@ -19,7 +19,6 @@ from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.engine.options import EngineOptions
 from tensorwright.runtime.requests.sampling_params import GuidedDecodingParams, SamplingParams
-from tensorwright.runtime.serving.server.text_engine import model_created
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -46,7 +45,7 @@ def answers(llm: LLM) -> list[Any]:
         llm.chat([{"role": "user", "content": "class A"}], short),
         llm.generate("x = ", guided),
     ]
-    named = asdict(llm.default_sampling_params), model_created(llm.engine), llm.tokenizer.encode("import os")
+    named = asdict(llm.default_sampling_params), llm.engine.created, llm.tokenizer.encode("import os")
     return [*((output.prompt_token_ids, output.outputs) for output in outputs), named]
 
 
@@ -126,6 +125,6 @@ def test_texts_are_read_once_and_used_as_they_were_hashed(tmp_path: Path, monkey
     opened.clear()
     assert engine.tokenizer is not None
     assert engine.chat_templates == {"default": TEMPLATE}
-    assert (engine.eos_token_ids, engine.special_tokens, model_created(engine)) == ([256], [], engine.created)
+    assert (engine.eos_token_ids, engine.special_tokens, engine.created) == ([256], [], engine.created)
     assert engine.read_json("generation_config.json") == {}
     assert opened == []

@@ -13,7 +13,8 @@ from support.fake_runtime import engine_config, write_engine
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError, TensorwrightWarning
 from tensorwright.runtime.base import host
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.engine.memory import default_kv_bytes, format_size, parse_size, populated_bytes
+from tensorwright.runtime.engine.memory import default_kv_bytes, populated_bytes
+from tensorwright.sizes import format_size, parse_size
 
 GIB = 1 << 30
 

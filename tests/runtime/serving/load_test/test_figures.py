@@ -9,9 +9,8 @@ import pytest
 from tensorwright.errors import LoadTestError
 from tensorwright.runtime.serving.load_test.chart import FAILED, GOOD, MISSED, draw_load_test
 from tensorwright.runtime.serving.load_test.events import BadAnswer, Chunk, EventParser, read_chunk
-from tensorwright.runtime.serving.load_test.goodput import Limits, goodput
 from tensorwright.runtime.serving.load_test.report import count_errors, show, summarise
-from tensorwright.runtime.serving.load_test.trace import Trace
+from tensorwright.runtime.serving.load_test.trace import Limits, Trace, goodput
 
 
 def trace(scheduled: float, *chunks: float, usage: int | None = None, late: float = 0.0) -> Trace:

@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 
 from tensorwright.errors import InvalidOptionError
-from tensorwright.runtime.serving.load_test.arrivals import burst_times, poisson_times
-from tensorwright.runtime.serving.load_test.profiles import PROFILES, LogNormal, draw_lengths
 from tensorwright.runtime.serving.load_test.run import arrival_times
 from tensorwright.runtime.serving.load_test.settings import LoadSettings, base_url, check_plot
+from tensorwright.runtime.serving.load_test.workload import (
+    PROFILES,
+    LogNormal,
+    burst_times,
+    draw_lengths,
+    poisson_times,
+)
 
 
 def rng(seed: int = 0) -> np.random.Generator:

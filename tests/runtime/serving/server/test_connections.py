@@ -12,8 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from tensorwright.errors import ClientShareError, InvalidOptionError, InvalidRequestError
-from tensorwright.runtime.serving.server import acceptor, file_limit
-from tensorwright.runtime.serving.server.acceptor import RETRY_SECONDS, Acceptor
+from tensorwright.runtime.serving.server import acceptor, connections
+from tensorwright.runtime.serving.server.acceptor import RETRY_SECONDS, Acceptor, SlowLog
+from tensorwright.runtime.serving.server.clients import client_of
 from tensorwright.runtime.serving.server.connections import RESERVE, Connections, Place
 from tensorwright.runtime.serving.server.framing import (
     FREE_CHUNKS,
@@ -25,9 +26,7 @@ from tensorwright.runtime.serving.server.framing import (
 )
 from tensorwright.runtime.serving.server.hosts import HostGuard
 from tensorwright.runtime.serving.server.options import ServerOptions
-from tensorwright.runtime.serving.server.pools import client_of
 from tensorwright.runtime.serving.server.shares import Shares
-from tensorwright.runtime.serving.server.slow_log import SlowLog
 
 
 class Crowd:
@@ -303,14 +302,14 @@ def test_sockets_are_as_many_as_there_are_descriptors(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], room: int | None, then: tuple[int, int]
 ) -> None:
     now = [limits]
-    monkeypatch.setattr(file_limit.resource, "getrlimit", lambda which: now[0])
-    monkeypatch.setattr(file_limit.resource, "setrlimit", lambda which, limits: now.__setitem__(0, limits))
-    monkeypatch.setattr(file_limit, "_open_files", lambda: 10)
+    monkeypatch.setattr(connections.resource, "getrlimit", lambda which: now[0])
+    monkeypatch.setattr(connections.resource, "setrlimit", lambda which, limits: now.__setitem__(0, limits))
+    monkeypatch.setattr(connections, "_open_files", lambda: 10)
     if room is None:
         with pytest.raises(InvalidOptionError, match="raise its limit"):
-            file_limit.allow_sockets(1040, least=17)
+            connections.allow_sockets(1040, least=17)
     else:
-        assert file_limit.allow_sockets(1040, least=17) == room
+        assert connections.allow_sockets(1040, least=17) == room
     assert now[0] == then
 
 

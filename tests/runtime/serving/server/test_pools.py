@@ -16,7 +16,7 @@ from tensorwright import LLM
 from tensorwright.errors import LibraryError, QueueFullError
 from tensorwright.runtime.serving.server.app import create_app
 from tensorwright.runtime.serving.server.options import ServerOptions
-from tensorwright.runtime.serving.server.work_pool import WorkPool
+from tensorwright.runtime.serving.server.pools import WorkPool
 
 Scenario = Callable[[WorkPool, threading.Event], Coroutine[Any, Any, None]]
 

@@ -65,6 +65,12 @@ def test_a_model_folder(engine: Path, tmp_path: Path) -> None:
     assert hasattr(namespace["TritonPythonModel"], "execute")
 
 
+def test_written_repositories_name_what_never_moves() -> None:
+    """They live longer than this project's folders: change neither the module's name nor the class's."""
+    code = [line for line in MODEL_FILE.splitlines() if line.startswith(("from", "import"))]
+    assert code == ["from tensorwright.triton_model import TritonPythonModel as TritonPythonModel"]
+
+
 @pytest.mark.parametrize("interface", INTERFACES)
 def test_tensors_are_the_interfaces(engine: Path, tmp_path: Path, interface: str) -> None:
     (folder,) = write_repository(engine, tmp_path, RepositoryOptions(interface=interface))

@@ -17,10 +17,10 @@ from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import NumericalError
 from tensorwright.runtime.requests.async_requests import RequestHandle
-from tensorwright.runtime.serving.server import deadline
+from tensorwright.runtime.serving.server import request_time
 from tensorwright.runtime.serving.server.app import create_app
-from tensorwright.runtime.serving.server.deadline import Deadline
 from tensorwright.runtime.serving.server.options import ServerOptions
+from tensorwright.runtime.serving.server.request_time import Deadline
 
 PROMPTS = ["def read_file(", "日本語🙂", "class Node:\n    def __init__("]
 SHAPES: list[dict[str, Any]] = [
@@ -159,7 +159,7 @@ def test_an_engine_that_does_not_end_a_request_in_time_is_not_waited_for(
     llm: LLM, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Deadline, "bound", lambda self, params: params)
-    monkeypatch.setattr(deadline, "GRACE", 0.0)
+    monkeypatch.setattr(request_time, "GRACE", 0.0)
     app = create_app({"pico": llm}, ServerOptions(request_timeout=0.2))
     body = {"model": "pico", "prompt": ["x", "y"], "max_tokens": 2000, "ignore_eos": True, "stream": stream}
     aborted = llm.get_stats()["requests_aborted"]

@@ -1,7 +1,8 @@
-"""How long prompts and outputs are: log-normal lengths of three uses, or one fixed length.
+"""When a load test sends its requests, and how long their prompts and outputs are.
 
-Means and sigmas are our choice, not a fit to anybody's traffic: chat has prompts of a conversation and answers of a
-paragraph or two, wide both; summarisation long prompts and short outputs; code short prompts and outputs.
+The lengths are log-normal for three uses, or fixed. Means and sigmas are our choice and do not fit anybody's traffic:
+chat has prompts of a conversation and answers of a paragraph or two, and both vary much; summarisation has long
+prompts and short outputs; code has short prompts and short outputs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,20 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+
+ARRIVALS = ("poisson", "burst")
+
+
+def poisson_times(count: int, rate: float, rng: np.random.Generator) -> list[float]:
+    """Independent arrivals, `rate` of them per second: the gaps are exponential. The first comes after such a gap."""
+    return np.cumsum(rng.exponential(1.0 / rate, count)).tolist()
+
+
+def burst_times(count: int, rate: float | None, size: int | None) -> list[float]:
+    """`size` at the same moment, `rate` per second in the mean; all at once without a size or a rate."""
+    if size is None or rate is None:
+        return [0.0] * count
+    return [(i // size) * (size / rate) for i in range(count)]
 
 
 @dataclass(frozen=True)

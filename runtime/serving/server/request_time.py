@@ -1,12 +1,44 @@
-"""When the time of a request is up, for who ends it: the engine what it generates, TimeGuard all else."""
+"""Which requests are under way, and when the time of each is up."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from tensorwright.runtime.requests.sampling_params import SamplingParams
+
+
+class Lifecycle:
+    def __init__(self) -> None:
+        self.draining = False
+        self.in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Around a request that draining waits for."""
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
+
+    async def wait_idle(self, timeout: float) -> bool:
+        """False if requests are left after so many seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
 
 GRACE = 5.0  # seconds: for the engine's step, and for an answer to be put together
 

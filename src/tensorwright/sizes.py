@@ -1,0 +1,37 @@
+"""Sizes in bytes, as people write and read them."""
+
+from __future__ import annotations
+
+import numbers
+import re
+from typing import Any
+
+from tensorwright.errors import InvalidOptionError
+
+_UNITS = {"": 1, "b": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_size(value: Any, name: str = "kv_cache_memory") -> int:
+    """Bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB". InvalidOptionError names the option."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) > 0:
+        return int(value)
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is not None and match[2].lower() in _UNITS:
+        size = int(float(match[1]) * _UNITS[match[2].lower()])
+        if size > 0:
+            return size
+    raise InvalidOptionError(f'{name} must be a positive number of bytes or a text like "512MiB", got {value!r}')
+
+
+def format_size(size: float) -> str:
+    """Bytes for people: 1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
