@@ -337,8 +337,8 @@ def _check_built(engine: EngineDir, choices: BuildChoices) -> None:
         built = " or ".join(map(repr, engine.quantize_specs))
         built = f"built as {built}" if built else "without quantized weights"
         raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")
-    if cache not in ("auto", engine.kv_cache_dtype):
+    if cache not in ("auto", engine.config.kv_cache_dtype):
         raise InvalidOptionError(
-            f"kv_cache_dtype={cache!r}: {path} is an engine with a KV cache of {engine.kv_cache_dtype!r}; build "
+            f"kv_cache_dtype={cache!r}: {path} is an engine with a KV cache of {engine.config.kv_cache_dtype!r}; build "
             "another one"
         )
