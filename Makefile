@@ -181,7 +181,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p $(TYPED)
-	@ln -sfn $(addprefix $(CURDIR)/,$(wildcard src/tensorwright/*.py) $(ROOMS)) $(TYPED)
+	@ln -sfn $(addprefix $(CURDIR)/,$(wildcard src/tensorwright/*.py) src/tensorwright/options $(ROOMS)) $(TYPED)
 	cd build/typed && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p tensorwright
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 

@@ -12,7 +12,8 @@ from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
 from tensorwright.builder.kept_weights import write_kept_weights
-from tensorwright.builder.options import BuildOptions, Phases, Progress
+from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.process import MemoryWatch, paused_collector
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
@@ -178,13 +179,24 @@ def _trace(run: BuildRun) -> Graph:
     with phases.run("trace"):
         graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
     graph.facts["block_size"] = run.target.block_size(max_seq_len)
+    graph.facts |= quantization_facts(options)
+    return graph
+
+
+QUANTIZATION_FACTS = ("kv_cache_dtype", "activations", "quantize")
+"""The facts of a graph that ask the passes for quantization, in the order in which graph.txt has them."""
+
+
+def quantization_facts(options: BuildOptions) -> dict[str, str]:
+    """The QUANTIZATION_FACTS that the options ask for; a fact that is absent asks for nothing."""
+    asked = {}
     if options.kv_cache_dtype != "auto":
-        graph.facts["kv_cache_dtype"] = options.kv_cache_dtype
+        asked["kv_cache_dtype"] = options.kv_cache_dtype
     if options.quantize_spec is not None:
         if options.activations != "auto":
-            graph.facts["activations"] = options.activations
-        graph.facts["quantize"] = str(options.quantize_spec)
-    return graph
+            asked["activations"] = options.activations
+        asked["quantize"] = str(options.quantize_spec)
+    return asked
 
 
 @paused_collector()

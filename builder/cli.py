@@ -17,13 +17,13 @@ from rich.table import Table
 
 import tensorwright
 from tensorwright.builder.build import BuildResult, build
-from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
-from tensorwright.builder.options import ACCURACY, process_start
+from tensorwright.builder.phases import process_start
 from tensorwright.builder.process import terminate_as_interrupt
+from tensorwright.click_options import add_options, given
 from tensorwright.command import run_command
 from tensorwright.engine_format.engine_config import AccuracyRecord, QuantizationRecord
-from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
-from tensorwright.engine_format.targets import TARGET_NAMES
+from tensorwright.options.build import BuildFields
+from tensorwright.options.declare import Door
 from tensorwright.sizes import format_size
 
 EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pico out/pico4 --quantize int4"
@@ -32,34 +32,7 @@ EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pic
 @click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.argument("out")
-@click.option(
-    "--target", type=click.Choice(TARGET_NAMES), default="cpu", show_default=True, help="What the engine runs on."
-)
-@click.option(
-    "--dtype", metavar=DTYPE_METAVAR, default="auto", show_default=True,
-    help="Type of weights and activations, also as bf16, fp16 or half, fp32 or float; auto takes the checkpoint's, on "
-    "cpu float32 for float16.",
-)  # fmt: skip
-@click.option(
-    "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), default="auto", show_default=True,
-    help="Type of the KV cache; auto is the activations', int8 has a scale for each token and head.",
-)  # fmt: skip
-@click.option("--max-seq-len", type=click.IntRange(min=2), help="Prompt and answer together. [default: the model's]")
-@click.option(
-    "--accuracy", type=click.Choice(ACCURACY), default="quick", show_default=True,
-    help="Measure the engine against the traced graph (quick) or the model in transformers (full).",
-)  # fmt: skip
-@click.option(
-    "--quantize", metavar="SPEC",
-    help="Quantize the weights: int4, int8 (in groups of 32 along K; int4:g64, int8:g128 name others: 32, 64, 128) or "
-    "w8a8 (one scale per output row, one per token). Embedding and lm_head follow, or have a FORMAT or none of their "
-    "own: int4:g64,lm_head=int8,embedding=none. See docs/quantization.md. [default: none, all in --dtype]",
-)  # fmt: skip
-@target_options
-@click.option(
-    "--keep-weights", is_flag=True,
-    help="Put the checkpoint's tensors into the engine too: tensorwright rebuild then needs nothing else.",
-)  # fmt: skip
+@add_options(Door.BUILD, BuildFields)
 @click.option("--verify", is_flag=True, help="Check every pass against the graph before it, on real inputs.")
 @click.option("--dump", help="Write the graph after each pass here.")
 @click.option("--force", is_flag=True, help="Replace an engine that is already at OUT.")
@@ -67,28 +40,14 @@ EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pic
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the full traceback of a failure.")
 @click.version_option(tensorwright.__version__, prog_name="build-engine")
 def build_engine(
-    model: str,
-    out: str,
-    target: str,
-    dtype: str,
-    kv_cache_dtype: str,
-    max_seq_len: int | None,
-    accuracy: str,
-    quantize: str | None,
-    keep_weights: bool,
-    verify: bool,
-    dump: str | None,
-    force: bool,
-    as_json: bool,
-    **of_target: Any,
+    model: str, out: str, verify: bool, dump: str | None, force: bool, as_json: bool, **options: Any
 ) -> None:
     """Compile MODEL, a Hugging Face checkpoint (a directory or a hub name), into an engine directory OUT."""
     try:
         with terminate_as_interrupt(), progress_bar(Console(stderr=True)) as progress:
             result = build(
-                model, out, target=target, dtype=dtype, max_seq_len=max_seq_len, verify=verify, dump=dump,
-                accuracy=accuracy, quantize=quantize, kv_cache_dtype=kv_cache_dtype, keep_weights=keep_weights,
-                overwrite=force, progress=progress, begin=process_start(), **given(of_target),
+                model, out, verify=verify, dump=dump, overwrite=force, progress=progress, begin=process_start(),
+                **given(options),
             )  # fmt: skip
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("interrupted; nothing half-built was left behind") from error

@@ -10,14 +10,22 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.build import BuildResult, BuildRun, build_engine_at, emit_and_measure
+from tensorwright.builder.build import (
+    QUANTIZATION_FACTS,
+    BuildResult,
+    BuildRun,
+    build_engine_at,
+    emit_and_measure,
+    quantization_facts,
+)
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
 from tensorwright.builder.kept_weights import EngineSource
-from tensorwright.builder.options import BuildOptions, Phases, Progress
+from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.phases import Phases, Progress
 from tensorwright.builder.places import check_places
 from tensorwright.builder.process import MemoryWatch
-from tensorwright.builder.target.interface import Target, find_target
+from tensorwright.builder.target.interface import find_target
 from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.engine_format.file_names import GRAPH, KEPT_WEIGHTS
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
@@ -25,9 +33,10 @@ from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.options.build import OF_EVERY_TARGET
 
 if TYPE_CHECKING:
-    pass
+    from tensorwright.passes.pipeline import Phase
 
 
 def rebuild(
@@ -64,7 +73,12 @@ def rebuild(
             "accuracy full compares with the model in transformers, which an engine does not hold; say quick, or give "
             "the checkpoint (--model)"
         )
-    return _from_graph(engine, config, out, options, target, overwrite, Phases.since(begin, progress))
+    phases = Phases.since(begin, progress)
+    with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
+        with phases.run("open"):
+            weights = EngineSource(engine)
+            graph = read_graph(engine)
+        return _from_graph(BuildRun(options, target, weights, writer, phases, memory), graph, config)
 
 
 def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:
@@ -76,15 +90,11 @@ def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOption
     if "max_seq_len" in changes and changes["max_seq_len"] != own.get("max_seq_len"):
         raise InvalidOptionError("rebuild: max_seq_len is part of the graph; build from the checkpoint to change it")
     moved = changes.get("target", own.get("target")) != own.get("target")
-    kept = {name: own[name] for name in own if name in names and (not moved or name in _OF_EVERY_TARGET)}
+    kept = {name: own[name] for name in own if name in names and (not moved or name in OF_EVERY_TARGET)}
     chosen = {**kept, **changes}
     if "sm" in chosen:
         chosen["sm"] = tuple(chosen["sm"])  # JSON has lists
     return BuildOptions(**chosen)
-
-
-_OF_EVERY_TARGET = ("target", "dtype", "max_seq_len", "accuracy", "quantize", "kv_cache_dtype")
-"""What an engine for another target takes over; options of one target only are given anew."""
 
 
 def _check_source(engine: Path, config: EngineConfig, model: str | Path) -> None:
@@ -100,33 +110,22 @@ def _check_source(engine: Path, config: EngineConfig, model: str | Path) -> None
         )
 
 
-def _from_graph(
-    engine: Path,
-    config: EngineConfig,
-    out: str | Path,
-    options: BuildOptions,
-    target: Target,
-    overwrite: bool,
-    phases: Phases,
-) -> BuildResult:
+def _from_graph(run: BuildRun, graph: Graph, config: EngineConfig) -> BuildResult:
+    """Builds from an engine's own graph and the weights that it keeps. config: of that engine."""
     from tensorwright.passes.pipeline import run_pipeline
 
-    with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
-        with phases.run("open"):
-            source = EngineSource(engine)
-            graph = read_graph(engine)
-            reference = plain_graph(graph)
-            pipeline, done = remaining(target, config, graph, options)
-            if any(phase.name == "quantize" for phase in pipeline):
-                graph = plain_graph(graph)
-                _ask(graph, options)
-            dtype = dtype_of(config, options, target)
-            graph.facts["dtype"] = reference.facts["dtype"] = dtype
-            graph.facts["block_size"] = target.block_size(graph.facts["max_seq_len"])
-        with phases.run("passes"):
-            report = run_pipeline(graph, pipeline=pipeline, done=done)
-        run = BuildRun(options, target, source, writer, phases, memory)
-        return emit_and_measure(run, reference, report, config.source)
+    phases = run.phases
+    with phases.run("open"):
+        reference = plain_graph(graph)
+        pipeline, done = remaining(run, graph, config)
+        if any(phase.name == "quantize" for phase in pipeline):
+            graph = plain_graph(graph)
+            _ask_for_quantization(graph, run.options)
+        graph.facts["dtype"] = reference.facts["dtype"] = activation_dtype(run, config)
+        graph.facts["block_size"] = run.target.block_size(graph.facts["max_seq_len"])
+    with phases.run("passes"):
+        report = run_pipeline(graph, pipeline=pipeline, done=done)
+    return emit_and_measure(run, reference, report, config.source)
 
 
 def read_graph(engine: Path) -> Graph:
@@ -154,41 +153,32 @@ def plain_graph(graph: Graph) -> Graph:
     graph.restart_names()
     layers = graph.facts["kv_layers"]
     graph.facts["kv_layers"] = [{k: v for k, v in layer.items() if k != "dtype"} for layer in layers]
-    for fact in ("quantize", "activations", "kv_cache_dtype"):
+    for fact in QUANTIZATION_FACTS:
         graph.facts.pop(fact, None)
     return graph
 
 
-def _ask(graph: Graph, options: BuildOptions) -> None:
-    """What the quantizing passes read, in the order in which a build writes it."""
+def _ask_for_quantization(graph: Graph, options: BuildOptions) -> None:
+    """Adds the facts that the quantizing passes read, in the order in which a build writes them."""
     block_size, layers = graph.facts.pop("block_size"), graph.facts.pop("kv_layers")
-    graph.facts["block_size"] = block_size
-    if options.kv_cache_dtype != "auto":
-        graph.facts["kv_cache_dtype"] = options.kv_cache_dtype
-    if options.quantize_spec is not None:
-        if options.activations != "auto":
-            graph.facts["activations"] = options.activations
-        graph.facts["quantize"] = str(options.quantize_spec)
-    graph.facts["kv_layers"] = layers
+    graph.facts |= {"block_size": block_size, **quantization_facts(options), "kv_layers": layers}
 
 
-def remaining(
-    target: Target, config: EngineConfig, graph: Graph, options: BuildOptions
-) -> tuple[tuple, dict[str, int]]:
+def remaining(run: BuildRun, graph: Graph, config: EngineConfig) -> tuple[tuple[Phase, ...], dict[str, int]]:
     """The target's phases that are still to run on the cached graph, and the counts of those before."""
-    names = [phase.name for phase in target.PIPELINE]
-    wanted = None if options.quantize_spec is None else str(options.quantize_spec)
-    same = wanted == graph.facts.get("quantize")
-    same = same and options.activations == graph.facts.get("activations", "auto")
-    same = same and options.kv_cache_dtype == graph.facts.get("kv_cache_dtype", "auto")
-    at = names.index("quantize") + (1 if same else 0)
-    steps = [step.name for phase in target.PIPELINE[:at] for step in phase.steps]
-    return target.PIPELINE[at:], {name: config.passes.get(name, 0) for name in dict.fromkeys(steps)}
+    pipeline = run.target.PIPELINE
+    asked = {name: graph.facts[name] for name in QUANTIZATION_FACTS if name in graph.facts}
+    same = asked == quantization_facts(run.options)
+    first = [phase.name for phase in pipeline].index("quantize") + (1 if same else 0)
+    steps = [step.name for phase in pipeline[:first] for step in phase.steps]
+    return pipeline[first:], {name: config.passes.get(name, 0) for name in dict.fromkeys(steps)}
 
 
-def dtype_of(config: EngineConfig, options: BuildOptions, target: Target) -> str:
+def activation_dtype(run: BuildRun, config: EngineConfig) -> str:
     """The engine's own type of activations where the target has it, else what the target makes of it."""
+    options = run.options
     if options.dtype != "auto":
         return options.dtype
-    own = config.dtype
-    return own if own in options.target_format.dtypes else target.activation_dtype(replace(options, dtype="auto"), own)
+    if config.dtype in options.target_format.dtypes:
+        return config.dtype
+    return run.target.activation_dtype(replace(options, dtype="auto"), config.dtype)

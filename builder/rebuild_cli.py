@@ -9,13 +9,13 @@ import click
 from rich.console import Console
 
 from tensorwright.builder.cli import progress_bar, show
-from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_options
-from tensorwright.builder.options import process_start
+from tensorwright.builder.phases import process_start
 from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.builder.rebuild import rebuild
+from tensorwright.click_options import add_options, given
 from tensorwright.engine_format.engine_folder import EngineFolder
-from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
-from tensorwright.engine_format.targets import TARGET_NAMES
+from tensorwright.options.build import BuildFields
+from tensorwright.options.declare import Door
 
 EPILOG = (
     "Examples:  build-engine models/pico out/pico --keep-weights, then tensorwright rebuild out/pico out/pico4 "
@@ -26,24 +26,8 @@ EPILOG = (
 @click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("engine")
 @click.argument("out")
-@click.option("--target", type=click.Choice(TARGET_NAMES), help="What the new engine runs on. [default: the engine's]")
 @click.option("--model", help="The checkpoint that ENGINE was built from, where it keeps no weights.")
-@click.option("--dtype", metavar=DTYPE_METAVAR, help="As in build-engine. [default: the engine's]")
-@click.option("--quantize", metavar="SPEC", help="As in build-engine, or none. [default: the engine's]")
-@click.option(
-    "--kv-cache-dtype", type=click.Choice(KV_CACHE_DTYPES), help="As in build-engine. [default: the engine's]"
-)
-@click.option(
-    "--accuracy",
-    type=click.Choice(("none", "quick", "full")),
-    help="As in build-engine; full needs --model. [default: the engine's]",
-)
-@target_options
-@click.option(
-    "--keep-weights/--drop-weights",
-    default=None,
-    help="Whether the new engine keeps them. [default: as ENGINE does, and dropped for another target]",
-)
+@add_options(Door.REBUILD, BuildFields)
 @click.option("--force", is_flag=True, help="Replace an engine that is already at OUT.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else there.")
 def rebuild_engine(engine: str, out: str, model: str | None, force: bool, as_json: bool, **options: Any) -> None:

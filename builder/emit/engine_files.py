@@ -11,7 +11,7 @@ from typing import Any
 import xxhash
 
 import tensorwright
-from tensorwright.builder.options import Phases
+from tensorwright.builder.phases import Phases
 from tensorwright.engine_format.checksums import read_sum
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.engine_format.engine_config import (

@@ -8,7 +8,8 @@ from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import kv_block_bytes
 from tensorwright.builder.emit.quantization_record import quantization_record
-from tensorwright.builder.options import BuildOptions, Phases
+from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
 from tensorwright.errors import InvalidOptionError

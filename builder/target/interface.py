@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from tensorwright.builder.emit.engine_dir import EngineWriter
-    from tensorwright.builder.options import BuildOptions, Phases
+    from tensorwright.builder.options import BuildOptions
+    from tensorwright.builder.phases import Phases
     from tensorwright.ir.graph import Graph
     from tensorwright.models.checkpoint import Checkpoint
     from tensorwright.passes.pipeline import PassReport, Phase

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
-from tensorwright.builder.options import BuildOptions, Phases
+from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
 from tensorwright.engine_format.file_names import ONNX_DATA, ONNX_IO, ONNX_MODEL
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
@@ -28,11 +29,6 @@ def check(options: BuildOptions) -> None:
         raise InvalidOptionError(
             "dtype must be float32 or float16 on target onnx, not bfloat16: ONNX Runtime has no bfloat16 attention "
             "for processors; say --dtype float32, which holds every bfloat16 weight exactly"
-        )
-    if options.kv_cache_dtype != "auto":
-        raise InvalidOptionError(
-            f"kv_cache_dtype must be auto on target onnx, not {options.kv_cache_dtype}: ONNX Runtime's cache has no "
-            "scales for each token and head; leave --kv-cache-dtype out, or build with target cpu"
         )
     _require("onnx", "writing an ONNX model")
     if options.accuracy != "none":

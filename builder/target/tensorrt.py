@@ -21,7 +21,8 @@ from tensorwright.builder.emit.tensorrt.library import FLAVOURS, Library, find_l
 from tensorwright.builder.emit.tensorrt.matrix import DEFAULT_KERNEL_SMS, check_pairs, check_sms
 from tensorwright.builder.emit.tensorrt.profiles import input_shapes, make_limits
 from tensorwright.builder.emit.tensorrt.run_child import run_child
-from tensorwright.builder.options import BuildOptions, Phases
+from tensorwright.builder.options import BuildOptions
+from tensorwright.builder.phases import Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
 from tensorwright.errors import BuildError, InvalidOptionError, MissingDependencyError

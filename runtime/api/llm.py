@@ -11,16 +11,19 @@ from typing import IO, Any, overload
 from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.engine_format.engine_config import is_engine
 from tensorwright.engine_format.file_names import CONFIG
-from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
+from tensorwright.options.build import BuildChoices
+from tensorwright.options.declare import find
+from tensorwright.options.engine import EngineFields
 from tensorwright.runtime.api.llm_tokenizer import LLMTokenizer
-from tensorwright.runtime.api.model_cache import BuildChoices, engine_for_model, open_cached
+from tensorwright.runtime.api.model_cache import engine_for_model, open_cached
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
-from tensorwright.runtime.guided.reader import TIMES, vocabulary_reader
+from tensorwright.runtime.guided.reader import vocabulary_reader
+from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.engine_client import EngineClient, Observer
 from tensorwright.runtime.requests.generation_defaults import check_generation_config, sampling_defaults
 from tensorwright.runtime.requests.native_sampling import make_sampling
@@ -111,8 +114,7 @@ class LLM(StrictKeywords):
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
         )
-        if guided_vocabulary not in TIMES:
-            raise InvalidOptionError(f"guided_vocabulary must be one of {', '.join(TIMES)}, got {guided_vocabulary!r}")
+        find(EngineFields, "guided_vocabulary").check(guided_vocabulary)
         path = _path_of(model)
         if is_model(path):  # its build may take minutes: what it cannot have is refused before
             options = options.with_limits(DEFAULT_LIMITS)
@@ -316,17 +318,18 @@ def _path_of(model: str | Path) -> Path:
 
 def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | None]:
     """Opens the engine, or the cached engine of a model directory with what keeps it there."""
-    dtype, quantize = choices.dtype, choices.quantize
-    if quantize is not None and not (isinstance(quantize, str) and quantize.strip()):
-        raise InvalidOptionError(f'quantize must name formats, as in "int4" or "w8a8,embedding=none", got {quantize!r}')
-    if choices.kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise InvalidOptionError(
-            f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got {choices.kv_cache_dtype!r}"
-        )
+    choices.check()
     if is_model(path):
         cached = engine_for_model(path, choices)
         return open_cached(cached.path), cached.lease
     engine = open_engine(path, read_tokenizer=True)
+    _check_built(engine, choices)
+    return engine, None
+
+
+def _check_built(engine: EngineDir, choices: BuildChoices) -> None:
+    """Raises InvalidOptionError unless the engine was built as the choices say; those that are left out ask nothing."""
+    path, dtype, quantize, cache = engine.path, choices.dtype, choices.quantize, choices.kv_cache_dtype
     if dtype not in ("auto", *DTYPES):
         raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):
@@ -335,9 +338,8 @@ def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
         built = " or ".join(map(repr, engine.quantize_specs))
         built = f"built as {built}" if built else "without quantized weights"
         raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")
-    if choices.kv_cache_dtype not in ("auto", engine.kv_cache_dtype):
+    if cache not in ("auto", engine.config.kv_cache_dtype):
         raise InvalidOptionError(
-            f"kv_cache_dtype={choices.kv_cache_dtype!r}: {path} is an engine with a KV cache of "
-            f"{engine.kv_cache_dtype!r}; build another one"
+            f"kv_cache_dtype={cache!r}: {path} is an engine with a KV cache of {engine.config.kv_cache_dtype!r}; build "
+            "another one"
         )
-    return engine, None

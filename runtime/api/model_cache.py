@@ -11,7 +11,7 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -20,39 +20,11 @@ import xxhash
 import tensorwright
 from tensorwright import durable
 from tensorwright.engine_format.checksums import REMEDY
-from tensorwright.engine_format.dtypes import full_name
-from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
 from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError, reason
 from tensorwright.installing import install
+from tensorwright.options.build import BuildChoices
 from tensorwright.runtime.api.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
-
-
-@dataclass(frozen=True)
-class BuildChoices:
-    """What a user may choose of an engine that is built on first use."""
-
-    dtype: str = "auto"
-    quantize: str | None = None
-    """Formats of the weights, as `build` takes them; None: all in dtype."""
-    kv_cache_dtype: str = "auto"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", full_name(self.dtype))
-
-    def __str__(self) -> str:
-        kv_cache = "" if self.kv_cache_dtype == "auto" else f"{self.kv_cache_dtype} KV cache"
-        return ", ".join(choice for choice in (self.dtype, self.quantize, kv_cache) if choice)
-
-    @property
-    def quantize_spec(self) -> QuantizeSpec | None:
-        """The formats that `quantize` names. Raises InvalidOptionError for a text that names none."""
-        return parse_spec(self.quantize) if self.quantize else None
-
-    def spelled_out(self) -> BuildChoices:
-        """The same choices, in the one spelling that the cache knows them by. Raises as `quantize_spec`."""
-        return replace(self, quantize=None if self.quantize_spec is None else str(self.quantize_spec))
-
 
 Builder = Callable[[Path, Path, BuildChoices], object]
 """(model directory, where the engine goes, choices): builds the engine."""

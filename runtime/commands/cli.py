@@ -7,13 +7,16 @@ from typing import Any
 import click
 
 import tensorwright
+from tensorwright.click_options import add_options
 from tensorwright.command import run_command
 from tensorwright.interrupts import nothing_begun
-from tensorwright.runtime.commands.bench_options import load_options, take_load
+from tensorwright.options.bench import LoadFields
+from tensorwright.options.build import BuildChoices
+from tensorwright.options.declare import Door
+from tensorwright.options.engine import EngineFields
+from tensorwright.options.server import NetworkFields, ServerFields
 from tensorwright.runtime.commands.load_test_command import bench_serve
-from tensorwright.runtime.commands.option_tables import GENERATION_CONFIG
 from tensorwright.runtime.commands.request_options import request_options, take_params
-from tensorwright.runtime.commands.serve_options import serve_options
 from tensorwright.runtime.commands.triton_command import triton_repo
 
 
@@ -32,32 +35,18 @@ def cli(debug: bool) -> None:
 )  # fmt: skip
 @click.option("--chat", is_flag=True, help="A prompt is what the user says, put into the model's chat template.")
 @click.option("--system", help="With --chat: the system's message before it.")
-@click.option(
-    "--chat-template",
-    metavar="FILE|NAME",
-    help="With --chat: Jinja instead of the model's own template, or the name of one of the model's.",
-)
 @request_options
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Print text as it comes.")
 @click.option("--echo", is_flag=True, help="Print the prompt before its continuation.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per prompt instead of text.")
 @click.option("--stats", is_flag=True, help="Times and tokens per second on stderr.")
-@click.option("--threads", type=int, help="Default: one per physical core.")
-@click.option("--quantize", metavar="SPEC", help="Of a model directory: formats of the weights, as in build-engine.")
-@click.option(
-    "--kv-cache-dtype",
-    type=click.Choice(["auto", "int8"]),
-    default="auto",
-    help="Of a model directory: the type of the KV cache, as in build-engine.",
-)
-@click.option("--kv-cache-memory", help='Such as "512MiB". Default: half of the free memory, or what is useful.')
-@click.option(GENERATION_CONFIG[0], show_default=True, **GENERATION_CONFIG[1])
+@add_options(Door.RUN, EngineFields, BuildChoices)
 @click.option("--profile", is_flag=True, help="On stderr: time, bytes and operations by op and module, and rooflines.")
 @click.option("--profile-svg", metavar="FILE", help="Draw the profile into FILE, an SVG picture. Implies --profile.")
 def run(**options: Any) -> None:
     """Generate text with ENGINE (or with a model directory, which is built on first use)."""
     with nothing_begun:
-        from tensorwright.runtime.commands.run_command import run_prompts
+        from tensorwright.runtime.commands.run_command import Printing, run_prompts
 
     for option, name in (("--system", "system"), ("--chat-template", "chat_template")):
         if options[name] is not None and not options["chat"]:
@@ -72,12 +61,13 @@ def run(**options: Any) -> None:
             from tensorwright.runtime.commands.profile_command import start_profiler
 
         profiler = start_profiler(options["threads"], picture)
-    run_prompts(asked=asked, profiler=profiler, **options)
+    printing = Printing(**{name: options.pop(name) for name in ("stream", "echo", "as_json", "stats")})
+    run_prompts(asked=asked, printing=printing, profiler=profiler, **options)
 
 
 @cli.command()
 @click.argument("engines", metavar="ENGINE...", nargs=-1, required=True)
-@serve_options
+@add_options(Door.SERVE, NetworkFields, ServerFields, EngineFields, BuildChoices)
 @click.option("--api-key-file", metavar="FILE", help="Keys, one per line; unlike --api-key not seen in process lists.")
 @click.option("--allow-no-tokenizer", is_flag=True, help="Serve an engine that can answer no request for lack of one.")
 @click.option(
@@ -152,27 +142,29 @@ bench.add_command(bench_serve)
 
 @bench.command()
 @click.argument("engine")
-@load_options(batch_size=1, requests=10)
+@add_options(Door.BENCH, LoadFields, EngineFields)
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def latency(engine: str, as_json: bool, **options: Any) -> None:
     """Time to the first token, per output token and between tokens, of batches one after the other."""
     with nothing_begun:
         from tensorwright.runtime.commands.bench_command import bench_latency
+        from tensorwright.runtime.tools.bench_engine import Load
 
-    bench_latency(engine, take_load(options), as_json)
+    bench_latency(engine, Load(**options), as_json)
 
 
 @bench.command()
 @click.argument("engine")
-@load_options(batch_size=16, requests=64)
+@add_options(Door.BENCH, LoadFields, EngineFields, batch_size=16, requests=64)
 @click.option("--repeats", type=int, default=3, show_default=True, help="Of the whole; rates are percentiles of them.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def throughput(engine: str, repeats: int, as_json: bool, **options: Any) -> None:
     """Requests and tokens per second, all requests submitted at once."""
     with nothing_begun:
         from tensorwright.runtime.commands.bench_command import bench_throughput
+        from tensorwright.runtime.tools.bench_engine import Load
 
-    bench_throughput(engine, take_load(options), repeats, as_json)
+    bench_throughput(engine, Load(**options), repeats, as_json)
 
 
 @cli.group()

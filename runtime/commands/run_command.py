@@ -6,16 +6,19 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from tensorwright.click_options import take
 from tensorwright.errors import InvalidOptionError
+from tensorwright.options.build import BuildChoices
+from tensorwright.options.declare import Door
 from tensorwright.runtime.api.engine_cache import cache_root
 from tensorwright.runtime.api.llm import LLM, is_model
-from tensorwright.runtime.api.model_cache import BuildChoices, is_cached
+from tensorwright.runtime.api.model_cache import is_cached
 from tensorwright.runtime.commands.request_options import AskedParams
 from tensorwright.runtime.requests.outputs import CompletionOutput, Logprob, RequestOutput
 from tensorwright.runtime.requests.prompts import RenderedPrompt
@@ -26,55 +29,61 @@ if TYPE_CHECKING:
     from tensorwright.runtime.commands.profile_command import Profiler
 
 
+@dataclass(frozen=True)
+class Printing:
+    """How outputs are printed. stats: times and rates go to standard error."""
+
+    stream: bool
+    echo: bool
+    as_json: bool
+    stats: bool
+
+
 def run_prompts(
     engine: str,
     prompts: tuple[str, ...],
     asked: AskedParams,
+    printing: Printing,
     *,
     chat: bool,
     system: str | None,
-    chat_template: str | None,
-    stream: bool,
-    echo: bool,
     profiler: Profiler | None,
-    as_json: bool,
-    stats: bool,
-    threads: int | None,
-    quantize: str | None,
-    kv_cache_dtype: str,
-    kv_cache_memory: str | None,
-    generation_config: str,
+    **options: Any,
 ) -> None:
-    """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options."""
-    if chat_template is not None:
+    """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options.
+
+    options: those of LLM, by its keywords.
+    """
+    if options["chat_template"] is not None:
         from tensorwright.runtime.text.chat_template import read_argument  # imports Jinja
 
-        chat_template = read_argument(chat_template, "--chat-template")
+        options["chat_template"] = read_argument(options["chat_template"], "--chat-template")
     texts = [_read_prompt() if prompt == "-" else prompt for prompt in prompts]
-    choices = BuildChoices(quantize=quantize, kv_cache_dtype=kv_cache_dtype)
+    choices = BuildChoices(**take(options, Door.RUN, BuildChoices))
     tell_of_build(Path(os.path.expanduser(engine)), choices)
-    own: dict[str, Any] = {
-        "threads": threads,
-        "kv_cache_memory": kv_cache_memory,
-        "generation_config": generation_config,
-    }
-    with LLM(engine, chat_template=chat_template, **own, **vars(choices)) as llm:
+    with LLM(engine, **options, **vars(choices)) as llm:
         params = asked.over(llm.sampling_defaults)
         begin = time.perf_counter()
         if profiler is not None:
             llm.profile(True)
         given = [_conversation(llm, text, system) for text in texts] if chat else texts
         handles = [llm.generate_async(prompt, params) for prompt in given]
-        outputs = []
-        for text, handle in zip(texts, handles, strict=True):
-            if len(texts) > 1 and not as_json:
-                click.echo(f"==> {text!r} <==")
-            before = text if echo else ""
-            outputs.append(_print_json(handle) if as_json else _print(handle, before, stream and params.n == 1))
-        if stats:
+        outputs = _print_all(texts, handles, replace(printing, stream=printing.stream and params.n == 1))
+        if printing.stats:
             _print_stats(outputs, time.perf_counter() - begin)
         if profiler is not None:
-            profiler.finish(llm, as_json)
+            profiler.finish(llm, printing.as_json)
+
+
+def _print_all(texts: list[str], handles: list[RequestHandle], printing: Printing) -> list[RequestOutput]:
+    """Prints each output as soon as those before it are printed."""
+    outputs = []
+    for text, handle in zip(texts, handles, strict=True):
+        if len(texts) > 1 and not printing.as_json:
+            click.echo(f"==> {text!r} <==")
+        before = text if printing.echo else ""
+        outputs.append(_print_json(handle) if printing.as_json else _print(handle, before, printing.stream))
+    return outputs
 
 
 def _read_prompt() -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -14,15 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorwright.click_options import take
 from tensorwright.engine_format.engine_config import is_engine
 from tensorwright.engine_format.file_names import TOKENIZER
 from tensorwright.errors import InvalidOptionError, MissingDependencyError, reason
 from tensorwright.installing import install
-from tensorwright.runtime.commands.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS, take
+from tensorwright.options.build import BuildChoices
+from tensorwright.options.declare import Door, Size, options_at
+from tensorwright.options.server import NetworkFields, ServerFields
 from tensorwright.sizes import parse_size
 
 if TYPE_CHECKING:
     from tensorwright.runtime.api.llm import LLM
+    from tensorwright.runtime.serving.server.listen import Listen
+    from tensorwright.runtime.serving.server.options import ServerOptions
 
 logger = logging.getLogger("tensorwright.server")
 PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
@@ -41,19 +47,19 @@ def serve_engines(
     log_level: str,
     options: dict[str, Any],
 ) -> None:
-    """Serves until a signal. engines: PATH or NAME=PATH. options: those of serve_options.py."""
+    """Serves until a signal. engines: PATH or NAME=PATH. options: what the declared options of the command are."""
     require_serve_extra()
     from tensorwright.runtime.serving.server.listen import Listen
     from tensorwright.runtime.serving.server.options import ServerOptions
     from tensorwright.runtime.serving.server.request_log import set_up_logging
 
-    app_options = take(options, APP_OPTIONS)
-    for name, option in (("max_body_size", "--max-body-size"), ("max_body_memory", "--max-body-memory")):
-        if app_options[name] is not None:
-            app_options[name] = parse_size(app_options[name], option)
+    app_options = take(options, Door.SERVE, ServerFields)
+    for option in options_at(Door.SERVE, ServerFields):
+        if option.kind is Size and app_options[option.name] is not None:
+            app_options[option.name] = parse_size(app_options[option.name], option.shown(Door.SERVE).flag)
     app_options["api_keys"] += read_keys(api_key_file)
-    told = ServerOptions(**app_options)
-    listen = Listen(**take(options, NETWORK_OPTIONS))
+    server_options = ServerOptions(**app_options)
+    listen = Listen(**take(options, Door.SERVE, NetworkFields))
     listen.check_tls()
     places = name_engines(engines)
     _read_template(options)
@@ -64,20 +70,20 @@ def serve_engines(
     with listen.bind() as bound, ExitStack() as running:
         set_up_logging(log_level)
         listen = listen.check_files()
-        if not listen.local and not told.api_keys:
+        if not listen.local and not server_options.api_keys:
             logger.warning(
                 "everybody who reaches this address is served: no key is set", extra={"facts": {"host": listen.host}}
             )
         with _terminate_as_interrupt():
-            loaded = _load(places, take(options, ENGINE_OPTIONS), running)
+            loaded = _load(places, options, running)
             for name, llm in loaded.items():
                 if llm.engine.tokenizer is None and not allow_no_tokenizer:  # of a model directory, built just now
                     raise _no_tokenizer(name, places[name])
         note_defaults(loaded)
-        _run(loaded, told, listen, bound)
+        _run(loaded, server_options, listen, bound)
 
 
-def _run(loaded: dict[str, Any], told: Any, listen: Any, bound: Any) -> None:
+def _run(loaded: dict[str, LLM], server_options: ServerOptions, listen: Listen, bound: socket.socket) -> None:
     # Texts are tokenized in the server's own pools, whose bounds would not hold for threads of the library's.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from prometheus_client import disable_created_metrics
@@ -89,17 +95,18 @@ def _run(loaded: dict[str, Any], told: Any, listen: Any, bound: Any) -> None:
         click.echo(f"serving {', '.join(loaded)} at {listen.url(bound)}")
 
     disable_created_metrics()  # a second gauge for each counter, which nobody reads
-    serve(create_app(loaded, told, local=listen.local), listen, bound, announce)
+    serve(create_app(loaded, server_options, local=listen.local), listen, bound, announce)
 
 
-def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) -> dict[str, Any]:
+def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) -> dict[str, LLM]:
+    """options: the keywords of LLM, all of them."""
     from tensorwright.runtime.api.llm import LLM
-    from tensorwright.runtime.api.model_cache import BuildChoices
     from tensorwright.runtime.commands.run_command import tell_of_build
 
+    choices = BuildChoices(**take(options, Door.SERVE, BuildChoices))
     for path in places.values():
-        tell_of_build(path, BuildChoices(**{name: options[name] for name in ("dtype", "quantize", "kv_cache_dtype")}))
-    return {name: running.enter_context(LLM(path, **options)) for name, path in places.items()}
+        tell_of_build(path, choices)
+    return {name: running.enter_context(LLM(path, **options, **vars(choices))) for name, path in places.items()}
 
 
 def _read_template(options: dict[str, Any]) -> None:

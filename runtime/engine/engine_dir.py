@@ -28,11 +28,6 @@ class EngineDir(EngineFolder):
         return self.config.dtype
 
     @property
-    def kv_cache_dtype(self) -> str:
-        """What the build was asked for: one of KV_CACHE_DTYPES."""
-        return self.config.kv_cache_dtype
-
-    @property
     def quantize_specs(self) -> dict[str, QuantizeSpec]:
         """The formats of its weights by name: as the build was asked for them, and spelled out. {} without any."""
         return self.config.quantize_specs

@@ -6,16 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tensorwright.errors import InvalidOptionError
-from tensorwright.runtime.base.parameter_checks import MAX_INT32, is_int
+from tensorwright.options.declare import check_values
+from tensorwright.options.engine import EngineFields
 
-LOADS = ("map", "copy")
-MAX_THREADS = 1024  # as runtime/core says
 DEFAULT_LIMITS = {"max_batch_size": 64, "max_num_tokens": 512}
 """The limits of a step, unless an engine was built for less."""
-POSITIVE = (
-    "max_batch_size", "max_num_tokens", "max_prefill_chunk", "max_prompt_logprob_rows", "threads", "max_queue_size",
-)  # fmt: skip
-MAY_BE_NONE = (*DEFAULT_LIMITS, "max_prefill_chunk", "threads")
 
 
 @dataclass(frozen=True)
@@ -36,23 +31,12 @@ class RuntimeOptions:
     max_queue_size: int
 
     def __post_init__(self) -> None:
-        for name in POSITIVE:
-            value, most = getattr(self, name), MAX_THREADS if name == "threads" else MAX_INT32
-            if value is None and name in MAY_BE_NONE:
-                continue
-            if not is_int(value) or not 1 <= value <= most:
-                raise InvalidOptionError(f"LLM: {name} must be a positive integer of at most {most}, got {value!r}")
+        check_values(self, EngineFields, prefix="LLM: ")
         tokens = DEFAULT_LIMITS["max_num_tokens"] if self.max_num_tokens is None else self.max_num_tokens
         if self.max_batch_size is not None and tokens < self.max_batch_size:
             raise InvalidOptionError(
                 f"LLM: max_num_tokens must be at least max_batch_size ({self.max_batch_size}), for every running "
                 f"request takes a token of each step, got {tokens}"
-            )
-        if self.load not in LOADS:
-            raise InvalidOptionError(f"LLM: load must be one of {', '.join(LOADS)}, got {self.load!r}")
-        if not isinstance(self.enable_prefix_caching, bool | None):
-            raise InvalidOptionError(
-                f"LLM: enable_prefix_caching must be True or False, got {self.enable_prefix_caching!r}"
             )
 
     def with_limits(self, usual: Mapping[str, int]) -> RuntimeOptions:

@@ -12,7 +12,6 @@ from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
 THREAD = "tensorwright-vocabulary"
 """Name of the thread that reads one beside the start, and then ends."""
-TIMES = ("lazy", "eager")
 
 
 class VocabularyReader:

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensorwright.engine_format.file_names import GENERATION_CONFIG
-from tensorwright.errors import EngineError, InvalidOptionError, InvalidRequestError
+from tensorwright.errors import EngineError, InvalidRequestError
+from tensorwright.options.declare import find
+from tensorwright.options.engine import EngineFields
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.requests.sampling_params import AtMost, SamplingParams
-
-GENERATION_CONFIGS = ("model", "neutral")
-"""Whose defaults hold: the model's, or those of SamplingParams alone."""
 
 _FIELDS = {
     "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
@@ -30,10 +29,8 @@ def named_defaults(engine: EngineDir) -> dict[str, Any]:
 
 
 def check_generation_config(generation_config: Any) -> None:
-    """InvalidOptionError unless it is one of GENERATION_CONFIGS."""
-    if generation_config not in GENERATION_CONFIGS:
-        known = ", ".join(GENERATION_CONFIGS)
-        raise InvalidOptionError(f"generation_config must be one of {known}, got {generation_config!r}")
+    """InvalidOptionError unless its option takes the value."""
+    find(EngineFields, "generation_config").check(generation_config)
 
 
 def sampling_defaults(engine: EngineDir, generation_config: str) -> dict[str, Any]:

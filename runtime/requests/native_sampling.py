@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorwright.runtime.engine.native import load_module
+from tensorwright.runtime.engine import native
 from tensorwright.runtime.requests.prompts import CheckedRequest
 
 
 def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
     """SamplingParams as the C++ engine takes them: `_runtime.Sampling`."""
     params = request.params
-    sampling = load_module().Sampling()
+    sampling = native.load_module().Sampling()
     sampling.n = int(params.n)
     sampling.max_tokens = request.max_tokens
     sampling.min_tokens = int(params.min_tokens)

@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorwright import errors
 from tensorwright.errors import EngineStoppedError, InvalidOptionError
+from tensorwright.options.bench import LoadFields
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
@@ -23,18 +24,12 @@ POLL = 0.5  # seconds that one wait lasts at most
 
 
 @dataclass(frozen=True)
-class Load:
-    """What is asked of the engine. A round is what is submitted at once; warmup: rounds that are not measured."""
+class Load(LoadFields):
+    """What is asked of the engine: the fields of LoadFields, and options of LLM."""
 
-    input_len: int
-    output_len: int
-    batch_size: int
-    requests: int
-    warmup: int
-    seed: int
-    threads: int | None
-    kv_cache_memory: str | None
-    max_num_tokens: int | None
+    threads: int | None = None
+    kv_cache_memory: str | None = None
+    max_num_tokens: int | None = None
 
     def check(self, engine: EngineDir) -> None:
         for name in ("input_len", "output_len", "batch_size", "requests", "max_num_tokens"):

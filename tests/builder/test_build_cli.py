@@ -13,7 +13,7 @@ import pytest
 
 from support.tiny_models import make_variant
 from tensorwright.builder.cli import main
-from tensorwright.builder.options import Phases, process_start
+from tensorwright.builder.phases import Phases, process_start
 from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.tools.inspect import describe
 from tensorwright.sizes import format_size
@@ -174,7 +174,7 @@ def test_quantized_weights_are_told(tiny, tmp_path, run):
 def test_phases_leave_no_gap(monkeypatch):
     """What passes before a phase is part of it, so that all of them together are the time that a build took."""
     clock = [10.0]
-    monkeypatch.setattr("tensorwright.builder.options.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("tensorwright.builder.phases.time.perf_counter", lambda: clock[0])
     told = []
     phases = Phases.since(7.0, lambda *news: told.append(news))
     for gap, name, took in ((2, "open", 1), (0, "trace", 4), (3, "open", 1)):

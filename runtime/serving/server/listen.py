@@ -9,50 +9,21 @@ import ssl
 from dataclasses import dataclass, replace
 
 from tensorwright.errors import InvalidOptionError, reason
+from tensorwright.options.declare import check_values
+from tensorwright.options.server import NetworkFields
 from tensorwright.runtime.base.keywords import StrictKeywords
-from tensorwright.runtime.base.parameter_checks import is_int
 from tensorwright.runtime.serving.server.connections import RESERVE, allow_sockets
 from tensorwright.runtime.serving.server.hosts import is_loopback
-from tensorwright.runtime.serving.server.options import positive
 
 logger = logging.getLogger("tensorwright.server")
 
 
 @dataclass(frozen=True)
-class Listen(StrictKeywords):
-    """port 0: the system chooses one. tls_cert and tls_key: files in PEM form, both or neither.
-
-    max_connections: those with requests under way; one more is answered 503, but for probes.
-    max_connections_per_address: the same of one address, answered 429; None: no bound, for a proxy is one address.
-    keep_alive: seconds that an idle connection stays open, if its place is not wanted before.
-    header_timeout: seconds in which a request's headers must have come.
-    client_timeout: seconds after which a client that takes nothing of its answer is cut off.
-    drain_timeout: seconds that requests have to finish in once the server is told to end.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    max_connections: int = 1024
-    max_connections_per_address: int | None = None
-    keep_alive: float = 65.0
-    header_timeout: float = 15.0
-    client_timeout: float = 60.0
-    drain_timeout: float = 30.0
+class Listen(StrictKeywords, NetworkFields):
+    """The fields of NetworkFields, checked, and the socket that they describe."""
 
     def __post_init__(self) -> None:
-        if not is_int(self.port) or not 0 <= self.port <= 65535:
-            raise InvalidOptionError(f"port must be from 0 to 65535, got {self.port!r}")
-        for name in ("max_connections", "max_connections_per_address"):
-            value = getattr(self, name)
-            if not (is_int(value) and value > 0) and not (value is None and name != "max_connections"):
-                raise InvalidOptionError(f"{name} must be a positive integer, got {value!r}")
-        for name in ("keep_alive", "header_timeout", "client_timeout"):
-            if not positive(getattr(self, name)):
-                raise InvalidOptionError(f"{name} must be a positive number of seconds, got {getattr(self, name)!r}")
-        if self.drain_timeout != 0 and not positive(self.drain_timeout):
-            raise InvalidOptionError(f"drain_timeout must be 0 or more seconds, got {self.drain_timeout!r}")
+        check_values(self, NetworkFields)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidOptionError("tls_cert and tls_key must be given together")
 

@@ -12,35 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import InvalidOptionError
+from tensorwright.options.declare import Door, Option, find, options_at
+from tensorwright.options.engine import EngineFields
+from tensorwright.options.triton import ModelFields
 from tensorwright.runtime.base.keywords import closest
 from tensorwright.runtime.requests.generation_defaults import check_generation_config
 
-LLM_INTEGERS = (
-    "max_batch_size", "max_num_tokens", "max_prefill_chunk", "max_prompt_logprob_rows", "threads", "max_queue_size",
-)  # fmt: skip
-LLM_TEXTS = ("kv_cache_memory", "load", "guided_vocabulary", "generation_config")
-LLM_FLAGS = ("enable_prefix_caching",)
-LLM_OPTIONS = (*LLM_INTEGERS, *LLM_TEXTS, *LLM_FLAGS)
-OWN = (
-    "engine", "interface", "exclude_input_in_output", "cancellation_check_period_ms", "chat_template", "max_priority",
-)  # fmt: skip
-TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # read by Triton's Python backend itself
+OWN = options_at(Door.TRITON, ModelFields)
+LLM_OPTIONS = options_at(Door.TRITON, EngineFields)
+NAMES = tuple(option.name for option in (*OWN, *LLM_OPTIONS))
+TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
+"""Triton's Python backend reads these itself."""
+_GENERATION_CONFIG = find(EngineFields, "generation_config").shown(Door.TRITON).default
 
 
 @dataclass(frozen=True)
-class ModelOptions:
-    """engine: as written, relative to the model's folder or absolute. exclude_input_in_output: what holds for requests
-    that do not say. cancellation_check_period_ms: how often Triton is asked which requests were cancelled.
-    chat_template: text_input is what a user says, put into this template: a file, relative as engine is, or the name of
-    one of the model's, such as "default"; None: text_input is the prompt. max_priority: most that the input `priority`
-    may be."""
+class ModelOptions(ModelFields):
+    """The fields of ModelFields. llm: keywords of LLM."""
 
-    engine: str
-    interface: str = "both"
-    exclude_input_in_output: bool = False
-    cancellation_check_period_ms: int = 20
-    chat_template: str | None = None
-    max_priority: int = 0
     llm: dict[str, Any] = field(default_factory=dict)
 
     def engine_path(self, model_folder: str | Path) -> Path:
@@ -59,36 +48,29 @@ def parse_options(config: Mapping[str, Any]) -> ModelOptions:
     """config: a model's configuration as Triton hands it out, from JSON."""
     values = {key: str(value["string_value"]) for key, value in config.get("parameters", {}).items()}
     for key in values:
-        if key not in (*OWN, *LLM_OPTIONS, *TRITONS):
-            raise InvalidOptionError(f"config.pbtxt: no parameter {key!r}; {closest(key, (*OWN, *LLM_OPTIONS))}")
+        if key not in (*NAMES, *TRITONS):
+            raise InvalidOptionError(f"config.pbtxt: no parameter {key!r}; {closest(key, NAMES)}")
     if not values.get("engine"):
         raise InvalidOptionError("config.pbtxt: parameter 'engine' must name an engine directory")
-    fields: dict[str, Any] = {"engine": values["engine"], "interface": values.get("interface", "both")}
-    if "exclude_input_in_output" in values:
-        fields["exclude_input_in_output"] = _flag("exclude_input_in_output", values)
-    if "cancellation_check_period_ms" in values:
-        fields["cancellation_check_period_ms"] = _integer("cancellation_check_period_ms", values)
-    if "max_priority" in values:
-        fields["max_priority"] = _integer("max_priority", values, least=0)
-    if "chat_template" in values:
-        if fields["interface"] == "tokens":
-            raise InvalidOptionError("config.pbtxt: 'chat_template' needs an interface with text, 'tokens' takes ids")
-        fields["chat_template"] = values["chat_template"]
-    llm: dict[str, Any] = {key: values[key] for key in LLM_TEXTS if key in values}
-    llm |= {key: _integer(key, values) for key in LLM_INTEGERS if key in values}
-    llm |= {key: _flag(key, values) for key in LLM_FLAGS if key in values}
-    check_generation_config(llm.setdefault("generation_config", "neutral"))
-    return ModelOptions(**fields, llm=llm)
+    own = {option.name: _read(option, values[option.name]) for option in OWN if option.name in values}
+    if "chat_template" in own and own.get("interface") == "tokens":
+        raise InvalidOptionError("config.pbtxt: 'chat_template' needs an interface with text, 'tokens' takes ids")
+    llm = {option.name: _read(option, values[option.name]) for option in LLM_OPTIONS if option.name in values}
+    check_generation_config(llm.setdefault("generation_config", _GENERATION_CONFIG))
+    return ModelOptions(**own, llm=llm)
 
 
-def _flag(key: str, values: Mapping[str, str]) -> bool:
-    if values[key].lower() not in ("true", "false"):
-        raise InvalidOptionError(f"config.pbtxt: parameter {key!r} must be true or false, got {values[key]!r}")
-    return values[key].lower() == "true"
-
-
-def _integer(key: str, values: Mapping[str, str], least: int = 1) -> int:
-    if not values[key].isascii() or not values[key].isdigit() or int(values[key]) < least:
-        must = "a positive integer" if least else "0 or a positive integer"
-        raise InvalidOptionError(f"config.pbtxt: parameter {key!r} must be {must}, got {values[key]!r}")
-    return int(values[key])
+def _read(option: Option, text: str) -> Any:
+    """The value that a parameter's text says. LLM, or who uses the value, checks what it may be."""
+    if option.kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise InvalidOptionError(f"config.pbtxt: parameter {option.name!r} must be true or false, got {text!r}")
+        return text.lower() == "true"
+    if option.kind is int:
+        minimum = option.shown(Door.TRITON).minimum
+        minimum = 1 if minimum is None else minimum
+        if not text.isascii() or not text.isdigit() or int(text) < minimum:
+            must = "a positive integer" if minimum else "0 or a positive integer"
+            raise InvalidOptionError(f"config.pbtxt: parameter {option.name!r} must be {must}, got {text!r}")
+        return int(text)
+    return text

@@ -173,10 +173,10 @@ def test_the_type_of_the_kv_cache_is_handed_on_and_told_apart(model: Path, monke
 
     monkeypatch.setattr(model_cache, "_import_builder", lambda: build)
     with llm.LLM(model, kv_cache_memory="1MiB", kv_cache_dtype="int8") as rounded:
-        assert rounded.engine.kv_cache_dtype == "int8"
+        assert rounded.engine.config.kv_cache_dtype == "int8"
         path = rounded.engine.path
     with llm.LLM(model, kv_cache_memory="1MiB") as plain:
-        assert plain.engine.kv_cache_dtype == "auto"
+        assert plain.engine.config.kv_cache_dtype == "auto"
         other = plain.engine.path
     llm.LLM(path, kv_cache_memory="1MiB", kv_cache_dtype="int8").shutdown()
     with pytest.raises(InvalidOptionError, match="is an engine with a KV cache of 'auto'; build another one"):

@@ -210,6 +210,10 @@ def test_a_first_build_is_told(
     assert asked == [model_cache.BuildChoices(quantize="int4")]
     code, _, err = call(capsys, "run", engine, "--prompt", "ab", "--quantize", "int4")
     assert (code, "without quantized weights" in err) == (2, True)
+    assert call(capsys, *run, "--dtype", "bf16")[0] == 0
+    assert asked[1:] == [model_cache.BuildChoices(dtype="bfloat16")]
+    code, _, err = call(capsys, "run", engine, "--prompt", "ab", "--dtype", "bf16")
+    assert (code, "is an engine built as float32; build another one" in err) == (2, True)
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

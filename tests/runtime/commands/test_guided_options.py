@@ -9,7 +9,7 @@ import pytest
 
 from support.command_line import call
 from support.fake_runtime import FakeEngine, fake_module, write_engine
-from tensorwright.runtime.commands.guided_options import OPTIONS
+from tensorwright.options.request import GUIDED
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 
@@ -28,7 +28,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 
 def test_every_parameter_has_an_option() -> None:
-    assert {field.name for field in dataclasses.fields(GuidedDecodingParams)} == set(OPTIONS)
+    assert {field.name for field in dataclasses.fields(GuidedDecodingParams)} == {option.name for option in GUIDED}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from support.command_line import call
 from support.fake_runtime import EOS, FakeEngine, byte_tokenizer, fake_module, write_engine
-from tensorwright.runtime.commands.request_options import OPTIONS
+from tensorwright.options.request import SAMPLING
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 
@@ -40,7 +40,9 @@ def test_every_request_parameter_has_an_option() -> None:
     """But those that make no difference here: one set of parameters for all prompts, and the text is the output.
     Guided decoding has options of its own, see test_guided_options.py."""
     without = {"priority", "cache_salt", "detokenize", "guided_decoding"}
-    assert {field.name for field in dataclasses.fields(SamplingParams)} - set(OPTIONS) == without
+    assert {field.name for field in dataclasses.fields(SamplingParams)} - {
+        option.name for option in SAMPLING
+    } == without
 
 
 @pytest.mark.parametrize(

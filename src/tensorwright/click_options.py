@@ -1,0 +1,106 @@
+"""The options of tensorwright/options as options of click's commands.
+
+`add_options` is the one way in which a command gets an option that is declared. What only one command has and no record
+holds, such as --json, is a plain `click.option` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from tensorwright.options.declare import Door, Group, Option, TextFile, options_at
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class ParsedChoice(click.Choice):
+    """A choice among the values that `parse` makes of what the user writes."""
+
+    def __init__(self, choices: tuple[str, ...], parse: Callable[[Any], Any]):
+        super().__init__(choices)
+        self.parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(self.parse(value), param, ctx)
+
+
+def add_options(door: Door, *groups: Group, prefix: str = "", **defaults: Any) -> Callable[[Command], Command]:
+    """A decorator that gives a command the options that the groups have at a door, in the order of their declaration.
+
+    prefix: put before the names of the command's arguments. defaults: by name, where this command has its own.
+    """
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options_at(door, *groups)):
+            flag, settings = click_settings(option, door)
+            if option.name in defaults:
+                settings |= {"default": defaults[option.name], "show_default": True}
+            command = click.option(flag, prefix + option.name, **settings)(command)
+        return command
+
+    return decorate
+
+
+def take(values: dict[str, Any], door: Door, *groups: Group, prefix: str = "") -> dict[str, Any]:
+    """Takes the arguments that `add_options` gave a command out of `values`, by the names of the options."""
+    return {option.name: values.pop(prefix + option.name) for option in options_at(door, *groups)}
+
+
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    """The options that a user gave, of those whose default is None or empty."""
+    return {name: value for name, value in values.items() if value not in (None, ())}
+
+
+def click_settings(option: Option, door: Door) -> tuple[str, dict[str, Any]]:
+    """The flag, and what click is told of it. Help texts show a default that is a value."""
+    shown = option.shown(door)
+    settings: dict[str, Any] = {"help": shown.help}
+    if shown.metavar is not None:
+        settings["metavar"] = shown.metavar
+    if option.repeated:
+        settings["multiple"] = True
+    if option.kind is bool and "/" not in shown.flag:
+        settings["is_flag"] = True
+    elif option.kind is not bool:
+        settings["type"] = _click_type(option, shown.choices or (), shown.minimum)
+    if option.kind is TextFile:
+        settings["callback"] = _read_text
+    elif option.parse is not None and not shown.choices and option.repeated:
+        settings["callback"] = _parser(option.parse)
+    has_default = shown.default is not None and shown.default is not False and shown.default != ()
+    if has_default or "/" in shown.flag:
+        settings |= {"default": shown.default, "show_default": has_default}
+    return shown.flag, settings
+
+
+def _click_type(option: Option, choices: tuple[str, ...], minimum: int | None) -> Any:
+    if choices:
+        return click.Choice(choices) if option.parse is None else ParsedChoice(choices, option.parse)
+    if option.kind is int and minimum is not None:
+        return click.IntRange(min=minimum)
+    if option.kind is TextFile:
+        return click.File(encoding="utf-8")
+    return option.kind if option.kind in (int, float) else str
+
+
+def _parser(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+
+    return callback
+
+
+def _read_text(ctx: click.Context, param: click.Parameter, file: Any) -> str | None:
+    if file is None:
+        return None
+    try:
+        text: str = file.read()
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"must be UTF-8 text: {error}", ctx, param) from None
+    return text

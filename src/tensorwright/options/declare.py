@@ -1,0 +1,198 @@
+"""What an option is: its name, its type, its default, what its values must be, and at which doors a user can give it.
+
+A group of options is a tuple of `Option`s, or a record: a dataclass whose fields are made with `declare`, so that the
+field's name is the option's. A door is a place where users give options. A door may show an option with another flag,
+default or help text than other doors do; `At` holds the differences.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from numbers import Integral, Real
+from typing import Any
+
+from tensorwright.errors import InvalidOptionError
+
+MAX_INT32 = 2**31 - 1
+
+
+class Door(Enum):
+    """Where a user gives options. An option that has no `At` for a door cannot be given there."""
+
+    BUILD = "build-engine"  # and build()
+    REBUILD = "tensorwright rebuild"
+    LLM = "LLM"
+    RUN = "tensorwright run"
+    SERVE = "tensorwright serve"
+    BENCH = "tensorwright bench latency and throughput"
+    TRITON_REPO = "tensorwright triton-repo"
+    TRITON = "config.pbtxt"
+
+
+class Size:
+    """The type of an option whose value is a number of bytes, or a text such as "512MiB"."""
+
+
+class TextFile:
+    """The type of an option whose value is a text. A command takes the name of the file that holds the text."""
+
+
+class AsDeclared:
+    """The type of a default that a door does not change."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value must be, in words for the error message, and as a test."""
+
+    must: str
+    holds: Callable[[Any], bool]
+
+
+def one_of(choices: tuple[str, ...]) -> Rule:
+    return Rule(f"one of {', '.join(choices)}", lambda value: value in choices)
+
+
+def whole_number(must: str, low: int = 1, high: float = MAX_INT32) -> Rule:
+    """A whole number from `low` to `high`; numpy's integers are whole numbers, True is none."""
+    return Rule(must, lambda value: is_whole(value) and low <= value <= high)
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether the value is a finite number above 0."""
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # an integer that no float can hold
+        return False
+    return math.isfinite(number) and number > 0
+
+
+SECONDS = Rule("a positive number of seconds", is_positive)
+
+
+@dataclass(frozen=True)
+class At:
+    """How one door shows an option, where that differs from the declaration.
+
+    flag: "--name" by default; "--yes/--no" for a switch with two names.
+    choices: () means that the door takes any text and leaves the check to the record.
+    minimum: the smallest number that the door takes.
+    """
+
+    help: str = ""
+    flag: str = ""
+    default: Any = AsDeclared
+    choices: tuple[str, ...] | None = None
+    minimum: int | None = None
+    metavar: str | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    kind: int, float, str, bool, Size or TextFile; of a repeated option the type of each value.
+    default: None also means that the option may be absent.
+    parse: turns a user's spelling into the value; it raises ValueError for a text that it cannot read.
+    targets: the targets that have the option; () means that all have it.
+    lacks: for a target that takes only the default, the reason.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    at: Mapping[Door, At]
+    choices: tuple[str, ...] = ()
+    rule: Rule | None = None
+    repeated: bool = False
+    parse: Callable[[Any], Any] | None = None
+    targets: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+    def shown(self, door: Door) -> At:
+        """How the door shows the option, with everything filled in."""
+        at = self.at[door]
+        return replace(
+            at,
+            flag=at.flag or f"--{self.name.replace('_', '-')}",
+            default=self.default if at.default is AsDeclared else at.default,
+            choices=self.choices if at.choices is None else at.choices,
+        )
+
+    def check(self, value: Any, prefix: str = "", came: str = "got") -> None:
+        """Raises InvalidOptionError unless the value keeps the rule. prefix and came: words of the message."""
+        rule = self.rule or (one_of(self.choices) if self.choices else None)
+        if rule is None or (value is None and self.default is None):
+            return
+        if not rule.holds(value):
+            raise InvalidOptionError(f"{prefix}{self.name} must be {rule.must}, {came} {value!r}")
+
+    def check_target(self, value: Any, target: str) -> None:
+        """Raises InvalidOptionError for a value that engines of the target cannot have."""
+        if value in (None, (), self.default):
+            return
+        if self.targets and target not in self.targets:
+            raise InvalidOptionError(
+                f"{self.name} is an option of target {' and '.join(self.targets)}; leave it out for {target}"
+            )
+        if target in self.lacks:
+            raise InvalidOptionError(
+                f"{self.name} must be {self.default} on target {target}, not {value}: {self.lacks[target]}"
+            )
+
+
+Group = type | tuple[Option, ...]
+"""A record class, or its options."""
+
+
+def declare(default: Any, kind: type | None = None, *, at: Mapping[Door, At], **more: Any) -> Any:
+    """A dataclass field that declares an option. kind: the type of the default, unless it is given. more: other fields
+    of Option."""
+    option = Option("", kind or type(default), default, at, **more)
+    return field(default=default, metadata={Option: option})
+
+
+def same_as(record: type, name: str) -> Any:
+    """A dataclass field for an option that another record declares."""
+    option = find(record, name)
+    return field(default=option.default, metadata={Option: option})
+
+
+def options_in(*groups: Group) -> tuple[Option, ...]:
+    """The options of all groups, in the order in which they are declared."""
+    found: list[Option] = []
+    for group in groups:
+        if isinstance(group, tuple):
+            found += group
+        else:
+            found += [
+                replace(part.metadata[Option], name=part.name)
+                for part in dataclasses.fields(group)
+                if Option in part.metadata
+            ]
+    return tuple(found)
+
+
+def options_at(door: Door, *groups: Group) -> tuple[Option, ...]:
+    """Those that can be given at the door."""
+    return tuple(option for option in options_in(*groups) if door in option.at)
+
+
+def find(group: Group, name: str) -> Option:
+    (option,) = (option for option in options_in(group) if option.name == name)
+    return option
+
+
+def check_values(values: Any, *groups: Group, prefix: str = "", came: str = "got") -> None:
+    """Raises InvalidOptionError for the first attribute of `values` that its option's rule refuses."""
+    for option in options_in(*groups):
+        if hasattr(values, option.name):
+            option.check(getattr(values, option.name), prefix, came)

@@ -1,0 +1,94 @@
+"""Options of `tensorwright run` that are parameters of a request: fields of SamplingParams and GuidedDecodingParams.
+
+Those two classes are public, check their values themselves, and have defaults of their own; what stands here is how the
+command shows them. A test compares the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tensorwright.options.declare import At, Door, Option, TextFile
+
+_MODELS = "Default: the model's, or "
+
+
+def parse_biases(texts: tuple[str, ...]) -> dict[int, float]:
+    """("42=-1.5", "7=-inf") -> {42: -1.5, 7: -inf}. Raises ValueError with what each must be."""
+    biases: dict[int, float] = {}
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            pair = int(token), float(bias)
+        except ValueError:
+            raise ValueError(
+                f"must be TOKEN=BIAS such as 42=-1.5, or 42=-inf to forbid token 42, got {text!r}"
+            ) from None
+        if pair[0] in biases:
+            raise ValueError(f"token {pair[0]} must have one bias, got several")
+        biases[pair[0]] = pair[1]
+    return biases
+
+
+def _of_run(
+    name: str,
+    kind: type,
+    help: str,
+    default: Any = None,
+    *,
+    flag: str = "",
+    metavar: str | None = None,
+    repeated: bool = False,
+    parse: Callable[[Any], Any] | None = None,
+) -> Option:
+    shown = {Door.RUN: At(help, flag, metavar=metavar)}
+    return Option(name, kind, () if repeated else default, shown, repeated=repeated, parse=parse)
+
+
+SAMPLING = (
+    _of_run("n", int, "Completions per prompt; several are printed when all are done.", 1, flag="-n"),
+    _of_run("max_tokens", int, "Most tokens to generate per prompt.", 64),
+    _of_run("min_tokens", int, "Do not end before so many tokens.", 0),
+    _of_run("temperature", float, f"0: greedy. {_MODELS}0."),
+    _of_run("top_k", int, f"Sample among the k likeliest tokens; 0: all. {_MODELS}0."),
+    _of_run("top_p", float, f"Sample among the likeliest tokens that reach p together; 1: all. {_MODELS}1."),
+    _of_run("min_p", float, f"Sample among tokens p times as likely as the likeliest; 0: all. {_MODELS}0."),
+    _of_run("seed", int, "Makes sampling repeatable."),
+    _of_run("repetition_penalty", float, f"Above 1: tokens of prompt and output are less likely. {_MODELS}1."),
+    _of_run("presence_penalty", float, "Taken off the logit of each token of the output.", 0.0),
+    _of_run("frequency_penalty", float, "The same, times how often the token occurs in the output.", 0.0),
+    _of_run(
+        "logit_bias", str, "Added to the logit of a token id; -inf forbids it. May be repeated.",
+        metavar="TOKEN=BIAS", repeated=True, parse=parse_biases,
+    ),
+    _of_run("bad_words", str, "Text that must not be generated. May be repeated.", flag="--bad-word", repeated=True),
+    _of_run("stop", str, "Text after which generation ends. May be repeated.", repeated=True),
+    _of_run("include_stop_str_in_output", bool, "Print the text of --stop too.", False, flag="--include-stop"),
+    _of_run(
+        "stop_token_ids", int, "Token id after which generation ends. May be repeated.", flag="--stop-token-id",
+        repeated=True,
+    ),
+    _of_run("ignore_eos", bool, "Go on after the end-of-sequence token.", False),
+    _of_run(
+        "skip_special_tokens", bool, "Leave special tokens out of the text.", True, flag="--skip-special/--show-special"
+    ),
+    _of_run("logprobs", int, "With --json: logprobs of the tokens, and of the k likeliest in each place."),
+    _of_run("prompt_logprobs", int, "With --json: the same of the prompt's tokens."),
+    _of_run("truncate_prompt_tokens", int, "Use only the last k tokens of the prompt.", flag="--truncate-prompt"),
+    _of_run("timeout", float, "Seconds after which a prompt's generation ends. Default: none."),
+)  # fmt: skip
+"""Fields of SamplingParams."""
+
+GUIDED = (
+    _of_run("json", TextFile, "The output is JSON that the schema in FILE admits.", flag="--json-schema"),
+    _of_run("json_object", bool, "The output is a JSON object.", False),
+    _of_run(
+        "whitespace_pattern", str, "With JSON: what may stand between its parts, '' for the shortest JSON.",
+        metavar="REGEX",
+    ),
+    _of_run("regex", str, "The output matches this regular expression."),
+    _of_run("choice", str, "The output is one of these texts. May be repeated.", repeated=True),
+    _of_run("grammar", TextFile, "The output is of the language of FILE, in EBNF (::=) or Lark."),
+)  # fmt: skip
+"""Fields of GuidedDecodingParams."""

@@ -1,0 +1,77 @@
+"""The declarations of options, and the signatures and pages that a person writes: they say the same."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from support.doc_words import ROOT
+from tensorwright import LLM, build
+from tensorwright.errors import InvalidOptionError
+from tensorwright.options.bench import LoadFields
+from tensorwright.options.build import BuildChoices, BuildFields
+from tensorwright.options.declare import Door, find, options_at, options_in
+from tensorwright.options.engine import EngineFields
+from tensorwright.options.server import NetworkFields, ServerFields
+from tensorwright.options.triton import ModelFields
+
+DECLARED = options_in(BuildFields, EngineFields, LoadFields, ServerFields, NetworkFields, ModelFields)
+
+
+def test_llm_has_the_declared_options_and_defaults() -> None:
+    declared = options_at(Door.LLM, EngineFields, BuildFields)
+    keywords = {name: part.default for name, part in inspect.signature(LLM).parameters.items() if name != "model"}
+    assert keywords == {option.name: option.shown(Door.LLM).default for option in declared}
+
+
+def test_build_has_the_declared_options_and_defaults() -> None:
+    keywords = {name: part.default for name, part in inspect.signature(build).parameters.items()}
+    declared = {option.name: option.default for option in options_in(BuildFields)}
+    assert {name: keywords[name] for name in declared} == declared
+    others = {"model", "out", "verify", "dump", "overwrite", "progress", "begin"}
+    assert set(keywords) == others | set(declared)
+
+
+def test_first_use_of_a_model_directory_has_all_build_options_of_llm() -> None:
+    for door in (Door.LLM, Door.RUN, Door.SERVE):
+        assert options_at(door, BuildChoices) == options_at(door, BuildFields)
+
+
+def test_commands_help_with_every_option_that_they_have() -> None:
+    doors = [(option, door) for option in DECLARED for door in option.at if door not in (Door.LLM, Door.TRITON)]
+    missing = [f"{option.name} at {door.value}" for option, door in doors if not option.at[door].help]
+    assert not missing, f"without a help text: {', '.join(missing)}"
+
+
+def test_defaults_keep_their_own_rules() -> None:
+    for option in DECLARED:
+        option.check(option.default)
+
+
+def test_an_option_that_a_target_lacks_is_refused_with_the_reason() -> None:
+    cache = find(BuildFields, "kv_cache_dtype")
+    cache.check_target("int8", "cpu")
+    cache.check_target("auto", "onnx")
+    with pytest.raises(InvalidOptionError, match="must be auto on target onnx, not int8: ONNX Runtime's cache"):
+        cache.check_target("int8", "onnx")
+
+
+def test_limits_on_the_page_are_the_declared_ones() -> None:
+    """docs/operating.md, "Limits": a row that names an option of the server, and begins its default with a number."""
+    page = (ROOT / "docs/operating.md").read_text(encoding="utf-8")
+    declared = {
+        option.shown(Door.SERVE).flag: option.shown(Door.SERVE).default
+        for option in options_at(Door.SERVE, ServerFields, NetworkFields, EngineFields)
+    }
+    seen = 0
+    for flag, words in re.findall(r"^\|[^|]*\| `(--[\w-]+)` \| ([^|]*) \|", page, re.MULTILINE):
+        number = re.match(r"(\d+)(?: (MiB))?( tog| times)?", words)
+        default = declared[flag]
+        if number is None or number[3]:
+            assert default is None, f"{flag}: {words}"
+        elif default is not None:
+            assert (f"{number[1]}{number[2]}" if number[2] else float(number[1])) == default, f"{flag}: {words}"
+            seen += 1
+    assert seen > 10
