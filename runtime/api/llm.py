@@ -23,7 +23,6 @@ from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
 from tensorwright.runtime.guided.reader import vocabulary_reader
-from tensorwright.runtime.requests.async_requests import RequestHandle
 from tensorwright.runtime.requests.engine_client import EngineClient, Observer
 from tensorwright.runtime.requests.generation_defaults import check_generation_config, sampling_defaults
 from tensorwright.runtime.requests.native_sampling import make_sampling
