@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -70,3 +72,10 @@ def test_the_check_sees_what_is_not_there(tmp_path: Path) -> None:
     assert defines(tmp_path / "a.cc", "Thing")
     assert not any(defines(tmp_path / name, "elsewhere") for name in ("a.py", "a.cc"))
     assert not defines(tmp_path / "a.cc", "gone")
+
+
+def test_the_lists_of_files_are_those_of_now() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs/make_rooms.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
