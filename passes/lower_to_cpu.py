@@ -3,7 +3,7 @@
 A is the engine's type (float32 or bfloat16): matmul inputs, q, the KV cache, matmul weights and the embedding table are
 A, everything else is float32.  Folded on the way, where the inner value has no other user:
 
-    swiglu(x W^T + b)       ->  matmul with a gated epilogue (weight layout panels_gated)
+    gate(x W^T + b)         ->  matmul with a gated epilogue (weight layout panels_gated)
     (x W^T + b) + residual  ->  matmul with a residual
     embedding * number      ->  embedding with a scale
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.ir.ops import SOURCES, find_spec, instructions
+from tensorwright.ir.ops import SOURCES, find_spec, instructions, kind_of
 from tensorwright.ir.records import CACHE, SHARED, Instruction
 from tensorwright.passes.rewriting.elementwise_trees import Trees, number_of
 from tensorwright.passes.rewriting.explain import located
@@ -77,7 +77,9 @@ class Lowering:
         self.scope = node.scope
         if node.op in ("weight", "constant") or id(node) in self.folded | self.trees.inside:
             return
-        rule = RULES.get(node.op) or (lower_tree if id(node) in self.trees.roots else None)
+        rule = RULES.get(node.op) or RULES_OF_KINDS.get(kind_of(node.op))
+        if rule is None and id(node) in self.trees.roots:
+            rule = lower_tree
         if rule is None and instruction_of(node) is not None:
             rule = lower_by_record
         if rule is None:
@@ -139,10 +141,11 @@ class Lowering:
 
 
 def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
-    """Linears that become part of the node after them: of a swiglu, or of an addition on at most one side."""
+    """Linears that become part of the node after them: of a gate, or of an addition on at most one side."""
     folded: set[int] = set()
     for node in graph.nodes:
-        candidates = node.inputs if node.op == "add" else node.inputs[:1] if node.op in ("swiglu", "mul") else []
+        takes_first = node.op == "mul" or kind_of(node.op) == "gate"
+        candidates = node.inputs if node.op == "add" else node.inputs[:1] if takes_first else []
         wanted = EMBEDDINGS if is_scaling(node) else LINEARS if node.op != "mul" else ()
         for value in reversed(candidates):
             if value is None or value.node is None or value.node.op not in wanted or value in graph.outputs:
@@ -257,7 +260,7 @@ def lower_matmul(
     return low.emit(op, operands, [kind], **format_attr(linear), epilogue=epilogue, n=out.shape[-1])
 
 
-def lower_swiglu(low: Lowering, node: Node) -> list[Value]:
+def lower_gate(low: Lowering, node: Node) -> list[Value]:
     x = node.operand(0)
     activation = node.attrs["activation"]
     if x.node is not None and id(x.node) in low.folded:
@@ -325,9 +328,11 @@ RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "linear": lower_linear,
     "quantized_linear": lower_linear,
     "quantized_embedding": lower_embedding,
-    "swiglu": lower_swiglu,
     "add": lower_add,
     "mul": lower_mul,
     "rotary_kv_write": lower_rotary_kv_write,
     "paged_attention": lower_paged_attention,
 }
+
+RULES_OF_KINDS: dict[str, Callable[[Lowering, Node], list[Value]]] = {"gate": lower_gate}
+"""The rules of all ops whose record says a kind."""

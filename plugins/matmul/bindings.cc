@@ -107,7 +107,7 @@ nb::object pack(int dtype, const Array& rows) {
   return out.cast();
 }
 
-nb::object pack_swiglu(int dtype, const Array& gate, const Array& up) {
+nb::object pack_gated(int dtype, const Array& gate, const Array& up) {
   require_weight_dtype(dtype);
   const PackSource g = source_of(gate, "gate"), u = source_of(up, "up");
   require(g.rows == u.rows && g.k == u.k, "gate and up must have the same shape");
@@ -115,7 +115,7 @@ nb::object pack_swiglu(int dtype, const Array& gate, const Array& up) {
   auto out = new_array<uint8_t>({2 * static_cast<size_t>(panels_of(g.rows)) * bytes});
   {
     nb::gil_scoped_release release;
-    pack_swiglu_panels(dtype, g, u, out.data());
+    pack_gated_panels(dtype, g, u, out.data());
   }
   return out.cast();
 }
@@ -177,7 +177,7 @@ void bind(nb::module_& m) {
   m.def("pack_panels", &pack, "dtype"_a, "rows"_a,
         "rows [n, k] float32 or uint16 (bfloat16) -> uint8 panels of `dtype`; n may be any 16-aligned part "
         "of a matrix.");
-  m.def("pack_swiglu_panels", &pack_swiglu, "dtype"_a, "gate"_a, "up"_a,
+  m.def("pack_gated_panels", &pack_gated, "dtype"_a, "gate"_a, "up"_a,
         "gate and up [n, k] -> panels gate 0, up 0, gate 1, up 1, ...");
   m.def("unpack_panels", &unpack, "dtype"_a, "packed"_a, "n"_a, "k"_a, "The inverse of pack_panels: [n, k].");
   m.def("panel_bytes", [](int dtype, size_t k) { return tw_panel_bytes(dtype, k); }, "dtype"_a, "k"_a);

@@ -7,9 +7,9 @@
 // Numbers are stored in plans; append only.
 enum tw_matmul_epilogue {
   TW_EPILOGUE_NONE = 0,
-  // 1 + tw_activation. Panels come in pairs (gate, up); column j of the output is act(gate_j) * up_j. n
-  // counts output columns.
-  TW_EPILOGUE_SWIGLU = 1 + TW_SILU,
+  // The first of several: 1 + tw_activation. Panels come in pairs (gate, up); column j of the output is
+  // act(gate_j) * up_j. n counts output columns.
+  TW_EPILOGUE_GATED = 1 + TW_SILU,
   TW_EPILOGUE_LAST = TW_ACTIVATIONS,
 };
 

@@ -81,7 +81,7 @@ void pack_panels(int dtype, const PackSource& source, void* panels) {
   pack(dtype, source, panels, static_cast<int64_t>(tw_panel_bytes(dtype, static_cast<size_t>(source.k))));
 }
 
-void pack_swiglu_panels(int dtype, const PackSource& gate, const PackSource& up, void* panels) {
+void pack_gated_panels(int dtype, const PackSource& gate, const PackSource& up, void* panels) {
   const auto bytes = static_cast<int64_t>(tw_panel_bytes(dtype, static_cast<size_t>(gate.k)));
   pack(dtype, gate, panels, 2 * bytes);
   pack(dtype, up, static_cast<char*>(panels) + bytes, 2 * bytes);

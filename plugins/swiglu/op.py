@@ -38,6 +38,7 @@ OP = Op(
     attrs={"activation": "str"},
     infer=infer,
     reference=reference,
+    kind="gate",
     per_token=True,
 )
 INSTRUCTION = Instruction(

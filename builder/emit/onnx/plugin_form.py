@@ -21,6 +21,7 @@ from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import InvalidOptionError, LoweringError
 from tensorwright.ir.graph import Graph, Node, Value
+from tensorwright.ir.ops import kind_of
 from tensorwright.models.checkpoint import Checkpoint
 
 OPSET = 21
@@ -76,7 +77,7 @@ class PluginEmitter:
         for node in self.graph.nodes:
             if node.op in ("weight", "constant", "input"):
                 continue
-            handler = HANDLERS.get(node.op)
+            handler = HANDLERS.get(node.op) or HANDLERS_OF_KINDS.get(kind_of(node.op))
             if handler is None:
                 raise self.refusal(node, f"{node.op} has no ONNX form for TensorRT")
             for value, name in zip(node.outputs, handler(self, node), strict=True):
@@ -379,7 +380,7 @@ def _compute(e: PluginEmitter, node: Node, x: list[str]) -> str:
 
 
 def activate(e: PluginEmitter, kind: str, x: str, scope: str) -> str:
-    """An activation of plugins/swiglu, in float32."""
+    """An activation by its word in elementwise programs, in float32."""
     if kind == "silu":
         return e.add("Mul", [x, e.add("Sigmoid", [x], scope)], scope)
     if kind == "relu":
@@ -387,7 +388,7 @@ def activate(e: PluginEmitter, kind: str, x: str, scope: str) -> str:
     return e.add("Gelu", [x], scope, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def _swiglu(e: PluginEmitter, node: Node) -> list[str]:
+def _gate(e: PluginEmitter, node: Node) -> list[str]:
     """Halves of a row, multiplied in float32 and rounded once."""
     columns, scope = int(node.output.shape[-1]), node.scope
     halves = [e.wide(node.operand(0)), e.ints([columns, columns])]
@@ -434,8 +435,10 @@ HANDLERS: dict[str, Callable[[PluginEmitter, Node], list[str]]] = {
     "linear": _linear,
     "weight_only_linear": _weight_only_linear,
     **dict.fromkeys((*ELEMENTWISE_NAMES, "square", "rsqrt", "silu", "gelu"), _elementwise),
-    "swiglu": _swiglu,
     "clamp": _clamp,
     "slice": _slice,
     "cast": _cast,
 }
+
+HANDLERS_OF_KINDS = {"gate": _gate}
+"""The handlers of all ops whose record says a kind."""

@@ -17,6 +17,7 @@ from tensorwright.builder.emit.onnx.portable_model import PortableModel
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import Graph, Node
+from tensorwright.ir.ops import kind_of
 from tensorwright.models.checkpoint import Checkpoint
 
 INT8_ACTIVATIONS = 4
@@ -30,7 +31,7 @@ def emit_portable(graph: Graph, checkpoint: Checkpoint, dtype: str) -> PortableM
     for node in graph.nodes:
         if node.op in ("weight", "constant", "input", "rotary_table", "rotary_kv_write", *COLUMN_NORMS):
             continue
-        handler = HANDLERS.get(node.op)
+        handler = HANDLERS.get(node.op) or HANDLERS_OF_KINDS.get(kind_of(node.op))
         if handler is None:
             raise LoweringError(
                 f"{node.op} in {node.scope or 'the model'} has no portable ONNX form; build with target cpu"
@@ -145,7 +146,7 @@ def _add_norm(e: PortableModel, node: Node) -> list[str]:
     return [made[0], made[-1]]
 
 
-def _swiglu(e: PortableModel, node: Node) -> list[str]:
+def _gate(e: PortableModel, node: Node) -> list[str]:
     columns = int(node.output.shape[-1])
     sizes = e.shape_constant([columns, columns])
     gate, up = e.model.node("Split", [e.name(node.operand(0)), sizes], scope=node.scope, outputs=["", ""], axis=-1)
@@ -213,10 +214,12 @@ HANDLERS: dict[str, Callable[[PortableModel, Node], list[str]]] = {
     "layer_norm": _norm,
     "add_rms_norm": _add_norm,
     "add_layer_norm": _add_norm,
-    "swiglu": _swiglu,
     "gather_rows": _gather_rows,
     "paged_attention": _attention,
     "clamp": _clamp,
     "slice": _slice,
     **dict.fromkeys((*ELEMENTWISE_NAMES, "square", "rsqrt", "silu", "gelu"), _elementwise),
 }
+
+HANDLERS_OF_KINDS = {"gate": _gate}
+"""The handlers of all ops whose record says a kind."""
