@@ -30,6 +30,21 @@ def quantize_panels(dtype: int, group: int, source: Annotated[NDArray, dict(shap
     Quantizes source [rows, k] (float32, or uint16 for bfloat16) into panels of out (uint8); panel i goes to place first + i * step. dtype: 3 for int8, 4 for int4. group: weights per scale, 0 for one scale per row. Returns (sum of squared errors, sum of squared weights, whether all were finite). Raises InvalidOptionError.
     """
 
+class QuantizedRows:
+    """
+    Rows that are quantized as the engine quantizes the activations before a product.
+    """
+
+    def __init__(self, dtype: int, group: int, x: Annotated[NDArray, dict(shape=(None, None), device='cpu', writable=False)]) -> None:
+        """
+        x [rows, k] is float32, or uint16 for bfloat16; dtype and group are those of the weights, as in quantize_panels. Raises InvalidOptionError.
+        """
+
+    def product(self, w: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], y: Annotated[NDArray[numpy.float32], dict(shape=(None, None), device='cpu')]) -> None:
+        """
+        Writes the product of x and the first n rows of a matrix into y [rows, n]; w holds the panels of these rows. Any thread may call it. Raises InvalidOptionError.
+        """
+
 class CpuExecutor:
     """Runs the plan of a cpu engine, one step of a ragged batch at a time."""
 

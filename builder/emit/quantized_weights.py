@@ -127,26 +127,14 @@ class Multiplier:
     """x [T, K] float32 in the form in which the kernels of quantized_matmul read it; any thread may use it."""
 
     def __init__(self, x: np.ndarray, fmt: WeightFormat):
-        runtime = _native()
-        self._fmt, (rows, self._k) = fmt, x.shape
-        groups = fmt.groups(self._k)
-        self._x = np.empty((rows, groups * fmt.stored_group(self._k)), np.int8)
-        self._scale, self._sum = np.empty((groups, rows), np.float32), np.empty((groups, rows), np.int32)
-        best = _best(runtime.quantize_rows_table())
-        runtime.quantize_rows(_NUMBERS[fmt.dtype], best, fmt.group, x, self._x, self._scale, self._sum)
+        self._count = len(x)
+        self._rows = _native().QuantizedRows(_NUMBERS[fmt.dtype], fmt.group, x)
 
     def product(self, panels: np.ndarray, n: int) -> np.ndarray:
         """float32 [T, n]: with the first n rows of a matrix in panels."""
-        runtime, number = _native(), _NUMBERS[self._fmt.dtype]
-        y = np.empty((len(self._x), n), np.float32)
-        best = _best(runtime.quantized_matmul_table(number))
-        runtime.run_quantized_matmul(number, best, self._fmt.group, self._k, self._x, self._scale, self._sum, panels, y)
+        y = np.empty((self._count, n), np.float32)
+        self._rows.product(panels, y)
         return y
-
-
-def _best(table: list[tuple[str, str, bool]]) -> int:
-    """The first kernel that this processor runs; all give the same bits."""
-    return next(i for i, (_, _, here) in enumerate(table) if here)
 
 
 def _require_finite(finite: bool, name: str, fmt: WeightFormat) -> None:
