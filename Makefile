@@ -1,11 +1,13 @@
 # Everything here sets up its own virtual environment first. Needs Python 3.11 with venv and headers, g++ and make.
 #   make demo      build the bundled model's engine and generate text with it
+#   make check     linters, types, the tests that answer fastest, one build and one generation: about 3 minutes on 2 cores
 #   make test      all tests; sets up a real tritonserver for them too, in .venv-triton
-#   make test-avx2, test-scalar   the tests that computing matters to, as on a processor that has no more than that
-#   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options
-#   make test-lowest   tests of running and serving, with the oldest versions of packages that pyproject.toml allows
-#   make check     linters, types, format and the fast tests
+#   make test-avx2, test-scalar   the tests that compute, as on a processor that has no more than that
+#   make test-wheel    tests of running and serving against the wheel, from another folder, in .venv-wheel
+#   make test-lowest   the same tests, with the oldest versions of packages that pyproject.toml allows, in .venv-lowest
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
+#   make lint      linters, types and format alone
+#   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options
 PYTHON ?= python3
 VENV ?= .venv
 # Where tests/runtime/serving/tritonserver finds a server. A place of its own: its embedded Python needs numpy 1.
@@ -16,8 +18,9 @@ BIN := $(VENV)/bin
 # build of torch; without it pip takes the one with several GB of CUDA libraries, which works as well.
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
-# Two workers; each test file stays on one, so that its fixtures are made once.
+# Two workers; each test file stays on one, so that its fixtures are made once (tests/conftest.py has the order).
 PYTEST_ARGS ?= -n 2 --dist loadfile
+DURATIONS ?= --durations=30 --durations-min=2
 # What the tests of the other targets need, about 600 MB. GPU_EXTRAS= leaves it out, and those tests are skipped with the reason.
 GPU_EXTRAS ?= onnx,gpu,tensorrt-rtx
 comma := ,
@@ -37,7 +40,8 @@ CPP_FILES = $(shell git ls-files '*.cc' '*.h')
 
 export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 
-.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest check lint fast-tests sanitize clean
+.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-wheel check lint fast-tests \
+	one-build sanitize clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -52,7 +56,15 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	@$(if $(findstring tensorrt-rtx,$(GPU_EXTRAS)),$(PIP) 'tensorrt-rtx-cu13>=1.7$(comma)<2')
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE)
+# An install from this folder knows the modules that there were, and what was compiled: a new or moved module, or changed
+# C++, needs another. The list is written anew only when it differs.
+MODULES := build/modules.txt
+$(MODULES): FORCE
+	@mkdir -p build
+	@find src $(ROOMS) -name '*.py' | sort > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(VENV)/.installed: $(VENV)/.packages CMakeLists.txt $(NATIVE) $(MODULES)
 	@echo "== Compiling the runtime and installing tensorwright into $(VENV) (a minute or two)"
 	@$(PIP) --no-build-isolation -e '.[build,serve,$(if $(GPU_EXTRAS),$(GPU_EXTRAS)$(comma))dev]'
 	@touch $@
@@ -98,31 +110,55 @@ demo: setup
 	@echo "   make test                                 all tests"
 
 test: setup triton-venv
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(DURATIONS)
 
-# What runs kernels by way of the dispatch. The pico model would take the scalar kernels minutes.
-ISA_TESTS = tests/plugins tests/runtime tests/end_to_end/test_attention_sinks.py tests/end_to_end/test_families.py
-test-avx2: ISA_TESTS += $(addprefix tests/end_to_end/test_,$(addsuffix .py,batch_invariance llm_pico parity_bfloat16 \
-	parity_float32 quantized))
-
-# As on a processor that has no more than that.
+# As on a processor that has no more than that. The pico model would take the scalar kernels minutes.
 test-avx2: WITHOUT = avx512
+test-avx2: COMPUTES = computes
 test-scalar: WITHOUT = avx2
+test-scalar: COMPUTES = computes and not computes(least="avx2")
 test-avx2 test-scalar: setup
-	TENSORWRIGHT_CPU_WITHOUT=$(WITHOUT) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(ISA_TESTS) \
-		--ignore tests/plugins/test_isa_files.py -m 'not slow' -k 'not 100_prompts and not mutation'
+	TENSORWRIGHT_CPU_WITHOUT=$(WITHOUT) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) $(DURATIONS) -m '$(COMPUTES)'
 
-# The oldest versions that pyproject.toml allows, in a place of their own without torch: the engines are built before. The second
-# tensorwright is compiled by the first one's tools in the same build folder, so nothing is compiled again.
-LOWEST_VENV ?= .venv-lowest
-LOWEST_ENGINES := $(abspath build/lowest-engines)
-LOWEST_TESTS = tests/models/test_safetensors_file.py tests/runtime/api/test_chat.py tests/runtime/api/test_llm.py \
+# Running and serving alone: what an environment without the builder's packages can do, with engines that were built before.
+RUNNING_ENGINES := $(abspath build/running-engines)
+RUNNING_TESTS = tests/models/test_safetensors_file.py tests/runtime/api/test_chat.py tests/runtime/api/test_llm.py \
 	tests/runtime/api/test_llm_failures.py tests/runtime/api/test_llm_streaming.py \
 	tests/runtime/engine/test_engine_dir.py tests/runtime/engine/test_engine_swap.py \
 	tests/runtime/guided/test_decoding.py tests/runtime/guided/test_generation.py \
 	tests/runtime/serving/server/api tests/runtime/serving/server/test_app.py \
 	tests/runtime/serving/server/test_server_guards.py \
 	tests/runtime/text/test_detokenizer.py tests/runtime/text/test_special_tokens.py
+RUN_TESTS = TENSORWRIGHT_TEST_ENGINES=$(RUNNING_ENGINES) OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -q $(PYTEST_ARGS) \
+	$(addprefix $(CURDIR)/,$(RUNNING_TESTS))
+
+PYTHON_FILES := $(shell find src $(ROOMS) -name '*.py' 2>/dev/null)
+
+$(RUNNING_ENGINES)/.made: $(VENV)/.installed $(PYTHON_FILES)
+	@for dtype in float32 bfloat16; do $(BIN)/build-engine models/pico $(RUNNING_ENGINES)/pico-$$dtype-auto-cpu \
+	  --force --dtype $$dtype --accuracy none; done
+	@touch $@
+
+# The wheel in an environment of its own, which finds all other packages in the first one's; the wheel's come first. The tests
+# run in a folder where nothing but the wheel can be imported as tensorwright.
+WHEEL_VENV ?= .venv-wheel
+$(WHEEL_VENV)/.installed: $(VENV)/.installed $(PYTHON_FILES)
+	@echo "== Making the wheel, and $(WHEEL_VENV) for it"
+	@test -x $(WHEEL_VENV)/bin/python || $(BIN)/python -m venv $(WHEEL_VENV)
+	@rm -rf build/wheel && $(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation \
+	  -w build/wheel .
+	@$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps --force-reinstall build/wheel/*.whl
+	@$(BIN)/python -c 'import sys; print(*(path for path in sys.path if "site-packages" in path), sep="\n")' > \
+	  $$($(WHEEL_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages-of-the-first.pth
+	@touch $@
+
+test-wheel: $(WHEEL_VENV)/.installed $(RUNNING_ENGINES)/.made
+	@mkdir -p build/elsewhere
+	cd build/elsewhere && $(call RUN_TESTS,$(abspath $(WHEEL_VENV))) --rootdir $(CURDIR) -c $(CURDIR)/pyproject.toml
+
+# The oldest versions that pyproject.toml allows, in a place of their own without torch: the engines are built before. The second
+# tensorwright is compiled by the first one's tools in the same build folder, so nothing is compiled again.
+LOWEST_VENV ?= .venv-lowest
 LOWEST_TOOLS = pytest pytest-timeout pytest-xdist hypothesis openai jsonschema
 
 $(LOWEST_VENV)/.installed: $(VENV)/.installed tests/support/lowest_versions.py
@@ -136,13 +172,10 @@ $(LOWEST_VENV)/.installed: $(VENV)/.installed tests/support/lowest_versions.py
 	  --prefix $(LOWEST_VENV) -e .
 	@touch $@
 
-test-lowest: $(LOWEST_VENV)/.installed
-	@for dtype in float32 bfloat16; do test -d $(LOWEST_ENGINES)/pico-$$dtype-auto-cpu || \
-	  $(BIN)/build-engine models/pico $(LOWEST_ENGINES)/pico-$$dtype-auto-cpu --dtype $$dtype --accuracy none; done
-	TENSORWRIGHT_TEST_ENGINES=$(LOWEST_ENGINES) OMP_NUM_THREADS=1 $(LOWEST_VENV)/bin/python -m pytest -q $(PYTEST_ARGS) \
-	  $(LOWEST_TESTS)
+test-lowest: $(LOWEST_VENV)/.installed $(RUNNING_ENGINES)/.made
+	$(call RUN_TESTS,$(LOWEST_VENV))
 
-check: lint fast-tests
+check: lint fast-tests one-build
 
 lint: setup
 	$(BIN)/ruff check .
@@ -155,15 +188,21 @@ lint: setup
 fast-tests: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) -m 'not slow'
 
+# The whole way once: a checkpoint becomes an engine, and the engine answers.
+one-build: setup
+	$(BIN)/build-engine models/pico build/one-engine --force --accuracy none
+	$(BIN)/tensorwright run build/one-engine --prompt 'def read_file(' --max-tokens 16 --echo
+
 # Debug keeps the asserts that Release drops; -O1 keeps it bearable. Threads are only in these tests.
 SANITIZED = -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS=-O1 \
-	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF
+	-DTENSORWRIGHT_TESTS=ON -DTENSORWRIGHT_PYTHON=OFF \
+	$(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 THREADED_TESTS = populate_test scheduler_test engine_test engine_faults_test thread_team_test executor_test token_masks_test \
 	guided_engine_test
 
 sanitize: setup
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined
-	$(BIN)/cmake --build build/asan
+	$(BIN)/cmake --build build/asan --target cpp_tests
 	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error
 	$(BIN)/cmake -S . -B build/tsan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=thread
 	$(BIN)/cmake --build build/tsan --target $(THREADED_TESTS)
@@ -171,4 +210,4 @@ sanitize: setup
 		-R '^($(shell echo $(THREADED_TESTS) | tr ' ' '|'))$$'
 
 clean:
-	rm -rf build out $(VENV) $(TRITON_VENV) $(LOWEST_VENV)
+	rm -rf build out $(VENV) $(TRITON_VENV) $(LOWEST_VENV) $(WHEEL_VENV)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import machine
 
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _runtime, _testing
 
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 3}
 """Of the cache, and their numbers in plugins/common/kernel_types.h. Beside an int8 cache q is bfloat16."""
@@ -55,7 +55,7 @@ def best_seconds(
     args: argparse.Namespace,
 ) -> float:
     return min(
-        _runtime.time_attention(
+        _testing.time_attention(
             DTYPES[dtype], index, context, queries, model.heads, model.kv_heads, model.head_dim,
             min(args.query_tile, queries), layers, threads=threads, repeats=args.repeats,
         )
@@ -65,7 +65,7 @@ def best_seconds(
 def report(
     dtype: str, index: int, model: Heads, queries: int, context: int, threads: int, args: argparse.Namespace
 ) -> None:
-    name = _runtime.attention_table(DTYPES[dtype])[index][0]
+    name = _testing.attention_table(DTYPES[dtype])[index][0]
     position = model.head_dim * {"float32": 4, "bfloat16": 2, "int8": 1}[dtype] + 4 * (dtype == "int8")
     kv_bytes = 2 * context * model.kv_heads * position
     layers = max(1, DECODE_BYTES // kv_bytes) if queries == 1 else 1
@@ -96,7 +96,7 @@ def main() -> None:
     model = MODELS[args.model]
     print(machine.describe(), f"busy {machine.busy_fraction():.0%}")
     for dtype in args.dtype:
-        runnable = [i for i, entry in enumerate(_runtime.attention_table(DTYPES[dtype])) if entry[2]]
+        runnable = [i for i, entry in enumerate(_testing.attention_table(DTYPES[dtype])) if entry[2]]
         for index in runnable if args.all_kernels else runnable[:1]:
             for threads in args.threads:
                 for context in args.decode:

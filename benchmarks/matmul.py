@@ -14,7 +14,7 @@ import argparse
 from dataclasses import dataclass
 
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _runtime, _testing
 
 DTYPES = ("float32", "bfloat16")
 QUANTIZED = ("int8:g32", "int4:g32", "int4:g128", "w8a8")
@@ -72,8 +72,8 @@ class Kernel:
     @property
     def name(self) -> str:
         if self.format is None:
-            return _runtime.matmul_table(DTYPES.index(self.dtype))[self.index][0]
-        return _runtime.quantized_matmul_table(CODES[self.format.dtype])[self.index][0]
+            return _testing.matmul_table(DTYPES.index(self.dtype))[self.index][0]
+        return _testing.quantized_matmul_table(CODES[self.format.dtype])[self.index][0]
 
     @property
     def ceiling(self) -> str:
@@ -91,8 +91,8 @@ class Kernel:
     def time(self, shape: Shape, rows: int, repeats: int, threads: int, copies: int) -> list[float]:
         size = (self.index, rows, shape.n, shape.k, shape.epilogue, threads, repeats, copies)
         if self.format is None:
-            return _runtime.time_matmul(DTYPES.index(self.dtype), *size)
-        return _runtime.time_quantized_matmul(CODES[self.format.dtype], self.format.group, *size)
+            return _testing.time_matmul(DTYPES.index(self.dtype), *size)
+        return _testing.time_quantized_matmul(CODES[self.format.dtype], self.format.group, *size)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import machine
 import numpy as np
 
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _runtime, _testing
 
 SETTINGS: dict[str, tuple[str, dict[str, float]]] = {
     "greedy": ("flat", {"temperature": 0}),
@@ -56,7 +56,7 @@ def parameters(**values: float) -> _runtime.Sampling:
 
 def table(vocab: int, batch: int, threads: int, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
     """Median seconds of each setting, and of reading the logits."""
-    sampler = _runtime.RowSampler(threads)
+    sampler = _testing.RowSampler(threads)
     rows = {kind: rows_of(kind, batch, vocab) for kind in ("flat", "peaked")}
     cases = {name: (rows[kind], parameters(**values)) for name, (kind, values) in SETTINGS.items()}
     times: dict[str, list[float]] = {name: [] for name in (*cases, "read")}

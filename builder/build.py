@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.emit.engine_dir import REPORT, EngineWriter
+from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import build_report, engine_config, source_record
 from tensorwright.builder.emit.text_side import write_text_side
 from tensorwright.builder.kept_weights import write_kept_weights
@@ -16,6 +16,8 @@ from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places, make_dump_folder
 from tensorwright.builder.process import MemoryWatch, paused_collector
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
+from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
+from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
 from tensorwright.installing import install
@@ -35,8 +37,13 @@ class BuildResult:
     """A finished engine: where it is, its config.json and its build-report.json."""
 
     path: Path
-    config: dict[str, Any]
+    engine_config: EngineConfig
     report: dict[str, Any]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json as plain values."""
+        return self.engine_config.to_dict()
 
 
 def build(
@@ -107,8 +114,8 @@ def build_engine_at(
 ) -> BuildResult:
     """As `build`, which has the options one by one."""
     phases = Phases.since(begin, progress)
-    aim = find_target(options.target)
-    aim.check(options)
+    target = find_target(options.target)
+    target.check(options)
     check_places(model, out, dump)
     graphs = None if dump is None else Path(os.path.expanduser(dump))
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
@@ -116,43 +123,48 @@ def build_engine_at(
             checkpoint = open_checkpoint(model)
             if graphs is not None:
                 make_dump_folder(graphs)
-        graph = _trace(checkpoint, aim, options, phases)
-        report = _rewrite(graph, checkpoint, aim, options, phases, verify=verify, dump=graphs)
+        run = BuildRun(options, target, checkpoint, writer, phases, memory)
+        graph = _trace(run)
+        report = _rewrite(run, graph, verify=verify, dump=graphs)
         with phases.run("source"):
             source = source_record(checkpoint)
-        return emit_and_measure(writer, graph, report, checkpoint, source, aim, options, phases, memory)
+        return emit_and_measure(run, graph, report, source)
 
 
-def emit_and_measure(
-    writer: EngineWriter,
-    traced: Graph,
-    report: PassReport,
-    checkpoint: Checkpoint,
-    source: dict[str, Any],
-    aim: Target,
-    options: BuildOptions,
-    phases: Phases,
-    memory: MemoryWatch,
-) -> BuildResult:
-    """All files of the engine, from the graphs on; then it is put in its place. source: as config.json keeps it."""
-    writer.write("graph.txt", print_graph(report.cached_graph).encode())
+@dataclass(frozen=True)
+class BuildRun:
+    """What every step of one build works with."""
+
+    options: BuildOptions
+    target: Target
+    checkpoint: Checkpoint
+    """What the weights and the text side are read from; for a rebuild, the engine that keeps them."""
+    writer: EngineWriter
+    phases: Phases
+    memory: MemoryWatch
+
+
+def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: SourceRecord) -> BuildResult:
+    """Writes all files of the engine, from the graphs on, and puts it in its place. source: as config.json keeps it."""
+    writer, checkpoint, phases = run.writer, run.checkpoint, run.phases
+    writer.write(GRAPH, print_graph(report.cached_graph).encode())
     with phases.run("tokenizer"):
         tokenizer = write_text_side(writer, checkpoint)
-    emitted = aim.emit(writer, report, checkpoint, options, phases)
-    if options.keep_weights:
+    emitted = run.target.emit(writer, report, checkpoint, run.options, phases)
+    if run.options.keep_weights:
         with phases.run("keep") as advance:
             write_kept_weights(writer, report.cached_graph, checkpoint, advance)
-    graphs = Graphs(traced, report.cached_graph, report.graph)
-    measured = _measure(writer, graphs, checkpoint, aim, options, phases)
-    more = {"peak_memory_bytes": memory.peaks, "tokenizer": tokenizer}
-    return _finish(writer, report, source, options, emitted, measured, phases, more)
+    measured = _measure(run, Graphs(traced, report.cached_graph, report.graph))
+    notes = {"peak_memory_bytes": run.memory.peaks, "tokenizer": tokenizer}
+    return _finish(run, report, source, emitted, measured, notes)
 
 
 @paused_collector()
-def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: Phases) -> Graph:
+def _trace(run: BuildRun) -> Graph:
+    options, checkpoint, phases = run.options, run.checkpoint, run.phases
     dtype, max_seq_len = options.dtype, options.max_seq_len_for(checkpoint)
     if dtype == "auto":
-        dtype = aim.activation_dtype(options, checkpoint.native_dtype)
+        dtype = run.target.activation_dtype(options, checkpoint.native_dtype)
     with phases.run("import"):
         # torch and transformers take seconds to import: what can fail without them has failed by now.
         try:
@@ -165,7 +177,7 @@ def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: P
             ) from error
     with phases.run("trace"):
         graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
-    graph.facts["block_size"] = aim.block_size(max_seq_len)
+    graph.facts["block_size"] = run.target.block_size(max_seq_len)
     if options.kv_cache_dtype != "auto":
         graph.facts["kv_cache_dtype"] = options.kv_cache_dtype
     if options.quantize_spec is not None:
@@ -176,21 +188,13 @@ def _trace(checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: P
 
 
 @paused_collector()
-def _rewrite(
-    graph: Graph,
-    checkpoint: Checkpoint,
-    aim: Target,
-    options: BuildOptions,
-    phases: Phases,
-    *,
-    verify: bool,
-    dump: Path | None,
-) -> PassReport:
+def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) -> PassReport:
     from tensorwright.builder.emit.quantized_weights import QuantizingWeights
     from tensorwright.passes.pipeline import run_pipeline
 
-    steps = sum(len(phase.steps) for phase in aim.PIPELINE)
-    with phases.run("passes") as advance:
+    checkpoint, pipeline = run.checkpoint, run.target.PIPELINE
+    steps = sum(len(phase.steps) for phase in pipeline)
+    with run.phases.run("passes") as advance:
         done = 0
 
         def count_pass(name: str, rewrites: int, seconds: float) -> None:
@@ -206,7 +210,7 @@ def _rewrite(
                 dump=dump,
                 expectations=expected_counts(checkpoint.config, _quantized(graph)),
                 progress=count_pass,
-                pipeline=aim.PIPELINE,
+                pipeline=pipeline,
             )
         except OSError as error:
             if dump is None:
@@ -220,15 +224,13 @@ def _quantized(graph: Graph) -> Quantized:
     return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, spec.lm_head)))
 
 
-def _measure(
-    writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, aim: Target, options: BuildOptions, phases: Phases
-) -> dict[str, Any] | None:
+def _measure(run: BuildRun, graphs: Graphs) -> dict[str, Any] | None:
     """The accuracy record, None if it is not asked for. Raises CheckpointError and NumericalError for NaN."""
-    if options.accuracy == "none":
+    if run.options.accuracy == "none":
         return None
-    with phases.run("accuracy"):
-        record = aim.measure(writer, graphs, checkpoint, options)
-    _require_numbers(record, checkpoint, graphs.traced.facts["dtype"])
+    with run.phases.run("accuracy"):
+        record = run.target.measure(run.writer, graphs, run.checkpoint, run.options)
+    _require_numbers(record, run.checkpoint, graphs.traced.facts["dtype"])
     return record
 
 
@@ -247,32 +249,31 @@ def _require_numbers(record: dict[str, Any], checkpoint: Checkpoint, dtype: str)
 
 
 def _finish(
-    writer: EngineWriter,
+    run: BuildRun,
     report: PassReport,
-    source: dict[str, Any],
-    options: BuildOptions,
+    source: SourceRecord,
     emitted: Emitted,
     measured: dict[str, Any] | None,
-    phases: Phases,
     notes: dict[str, Any],
 ) -> BuildResult:
     """Writes config.json and the report, and puts the engine in its place. notes: what else the report says."""
-    facts = report.graph.facts
-    with phases.run("checksums"):
+    writer, facts = run.writer, report.graph.facts
+    with run.phases.run("checksums"):
         config = engine_config(
-            target=options.target,
-            facts=facts,
-            build_options=options.record(),
+            facts,
+            target=run.options.target,
+            build_options=run.options.record(),
             passes=report.counts,
-            records={"accuracy": measured, "quantization": emitted.quantization},
+            accuracy=measured,
+            quantization=emitted.quantization,
             kv_block_bytes=emitted.kv_block_bytes,
             source=source,
             sizes=writer.sizes,
         )
-        writer.write_json("config.json", config)
+        writer.write(CONFIG, config.to_json().encode())
     size = sum(writer.sizes.values())
     more = {"engine_bytes": size, **notes, "verify_differences": report.differences, **emitted.notes}
-    written = build_report(phases, report.seconds, more)
+    written = build_report(run.phases, report.seconds, more)
     writer.write_json(REPORT, written)
     writer.commit()
     return BuildResult(writer.out, config, written)

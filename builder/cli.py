@@ -21,6 +21,7 @@ from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_option
 from tensorwright.builder.options import ACCURACY, process_start
 from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.command import run_command
+from tensorwright.engine_format.engine_config import AccuracyRecord, QuantizationRecord
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.engine_format.targets import TARGET_NAMES
 from tensorwright.sizes import format_size
@@ -119,21 +120,20 @@ def progress_bar(console: Console) -> Iterator[Any]:
 
 def show(console: Console, result: BuildResult) -> None:
     """What was built, for a person."""
-    config, report = result.config, result.report
+    config, report = result.engine_config, result.report
     table = Table(title=f"engine {result.path}", show_header=False)
-    model = config["model"]
-    table.add_row(
-        "model", f"{model['model_type']}, {model.get('layers', '?')} layers, vocabulary {model['vocab_size']}"
-    )
-    table.add_row("target", f"{config['target']}, {config['dtype']}, up to {config['limits']['max_seq_len']} tokens")
+    model = config.model
+    layers = "?" if model.layers is None else model.layers
+    table.add_row("model", f"{model.model_type}, {layers} layers, vocabulary {model.vocab_size}")
+    table.add_row("target", f"{config.target}, {config.dtype}, up to {config.limits.max_seq_len} tokens")
     table.add_row("tokenizer", tokenizer_line(report["tokenizer"]))
-    if config["quantization"] is not None:
-        table.add_row("weights", quantization_line(config["quantization"]))
+    if config.quantization is not None:
+        table.add_row("weights", quantization_line(config.quantization))
     table.add_row("size", format_size(report["engine_bytes"]))
     for name, line in tensorrt_lines(report):
         table.add_row(name, line)
-    table.add_row("passes", ", ".join(f"{name} {count}" for name, count in config["passes"].items() if count))
-    table.add_row("accuracy", accuracy_line(config["accuracy"]))
+    table.add_row("passes", ", ".join(f"{name} {count}" for name, count in config.passes.items() if count))
+    table.add_row("accuracy", accuracy_line(config.accuracy))
     table.add_row("build", f"{report['total_seconds']:.1f} s{memory_note(report)}")
     console.print(table)
 
@@ -162,18 +162,18 @@ def tensorrt_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [("plan", line)] + ([("library", notes["note"])] if notes["note"] is not None else [])
 
 
-def quantization_line(record: dict[str, Any]) -> str:
-    bits = {role: count for role, count in record["bits_per_weight"].items() if count is not None}
-    return f"{record['spec']}; bits per weight: {', '.join(f'{role} {count}' for role, count in bits.items())}"
+def quantization_line(record: QuantizationRecord) -> str:
+    bits = {role: count for role, count in record.bits_per_weight.items() if count is not None}
+    return f"{record.spec}; bits per weight: {', '.join(f'{role} {count}' for role, count in bits.items())}"
 
 
-def accuracy_line(record: dict[str, Any] | None) -> str:
+def accuracy_line(record: AccuracyRecord | None) -> str:
     if record is None:
         return "not measured"
     return (
-        f"over {record['tokens']} tokens against {record['reference_dtype']}: largest logit error "
-        f"{record['largest_logit_error']}, KL {record['kl_divergence']}, same top token {record['top1_agreement']}, "
-        f"perplexity {record['perplexity_reference']} -> {record['perplexity_engine']}"
+        f"over {record.tokens} tokens against {record.reference_dtype}: largest logit error "
+        f"{record.largest_logit_error}, KL {record.kl_divergence}, same top token {record.top1_agreement}, "
+        f"perplexity {record.perplexity_reference} -> {record.perplexity_engine}"
     )
 
 

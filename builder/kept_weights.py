@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.engine_format.dtypes import ITEM_BYTES
+from tensorwright.engine_format.file_names import KEPT_WEIGHTS
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.safetensors_file import SafetensorsFile, stored_name
 
-KEPT = "weights.safetensors"
 _CHUNK_BYTES = 8 << 20
 
 
@@ -29,7 +29,7 @@ def write_kept_weights(
     header, total = _header(checkpoint, names)
     writer.require_space(len(header) + total)
     done = 0
-    with writer.open(KEPT) as file:
+    with writer.open(KEPT_WEIGHTS) as file:
         file.write(header)
         for name in names:
             data = checkpoint.read(name).data.reshape(-1).view("u1")
@@ -63,7 +63,7 @@ class EngineSource(Checkpoint):
         self.path = engine
         self.config = {}
         self.generation_config = {}
-        file = SafetensorsFile(engine / KEPT)
+        file = SafetensorsFile(engine / KEPT_WEIGHTS)
         self.weight_files = [file]
         self._home = dict.fromkeys(file.tensors, file)
         self.names = tuple(sorted(self._home))

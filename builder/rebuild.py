@@ -8,26 +8,31 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tensorwright.builder.build import BuildResult, build_engine_at, emit_and_measure
+from tensorwright.builder.build import BuildResult, BuildRun, build_engine_at, emit_and_measure
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
-from tensorwright.builder.kept_weights import KEPT, EngineSource
+from tensorwright.builder.kept_weights import EngineSource
 from tensorwright.builder.options import BuildOptions, Phases, Progress
 from tensorwright.builder.places import check_places
 from tensorwright.builder.process import MemoryWatch
 from tensorwright.builder.target.interface import Target, find_target
+from tensorwright.engine_format.engine_config import EngineConfig
+from tensorwright.engine_format.file_names import GRAPH, KEPT_WEIGHTS
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.verify import verify
 from tensorwright.models.checkpoint import open_checkpoint
 
+if TYPE_CHECKING:
+    pass
+
 
 def rebuild(
     engine: Path,
-    config: dict[str, Any],
+    config: EngineConfig,
     out: str | Path,
     *,
     model: str | Path | None = None,
@@ -42,14 +47,14 @@ def rebuild(
     (target, dtype, quantize, ...); the others are those of the engine, and max_seq_len must be. begin: as of `build`.
     Raises EngineError, CheckpointError, and what `build` raises.
     """
-    options = changed_options(config, changes)
-    aim = find_target(options.target)
-    aim.check(options)
+    options = changed_options(config.build_options, changes)
+    target = find_target(options.target)
+    target.check(options)
     check_places(engine, out, None)
     if model is not None:
         _check_source(engine, config, model)
         return build_engine_at(model, out, options, overwrite=overwrite, progress=progress, begin=begin)
-    if not (engine / KEPT).is_file():
+    if not (engine / KEPT_WEIGHTS).is_file():
         raise EngineError(
             f"{engine}: keeps no weights to build from; give the checkpoint that it was built from (--model), or build "
             "engines with --keep-weights"
@@ -59,16 +64,15 @@ def rebuild(
             "accuracy full compares with the model in transformers, which an engine does not hold; say quick, or give "
             "the checkpoint (--model)"
         )
-    return _from_graph(engine, config, out, options, aim, overwrite, Phases.since(begin, progress))
+    return _from_graph(engine, config, out, options, target, overwrite, Phases.since(begin, progress))
 
 
-def changed_options(config: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:
-    """The engine's build options with these changes. Raises InvalidOptionError."""
+def changed_options(own: dict[str, Any], changes: dict[str, Any]) -> BuildOptions:
+    """Returns the build options `own` of an engine with these changes. Raises InvalidOptionError."""
     names = [field.name for field in fields(BuildOptions)]
     unknown = sorted(set(changes) - set(names))
     if unknown:
         raise InvalidOptionError(f"rebuild: there is no option {', '.join(unknown)}; there are {', '.join(names)}")
-    own = config["build_options"]
     if "max_seq_len" in changes and changes["max_seq_len"] != own.get("max_seq_len"):
         raise InvalidOptionError("rebuild: max_seq_len is part of the graph; build from the checkpoint to change it")
     moved = changes.get("target", own.get("target")) != own.get("target")
@@ -83,14 +87,12 @@ _OF_EVERY_TARGET = ("target", "dtype", "max_seq_len", "accuracy", "quantize", "k
 """What an engine for another target takes over; options of one target only are given anew."""
 
 
-def _check_source(engine: Path, config: dict[str, Any], model: str | Path) -> None:
+def _check_source(engine: Path, config: EngineConfig, model: str | Path) -> None:
     checkpoint = open_checkpoint(model)
-    found, wanted = source_record(checkpoint), config["source"]
-    if found["hash"] != wanted["hash"]:
+    found, wanted = source_record(checkpoint), config.source
+    if found.hash != wanted.hash:
         differing = sorted(
-            name
-            for name in {*found["files"], *wanted["files"]}
-            if found["files"].get(name) != wanted["files"].get(name)
+            name for name in {*found.files, *wanted.files} if found.files.get(name) != wanted.files.get(name)
         )
         raise CheckpointError(
             f"{checkpoint.path}: is not the checkpoint that {engine} was built from: {', '.join(differing)} differ; "
@@ -100,10 +102,10 @@ def _check_source(engine: Path, config: dict[str, Any], model: str | Path) -> No
 
 def _from_graph(
     engine: Path,
-    config: dict[str, Any],
+    config: EngineConfig,
     out: str | Path,
     options: BuildOptions,
-    aim: Target,
+    target: Target,
     overwrite: bool,
     phases: Phases,
 ) -> BuildResult:
@@ -114,23 +116,23 @@ def _from_graph(
             source = EngineSource(engine)
             graph = read_graph(engine)
             reference = plain_graph(graph)
-            pipeline, done = remaining(aim, config, graph, options)
+            pipeline, done = remaining(target, config, graph, options)
             if any(phase.name == "quantize" for phase in pipeline):
                 graph = plain_graph(graph)
                 _ask(graph, options)
-            dtype = dtype_of(config, options, aim)
+            dtype = dtype_of(config, options, target)
             graph.facts["dtype"] = reference.facts["dtype"] = dtype
-            graph.facts["block_size"] = aim.block_size(graph.facts["max_seq_len"])
+            graph.facts["block_size"] = target.block_size(graph.facts["max_seq_len"])
         with phases.run("passes"):
             report = run_pipeline(graph, pipeline=pipeline, done=done)
-        kept = config["source"]
-        return emit_and_measure(writer, reference, report, source, kept, aim, options, phases, memory)
+        run = BuildRun(options, target, source, writer, phases, memory)
+        return emit_and_measure(run, reference, report, config.source)
 
 
 def read_graph(engine: Path) -> Graph:
     """graph.txt, verified. Raises EngineError for one that this version cannot read."""
     try:
-        graph = parse_graph((engine / "graph.txt").read_text(encoding="utf-8"))
+        graph = parse_graph((engine / GRAPH).read_text(encoding="utf-8"))
         verify(graph, "cached")
         graph.restart_names()
     except (GraphError, ValueError) as error:
@@ -170,21 +172,23 @@ def _ask(graph: Graph, options: BuildOptions) -> None:
     graph.facts["kv_layers"] = layers
 
 
-def remaining(aim: Target, config: dict[str, Any], graph: Graph, options: BuildOptions) -> tuple[tuple, dict[str, int]]:
+def remaining(
+    target: Target, config: EngineConfig, graph: Graph, options: BuildOptions
+) -> tuple[tuple, dict[str, int]]:
     """The target's phases that are still to run on the cached graph, and the counts of those before."""
-    names = [phase.name for phase in aim.PIPELINE]
+    names = [phase.name for phase in target.PIPELINE]
     wanted = None if options.quantize_spec is None else str(options.quantize_spec)
     same = wanted == graph.facts.get("quantize")
     same = same and options.activations == graph.facts.get("activations", "auto")
     same = same and options.kv_cache_dtype == graph.facts.get("kv_cache_dtype", "auto")
     at = names.index("quantize") + (1 if same else 0)
-    steps = [step.name for phase in aim.PIPELINE[:at] for step in phase.steps]
-    return aim.PIPELINE[at:], {name: config["passes"].get(name, 0) for name in dict.fromkeys(steps)}
+    steps = [step.name for phase in target.PIPELINE[:at] for step in phase.steps]
+    return target.PIPELINE[at:], {name: config.passes.get(name, 0) for name in dict.fromkeys(steps)}
 
 
-def dtype_of(config: dict[str, Any], options: BuildOptions, aim: Target) -> str:
+def dtype_of(config: EngineConfig, options: BuildOptions, target: Target) -> str:
     """The engine's own type of activations where the target has it, else what the target makes of it."""
     if options.dtype != "auto":
         return options.dtype
-    own = config["dtype"]
-    return own if own in options.target_format.dtypes else aim.activation_dtype(replace(options, dtype="auto"), own)
+    own = config.dtype
+    return own if own in options.target_format.dtypes else target.activation_dtype(replace(options, dtype="auto"), own)

@@ -13,9 +13,9 @@ from tensorwright.builder.cli_options import DTYPE_METAVAR, given, target_option
 from tensorwright.builder.options import process_start
 from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.builder.rebuild import rebuild
+from tensorwright.engine_format.engine_folder import EngineFolder
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.engine_format.targets import TARGET_NAMES
-from tensorwright.runtime.engine.engine_dir import open_engine
 
 EPILOG = (
     "Examples:  build-engine models/pico out/pico --keep-weights, then tensorwright rebuild out/pico out/pico4 "
@@ -55,7 +55,7 @@ def rebuild_engine(engine: str, out: str, model: str | None, force: bool, as_jso
     changes = given(options)
     if changes.get("quantize") == "none":
         changes["quantize"] = None
-    opened = open_engine(engine)
+    opened = EngineFolder.open(engine)
     try:
         with terminate_as_interrupt(), progress_bar(Console(stderr=True)) as progress:
             result = rebuild(

@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 import xxhash
 
+from tensorwright.engine_format.file_names import CHECKSUMS
 from tensorwright.errors import EngineError, reason
 
-CHECKSUMS = "checksums.txt"
 REMEDY = "build the engine again, or copy it again from where it came"
 TEXTS = (".json", ".jinja")
 """How the names of files end that the runtime reads as a whole."""
+_READ_BYTES = 8 << 20
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _LINE = re.compile(r"([0-9a-f]{32})  (0|[1-9][0-9]{0,18})  (\S.*)")
 
@@ -49,6 +50,27 @@ class FileMark(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+def checksum_text(sums: Mapping[str, FileSum]) -> str:
+    """Returns the text of checksums.txt. sums: by relative path."""
+    body = "".join(f"{digest}  {size}  {name}\n" for name, (digest, size) in sorted(sums.items()))
+    return body + _last_line(body) + "\n"
+
+
+def _last_line(body: str) -> str:
+    """Returns the line that covers the lines above it."""
+    return f"{xxhash.xxh3_128_hexdigest(body.encode())}  {len(body.encode())}  ."
+
+
+def read_sum(path: Path) -> FileSum:
+    """Returns the sum of a file, read piece by piece. Raises OSError."""
+    digest, size = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileSum(digest.hexdigest(), size)
+
+
 def read_checksums(root: Path) -> dict[str, FileSum]:
     """The listed files by relative path. EngineError if the list itself is missing, malformed or altered."""
     path = root / CHECKSUMS
@@ -60,7 +82,7 @@ def read_checksums(root: Path) -> dict[str, FileSum]:
         raise EngineError(f"{path}: cannot be read ({reason(error)}); {REMEDY}") from error
     *lines, last = [line for line in text.split("\n") if line] or [""]
     body = "".join(line + "\n" for line in lines)
-    if last != f"{xxhash.xxh3_128_hexdigest(body.encode())}  {len(body.encode())}  .":
+    if last != _last_line(body):
         raise EngineError(f"{path}: truncated or altered (its last line must cover the lines above); {REMEDY}")
     return dict(_parse(path, line) for line in lines)
 

@@ -1,17 +1,41 @@
-"""Dataclasses out of JSON: every key must be there, none may be unknown, every value is of its field's type."""
+"""Dataclasses from JSON and to JSON. Every key must be there, none may be unknown, every value has its field's type.
+
+A field with the metadata OPTIONAL may be absent. It is then None, and None is not written.
+"""
 
 from __future__ import annotations
 
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from tensorwright.engine_format.checksums import REMEDY
+from tensorwright.errors import EngineError
+from tensorwright.json_text import read_json
+
+OPTIONAL = {"optional": True}
+
+
+def read_object(path: Path, data: bytes) -> dict[str, Any]:
+    """Reads the JSON object in `data`, the content of the file `path`. Raises EngineError if there is none."""
+    try:
+        value = read_json(data)
+    except ValueError as error:
+        raise EngineError(f"{path}: truncated or altered, not readable as JSON ({error}); {REMEDY}") from error
+    if not isinstance(value, dict):
+        raise EngineError(f"{path}: must hold a JSON object; {REMEDY}")
+    return value
+
 
 def read_value(kind: Any, value: Any, where: str) -> Any:
-    """`value`, as json.loads made it, as a `kind`: a dataclass, tuple[X, ...], dict[str, X], X | Y, int, str or None.
+    """Returns `value`, as json.loads made it, as a `kind`.
 
-    ValueError names the place. What a dataclass's own __post_init__ raises passes through.
+    A kind is a dataclass, tuple[X, ...], list[X], dict[str, X], X | Y, bool, int, float, str, None or Any. Raises
+    ValueError, which names the place. An error of a dataclass's own __post_init__ passes through.
     """
+    if kind is Any:
+        return value
     if is_dataclass(kind):
         return _read_dataclass(kind, value, where)
     if isinstance(kind, UnionType):
@@ -21,18 +45,31 @@ def read_value(kind: Any, value: Any, where: str) -> Any:
         return read_value(found, value, where)
     if not _fits(kind, value):
         raise _wrong(where, kind, value)
-    if get_origin(kind) is tuple:
-        return tuple(read_value(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if get_origin(kind) in (tuple, list):
+        items = (read_value(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        return list(items) if get_origin(kind) is list else tuple(items)
     if get_origin(kind) is dict:
         return {key: read_value(get_args(kind)[1], item, f"{where}.{key}") for key, item in value.items()}
     return value
 
 
+def write_value(value: Any) -> Any:
+    """Returns `value` with each dataclass as a dict in the order of its fields. Other values stay as they are."""
+    if is_dataclass(value):
+        pairs = ((one, getattr(value, one.name)) for one in fields(value))
+        return {one.name: write_value(item) for one, item in pairs if item is not None or one.metadata != OPTIONAL}
+    if isinstance(value, dict):
+        return {key: write_value(item) for key, item in value.items()}
+    return value
+
+
 def _fits(kind: Any, value: Any) -> bool:
-    if get_origin(kind) is tuple:
-        return isinstance(value, list)
-    if get_origin(kind) is dict:
+    if is_dataclass(kind) or get_origin(kind) is dict:
         return isinstance(value, dict)
+    if get_origin(kind) in (tuple, list):
+        return isinstance(value, list)
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
@@ -43,7 +80,7 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     unknown = sorted(value.keys() - hints.keys())
     if unknown:
         raise ValueError(f"{where}: unknown keys {', '.join(unknown)}")
-    missing = [f.name for f in fields(kind) if f.name not in value and f.default is MISSING]
+    missing = [one.name for one in fields(kind) if one.name not in value and one.default is MISSING]
     if missing:
         raise ValueError(f"{where}: {', '.join(missing)} missing")
     return kind(**{key: read_value(hints[key], item, f"{where}.{key}") for key, item in value.items()})

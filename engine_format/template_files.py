@@ -13,10 +13,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tensorwright.engine_format.checksums import REMEDY
+from tensorwright.engine_format.file_names import (
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATE_SUFFIX,
+    CHAT_TEMPLATES,
+    TOKENIZER_CONFIG,
+)
 from tensorwright.errors import EngineError
 
 DEFAULT, TOOL_USE = "default", "tool_use"
-DEFAULT_FILE, FOLDER = "chat_template.jinja", "additional_chat_templates"
 
 
 def read_templates(root: Path, texts: Mapping[str, bytes], tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
@@ -29,12 +34,17 @@ def read_templates(root: Path, texts: Mapping[str, bytes], tokenizer_config: Map
     return dict(sorted(found.items(), key=lambda item: (item[0] != DEFAULT, item[0])))
 
 
+def template_file(name: str) -> str:
+    """Returns the file of the template `name`, relative to the folder of a checkpoint or an engine."""
+    return CHAT_TEMPLATE if name == DEFAULT else f"{CHAT_TEMPLATES}/{name}{CHAT_TEMPLATE_SUFFIX}"
+
+
 def _name(file: str) -> str | None:
-    """Of the template in this file, None for another file."""
-    if file == DEFAULT_FILE:
+    """Returns the name of the template in a file, None for a file of another kind."""
+    if file == CHAT_TEMPLATE:
         return DEFAULT
     path = PurePosixPath(file)
-    return path.stem if path.suffix == ".jinja" and path.parts[:-1] == (FOLDER,) else None
+    return path.stem if path.suffix == CHAT_TEMPLATE_SUFFIX and path.parts[:-1] == (CHAT_TEMPLATES,) else None
 
 
 def _decode(path: Path, data: bytes) -> str:
@@ -55,5 +65,5 @@ def _listed(root: Path, value: Any) -> dict[str, str]:
     named = {str(entry.get("name")): str(entry.get("template")) for entry in entries}
     texts = [entry.get(key) for entry in entries for key in ("name", "template")]
     if not named or len(named) != len(value) or not all(isinstance(text, str) for text in texts):
-        raise EngineError(f"{root / 'tokenizer_config.json'}: chat_template is neither text nor a named list; {REMEDY}")
+        raise EngineError(f"{root / TOKENIZER_CONFIG}: chat_template is neither text nor a named list; {REMEDY}")
     return named

@@ -34,7 +34,7 @@ _DTYPES = {
 }
 _STORED = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
-_MOST_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 _SIZE_BITS = (
     48  # sizes, offsets and numbers of elements are below 2^48: no checkpoint has more, and arithmetic is cheap
 )
@@ -140,8 +140,8 @@ class SafetensorsFile:
         """Before anything is computed with it: types, then the number of sizes, then each, then all together."""
         if not isinstance(shape, list):
             raise self._error(f"{who} has shape {_short(shape)}, not a list of sizes")
-        if len(shape) > _MOST_DIMENSIONS:
-            raise self._error(f"{who} has {len(shape)} dimensions, readable are at most {_MOST_DIMENSIONS}")
+        if len(shape) > _MAX_DIMENSIONS:
+            raise self._error(f"{who} has {len(shape)} dimensions, readable are at most {_MAX_DIMENSIONS}")
         if not _all_counts(shape):
             raise self._error(f"{who} has shape {_short(shape)}, not a list of sizes")
         large = next((size for size in shape if size >> _SIZE_BITS), None)

@@ -26,11 +26,10 @@ def require_weight(m: Match, value: Value) -> None:
 
 
 def transposed(g: Rewriter, w: Value, dim0: int, dim1: int) -> Value:
-    assert w.node is not None
     shape = list(w.shape)
     shape[dim0], shape[dim1] = shape[dim1], shape[dim0]
-    scope = w.node.scope
-    out: Value = g.weight(expr=w.node.attrs["expr"].transpose(dim0, dim1), type=(w.dtype, shape), scope=scope)
+    expr = w.producer.attrs["expr"].transpose(dim0, dim1)
+    out: Value = g.weight(expr=expr, type=(w.dtype, shape), scope=w.producer.scope)
     return out
 
 

@@ -56,8 +56,7 @@ def evaluate(node: Node, folded: Mapping[Value, Value]) -> Any:
 
     graph = Graph("fold", "fused")
     operands: list[Value | None] = []
-    for value in node.inputs:
-        assert value is not None
+    for value in map(node.operand, range(len(node.inputs))):
         source = folded.get(value, value)
         operands.append(graph.constant(source.constant, source.dtype, source.shape))
     twin = graph.add(node.op, operands, node.attrs, [(node.output.dtype, node.output.shape)])

@@ -69,7 +69,7 @@ def replace(heads: Sequence[Match], g: Rewriter) -> Value:
 
 def stack(g: Rewriter, parts: Sequence[Value]) -> Value:
     """One weight node with a row for each of `parts`, which are weight nodes."""
-    exprs = [part.node.attrs["expr"] for part in parts if part.node is not None]
+    exprs = [part.producer.attrs["expr"] for part in parts]
     kind = (parts[0].dtype, (len(parts), *parts[0].shape))
     weight: Value = g.weight(expr=exprs[0].stack(exprs[1:]), type=kind)
     return weight

@@ -134,8 +134,7 @@ class _TokenMajor:
 
     def convert_embedding(self, node: Node) -> Value:
         """Rows by token, or by position, of which the table must have as many as a sequence may be long."""
-        table, ids = self.operands(node)
-        assert table is not None
+        table, ids = (self.moved[node.operand(i)] for i in (0, 1))
         if ids is self.metadata["positions"]:
             longest, rows = self.graph.facts["max_seq_len"], table.shape[0]
             if int(rows) < longest:
@@ -149,8 +148,7 @@ class _TokenMajor:
 
     def flatten(self, node: Node) -> Value:
         """A view that keeps the sequence axis moves nothing once heads are columns."""
-        (source,) = node.inputs
-        assert source is not None
+        source = node.operand(0)
         if source.shape[:2] != node.output.shape[:2] or source.shape[0] != 1:
             raise self.refusal(node, "mixes positions, which is not per token")
         return self.moved[source]
@@ -179,7 +177,7 @@ class _TokenMajor:
         heads, kv_heads, head_dim = int(m.dims["H"]), int(m.dims["Hkv"]), int(m.dims["D"])
         shape = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         window = int(m.root.attrs["window"])
-        windows = list(dict.fromkeys([*(about["window"] for about in self.layers), window]))
+        windows = list(dict.fromkeys([*(layer_facts["window"] for layer_facts in self.layers), window]))
         self.layers.append(
             {"group": windows.index(window), "kv_heads": kv_heads, "head_dim": head_dim, "window": window}
         )

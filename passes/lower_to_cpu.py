@@ -30,7 +30,7 @@ from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import describe
 from tensorwright.passes.rewriting.rewriter import Types, make_node
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
-from tensorwright.plugins.paged_attention.op import CPU_MOST_HEAD_DIM
+from tensorwright.plugins.paged_attention.op import CPU_MAX_HEAD_DIM
 
 IDS = {"token_ids": 0, "positions": 1}
 """What an embedding gathers rows by: numbers of plugins/embedding/kernel.h."""
@@ -77,7 +77,7 @@ class Lowering:
         self.scope = node.scope
         if node.op in ("weight", "constant") or id(node) in self.folded | self.trees.inside:
             return
-        rule = RULES.get(node.op) or (lower_tree if id(node) in self.trees.of else None)
+        rule = RULES.get(node.op) or (lower_tree if id(node) in self.trees.roots else None)
         if rule is None and instruction_of(node) is not None:
             rule = lower_by_record
         if rule is None:
@@ -91,28 +91,26 @@ class Lowering:
         self.nodes.append(node)
         return node.outputs
 
-    def value(self, value: Value | None) -> Value:
+    def value(self, value: Value) -> Value:
         """What an activation or input has become."""
-        assert value is not None
         if value not in self.moved:
             raise self.refusal(value, "is used as an activation, but it is a weight or constant")
         return self.moved[value]
 
-    def weight(self, value: Value | None, layout: str) -> Value:
+    def weight(self, value: Value, layout: str) -> Value:
         """A weight or constant array in one layout; each layout of it is stored once. RAW is flat."""
-        assert value is not None
-        assert value.node is not None
-        if value.node.op not in ("weight", "constant"):
+        source = value.producer
+        if source.op not in ("weight", "constant"):
             raise self.refusal(value, "must be a weight of the checkpoint or a constant")
         if (value, layout) not in self.weights:
             dtype = "float32" if layout == RAW else self.act
-            attrs = {**value.node.attrs, **({"layout": layout} if value.node.op == "weight" else {})}
+            attrs = {**source.attrs, **({"layout": layout} if source.op == "weight" else {})}
             shape = value.shape
             if layout == RAW and value.rank > 1:
                 shape = (math.prod(int(d) for d in value.shape),)
-                held = "expr" if value.node.op == "weight" else "value"
+                held = "expr" if source.op == "weight" else "value"
                 attrs[held] = attrs[held].reshape(shape)
-            node = make_node(self.graph, value.node.op, (), attrs, [(dtype, shape)], value.node.scope, value.name)
+            node = make_node(self.graph, source.op, (), attrs, [(dtype, shape)], source.scope, value.name)
             self.nodes.append(node)
             self.weights[value, layout] = node.output
         return self.weights[value, layout]
@@ -125,9 +123,8 @@ class Lowering:
     def feeds_matmul(self, user: Node, value: Value) -> bool:
         return user.op in LINEARS and user.inputs[0] is value
 
-    def matmul_operand(self, value: Value | None) -> Value:
+    def matmul_operand(self, value: Value) -> Value:
         """The input of a matmul, in A; an instruction rounds it where the kernel that makes it writes float32."""
-        assert value is not None
         x = self.value(value)
         if x.dtype == self.act:
             return x
@@ -138,8 +135,7 @@ class Lowering:
         return self.rounded[value]
 
     def refusal(self, value: Value, why: str) -> LoweringError:
-        assert value.node is not None
-        return LoweringError(located(self.graph, value.node, f"lower_to_cpu: {describe(value)} {why}"))
+        return LoweringError(located(self.graph, value.producer, f"lower_to_cpu: {describe(value)} {why}"))
 
 
 def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
@@ -201,7 +197,7 @@ def lower_by_record(low: Lowering, node: Node) -> list[Value]:
 
 
 def lower_tree(low: Lowering, node: Node) -> list[Value]:
-    tree = low.trees.of[id(node)]
+    tree = low.trees.roots[id(node)]
     x = [low.value(v) for v in tree.x]
     w = None if tree.w is None else low.weight(tree.w, RAW)
     kind = (low.input_type(node.output), node.output.shape)
@@ -211,12 +207,10 @@ def lower_tree(low: Lowering, node: Node) -> list[Value]:
 
 def lower_mul(low: Lowering, node: Node) -> list[Value]:
     """A scaled embedding, or else part of a tree."""
-    x, factor = node.inputs
-    assert x is not None
-    assert factor is not None
+    x, factor = node.operand(0), node.operand(1)
     if x.node is not None and id(x.node) in low.folded:
         return lower_embedding(low, x.node, float(number_of(factor) or 0.0))
-    if id(node) not in low.trees.of:
+    if id(node) not in low.trees.roots:
         raise low.refusal(node.output, "multiplies what no kernel does")
     return lower_tree(low, node)
 
@@ -227,8 +221,7 @@ def lower_input(low: Lowering, node: Node) -> list[Value]:
 
 
 def lower_embedding(low: Lowering, node: Node, factor: float = 1.0) -> list[Value]:
-    table, ids = node.inputs
-    assert ids is not None
+    table, ids = node.operand(0), node.operand(1)
     attrs = {**format_attr(node), "ids": IDS[ids.name], "scale": float(node.attrs["scale"]) * factor}
     operands = [low.weight(table, layout_of(node, PANELS)), low.value(ids)]
     return low.emit(node.op, operands, [("float32", node.output.shape)], **attrs)
@@ -254,8 +247,8 @@ def lower_matmul(
     low: Lowering, linear: Node, last: Node, layout: str, epilogue: int, residual: Value | None
 ) -> list[Value]:
     """The instruction for `linear` and what is folded into it; `last` is the node whose result it gives."""
-    x, w, bias = (*linear.inputs, None)[:3]
-    bias = low.weight(bias, RAW) if bias is not None else None
+    x, w, b = linear.operand(0), linear.operand(1), linear.optional(2)
+    bias = None if b is None else low.weight(b, RAW)
     out = last.output
     kind = (low.input_type(out), out.shape)
     weight = low.weight(w, layout_of(linear, layout))
@@ -265,8 +258,7 @@ def lower_matmul(
 
 
 def lower_swiglu(low: Lowering, node: Node) -> list[Value]:
-    (x,) = node.inputs
-    assert x is not None
+    x = node.operand(0)
     activation = node.attrs["activation"]
     if x.node is not None and id(x.node) in low.folded:
         return lower_matmul(low, x.node, node, PANELS_GATED, EPILOGUES[activation], None)
@@ -274,13 +266,11 @@ def lower_swiglu(low: Lowering, node: Node) -> list[Value]:
 
 
 def lower_add(low: Lowering, node: Node) -> list[Value]:
-    a, b = node.inputs
-    assert a is not None
-    assert b is not None
+    a, b = node.operand(0), node.operand(1)
     for linear, residual in ((b, a), (a, b)):
         if linear.node is not None and id(linear.node) in low.folded:
             return lower_matmul(low, linear.node, node, PANELS, EPILOGUE_NONE, residual)
-    tree = low.trees.of.get(id(node))
+    tree = low.trees.roots.get(id(node))
     if tree is not None and tree.program not in ("x0 x1 add", "x0 x0 add"):
         return lower_tree(low, node)
     if a.shape != b.shape:
@@ -290,9 +280,9 @@ def lower_add(low: Lowering, node: Node) -> list[Value]:
 
 def lower_rotary_kv_write(low: Lowering, node: Node) -> list[Value]:
     q, cache = node.outputs
-    if node.attrs["head_dim"] > CPU_MOST_HEAD_DIM:
+    if node.attrs["head_dim"] > CPU_MAX_HEAD_DIM:
         raise UnsupportedModelError(
-            f"target cpu takes heads of at most {CPU_MOST_HEAD_DIM} dimensions, those of layer {node.attrs['layer']} "
+            f"target cpu takes heads of at most {CPU_MAX_HEAD_DIM} dimensions, those of layer {node.attrs['layer']} "
             f"have {node.attrs['head_dim']}"
         )
     kinds = [(low.act, q.shape), (cache.dtype, cache.shape)]
@@ -303,60 +293,35 @@ def lower_rotary_kv_write(low: Lowering, node: Node) -> list[Value]:
 def lower_paged_attention(low: Lowering, node: Node) -> list[Value]:
     kind = (low.input_type(node.output), node.output.shape)
     attrs = {**kv_attrs(node), "scale": float(node.attrs["scale"]), "softcap": float(node.attrs["softcap"])}
-    sinks = low.weight(node.inputs[5], RAW) if len(node.inputs) > 5 and node.inputs[5] is not None else None
-    return low.emit("paged_attention", [*map(low.value, node.inputs[:5]), sinks], [kind], **attrs)
+    sinks = node.optional(5)
+    operands = [*(low.value(node.operand(i)) for i in range(5)), None if sinks is None else low.weight(sinks, RAW)]
+    return low.emit("paged_attention", operands, [kind], **attrs)
 
 
 def kv_attrs(node: Node, *more: str) -> dict[str, int]:
     return {"kv_layer": node.attrs["layer"], "heads": node.attrs["heads"], **{k: node.attrs[k] for k in more}}
 
 
-def norm_attrs(node: Node) -> dict[str, float]:
-    return {"eps": float(node.attrs["eps"]), "weight_offset": float(node.attrs["weight_offset"])}
-
-
 def lower_layer_norm(low: Lowering, node: Node) -> list[Value]:
-    x, w, b = (*node.inputs, None)[:3]
-    return emit_layer_norm(low, node, x, w, b, None, whole_row(node))
-
-
-def lower_add_layer_norm(low: Lowering, node: Node) -> list[Value]:
-    x, residual, w, b = (*node.inputs, None)[:4]
-    return emit_layer_norm(low, node, x, w, b, residual, whole_row(node))
-
-
-def lower_layer_norm_columns(low: Lowering, node: Node) -> list[Value]:
-    x, w, b = (*node.inputs, None)[:3]
-    return emit_layer_norm(low, node, x, w, b, None, {k: node.attrs[k] for k in ("start", "heads", "width")})
-
-
-def emit_layer_norm(
-    low: Lowering,
-    node: Node,
-    x: Value | None,
-    w: Value | None,
-    b: Value | None,
-    residual: Value | None,
-    runs: dict[str, int],
-) -> list[Value]:
-    """The one instruction for all three: it has the results of `node`."""
+    """The one instruction of the three ops: the norm of rows, of rows after a sum, or of runs of columns."""
+    at = 2 if node.op == "add_layer_norm" else 1  # where the weight stands; the bias follows it
+    b = node.optional(at + 1)
     bias = None if b is None else low.weight(b, RAW)
-    operands = [low.value(x), low.weight(w, RAW), bias, None if residual is None else low.value(residual)]
+    residual = low.value(node.operand(1)) if at == 2 else None
+    operands = [low.value(node.operand(0)), low.weight(node.operand(at), RAW), bias, residual]
     y, *total = node.outputs
+    attrs: dict[str, Any] = {"start": 0, "heads": 1, "width": int(y.shape[-1])}
+    if node.op == "layer_norm_columns":
+        attrs = {key: node.attrs[key] for key in attrs}
+    attrs |= {key: float(node.attrs[key]) for key in ("eps", "weight_offset")}
     kinds = [(low.input_type(y), y.shape), *(("float32", v.shape) for v in total)]
-    return low.emit("layer_norm", operands, kinds, **runs, **norm_attrs(node))
-
-
-def whole_row(node: Node) -> dict[str, int]:
-    return {"start": 0, "heads": 1, "width": int(node.outputs[0].shape[-1])}
+    return low.emit("layer_norm", operands, kinds, **attrs)
 
 
 RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "input": lower_input,
     "embedding": lower_embedding,
-    "layer_norm": lower_layer_norm,
-    "add_layer_norm": lower_add_layer_norm,
-    "layer_norm_columns": lower_layer_norm_columns,
+    **dict.fromkeys(("layer_norm", "add_layer_norm", "layer_norm_columns"), lower_layer_norm),
     "linear": lower_linear,
     "quantized_linear": lower_linear,
     "quantized_embedding": lower_embedding,

@@ -73,16 +73,13 @@ def replace(m: Match, g: Rewriter) -> Value:
 
 def permuted(g: Rewriter, value: Value, heads: int, size: int, turned: int) -> Value:
     """The weight with the rows of each head in the order evens, odds, rest: views, a transpose and a concat."""
-    assert value.node is not None
-    expr = value.node.attrs["expr"]
+    expr, scope = value.producer.attrs["expr"], value.producer.scope
     rest = tuple(int(n) for n in value.shape[1:])
     by_head = expr.reshape((heads, size, *rest))
     pairs = by_head if turned == size else by_head.slice(1, 0, turned)
     halves = pairs.reshape((heads, turned // 2, 2, *rest)).transpose(1, 2).reshape((heads, turned, *rest))
     whole = halves if turned == size else halves.concat([by_head.slice(1, turned, size)], 1)
-    out: Value = g.weight(
-        expr=whole.reshape((heads * size, *rest)), type=(value.dtype, value.shape), scope=value.node.scope
-    )
+    out: Value = g.weight(expr=whole.reshape((heads * size, *rest)), type=(value.dtype, value.shape), scope=scope)
     return out
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.errors import InvalidOptionError, UnsupportedModelError
 from tensorwright.ir import Graph
-from tensorwright.plugins.paged_attention.quantize import MOST_HEAD_DIM
+from tensorwright.plugins.paged_attention.quantize import MAX_HEAD_DIM
 
 
 def quantize_kv_cache(graph: Graph) -> int:
@@ -22,9 +22,9 @@ def quantize_kv_cache(graph: Graph) -> int:
         return 0
     layers = graph.facts["kv_layers"]
     for i, layer in enumerate(layers):
-        if layer["head_dim"] > MOST_HEAD_DIM:
+        if layer["head_dim"] > MAX_HEAD_DIM:
             raise UnsupportedModelError(
-                f"an int8 KV cache takes heads of at most {MOST_HEAD_DIM} dimensions, those of layer {i} have "
+                f"an int8 KV cache takes heads of at most {MAX_HEAD_DIM} dimensions, those of layer {i} have "
                 f"{layer['head_dim']}; build with kv_cache_dtype auto"
             )
     count = sum(layer.get("dtype") != asked for layer in layers)

@@ -46,8 +46,7 @@ def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
     """Sums of a whole row must be exact in 32 bits. (An embedding sums nothing up.)"""
     if node.op != "linear" or fmt.kind != "int" or fmt.group != 0:
         return
-    weight = node.inputs[1]
-    assert weight is not None
+    weight = node.operand(1)
     columns = int(weight.shape[1])
     if columns > MAX_WHOLE_ROW:
         raise UnsupportedModelError(

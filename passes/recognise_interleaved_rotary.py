@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.rewriting.matcher import Match, apply, match_value, pattern
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
 from tensorwright.passes.rewriting.rewriter import Rewriter
 
 _TURN = """
@@ -59,9 +59,7 @@ def check(m: Match) -> None:
 
 def match_angles(m: Match, table: Value, spellings: tuple) -> Match:
     """The parts of a cosine or sine table of neighbours; refuses m where it is none."""
-    found = next((f for f in (match_value(table, s) for s in spellings) if f is not None), None)
-    m.require(found is not None, "not a cosine or sine of positions times constant frequencies, each twice", table)
-    assert found is not None
+    found = m.read(table, spellings, "not a cosine or sine of positions times constant frequencies, each twice")
     frequencies = found.inv_freq.constant
     m.require(isinstance(frequencies, np.ndarray), "the inverse frequencies are not constant", found.inv_freq)
     m.require(2 * frequencies.size == m.rotary_dim, "the frequencies are not one per pair", found.inv_freq)

@@ -45,10 +45,9 @@ def recognise_masks(graph: Graph) -> int:
     inserted: dict[int, list[Node]] = {}
     for mask in find_masks(graph):
         window = fit(graph, mask)
-        assert mask.node is not None
-        builder = Rewriter(graph, mask.node)
+        builder = Rewriter(graph, mask.producer)
         forward[mask] = spell(builder, mask, window)
-        inserted[id(mask.node)] = builder.nodes
+        inserted[id(mask.producer)] = builder.nodes
     if inserted:
         splice(graph, inserted, forward)
     return len(inserted)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.rewriting.matcher import Match, Pattern, apply, match_value, pattern
+from tensorwright.passes.rewriting.matcher import Match, Pattern, apply, pattern
 from tensorwright.passes.rewriting.rewriter import Rewriter
 
 PATTERN = pattern(
@@ -60,9 +60,7 @@ def check(m: Match) -> None:
 
 def match_angles(m: Match, table: Value, spelling: Pattern) -> Match:
     """The parts of a cosine or sine table; refuses m where it is none, or its frequencies depend on the input."""
-    found = match_value(table, spelling)
-    m.require(found is not None, "not a cosine or sine of positions times constant frequencies", table)
-    assert found is not None
+    found = m.read(table, [spelling], "not a cosine or sine of positions times constant frequencies")
     frequencies = found.inv_freq.constant
     m.require(isinstance(frequencies, np.ndarray), "the inverse frequencies are not constant", found.inv_freq)
     m.require(frequencies.size == m.half, "the frequencies are not one per pair", found.inv_freq)

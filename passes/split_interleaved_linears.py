@@ -56,11 +56,10 @@ def take(m: Match, g: Rewriter, end: int) -> Value:
 
 def take_rows(g: Rewriter, value: Value, shape: tuple[int, ...], dim: int, start: int, end: int) -> Value:
     """The weight or bias node of the rows that a slice keeps; `shape` is that of all rows together."""
-    assert value.node is not None
-    rest = value.shape[1:]
+    source, rest = value.producer, value.shape[1:]
     kept = (*shape[:dim], end - start, *shape[dim + 1 :])
-    expr = value.node.attrs["expr"].reshape([*shape, *rest]).slice(dim, start, end).reshape([prod(kept), *rest])
-    out: Value = g.weight(expr=expr, type=(value.dtype, (prod(kept), *rest)), scope=value.node.scope)
+    expr = source.attrs["expr"].reshape([*shape, *rest]).slice(dim, start, end).reshape([prod(kept), *rest])
+    out: Value = g.weight(expr=expr, type=(value.dtype, (prod(kept), *rest)), scope=source.scope)
     return out
 
 

@@ -14,7 +14,8 @@ from tensorwright.ir.records import Instruction, Operand
 PATH = "runtime/core/plan/op_table.h"
 
 HEADER = """\
-// The instructions of target cpu: numbers, operands, checks and makers. Generated from the records in plugins/ by
+// The instructions of target cpu: numbers, operands, checks and makers. Generated from the records in
+// plugins/ by
 //   python -m tensorwright.plugins.op_table
 // Change a record (INSTRUCTION in plugins/<op>/*.py) and run that; a test compares.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_OP_TABLE_H_

@@ -1,15 +1,85 @@
-"""What all tests share: engines of the bundled model, built once, and a note of what this machine cannot run."""
+"""What all tests share: engines of the bundled model, built once; the order in which files run on several workers; and
+a note of what this machine cannot run."""
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.unraisableexception import gc_collect_iterations_key
+from xdist.scheduler import LoadFileScheduling
 
-ROOT = Path(__file__).resolve().parent.parent
+from support.places import ROOT, TESTS
+
+SLOW_ROOMS = (
+    "benchmarks", "builder", "cpp", "end_to_end", "fuzz", "gpu", "hostile", "plugins/gpu", "plugins/tensorrt",
+    "runtime/engine/tensorrt", "runtime/guided", "runtime/serving", "simulation", "test_families_page.py",
+)  # fmt: skip
+"""`make check` leaves them out: their tests are marked slow here. With -m 'not slow' they are not even imported."""
+
+LONGEST_FIRST = (
+    "cpp/test_cpp.py", "end_to_end/test_batch_invariance.py", "runtime/serving/tritonserver", "plugins/tensorrt",
+    "builder/test_build_memory.py", "simulation", "end_to_end/test_families.py", "runtime/serving/server",
+    "end_to_end", "hostile", "builder", "plugins/gpu", "runtime/engine/tensorrt",
+)  # fmt: skip
+"""What begins first, so that no worker is left with a long file while the others have nothing more to do."""
+
+TOGETHER = ("plugins/tensorrt", "runtime/serving/tritonserver", "runtime/serving/server/api")
+"""Folders that go to one worker as a whole: what their tests share takes longer to make than the tests take."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # At its end pytest collects garbage five times over, for errors in finalizers. Once is enough to see them.
+    config.stash[gc_collect_iterations_key] = 1
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    left_out = config.option.markexpr == "not slow" and _place(collection_path, SLOW_ROOMS) is not None
+    return True if left_out else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _place(item.path, SLOW_ROOMS) is not None:
+            item.add_marker(pytest.mark.slow)
+    ranks = {place: rank for rank, place in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(_place(item.path, LONGEST_FIRST) or "", len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: the collector of cycles need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # compiled modules report what is left of their objects when the interpreter ends
+
+
+def _place(path: Path, places: tuple[str, ...]) -> str | None:
+    """The first of the places that `path` lies in."""
+    name = path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
+    return next((place for place in places if name == place or name.startswith(f"{place}/")), None)
+
+
+class LongestFirst(LoadFileScheduling):
+    """--dist loadfile in the order of collection, and with folders that stay on one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return _place(ROOT / file, TOGETHER) or file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return LongestFirst(config, log)
 
 
 @pytest.fixture(scope="session")

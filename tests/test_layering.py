@@ -296,12 +296,17 @@ def layer(path: str) -> str:
     return folder
 
 
+def is_binding(name: str) -> bool:
+    """Whether a file belongs to a Python module. A plugin's bindings.cc shows its kernels to tests."""
+    return name.startswith("runtime/bindings/") or name.endswith(("/bindings.cc", "/bindings.h"))
+
+
 def test_cpp_layers_include_downwards_only() -> None:
     faults = []
     for path in cpp_files():
         name = path.relative_to(ROOT).as_posix()
         own = layer(name)
-        if own == "runtime/bindings":
+        if is_binding(name):
             continue  # they are above everything
         for mark, header in includes(path):
             if mark == '"' and layer(header) not in (own, *MAY_INCLUDE[own]):
@@ -324,7 +329,7 @@ def test_only_the_bindings_know_python() -> None:
     faults = [
         f"{path.relative_to(ROOT)} includes {header}"
         for path in cpp_files()
-        if "runtime/bindings" not in path.as_posix()
+        if not is_binding(path.relative_to(ROOT).as_posix())
         for _, header in includes(path)
         if python.match(header)
     ]

@@ -22,15 +22,13 @@ import xxhash
 
 from tensorwright import durable
 from tensorwright.builder.process import uninterrupted
+from tensorwright.engine_format.checksums import FileSum, checksum_text, read_sum
+from tensorwright.engine_format.engine_config import names_engine
+from tensorwright.engine_format.file_names import CHECKSUMS, CONFIG, REPORT
 from tensorwright.errors import BuildError, OutputExistsError, reason
 from tensorwright.json_text import read_json
 
-FORMAT = "tensorwright-engine"
-FORMAT_VERSION = 1
-CHECKSUMS = "checksums.txt"
-REPORT = "build-report.json"
 _BUILDING = ".building-"
-_READ_BYTES = 8 << 20
 
 
 class HashingFile:
@@ -61,7 +59,7 @@ class EngineWriter:
     def __init__(self, out: str | Path, *, overwrite: bool = False):
         self.out = Path(os.path.abspath(os.path.expanduser(out)))
         self.overwrite = overwrite
-        self._sums: dict[str, tuple[str, int]] = {}
+        self._sums: dict[str, FileSum] = {}
         self._made: list[Path] = []
         self._committed = False
         self._marks: list[int] = []  # descriptors that say that we are at work
@@ -126,7 +124,7 @@ class EngineWriter:
                 stream = HashingFile(file)
                 yield stream
         if name not in (CHECKSUMS, REPORT):
-            self._sums[name] = (stream.digest, stream.bytes)
+            self._sums[name] = FileSum(stream.digest, stream.bytes)
 
     def write(self, name: str, data: bytes) -> None:
         with self.open(name) as file:
@@ -141,12 +139,7 @@ class EngineWriter:
         with self.os_errors(f"{name} cannot be written"):
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(path, place)
-            digest, size = xxhash.xxh3_128(), 0
-            with place.open("rb") as file:
-                while chunk := file.read(_READ_BYTES):
-                    digest.update(chunk)
-                    size += len(chunk)
-        self._sums[name] = (digest.hexdigest(), size)
+            self._sums[name] = read_sum(place)
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
@@ -154,7 +147,7 @@ class EngineWriter:
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes of every checksummed file so far, by path."""
-        return {name: size for name, (_, size) in sorted(self._sums.items())}
+        return {name: entry.size for name, entry in sorted(self._sums.items())}
 
     def require_space(self, need: int) -> None:
         """Raises BuildError if the file system plainly has not `need` bytes left."""
@@ -225,15 +218,8 @@ def check_output(out: Path, overwrite: bool) -> None:
         raise OutputExistsError(f"{there}; choose another place, or say overwrite (--force) to replace it")
 
 
-def checksum_text(sums: dict[str, tuple[str, int]]) -> str:
-    """checksums.txt, from {relative path: (xxh3_128 hex, bytes)}."""
-    body = "".join(f"{digest}  {size}  {name}\n" for name, (digest, size) in sorted(sums.items()))
-    return body + f"{xxhash.xxh3_128_hexdigest(body.encode())}  {len(body.encode())}  .\n"
-
-
 def _is_engine(path: Path) -> bool:
     try:
-        config = read_json((path / "config.json").read_bytes())
+        return names_engine(read_json((path / CONFIG).read_bytes()))
     except (OSError, ValueError):
         return False
-    return isinstance(config, dict) and config.get("format") == FORMAT

@@ -4,68 +4,66 @@ from __future__ import annotations
 
 import platform
 import sys
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import xxhash
 
 import tensorwright
-from tensorwright.builder.emit.engine_dir import FORMAT, FORMAT_VERSION
 from tensorwright.builder.options import Phases
+from tensorwright.engine_format.checksums import read_sum
 from tensorwright.engine_format.dtypes import ITEM_BYTES
+from tensorwright.engine_format.engine_config import (
+    AccuracyRecord,
+    EngineConfig,
+    Limits,
+    ModelFacts,
+    QuantizationRecord,
+    SourceFile,
+    SourceRecord,
+)
 from tensorwright.models.checkpoint import Checkpoint
 
-_FACTS = (
-    "model_type", "vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim", "max_position_embeddings",
-    "max_seq_len", "longrope", "bos_token_id", "eos_token_ids",
-)  # fmt: skip
-_READ_BYTES = 8 << 20
+_FACTS = {fact.name for fact in fields(ModelFacts)}
 
 
-def source_record(checkpoint: Checkpoint) -> dict[str, Any]:
-    """{"hash", "files"}: the files that the engine is made from, and one hash over them all."""
+def source_record(checkpoint: Checkpoint) -> SourceRecord:
+    """Returns the files that the engine is made from, and one hash over them all."""
     files = {}
     for path in checkpoint.source_files:
-        digest, size = _hash_file(path)
-        files[path.relative_to(checkpoint.path).as_posix()] = {"bytes": size, "xxh3_128": digest}
-    lines = "".join(f"{entry['xxh3_128']}  {name}\n" for name, entry in files.items())
-    return {"hash": xxhash.xxh3_128_hexdigest(lines.encode()), "files": files}
+        digest, size = read_sum(path)
+        files[path.relative_to(checkpoint.path).as_posix()] = SourceFile(size, digest)
+    lines = "".join(f"{file.xxh3_128}  {name}\n" for name, file in files.items())
+    return SourceRecord(xxhash.xxh3_128_hexdigest(lines.encode()), files)
 
 
 def engine_config(
+    facts: dict[str, Any],
     *,
     target: str,
-    facts: dict[str, Any],
     build_options: dict[str, Any],
     passes: dict[str, int],
-    records: dict[str, dict[str, Any] | None],
-    source: dict[str, Any],
+    accuracy: dict[str, Any] | None,
+    quantization: dict[str, Any] | None,
+    source: SourceRecord,
     sizes: dict[str, int],
     kv_block_bytes: int,
-) -> dict[str, Any]:
-    """config.json: no time, host or path in it, so that two builds of the same input are byte-identical.
-
-    records: what was measured, "accuracy" and "quantization".
-    """
-    return {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "tensorwright_version": tensorwright.__version__,
-        "target": target,
-        "model": {name: facts[name] for name in _FACTS if name in facts},
-        "dtype": facts["dtype"],
-        "limits": {
-            "max_seq_len": facts["max_seq_len"],
-            "block_size": facts["block_size"],
-            "kv_block_bytes": kv_block_bytes,
-        },
-        "build_options": build_options,
-        "passes": passes,
-        **records,
-        "source": source,
-        "sizes": sizes,
-    }
+) -> EngineConfig:
+    """Returns config.json. facts: those of the graph. accuracy, quantization: what was measured."""
+    return EngineConfig(
+        tensorwright_version=tensorwright.__version__,
+        target=target,
+        model=ModelFacts(**{name: value for name, value in facts.items() if name in _FACTS}),
+        dtype=facts["dtype"],
+        limits=Limits(facts["max_seq_len"], facts["block_size"], kv_block_bytes),
+        build_options=build_options,
+        passes=passes,
+        accuracy=None if accuracy is None else AccuracyRecord(**accuracy),
+        quantization=None if quantization is None else QuantizationRecord.from_dict(quantization),
+        source=source,
+        sizes=sizes,
+    )
 
 
 def kv_block_bytes(layers: list[dict[str, Any]], dtype: str, block_size: int) -> int:
@@ -102,12 +100,3 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _hash_file(path: Path) -> tuple[str, int]:
-    digest, size = xxhash.xxh3_128(), 0
-    with path.open("rb") as file:
-        while chunk := file.read(_READ_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-    return digest.hexdigest(), size

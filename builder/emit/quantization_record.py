@@ -14,6 +14,7 @@ from typing import Any
 from tensorwright.builder.emit.cpu_weights import WeightTable
 from tensorwright.builder.measure.metrics import rounded
 from tensorwright.engine_format.weight_formats import parse_spec
+from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Graph, Node
 from tensorwright.ir.weights import WeightExpr
 
@@ -82,7 +83,7 @@ def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
     for node in lowered.nodes:
         expr = matrix_of(node)
         if expr is not None:
-            layout = node.inputs[MATRIX_OPS[node.op]].node.attrs["layout"]  # type: ignore[union-attr]
+            layout = node.operand(MATRIX_OPS[node.op]).producer.attrs["layout"]
             plan = plans[expr, layout]
             error = weights.errors[plan.key].value if plan.key in weights.errors else None
             stored = StoredMatrix(expr, f"{layout} {plan.key.dtype}", plan.rows * plan.k, plan.bytes, error)
@@ -92,22 +93,27 @@ def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
 def matrix_of(node: Node) -> WeightExpr | None:
     """The matrix that a node multiplies or gathers from, if it is the checkpoint's."""
     at = MATRIX_OPS.get(node.op)
-    value = None if at is None else node.inputs[at]
-    return value.node.attrs["expr"] if value is not None and value.node and value.node.op == "weight" else None
+    if at is None or node.operand(at).producer.op != "weight":
+        return None
+    expr: WeightExpr = node.operand(at).producer.attrs["expr"]
+    return expr
 
 
 def role_of(node: Node) -> str:
     """A table of positions counts as a layer's."""
     if node.op.endswith("embedding"):
-        gathers = node.inputs[1]
-        return EMBEDDING if gathers is not None and gathers.name == "token_ids" else LAYERS
+        return EMBEDDING if node.operand(1).name == "token_ids" else LAYERS
     return LM_HEAD if node.output.shape[0] == "rows" else LAYERS
 
 
 def place_of(node: Node) -> Place:
-    """Of a node with a matrix. Matrices that were joined: "self_attn.q_proj+k_proj"."""
+    """The place of a node's matrix. Matrices that were joined have names such as "self_attn.q_proj+k_proj".
+
+    Raises GraphError for a node without a matrix of the checkpoint.
+    """
     role, expr = role_of(node), matrix_of(node)
-    assert expr is not None
+    if expr is None:
+        raise GraphError(f"{node.op} has no matrix of the checkpoint")
     if role != LAYERS:
         return role, 0
     names = [name.removesuffix(".weight") for name in dict.fromkeys(expr.refs())]

@@ -13,14 +13,13 @@ from tokenizers import Tokenizer as LibraryTokenizer
 
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.transformers_tokenizer import Reference, Unreadable, convert, load
-from tensorwright.engine_format.template_files import DEFAULT, DEFAULT_FILE, FOLDER
+from tensorwright.engine_format.file_names import GENERATION_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
+from tensorwright.engine_format.template_files import template_file
 from tensorwright.errors import TensorwrightWarning
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.runtime.text.special_tokens import named_tokens, special_tokens
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
-TOKENIZER, SETTINGS, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-GENERATION = "generation_config.json"
 CONSEQUENCE = (
     "the engine takes and gives token ids only, and tensorwright serve refuses it; put a tokenizer.json beside the "
     "weights and build again"
@@ -38,11 +37,11 @@ TEXTS = (
 def write_text_side(writer: EngineWriter, checkpoint: Checkpoint) -> dict[str, Any]:
     """Writes the files, and returns what build-report.json says of the tokenizer: "source", the files it is made of
     (none without one); "warnings", as texts; "differences" from transformers, each with text, ids, transformers_ids."""
-    for path in (checkpoint.path / SETTINGS, checkpoint.path / GENERATION):
+    for path in (checkpoint.path / TOKENIZER_CONFIG, checkpoint.path / GENERATION_CONFIG):
         if path.is_file():
             writer.write(path.name, path.read_bytes())
     for name, text in checkpoint.chat_templates.items():
-        writer.write(DEFAULT_FILE if name == DEFAULT else f"{FOLDER}/{name}.jinja", text.encode())
+        writer.write(template_file(name), text.encode())
     record = _copy(writer, checkpoint) if checkpoint.is_engine else _write_tokenizer(writer, checkpoint)
     for message in record["warnings"]:
         warnings.warn(TensorwrightWarning(f"{checkpoint.path}: {message}"), stacklevel=2)
@@ -55,7 +54,7 @@ def _record(*source: str) -> dict[str, Any]:
 
 def _copy(writer: EngineWriter, engine: Checkpoint) -> dict[str, Any]:
     """Of an engine that is built again: its files are finished."""
-    files = [engine.tokenizer_files[name] for name in (TOKENIZER, SPECIAL) if name in engine.tokenizer_files]
+    files = [engine.tokenizer_files[name] for name in (TOKENIZER, SPECIAL_TOKENS_MAP) if name in engine.tokenizer_files]
     for path in files:
         writer.write(path.name, path.read_bytes())
     return _record(*(path.name for path in files if path.name == TOKENIZER))
@@ -87,7 +86,7 @@ def _write_tokenizer(writer: EngineWriter, checkpoint: Checkpoint) -> dict[str, 
     tokenizer = checkpoint.take_tokenizer() or LibraryTokenizer.from_str(data.decode())
     special = _special_map(checkpoint, tokenizer, reference)
     if special:
-        writer.write_json(SPECIAL, special)
+        writer.write_json(SPECIAL_TOKENS_MAP, special)
     if reference is not None:
         _compare(record, Tokenizer(tokenizer, special_tokens(checkpoint.tokenizer_config, special)), reference)
     return record

@@ -15,6 +15,7 @@ import numpy as np
 from tensorwright.builder.emit.cpu_weights import StoredPanels, WeightTable
 from tensorwright.builder.measure.interruptible import in_another_thread
 from tensorwright.builder.measure.metrics import Comparison
+from tensorwright.engine_format.file_names import TOKENIZER
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
@@ -93,7 +94,7 @@ def token_budget(vocab_size: int, multiply_adds: int) -> int:
 
 def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[list[int], str]:
     """Up to `count` token ids and where they come from: the bundled text, or random ids without a tokenizer."""
-    path = checkpoint.tokenizer_files.get("tokenizer.json")
+    path = checkpoint.tokenizer_files.get(TOKENIZER)
     if path is None:
         return np.random.default_rng(_SEED).integers(0, vocab_size, count).tolist(), "random token ids"
     from tokenizers import Tokenizer

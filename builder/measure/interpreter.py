@@ -76,7 +76,7 @@ def narrowed(graph: Graph, act_dtype: str) -> Graph:
     graph = graph.clone()
     graph.nodes = [part for node in graph.nodes for part in _split_sum(node)]
     graph.facts["dtype"] = act_dtype
-    graph.facts["kv_layers"] = [{"dtype": act_dtype, **about} for about in graph.facts["kv_layers"]]
+    graph.facts["kv_layers"] = [{"dtype": act_dtype, **layer} for layer in graph.facts["kv_layers"]]
     _separate_weights(graph)
     users = graph.users()
     for node in graph.nodes:

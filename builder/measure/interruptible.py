@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
-LONGEST_SLEEP_S = 0.2
+MAX_SLEEP_S = 0.2
 """An interrupt that comes just before a thread begins to wait does not wake it: Python notices it at the next call."""
 
 
@@ -22,7 +22,7 @@ def in_another_thread() -> Iterator[Callable[..., Any]]:
 
     def call(work: Callable[..., Any], *arguments: Any) -> Any:
         future = threads.submit(work, *arguments)
-        while not wait([future], LONGEST_SLEEP_S).done:
+        while not wait([future], MAX_SLEEP_S).done:
             pass
         return future.result()
 

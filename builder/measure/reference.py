@@ -10,11 +10,10 @@ import torch
 from tensorwright.builder.measure.interruptible import free_weights, short_products
 from tensorwright.builder.measure.streamed_weights import StreamedWeights
 from tensorwright.engine_format.weight_formats import parse_format
-from tensorwright.ir.graph import Graph, Value
+from tensorwright.ir.graph import Graph
 from tensorwright.ir.interpret import Weights
 from tensorwright.ir.ragged import RaggedAdapter
 from tensorwright.ir.walk import Walk
-from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.read_weights import evaluate_rows
@@ -77,10 +76,11 @@ def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -
     """Turns every look-up of `ids` in a table of the checkpoint into a graph input. Gives these inputs' values."""
     values: dict[str, torch.Tensor] = {}
     for node in [*graph.find("embedding"), *graph.find("quantized_embedding")]:
-        table, index = node.inputs
-        if table is None or index is None or index.name not in ("input_ids", "token_ids") or _expr(table) is None:
+        source, index = node.operand(0).producer, node.operand(1)
+        if index.name not in ("input_ids", "token_ids") or source.op != "weight":
             continue
-        rows = np.stack([_row(_expr(table), checkpoint, int(i)) for i in ids.flatten()])
+        expr = source.attrs["expr"]
+        rows = np.stack([to_float32(evaluate_rows(expr, checkpoint, int(i), int(i) + 1))[0] for i in ids.flatten()])
         if node.op == "quantized_embedding":
             fmt = parse_format(node.attrs["format"])
             rows = dequantized(quantize_weights(rows, fmt), rows.shape[1])
@@ -91,12 +91,3 @@ def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -
         values[gathered.output.name] = torch.from_numpy(rows * np.float32(scale))
     graph.drop_dead()
     return values
-
-
-def _expr(value: Value) -> WeightExpr | None:
-    return value.node.attrs["expr"] if value.node is not None and value.node.op == "weight" else None
-
-
-def _row(expr: WeightExpr | None, checkpoint: Checkpoint, row: int) -> np.ndarray:
-    assert expr is not None
-    return to_float32(evaluate_rows(expr, checkpoint, row, row + 1))[0]

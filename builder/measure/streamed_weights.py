@@ -26,10 +26,11 @@ from tensorwright.plugins.quantized_matmul.quantize import quantize_weights, unp
 from tensorwright.plugins.quantized_matmul.weight_only import restored
 
 CHUNK_ELEMENTS = 1 << 20
-"""Of a matrix, converted to float32 at a time by each thread: what a second level cache holds."""
+"""Elements of a matrix that each thread converts to float32 at a time: what a second level cache holds."""
 
 OnProduct = Callable[[Node, float, float], None]
-"""(node, sum of squared errors, sum of squares): of a quantized product, and of the one with w as it is stored."""
+"""Takes a node, the sum of the squared errors of its quantized product, and the sum of the squares of the product with
+the weights as they are stored."""
 
 
 class PanelSource(Protocol):
@@ -67,8 +68,7 @@ class StreamedWeights:
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self._pool is not None
-        self._pool.shutdown(cancel_futures=True)
+        self._workers().shutdown(cancel_futures=True)
         torch.set_num_threads(self._threads)
 
     def __call__(self, expr: WeightExpr) -> torch.Tensor:
@@ -77,8 +77,7 @@ class StreamedWeights:
 
     def product(self, node: Node, x: torch.Tensor) -> torch.Tensor:
         """The result of a node that multiplies x [..., K] with a stored matrix, in its own type."""
-        _, w, bias = (*node.inputs, None)[:3]
-        assert w is not None
+        w, bias = node.operand(1), node.optional(2)
         kind = torch_dtype(node.output.dtype)
         expr = stored(w)
         rows = x.to(kind).float().reshape(-1, x.shape[-1]).contiguous()
@@ -121,8 +120,12 @@ class StreamedWeights:
 
     def _each(self, runs: list[int], k: int, work: Callable[[int, int], Any]) -> list[Any]:
         """work(start, end) of all parts, in order."""
-        assert self._pool is not None, "weights must be entered before they are used"
-        return list(self._pool.map(lambda ends: work(*ends), parts_of(runs, k)))
+        return list(self._workers().map(lambda ends: work(*ends), parts_of(runs, k)))
+
+    def _workers(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            raise RuntimeError("StreamedWeights must be entered before it is used")
+        return self._pool
 
     def _multiply_quantized(self, node: Node, expr: WeightExpr, x: torch.Tensor, y: torch.Tensor) -> None:
         fmt = parse_format(node.attrs["format"])
@@ -157,8 +160,7 @@ class StreamedWeights:
 
 def stored(value: Value) -> WeightExpr:
     """The expression of a weight of the graph."""
-    assert value.node is not None
-    expr: WeightExpr = value.node.attrs["expr"]
+    expr: WeightExpr = value.producer.attrs["expr"]
     return expr
 
 

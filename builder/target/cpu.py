@@ -10,6 +10,7 @@ from tensorwright.builder.emit.engine_files import kv_block_bytes
 from tensorwright.builder.emit.quantization_record import quantization_record
 from tensorwright.builder.options import BuildOptions, Phases
 from tensorwright.builder.target.interface import Emitted, Graphs
+from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
 from tensorwright.errors import InvalidOptionError
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.passes.pipeline import PIPELINE, PassReport
@@ -43,8 +44,8 @@ def emit(
     with phases.run("plan"):
         plan = emit_cpu_plan(report.graph, checkpoint)
         writer.require_space(plan.weights.total_bytes + len(plan.data))
-        writer.write("cpu/plan.bin", plan.data)
-    with phases.run("weights") as advance, writer.open("cpu/weights.bin") as file:
+        writer.write(CPU_PLAN, plan.data)
+    with phases.run("weights") as advance, writer.open(CPU_WEIGHTS) as file:
         plan.weights.stream(file, advance)
     return Emitted(
         quantization_record(report.graph, plan.weights),

@@ -26,7 +26,7 @@ from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 
 _EXAMPLE_LENGTH = 7
-_LEAST_BOUND = 64  # a bound near the example's length would make the exporter specialise on it
+_MIN_BOUND = 64  # a bound near the example's length would make the exporter specialise on it
 
 
 def trace_for_engine(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
@@ -97,7 +97,7 @@ class _IndexListsOnCpu(TorchFunctionMode):
 
 def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedProgram:
     ids = torch.zeros(1, _EXAMPLE_LENGTH, dtype=torch.int64, device="meta")
-    seq = torch.export.Dim("seq", min=2, max=max(max_seq_len, _LEAST_BOUND))
+    seq = torch.export.Dim("seq", min=2, max=max(max_seq_len, _MIN_BOUND))
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -144,8 +144,7 @@ def _in_place(handler: Handler) -> Handler:
     """A change in place is a new value where nobody else can see the old one: fresh from arithmetic, with one user."""
 
     def checked(low: Lowering, a: Args) -> Value:
-        assert low.node is not None
-        source = low.node.args[0]
+        source = low.current.args[0]
         fresh = isinstance(source, torch.fx.Node) and str(source.target).split(".")[:2] in _FRESH
         if not fresh or len(source.users) != 1:  # type: ignore[union-attr]
             raise low.error("changes in place what others may read")

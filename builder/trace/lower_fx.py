@@ -76,6 +76,13 @@ class Lowering:
         self.node: torch.fx.Node | None = None
         self.prefix = ""
 
+    @property
+    def current(self) -> torch.fx.Node:
+        """The node that the walk is at. Raises TraceError before it began."""
+        if self.node is None:
+            raise TraceError("the exported model has no operation")
+        return self.node
+
     # -- inputs ---------------------------------------------------------------------------------------------------
 
     def bind_placeholder(
@@ -219,8 +226,7 @@ class Lowering:
 
     def result_type(self) -> tuple[str, Shape]:
         """What torch says the current node gives."""
-        assert self.node is not None
-        return self.type_of(self.node.meta["val"])
+        return self.type_of(self.current.meta["val"])
 
     def type_of(self, tensor: torch.Tensor) -> tuple[str, Shape]:
         dtype = str(tensor.dtype).removeprefix("torch.")

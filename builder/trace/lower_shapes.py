@@ -97,11 +97,10 @@ def _select(low: Lowering, a: Args) -> Value:
 
 def _pieces(low: Lowering, a: Args) -> list[Value]:
     """split, split_with_sizes and chunk: as long as torch made each piece."""
-    assert low.node is not None
     x = a["self"]
     dim = a["dim"] % x.rank
     ends: list[Dim] = [0]
-    for piece in low.node.meta["val"]:
+    for piece in low.current.meta["val"]:
         ends.append(dims.add(ends[-1], low.type_of(piece)[1][dim]))
     return [take(low, x, dim, start, end) for start, end in pairwise(ends)]
 

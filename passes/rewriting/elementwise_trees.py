@@ -39,13 +39,13 @@ def number_of(value: Value) -> float | None:
 
 
 class Trees:
-    """`of`: the tree of every node that is the root of one. `inside`: the ids of nodes within the tree of another."""
+    """`roots`: every tree, by the id of its last node. `inside`: the ids of all other nodes of trees."""
 
     def __init__(self, graph: Graph, taken: set[int]):
         self.users = graph.users()
         self.outputs = graph.outputs
         self.taken = taken
-        self.of: dict[int, Tree] = {}
+        self.roots: dict[int, Tree] = {}
         self.inside: set[int] = set()
         for node in reversed(graph.nodes):
             if self.may_be_part(node) and id(node) not in self.inside:
@@ -69,15 +69,14 @@ class Trees:
             if larger is not None:
                 tree, members = larger, [*members, value.node]
                 waiting.extend(value.node.inputs)
-        self.of[id(root)] = tree
+        self.roots[id(root)] = tree
         self.inside |= {id(n) for n in members[1:]}
 
     def may_join(self, value: Value, members: list[Node]) -> bool:
-        assert value.node is not None
         inside = {id(n) for n in members}
         only_here = len(self.users[value]) == 1 and id(self.users[value][0]) in inside
         once = sum(n.inputs.count(value) for n in members) == 1
-        return self.may_be_part(value.node) and only_here and once and value not in self.outputs
+        return self.may_be_part(value.producer) and only_here and once and value not in self.outputs
 
     def write(self, root: Node, members: list[Node]) -> Tree | None:
         """The tree of these nodes; None if it has operands or a size that no kernel takes."""
@@ -95,8 +94,7 @@ class Trees:
 
     def words(self, node: Node, inside: set[int], tree: Tree) -> list[str] | None:
         words: list[str] = []
-        for value in node.inputs:
-            assert value is not None
+        for value in map(node.operand, range(len(node.inputs))):
             if value.node is not None and id(value.node) in inside:
                 part = self.words(value.node, inside, tree)
             else:
@@ -105,8 +103,7 @@ class Trees:
                 return None
             words += part
         word = word_of(node)
-        assert word is not None
-        return [*words, word]
+        return None if word is None else [*words, word]
 
 
 def operand(value: Value, out: Value, tree: Tree) -> list[str] | None:

@@ -11,10 +11,7 @@ from tensorwright.passes.rewriting.rewriter import Rewriter
 
 def join_weights(g: Rewriter, parts: Sequence[Value], scope: str) -> Value:
     """One weight node with the rows (elements) of all `parts`, which are weight nodes, in order."""
-    exprs = []
-    for part in parts:
-        assert part.node is not None
-        exprs.append(part.node.attrs["expr"])
+    exprs = [part.producer.attrs["expr"] for part in parts]
     rows = dim_math.add(*(p.shape[0] for p in parts))
     shape = (rows, *parts[0].shape[1:])
     weight: Value = g.weight(expr=exprs[0].concat(exprs[1:], 0), type=(parts[0].dtype, shape), scope=scope)
@@ -34,6 +31,6 @@ def slice_columns(g: Rewriter, x: Value, widths: Sequence[Dim]) -> list[Value]:
 
 def shared_scope(parts: Sequence[Value]) -> str:
     """The module that holds the modules all `parts` come from."""
-    scopes = [part.node.scope.split(".") for part in parts if part.node is not None]
+    scopes = [part.producer.scope.split(".") for part in parts]
     depth = next((i for i, names in enumerate(zip(*scopes, strict=False)) if len(set(names)) > 1), None)
     return ".".join(scopes[0][:depth])

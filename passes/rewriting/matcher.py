@@ -7,7 +7,7 @@ which `closest` reports for the attempt that got furthest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,14 @@ class Match:
         """Refuse this match unless `condition`; `reason` may be a function, called only when somebody reads it."""
         if not condition:
             raise Refused(reason, value)
+
+    def read(self, value: Value, patterns: Sequence[Pattern], reason: Reason) -> Match:
+        """The match of the first of `patterns` that ends in `value`. Refuses this match where there is none."""
+        for other in patterns:
+            found = match_value(value, other)
+            if found is not None:
+                return found
+        raise Refused(reason, value)
 
     def bind_shape(self, value: Value, letters: str) -> None:
         """Unify the shape of `value` with letters such as "1 S H*D": numbers are literal, letters equal everywhere.

@@ -1,11 +1,11 @@
-// Processor features by CPUID less those that the user leaves out, the level TENSORWRIGHT_ISA asks for, and
-// the explanation of every choice.
+// Reads the processor's features and the level that TENSORWRIGHT_ISA asks for, and explains every choice.
 #include "plugins/common/dispatch.h"
 
 #include <cpuid.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 
 #include "runtime/core/base/error.h"
 
@@ -84,6 +84,12 @@ const char* needs(Isa isa) {
   return "";
 }
 
+// The families by their plugin's place. Families of one place stay in the order in which they were added.
+std::multimap<int, KernelFamily>& registered_families() {
+  static std::multimap<int, KernelFamily> families;  // made on first use: objects of other files fill it
+  return families;
+}
+
 }  // namespace
 
 const CpuFeatures& cpu_features() {
@@ -141,7 +147,7 @@ Isa selected_isa() {
                               "'. Unset it to take the best.");
 }
 
-// Empty if the processor has it, else its name.
+// Returns the name of the instructions if the processor lacks them, else an empty text.
 static const char* lacks(Extra extra, const CpuFeatures& f) {
   switch (extra) {
     case Extra::none:
@@ -166,29 +172,14 @@ std::string refusal(Isa entry_isa, Extra extra, Isa isa, const CpuFeatures& feat
   return "";
 }
 
+RegisteredKernels::RegisteredKernels(int place, std::initializer_list<KernelFamily> families) {
+  for (const KernelFamily& family : families) registered_families().emplace(place, family);
+}
+
 std::vector<DispatchChoice> explain_dispatch() {
   const Isa isa = selected_isa();
   std::vector<DispatchChoice> choices;
-  auto add = [&](const char* family, auto table) { choose(family, table, isa, &choices.emplace_back()); };
-  add("matmul float32", matmul_kernels(TW_F32));
-  add("matmul bfloat16", matmul_kernels(TW_BF16));
-  add("quantized_matmul int8", quantized_matmul_kernels(TW_I8));
-  add("quantized_matmul int4", quantized_matmul_kernels(TW_I4));
-  add("quantize_rows", quantize_rows_kernels());
-  add("quantize_weights", quantize_weights_kernels());
-  add("embedding float32", embedding_kernels(TW_F32));
-  add("embedding bfloat16", embedding_kernels(TW_BF16));
-  add("rms_norm", rms_norm_kernels());
-  add("rotary_table", rotary_table_kernels());
-  add("rotary_kv_write", rotary_kv_write_kernels());
-  add("attention float32", attention_kernels(TW_F32));
-  add("attention bfloat16", attention_kernels(TW_BF16));
-  add("attention int8", attention_kernels(TW_I8));
-  add("attention_combine", attention_combine_kernels());
-  add("swiglu", swiglu_kernels());
-  add("elementwise", elementwise_kernels());
-  add("layer_norm", layer_norm_kernels());
-  add("logits", logits_kernels());
+  for (const auto& [place, family] : registered_families()) choices.push_back(family.choose_at(isa));
   return choices;
 }
 

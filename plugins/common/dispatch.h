@@ -1,22 +1,16 @@
-// Which kernel runs: one table per family, best first, reference last; the first entry the processor and
-// TENSORWRIGHT_ISA admit is taken, and the refusals are kept for whoever asks.
+// Chooses the kernel that runs. Each family of kernels has a table, which lists the best kernel first and the
+// scalar reference last. The dispatch takes the first entry that the processor and TENSORWRIGHT_ISA allow,
+// and it keeps the reasons why it refused better entries. A plugin declares its tables in
+// plugins/<op>/kernels.h and registers their families in plugins/<op>/kernels.cc; this file knows no
+// operation.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_DISPATCH_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_DISPATCH_H_
 
+#include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
-
-#include "plugins/elementwise/kernel.h"
-#include "plugins/embedding/kernel.h"
-#include "plugins/layer_norm/kernel.h"
-#include "plugins/logits/kernel.h"
-#include "plugins/matmul/kernel.h"
-#include "plugins/paged_attention/kernel.h"
-#include "plugins/quantized_matmul/kernel.h"
-#include "plugins/rms_norm/kernel.h"
-#include "plugins/rotary/kernel.h"
-#include "plugins/swiglu/kernel.h"
 
 namespace tensorwright {
 
@@ -39,18 +33,22 @@ inline constexpr CpuFeatureName kCpuFeatureNames[] = {
     {"avx_vnni", &CpuFeatures::avx_vnni},
 };
 
-// What the processor and the operating system offer, read once by CPUID, less what TENSORWRIGHT_CPU_WITHOUT
-// names and what needs that. Throws Error{"IsaError"} if the variable names no feature.
+// The features that the processor and the operating system offer. CPUID is read once per process. The
+// features that TENSORWRIGHT_CPU_WITHOUT names are left out, and so are those that need them. Throws
+// Error{"IsaError"} if the variable holds a name that is no feature.
 const CpuFeatures& cpu_features();
 
-// `features` less those that `names` lists, separated by commas; throws as above.
+// Returns `features` without those that `names` lists, separated by commas. Throws Error{"IsaError"} as
+// cpu_features() does.
 CpuFeatures features_without(CpuFeatures features, const std::string& names);
 
 const char* isa_name(Isa isa);
-// The best level present, or what TENSORWRIGHT_ISA names; throws Error{"IsaError"} if unknown or unsupported.
+// Returns the level that TENSORWRIGHT_ISA names, or the best that the processor has if the variable is empty.
+// Throws Error{"IsaError"} if the level is unknown or the processor lacks it. The variable is read on every
+// call.
 Isa selected_isa();
 
-// Instructions a kernel needs beyond its level.
+// Instructions that a kernel needs beyond its level.
 enum class Extra { none, bf16, vnni, avx_vnni };
 
 template <typename Fn>
@@ -61,30 +59,13 @@ struct KernelEntry {
   Fn fn;
 };
 
-// The tables, one per family and activation dtype; a family's tests and benchmarks sweep them too.
-std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype);  // x and w dtype: TW_F32, TW_BF16
-std::span<const KernelEntry<tw_quantized_matmul_fn>> quantized_matmul_kernels(int dtype);  // w: TW_I8, TW_I4
-std::span<const KernelEntry<tw_quantize_rows_fn>> quantize_rows_kernels();
-std::span<const KernelEntry<tw_quantize_weights_fn>> quantize_weights_kernels();  // of builds
-std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype);       // table dtype
-std::span<const KernelEntry<tw_rms_norm_fn>> rms_norm_kernels();
-std::span<const KernelEntry<tw_rotary_table_fn>> rotary_table_kernels();
-std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels();
-std::span<const KernelEntry<tw_attention_fn>> attention_kernels(
-    int dtype);  // the cache's: TW_F32, TW_BF16, TW_I8
-std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels();
-std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels();
-std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels();
-std::span<const KernelEntry<tw_layer_norm_fn>> layer_norm_kernels();
-std::span<const KernelEntry<tw_logits_fn>> logits_kernels();  // of sampling: a set of loops
-
-// Why each better kernel was refused, and which was taken.
+// The kernel that was taken for a family, and why each better kernel was refused.
 struct DispatchChoice {
   std::string family, taken;
   std::vector<std::string> refused;  // "matmul_bf16_avx512bf16: needs AVX512-BF16"
 };
 
-// Empty if an entry may run at level `isa` on a processor of these features, else the reason.
+// Returns why an entry may not run at level `isa` on a processor with these features; empty if it may.
 std::string refusal(Isa entry_isa, Extra extra, Isa isa, const CpuFeatures& features = cpu_features());
 
 template <typename Fn>
@@ -104,7 +85,31 @@ Fn choose(const char* family, std::span<const KernelEntry<Fn>> table, Isa isa, D
   return nullptr;  // unreachable: every table ends with a scalar reference
 }
 
-// The choice of every family at the selected level, in the order of the tables above.
+// A family of kernels as explain_dispatch() reports it.
+struct KernelFamily {
+  // `table` is a function that returns the family's table, a std::span<const KernelEntry<Fn>>.
+  template <typename Table>
+  KernelFamily(const char* family_name, Table table)
+      : name(family_name), choose_at([family_name, table](Isa isa) {
+          DispatchChoice choice;
+          choose(family_name, table(), isa, &choice);
+          return choice;
+        }) {}
+
+  const char* name;  // "matmul float32"
+  std::function<DispatchChoice(Isa isa)> choose_at;
+};
+
+// Adds the families of a plugin to those that explain_dispatch() reports. A plugin's kernels.cc defines one
+// object of it at namespace scope. Plugins are reported in ascending order of `place`, families in the order
+// given.
+class RegisteredKernels {
+ public:
+  RegisteredKernels(int place, std::initializer_list<KernelFamily> families);
+};
+
+// Returns the choice of every registered family at the selected level. Throws Error{"IsaError"} as
+// selected_isa() does.
 std::vector<DispatchChoice> explain_dispatch();
 
 }  // namespace tensorwright

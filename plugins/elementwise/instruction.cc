@@ -2,6 +2,7 @@
 // constants.
 #include <cstring>
 
+#include "plugins/elementwise/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 

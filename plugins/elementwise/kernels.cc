@@ -1,5 +1,5 @@
 // The elementwise kernels, best first.
-#include "plugins/common/dispatch.h"
+#include "plugins/elementwise/kernels.h"
 
 extern "C" {
 void tw_elementwise_scalar(const tw_elementwise_args*);
@@ -17,5 +17,11 @@ std::span<const KernelEntry<tw_elementwise_fn>> elementwise_kernels() {
   };
   return kTable;
 }
+
+namespace {
+
+const RegisteredKernels registered(/*place=*/80, {{"elementwise", [] { return elementwise_kernels(); }}});
+
+}  // namespace
 
 }  // namespace tensorwright

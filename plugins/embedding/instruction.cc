@@ -1,5 +1,5 @@
 // embedding: y[t, :] = scale * table[ids[t], :], ids the step's tokens or positions.
-#include "plugins/embedding/kernel.h"
+#include "plugins/embedding/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 

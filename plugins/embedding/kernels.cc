@@ -1,5 +1,5 @@
 // The embedding kernels, best first.
-#include "plugins/common/dispatch.h"
+#include "plugins/embedding/kernels.h"
 
 extern "C" {
 void tw_embedding_f32_scalar(const tw_embedding_args*);
@@ -34,5 +34,13 @@ std::span<const KernelEntry<tw_embedding_fn>> embedding_kernels(int dtype) {
   if (dtype == TW_I4) return kI4;
   return kF32;
 }
+
+namespace {
+
+const RegisteredKernels registered(/*place=*/30,
+                                   {{"embedding float32", [] { return embedding_kernels(TW_F32); }},
+                                    {"embedding bfloat16", [] { return embedding_kernels(TW_BF16); }}});
+
+}  // namespace
 
 }  // namespace tensorwright

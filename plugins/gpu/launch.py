@@ -25,7 +25,7 @@ SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 SCRATCH = "scratch"
 """Type of the two pointers that each kernel takes after its arguments; both are null (see compile.py)."""
 ALIGNMENT = 16
-MOST_BLOCKS = (2**31 - 1, 65535, 65535)
+MAX_BLOCKS = (2**31 - 1, 65535, 65535)
 """Of a CUDA grid, in x, y and z."""
 
 Constant = int | float | str | bool | None
@@ -100,8 +100,8 @@ def make_launch(spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[st
     names = [name for name, _ in spec.signature]
     if set(values) != set(names):
         raise KernelError(f"{spec.kernel}: arguments must be {', '.join(names)}; got {', '.join(values)}")
-    if any(not 1 <= size <= most for size, most in zip(grid, MOST_BLOCKS, strict=True)):
-        raise KernelError(f"{spec.kernel}: a grid must be from (1, 1, 1) to {MOST_BLOCKS}, got {grid}")
+    if any(not 1 <= size <= most for size, most in zip(grid, MAX_BLOCKS, strict=True)):
+        raise KernelError(f"{spec.kernel}: a grid must be from (1, 1, 1) to {MAX_BLOCKS}, got {grid}")
     for name, kind in spec.signature:
         _check_argument(spec, name, kind, values[name])
     return Launch(spec.kernel, spec.variant, grid, tuple(values[name] for name in names))

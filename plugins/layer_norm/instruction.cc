@@ -2,6 +2,7 @@
 // row of qkv (the norms of q and k), every other column of y being x's.
 #include <cstring>
 
+#include "plugins/layer_norm/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 

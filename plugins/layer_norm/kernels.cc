@@ -1,5 +1,5 @@
 // The layer_norm kernels, best first.
-#include "plugins/common/dispatch.h"
+#include "plugins/layer_norm/kernels.h"
 
 namespace tensorwright {
 
@@ -15,5 +15,11 @@ std::span<const KernelEntry<tw_layer_norm_fn>> layer_norm_kernels() {
   };
   return table;
 }
+
+namespace {
+
+const RegisteredKernels registered(/*place=*/90, {{"layer_norm", [] { return layer_norm_kernels(); }}});
+
+}  // namespace
 
 }  // namespace tensorwright

@@ -1,5 +1,5 @@
 // The loops over a row of logits, best first.
-#include "plugins/common/dispatch.h"
+#include "plugins/logits/kernels.h"
 
 extern "C" {
 const tw_logits_loops* tw_logits_scalar(void);
@@ -17,5 +17,11 @@ std::span<const KernelEntry<tw_logits_fn>> logits_kernels() {
   };
   return kTable;
 }
+
+namespace {
+
+const RegisteredKernels registered(/*place=*/100, {{"logits", [] { return logits_kernels(); }}});
+
+}  // namespace
 
 }  // namespace tensorwright

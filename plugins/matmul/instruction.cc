@@ -1,7 +1,7 @@
 // matmul: y[rows, n] = epilogue(x[rows, k] * w[n, k]^T + bias) + residual.
 #include "plugins/matmul/instruction.h"
 
-#include "plugins/matmul/kernel.h"
+#include "plugins/matmul/kernels.h"
 #include "plugins/matmul/tiling.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"

@@ -1,5 +1,5 @@
 // The matmul kernels, best first.
-#include "plugins/common/dispatch.h"
+#include "plugins/matmul/kernels.h"
 
 extern "C" {
 void tw_matmul_f32_scalar(const tw_matmul_args*);
@@ -28,5 +28,13 @@ std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype) {
   if (dtype == TW_BF16) return kBf16;
   return kF32;
 }
+
+namespace {
+
+const RegisteredKernels registered(/*place=*/10,
+                                   {{"matmul float32", [] { return matmul_kernels(TW_F32); }},
+                                    {"matmul bfloat16", [] { return matmul_kernels(TW_BF16); }}});
+
+}  // namespace
 
 }  // namespace tensorwright

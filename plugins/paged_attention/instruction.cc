@@ -7,7 +7,7 @@
 // result is the same.
 #include <atomic>
 
-#include "plugins/paged_attention/kernel.h"
+#include "plugins/paged_attention/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 

@@ -1,6 +1,7 @@
 // The attention kernels, best first. The int8 kernels give the same bits, and so do the bf16
 // kernels that widen; the one with dot instructions need not.
-#include "plugins/common/dispatch.h"
+#include "plugins/paged_attention/kernels.h"
+
 #include "runtime/core/base/error.h"
 
 namespace tensorwright {
@@ -53,5 +54,15 @@ std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels(
   };
   return table;
 }
+
+namespace {
+
+const RegisteredKernels registered(/*place=*/60,
+                                   {{"attention float32", [] { return attention_kernels(TW_F32); }},
+                                    {"attention bfloat16", [] { return attention_kernels(TW_BF16); }},
+                                    {"attention int8", [] { return attention_kernels(TW_I8); }},
+                                    {"attention_combine", [] { return attention_combine_kernels(); }}});
+
+}  // namespace
 
 }  // namespace tensorwright

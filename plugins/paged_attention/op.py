@@ -19,7 +19,7 @@ from tensorwright.plugins.paged_attention.attention import attend, check_sinks, 
 from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import round_to
 
-CPU_MOST_HEAD_DIM = 4096
+CPU_MAX_HEAD_DIM = 4096
 """TW_MOST_HEAD_DIM of layout.h: kernels of target cpu keep some rows of q on their stack."""
 
 

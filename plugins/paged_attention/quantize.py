@@ -11,7 +11,7 @@ KV_LEVELS = 127
 """K and V, when they are written: 8 bits."""
 QUERY_LEVELS = 127 * 128
 """q, when attention reads it: 15 bits, so that products with 8 sum up exactly in 32."""
-MOST_HEAD_DIM = 1024
+MAX_HEAD_DIM = 1024
 """TW_KV_I8_HEAD_DIM of layout.h."""
 SMALLEST = np.float32(2.0**-110)
 """A head whose largest magnitude is below becomes zeros: the inverse of its scale might overflow."""

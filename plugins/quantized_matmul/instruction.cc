@@ -2,7 +2,7 @@
 #include "plugins/matmul/instruction.h"
 
 #include "plugins/matmul/tiling.h"
-#include "plugins/quantized_matmul/kernel.h"
+#include "plugins/quantized_matmul/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 

@@ -1,5 +1,5 @@
 // The quantized matmul kernels, best first.
-#include "plugins/common/dispatch.h"
+#include "plugins/quantized_matmul/kernels.h"
 
 extern "C" {
 void tw_quantized_matmul_i8_scalar(const tw_quantized_matmul_args*);
@@ -54,5 +54,15 @@ std::span<const KernelEntry<tw_quantize_weights_fn>> quantize_weights_kernels() 
   };
   return kTable;
 }
+
+namespace {
+
+const RegisteredKernels registered(/*place=*/20,
+                                   {{"quantized_matmul int8", [] { return quantized_matmul_kernels(TW_I8); }},
+                                    {"quantized_matmul int4", [] { return quantized_matmul_kernels(TW_I4); }},
+                                    {"quantize_rows", [] { return quantize_rows_kernels(); }},
+                                    {"quantize_weights", [] { return quantize_weights_kernels(); }}});
+
+}  // namespace
 
 }  // namespace tensorwright

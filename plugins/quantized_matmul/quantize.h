@@ -3,7 +3,7 @@
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_QUANTIZE_H_
 
 #include "plugins/matmul/pack.h"
-#include "plugins/quantized_matmul/kernel.h"
+#include "plugins/quantized_matmul/kernels.h"
 
 namespace tensorwright {
 

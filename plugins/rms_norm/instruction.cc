@@ -1,6 +1,7 @@
 // rms_norm: y = rms_norm(x) * (w + weight_offset); with a residual, sum = x + residual and y is sum's norm.
 #include <cstring>
 
+#include "plugins/rms_norm/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 

@@ -1,5 +1,5 @@
 // The rms_norm kernels, best first.
-#include "plugins/common/dispatch.h"
+#include "plugins/rms_norm/kernels.h"
 
 namespace tensorwright {
 
@@ -15,5 +15,11 @@ std::span<const KernelEntry<tw_rms_norm_fn>> rms_norm_kernels() {
   };
   return table;
 }
+
+namespace {
+
+const RegisteredKernels registered(/*place=*/40, {{"rms_norm", [] { return rms_norm_kernels(); }}});
+
+}  // namespace
 
 }  // namespace tensorwright

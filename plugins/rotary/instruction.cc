@@ -1,6 +1,8 @@
 // rotary_table: cosines and sines of the step's positions.
 // rotary_kv_write: rotates q and k of a joint qkv row if there is a table, keeps q, writes k and v into their
 // pages.
+#include "plugins/paged_attention/layout.h"
+#include "plugins/rotary/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 

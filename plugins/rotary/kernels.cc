@@ -1,5 +1,5 @@
 // The rotary kernels, best first.
-#include "plugins/common/dispatch.h"
+#include "plugins/rotary/kernels.h"
 
 namespace tensorwright {
 
@@ -23,5 +23,13 @@ std::span<const KernelEntry<tw_rotary_kv_write_fn>> rotary_kv_write_kernels() {
   };
   return table;
 }
+
+namespace {
+
+const RegisteredKernels registered(/*place=*/50,
+                                   {{"rotary_table", [] { return rotary_table_kernels(); }},
+                                    {"rotary_kv_write", [] { return rotary_kv_write_kernels(); }}});
+
+}  // namespace
 
 }  // namespace tensorwright

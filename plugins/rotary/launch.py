@@ -29,7 +29,7 @@ from tensorwright.plugins.gpu.launch import (
 MODULE = "tensorwright.plugins.rotary.gpu"
 ELEMENTS = 1024
 """Of a program: 8 of each half for each of 64 threads."""
-MOST_HEAD_DIM = 1024
+MAX_HEAD_DIM = 1024
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
@@ -98,9 +98,9 @@ def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
     head_dim, rotary_dim = attrs["head_dim"], attrs["rotary_dim"]
     if cache_dtype not in (dtype, "int8"):
         raise KernelError(f"rotary_kv_write: pages must be {dtype} or int8, got {cache_dtype}")
-    if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim or not 1 <= head_dim <= MOST_HEAD_DIM:
+    if rotary_dim % 2 or not 0 <= rotary_dim <= head_dim or not 1 <= head_dim <= MAX_HEAD_DIM:
         raise KernelError(
-            f"rotary_kv_write: rotary_dim must be even and at most head_dim, which must be at most {MOST_HEAD_DIM}; "
+            f"rotary_kv_write: rotary_dim must be even and at most head_dim, which must be at most {MAX_HEAD_DIM}; "
             f"got rotary_dim {rotary_dim}, head_dim {head_dim}"
         )
     quantized, half, rest = cache_dtype == "int8", rotary_dim // 2, head_dim - rotary_dim

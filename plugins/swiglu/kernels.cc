@@ -1,5 +1,5 @@
 // The swiglu kernels, best first.
-#include "plugins/common/dispatch.h"
+#include "plugins/swiglu/kernels.h"
 
 extern "C" {
 void tw_swiglu_scalar(const tw_swiglu_args*);
@@ -17,5 +17,11 @@ std::span<const KernelEntry<tw_swiglu_fn>> swiglu_kernels() {
   };
   return kTable;
 }
+
+namespace {
+
+const RegisteredKernels registered(/*place=*/70, {{"swiglu", [] { return swiglu_kernels(); }}});
+
+}  // namespace
 
 }  // namespace tensorwright

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import IO, Any, overload
 
 from tensorwright.engine_format.dtypes import DTYPES
+from tensorwright.engine_format.engine_config import is_engine
+from tensorwright.engine_format.file_names import CONFIG
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.runtime.api.llm_tokenizer import LLMTokenizer
@@ -16,7 +18,7 @@ from tensorwright.runtime.api.model_cache import BuildChoices, engine_for_model,
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine import native
-from tensorwright.runtime.engine.engine_dir import EngineDir, is_engine, open_engine
+from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
 from tensorwright.runtime.guided.reader import TIMES, vocabulary_reader
 from tensorwright.runtime.requests.engine_client import EngineClient, Observer
@@ -303,7 +305,7 @@ class LLM(StrictKeywords):
 def is_model(path: Path) -> bool:
     """Whether it is a Hugging Face model directory, of which an engine is to be built."""
     # os.path's say False of a name that no file can have, where Path's raise.
-    return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / "config.json")
+    return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / CONFIG)
 
 
 def _path_of(model: str | Path) -> Path:
@@ -329,8 +331,8 @@ def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
         raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):
         raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
-    if quantize is not None and choices.quantize_spec not in engine.quantize_specs:
-        built = " or ".join(map(repr, engine.quantize_names))
+    if quantize is not None and choices.quantize_spec not in engine.quantize_specs.values():
+        built = " or ".join(map(repr, engine.quantize_specs))
         built = f"built as {built}" if built else "without quantized weights"
         raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")
     if choices.kv_cache_dtype not in ("auto", engine.kv_cache_dtype):

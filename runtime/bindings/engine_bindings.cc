@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "runtime/bindings/bindings.h"
+#include "runtime/bindings/conversions.h"
 #include "runtime/bindings/live_engines.h"
 #include "runtime/core/engine/engine.h"
 #include "runtime/core/executor/cpu_executor.h"
@@ -104,8 +105,8 @@ class PyEngine {
   bool called_here() const { return running_->python && running_->python->called_here(); }
   bool stopped() const { return running_->engine->stopped(); }
   std::string cause() const { return running_->engine->cause(); }
-  nb::dict stats() const;
-  nb::dict facts() const;
+  Facts stats() const;
+  Facts facts() const;
   Profile& profile() const {
     if (profile_) return *profile_;
     throw Error(
@@ -137,9 +138,9 @@ class PyEngine {
   Profile* profile_ = nullptr;  // of a cpu executor, which lives as long as the engine
 };
 
-nb::dict PyEngine::stats() const {
+Facts PyEngine::stats() const {
   EngineStats s = running_->engine->stats();
-  nb::dict d;
+  Facts d;
   d["total_blocks"] = s.total_blocks;
   d["free_blocks"] = s.free_blocks;
   d["cached_blocks"] = s.cached_blocks;
@@ -179,9 +180,9 @@ nb::dict PyEngine::stats() const {
   return d;
 }
 
-nb::dict PyEngine::facts() const {
+Facts PyEngine::facts() const {
   const ModelFacts& f = running_->engine->facts();
-  nb::dict d;
+  Facts d;
   d["vocab_size"] = f.vocab_size;
   d["max_seq_len"] = f.max_seq_len;
   d["block_size"] = f.block_size;

@@ -14,7 +14,6 @@
 #include "runtime/core/base/concat.h"
 #include "runtime/core/base/error.h"
 #include "runtime/core/executor/cpu_executor.h"
-#include "runtime/core/plan/plan_check.h"
 #include "runtime/core/rows/logit_row.h"
 
 namespace nb = nanobind;
@@ -60,9 +59,9 @@ class PyCpuExecutor {
   PyCpuExecutor(const std::string& plan, const std::string& weights, int threads, const std::string& load)
       : executor_(plan, weights, {threads, load_mode(load)}) {}
 
-  nb::dict facts() const {
+  Facts facts() const {
     const ModelFacts& facts = executor_.facts();
-    nb::dict result;
+    Facts result;
     result["vocab_size"] = facts.vocab_size;
     result["max_seq_len"] = facts.max_seq_len;
     result["block_size"] = facts.block_size;
@@ -86,7 +85,7 @@ class PyCpuExecutor {
     {
       const nb::gil_scoped_release release;
       const std::lock_guard lock(mutex_);
-      const LogitRows rows = executor_.wait(executor_.enqueue(step));
+      const LogitRows rows = executor_.run(step);
       copy = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(rows.rows) * vocab);
       for (int32_t row = 0; row < rows.rows; ++row) {
         std::memcpy(copy.get() + static_cast<size_t>(row) * vocab, rows.data + row * rows.stride,
@@ -110,7 +109,7 @@ class PyCpuExecutor {
     std::vector<std::exception_ptr> errors(wanted.size());
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    const LogitRows rows = executor_.wait(executor_.enqueue(step));
+    const LogitRows rows = executor_.run(step);
     executor_.run_tasks(rows.rows, [&](int row, int) {
       const auto i = static_cast<size_t>(row);
       try {
@@ -134,8 +133,8 @@ class PyCpuExecutor {
 
   const Profile& profile() { return executor_.profile(); }
 
-  nb::list dispatch() const {
-    nb::list table;
+  FactsList dispatch() const {
+    FactsList table;
     for (const DispatchChoice& choice : executor_.dispatch()) {
       nb::dict entry;
       entry["family"] = choice.family;
@@ -164,30 +163,6 @@ class PyCpuExecutor {
   CpuExecutor executor_;
 };
 
-// What the reader of plans knows of each op; tests hold the builder's tables against it.
-nb::list plan_ops() {
-  nb::list ops;
-  for (const OpRow& a : kOpTable) {
-    nb::dict op;
-    op["number"] = static_cast<uint32_t>(a.op);
-    op["name"] = a.name;
-    op["ins"] = nb::make_tuple(a.ins_required, a.ins);
-    op["weights"] = nb::make_tuple(a.weights_required, a.weights);
-    op["outs"] = nb::make_tuple(a.outs_required, a.outs);
-    op["ints"] = a.ints;
-    op["floats"] = a.floats;
-    ops.append(op);
-  }
-  return ops;
-}
-
-bool plan_may_share(uint32_t op, int operands, int in, int out) {
-  Instruction instruction = {};
-  instruction.op = op;
-  for (int i = 0; i < 4; ++i) instruction.in[i] = i < operands ? i : -1;
-  return may_share(instruction, in, out);
-}
-
 }  // namespace
 
 LoadMode load_mode(const std::string& name) {
@@ -198,10 +173,6 @@ LoadMode load_mode(const std::string& name) {
 
 void bind_executor(nb::module_& m) {
   using namespace nb::literals;
-  m.def("plan_ops", plan_ops,
-        "Per op of plan.bin: number, name, (required, most) ins, weights and outs, ints and floats.");
-  m.def("plan_may_share", plan_may_share, "op"_a, "operands"_a, "operand"_a, "result"_a,
-        "Whether an instruction with that many ins may write the result over the operand.");
   nb::class_<PyCpuExecutor>(m, "CpuExecutor",
                             "Runs the plan of a cpu engine, one step of a ragged batch at a time.")
       .def(nb::init<const std::string&, const std::string&, int, const std::string&>(), "plan_path"_a,

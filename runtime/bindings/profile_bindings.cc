@@ -39,8 +39,8 @@ std::vector<ProfileRow> rows_of(const Profile& profile, const std::string& phase
 
 }  // namespace
 
-nb::list profile_table(const Profile& profile, const std::string& phase) {
-  nb::list table;
+ProfileTable profile_table(const Profile& profile, const std::string& phase) {
+  ProfileTable table;
   for (const ProfileRow& row : rows_of(profile, phase)) {
     nb::dict entry;
     entry["name"] = row.name;
@@ -54,8 +54,8 @@ nb::list profile_table(const Profile& profile, const std::string& phase) {
   return table;
 }
 
-nb::dict profile_steps(const Profile& profile) {
-  nb::dict phases;
+ProfileSteps profile_steps(const Profile& profile) {
+  ProfileSteps phases;
   for (size_t i = 0; i < kPhaseNames.size(); ++i) {
     const PhaseSums sums = profile.steps(static_cast<Phase>(i));
     nb::dict entry;

@@ -154,16 +154,15 @@ void PythonExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_to
   blocks_ = blocks;
 }
 
-Ticket PythonExecutor::enqueue(const Step& step) {
-  if (!checker_) refuse("enqueue: allocate() must be called first");
+LogitRows PythonExecutor::run(const Step& step) {
+  if (!checker_) refuse("run: allocate() must be called first");
   checker_->check(step);
-  last_ = {};
-  // A copy: whoever keeps it, or a view of its arrays, keeps that.
-  call("run", [&] { take(executor_.attr("run")(nb::cast(step, nb::rv_policy::copy)), step.rows()); });
-  return {++steps_};
+  // Python gets a copy, which lives as long as it or a view of its arrays is kept.
+  call("run", [&] { keep_logits(executor_.attr("run")(nb::cast(step, nb::rv_policy::copy)), step.rows()); });
+  return {logits_.data(), facts_.vocab_size, step.rows()};
 }
 
-void PythonExecutor::take(const nb::object& result, int32_t rows) {
+void PythonExecutor::keep_logits(const nb::object& result, int32_t rows) {
   const auto vocab = static_cast<size_t>(facts_.vocab_size);
   Logits logits;
   const bool good = nb::try_cast(result, logits, false) && logits.shape(0) == static_cast<size_t>(rows) &&
@@ -171,14 +170,6 @@ void PythonExecutor::take(const nb::object& result, int32_t rows) {
   require(good, "run must return a C-contiguous float32 array of shape (", rows, ", ", vocab, "), returned ",
           described(result));
   logits_ = std::move(logits);
-  last_ = {logits_.data(), facts_.vocab_size, rows};
-}
-
-LogitRows PythonExecutor::wait(Ticket ticket) {
-  if (ticket.step != steps_ || steps_ == 0) {
-    refuse(concat("wait: only the last step, ", steps_, ", has logits, not step ", ticket.step));
-  }
-  return last_;
 }
 
 void PythonExecutor::copy_block(int32_t group, int32_t from, int32_t to) {

@@ -27,8 +27,7 @@ class PythonExecutor final : public Executor {
   const ModelFacts& facts() const override { return facts_; }
   void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
                 int32_t max_seqs) override;
-  Ticket enqueue(const Step& step) override;
-  LogitRows wait(Ticket ticket) override;
+  LogitRows run(const Step& step) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
   int threads() const override { return team_.threads(); }
   void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
@@ -48,7 +47,8 @@ class PythonExecutor final : public Executor {
 
   template <typename Fn>
   void call(const char* method, Fn&& fn);
-  void take(const nanobind::object& result, int32_t rows);
+  // Checks what Python's run() returned and keeps it in logits_.
+  void keep_logits(const nanobind::object& result, int32_t rows);
 
   nanobind::object executor_;
   ThreadTeam team_;
@@ -56,9 +56,7 @@ class PythonExecutor final : public Executor {
   std::unique_ptr<StepChecker> checker_;  // null before allocate()
   std::vector<int32_t> blocks_;           // per cache group
   Logits logits_;                         // of the last step: keeps the array alive
-  LogitRows last_;
-  int64_t steps_ = 0;
-  bool closed_ = false;  // guarded by the GIL
+  bool closed_ = false;                   // guarded by the GIL
 };
 
 }  // namespace tensorwright

@@ -104,7 +104,7 @@ def _report(
     seconds = latencies([trace for traces in rounds for trace in traces])
     result: dict[str, Any] = {
         "benchmark": kind,
-        "engine": {"path": str(engine.path), "dtype": engine.dtype, "build_options": engine.config["build_options"]},
+        "engine": {"path": str(engine.path), "dtype": engine.dtype, "build_options": engine.config.build_options},
         "load": asdict(load)
         | {name: getattr(bench.options, name) for name in ("max_num_tokens", "threads", "kv_cache_bytes")},
         "rounds": len(rounds),

@@ -129,11 +129,12 @@ def show(engine: EngineDir, scores: list[Score], window: int) -> None:
 
 
 def show_json(engine: EngineDir, scores: list[Score], window: int) -> None:
+    config = engine.config.to_dict()
     facts: dict[str, Any] = {
         "path": str(engine.path),
-        **{key: engine.config[key] for key in ("tensorwright_version", "target", "dtype", "model", "build_options")},
+        **{key: config[key] for key in ("tensorwright_version", "target", "dtype", "model", "build_options")},
         "max_seq_len": engine.max_seq_len,
-        "source": engine.config["source"].get("hash"),
+        "source": engine.config.source.hash,
         "weights_bytes": engine.weights.stat().st_size,
     }
     *files, total = scores

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorwright.engine_format.engine_config import is_engine
+from tensorwright.engine_format.file_names import TOKENIZER
 from tensorwright.errors import InvalidOptionError, MissingDependencyError, reason
 from tensorwright.installing import install
 from tensorwright.runtime.commands.serve_options import APP_OPTIONS, ENGINE_OPTIONS, NETWORK_OPTIONS, take
-from tensorwright.runtime.engine.engine_dir import TOKENIZER, is_engine
 from tensorwright.sizes import parse_size
 
 if TYPE_CHECKING:

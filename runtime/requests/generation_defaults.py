@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tensorwright.engine_format.file_names import GENERATION_CONFIG
 from tensorwright.errors import EngineError, InvalidOptionError, InvalidRequestError
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.requests.sampling_params import AtMost, SamplingParams
 
-FILE = "generation_config.json"
 GENERATION_CONFIGS = ("model", "neutral")
 """Whose defaults hold: the model's, or those of SamplingParams alone."""
 
@@ -25,7 +25,7 @@ _DISTRIBUTION = ("temperature", "top_k", "top_p", "min_p")
 
 def named_defaults(engine: EngineDir) -> dict[str, Any]:
     """Fields of SamplingParams that the file names, with its values as they are; {} without a file."""
-    config = engine.read_json(FILE)
+    config = engine.read_json(GENERATION_CONFIG)
     return {field: config[name] for name, field in _FIELDS.items() if config.get(name) is not None}
 
 
@@ -46,7 +46,8 @@ def sampling_defaults(engine: EngineDir, generation_config: str) -> dict[str, An
         SamplingParams(**found)
     except InvalidRequestError as error:
         raise EngineError(
-            f"{engine.path / FILE}: {error}; leave the model's defaults out with generation_config='neutral'"
+            f"{engine.path / GENERATION_CONFIG}: {error}; leave the model's defaults out with "
+            "generation_config='neutral'"
         ) from error
     return {name: AtMost(value) if name == "max_tokens" else value for name, value in found.items()}
 

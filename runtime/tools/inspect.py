@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tensorwright.engine_format.checksums import REMEDY
+from tensorwright.engine_format.file_names import REPORT
 from tensorwright.errors import EngineError, reason
 from tensorwright.json_text import read_json
 from tensorwright.runtime.engine import native
@@ -23,7 +23,7 @@ def describe(engine: EngineDir) -> dict[str, Any]:
     """config.json and what the checks and this machine add to it; plain data for --json."""
     return {
         "path": str(engine.path),
-        **engine.config,
+        **engine.config.to_dict(),
         "target_facts": describe_engine(engine),
         "sampling_defaults": named_defaults(engine),
         "files": {name: entry.size for name, entry in engine.files.items()},
@@ -35,7 +35,7 @@ def describe(engine: EngineDir) -> dict[str, Any]:
 
 def _build_report(engine: EngineDir) -> dict[str, Any] | None:
     """build-report.json: not part of the engine's identity, so it may be missing and is not checksummed."""
-    path = engine.path / "build-report.json"
+    path = engine.path / REPORT
     try:
         return read_json(path.read_bytes()) if path.exists() else None
     except (OSError, ValueError) as error:
@@ -56,7 +56,7 @@ def show(facts: dict[str, Any], console: Console) -> None:
     _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
     _show_pairs(console, "Files", {name: format_size(size) for name, size in facts["files"].items()})
     if facts["quantization"] is not None:
-        _show_quantization(console, facts["quantization"], facts["accuracy"])
+        _show_pairs(console, "Quantized weights", _quantization_pairs(facts["quantization"], facts["accuracy"]))
     accuracy = {name: value for name, value in (facts["accuracy"] or {}).items() if name != "output_errors"}
     _show_pairs(console, "Accuracy", accuracy or {"not measured": "build with --accuracy quick or full"})
     kernels = {}
@@ -67,16 +67,6 @@ def show(facts: dict[str, Any], console: Console) -> None:
         _show_pairs(console, "Kernels on this machine", kernels)
 
 
-def _show_quantization(console: Console, record: dict[str, Any], accuracy: dict[str, Any] | None) -> None:
-    try:
-        pairs = _quantization_pairs(record, accuracy)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise EngineError(
-            f"config.json: its record of quantization is not as this version writes it ({error!r:.200}); {REMEDY}"
-        ) from error
-    _show_pairs(console, "Quantized weights", pairs)
-
-
 def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None) -> dict[str, Any]:
     """Formats and bits; relative errors by kind of matrix: the mean over the layers and the worst layer."""
     pairs: dict[str, Any] = {"formats": record["spec"]}
@@ -85,7 +75,7 @@ def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None)
     pairs["bits per weight"] = {role: bits for role, bits in record["bits_per_weight"].items() if bits is not None}
     pairs["error of weights"] = {name: _spread(row) for name, row in record["weight_errors"].items()}
     if accuracy is not None:
-        pairs["error of outputs"] = {name: _spread(row) for name, row in accuracy["output_errors"].items()}
+        pairs["error of outputs"] = {name: _spread(row) for name, row in accuracy.get("output_errors", {}).items()}
     return pairs
 
 

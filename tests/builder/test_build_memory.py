@@ -38,7 +38,6 @@ print(json.dumps({"above_baseline": max(seen) - baseline, "baseline": baseline, 
 """
 
 
-@pytest.mark.slow  # writes and reads gigabytes
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("quantize", ["", "int4"])
 def test_anonymous_memory(tmp_path, quantize):

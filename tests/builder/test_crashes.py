@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:Deprecati
 def build(out: Path, marker: str, overwrite: bool = True) -> None:
     """An engine as the reader accepts it; all its files but config.json say `marker`."""
     with EngineWriter(out, overwrite=overwrite) as writer:
-        writer.write_json("config.json", engine_config(source={"hash": marker, "files": []}))
+        writer.write_json("config.json", engine_config(source={"hash": marker, "files": {}}))
         for name in ("cpu/plan.bin", "cpu/weights.bin", "graph.txt"):
             writer.write(name, marker.encode())
         writer.write_json("generation_config.json", {"marker": marker})
@@ -45,7 +45,7 @@ def marker(out: Path) -> str | None:
         return None
     engine = open_engine(out)  # with its checksums
     (found,) = {
-        engine.config["source"]["hash"], engine.read_json("generation_config.json")["marker"],
+        engine.config.source.hash, engine.read_json("generation_config.json")["marker"],
         *((out / name).read_text() for name in ("cpu/plan.bin", "cpu/weights.bin", "graph.txt")),
     }  # fmt: skip
     return found

@@ -10,7 +10,8 @@ import pytest
 import xxhash
 
 from tensorwright import durable
-from tensorwright.builder.emit.engine_dir import EngineWriter, checksum_text
+from tensorwright.builder.emit.engine_dir import EngineWriter
+from tensorwright.engine_format.checksums import FileSum, checksum_text
 from tensorwright.errors import BuildError
 
 CONFIG = {"format": "tensorwright-engine"}
@@ -43,7 +44,7 @@ def test_files_and_checksums(tmp_path):
 
 
 def test_checksum_lines_are_sorted():
-    text = checksum_text({"b": ("22", 2), "a": ("11", 1)})
+    text = checksum_text({"b": FileSum("22", 2), "a": FileSum("11", 1)})
     assert text.startswith("11  1  a\n22  2  b\n")
 
 

@@ -14,7 +14,7 @@ from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_L
 from tensorwright.errors import BuildError, LoweringError
 from tensorwright.ir.ops import instructions
 from tensorwright.plugins import op_table
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 
 
 def parse(data: bytes) -> dict:
@@ -169,7 +169,7 @@ def test_refusals():
 
 def test_the_reader_has_the_records_of_the_builder() -> None:
     """Numbers, operand counts and attributes of plan.bin, and which result may go over which operand."""
-    reader = {op["name"]: op for op in _runtime.plan_ops()}
+    reader = {op["name"]: op for op in _testing.plan_ops()}
     records = {name: record for name, record in instructions().items() if not record.shares_number_of}
     assert reader.keys() == records.keys()
     for name, record in records.items():
@@ -185,4 +185,4 @@ def test_the_reader_has_the_records_of_the_builder() -> None:
                     outs[result] == r.result and ins[i] in r.over and r.without not in ins[:given]
                     for r in record.in_place
                 )
-                assert planned == _runtime.plan_may_share(record.number, given, i, result), (name, i, result)
+                assert planned == _testing.plan_may_share(record.number, given, i, result), (name, i, result)

@@ -33,7 +33,7 @@ def put(out: Path, source: str) -> None:
 
 def source_of(out: Path) -> str:
     """Of the whole engine at `out`, every file of which is held against its checksum."""
-    return str(open_engine(out).config["source"]["hash"])
+    return str(open_engine(out).config.source.hash)
 
 
 @contextmanager

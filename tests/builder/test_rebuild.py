@@ -14,6 +14,8 @@ from support.tiny_models import make_tiny, make_variant
 from tensorwright import build
 from tensorwright.builder.kept_weights import EngineSource
 from tensorwright.builder.rebuild import changed_options, rebuild
+from tensorwright.engine_format.engine_config import EngineConfig
+from tensorwright.engine_format.file_names import CONFIG
 from tensorwright.errors import CheckpointError, EngineError, InvalidOptionError
 from tensorwright.models.checkpoint import open_checkpoint
 
@@ -44,7 +46,7 @@ def files_of(engine: Path) -> dict[str, bytes]:
 
 
 def again(engine: Path, out: Path, **options) -> Path:
-    return rebuild(engine, config_of(engine), out, **options).path
+    return rebuild(engine, EngineConfig.from_dict(config_of(engine), engine / CONFIG), out, **options).path
 
 
 def test_kept_weights_are_the_checkpoints(keeper, tiny):
@@ -169,7 +171,7 @@ def test_for_another_target_it_is_the_build_for_that(keeper, tiny, tmp_path):
 
 def test_options_of_one_target_go_on_only_within_it():
     own = {"target": "tensorrt-rtx", "dtype": "float16", "quantize": "int4", "sm": [80, 89], "max_batch_size": 8}
-    again = changed_options({"build_options": own}, {})
+    again = changed_options(own, {})
     assert (again.sm, again.max_batch_size) == ((80, 89), 8)  # as build has them, not JSON's list
-    moved = changed_options({"build_options": own}, {"target": "onnx"})
+    moved = changed_options(own, {"target": "onnx"})
     assert (moved.sm, moved.max_batch_size, moved.quantize, moved.dtype) == ((), None, "int4", "float16")

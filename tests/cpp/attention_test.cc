@@ -9,7 +9,11 @@
 
 #include "plugins/common/bf16.h"
 #include "plugins/common/dispatch.h"
+#include "plugins/layer_norm/kernels.h"
+#include "plugins/paged_attention/kernels.h"
 #include "plugins/paged_attention/layout.h"
+#include "plugins/rms_norm/kernels.h"
+#include "plugins/rotary/kernels.h"
 #include "tests/cpp/check.h"
 
 namespace tensorwright {
@@ -143,7 +147,7 @@ TW_TEST(attention_reads_no_unused_slot) {
     const Written written = write(shape, rotary_kv_write_kernels().back());
     for (int window : {0, 1, 20}) {
       for (int queries : {1, 2, 9, 33}) {
-        if (queries > shape.length) continue;
+        if (queries > shape.length || (tw_test::emulated() && queries * shape.length > 2400)) continue;
         const auto table = attention_kernels(shape.dtype);
         const std::vector<float> expected = attend(shape, written, table.back().fn, queries, window);
         for (const auto& entry : table) {

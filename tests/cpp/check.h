@@ -4,6 +4,7 @@
 #define TENSORWRIGHT_TESTS_CPP_CHECK_H_
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <sstream>
@@ -61,6 +62,10 @@ inline int run(int argc, char** argv) {
   if (ran == 0) std::fprintf(stderr, "no test ran\n");
   return failures() != 0 || ran == 0;
 }
+
+// Whether an emulator runs the test, a hundred times slower than the processor: long sums over many rows are
+// cut then.
+inline bool emulated() { return std::getenv("TENSORWRIGHT_EMULATED") != nullptr; }
 
 }  // namespace tw_test
 

@@ -48,8 +48,8 @@ TW_TEST(a_step_allocates_nothing) {
     executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs);
     const Step prefill = step_of(0, 50, 100), decode = step_of(50, 51, 100);
     const int64_t before = allocations;
-    executor.wait(executor.enqueue(prefill));
-    executor.wait(executor.enqueue(decode));
+    executor.run(prefill);
+    executor.run(decode);
     TW_CHECK_EQ(allocations - before, int64_t{0});
   }
 }
@@ -67,7 +67,7 @@ TW_TEST(the_first_step_meets_no_page_fault) {
     const Step step = step_of(0, 1100, 1999);  // from the last block down
     rusage before, after;
     getrusage(RUSAGE_SELF, &before);
-    executor.wait(executor.enqueue(step));
+    executor.run(step);
     getrusage(RUSAGE_SELF, &after);
     faults[populate > 0] = after.ru_minflt - before.ru_minflt;
   }
@@ -135,17 +135,14 @@ TW_TEST(order_of_calls_is_checked) {
   ToyPlan toy;
   files.write(toy.bytes(), toy.data);
   CpuExecutor executor(files.plan(), files.weights(), {1, LoadMode::map});
-  TW_CHECK_ERROR(executor.enqueue(step_of(0, 1, 0)), "InvalidRequestError");
-  TW_CHECK_ERROR(executor.wait({0}), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.run(step_of(0, 1, 0)), "InvalidRequestError");
   TW_CHECK_ERROR(executor.allocate({1, 1}, 1, 1, 1), "InvalidRequestError");
   TW_CHECK_ERROR(executor.allocate({-1}, 1, 1, 1), "InvalidRequestError");
   TW_CHECK_ERROR(executor.allocate({1}, 0, 1, 1), "InvalidRequestError");
   TW_CHECK_ERROR(executor.allocate({0x7fffffff}, 1, 1, 1), "InvalidRequestError");
   executor.allocate({1}, 1, 1, 1);
   TW_CHECK_ERROR(executor.allocate({1}, 1, 1, 1), "InvalidRequestError");
-  const Ticket ticket = executor.enqueue(step_of(0, 1, 0));
-  TW_CHECK_EQ(executor.wait(ticket).rows, 1);
-  TW_CHECK_ERROR(executor.wait({ticket.step + 1}), "InvalidRequestError");
+  TW_CHECK_EQ(executor.run(step_of(0, 1, 0)).rows, 1);
 }
 
 // A damaged plan that the reader takes must also run without leaving its memory (run this under a sanitizer).

@@ -20,7 +20,7 @@ namespace tw_test {
 struct FakeBehaviour {
   int32_t nan_token = -1;    // a sequence with this token has NaN logits
   int32_t throw_token = -1;  // a step that computes this token throws
-  int32_t late_token = -1;   // ... throws from wait(), after the cache was written
+  int32_t late_token = -1;   // the same, but it throws after the cache was written
   int32_t fail_every = 0;    // every n-th step of more than one sequence throws
   int32_t die_token = -1;    // a step that computes this token throws what is no std::exception
   int32_t fail_copies = 0;   // every n-th copy of a block throws
@@ -49,7 +49,7 @@ class FakeExecutor : public tensorwright::Executor {
     max_tokens_ = max_tokens, max_rows_ = max_rows, max_seqs_ = max_seqs;
   }
 
-  tensorwright::Ticket enqueue(const tensorwright::Step& step) override {
+  tensorwright::LogitRows run(const tensorwright::Step& step) override {
     check(step);
     ++steps_;
     if (behaviour_.fail_every && step.seqs() > 1 && steps_ % behaviour_.fail_every == 0)
@@ -57,21 +57,16 @@ class FakeExecutor : public tensorwright::Executor {
     if (has(step, behaviour_.throw_token)) throw tensorwright::Error("TensorwrightError", "poison");
     if (has(step, behaviour_.die_token)) throw 42;
     if (behaviour_.sleep_us) std::this_thread::sleep_for(std::chrono::microseconds(behaviour_.sleep_us));
-    late_ = has(step, behaviour_.late_token);
+    const bool late = has(step, behaviour_.late_token);
     for (size_t g = 0; g < cache_.size(); ++g) {
       for (int32_t t = 0; t < step.tokens(); ++t) {
-        cache_[g].at(step.groups[g].slots[t]) = Entry{late_ ? -7 : step.token_ids[t], step.positions[t]};
+        cache_[g].at(step.groups[g].slots[t]) = Entry{late ? -7 : step.token_ids[t], step.positions[t]};
       }
     }
     logits_.assign(static_cast<size_t>(step.rows()) * stride(), 0.f);
     for (int32_t r = 0; r < step.rows(); ++r) fill_row(step, r);
-    rows_ = step.rows();
-    return {steps_};
-  }
-
-  tensorwright::LogitRows wait(tensorwright::Ticket) override {
-    if (late_) throw std::runtime_error("late poison");
-    return {logits_.data(), stride(), rows_};
+    if (late) throw std::runtime_error("late poison");
+    return {logits_.data(), stride(), step.rows()};
   }
 
   void copy_block(int32_t group, int32_t from, int32_t to) override {
@@ -148,9 +143,8 @@ class FakeExecutor : public tensorwright::Executor {
   tensorwright::ModelFacts facts_;
   std::vector<std::vector<Entry>> cache_;  // [groups][slots]
   std::vector<float> logits_;
-  int32_t max_tokens_ = 0, max_rows_ = 0, max_seqs_ = 0, rows_ = 0;
+  int32_t max_tokens_ = 0, max_rows_ = 0, max_seqs_ = 0;
   int64_t steps_ = 0, copies_ = 0;
-  bool late_ = false;
 };
 
 }  // namespace tw_test

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "plugins/common/dispatch.h"
+#include "plugins/logits/kernels.h"
 #include "plugins/logits/weight.h"
 #include "runtime/core/rows/row_estimate.h"
 #include "runtime/core/rows/row_order.h"

@@ -67,7 +67,7 @@ inline Step step_of(int32_t from, int32_t to, int32_t first_block) {
 }
 
 inline std::vector<float> run(Executor& executor, const Step& step) {
-  const LogitRows rows = executor.wait(executor.enqueue(step));
+  const LogitRows rows = executor.run(step);
   std::vector<float> logits;
   for (int32_t r = 0; r < rows.rows; ++r) {
     logits.insert(logits.end(), rows.data + r * rows.stride, rows.data + r * rows.stride + ToyPlan::kVocab);

@@ -10,6 +10,8 @@ from support.harness import EngineSteps, reference_logits, worst
 from support.tiny_models import make_variant
 from tensorwright import build
 
+pytestmark = pytest.mark.computes
+
 LENGTH = 1100  # three splits of 512
 
 

@@ -1,11 +1,13 @@
 """A request's tokens and logprobs are the same bits alone, in any company, however its prompt is cut up.
 
 Also here, because every such run must end so: no block leaks, and waste stays below one block per sequence.
+TENSORWRIGHT_LARGE_LOAD=1000 runs the largest load in its full form; the suite runs 300 requests of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from dataclasses import dataclass, field
 
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from tensorwright import LLM, SamplingParams
 from tensorwright.runtime.engine.engine_dir import open_engine
 
+LARGE_LOAD = int(os.environ.get("TENSORWRIGHT_LARGE_LOAD", "300"))
 SHAPED = {
     "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,
     "logit_bias": {5: 4.0, 6: -4.0}, "bad_words": [[5, 5]],
@@ -142,6 +145,7 @@ def check(llm: LLM, solo: Solo, load: list[Ask]) -> None:
     assert stats["max_waste_slots_per_sequence"] < stats["block_size"]
 
 
+@pytest.mark.computes(least="avx2")
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 7, 16, 512])
 def test_company_chunks_and_threads(engine, solo, threads, chunk):
@@ -153,6 +157,7 @@ def test_company_chunks_and_threads(engine, solo, threads, chunk):
         check(llm, solo, load)
 
 
+@pytest.mark.computes(least="avx2")
 def test_prefix_hits(engine, solo):
     load = asks(40, seed=5)
     with LLM(str(engine), threads=2, kv_cache_memory="64MiB", max_batch_size=4) as llm:
@@ -161,6 +166,7 @@ def test_prefix_hits(engine, solo):
         assert llm.get_stats()["prefix_hit_tokens"] > 0
 
 
+@pytest.mark.computes(least="avx2")
 def test_forced_preemption(engine, solo):
     load = asks(24, seed=6, longest=100, most_tokens=120)
     with LLM(
@@ -178,6 +184,7 @@ def crowd(engine):
         yield llm
 
 
+@pytest.mark.computes(least="avx2")
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
@@ -198,8 +205,9 @@ def test_any_load(crowd, solo, load):
     check(crowd, solo, load)
 
 
-@pytest.mark.slow
-def test_a_thousand_requests(engine, solo):
-    load = asks(1000, seed=7, longest=100, spread_ms=2000)
-    with LLM(str(engine), threads=2, kv_cache_memory=room(engine, 64), max_batch_size=16, max_queue_size=1000) as llm:
+def test_a_large_load(engine, solo):
+    load = asks(LARGE_LOAD, seed=7, longest=100, spread_ms=2 * LARGE_LOAD)
+    with LLM(
+        str(engine), threads=2, kv_cache_memory=room(engine, 64), max_batch_size=16, max_queue_size=LARGE_LOAD
+    ) as llm:
         check(llm, solo, load)

@@ -190,6 +190,7 @@ def families(tmp_path_factory):
     return get
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_logits_equal_transformers(families, variant):
     family = families(variant)
@@ -201,6 +202,7 @@ def test_logits_equal_transformers(families, variant):
     assert worst(steps.logits(family.ids(LENGTHS[-1]), chunks=[7, 40] + [1] * 60), exact) <= allowed
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("variant", ["gemma3", "gpt_neox", "llama_yarn", "phi3"])
 def test_every_spelling_of_a_config_gives_the_same_engine(families, variant):
     family = families(variant)
@@ -209,6 +211,7 @@ def test_every_spelling_of_a_config_gives_the_same_engine(families, variant):
         assert (again / file).read_bytes() == (family.root / "engine" / file).read_bytes()
 
 
+@pytest.mark.computes
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_greedy_tokens_equal_transformers(families, variant):
     family = families(variant)

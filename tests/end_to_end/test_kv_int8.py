@@ -18,7 +18,7 @@ from tensorwright.ir.graph import Graph
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import PassReport, run_pipeline
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 from tensorwright.runtime.engine.engine_dir import open_engine
 
 VARIANTS = ["llama", "llama_mqa", "gpt2", "gemma2", "flint", "mistral", "gpt_neox", "falcon_groups"]
@@ -88,7 +88,7 @@ def test_an_engine_that_does_not_round_is_red(made: Made) -> None:
 
 def test_a_block_takes_what_the_layout_says(made: Made) -> None:
     layers = made.reports["int8"].graph.facts["kv_layers"]
-    sizes = [_runtime.kv_block_bytes(3, layer["kv_heads"], layer["head_dim"], 32) for layer in layers]
+    sizes = [_testing.kv_block_bytes(3, layer["kv_heads"], layer["head_dim"], 32) for layer in layers]
     facts = made.engine(made.reports["int8"].graph, "sizes").executor.facts()
     assert sum(facts["block_bytes"]) == sum(sizes)
 

@@ -15,6 +15,8 @@ import pytest
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError, PromptTooLongError, QueueFullError
 
+pytestmark = pytest.mark.computes(least="avx2")
+
 PROMPTS = ["def read_file(", "import os", "class Node:\n    def __init__(", "# déjà vu 🙂 "]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 

@@ -10,6 +10,8 @@ from support.harness import EngineSteps, load_reference
 from support.tiny_models import make_tiny
 from tensorwright import build
 
+pytestmark = pytest.mark.computes(least="avx2")
+
 
 def distances(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
     """Root mean square distance of either from the fp32 logits, in their own units."""

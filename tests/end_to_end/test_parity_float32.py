@@ -75,6 +75,7 @@ def ids_of(vocab: int, length: int, seed: int) -> list[int]:
     return np.random.default_rng(seed).integers(0, vocab, length).tolist()
 
 
+@pytest.mark.computes(least="avx2")
 def test_logits_equal_transformers(pair):
     model, engine = pair
     steps = EngineSteps(engine)
@@ -86,6 +87,7 @@ def test_logits_equal_transformers(pair):
         assert worst(steps.logits(ids), exact) <= allowed(exact, theirs)
 
 
+@pytest.mark.computes(least="avx2")
 def test_greedy_tokens_equal_transformers(pair):
     model, engine = pair
     reference = load_reference(model, torch.float32)

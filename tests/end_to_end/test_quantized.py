@@ -43,6 +43,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyModel]:
     return get
 
 
+@pytest.mark.computes(least="avx2")
 class TestNumbers:
     @pytest.mark.parametrize("variant", ["llama", "qwen2", "gemma2", "gpt2"])
     @pytest.mark.parametrize("spec", [*FORMATS, *MIXED])
@@ -83,6 +84,7 @@ def test_mutations_turn_red(tiny, change: Callable[[Quantized], None]) -> None:
     assert not made.agrees(made.changed("layers.1.mlp.down_proj", change))
 
 
+@pytest.mark.computes(least="avx2")
 class TestSameBits:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("spec", ["int4", "int4:g128", "int8:g64", "w8a8"])
@@ -135,7 +137,6 @@ def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(model, tmp_path_factory.mktemp("engine") / "engine", quantize="int4", accuracy="none").path
 
 
-@pytest.mark.slow  # three builds of pico with their accuracy records
 @pytest.mark.parametrize(
     ("spec", "growth", "divergence"),
     [("int8", 1.005, 1e-3), ("w8a8", 1.03, 3e-3), ("int4,embedding=int8,lm_head=int8", 1.15, 2e-2)],
@@ -151,6 +152,7 @@ def test_what_quantization_costs_pico(
     assert config["quantization"]["bits_per_weight"]["all"] < (8.6 if spec != "w8a8" else 8.1)
 
 
+@pytest.mark.computes(least="avx2")
 class TestEngines:
     def test_counts(self, engine: Path, model: Path, tmp_path: Path) -> None:
         config = json.loads((engine / "config.json").read_text())

@@ -16,7 +16,7 @@ from tensorwright.installing import install
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_BYTES = 250_000_000
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # compiles a wheel, downloads the dependencies
+pytestmark = pytest.mark.timeout(1200)  # compiles a wheel, downloads the dependencies
 
 
 def call(*command: str | Path, status: int = 0) -> subprocess.CompletedProcess[str]:

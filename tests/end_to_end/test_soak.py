@@ -144,7 +144,6 @@ def crowd(llm: LLM, asks: list[Ask]) -> list[Any]:
     return answers
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300 + COUNT)
 def test_soak(pico_engine: Path) -> None:
     rng = random.Random(11)

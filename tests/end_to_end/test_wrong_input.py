@@ -221,7 +221,6 @@ def test_unwritable_cache_of_engines(tiny: Path, monkeypatch: pytest.MonkeyPatch
         LLM(tiny)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.7, 2.0, 4.0])
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_interrupted_build_leaves_nothing(tiny: Path, place: Path, name: str, delay: float) -> None:

@@ -9,8 +9,7 @@ from tensorwright.runtime.engine.executors import EXECUTORS
 
 
 def test_the_builder_and_the_runtime_have_the_targets_of_the_table() -> None:
-    assert tuple(builder_targets.MODULES) == TARGET_NAMES
-    assert {*EXECUTORS, "cpu"} == set(TARGET_NAMES)
+    assert tuple(builder_targets.MODULES) == TARGET_NAMES == ("cpu", *EXECUTORS)
     assert set(TENSORRT_TARGETS) < set(TARGET_NAMES)
 
 

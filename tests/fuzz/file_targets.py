@@ -20,12 +20,14 @@ from fuzz.answers import Answered
 from support.fake_runtime import write_checksums, write_engine
 from support.made_checkpoints import write_checkpoint, write_sharded
 from tensorwright.builder.rebuild import read_graph
+from tensorwright.engine_format.engine_config import is_engine
+from tensorwright.engine_format.strict_json import read_object
 from tensorwright.engine_format.tensorrt_manifest import Manifest
 from tensorwright.errors import CheckpointError, EngineError, InvalidOptionError, InvalidRequestError, is_panic
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.models.safetensors_file import SafetensorsFile
-from tensorwright.runtime.engine import engine_dir
+from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.engine.onnx.manifest import read_io
 from tensorwright.runtime.guided.spelling import text_tokenizer, token_bytes
 from tensorwright.runtime.requests.generation_defaults import sampling_defaults
@@ -76,8 +78,8 @@ def engine(data: bytes) -> None:
     with _changed(root, {CHECKSUMS: b"", **named}), ENGINE:
         if CHECKSUMS not in named:
             write_checksums(root, sorted(listed - {CHECKSUMS, REPORT}))
-        engine_dir.is_engine(root)
-        opened = engine_dir.open_engine(root, read_tokenizer=True)
+        is_engine(root)
+        opened = open_engine(root, read_tokenizer=True)
         sampling_defaults(opened, "model")
         for text in opened.chat_templates.values():
             with suppress(InvalidOptionError):
@@ -123,7 +125,7 @@ def manifest(data: bytes) -> None:
         assert Manifest.from_json(made.to_json()) == made
     path = Path("engine")
     known: Any = SimpleNamespace(path=path, max_seq_len=64, block_size=64, kv_block_bytes=16384)
-    known.read_json = lambda name: engine_dir._parse_object(path / name, data)
+    known.read_json = lambda name: read_object(path / name, data)
     with ENGINE:
         read_io(known)
 

@@ -157,7 +157,7 @@ inline Logits run(const MemoryFile& plan, const MemoryFile& weights, const char*
   executor.allocate(blocks, kMostTokens, kMostTokens, kMostSeqs);
   Logits logits;
   for (const Step& step : steps) {
-    const LogitRows rows = executor.wait(executor.enqueue(step));
+    const LogitRows rows = executor.run(step);
     for (int32_t row = 0; row < rows.rows; ++row) {
       const float* from = rows.data + row * rows.stride;
       logits.emplace_back(from, from + executor.facts().vocab_size);

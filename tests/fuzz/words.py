@@ -6,6 +6,7 @@ import dataclasses
 
 from fuzz.request_targets import BODIES, TEMPLATES
 
+import tensorwright.plugins.registry  # noqa: F401  (the table of ops)
 from tensorwright import GuidedDecodingParams, SamplingParams
 from tensorwright.ir.ops import op_names
 from tensorwright.runtime.serving.triton.interfaces import INTERFACES

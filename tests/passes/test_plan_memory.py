@@ -4,7 +4,7 @@ from support.pass_graphs import graph_of
 from tensorwright.errors import PassError
 from tensorwright.ir.ops import SOURCES, instructions
 from tensorwright.passes.plan_memory import ALIGNMENT, plan_memory
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -13,7 +13,7 @@ def may_be_written_over(node, result):
     """The operands whose memory the reader of plans lets this result take."""
     computed = [v for v in node.inputs if v is not None and v.node.op not in SOURCES and v.dtype != "kv"]
     number = instructions()[node.op].number
-    return {v for i, v in enumerate(computed) if _runtime.plan_may_share(number, len(computed), i, result)}
+    return {v for i, v in enumerate(computed) if _testing.plan_may_share(number, len(computed), i, result)}
 
 
 def check_plan(graph):

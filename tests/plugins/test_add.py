@@ -9,6 +9,8 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.add import op
 
+pytestmark = pytest.mark.computes
+
 
 def test_adds_in_float32() -> None:
     a = np.array([[1.0, 2.0**24]], np.float32)

@@ -10,13 +10,15 @@ from support.sweep import sweep
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.paged_attention import attention
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 
-COMBINES = [i for i, (_, _, runnable) in enumerate(_runtime.attention_combine_table()) if runnable]
+pytestmark = pytest.mark.computes
+
+COMBINES = [i for i, (_, _, runnable) in enumerate(_testing.attention_combine_table()) if runnable]
 ATTENDS = [
     (dtype, i)
     for code, dtype in enumerate(DTYPES)
-    for i, (_, _, runnable) in enumerate(_runtime.attention_table(code))
+    for i, (_, _, runnable) in enumerate(_testing.attention_table(code))
     if runnable
 ]
 ATTRS = {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 0.0}
@@ -25,7 +27,7 @@ ATTRS = {"scale": 0.4, "mask": "causal", "window": 0, "softcap": 0.0}
 def combined(index: int, parts: tuple[np.ndarray, ...], sinks: np.ndarray | None, y_dtype: type = np.float32):
     _, rows, head_dim = parts[0].shape
     y = np.zeros(rows * head_dim, y_dtype)
-    _runtime.run_attention_combine(index, *parts, y, [r * head_dim for r in range(rows)], sinks)
+    _testing.run_attention_combine(index, *parts, y, [r * head_dim for r in range(rows)], sinks)
     return y.reshape(rows, head_dim)
 
 

@@ -13,7 +13,9 @@ from support.isa_levels import LEVELS, level_of
 from tensorwright.errors import IsaError
 from tensorwright.ir.records import Instruction, Op
 from tensorwright.plugins.registry import MODULES, read_records
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _runtime, _testing
+
+pytestmark = pytest.mark.computes
 
 FAMILIES = 19
 
@@ -39,7 +41,7 @@ def test_a_level_caps_every_choice(level: str, monkeypatch: pytest.MonkeyPatch) 
 def test_refusals_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENSORWRIGHT_ISA", "scalar")
     refused = {family: reasons for family, _, reasons in _runtime.explain_dispatch()}["matmul bfloat16"]
-    assert [r.split(":")[0] for r in refused] == [n for n, isa, _ in _runtime.matmul_table(1) if isa != "scalar"]
+    assert [r.split(":")[0] for r in refused] == [n for n, isa, _ in _testing.matmul_table(1) if isa != "scalar"]
     for reason in refused:
         assert "which this processor lacks" in reason or "above the selected level scalar" in reason
 
@@ -93,13 +95,13 @@ def test_unset_and_empty_take_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _runtime.isa() == best
     taken = {family: name for family, name, _ in _runtime.explain_dispatch()}
     for code, dtype in enumerate(("float32", "bfloat16")):
-        assert taken[f"matmul {dtype}"] == next(n for n, _, runnable in _runtime.matmul_table(code) if runnable)
+        assert taken[f"matmul {dtype}"] == next(n for n, _, runnable in _testing.matmul_table(code) if runnable)
 
 
 def tables() -> list[list[tuple[str, str, bool]]]:
-    floats = [table(dtype) for table in (_runtime.matmul_table, _runtime.embedding_table) for dtype in (0, 1)]
-    quantized = [_runtime.quantized_matmul_table(dtype) for dtype in (3, 4)]
-    rest = [_runtime.swiglu_table(), _runtime.quantize_rows_table(), _runtime.quantize_weights_table()]
+    floats = [table(dtype) for table in (_testing.matmul_table, _testing.embedding_table) for dtype in (0, 1)]
+    quantized = [_testing.quantized_matmul_table(dtype) for dtype in (3, 4)]
+    rest = [_testing.swiglu_table(), _testing.quantize_rows_table(), _testing.quantize_weights_table()]
     return floats + quantized + rest
 
 

@@ -13,13 +13,15 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.elementwise import op
 from tensorwright.plugins.rounding import to_bfloat16_bits
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
+
+pytestmark = pytest.mark.computes
 
 KERNELS = [
     pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
-    for i, (name, isa, runnable) in enumerate(_runtime.elementwise_table())
+    for i, (name, isa, runnable) in enumerate(_testing.elementwise_table())
 ]
-RUNNABLE = [i for i, (_, _, runnable) in enumerate(_runtime.elementwise_table()) if runnable]
+RUNNABLE = [i for i, (_, _, runnable) in enumerate(_testing.elementwise_table()) if runnable]
 
 PROGRAM = "x0 30.0 div tanh 30.0 mul x1 w mul add x2 0.5 sub x3 maximum minimum"
 ROUNDINGS = 8
@@ -29,7 +31,7 @@ ROUNDINGS = 8
 def run(index: int, program: str, x: list[np.ndarray], w: np.ndarray | None = None, dtype=np.float32) -> np.ndarray:
     ints, floats = op.encode(program)
     y = np.full(x[0].shape, 7, dtype)
-    _runtime.run_elementwise(index, struct.pack("<8i", *ints), floats, x, w, y)
+    _testing.run_elementwise(index, struct.pack("<8i", *ints), floats, x, w, y)
     return y
 
 
@@ -57,7 +59,7 @@ def test_misaligned_rows_in_a_wider_buffer(index: int, offset: int, dtype: type)
     inside = slice(offset, offset + 37)
     moved = np.pad(w, (offset, 0))[offset:]
     rows = [part[:, inside] for part in wide]
-    _runtime.run_elementwise(index, struct.pack("<8i", *ints), floats, rows, moved, y[:, inside])
+    _testing.run_elementwise(index, struct.pack("<8i", *ints), floats, rows, moved, y[:, inside])
     assert same_bits(np.ascontiguousarray(y[:, inside]), run(index, PROGRAM, x, w, dtype=dtype))
     assert (np.delete(y, np.arange(offset, offset + 37), axis=1) == 7).all()
 

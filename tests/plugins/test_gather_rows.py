@@ -9,6 +9,8 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.gather_rows import op
 
+pytestmark = pytest.mark.computes
+
 
 def test_takes_rows_in_the_order_asked_for() -> None:
     x = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -16,7 +16,9 @@ from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.paged_attention import op, quantize
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.rotary import rotary_kv_write
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
+
+pytestmark = pytest.mark.computes
 
 
 def entries(table: list[tuple[str, str, bool]]) -> list[Any]:
@@ -26,9 +28,9 @@ def entries(table: list[tuple[str, str, bool]]) -> list[Any]:
     ]
 
 
-WRITES = entries(_runtime.rotary_kv_write_table())
-KERNELS = entries(_runtime.attention_table(INT8))
-RUNNABLE = [i for i, (_, _, runnable) in enumerate(_runtime.attention_table(INT8)) if runnable]
+WRITES = entries(_testing.rotary_kv_write_table())
+KERNELS = entries(_testing.attention_table(INT8))
+RUNNABLE = [i for i, (_, _, runnable) in enumerate(_testing.attention_table(INT8)) if runnable]
 HEAD_DIMS = [8, 14, 16, 18, 30, 40, 64, 80, 96, 128, 256]
 
 
@@ -84,7 +86,7 @@ class TestWrite:
         cache = PagedCache.empty(blocks, kv_heads, block_size, head_dim, "int8")
         pages = cache.to_pages()
         q = stored(np.full((tokens, heads * head_dim), np.nan, np.float32), dtype)
-        _runtime.run_rotary_kv_write(
+        _testing.run_rotary_kv_write(
             kernel, qkv, table, slots, q, pages, heads, kv_heads, head_dim, block_size, INT8
         )  # fmt: skip
         attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
@@ -164,10 +166,10 @@ class TestAttention:
 
     def test_the_widest_head_overflows_nothing(self, kernel: int, dtype: str) -> None:
         """All of q and k at their largest: the sum comes closest to 32 bits."""
-        sequence = Sequence(20, group=2, head_dim=quantize.MOST_HEAD_DIM, dtype=dtype, int8=True)
+        sequence = Sequence(20, group=2, head_dim=quantize.MAX_HEAD_DIM, dtype=dtype, int8=True)
         sequence.q = np.ones_like(sequence.q)
-        ones = np.ones((20, 1, quantize.MOST_HEAD_DIM), np.float32)
-        cache = PagedCache.empty(4, 1, 32, quantize.MOST_HEAD_DIM, "int8").write(sequence.slots, ones, ones)
+        ones = np.ones((20, 1, quantize.MAX_HEAD_DIM), np.float32)
+        cache = PagedCache.empty(4, 1, 32, quantize.MAX_HEAD_DIM, "int8").write(sequence.slots, ones, ones)
         sequence.pages, (sequence.k, sequence.v) = cache.to_pages(), cache.read(sequence.block_table, 20)
         close(sequence, kernel, 15)
 
@@ -233,7 +235,7 @@ class TestMutations:
         cache = PagedCache.from_pages(sequence.pages, 1, 32, 24, "int8")
         damage(cache)
         sequence.pages = cache.to_pages()
-        got = sequence.run(best_runnable(_runtime.attention_table(INT8)), 50, 60)
+        got = sequence.run(best_runnable(_testing.attention_table(INT8)), 50, 60)
         return float(np.abs(got - sequence.expected(50, 60)).max()) / sequence.tolerance()
 
     def test_unbroken(self) -> None:
@@ -261,7 +263,7 @@ class TestMutations:
 @sweep("block_size", [16, 32])
 def test_pages_round_trip(head_dim: int, block_size: int) -> None:
     sequence = Sequence(70, kv_heads=2, head_dim=head_dim, block_size=block_size, int8=True)
-    assert sequence.pages.shape[1] == _runtime.kv_block_bytes(INT8, 2, head_dim, block_size)
+    assert sequence.pages.shape[1] == _testing.kv_block_bytes(INT8, 2, head_dim, block_size)
     cache = PagedCache.from_pages(sequence.pages, 2, block_size, head_dim, "int8")
     k, v = cache.read(sequence.block_table, 70)
     np.testing.assert_array_equal(k, sequence.k)
@@ -286,11 +288,11 @@ def test_definition_quantizes_q() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    sequence = Sequence(20, head_dim=quantize.MOST_HEAD_DIM + 1, group=1, int8=True)
+    sequence = Sequence(20, head_dim=quantize.MAX_HEAD_DIM + 1, group=1, int8=True)
     with pytest.raises(InvalidOptionError, match="head_dim is too large"):
         sequence.run(0, 19, 20)
     sequence = Sequence(20, dtype="float32")
     acc, top = np.zeros((1, 7, 64), np.float32), np.zeros((1, 7), np.float32)
     q = sequence.q[19:].reshape(1, -1)
     with pytest.raises(InvalidOptionError, match="kv_dtype must be q's or int8"):
-        _runtime.run_attention(0, q, sequence.pages, sequence.block_table, acc, top, top, 0, 32, 19, 0, 1.0, 0, 0.0, 1)
+        _testing.run_attention(0, q, sequence.pages, sequence.block_table, acc, top, top, 0, 32, 19, 0, 1.0, 0, 0.0, 1)

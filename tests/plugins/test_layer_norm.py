@@ -10,9 +10,11 @@ from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.layer_norm import add_layer_norm, layer_norm_columns, op
 from tensorwright.plugins.rounding import to_bfloat16_bits
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 
-TABLE = _runtime.layer_norm_table()
+pytestmark = pytest.mark.computes
+
+TABLE = _testing.layer_norm_table()
 KERNELS = [
     pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
     for i, (name, isa, runnable) in enumerate(TABLE)
@@ -55,7 +57,7 @@ def bound(x: np.ndarray, w: np.ndarray, expected: np.ndarray, eps: float) -> np.
 def test_definition(kernel: int, width: int, offset: float, with_bias: bool) -> None:
     x, w, y = normal(3, width), normal(width, seed=1), np.full((3, width), np.nan, np.float32)
     b = normal(width, seed=2) if with_bias else None
-    _runtime.run_layer_norm(kernel, x, w, b, y, eps=1e-5, weight_offset=offset)
+    _testing.run_layer_norm(kernel, x, w, b, y, eps=1e-5, weight_offset=offset)
     if width == 0:
         return
     expected = op.normalise(x, w, b, 1e-5, offset)
@@ -71,7 +73,7 @@ def test_add_variant_and_its_aliases(kernel: int, width: int, alias: str) -> Non
     y_expected, sum_expected = add_layer_norm.reference([x, residual, w, b], attrs, "float32")
     y = np.full((3, width), np.nan, np.float32)
     total = {"none": np.empty_like(x), "x": x, "residual": residual}[alias]
-    _runtime.run_layer_norm(kernel, x, w, b, y, residual, total, eps=1e-6)
+    _testing.run_layer_norm(kernel, x, w, b, y, residual, total, eps=1e-6)
     np.testing.assert_array_equal(total, sum_expected)
     assert (np.abs(y - y_expected) <= bound(sum_expected, w, y_expected, 1e-6)).all()
 
@@ -80,8 +82,8 @@ def test_add_variant_and_its_aliases(kernel: int, width: int, alias: str) -> Non
 @sweep("width", [1, 16, 31])
 def test_in_place(kernel: int, width: int) -> None:
     x, w, apart = normal(3, width), normal(width, seed=1), np.zeros((3, width), np.float32)
-    _runtime.run_layer_norm(kernel, x, w, None, apart)
-    _runtime.run_layer_norm(kernel, x, w, None, x)
+    _testing.run_layer_norm(kernel, x, w, None, apart)
+    _testing.run_layer_norm(kernel, x, w, None, x)
     np.testing.assert_array_equal(x, apart)
 
 
@@ -97,7 +99,7 @@ def test_every_kernel_gives_the_same_bits(width: int, y_dtype: type, with_residu
         b = unaligned(normal(1, width, seed=3), 2)[0]
         y, total = unaligned(np.zeros((4, width), y_dtype), 3), unaligned(np.zeros((4, width), np.float32), 1)
         extra = (unaligned(normal(4, width, seed=2), 2), total) if with_residual else (None, None)
-        _runtime.run_layer_norm(kernel, x, w, b, y, *extra, eps=1e-5, weight_offset=1.0)
+        _testing.run_layer_norm(kernel, x, w, b, y, *extra, eps=1e-5, weight_offset=1.0)
         results.append((y.copy(), total.copy()))
     for other in results[1:]:
         np.testing.assert_array_equal(results[0][0], other[0])
@@ -107,10 +109,10 @@ def test_every_kernel_gives_the_same_bits(width: int, y_dtype: type, with_residu
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_row_alone_gives_the_same_bits(kernel: int) -> None:
     x, w, y = normal(9, 100), normal(100, seed=1), np.zeros((9, 100), np.float32)
-    _runtime.run_layer_norm(kernel, x, w, w, y)
+    _testing.run_layer_norm(kernel, x, w, w, y)
     for row in range(9):
         alone = np.zeros((1, 100), np.float32)
-        _runtime.run_layer_norm(kernel, x[row : row + 1], w, w, alone)
+        _testing.run_layer_norm(kernel, x[row : row + 1], w, w, alone)
         np.testing.assert_array_equal(alone[0], y[row])
 
 
@@ -118,8 +120,8 @@ def test_a_row_alone_gives_the_same_bits(kernel: int) -> None:
 def test_bfloat16_result_is_the_float32_result_rounded(kernel: int) -> None:
     x, w = normal(2, 70), normal(70, seed=1)
     y, bits = np.zeros((2, 70), np.float32), np.zeros((2, 70), np.uint16)
-    _runtime.run_layer_norm(kernel, x, w, w, y)
-    _runtime.run_layer_norm(kernel, x, w, w, bits)
+    _testing.run_layer_norm(kernel, x, w, w, y)
+    _testing.run_layer_norm(kernel, x, w, w, bits)
     np.testing.assert_array_equal(bits, to_bfloat16_bits(y))
 
 
@@ -128,7 +130,7 @@ def test_a_mean_far_from_zero_costs_no_digits(kernel: int) -> None:
     """The variance is that of the centred row: mean(x^2) - mean(x)^2 would have no digits left here."""
     x = np.tile(np.float32([4096, 4098]), (1, 16))
     y = np.zeros_like(x)
-    _runtime.run_layer_norm(kernel, x, np.ones(32, np.float32), None, y, eps=1e-12)
+    _testing.run_layer_norm(kernel, x, np.ones(32, np.float32), None, y, eps=1e-12)
     np.testing.assert_allclose(y, np.tile([-1.0, 1.0], (1, 16)), rtol=1e-6)
 
 
@@ -136,18 +138,18 @@ def test_a_mean_far_from_zero_costs_no_digits(kernel: int) -> None:
 def test_equal_values_give_the_bias(kernel: int) -> None:
     w, b, y = np.ones(20, np.float32), normal(20), np.full((1, 20), np.nan, np.float32)
     for value in (0.0, 3.0):
-        _runtime.run_layer_norm(kernel, np.full((1, 20), value, np.float32), w, b, y, eps=1e-6)
+        _testing.run_layer_norm(kernel, np.full((1, 20), value, np.float32), w, b, y, eps=1e-6)
         np.testing.assert_array_equal(y[0], b)
 
 
 def test_the_binding_refuses_shapes_that_differ() -> None:
-    x, w, scalar = normal(2, 8), normal(8), len(_runtime.layer_norm_table()) - 1
+    x, w, scalar = normal(2, 8), normal(8), len(_testing.layer_norm_table()) - 1
     with pytest.raises(InvalidOptionError, match="x's columns"):
-        _runtime.run_layer_norm(scalar, x, w[:7], None, x)
+        _testing.run_layer_norm(scalar, x, w[:7], None, x)
     with pytest.raises(InvalidOptionError, match="x's shape"):
-        _runtime.run_layer_norm(scalar, x, w, None, normal(2, 7))
+        _testing.run_layer_norm(scalar, x, w, None, normal(2, 7))
     with pytest.raises(InvalidOptionError, match="come together"):
-        _runtime.run_layer_norm(scalar, x, w, None, x, x)
+        _testing.run_layer_norm(scalar, x, w, None, x, x)
 
 
 def test_infer_refuses_what_does_not_fit() -> None:

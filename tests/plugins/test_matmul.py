@@ -14,7 +14,9 @@ from tensorwright.ir.graph import Value
 from tensorwright.plugins import packing
 from tensorwright.plugins.matmul import op
 from tensorwright.plugins.rounding import to_bfloat16_bits
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
+
+pytestmark = pytest.mark.computes
 
 KERNELS = kernel_params(0) + kernel_params(1)
 BEST = 0
@@ -24,7 +26,7 @@ PANEL = 16
 
 def exact_kernels(dtype: int) -> list[int]:
     """Those that must agree bit for bit: all but bf16 dot instructions."""
-    table = _runtime.matmul_table(dtype)
+    table = _testing.matmul_table(dtype)
     return [i for i, (name, _, runnable) in enumerate(table) if runnable and not name.endswith("avx512bf16")]
 
 
@@ -142,33 +144,33 @@ class TestPacking:
     @sweep("k", [1, 2, 3, 8, 31])
     def test_layout_is_the_definition_and_inverts(self, dtype: int, n: int, k: int) -> None:
         w = stored(np.random.default_rng(n * k).standard_normal((n, k)), dtype)
-        packed = _runtime.pack_panels(dtype, w)
+        packed = _testing.pack_panels(dtype, w)
         assert same_bits(packed, packing.pack_panels(w, ("float32", "bfloat16")[dtype]).reshape(-1))
-        assert packed.size == -(-n // PANEL) * _runtime.panel_bytes(dtype, k)
-        assert same_bits(_runtime.unpack_panels(dtype, packed, n, k), w)
+        assert packed.size == -(-n // PANEL) * _testing.panel_bytes(dtype, k)
+        assert same_bits(_testing.unpack_panels(dtype, packed, n, k), w)
 
     @pytest.mark.parametrize("dtype", [0, 1])
     def test_converts_by_rounding_to_nearest_even(self, dtype: int) -> None:
         w = np.random.default_rng(0).standard_normal((20, 9)).astype(np.float32)
         other = stored(w, 1 - dtype)
-        assert same_bits(_runtime.pack_panels(dtype, other), _runtime.pack_panels(dtype, stored(widened(other), dtype)))
+        assert same_bits(_testing.pack_panels(dtype, other), _testing.pack_panels(dtype, stored(widened(other), dtype)))
 
     def test_streams_by_ranges_of_rows(self) -> None:
         w = stored(np.random.default_rng(0).standard_normal((50, 6)), 1)
-        parts = [_runtime.pack_panels(1, w[i : i + 32]) for i in (0, 32)]
-        assert same_bits(np.concatenate(parts), _runtime.pack_panels(1, w))
+        parts = [_testing.pack_panels(1, w[i : i + 32]) for i in (0, 32)]
+        assert same_bits(np.concatenate(parts), _testing.pack_panels(1, w))
 
     def test_swiglu_interleaves_panels(self) -> None:
         gate, up = np.random.default_rng(0).standard_normal((2, 40, 5)).astype(np.float32)
-        pairs = _runtime.pack_swiglu_panels(0, gate, up).reshape(3, 2, -1)
-        assert same_bits(pairs[:, 0].reshape(-1), _runtime.pack_panels(0, gate))
-        assert same_bits(pairs[:, 1].reshape(-1), _runtime.pack_panels(0, up))
+        pairs = _testing.pack_swiglu_panels(0, gate, up).reshape(3, 2, -1)
+        assert same_bits(pairs[:, 0].reshape(-1), _testing.pack_panels(0, gate))
+        assert same_bits(pairs[:, 1].reshape(-1), _testing.pack_panels(0, up))
 
     def test_refuses_other_types(self) -> None:
         with pytest.raises(InvalidOptionError, match="not dtype 2"):
-            _runtime.pack_panels(2, np.zeros((1, 1), np.float32))
+            _testing.pack_panels(2, np.zeros((1, 1), np.float32))
         with pytest.raises(InvalidOptionError, match="must be float32"):
-            _runtime.pack_panels(0, np.zeros((1, 1), np.float64))
+            _testing.pack_panels(0, np.zeros((1, 1), np.float64))
 
 
 class TestBindings:
@@ -176,11 +178,11 @@ class TestBindings:
         made = Matmul(0, 2, 20, 8)
         y = np.zeros((2, 20), np.float32)
         with pytest.raises(InvalidOptionError, match="bytes"):
-            _runtime.run_matmul(0, BEST, made.x, made.packed[:-64], y)
+            _testing.run_matmul(0, BEST, made.x, made.packed[:-64], y)
         with pytest.raises(InvalidOptionError, match="panel range"):
-            _runtime.run_matmul(0, BEST, made.x, made.packed, y, panel_end=3)
+            _testing.run_matmul(0, BEST, made.x, made.packed, y, panel_end=3)
         with pytest.raises(InvalidOptionError, match="as many rows"):
-            _runtime.run_matmul(0, BEST, made.x, made.packed, y[:1])
+            _testing.run_matmul(0, BEST, made.x, made.packed, y[:1])
 
     def test_refuses_a_kernel_that_is_not_there(self) -> None:
         made = Matmul(0, 2, 20, 8)

@@ -7,6 +7,8 @@ import pytest
 
 from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels_of, unpack_panels
 
+pytestmark = pytest.mark.computes
+
 SHAPES = [(1, 1), (15, 2), (16, 3), (17, 4), (33, 7), (48, 64)]
 STORAGE = {"float32": np.float32, "bfloat16": np.uint16}
 NUMBERS = {"float32": 0, "bfloat16": 1}  # tw_dtype
@@ -47,8 +49,8 @@ def test_views_and_wrong_types():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_the_cpp_packer_agrees(n, k, dtype):
-    from tensorwright.runtime import _runtime
+    from tensorwright.runtime import _testing
 
     rows = matrix(n, k, dtype)
-    packed = np.asarray(_runtime.pack_panels(NUMBERS[dtype], rows))
+    packed = np.asarray(_testing.pack_panels(NUMBERS[dtype], rows))
     np.testing.assert_array_equal(packed.reshape(-1), pack_panels(rows, dtype).reshape(-1))

@@ -12,24 +12,26 @@ from support.sweep import sweep
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.plugins.paged_attention import attention, op
 from tensorwright.plugins.paged_attention.cache import PagedCache
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
+
+pytestmark = pytest.mark.computes
 
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 511, 512, 513, 1030)
 KERNELS = [
     pytest.param(dtype, index, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
     for code, dtype in enumerate(DTYPES)
-    for index, (name, isa, runnable) in enumerate(_runtime.attention_table(code))
+    for index, (name, isa, runnable) in enumerate(_testing.attention_table(code))
 ]
 
 
 def fast(dtype: str) -> int:
     """The best kernel of `dtype` that this processor has."""
-    return best_runnable(_runtime.attention_table(DTYPES.index(dtype)))
+    return best_runnable(_testing.attention_table(DTYPES.index(dtype)))
 
 
 def exact_kernels(dtype: str) -> list[int]:
     """The kernels of `dtype` that must agree bit for bit: all but those with bf16 dot instructions."""
-    table = _runtime.attention_table(DTYPES.index(dtype))
+    table = _testing.attention_table(DTYPES.index(dtype))
     return [i for i, (name, _, runnable) in enumerate(table) if runnable and not name.endswith("avx512bf16")]
 
 
@@ -153,7 +155,7 @@ def test_scores_that_are_no_numbers_give_no_number(dtype: str, kernel: int, leng
     assert np.isnan(sequence.run(kernel, length - 1, length)).all()
 
 
-COMBINES = [i for i, (_, _, runnable) in enumerate(_runtime.attention_combine_table()) if runnable]
+COMBINES = [i for i, (_, _, runnable) in enumerate(_testing.attention_combine_table()) if runnable]
 
 
 class TestCombine:
@@ -168,7 +170,7 @@ class TestCombine:
     def run(index: int, parts: tuple[np.ndarray, ...], y_dtype: type = np.float32) -> np.ndarray:
         _, rows, head_dim = parts[0].shape
         y = np.zeros(rows * head_dim, y_dtype)
-        _runtime.run_attention_combine(index, *parts, y, [r * head_dim for r in range(rows)])
+        _testing.run_attention_combine(index, *parts, y, [r * head_dim for r in range(rows)])
         return y.reshape(rows, head_dim)
 
     @pytest.mark.parametrize("index", COMBINES)
@@ -210,7 +212,7 @@ def test_bfloat16_results_are_rounded_ones(dtype: str) -> None:
 def test_pages_round_trip(dtype: str) -> None:
     sequence = Sequence(70, kv_heads=2, head_dim=6, dtype=dtype)
     code = DTYPES.index(dtype)
-    assert sequence.pages.shape[1] == _runtime.kv_block_bytes(code, 2, 6, 32)
+    assert sequence.pages.shape[1] == _testing.kv_block_bytes(code, 2, 6, 32)
     k, v = PagedCache.from_pages(sequence.pages, 2, 32, 6, dtype).read(sequence.block_table, 70)
     np.testing.assert_array_equal(k, sequence.k)
     np.testing.assert_array_equal(v, sequence.v)

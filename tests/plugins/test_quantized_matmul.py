@@ -23,6 +23,8 @@ from tensorwright.plugins.quantized_matmul import linear, op, quantize
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
 from tensorwright.runtime import _runtime
 
+pytestmark = pytest.mark.computes
+
 PANEL = 16
 RNG = np.random.default_rng(5)
 

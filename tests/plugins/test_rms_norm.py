@@ -10,9 +10,11 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.rms_norm import add_rms_norm, op, rms_norm_columns
 from tensorwright.plugins.rounding import to_bfloat16_bits
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 
-TABLE = _runtime.rms_norm_table()
+pytestmark = pytest.mark.computes
+
+TABLE = _testing.rms_norm_table()
 KERNELS = [
     pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
     for i, (name, isa, runnable) in enumerate(TABLE)
@@ -45,7 +47,7 @@ def bound(expected: np.ndarray, width: int) -> np.ndarray:
 @sweep("offset", [0.0, 1.0])
 def test_definition(kernel: int, width: int, offset: float) -> None:
     x, w, y = normal(3, width), normal(width, seed=1), np.full((3, width), np.nan, np.float32)
-    _runtime.run_rms_norm(kernel, x, w, y, eps=1e-5, weight_offset=offset)
+    _testing.run_rms_norm(kernel, x, w, y, eps=1e-5, weight_offset=offset)
     if width == 0:
         return
     expected = op.normalise(x, w, 1e-5, offset)
@@ -62,7 +64,7 @@ def test_add_variant_and_its_aliases(kernel: int, width: int, alias: str) -> Non
     y_expected, sum_expected = add_rms_norm.reference([x, residual, w], attrs, "float32")
     y = np.full((3, width), np.nan, np.float32)
     total = {"none": np.empty_like(x), "x": x, "residual": residual}[alias]
-    _runtime.run_rms_norm(kernel, x, w, y, residual, total, eps=1e-6)
+    _testing.run_rms_norm(kernel, x, w, y, residual, total, eps=1e-6)
     np.testing.assert_array_equal(total, sum_expected)
     assert (np.abs(y - y_expected) <= bound(y_expected, width)).all()
 
@@ -78,7 +80,7 @@ def test_every_kernel_gives_the_same_bits(width: int, y_dtype: type, with_residu
         x, w = unaligned(normal(4, width), kernel + 1), unaligned(normal(1, width, seed=1), 1)[0]
         y, total = unaligned(np.zeros((4, width), y_dtype), 3), unaligned(np.zeros((4, width), np.float32), 1)
         extra = (unaligned(normal(4, width, seed=2), 2), total) if with_residual else (None, None)
-        _runtime.run_rms_norm(kernel, x, w, y, *extra, eps=1e-5, weight_offset=1.0)
+        _testing.run_rms_norm(kernel, x, w, y, *extra, eps=1e-5, weight_offset=1.0)
         results.append((y.copy(), total.copy()))
     for other in results[1:]:
         np.testing.assert_array_equal(results[0][0], other[0])
@@ -88,10 +90,10 @@ def test_every_kernel_gives_the_same_bits(width: int, y_dtype: type, with_residu
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_row_alone_gives_the_same_bits(kernel: int) -> None:
     x, w, y = normal(9, 100), normal(100, seed=1), np.zeros((9, 100), np.float32)
-    _runtime.run_rms_norm(kernel, x, w, y)
+    _testing.run_rms_norm(kernel, x, w, y)
     for row in range(9):
         alone = np.zeros((1, 100), np.float32)
-        _runtime.run_rms_norm(kernel, x[row : row + 1], w, alone)
+        _testing.run_rms_norm(kernel, x[row : row + 1], w, alone)
         np.testing.assert_array_equal(alone[0], y[row])
 
 
@@ -99,17 +101,17 @@ def test_a_row_alone_gives_the_same_bits(kernel: int) -> None:
 def test_bfloat16_result_is_the_float32_result_rounded(kernel: int) -> None:
     x, w = normal(2, 70), normal(70, seed=1)
     y, bits = np.zeros((2, 70), np.float32), np.zeros((2, 70), np.uint16)
-    _runtime.run_rms_norm(kernel, x, w, y)
-    _runtime.run_rms_norm(kernel, x, w, bits)
+    _testing.run_rms_norm(kernel, x, w, y)
+    _testing.run_rms_norm(kernel, x, w, bits)
     np.testing.assert_array_equal(bits, to_bfloat16_bits(y))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_zeros_and_large_values(kernel: int) -> None:
     w, y = np.ones(20, np.float32), np.full((1, 20), np.nan, np.float32)
-    _runtime.run_rms_norm(kernel, np.zeros((1, 20), np.float32), w, y, eps=1e-6)
+    _testing.run_rms_norm(kernel, np.zeros((1, 20), np.float32), w, y, eps=1e-6)
     assert (y == 0).all()
-    _runtime.run_rms_norm(kernel, np.full((1, 20), 1e18, np.float32), w, y, eps=1e-6)
+    _testing.run_rms_norm(kernel, np.full((1, 20), 1e18, np.float32), w, y, eps=1e-6)
     np.testing.assert_allclose(y, 1, rtol=1e-6)
 
 

@@ -14,9 +14,11 @@ from tensorwright.ir.graph import Value
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.rotary import op, rotary_kv_write, rotary_table
 from tensorwright.plugins.rounding import round_to
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 
-TABLE = _runtime.rotary_kv_write_table()
+pytestmark = pytest.mark.computes
+
+TABLE = _testing.rotary_kv_write_table()
 KERNELS = [
     pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
     for i, (name, isa, runnable) in enumerate(TABLE)
@@ -33,7 +35,7 @@ def test_table(half: int, scale: float) -> None:
     positions = np.array([0, 1, 2, 511, 4095, 131071], np.int32)
     inv_freq = (1e4 ** -(np.arange(half) / half)).astype(np.float32)
     got = np.full((len(positions), 2 * half), np.nan, np.float32)
-    _runtime.run_rotary_table(0, positions, inv_freq, got, scale)
+    _testing.run_rotary_table(0, positions, inv_freq, got, scale)
     (expected,) = rotary_table.reference([positions, inv_freq], {"scale": scale}, "float32")
     # libm is within one unit in the last place of 1; the scale rounds once more.
     assert np.abs(got - expected).max() <= 3 * scale * 2.0**-24
@@ -65,7 +67,7 @@ def write(
     padded = storage[shift:].reshape(tokens, width + 5)[:, :width]
     padded[:] = qkv
     q = stored(np.full((tokens, heads * head_dim), np.nan, np.float32), dtype)
-    _runtime.run_rotary_kv_write(kernel, padded, table, slots, q, pages, heads, kv_heads, head_dim, block_size)
+    _testing.run_rotary_kv_write(kernel, padded, table, slots, q, pages, heads, kv_heads, head_dim, block_size)
     attrs: dict[str, Any] = {
         "layer": 0, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim,
     }  # fmt: skip
@@ -115,7 +117,7 @@ def test_slots_out_of_bounds_are_refused() -> None:
     pages = PagedCache.empty(1, 1, 32, 16, "float32").to_pages()
     q, qkv, table = (np.zeros((1, n), np.float32) for n in (16, 48, 16))
     with pytest.raises(InvalidOptionError, match="slots"):
-        _runtime.run_rotary_kv_write(0, qkv, table, np.array([32], np.int32), q, pages, 1, 1, 16, 32)
+        _testing.run_rotary_kv_write(0, qkv, table, np.array([32], np.int32), q, pages, 1, 1, 16, 32)
 
 
 def test_infer() -> None:

@@ -11,13 +11,15 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.plugins.swiglu import op
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
+
+pytestmark = pytest.mark.computes
 
 KERNELS = [
     pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
-    for i, (name, isa, runnable) in enumerate(_runtime.swiglu_table())
+    for i, (name, isa, runnable) in enumerate(_testing.swiglu_table())
 ]
-RUNNABLE = [i for i, (_, _, runnable) in enumerate(_runtime.swiglu_table()) if runnable]
+RUNNABLE = [i for i, (_, _, runnable) in enumerate(_testing.swiglu_table()) if runnable]
 SILU_ROUNDINGS = 8
 """exp (below 2), its argument, the sum, the division, the product, and room for none of them being exact."""
 
@@ -28,7 +30,7 @@ SILU = {"activation": "silu"}
 def run(index: int, x: np.ndarray, y_dtype: int = 0, activation: str = "silu") -> np.ndarray:
     rows, width = x.shape[0], x.shape[1] // 2
     y = np.full((rows, width + 2), 0x7FC0 if y_dtype else np.nan, (np.float32, np.uint16)[y_dtype])
-    _runtime.run_swiglu(index, x, y[:, :width], op.ACTIVATIONS.index(activation))
+    _testing.run_swiglu(index, x, y[:, :width], op.ACTIVATIONS.index(activation))
     assert np.isnan(widened(y[:, width:])).all()
     return np.ascontiguousarray(y[:, :width])
 

@@ -15,6 +15,8 @@ from tensorwright.plugins.quantized_matmul.fp8 import MAGNITUDES, from_codes, ro
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 from tensorwright.plugins.rounding import round_to
 
+pytestmark = pytest.mark.computes
+
 
 def bit_patterns() -> np.ndarray:
     """Every E4M3 number, its neighbours in float32 and theirs halfway, and the ends of the range."""

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from support.fake_runtime import FakeEngine, fake_module, wait_until, write_engine
+from support.fake_runtime import FakeEngine, fake_module, write_engine
 from support.grammar_process import DIGITS, children, engine
 from support.toy_executor import options
+from support.waiting import wait_until
 from tensorwright.runtime import _runtime
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.engine import native

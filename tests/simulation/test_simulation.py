@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from simulation.world import write_toy_engine
 from tensorwright.runtime.requests.engine_client import EngineClient
 from tensorwright.runtime.requests.request_handle import RequestHandle
 
-SEEDS = 200
+SEEDS = int(os.environ.get("TENSORWRIGHT_SIMULATION_SEEDS", "100"))
 
 
 @pytest.fixture(scope="module")

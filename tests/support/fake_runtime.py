@@ -217,7 +217,7 @@ def engine_config(**changes: Any) -> dict[str, Any]:
         "passes": {"fuse_qkv": 2},
         "accuracy": None,
         "quantization": None,
-        "source": {"hash": "0", "files": []},
+        "source": {"hash": "0", "files": {}},
         "sizes": {"cpu/weights.bin": 64},
     }  # fmt: skip
     return {**config, **changes}
@@ -253,10 +253,3 @@ def write_checksums(path: Path, names: list[str]) -> None:
 
 def ids(*tokens: int) -> dict[str, Any]:
     return {"prompt_token_ids": list(tokens)}
-
-
-def wait_until(holds: Any, seconds: float = 5) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

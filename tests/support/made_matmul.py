@@ -10,7 +10,7 @@ import pytest
 from tensorwright.plugins.matmul import op
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
 from tensorwright.plugins.swiglu.op import ACTIVATIONS, gated
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 
 DTYPES = ("float32", "bfloat16")
 """By number: tw_dtype."""
@@ -38,7 +38,7 @@ def kernel_params(dtype: int) -> list[object]:
     """(dtype, index) of every matmul kernel; those this processor lacks are skipped by name."""
     return [
         pytest.param(dtype, i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
-        for i, (name, isa, runnable) in enumerate(_runtime.matmul_table(dtype))
+        for i, (name, isa, runnable) in enumerate(_testing.matmul_table(dtype))
     ]
 
 
@@ -88,9 +88,9 @@ class Matmul:
         self.b = rng.standard_normal(wide).astype(np.float32) if self.bias else None
         self.r = rng.standard_normal((self.rows, self.n)).astype(np.float32) if self.residual else None
         if self.parts == 2:
-            self.packed = _runtime.pack_swiglu_panels(self.dtype, self.w[: self.n], self.w[self.n :])
+            self.packed = _testing.pack_swiglu_panels(self.dtype, self.w[: self.n], self.w[self.n :])
         else:
-            self.packed = _runtime.pack_panels(self.dtype, self.w)
+            self.packed = _testing.pack_panels(self.dtype, self.w)
 
     def panel_bias(self) -> np.ndarray | None:
         """The bias in panel order; where no lane may read it, NaN."""
@@ -120,7 +120,7 @@ class Matmul:
                 (x.shape[0], self.n), 0x7FC0 if self.y_dtype else np.nan, (np.float32, np.uint16)[self.y_dtype]
             )
             y = offset_rows(hole, offset, pad)
-        _runtime.run_matmul(
+        _testing.run_matmul(
             self.dtype, index, x, packed, y, self.panel_bias(), residual, self.epilogue, panels[0], panels[1]
         )
         if pad and y.base is not None:

@@ -11,7 +11,7 @@ from support.made_matmul import UNIT, offset_rows, same_bits
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
 from tensorwright.plugins.quantized_matmul import quantize
 from tensorwright.plugins.rounding import from_bfloat16_bits
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _runtime, _testing
 
 NAMES = ("int4:g32", "int4:g64", "int4:g128", "int8:g32", "int8:g64", "int8:g128", "w8a8")
 SCALAR = -1
@@ -29,29 +29,31 @@ def kernels() -> list[object]:
             name, i, id=f"{kernel}-{name}", marks=[] if here else pytest.mark.skip(f"this processor lacks {isa}")
         )
         for name in NAMES
-        for i, (kernel, isa, here) in enumerate(_runtime.quantized_matmul_table(number(parse_format(name))))
+        for i, (kernel, isa, here) in enumerate(_testing.quantized_matmul_table(number(parse_format(name))))
     ]
 
 
 def row_kernels() -> list[object]:
     return [
         pytest.param(i, id=kernel, marks=[] if here else pytest.mark.skip(f"this processor lacks {isa}"))
-        for i, (kernel, isa, here) in enumerate(_runtime.quantize_rows_table())
+        for i, (kernel, isa, here) in enumerate(_testing.quantize_rows_table())
     ]
 
 
 def weight_kernels() -> list[object]:
     return [
         pytest.param(i, id=kernel, marks=[] if here else pytest.mark.skip(f"this processor lacks {isa}"))
-        for i, (kernel, isa, here) in enumerate(_runtime.quantize_weights_table())
+        for i, (kernel, isa, here) in enumerate(_testing.quantize_weights_table())
     ]
 
 
 def pack(w: np.ndarray, fmt: WeightFormat, index: int | None = None) -> tuple[np.ndarray, tuple[float, float, bool]]:
     """uint8 panels of w (float32 or bfloat16 bits), and what the packer says of its error."""
     out = np.full(-(-len(w) // 16) * fmt.panel_bytes(w.shape[1]), 0xA5, np.uint8)
-    index = None if index is None else index % len(_runtime.quantize_weights_table())
-    return out, _runtime.quantize_panels(number(fmt), fmt.group, w, out, index=index)
+    if index is None:
+        return out, _runtime.quantize_panels(number(fmt), fmt.group, w, out)
+    kernel = index % len(_testing.quantize_weights_table())
+    return out, _testing.quantize_panels(kernel, number(fmt), fmt.group, w, out)
 
 
 def quantize_rows(x: np.ndarray, fmt: WeightFormat, index: int = SCALAR) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -60,8 +62,8 @@ def quantize_rows(x: np.ndarray, fmt: WeightFormat, index: int = SCALAR) -> tupl
     groups = fmt.groups(k)
     q = np.full((rows, groups * fmt.stored_group(k)), 99, np.int8)
     scale, total = np.zeros((groups, rows), np.float32), np.zeros((groups, rows), np.int32)
-    index = index % len(_runtime.quantize_rows_table())
-    _runtime.quantize_rows(number(fmt), index, fmt.group, x, q, scale, total)
+    index = index % len(_testing.quantize_rows_table())
+    _testing.quantize_rows(number(fmt), index, fmt.group, x, q, scale, total)
     return q, scale, total
 
 
@@ -112,7 +114,7 @@ class QuantizedMatmul:
         pad: int = 0,
         y: np.ndarray | None = None,
     ) -> np.ndarray:
-        index = index % len(_runtime.quantized_matmul_table(number(self.fmt)))
+        index = index % len(_testing.quantized_matmul_table(number(self.fmt)))
         q = offset_rows(self.q[rows].view(np.uint8), offset, pad).view(np.int8)
         scale, total = self.scale[:, rows].copy(), self.sum[:, rows].copy()
         residual = None if self.r is None else offset_rows(self.r[rows], offset, pad)
@@ -120,7 +122,7 @@ class QuantizedMatmul:
         if y is None:
             hole = np.full((len(q), self.n), 0x7FC0 if self.y_dtype else np.nan, (np.float32, np.uint16)[self.y_dtype])
             y = offset_rows(hole, offset, pad)
-        _runtime.run_quantized_matmul(
+        _testing.run_quantized_matmul(
             number(self.fmt), index, self.fmt.group, self.k, q, scale, total, packed, y, self.panel_bias(), residual,
             self.epilogue, *panels,
         )  # fmt: skip

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from support.fake_gpu import FakeCuda
+from support.fake_runtime import engine_config
 from support.fake_tensorrt import FakePlugins, FakeTensorRt, Network
 from support.paged_network import PagedNetwork
 from tensorwright.engine_format.checksums import FileSum
+from tensorwright.engine_format.engine_config import EngineConfig
+from tensorwright.engine_format.file_names import CONFIG
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, Manifest
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.tensorrt import library
@@ -18,8 +21,8 @@ from tensorwright.runtime.engine.tensorrt.executor import TensorRtExecutor
 PLAN = b"plan"
 
 
-def write_trt_engine(path: Path, manifest: Manifest, **config: Any) -> EngineDir:
-    """The two files of the target, and config.json in memory."""
+def write_trt_engine(path: Path, manifest: Manifest, **changes: Any) -> EngineDir:
+    """Writes the two files of the target. config.json is in memory alone; changes: fields of it."""
     (path / "tensorrt").mkdir(parents=True, exist_ok=True)
     (path / ENGINE_FILE).write_bytes(PLAN)
     (path / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
@@ -28,10 +31,12 @@ def write_trt_engine(path: Path, manifest: Manifest, **config: Any) -> EngineDir
         "block_size": manifest.block_size,
         "kv_block_bytes": sum(manifest.block_bytes),
     }
-    about = {"target": manifest.flavour, "dtype": manifest.dtype, "model": {"vocab_size": manifest.vocab_size}}
+    model = {"vocab_size": manifest.vocab_size}
+    values = engine_config(target=manifest.flavour, dtype=manifest.dtype, model=model, limits=limits)
+    config = replace(EngineConfig.from_dict(values, path / CONFIG), **changes)
     files = {name: FileSum("", 0) for name in (ENGINE_FILE, MANIFEST_FILE)}
     texts = {MANIFEST_FILE: manifest.to_json().encode()}
-    return EngineDir(path, {**about, "limits": limits, **config}, files, texts, {})
+    return EngineDir(path, config, files, texts, {})
 
 
 @dataclass

@@ -10,7 +10,7 @@ from tensorwright.plugins.paged_attention.attention import attend
 from tensorwright.plugins.paged_attention.cache import PagedCache
 from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize_heads, restore_heads
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 
 SPLIT = 512
 UNIT = 2.0**-24  # half the distance from 1 to the next float32
@@ -102,7 +102,7 @@ class Sequence:
         part = q[:, first * self.head_dim : (first + self.group) * self.head_dim]
         acc = np.full((queries, self.group, self.head_dim), np.nan, np.float32)
         top, total = np.full((2, queries, self.group), np.nan, np.float32)
-        _runtime.run_attention(
+        _testing.run_attention(
             kernel, part, self.pages, self.block_table, acc, top, total, kv_head, self.block_size, begin, split,
             self.scale, self.window, self.softcap, INT8 if self.int8 else None,
         )  # fmt: skip
@@ -110,7 +110,7 @@ class Sequence:
 
     def run(self, kernel: int, begin: int, end: int, chunk: int = 0, y_dtype: str = "float32") -> np.ndarray:
         """Queries [begin, end), `chunk` at a time (0: all at once): [queries, H, D] float32."""
-        combine = best_runnable(_runtime.attention_combine_table())
+        combine = best_runnable(_testing.attention_combine_table())
         y = stored(np.full((end - begin, self.heads, self.head_dim), np.nan, np.float32), y_dtype)
         for at in range(begin, end, chunk or end - begin):
             to = min(at + (chunk or end - begin), end)
@@ -121,7 +121,7 @@ class Sequence:
                 row = np.arange(rows)
                 head = kv_head * self.group + row % self.group
                 offsets = ((at - begin + row // self.group) * self.heads + head) * self.head_dim
-                _runtime.run_attention_combine(
+                _testing.run_attention_combine(
                     combine, acc.reshape(len(parts), rows, -1), top.reshape(len(parts), rows),
                     total.reshape(len(parts), rows), y.reshape(-1), offsets.tolist(),
                     None if self.sinks is None else self.sinks[head],

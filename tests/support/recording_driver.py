@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensorwright.plugins.gpu.bundle import CompiledKernel
-from tensorwright.plugins.gpu.launch import MOST_BLOCKS, POINTERS, SCRATCH, Launch, Tensor
+from tensorwright.plugins.gpu.launch import MAX_BLOCKS, POINTERS, SCRATCH, Launch, Tensor
 
 SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 """What a block may have (CUDA C programming guide, compute capabilities: maximum per thread block)."""
@@ -42,7 +42,7 @@ class RecordingDriver:
 def check_launch(kernel: CompiledKernel, launch: Launch, sm: int) -> None:
     """That cuLaunchKernel would take it, and the kernel would find what it expects."""
     assert (launch.kernel, launch.variant) == (kernel.kernel, kernel.variant)
-    assert all(1 <= size <= most for size, most in zip(launch.grid, MOST_BLOCKS, strict=True)), launch.grid
+    assert all(1 <= size <= most for size, most in zip(launch.grid, MAX_BLOCKS, strict=True)), launch.grid
     assert kernel.shared_bytes <= SHARED_BYTES[sm], f"{kernel.kernel}: {kernel.shared_bytes} bytes on SM {sm}"
     assert 1 <= kernel.num_warps <= 32
     assert kernel.parameters[-2:] == (SCRATCH, SCRATCH)

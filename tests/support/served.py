@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from support.waiting import wait_until
 
 KEY = "first-key"
 OTHER_KEY = "second-key"
@@ -101,13 +103,6 @@ def serve(engine: Path, folder: Path, *options: str, files: int | None = None, *
         process.wait(20)
         if process.stdout is not None:
             process.stdout.close()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not come about"
-        time.sleep(0.005)
 
 
 def completion(prompt: Any = "import os", max_tokens: int = 4, **fields: Any) -> dict[str, Any]:

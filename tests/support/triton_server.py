@@ -149,12 +149,3 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
-
-
-def wait_for(condition: Any, seconds: float = 10, what: str = "a condition") -> Any:
-    """Polls until the condition is true, and returns what it gave."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come within {seconds} s"
-        time.sleep(0.02)
-    return found

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 20) -> None:
+def wait_until(holds: Callable[[], T], seconds: float = 20, what: str = "it") -> T:
+    """Asks again and again until `holds()` is true, and returns what that gave."""
     deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"it does not hold after {seconds} seconds"
-        time.sleep(0.01)
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"{what} does not hold after {seconds} seconds"
+        time.sleep(0.005)
+    return found

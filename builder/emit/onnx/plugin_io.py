@@ -22,8 +22,8 @@ STEP: tuple[Tensor, ...] = (
 def groups_of(facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Per cache group, its window and layers."""
     layers = facts["kv_layers"]
-    numbers = sorted({about["group"] for about in layers})
-    members = [[i for i, about in enumerate(layers) if about["group"] == group] for group in numbers]
+    numbers = sorted({one["group"] for one in layers})
+    members = [[i for i, one in enumerate(layers) if one["group"] == group] for group in numbers]
     return [{"window": layers[found[0]]["window"], "layers": found} for found in members]
 
 
@@ -44,10 +44,10 @@ def outputs_of(facts: dict[str, Any], dtype: str) -> list[Tensor]:
 def cache_tensors(facts: dict[str, Any], dtype: str, ending: str) -> list[Tensor]:
     """Pages of every layer, each followed by its scales if it is int8."""
     found: list[Tensor] = []
-    for layer, about in enumerate(facts["kv_layers"]):
-        page = (f"pages.{about['group']}", about["kv_heads"], facts["block_size"])
-        kind = about.get("dtype", dtype)
-        found += [(f"{name}_pages{ending}.{layer}", kind, (*page, about["head_dim"])) for name in "kv"]
+    for layer, layer_facts in enumerate(facts["kv_layers"]):
+        page = (f"pages.{layer_facts['group']}", layer_facts["kv_heads"], facts["block_size"])
+        kind = layer_facts.get("dtype", dtype)
+        found += [(f"{name}_pages{ending}.{layer}", kind, (*page, layer_facts["head_dim"])) for name in "kv"]
         if kind == "int8":
             found += [(f"{name}_scales{ending}.{layer}", "float32", page) for name in "kv"]
     return found

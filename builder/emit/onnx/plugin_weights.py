@@ -15,10 +15,10 @@ from math import prod
 import numpy as np
 
 from tensorwright.builder.emit.onnx.model_file import stored_bytes
-from tensorwright.builder.emit.onnx.weights_source import Weights, in_type, initializer_name, scales_of, source_of
+from tensorwright.builder.emit.onnx.weights_source import Weights, expression_of, in_type, initializer_name, scales_of
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
-from tensorwright.errors import CheckpointError, LoweringError
+from tensorwright.errors import CheckpointError
 from tensorwright.ir.graph import Value
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import Tensor, convert
@@ -41,7 +41,7 @@ class PluginWeights(Weights):
 
     def matrix(self, value: Value) -> str:
         """[K, N] of a weight [N, K]."""
-        expr = _expr(value, "a product's matrix")
+        expr = expression_of(value, "a product's matrix")
         n, k = (int(d) for d in value.shape)
         chunks = partial(self._transposed, expr, n, k)
         return self._keep(value, "transposed", self.dtype, [("", self.dtype, (k, n))], chunks)[0]
@@ -49,7 +49,7 @@ class PluginWeights(Weights):
     def dequantizable(self, value: Value, format_name: str) -> tuple[str, str]:
         """Values and scales for DequantizeLinear."""
         fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
-        expr = _expr(value, "a quantized matrix")
+        expr = expression_of(value, "a quantized matrix")
         if fmt.kind == "fp":
             tensors = [(".fp8", fmt.dtype, (k, n)), (".scales", self.dtype, (n,))]
             chunks: Callable[[], Chunks] = partial(self._fp8, expr, n, k)
@@ -65,7 +65,7 @@ class PluginWeights(Weights):
         """Packed words and scales for WeightOnlyLinear."""
         fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
         tensors = [(".words", "int32", (-(-k // 8), n)), (".scales", self.dtype, (fmt.groups(k), n))]
-        chunks = partial(self._by_columns, _expr(value, "a quantized matrix"), fmt, n, k, pack_words)
+        chunks = partial(self._by_columns, expression_of(value, "a quantized matrix"), fmt, n, k, pack_words)
         values, scales = self._keep(value, f"words {fmt}", str(fmt), tensors, chunks)
         return values, scales
 
@@ -75,7 +75,7 @@ class PluginWeights(Weights):
         groups = fmt.groups(k)
         tensors = [(f".{fmt.dtype}.rows", fmt.dtype, (n, groups * fmt.group))]
         tensors += [(".rows.scales", self.dtype, (n, groups))]
-        chunks = partial(self._by_rows, _expr(value, "an embedding"), fmt, n, k)
+        chunks = partial(self._by_rows, expression_of(value, "an embedding"), fmt, n, k)
         values, scales = self._keep(value, f"rows {fmt}", str(fmt), tensors, chunks)
         return values, scales
 
@@ -87,7 +87,7 @@ class PluginWeights(Weights):
         tensors: Sequence[tuple[str, str, tuple[int, ...]]],
         chunks: Callable[[], Chunks],
     ) -> list[str]:
-        expr, name = _expr(value, "a matrix"), initializer_name(value)
+        expr, name = expression_of(value, "a matrix"), initializer_name(value)
         if (expr, form) not in self._made:
             size = sum(stored_bytes(dtype, shape) for _, dtype, shape in tensors)
             # A matrix that is stored twice (rows to gather, columns to multiply by) counts twice in the sum of bits.
@@ -191,10 +191,3 @@ def pack_words(values: np.ndarray, k: int) -> np.ndarray:
     nibbles = values[: words * 8].view(np.uint8).reshape(words, 8, -1).astype(np.uint32) & 15
     shifts = np.arange(0, 32, 4, dtype=np.uint32)[None, :, None]
     return np.bitwise_or.reduce(nibbles << shifts, axis=1).view(np.int32)
-
-
-def _expr(value: Value, what: str) -> WeightExpr:
-    source = source_of(value)
-    if not isinstance(source, WeightExpr):
-        raise LoweringError(f"%{value.name} is {what}, and must be a weight of the checkpoint")
-    return source

@@ -15,7 +15,7 @@ from tensorwright.builder.emit.quantization_record import StoredMatrix, Use, mak
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
 from tensorwright.builder.measure.metrics import rounded
 from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
-from tensorwright.errors import BuildError, CheckpointError
+from tensorwright.errors import BuildError, CheckpointError, LoweringError
 from tensorwright.ir.graph import Graph, Value
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.checkpoint import Checkpoint
@@ -61,8 +61,7 @@ class Weights:
 
     def quantized(self, value: Value, format_name: str) -> tuple[str, str]:
         """MatMulNBits' matrix and scales of a weight [N, K]: uint8 [N, groups, bytes of a group], [N, groups]."""
-        expr, fmt = source_of(value), parse_format(format_name)
-        assert isinstance(expr, WeightExpr), "only weights of the checkpoint are quantized"
+        expr, fmt = expression_of(value, "a quantized matrix"), parse_format(format_name)
         key = (expr, str(fmt))
         if key not in self._made:
             n, k = (int(d) for d in value.shape)
@@ -108,11 +107,19 @@ class Weights:
 
 def source_of(value: Value) -> WeightExpr | bytes:
     """What makes two weights the same: the expression, or a constant's bytes."""
-    assert value.node is not None
-    if value.node.op == "weight":
-        expr: WeightExpr = value.node.attrs["expr"]
+    source = value.producer
+    if source.op == "weight":
+        expr: WeightExpr = source.attrs["expr"]
         return expr
     return np.asarray(value.constant, np.float32).tobytes()
+
+
+def expression_of(value: Value, role: str) -> WeightExpr:
+    """The expression of a weight of the checkpoint. Raises LoweringError, with the role, for a constant."""
+    source = source_of(value)
+    if not isinstance(source, WeightExpr):
+        raise LoweringError(f"%{value.name} is {role}, and must be a weight of the checkpoint")
+    return source
 
 
 def initializer_name(value: Value) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from tensorwright.builder.emit.tensorrt.layers import HEADING
 
-MOST_ERRORS = 8
-MOST_TEXT = 1500
+MAX_ERRORS = 8
+MAX_TEXT = 1500
 """Characters of one message in an error's text."""
 NOISE = "cudaError 35"
 """A builder without a GPU reports the absent driver beside every real error."""
@@ -45,13 +45,13 @@ def make_logger(trt: Any) -> Any:
 def join_errors(errors: list[str]) -> str:
     """The first ones, without the noise unless there is nothing else."""
     real = [error for error in errors if NOISE not in error] or errors
-    return "; ".join(without_noise(error) for error in real[:MOST_ERRORS])
+    return "; ".join(without_noise(error) for error in real[:MAX_ERRORS])
 
 
 def without_noise(text: str) -> str:
     """Without the lines about the absent driver, unless there are no others; on one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " ".join([line for line in lines if NOISE not in line] or lines)[:MOST_TEXT]
+    return " ".join([line for line in lines if NOISE not in line] or lines)[:MAX_TEXT]
 
 
 class Tree:

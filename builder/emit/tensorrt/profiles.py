@@ -14,7 +14,7 @@ DEFAULT_BATCH_SIZE = 64
 DEFAULT_NUM_TOKENS = 2048
 PROMPT_ROWS = 64
 """Prompt positions of a step whose logits may be wanted, beside a row per sequence: what LLM asks for by default."""
-MOST_ELEMENTS = 2**31 - 1
+MAX_ELEMENTS = 2**31 - 1
 """Of one tensor. Of a layer's pages this bounds their number."""
 
 
@@ -40,7 +40,7 @@ def make_profiles(
     shared = {}
     for group in range(groups):
         widest = max(layer.kv_heads * layer.head_dim for layer in layers if layer.group == group)
-        pages = MOST_ELEMENTS // (widest * block_size)
+        pages = MAX_ELEMENTS // (widest * block_size)
         shared[f"max_blocks.{group}"] = Range(1, blocks, blocks)
         shared[f"pages.{group}"] = Range(1, min(pages, batch * blocks), pages)
     many, few = Range(1, max(1, batch // 2), batch), Range(1, max(1, batch // 8), batch)

@@ -1,3 +1,6 @@
+// The engine's step in its order: plan, compute, draw tokens, report events. It has more than 500 lines
+// because every part of a step changes the same books of sequences, and a failure in one part is undone in
+// another.
 #include "runtime/core/engine/engine_core.h"
 
 #include <algorithm>
@@ -18,8 +21,21 @@ uint64_t random_seed() {
   return uint64_t{device()} << 32 | device();
 }
 
-// Steps between two checks of the invariants: a check takes about a microsecond.
+// The number of steps between two checks of the invariants. A check takes about a microsecond.
 constexpr int64_t kCheckEvery = 16;
+
+// The engine waits for a late mask for at most 1 / kGraceShare of the time that the rows took, because the
+// other rows of the step wait too. A sequence whose mask comes later sits out: it loses a step.
+constexpr int kGraceShare = 2;
+
+// Returns why the sequence ends with its last token, or "" if it does not end.
+const char* finish_reason(const Sequence& sequence, int32_t max_seq_len) {
+  const Sampling& s = *sequence.sampling;
+  int32_t token = sequence.tokens.back();
+  if (s.stop_token_ids.contains(token) || (!s.ignore_eos && s.eos_token_ids.contains(token))) return "stop";
+  if (sequence.generated() >= s.max_tokens || sequence.size() >= max_seq_len) return "length";
+  return "";
+}
 
 Clock::time_point deadline(Clock::time_point start, double seconds) {
   return start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -121,8 +137,8 @@ void EngineCore::end_completion(int64_t id, int32_t completion, std::vector<Even
   close(started, "abort", nullptr, events);
 }
 
-// Ends all the sequences wanted, or where there is no memory to tell of that, none. Forks that are still to
-// come end with the sequence they would come from.
+// Ends all the sequences that `wanted` chooses. If there is no memory for their events, it ends none and
+// throws. Forks that have not started yet end with the sequence that they would come from.
 void EngineCore::close(const std::function<bool(const Sequence&)>& wanted, const char* finish,
                        const Error* error, std::vector<Event>* events) {
   std::vector<Event> last;
@@ -148,7 +164,7 @@ void EngineCore::close(const std::function<bool(const Sequence&)>& wanted, const
   }
 }
 
-// The completion that the event is the last of, from all books.
+// Removes the completion from all books; `last` is its last event.
 void EngineCore::remove(const Event& last) {
   const std::unique_ptr<Sequence> sequence = scheduler_->remove(last.request_id, last.completion);
   if (sequence) std::erase_if(pending_, [&](const Draw& draw) { return draw.sequence == sequence.get(); });
@@ -159,7 +175,7 @@ void EngineCore::remove(const Event& last) {
                                    : &finished_);
 }
 
-// A request counts once, by what ended the last of its completions.
+// A request is counted once: the end of its last completion decides in which counter.
 void EngineCore::count(int64_t id, int32_t ended, int64_t* counter) {
   auto open = open_.find(id);
   if ((open->second -= ended) > 0) return;
@@ -213,13 +229,14 @@ void EngineCore::take_step(std::vector<Event>* events) {
   try {
     plan = scheduler_->plan();
     names = names_of(plan);
-  } catch (const std::logic_error&) {  // our own
+  } catch (const std::logic_error&) {  // an error of the engine itself
     throw;
   } catch (const std::exception&) {  // a block could not be copied, or there was no memory
     if (!plan.chunks.empty()) scheduler_->rollback(plan);
     forget_preempted();
     names = alive([](const Sequence& sequence) { return sequence.computed > 0; });
-    // With nobody under way the first starts, or fails, alone: every step gets on.
+    // If no sequence has started yet, the first one starts alone, or fails alone. So each call makes
+    // progress.
     if (names.empty())
       names = alive([first = true](const Sequence&) mutable { return std::exchange(first, false); });
     run_each(names, events);
@@ -228,7 +245,7 @@ void EngineCore::take_step(std::vector<Event>* events) {
   forget_preempted();
   if (plan.chunks.empty()) {
     if (pending_.empty()) throw std::logic_error("[engine] the scheduler has sequences but no step for them");
-    if (draw_ready(events)) return;  // a mask may have come since the last look, with nobody waiting for it
+    if (draw_ready(events)) return;  // a mask may have come since the last look
     masks_->wait_for_masks(Clock::time_point::max(), events);
     draw_ready(events);
     return;
@@ -243,9 +260,9 @@ std::vector<EngineCore::Name> EngineCore::names_of(const StepPlan& plan) {
   return names;
 }
 
-// Who was at fault? Each gets its share of the step alone, with the same result as in company; who throws
-// again dies. One that finds no room waits for the next step; the first always has room, so every retry
-// gets on.
+// Finds the sequences at fault after a step failed. It computes the share of each sequence alone, which gives
+// the same result as in company. A sequence whose share fails again ends with the error. A sequence that
+// finds no room waits for the next step. The first sequence always has room, so each call makes progress.
 void EngineCore::run_each(const std::vector<Name>& names, std::vector<Event>* events) {
   for (auto [id, completion] : names) {
     try {
@@ -260,8 +277,8 @@ void EngineCore::run_each(const std::vector<Name>& names, std::vector<Event>* ev
   }
 }
 
-// False if the executor threw, or there was no memory: the plan is rolled back, and its first request ended
-// if `at_fault`.
+// Computes a planned step. Returns false if the executor threw or there was no memory; then the plan is
+// rolled back, and with `at_fault` its first request ends with the error.
 bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) {
   std::vector<WantedRows> wanted;
   LogitRows logits;
@@ -281,8 +298,8 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
   return true;
 }
 
-// Makes room for the draws from them, too: once the step is committed it is too late to find that there is
-// none.
+// Returns the rows that the plan needs. It also makes room for the draws from them: after the step is
+// committed, a lack of memory could not be undone.
 std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan) {
   std::vector<WantedRows> wanted;
   size_t draws = 0;
@@ -299,13 +316,182 @@ std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan
 
 LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows>& wanted) {
   int64_t rows = 0;
-  for (const WantedRows& of : wanted) rows += of.prompt + of.sampled;
+  for (const WantedRows& chunk : wanted) rows += chunk.prompt + chunk.sampled;
   build_step(plan, kv_->groups(), kv_->block_size(), &step_);
-  LogitRows logits = executor_->wait(executor_->enqueue(step_));
+  LogitRows logits = executor_->run(step_);
   if (logits.rows == rows) return logits;
   throw Error("TensorwrightError", "[engine] an executor must return the " + std::to_string(rows) +
                                        " rows it was asked for, got " + std::to_string(logits.rows) +
                                        "; this is a bug of the executor");
+}
+
+std::span<const float> EngineCore::values(const LogitRows& logits, int32_t row) const {
+  return {logits.data + row * logits.stride, static_cast<size_t>(facts().vocab_size)};
+}
+
+// Reports the logprobs of prompt positions and draws tokens from the other rows. `computing` is the time that
+// the rows took.
+void EngineCore::take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits,
+                           Clock::duration computing, std::vector<Event>* events) {
+  std::vector<Failure> failures;
+  int32_t row = 0;
+  for (auto [sequence, prompt, sampled] : wanted) {
+    try {
+      take_prompt_logprobs(*sequence, logits, row, prompt, events);
+      if (sampled) fork(*sequence, values(logits, row + prompt));
+    } catch (const std::exception& error) {
+      failures.push_back({sequence->id, as_error(error)});
+    }
+    row += prompt + sampled;
+  }
+  end_failed(failures, events);
+  await_masks(Clock::now() + computing / kGraceShare, events);
+  sit_out(events);
+}
+
+// Draws from the rows that need no mask or have one. It waits until `until` for the masks of this step's
+// other rows. It does not wait for the mask of a sequence that sits out already, unless all sequences wait
+// for a mask.
+void EngineCore::await_masks(Clock::time_point until, std::vector<Event>* events) {
+  while (true) {
+    if (draw_ready(events)) continue;
+    bool late = std::ranges::all_of(pending_, [](const Draw& draw) { return draw.kept != nullptr; });
+    bool alone = !pending_.empty() && all_wait();
+    if (late && !alone) return;
+    if (masks_->wait_for_masks(alone ? Clock::time_point::max() : until, events)) continue;
+    draw_ready(events);
+    return;
+  }
+}
+
+bool EngineCore::all_wait() const {
+  return pending_.size() == static_cast<size_t>(scheduler_->running()) + scheduler_->waiting();
+}
+
+// Draws from the rows that need no mask or have one. Returns false if there are none.
+bool EngineCore::draw_ready(std::vector<Event>* events) {
+  take_ready();
+  if (ready_.empty()) return false;
+  take_tokens(events);
+  return true;
+}
+
+// Copies the rows whose masks have not come, because the executor's rows are valid only until its next step.
+// Their sequences have no token to compute, so the scheduler passes them over.
+void EngineCore::sit_out(std::vector<Event>* events) {
+  std::vector<Failure> failures;
+  for (Draw& draw : pending_) {
+    if (draw.kept) continue;
+    try {
+      draw.kept = std::make_shared<const std::vector<float>>(draw.row.begin(), draw.row.end());
+      draw.row = *draw.kept;
+      ++sat_out_;
+    } catch (const std::bad_alloc& error) {
+      failures.push_back({draw.sequence->id, as_error(error)});
+    }
+  }
+  end_failed(failures, events);
+}
+
+// Drops the rows of sequences that were preempted. Such a sequence computes its row again.
+void EngineCore::forget_preempted() {
+  std::erase_if(pending_, [](const Draw& draw) { return draw.sequence->pending() > 0; });
+}
+
+// Adds the draws of `first` and of the sequences that fork from it. All of them draw from the same row.
+void EngineCore::fork(Sequence& first, std::span<const float> row) {
+  std::vector<Sequence*> sequences = scheduler_->fork(first);
+  for (Sequence* fork : sequences) fork->seed = completion_seed(fork->seed, fork->completion);
+  sequences.insert(sequences.begin(), &first);
+  for (Sequence* sequence : sequences) pending_.push_back({sequence, row});
+}
+
+// Moves the draws that need no mask or have one from pending_ to ready_. It needs no memory.
+void EngineCore::take_ready() {
+  ready_.clear();
+  size_t left = 0;
+  for (Draw& draw : pending_) {
+    const Sequence& sequence = *draw.sequence;
+    bool guided = sequence.sampling->guided;
+    if (guided) draw.mask = masks_->take_mask(sequence.id, sequence.completion, sequence.generated());
+    if (guided && !draw.mask) {
+      if (&pending_[left] != &draw) pending_[left] = std::move(draw);
+      ++left;
+    } else {
+      ready_.push_back(std::move(draw));
+    }
+  }
+  pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(left), pending_.end());
+}
+
+// Draws from all rows of ready_ at once, on the executor's threads. A failure ends the whole request, but
+// only after all rows are done, because other completions of the request may be among them.
+void EngineCore::take_tokens(std::vector<Event>* events) {
+  executor_->run_tasks(static_cast<int>(ready_.size()), [this](int task, int thread) {
+    Draw& mine = ready_[static_cast<size_t>(task)];
+    try {
+      mine.sample = sample(mine, thread);
+    } catch (...) {
+      mine.error = std::current_exception();
+    }
+  });
+  std::vector<Failure> failures;
+  for (Draw& draw : ready_) {
+    int64_t id = draw.sequence->id;  // take_token() may end the sequence
+    try {
+      if (draw.error) std::rethrow_exception(draw.error);
+      take_token(*draw.sequence, std::move(draw.sample), events);
+    } catch (const std::exception& error) {
+      failures.push_back({id, as_error(error)});
+    }
+  }
+  ready_.clear();
+  end_failed(failures, events);
+}
+
+void EngineCore::end_failed(const std::vector<Failure>& failures, std::vector<Event>* events) {
+  for (const Failure& failure : failures) end(failure.id, &failure.error, events);
+}
+
+Sample EngineCore::sample(const Draw& draw, int thread) {
+  const Sequence& sequence = *draw.sequence;
+  std::span<const uint32_t> mask;
+  if (draw.mask) mask = *draw.mask;
+  return samplers_[static_cast<size_t>(thread)].sample(draw.row, *sequence.sampling, sequence.seed,
+                                                       sequence.size(),
+                                                       {sequence.tokens, sequence.prompt_tokens}, mask);
+}
+
+// Reports the logprobs of the sequence's next `rows` prompt positions. Their logits begin at row `row`.
+void EngineCore::take_prompt_logprobs(Sequence& sequence, const LogitRows& logits, int32_t row, int32_t rows,
+                                      std::vector<Event>* events) {
+  if (rows == 0) return;
+  Event event = event_of(sequence);
+  for (int32_t i = 0; i < rows; ++i) {
+    int32_t next = sequence.tokens[sequence.scored + i + 1];
+    event.prompt_logprobs.push_back(
+        samplers_[0].score(values(logits, row + i), next, sequence.sampling->prompt_logprobs));
+  }
+  events->push_back(std::move(event));
+  sequence.scored += rows;
+}
+
+// Adds a drawn token to its sequence and reports it. If it throws, nothing has changed.
+void EngineCore::take_token(Sequence& sequence, Sample sample, std::vector<Event>* events) {
+  if (sequence.first_token_s < 0) sequence.first_token_s = sequence.since_arrival();
+  Event event = event_of(sequence);
+  event.tokens = {sample.token};
+  if (sequence.sampling->logprobs >= 0) event.logprobs.push_back(std::move(sample.logprobs));
+  make_room(*events, 1);
+  make_room(sequence.tokens, 1);
+  // Nothing throws from here on: the names of a finish are short.
+  sequence.tokens.push_back(sample.token);
+  ++generated_;
+  event.finish = finish_reason(sequence, facts().max_seq_len);
+  if (event.finish == "stop") event.stop_token = sample.token;
+  events->push_back(std::move(event));
+  if (events->back().finish.empty()) return;
+  remove(events->back());
 }
 
 EngineStats EngineCore::stats() const {

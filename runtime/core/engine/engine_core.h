@@ -1,4 +1,5 @@
-// The engine without its thread: requests in, steps, events out. One caller at a time.
+// The engine without its thread: it takes requests, runs steps and reports events. One caller at a time may
+// use it.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_ENGINE_CORE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_ENGINE_CORE_H_
 
@@ -24,12 +25,12 @@
 namespace tensorwright {
 
 struct EngineStats {
-  // Of one cache group; total = free + cached + used.
+  // The blocks of one cache group; total = free + cached + used.
   struct Blocks {
     int32_t window, total, free, cached, used;
   };
   std::vector<Blocks> groups;
-  // Of the group whose sequences hold the most: one without a window, if there is one.
+  // The blocks of the group with the widest window; a group without a window is the widest.
   int32_t total_blocks = 0, free_blocks = 0, cached_blocks = 0, used_blocks = 0;
   int64_t waste_slots = 0;  // slots of used blocks that hold no token; below block_size per running sequence
   int32_t running = 0, waiting = 0;
@@ -41,40 +42,43 @@ struct EngineStats {
   SchedulerStats steps;
 };
 
-// What a request is told: the error's type if it has one of ours.
+// Returns the error that a request ends with. It keeps the type of an Error; other exceptions become an
+// OutOfMemoryError or a TensorwrightError.
 Error as_error(const std::exception& error);
 
 class EngineCore {
  public:
-  // masks: of guided requests; without it there may be none. Throws Error: InvalidOptionError,
-  // OutOfMemoryError, and what the executor throws.
+  // masks: the source of the masks of guided requests; without it no request may be guided. Throws Error:
+  // InvalidOptionError, OutOfMemoryError, and what the executor throws.
   EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& options, MaskSource* masks = nullptr);
 
   const ModelFacts& facts() const { return executor_->facts(); }
   const std::vector<GroupShape>& groups() const { return shapes_; }
 
-  // The request has been validated. What throws changes nothing.
+  // Adds a request that has been validated. If it throws, nothing has changed.
   void add(Request request, Clock::time_point arrived);
-  // The same, but where add() finds no memory, all completions of the request end with "error".
+  // Adds a request as add() does. If there is no memory, all completions of the request end with "error".
   void add_or_fail(Request request, Clock::time_point arrived, std::vector<Event>* events);
-  // What these four throw changes nothing.
-  // Ends all its completions with finish "abort", or "error" if error is given; nothing if it is not alive.
+  // If one of the next four throws, nothing has changed.
+  // Ends all completions of a request with finish "abort", or "error" if error is given. A request that is
+  // not alive is left alone.
   void end(int64_t id, const Error* error, std::vector<Event>* events);
-  // Aborts one completion, and nothing if it has not started.
+  // Aborts one completion. A completion that has not started is left alone.
   void end_completion(int64_t id, int32_t completion, std::vector<Event>* events);
   void end_all(std::vector<Event>* events);
-  // Ends with finish "timeout" those whose time is up.
+  // Ends the completions whose time is up, with finish "timeout".
   void expire(Clock::time_point now, std::vector<Event>* events);
-  // One step, if anything is alive. An executor that throws costs the requests at fault their life, no other,
-  // and so does a lack of memory. Throws bad_alloc if there is none to tell of that either; all is then lost.
+  // Runs one step, if any request is alive. If the executor throws or memory runs out, only the requests at
+  // fault end. Throws std::bad_alloc if there is no memory for their events either; the engine cannot go on
+  // after that.
   void step(std::vector<Event>* events);
 
-  // The first moment at which expire() would end something.
+  // The first time at which expire() would end a completion.
   Clock::time_point next_deadline() const;
 
-  // Requests added, some completion of which has not ended.
+  // The number of requests that have a completion which has not ended.
   size_t open() const { return open_.size(); }
-  // Throws InvariantError unless blocks, sequences and open requests agree. step() calls it now and then.
+  // Throws InvariantError unless blocks, sequences and open requests agree. step() calls it every few steps.
   void check();
 
   bool idle() const { return scheduler_->idle(); }
@@ -85,21 +89,22 @@ class EngineCore {
     int64_t id;
     Error error;
   };
-  // The logit rows of a chunk: of prompt positions to be told of, then of its last token, if that is sampled
-  // from.
+  // The logit rows of a chunk: first `prompt` rows whose logprobs are reported, then one row if a token is
+  // sampled.
   struct WantedRows {
     Sequence* sequence;
     int32_t prompt;
     bool sampled;
   };
-  // A row that a sequence's next token comes from, and what the sampler gave or threw.
+  // A row that a sequence's next token is drawn from, and what the sampler returned or threw.
   struct Draw {
     Sequence* sequence;
     std::span<const float> row;  // [vocab_size] of the executor's logits, or of `kept`
-    SharedMask mask = nullptr;   // null: none
+    SharedMask mask = nullptr;   // null: all tokens are allowed
     Sample sample = {};
     std::exception_ptr error = nullptr;
-    std::shared_ptr<const std::vector<float>> kept = nullptr;  // of one that sits out steps
+    std::shared_ptr<const std::vector<float>> kept =
+        nullptr;  // the copy of the row of a sequence that sits out
   };
   using Name = std::pair<int64_t, int32_t>;  // request, completion
 
@@ -135,12 +140,13 @@ class EngineCore {
   std::unique_ptr<Executor> executor_;
   std::vector<GroupShape> shapes_;
   std::unique_ptr<KvBlocks> kv_;
-  std::unique_ptr<Scheduler> scheduler_;  // after kv_: sequences give their blocks back to it
-  std::vector<Sampler> samplers_;         // one per thread of the executor
+  std::unique_ptr<Scheduler>
+      scheduler_;                  // destroyed before kv_, because sequences give their blocks back to it
+  std::vector<Sampler> samplers_;  // one per thread of the executor
   Step step_;
   MaskSource* masks_;
-  // Not of sequences that have ended: without a mask yet, and those that are drawn from now. Both have room
-  // for all rows of a step before it is computed.
+  // pending_ holds the draws whose masks have not come, ready_ those that are drawn from now. Neither holds a
+  // draw of a sequence that has ended. Both have room for all rows of a step before it is computed.
   std::vector<Draw> pending_, ready_;
   std::unordered_map<int64_t, int32_t> open_;  // request -> completions that have not ended
   int64_t finished_ = 0, aborted_ = 0, timed_out_ = 0, failed_ = 0, generated_ = 0, sat_out_ = 0;

@@ -11,10 +11,10 @@
 namespace tensorwright {
 namespace {
 
-constexpr size_t kLargestPlan = size_t{1} << 30;
+constexpr size_t kMaxPlanBytes = size_t{1} << 30;
 
 Plan read_plan(const std::string& path) {
-  const std::vector<std::byte> bytes = read_file(path, kLargestPlan);
+  const std::vector<std::byte> bytes = read_file(path, kMaxPlanBytes);
   return Plan::parse(bytes);
 }
 
@@ -94,23 +94,21 @@ void CpuExecutor::populate() {
   populator_.start(pieces, populate_bytes_, team_);
 }
 
-Ticket CpuExecutor::enqueue(const Step& step) {
-  if (!checker_) refuse("enqueue: allocate() must be called first");
+LogitRows CpuExecutor::run(const Step& step) {
+  if (!checker_) refuse("run: allocate() must be called first");
   checker_->check(step);
   const StepView view{
       step, {token_arena_.data(), row_arena_.data()}, {step.tokens(), step.rows()}, scratch_.data()};
-  last_ = {};
   const WatchedPadding watched(plan_, view);
   if (profile_.enabled()) {
     run_profiled(view);
   } else {
-    run(view);
+    run_operations(view);
   }
-  last_ = {logits_.floats(view), logits_.stride, step.rows()};
-  return {++steps_};
+  return {logits_.floats(view), logits_.stride, step.rows()};
 }
 
-void CpuExecutor::run(const StepView& view) {
+void CpuExecutor::run_operations(const StepView& view) {
   for (const auto& operation : operations_) operation->run(view, team_);
 }
 
@@ -126,13 +124,6 @@ void CpuExecutor::run_profiled(const StepView& view) {
   }
   for (size_t i = 0; i < operations_.size(); ++i) measured[i].cost = operations_[i]->cost(view);
   profile_.add(view.step, measured, begin - first);
-}
-
-LogitRows CpuExecutor::wait(Ticket ticket) {
-  if (ticket.step != steps_ || steps_ == 0) {
-    refuse(concat("wait: only the last step, ", steps_, ", has logits, not step ", ticket.step));
-  }
-  return last_;
 }
 
 void CpuExecutor::copy_block(int32_t group, int32_t from, int32_t to) {

@@ -25,8 +25,7 @@ struct CpuExecutorOptions {
   size_t populate = 0;  // bytes whose page faults are taken ahead of the first step: populate.h has the rule
 };
 
-// A step is computed inside enqueue(), on the calling thread and the team's; wait() hands out its logits. Not
-// to be used from two threads at once.
+// Computes a step on the calling thread and the team's threads. Two threads must not use it at once.
 class CpuExecutor : public Executor {
  public:
   // Throws Error{"EngineError"} for files that are missing or wrong, {"IsaError"}, {"InvalidOptionError"}.
@@ -36,8 +35,7 @@ class CpuExecutor : public Executor {
   const ModelFacts& facts() const override { return facts_; }
   void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
                 int32_t max_seqs) override;
-  Ticket enqueue(const Step& step) override;
-  LogitRows wait(Ticket ticket) override;
+  LogitRows run(const Step& step) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
 
   int threads() const override { return team_.threads(); }
@@ -45,12 +43,12 @@ class CpuExecutor : public Executor {
   // The kernels in use, and why better ones were refused.
   const std::vector<DispatchChoice>& dispatch() const { return dispatch_; }
   Profile& profile() { return profile_; }
-  // Until the page faults are taken that CpuExecutorOptions::populate asks for.
+  // Returns when the page faults are taken that CpuExecutorOptions::populate asks for.
   void wait_for_memory() { populator_.wait(); }
 
  private:
   void populate();
-  void run(const StepView& view);
+  void run_operations(const StepView& view);
   void run_profiled(const StepView& view);
 
   const Plan plan_;
@@ -65,10 +63,8 @@ class CpuExecutor : public Executor {
 
   std::unique_ptr<StepChecker> checker_;  // null before allocate()
   Arena token_arena_, row_arena_, scratch_;
-  int64_t steps_ = 0;
-  LogitRows last_;
   const size_t populate_bytes_;
-  Populator populator_;  // of the arenas and the cache: the first to go
+  Populator populator_;  // uses the arenas and the cache, so it must be destroyed before them
 };
 
 std::unique_ptr<Executor> make_cpu_executor(const std::string& plan_path, const std::string& weights_path,

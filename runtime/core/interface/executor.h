@@ -1,5 +1,5 @@
-// What runs a step of a ragged batch. The scheduler above knows nothing of tensors; targets stand behind
-// this.
+// The interface of what runs a step of a ragged batch. Each target implements it. The scheduler and the
+// engine know of tensors only what this file says.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_EXECUTOR_H_
 #define TENSORWRIGHT_RUNTIME_CORE_EXECUTOR_H_
 
@@ -9,7 +9,7 @@
 
 namespace tensorwright {
 
-// What the engine file says of the model, as the scheduler and the sampler need it.
+// Facts of the model that the scheduler and the sampler need. The engine's files hold them.
 struct ModelFacts {
   int32_t vocab_size = 0;
   int32_t max_seq_len = 0;
@@ -27,8 +27,7 @@ struct GroupTables {
 
 // A step of `tokens` tokens over `seqs` sequences: any mix of prefill chunks and decode tokens.
 struct Step {
-  std::vector<int32_t>
-      token_ids;  // [tokens]; -1 - r means "the token that row r of the previous step sampled"
+  std::vector<int32_t> token_ids;     // [tokens]
   std::vector<int32_t> positions;     // [tokens]
   std::vector<int32_t> seq_starts;    // [seqs + 1]: first token of each sequence, then the number of tokens
   std::vector<int32_t> context_lens;  // [seqs]: positions in the cache once this step has written its own
@@ -40,11 +39,7 @@ struct Step {
   int32_t rows() const { return static_cast<int32_t>(logit_rows.size()); }
 };
 
-struct Ticket {
-  int64_t step = 0;
-};
-
-// Logits of the rows a step asked for. Belongs to the executor; valid until the next enqueue.
+// Logits of the rows that a step asked for. They belong to the executor and are valid until its next run().
 struct LogitRows {
   const float* data = nullptr;  // [rows, vocab_size]
   int64_t stride = 0;           // floats between rows
@@ -55,19 +50,18 @@ class Executor {
  public:
   virtual ~Executor() = default;
   virtual const ModelFacts& facts() const = 0;
-  // Makes room for `blocks` KV blocks per group and for steps of at most these sizes. Called once, before any
-  // step.
+  // Makes room for blocks[g] KV blocks of group g and for steps of at most these sizes. The engine calls it
+  // once, before any step.
   virtual void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
                         int32_t max_seqs) = 0;
-  // Throws before any effect if the step is malformed; an executor without device sampling refuses token_ids
-  // < 0.
-  virtual Ticket enqueue(const Step& step) = 0;
-  virtual LogitRows wait(Ticket ticket) = 0;
+  // Computes a step and returns its logits. Throws before any effect if the step is malformed.
+  virtual LogitRows run(const Step& step) = 0;
   // Copies one block of a group, for copy-on-write.
   virtual void copy_block(int32_t group, int32_t from, int32_t to) = 0;
-  // Its threads, for work between steps: calls fn(task, thread) once for every task in [0, tasks), thread in
-  // [0, threads()), and returns when all are done. fn must not throw.
+  // The number of threads that run_tasks() uses.
   virtual int threads() const { return 1; }
+  // Does work between steps: calls fn(task, thread) once for every task in [0, tasks), where thread is in
+  // [0, threads()), and returns when all tasks are done. fn must not throw.
   virtual void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) {
     for (int task = 0; task < tasks; ++task) fn(task, 0);
   }

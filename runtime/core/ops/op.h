@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "plugins/common/dispatch.h"
+#include "plugins/common/kernel_types.h"
 #include "runtime/core/base/thread_team.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/ops/kv_storage.h"

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "plugins/common/dispatch.h"
+#include "plugins/logits/kernels.h"
 #include "runtime/core/base/error.h"
 
 namespace tensorwright {

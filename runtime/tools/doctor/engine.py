@@ -39,7 +39,7 @@ def examine_engine(path: str) -> dict[str, Any]:
     facts = {
         "dtype": engine.dtype,
         "max_seq_len": engine.max_seq_len,
-        "built_by": engine.config["tensorwright_version"],
+        "built_by": engine.config.tensorwright_version,
     }
     with suppress(TensorwrightError):  # a check has told it
         facts |= describe_engine(engine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensorwright.builder.emit.tensorrt.profiles import (
-    MOST_ELEMENTS,
+    MAX_ELEMENTS,
     PROMPT_ROWS,
     input_shapes,
     make_limits,
@@ -50,7 +50,7 @@ def test_pages_are_as_many_as_a_tensor_can_hold():
     prefill, _ = make()
     for group, widest in ((0, 64), (1, 64)):
         most = prefill.symbols[f"pages.{group}"].max
-        assert most * widest * 4 <= MOST_ELEMENTS < (most + 1) * widest * 4
+        assert most * widest * 4 <= MAX_ELEMENTS < (most + 1) * widest * 4
 
 
 def test_one_sequence_is_enough_for_a_profile():

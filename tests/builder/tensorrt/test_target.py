@@ -95,7 +95,7 @@ def test_a_rebuild_hands_over_what_a_build_does(tiny, tmp_path, monkeypatch):
     with pytest.raises(BuildError, match="noted"):
         build(tiny, tmp_path / "built", accuracy="none", dtype="bfloat16", **options)
     with pytest.raises(BuildError, match="noted"):
-        rebuild(keeper.path, keeper.config, tmp_path / "rebuilt", **options)
+        rebuild(keeper.path, keeper.engine_config, tmp_path / "rebuilt", **options)
     assert handed[0] == handed[1]
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from support.fake_runtime import A, B, C, FakeEngine, fake_module, ids, wait_until, write_engine
+from support.fake_runtime import A, B, C, FakeEngine, fake_module, ids, write_engine
+from support.waiting import wait_until
 from tensorwright.errors import (
     EngineStoppedError,
     LibraryError,

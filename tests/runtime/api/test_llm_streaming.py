@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from support.fake_runtime import A, B, FakeEngine, ids, wait_until
+from support.fake_runtime import A, B, FakeEngine, ids
+from support.waiting import wait_until
 from tensorwright.errors import OutOfMemoryError
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.requests.outputs import RequestOutput

@@ -195,7 +195,8 @@ def test_an_engine_of_other_formats_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(native, "create_engine", lambda *args: FakeEngine())
     monkeypatch.setattr(native, "load_module", fake_module)
     spec = "int4:g32,embedding=int4:g32,lm_head=int4:g32"
-    config = engine_config(quantization={"spec": spec}, build_options={"quantize": "int4"})
+    record = {"spec": spec, "tied": True, "bits_per_weight": {"all": 4.5}, "weight_errors": {}}
+    config = engine_config(quantization=record, build_options={"quantize": "int4"})
     quantized = write_engine(tmp_path / "a", config)
     plain = write_engine(tmp_path / "b")
     for asked in (None, "int4", "int4:g32", spec):

@@ -26,6 +26,8 @@ from tensorwright.errors import (
 from tensorwright.runtime import _runtime
 from tensorwright.runtime.requests.engine_client import SHUT_DOWN
 
+pytestmark = pytest.mark.computes
+
 BLOCKS = 40
 
 

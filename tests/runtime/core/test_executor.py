@@ -14,6 +14,8 @@ from support.toy_llama import ToyLlama
 from tensorwright.errors import EngineError, InvalidOptionError, InvalidRequestError, IsaError
 from tensorwright.runtime import _runtime
 
+pytestmark = pytest.mark.computes
+
 BLOCKS = 250
 
 

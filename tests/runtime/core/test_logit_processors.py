@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _runtime, _testing
+
+pytestmark = pytest.mark.computes
 
 VOCAB = 40
 EOS = [3, 5]
@@ -98,15 +100,15 @@ def test_token_sets_are_those_of_transformers(case):
     before = reference_scores(logits, sampling(**{**fields, "min_p": 0.0, "top_p": 1.0}), tokens, prompt)
     assume(not borderline(before, s.top_p, s.min_p))
     expected = torch.isfinite(reference_scores(logits, s, tokens, prompt)).nonzero()[:, 0].tolist()
-    assert _runtime.token_set(logits, s, tokens, prompt) == expected
+    assert _testing.token_set(logits, s, tokens, prompt) == expected
     greedy = sampling(**{**fields, "temperature": 0.0})
     likeliest = int(reference_scores(logits, sampling(**{**fields, "temperature": 1.0}), tokens, prompt).argmax())
-    assert _runtime.sample(logits, greedy, 0, len(tokens), tokens, prompt)[0] == likeliest
+    assert _testing.sample(logits, greedy, 0, len(tokens), tokens, prompt)[0] == likeliest
 
 
 def test_logprobs_are_of_the_row_as_it_came():
     logits = np.array([3, 2, 1, 0], np.float32)
-    token, entries = _runtime.sample(logits, sampling(temperature=0.0, logit_bias=[(0, -9.0)], logprobs=1), 0, 0)
+    token, entries = _testing.sample(logits, sampling(temperature=0.0, logit_bias=[(0, -9.0)], logprobs=1), 0, 0)
     assert token == 1
     assert [(entry[0], entry[2]) for entry in entries] == [(1, 2), (0, 1)]
     assert entries[0][1] == pytest.approx(float(torch.from_numpy(logits).double().log_softmax(-1)[1]), abs=1e-15)
@@ -115,18 +117,18 @@ def test_logprobs_are_of_the_row_as_it_came():
 def test_min_tokens_bans_only_what_would_end_the_request():
     logits = np.zeros(8, np.float32)
     s = sampling(min_tokens=2, eos_token_ids=[1], stop_token_ids=[2])
-    assert _runtime.token_set(logits, s, [0, 0], 1) == [0, 3, 4, 5, 6, 7]
-    assert _runtime.token_set(logits, s, [0, 0, 0], 1) == list(range(8))
+    assert _testing.token_set(logits, s, [0, 0], 1) == [0, 3, 4, 5, 6, 7]
+    assert _testing.token_set(logits, s, [0, 0, 0], 1) == list(range(8))
     s.ignore_eos = True
-    assert _runtime.token_set(logits, s, [0, 0], 1) == [0, 1, 3, 4, 5, 6, 7]
+    assert _testing.token_set(logits, s, [0, 0], 1) == [0, 1, 3, 4, 5, 6, 7]
 
 
 def test_a_request_that_forbids_everything_ends_with_its_own_error():
     with pytest.raises(InvalidRequestError, match="left none"):
-        _runtime.token_set(np.zeros(2, np.float32), sampling(bad_words=[[0], [1]]), [], 0)
+        _testing.token_set(np.zeros(2, np.float32), sampling(bad_words=[[0], [1]]), [], 0)
 
 
 def test_a_history_that_is_none_is_refused():
     for tokens, prompt in (([4], 0), ([-1], 0), ([0], 2)):
         with pytest.raises(InvalidRequestError, match="tokens"):
-            _runtime.token_set(np.zeros(4, np.float32), sampling(), tokens, prompt)
+            _testing.token_set(np.zeros(4, np.float32), sampling(), tokens, prompt)

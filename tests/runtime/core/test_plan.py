@@ -13,6 +13,8 @@ from support.toy_llama import ToyLlama
 from tensorwright.errors import EngineError
 from tensorwright.runtime import _runtime
 
+pytestmark = pytest.mark.computes
+
 REMEDY = "; rebuild the engine with build-engine"
 
 

@@ -14,7 +14,9 @@ from transformers.generation.logits_process import (
 )
 
 from tensorwright.errors import InvalidRequestError, NumericalError
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _runtime, _testing
+
+pytestmark = pytest.mark.computes
 
 
 def sampling(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, logprobs: int = -1):
@@ -56,7 +58,7 @@ def test_token_sets_are_those_of_transformers(seed, vocab, levels, temperature, 
     if top_p < 1 and borderline(logits, temperature, top_k, top_p):
         return
     expected = reference_scores(logits, temperature, top_k, top_p)
-    kept = _runtime.token_set(logits, sampling(temperature, top_k, top_p))
+    kept = _testing.token_set(logits, sampling(temperature, top_k, top_p))
     scaled = reference_scores(logits, temperature, 0, 1.0)
     # Of equal scores at the edge of top_p which one stays is torch.sort's choice, and it promises none; so the scores
     # that stay are compared, each as often as it stays.
@@ -65,7 +67,7 @@ def test_token_sets_are_those_of_transformers(seed, vocab, levels, temperature, 
 
 def test_logprobs_are_the_log_softmax():
     logits = np.random.default_rng(1).standard_normal(5000).astype(np.float32) * 4
-    token, entries = _runtime.sample(logits, sampling(0.0, logprobs=5), 0, 0)
+    token, entries = _testing.sample(logits, sampling(0.0, logprobs=5), 0, 0)
     expected = torch.from_numpy(logits).double().log_softmax(-1)
     top = expected.topk(5)
     assert token == int(top.indices[0])
@@ -77,8 +79,8 @@ def test_logprobs_are_the_log_softmax():
 
 def test_a_draw_is_a_function_of_seed_and_position():
     logits = np.zeros(1000, np.float32)
-    draw = {(seed, at): _runtime.sample(logits, sampling(), seed, at)[0] for seed in range(5) for at in range(40)}
-    assert all(_runtime.sample(logits, sampling(), *key)[0] == token for key, token in draw.items())
+    draw = {(seed, at): _testing.sample(logits, sampling(), seed, at)[0] for seed in range(5) for at in range(40)}
+    assert all(_testing.sample(logits, sampling(), *key)[0] == token for key, token in draw.items())
     assert len(set(draw.values())) > 150
 
 
@@ -95,4 +97,4 @@ def test_seeds_out_of_range_are_refused_by_name():
 
 def test_rows_without_a_distribution_are_refused():
     with pytest.raises(NumericalError, match="NaN"):
-        _runtime.sample(np.array([0, np.nan], np.float32), sampling(), 0, 0)
+        _testing.sample(np.array([0, np.nan], np.float32), sampling(), 0, 0)

@@ -12,6 +12,8 @@ from support.toy_llama import ToyLlama
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime import _runtime
 
+pytestmark = pytest.mark.computes
+
 
 def assert_same_bits(a: np.ndarray, b: np.ndarray) -> None:
     assert np.array_equal(a.view(np.int32), b.view(np.int32))

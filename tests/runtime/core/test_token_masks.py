@@ -11,7 +11,9 @@ import pytest
 
 from support.toy_llama import ToyLlama
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _runtime, _testing
+
+pytestmark = pytest.mark.computes
 
 VOCAB = 101
 WORDS = 4
@@ -278,7 +280,7 @@ def test_masks_are_refused_by_name(make):
 def test_the_sampler_alone_takes_a_mask():
     row = np.arange(VOCAB, dtype=np.float32)
     params, allowed = sampling(5, temperature=1.0, top_k=2), np.isin(np.arange(VOCAB), [3, 40, 77])
-    assert _runtime.token_set(row, params, mask=words_of(allowed)) == [40, 77]
-    assert _runtime.sample(row, sampling(5), 0, 0, mask=words_of(allowed))[0] == 77
+    assert _testing.token_set(row, params, mask=words_of(allowed)) == [40, 77]
+    assert _testing.sample(row, sampling(5), 0, 0, mask=words_of(allowed))[0] == 77
     with pytest.raises(InvalidRequestError, match="a bit for each"):
-        _runtime.sample(row, params, 0, 0, mask=np.zeros(3, np.uint32))
+        _testing.sample(row, params, 0, 0, mask=np.zeros(3, np.uint32))

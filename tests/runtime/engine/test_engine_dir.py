@@ -14,8 +14,9 @@ import xxhash
 
 from support.fake_runtime import engine_config, write_checksums, write_engine
 from tensorwright.engine_format import checksums
+from tensorwright.engine_format.engine_config import is_engine
 from tensorwright.errors import EngineError
-from tensorwright.runtime.engine.engine_dir import is_engine, open_engine
+from tensorwright.runtime.engine.engine_dir import open_engine
 
 
 def test_whole_engine_opens(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_a_wrong_manifest_is_refused(model: OnnxModel, tmp_path: Path, change: d
 def test_a_model_of_another_build_is_refused(model: OnnxModel, tmp_path: Path) -> None:
     root = write_onnx_engine(tmp_path / "engine", model)
     opened = open_engine(root)
-    fewer = replace(opened, config=opened.config | {"model": opened.model | {"vocab_size": 256}})
+    fewer = replace(opened, config=replace(opened.config, model=replace(opened.model, vocab_size=256)))
     with pytest.raises(EngineError, match=r"model\.onnx: a row of logits has 257 values, but vocab_size is 256"):
         OnnxExecutor(fewer, threads=1)
     io = root / "onnx/io.json"
@@ -262,7 +262,7 @@ def test_providers_and_packages_are_named(engine: Path, monkeypatch: pytest.Monk
         LLM(engine)
     if "CUDAExecutionProvider" not in importlib.import_module("onnxruntime").get_available_providers():
         opened = open_engine(engine)
-        opened = replace(opened, config=opened.config | {"dtype": "float16"})
+        opened = replace(opened, config=replace(opened.config, dtype="float16"))
         with pytest.raises(MissingDependencyError, match="pip install onnxruntime-gpu"):
             OnnxExecutor(opened, threads=1, provider="cuda")
     monkeypatch.delenv("TENSORWRIGHT_ONNX_PROVIDER")

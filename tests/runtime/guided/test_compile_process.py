@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from support import hostile_grammars as hostile
-from support.fake_runtime import wait_until
 from support.grammar_process import begin_compiling, children, engine
 from support.places import TESTS
+from support.waiting import wait_until
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import EngineStoppedError, InvalidRequestError, TemporarilyUnavailableError
 from tensorwright.runtime.guided import child_link, compile_process, grammar, other_python

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from support.fake_runtime import wait_until
+from support.waiting import wait_until
 from tensorwright.errors import QueueFullError
 from tensorwright.runtime.guided import compile_queue
 from tensorwright.runtime.guided.compile_queue import CompileQueue, Place, on_behalf_of

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from support import hostile_grammars as hostile
-from support.fake_runtime import wait_until
 from support.grammar_process import DIGITS, begin_compiling, children
+from support.waiting import wait_until
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import InvalidRequestError, QueueFullError
 from tensorwright.runtime.guided import (

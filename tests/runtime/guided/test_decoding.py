@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from support.fake_runtime import EOS, FakeEngine, engine_config, wait_until, write_engine
+from support.fake_runtime import EOS, FakeEngine, engine_config, write_engine
+from support.waiting import wait_until
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
 from tensorwright.runtime.engine import native

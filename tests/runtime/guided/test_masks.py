@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from support import hostile_grammars as hostile
-from support.fake_runtime import byte_tokenizer, wait_until
+from support.fake_runtime import byte_tokenizer
+from support.waiting import wait_until
 from tensorwright import GuidedDecodingParams
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided import grammar, library

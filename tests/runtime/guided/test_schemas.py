@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
-import pytest
 
 from support.random_schemas import SchemaMaker
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
@@ -47,7 +46,6 @@ def begins(llm: LLM, params: SamplingParams, tokens: list[int]) -> bool:
     return matcher.consume(tokens)
 
 
-@pytest.mark.slow
 def test_random_schemas(pico_engine: Path) -> None:
     """What is whole is told by a validator that knows nothing of grammars."""
     with LLM(pico_engine, kv_cache_memory="256MiB", max_batch_size=64) as llm:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.waiting import wait_until
 from tensorwright import LLM, RequestOutput, SamplingParams
 from tensorwright.errors import EngineStoppedError
 from tensorwright.runtime.requests.metrics import (
@@ -34,14 +34,6 @@ from tensorwright.runtime.requests.metrics import (
 def llm(pico_engine: Path) -> Iterator[LLM]:
     with LLM(pico_engine, threads=1, kv_cache_memory="16MiB") as llm:
         yield llm
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Observers hear of an end at the same time as those who wait for it."""
-    limit = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.001)
 
 
 def test_names_follow_one_form_and_are_unique() -> None:

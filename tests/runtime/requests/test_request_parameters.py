@@ -12,7 +12,7 @@ import pytest
 
 from support.fake_runtime import FakeEngine, write_engine
 from tensorwright.errors import InvalidRequestError, NumericalError, PromptTooLongError
-from tensorwright.runtime import _runtime
+from tensorwright.runtime import _testing
 from tensorwright.runtime.api.llm import LLM
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 
@@ -122,7 +122,7 @@ def test_seeds_of_completions() -> None:
     assert [params.completion_seed(i) for i in range(2)] == [2**64 - 1, 0x9E3779B97F4A7C14]
     assert SamplingParams(n=3).completion_seed(1) is None
     for index in range(5):
-        assert SamplingParams(seed=77).completion_seed(index) == _runtime.completion_seed(77, index)
+        assert SamplingParams(seed=77).completion_seed(index) == _testing.completion_seed(77, index)
 
 
 def test_a_truncated_prompt_keeps_its_end(llm: LLM) -> None:

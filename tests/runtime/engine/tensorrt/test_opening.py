@@ -13,6 +13,7 @@ from support.fake_gpu import CUresult, FakeCuda
 from support.made_manifest import make_manifest
 from support.made_trt_engine import Stand, make_stand, write_trt_engine
 from support.trt_scenario import run_scenario
+from tensorwright.engine_format.engine_config import Limits
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE
 from tensorwright.errors import DeviceError, EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
 from tensorwright.runtime.engine.tensorrt.executor import TensorRtExecutor, TensorRtOptions, read_manifest
@@ -189,7 +190,7 @@ def test_a_plan_that_is_not_the_manifests_is_refused_with_every_difference(
 
 def test_config_and_manifest_must_be_of_one_build(tmp_path: Path) -> None:
     manifest = make_manifest()
-    limits = {"max_seq_len": 64, "block_size": 8, "kv_block_bytes": sum(manifest.block_bytes)}
+    limits = Limits(max_seq_len=64, block_size=8, kv_block_bytes=sum(manifest.block_bytes))
     engine = write_trt_engine(tmp_path, manifest, limits=limits)
     with pytest.raises(EngineError, match=r"config\.json: block_size is 8, but 4 in tensorrt/io\.json"):
         TensorRtExecutor(engine)

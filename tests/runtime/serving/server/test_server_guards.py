@@ -12,7 +12,8 @@ import time
 import httpx
 import pytest
 
-from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, PER_ADDRESS, Served, completion, read_events, wait_until
+from support.served import KEY, MAX_BODY, OTHER_KEY, PAGE, PER_ADDRESS, Served, completion, read_events
+from support.waiting import wait_until
 from tensorwright.runtime.serving.server.framing import MAX_HEADERS
 
 JSON = {"content-type": "application/json"}

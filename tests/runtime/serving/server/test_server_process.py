@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from support.served import KEY, Served, completion, read_events, serve, wait_until
+from support.served import KEY, Served, completion, read_events, serve
+from support.waiting import wait_until
 
 SHUT = (httpx.ConnectError, httpx.RemoteProtocolError, httpx.ReadError)
 

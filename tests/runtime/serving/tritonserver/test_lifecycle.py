@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from support.triton_client import GrpcStream, text_of
-from support.triton_server import ServerVenv, TritonServer, wait_for
+from support.triton_server import ServerVenv, TritonServer
+from support.waiting import wait_until
 from tensorwright.runtime.serving.triton.repository import RepositoryOptions, write_repository
-
-pytestmark = pytest.mark.slow  # each load is a process with an engine
 
 ASKED = {"text_input": "import os", "max_tokens": 4}
 LONG = {"text_input": "import os", "max_tokens": 900, "min_tokens": 900, "stream": True}
@@ -57,7 +56,7 @@ def test_loading_and_unloading_leaves_nothing_behind(server: TritonServer) -> No
         assert len(server.processes()) == 1
         texts.add(generate(server))
         assert server.unload("tensorwright") == (200, "")
-        wait_for(lambda: not server.processes(), 10, "the end of the model's process")
+        wait_until(lambda: not server.processes(), 10, "the end of the model's process")
         assert not server.is_ready("tensorwright")
         assert "no available versions" in generate(server)
         assert server.shared_memory() == []
@@ -77,7 +76,7 @@ def test_unloading_waits_for_what_runs(server: TritonServer) -> None:
         assert server.unload("tensorwright")[0] == 200
         assert not server.is_ready("tensorwright")
         assert sum(1 for _ in stream.answers(["1"])["1"]) > 1
-    wait_for(lambda: not server.processes(), 10, "the end of the model's process")
+    wait_until(lambda: not server.processes(), 10, "the end of the model's process")
 
 
 def test_a_model_that_cannot_load_says_why(server: TritonServer, repository: Path) -> None:
@@ -119,13 +118,13 @@ def test_a_model_whose_engine_died_is_not_ready(server: TritonServer, repository
         (folder / "die").touch()
         with pytest.raises(Exception, match="shut down"):
             stream.answers(["1"])
-    wait_for(lambda: not server.is_ready("dying"), 5, "a model that is not ready")
-    wait_for(lambda: not server.processes(), 10, "the end of the model's process")
+    wait_until(lambda: not server.is_ready("dying"), 5, "a model that is not ready")
+    wait_until(lambda: not server.processes(), 10, "the end of the model's process")
     assert server.shared_memory() == []
     (folder / "die").unlink()
     assert server.load("dying") == (200, "")
     assert server.unload("dying") == (200, "")
-    wait_for(lambda: not server.processes(), 10, "the end of the model's process")
+    wait_until(lambda: not server.processes(), 10, "the end of the model's process")
     shutil.rmtree(folder)
 
 

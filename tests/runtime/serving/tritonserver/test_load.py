@@ -14,7 +14,8 @@ import pytest
 
 from support.places import TESTS
 from support.triton_client import GrpcStream, text_of, tokens_of
-from support.triton_server import TritonServer, wait_for
+from support.triton_server import TritonServer
+from support.waiting import wait_until
 from tensorwright import LLM, SamplingParams
 
 LONG = {"text_input": "import os", "max_tokens": 900, "min_tokens": 900, "stream": True}
@@ -25,12 +26,12 @@ def used_blocks(server: TritonServer, model: str) -> float | None:
 
 
 def wait_until_aborted(server: TritonServer, count: float) -> None:
-    wait_for(lambda: aborted(server) == count, 3, f"{count} aborted completions")
+    wait_until(lambda: aborted(server) == count, 3, f"{count} aborted completions")
     wait_until_free(server)
 
 
 def wait_until_free(server: TritonServer, model: str = "tensorwright") -> None:
-    wait_for(lambda: used_blocks(server, model) == 0, 3, "free KV blocks")
+    wait_until(lambda: used_blocks(server, model) == 0, 3, "free KV blocks")
     assert server.metric("nv_trt_llm_kv_cache_block_metrics", model=model, kv_cache_block_type="used") == 0
 
 
@@ -175,7 +176,7 @@ def test_higher_priority_runs_first(server: TritonServer) -> None:
         running.next()
         for name, priority in (("low", -1), ("middle", 0), ("high", 5)):
             stream.ask("second", name, {**short, "priority": priority})
-        wait_for(lambda: waiting(server) == 3, 5, "three that wait")
+        wait_until(lambda: waiting(server) == 3, 5, "three that wait")
         running.close(cancel=True)
         stream.answers(["low", "middle", "high"])
     assert stream.ended == ["high", "middle", "low"]
@@ -190,7 +191,7 @@ def test_a_full_queue_refuses_and_serves_what_it_took(server: TritonServer) -> N
         for some in (streams[:8], streams[8:]):
             for stream in some:
                 stream.ask("second", "1", {"text_input": "import os", "max_tokens": 2})
-            wait_for(lambda: waiting(server) == 8, 30, "a full queue")
+            wait_until(lambda: waiting(server) == 8, 30, "a full queue")
         for stream in streams[8:]:
             assert "queue" in stream.error()
         running.close(cancel=True)
@@ -215,7 +216,7 @@ def test_metrics_count_what_was_served(server: TritonServer) -> None:
     asked = {"text_input": "import os", "max_tokens": 10, "min_tokens": 10}
     for _ in range(3):
         assert server.get("/v2/models/ensemble/generate", asked)[0] == 200
-    wait_for(lambda: value(*names[0][:1]) == before[0] + 30, 3, "30 tokens")
+    wait_until(lambda: value(*names[0][:1]) == before[0] + 30, 3, "30 tokens")
     after = [value(name, **labels) for name, labels in names]
     assert [b - a for a, b in zip(before, after, strict=True)] == [30, 30, 3, 30]
     assert value("nv_trt_llm_request_metrics", request_type="max") == 64

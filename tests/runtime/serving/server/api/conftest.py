@@ -15,8 +15,7 @@ from fastapi import FastAPI
 
 from support.waiting import wait_until
 from tensorwright import LLM
-from tensorwright.builder.emit.engine_dir import checksum_text
-from tensorwright.engine_format.checksums import read_checksums
+from tensorwright.engine_format.checksums import checksum_text, read_checksums
 from tensorwright.runtime.serving.server.app import create_app
 
 TEMPLATE = """{% if tone is defined %}# {{ tone }}

@@ -1,4 +1,4 @@
-// The elementwise kernels for tests. Arrays of bfloat16 travel as uint16.
+// The elementwise kernels in Python, for tests.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -9,9 +9,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "plugins/common/dispatch.h"
-#include "runtime/bindings/bindings.h"
-#include "runtime/core/base/error.h"
+#include "plugins/elementwise/kernels.h"
+#include "runtime/bindings/kernel_bindings.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -21,26 +20,12 @@ namespace {
 
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;  // rows of a wider buffer
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Array = nb::ndarray<nb::ndim<2>, nb::device::cpu>;
-
-void require(bool holds, const std::string& message) {
-  if (!holds) throw Error("InvalidOptionError", message);
-}
-
-std::vector<std::tuple<std::string, std::string, bool>> table() {
-  std::vector<std::tuple<std::string, std::string, bool>> rows;
-  for (const auto& entry : elementwise_kernels()) {
-    rows.emplace_back(entry.name, isa_name(entry.isa), refusal(entry.isa, Extra::none, Isa::avx512).empty());
-  }
-  return rows;
-}
+using Matrix = nb::ndarray<nb::ndim<2>, nb::device::cpu>;
 
 // The program must be sound: only a plan's is checked.
-void run(size_t index, const nb::bytes& code, const std::vector<float>& constants, const std::vector<Rows>& x,
-         const std::optional<Vector>& w, const Array& y) {
-  const auto kernels = elementwise_kernels();
-  require(index < kernels.size() && refusal(kernels[index].isa, Extra::none, Isa::avx512).empty(),
-          "no such kernel on this processor");
+void run_elementwise(size_t index, const nb::bytes& code, const std::vector<float>& constants,
+                     const std::vector<Rows>& x, const std::optional<Vector>& w, const Matrix& y) {
+  const tw_elementwise_fn kernel = kernel_at(elementwise_kernels(), index);
   require(code.size() <= TW_EW_BYTES && constants.size() <= TW_EW_CONSTANTS && x.size() <= TW_EW_INPUTS,
           "a program has at most 32 bytes, 4 constants and 4 inputs");
   uint8_t bytes[TW_EW_BYTES] = {};
@@ -65,15 +50,18 @@ void run(size_t index, const nb::bytes& code, const std::vector<float>& constant
   a.y = const_cast<void*>(static_cast<const void*>(y.data()));
   require(y.shape(1) <= 1 || y.stride(1) == 1, "the columns of y must be adjacent");
   a.y_stride = y.stride(0);
-  kernels[index].fn(&a);
+  kernel(&a);
 }
 
-}  // namespace
-
-void bind_elementwise_kernels(nb::module_& m) {
-  m.def("elementwise_table", &table, "[(name, isa, runnable here)], best first.");
-  m.def("run_elementwise", &run, "index"_a, "code"_a, "constants"_a, "x"_a, "w"_a.none(), "y"_a,
+void bind(nb::module_& m) {
+  m.def(
+      "elementwise_table", [] { return kernel_list(elementwise_kernels()); },
+      "[(name, isa, runnable here)], best first.");
+  m.def("run_elementwise", &run_elementwise, "index"_a, "code"_a, "constants"_a, "x"_a, "w"_a.none(), "y"_a,
         "Kernel `index` of elementwise_table: x float32 [rows, width] each, y float32 or uint16 in place.");
 }
 
+const RegisteredBindings registered(&bind);
+
+}  // namespace
 }  // namespace tensorwright

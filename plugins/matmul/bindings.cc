@@ -1,5 +1,6 @@
-// Single kernels for tests and benchmarks: the dispatch tables, matmul, embedding, swiglu, packing. Arrays of
-// bfloat16 travel as uint16.
+// The matmul kernels and the packing of their weights in Python, for tests and benchmarks.
+#include "plugins/matmul/bindings.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -9,46 +10,17 @@
 
 #include <optional>
 
-#include "plugins/common/dispatch.h"
+#include "plugins/matmul/kernels.h"
 #include "plugins/matmul/pack.h"
-#include "runtime/bindings/bindings.h"
-#include "runtime/core/base/error.h"
+#include "runtime/bindings/kernel_bindings.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace tensorwright {
-
-void bind_attention_kernels(nb::module_& m);    // kernel_bindings_attention.cc
-void bind_elementwise_kernels(nb::module_& m);  // kernel_bindings_elementwise.cc
-void bind_layer_norm_kernels(nb::module_& m);   // kernel_bindings_layer_norm.cc
-void bind_quantized_kernels(nb::module_& m);    // kernel_bindings_quantized.cc
-void bind_benchmarks(nb::module_& m);           // benchmark_bindings.cc
-
 namespace {
 
-using Array = nb::ndarray<nb::device::cpu>;
-using Table = std::vector<std::tuple<std::string, std::string, bool>>;
 using OptionalArray = std::optional<Array>;
-
-void require(bool holds, const std::string& message) {
-  if (!holds) throw Error("InvalidOptionError", message);
-}
-
-int array_dtype(const Array& array, const char* what) {
-  if (array.dtype() == nb::dtype<float>()) return TW_F32;
-  if (array.dtype() == nb::dtype<uint16_t>()) return TW_BF16;
-  require(array.dtype() == nb::dtype<int32_t>(),
-          std::string(what) + " must be float32, uint16 (bfloat16) or int32");
-  return TW_I32;
-}
-
-// A matrix whose rows are contiguous; rows may be strided.
-void require_rows(const Array& array, int dtype, const char* what) {
-  require(array_dtype(array, what) == dtype, std::string(what) + " has the wrong dtype");
-  require(array.ndim() == 2 && (array.stride(1) == 1 || array.shape(1) <= 1 || array.size() == 0),
-          std::string(what) + " must be two-dimensional with contiguous rows");
-}
 
 const float* floats(const OptionalArray& array, int64_t at_least, const char* what) {
   if (!array) return nullptr;
@@ -56,33 +28,6 @@ const float* floats(const OptionalArray& array, int64_t at_least, const char* wh
               static_cast<int64_t>(array->size()) >= at_least,
           std::string(what) + " must be a contiguous float32 vector of at least " + std::to_string(at_least));
   return static_cast<const float*>(array->data());
-}
-
-void require_packed(const Array& packed, int dtype, int64_t panels, int64_t k) {
-  require(packed.dtype() == nb::dtype<uint8_t>() && packed.ndim() == 1,
-          "packed weights must be a uint8 vector");
-  const size_t bytes = static_cast<size_t>(panels) * tw_panel_bytes(dtype, static_cast<size_t>(k));
-  require(packed.size() >= bytes, "packed weights must have " + std::to_string(bytes) + " bytes, not " +
-                                      std::to_string(packed.size()));
-}
-
-template <typename Fn>
-Table names(std::span<const KernelEntry<Fn>> table) {
-  Table rows;
-  for (const auto& entry : table) {
-    const bool runnable = refusal(entry.isa, entry.extra, Isa::avx512).empty();
-    rows.emplace_back(entry.name, isa_name(entry.isa), runnable);
-  }
-  return rows;
-}
-
-template <typename Fn>
-Fn entry_of(std::span<const KernelEntry<Fn>> table, size_t index) {
-  require(index < table.size(), "kernel index out of range");
-  const auto& entry = table[index];
-  const std::string reason = refusal(entry.isa, entry.extra, Isa::avx512);
-  if (!reason.empty()) throw Error("IsaError", std::string(entry.name) + ": " + reason);
-  return entry.fn;
 }
 
 // y (float32 or uint16, [rows, n]) is written in place; panel_end < 0 means all panels.
@@ -122,50 +67,9 @@ void run_matmul(int dtype, size_t index, const Array& x, const Array& w, const A
   }
   a.y = const_cast<void*>(static_cast<const void*>(y.data()));
   a.y_stride = y.stride(0);
-  const tw_matmul_fn run = entry_of(matmul_kernels(dtype), index);
+  const tw_matmul_fn run = kernel_at(matmul_kernels(dtype), index);
   nb::gil_scoped_release release;
   run(&a);
-}
-
-void run_embedding(int dtype, size_t index, const Array& ids, const Array& table, const Array& y,
-                   float scale) {
-  require(array_dtype(ids, "ids") == TW_I32 && ids.ndim() == 1, "ids must be an int32 vector");
-  require_rows(y, TW_F32, "y");
-  require(y.shape(0) == ids.shape(0), "y must have a row per id");
-  const int32_t* id = static_cast<const int32_t*>(ids.data());
-  int32_t largest = -1;
-  for (size_t t = 0; t < ids.size(); ++t) {
-    require(id[t] >= 0, "ids must not be negative");
-    largest = id[t] > largest ? id[t] : largest;
-  }
-  require_packed(table, dtype, panels_of(largest + 1), static_cast<int64_t>(y.shape(1)));
-  tw_embedding_args a = {static_cast<int32_t>(ids.size()),
-                         static_cast<int32_t>(y.shape(1)),
-                         id,
-                         table.data(),
-                         scale,
-                         const_cast<float*>(static_cast<const float*>(y.data())),
-                         y.stride(0),
-                         0};
-  entry_of(embedding_kernels(dtype), index)(&a);
-}
-
-void run_swiglu(size_t index, const Array& x, const Array& y, int activation) {
-  require(activation >= 0 && activation < TW_ACTIVATIONS, "there is no such activation");
-  require_rows(x, TW_F32, "x");
-  const int y_dtype = array_dtype(y, "y");
-  require_rows(y, y_dtype, "y");
-  require(y.shape(0) == x.shape(0) && 2 * y.shape(1) == x.shape(1),
-          "x must be [rows, 2 * width] for y [rows, width]");
-  tw_swiglu_args a = {static_cast<int32_t>(x.shape(0)),
-                      static_cast<int32_t>(y.shape(1)),
-                      y_dtype,
-                      activation,
-                      static_cast<const float*>(x.data()),
-                      x.stride(0),
-                      const_cast<void*>(static_cast<const void*>(y.data())),
-                      y.stride(0)};
-  entry_of(swiglu_kernels(), index)(&a);
 }
 
 PackSource source_of(const Array& rows, const char* what) {
@@ -231,41 +135,45 @@ nb::object unpack(int dtype, const Array& packed, int64_t rows, int64_t k) {
                           : unpack_as<float>(dtype, packed, rows, k);
 }
 
-nb::dict features() {
-  const CpuFeatures& f = cpu_features();
-  nb::dict d;
-  for (const CpuFeatureName& feature : kCpuFeatureNames) d[feature.name] = f.*(feature.field);
-  return d;
+// One matmul as a plan would run it. by_rows: threads split rows, else panels. Weight copies rotate so that
+// caches do not hold them.
+std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k, int epilogue, int threads,
+                                int repeats, int copies, bool by_rows) {
+  const tw_matmul_fn kernel = kernel_at(matmul_kernels(dtype), index);
+  const int pair = tw_epilogue_panels(epilogue);
+  const int panels = static_cast<int>(panels_of(n)) * pair;
+  const size_t bytes = static_cast<size_t>(panels) * tw_panel_bytes(dtype, static_cast<size_t>(k));
+  const Buffer w = benchmark_buffer(bytes * static_cast<size_t>(copies));
+  const Buffer x =
+      benchmark_buffer(static_cast<size_t>(rows) * static_cast<size_t>(k) * tw_dtype_bytes(dtype));
+  const int y_dtype = pair == 2 ? dtype : TW_F32;
+  const Buffer y = benchmark_buffer(static_cast<size_t>(rows) * static_cast<size_t>(n) * sizeof(float));
+  return timed(threads, repeats, [&](int thread, int round) {
+    tw_matmul_args a = {};
+    const int64_t first = first_row(rows, thread, threads, by_rows);
+    take_share(&a, rows, panels, pair, thread, threads, by_rows);
+    a.k = k;
+    a.n = n;
+    a.epilogue = epilogue;
+    a.y_dtype = y_dtype;
+    a.x = x.get() + first * k * static_cast<int64_t>(tw_dtype_bytes(dtype));
+    a.x_stride = k;
+    a.w = w.get() + bytes * static_cast<size_t>(round % copies);
+    a.y = y.get() + first * n * static_cast<int64_t>(tw_dtype_bytes(y_dtype));
+    a.y_stride = n;
+    kernel(&a);
+  });
 }
 
-std::vector<std::tuple<std::string, std::string, std::vector<std::string>>> dispatch_choices() {
-  std::vector<std::tuple<std::string, std::string, std::vector<std::string>>> rows;
-  for (const auto& c : explain_dispatch()) rows.emplace_back(c.family, c.taken, c.refused);
-  return rows;
-}
-
-}  // namespace
-
-void bind_kernels(nb::module_& m) {
-  m.def("cpu_features", &features,
-        "What the processor and the operating system offer, by name, less what TENSORWRIGHT_CPU_WITHOUT "
-        "lists.");
+void bind(nb::module_& m) {
   m.def(
-      "isa", [] { return std::string(isa_name(selected_isa())); },
-      "The selected instruction-set level; IsaError if TENSORWRIGHT_ISA is wrong.");
-  m.def("explain_dispatch", &dispatch_choices, "[(family, kernel taken, [\"kernel: why refused\"])]");
-  m.def(
-      "matmul_table", [](int dtype) { return names(matmul_kernels(dtype)); }, "dtype"_a,
+      "matmul_table", [](int dtype) { return kernel_list(matmul_kernels(dtype)); }, "dtype"_a,
       "[(name, isa, runnable here)], best first. dtype 0: float32, 1: bfloat16.");
-  m.def("embedding_table", [](int dtype) { return names(embedding_kernels(dtype)); }, "dtype"_a);
-  m.def("swiglu_table", [] { return names(swiglu_kernels()); });
   m.def("run_matmul", &run_matmul, "dtype"_a, "index"_a, "x"_a, "w"_a, "y"_a, "bias"_a = nb::none(),
         "residual"_a = nb::none(), "epilogue"_a = 0, "panel_begin"_a = 0, "panel_end"_a = -1,
         "Kernel `index` of matmul_table: x [rows, k], w packed uint8, y [rows, n] float32 or uint16 written "
         "in place, "
         "bias [panels * 16] in panel order, residual [rows, n].");
-  m.def("run_embedding", &run_embedding, "dtype"_a, "index"_a, "ids"_a, "table"_a, "y"_a, "scale"_a = 1.0f);
-  m.def("run_swiglu", &run_swiglu, "index"_a, "x"_a, "y"_a, "activation"_a = 0);
   m.def("pack_panels", &pack, "dtype"_a, "rows"_a,
         "rows [n, k] float32 or uint16 (bfloat16) -> uint8 panels of `dtype`; n may be any 16-aligned part "
         "of a matrix.");
@@ -273,11 +181,13 @@ void bind_kernels(nb::module_& m) {
         "gate and up [n, k] -> panels gate 0, up 0, gate 1, up 1, ...");
   m.def("unpack_panels", &unpack, "dtype"_a, "packed"_a, "n"_a, "k"_a, "The inverse of pack_panels: [n, k].");
   m.def("panel_bytes", [](int dtype, size_t k) { return tw_panel_bytes(dtype, k); }, "dtype"_a, "k"_a);
-  bind_attention_kernels(m);
-  bind_elementwise_kernels(m);
-  bind_layer_norm_kernels(m);
-  bind_quantized_kernels(m);
-  bind_benchmarks(m);
+  m.def("time_matmul", &time_matmul, "dtype"_a, "index"_a, "rows"_a, "n"_a, "k"_a, "epilogue"_a = 0,
+        "threads"_a = 1, "repeats"_a = 10, "copies"_a = 1, "by_rows"_a = false,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Seconds of each repeat of one matmul kernel, split over threads by panels or by rows.");
 }
 
+const RegisteredBindings registered(&bind);
+
+}  // namespace
 }  // namespace tensorwright

@@ -1,4 +1,4 @@
-// The layer_norm kernels for tests. Arrays of bfloat16 travel as uint16.
+// The layer_norm kernels in Python, for tests.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -8,9 +8,8 @@
 
 #include <optional>
 
-#include "plugins/common/dispatch.h"
-#include "runtime/bindings/bindings.h"
-#include "runtime/core/base/error.h"
+#include "plugins/layer_norm/kernels.h"
+#include "runtime/bindings/kernel_bindings.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,19 +19,7 @@ namespace {
 
 using Rows = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Array = nb::ndarray<nb::ndim<2>, nb::device::cpu>;
-
-void require(bool holds, const std::string& message) {
-  if (!holds) throw Error("InvalidOptionError", message);
-}
-
-std::vector<std::tuple<std::string, std::string, bool>> table() {
-  std::vector<std::tuple<std::string, std::string, bool>> rows;
-  for (const auto& entry : layer_norm_kernels()) {
-    rows.emplace_back(entry.name, isa_name(entry.isa), refusal(entry.isa, Extra::none, Isa::avx512).empty());
-  }
-  return rows;
-}
+using Matrix = nb::ndarray<nb::ndim<2>, nb::device::cpu>;
 
 template <typename Other>
 void require_like(const Rows& x, const Other& other) {
@@ -41,12 +28,10 @@ void require_like(const Rows& x, const Other& other) {
           "x, y, residual and sum must have x's shape and contiguous rows");
 }
 
-void run(size_t index, const Rows& x, const Vector& w, const std::optional<Vector>& b, const Array& y,
-         const std::optional<Rows>& residual, const std::optional<Rows>& sum, float eps,
-         float weight_offset) {
-  const auto kernels = layer_norm_kernels();
-  require(index < kernels.size() && refusal(kernels[index].isa, Extra::none, Isa::avx512).empty(),
-          "no such kernel on this processor");
+void run_layer_norm(size_t index, const Rows& x, const Vector& w, const std::optional<Vector>& b,
+                    const Matrix& y, const std::optional<Rows>& residual, const std::optional<Rows>& sum,
+                    float eps, float weight_offset) {
+  const tw_layer_norm_fn kernel = kernel_at(layer_norm_kernels(), index);
   require_like(x, x);
   require_like(x, y);
   require(y.dtype() == nb::dtype<float>() || y.dtype() == nb::dtype<uint16_t>(), "y: float32 or uint16");
@@ -72,16 +57,19 @@ void run(size_t index, const Rows& x, const Vector& w, const std::optional<Vecto
     a.sum = sum->data();
     a.sum_stride = sum->stride(0);
   }
-  kernels[index].fn(&a);
+  kernel(&a);
 }
 
-}  // namespace
-
-void bind_layer_norm_kernels(nb::module_& m) {
-  m.def("layer_norm_table", &table, "[(name, isa, runnable here)], best first.");
-  m.def("run_layer_norm", &run, "index"_a, "x"_a, "w"_a, "b"_a.none(), "y"_a, "residual"_a = nb::none(),
-        "sum"_a = nb::none(), "eps"_a = 1e-6f, "weight_offset"_a = 0.0f,
+void bind(nb::module_& m) {
+  m.def(
+      "layer_norm_table", [] { return kernel_list(layer_norm_kernels()); },
+      "[(name, isa, runnable here)], best first.");
+  m.def("run_layer_norm", &run_layer_norm, "index"_a, "x"_a, "w"_a, "b"_a.none(), "y"_a,
+        "residual"_a = nb::none(), "sum"_a = nb::none(), "eps"_a = 1e-6f, "weight_offset"_a = 0.0f,
         "Kernel `index` of layer_norm_table: x float32 [rows, width], y float32 or uint16 in place.");
 }
 
+const RegisteredBindings registered(&bind);
+
+}  // namespace
 }  // namespace tensorwright

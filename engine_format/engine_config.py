@@ -1,0 +1,293 @@
+"""config.json: what an engine is. It holds no time, host or path: two builds of one input have the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tensorwright.engine_format.checksums import REMEDY
+from tensorwright.engine_format.file_names import CHECKSUMS, CONFIG
+from tensorwright.engine_format.strict_json import OPTIONAL, read_value, write_value
+from tensorwright.engine_format.targets import TARGETS
+from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
+from tensorwright.errors import EngineError, InvalidOptionError
+from tensorwright.json_text import read_json
+
+FORMAT = "tensorwright-engine"
+FORMAT_VERSION = 1
+
+_KEYS: dict[str, type | tuple[type, ...]] = {
+    "format": str,
+    "format_version": int,
+    "tensorwright_version": str,
+    "target": str,
+    "model": dict,
+    "dtype": str,
+    "limits": dict,
+    "build_options": dict,
+    "passes": dict,
+    "accuracy": (dict, type(None)),
+    "quantization": (dict, type(None)),
+    "source": dict,
+    "sizes": dict,
+}
+"""The keys of config.json, and the JSON type of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """Facts of the model. A fact is absent if the model's own config.json does not give it."""
+
+    model_type: str | None = field(default=None, metadata=OPTIONAL)
+    vocab_size: int
+    hidden_size: int | None = field(default=None, metadata=OPTIONAL)
+    layers: int | None = field(default=None, metadata=OPTIONAL)
+    heads: int | None = field(default=None, metadata=OPTIONAL)
+    kv_heads: int | None = field(default=None, metadata=OPTIONAL)
+    head_dim: int | None = field(default=None, metadata=OPTIONAL)
+    max_position_embeddings: int | None = field(default=None, metadata=OPTIONAL)
+    max_seq_len: int | None = field(default=None, metadata=OPTIONAL)
+    longrope: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
+    bos_token_id: int | None = None
+    eos_token_ids: list[int] | None = None
+    """Token ids that end a text, where generation_config.json names none."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The sizes that the engine was built for."""
+
+    max_seq_len: int
+    """Tokens of a prompt and its answer together."""
+    block_size: int
+    """Positions in one block of the KV cache."""
+    kv_block_bytes: int
+    """Bytes of one block of the KV cache over all layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyRecord:
+    """How far the engine's logits are from those of the reference. A number is None where it is not finite."""
+
+    kind: str | None = field(default=None, metadata=OPTIONAL)
+    """One of "quick" and "full"."""
+    reference_dtype: str | None = field(default=None, metadata=OPTIONAL)
+    text: str | None = field(default=None, metadata=OPTIONAL)
+    """What was measured: the built-in text, or random token ids."""
+    measured_on: str | None = field(default=None, metadata=OPTIONAL)
+    """What computed the logits, where the engine's own executor did not."""
+    tokens: int | None = field(default=None, metadata=OPTIONAL)
+    largest_logit_error: float | None = None
+    largest_reference_logit: float | None = None
+    kl_divergence: float | None = None
+    """KL(reference || engine) in nats, the mean over positions."""
+    top1_agreement: float | None = None
+    perplexity_reference: float | None = None
+    perplexity_engine: float | None = None
+    output_tokens: int | None = field(default=None, metadata=OPTIONAL)
+    """The tokens that output_errors are measured over."""
+    output_errors: dict[str, list[float | None]] | None = field(default=None, metadata=OPTIONAL)
+    """Of each kind of quantized product, the relative error of its output in each layer."""
+
+
+@dataclass(frozen=True)
+class QuantizationRecord:
+    """What quantization stored, and the error of every weight."""
+
+    spec: QuantizeSpec
+    tied: bool
+    """Whether the embedding and lm_head are one matrix of the checkpoint."""
+    bits_per_weight: dict[str, float | None]
+    """Bits stored for each weight of the checkpoint, by role; "all" counts every weight."""
+    weight_errors: dict[str, list[float | None]]
+    """Of each kind of matrix, the relative error in each layer; None where a layer lacks the matrix."""
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any], where: str = "quantization") -> QuantizationRecord:
+        """Reads the record. Raises ValueError, or InvalidOptionError for formats that do not exist."""
+        texts = read_value(_QuantizationTexts, dict(record), where)
+        return cls(parse_spec(texts.spec), texts.tied, texts.bits_per_weight, texts.weight_errors)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**write_value(self), "spec": str(self.spec)}
+
+
+@dataclass(frozen=True)
+class _QuantizationTexts:
+    """A QuantizationRecord as JSON has it."""
+
+    spec: str
+    tied: bool
+    bits_per_weight: dict[str, float | None]
+    weight_errors: dict[str, list[float | None]]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of the checkpoint: its size, and its xxh3_128 in hex."""
+
+    bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """The files of the checkpoint that the engine is made from, by relative path, and one hash over all."""
+
+    hash: str
+    files: dict[str, SourceFile]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The content of config.json."""
+
+    tensorwright_version: str
+    target: str
+    """One of `targets.TARGETS`."""
+    model: ModelFacts
+    dtype: str
+    """The type of the activations."""
+    limits: Limits
+    build_options: dict[str, Any]
+    """The options of the build that its target has, by name: builder/options.py."""
+    passes: dict[str, int]
+    """How often each pass fired."""
+    accuracy: AccuracyRecord | None
+    """None if the build did not measure it."""
+    quantization: QuantizationRecord | None
+    """None if no weight is quantized."""
+    source: SourceRecord
+    sizes: dict[str, int]
+    """Bytes of the files that were written before config.json, by name."""
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        """What the build was asked for: one of KV_CACHE_DTYPES. An engine of before the option has "auto"."""
+        return self.build_options.get("kv_cache_dtype", "auto")
+
+    @property
+    def quantize_specs(self) -> dict[str, QuantizeSpec]:
+        """The formats of the weights by name: as the build was asked for them, and spelled out. {} without any."""
+        asked = self.build_options.get("quantize")
+        specs = [] if self.quantization is None else [self.quantization.spec]
+        return {**({} if asked is None else {asked: parse_spec(asked)}), **{str(spec): spec for spec in specs}}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns config.json as plain values, with the keys in the order of the file."""
+        values = write_value(self)
+        if self.quantization is not None:
+            values["quantization"] = self.quantization.to_dict()
+        return {"format": FORMAT, "format_version": FORMAT_VERSION, **values}
+
+    def to_json(self) -> str:
+        """Returns the text of config.json."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any], path: Path) -> EngineConfig:
+        """Reads a config that passed `check_format`. Raises EngineError, which names `path` and the field."""
+        _check_keys(path, config)
+        try:
+            sections = {
+                "model": read_value(ModelFacts, _with_token_ids(path, config["model"]), "model"),
+                "limits": read_value(Limits, config["limits"], "limits"),
+                "build_options": _checked_options(config["build_options"]),
+                "passes": read_value(dict[str, int], config["passes"], "passes"),
+                "accuracy": read_value(AccuracyRecord | None, config["accuracy"], "accuracy"),
+                "quantization": _read_quantization(path, config["quantization"]),
+                "source": read_value(SourceRecord, config["source"], "source"),
+                "sizes": read_value(dict[str, int], config["sizes"], "sizes"),
+            }
+        except (ValueError, InvalidOptionError) as error:
+            raise EngineError(f"{path}: {error}; {REMEDY}") from error
+        return cls(**{name: config[name] for name in ("tensorwright_version", "target", "dtype")}, **sections)
+
+
+def check_format(path: Path, config: dict[str, Any]) -> None:
+    """Raises EngineError unless the content of config.json is of an engine, of this version, of a known target."""
+    if config.get("format") != FORMAT:
+        what = "a Hugging Face model" if "model_type" in config or "architectures" in config else "something else"
+        raise EngineError(f"{path.parent}: not an engine but {what}; build one with: build-engine {path.parent} OUT")
+    if config.get("format_version") != FORMAT_VERSION:
+        raise EngineError(
+            f"{path}: format version {config.get('format_version')!r}, this tensorwright reads {FORMAT_VERSION}; "
+            f"build the engine again, or run it with tensorwright {config.get('tensorwright_version', 'of its time')}"
+        )
+    if config.get("target") not in list(TARGETS):  # a list, because the value may be anything
+        raise EngineError(
+            f"{path}: built for target {config.get('target')!r}, this runtime runs {', '.join(TARGETS)}; "
+            "build the engine again with --target cpu"
+        )
+
+
+def names_engine(config: Any) -> bool:
+    """Whether the content of a config.json says that it is of an engine."""
+    return isinstance(config, dict) and config.get("format") == FORMAT
+
+
+def is_engine(path: Path) -> bool:
+    """Whether the directory claims to be an engine, whole or not. A Hugging Face model does not."""
+    sums = os.path.exists(path / CHECKSUMS)  # unlike Path.exists, False where permission is denied
+    try:
+        config = read_json((path / CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return sums
+    return names_engine(config) or (sums and not (isinstance(config, dict) and "model_type" in config))
+
+
+def checked_token_ids(path: Path, listed: Any) -> list[int]:
+    """Returns end-of-sequence tokens. listed: one id or a list, from the file `path`. Raises EngineError."""
+    ids = listed if isinstance(listed, list) else [listed]
+    if not all(_is_count(token) for token in ids):
+        raise EngineError(f"{path}: end-of-sequence tokens must be token ids, got {listed!r}; {REMEDY}")
+    return ids
+
+
+def _check_keys(path: Path, config: dict[str, Any]) -> None:
+    for key, kind in _KEYS.items():
+        if not isinstance(config.get(key, ...), kind):
+            raise EngineError(f"{path}: {key!r} is missing or of the wrong type; {REMEDY}")
+    unknown = sorted(config.keys() - _KEYS.keys())
+    if unknown:
+        raise EngineError(f"{path}: unknown keys {', '.join(unknown)} in format version {FORMAT_VERSION}; {REMEDY}")
+    dtypes = TARGETS[config["target"]].dtypes
+    if config["dtype"] not in dtypes:
+        raise EngineError(
+            f"{path}: dtype {config['dtype']!r} is none of {', '.join(dtypes)}, which target {config['target']!r} has; "
+            f"{REMEDY}"
+        )
+    counts = [("model", "vocab_size"), *(("limits", key) for key in ("max_seq_len", "block_size", "kv_block_bytes"))]
+    for section, key in counts:
+        value = config[section].get(key)
+        if not _is_count(value) or value == 0:
+            raise EngineError(f"{path}: {section}.{key} must be a positive integer, got {value!r}; {REMEDY}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _with_token_ids(path: Path, model: dict[str, Any]) -> dict[str, Any]:
+    return {**model, "eos_token_ids": checked_token_ids(path, model.get("eos_token_ids") or [])}
+
+
+def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    read_value(str, options.get("kv_cache_dtype", "auto"), "build_options.kv_cache_dtype")
+    asked = read_value(str | None, options.get("quantize"), "build_options.quantize")
+    if asked is not None:
+        parse_spec(asked)
+    return options
+
+
+def _read_quantization(path: Path, record: dict[str, Any] | None) -> QuantizationRecord | None:
+    try:
+        return None if record is None else QuantizationRecord.from_dict(record)
+    except (ValueError, InvalidOptionError) as error:
+        raise EngineError(
+            f"{path}: its record of quantization is not as this version writes it ({error!s:.200}); {REMEDY}"
+        ) from error

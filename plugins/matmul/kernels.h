@@ -1,0 +1,15 @@
+// The table of the matmul kernels, best first.
+#ifndef TENSORWRIGHT_PLUGINS_MATMUL_KERNELS_H_
+#define TENSORWRIGHT_PLUGINS_MATMUL_KERNELS_H_
+
+#include "plugins/common/dispatch.h"
+#include "plugins/matmul/kernel.h"
+
+namespace tensorwright {
+
+// dtype: of x and of the weights, TW_F32 or TW_BF16.
+std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype);
+
+}  // namespace tensorwright
+
+#endif  // TENSORWRIGHT_PLUGINS_MATMUL_KERNELS_H_

@@ -1,0 +1,92 @@
+// The ceilings of the machine in Python: the rates that `tensorwright profile` and the benchmarks compare
+// with.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "plugins/common/ceilings.h"
+#include "plugins/common/dispatch.h"
+#include "runtime/bindings/bindings.h"
+#include "runtime/bindings/timed.h"
+#include "runtime/core/base/error.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace tensorwright {
+namespace {
+
+constexpr size_t kReadBytes = size_t{256} << 20;  // more than the caches hold between two visits
+constexpr size_t kReadPart = size_t{32} << 20;    // per round, some milliseconds: a quiet moment is enough
+constexpr int64_t kIterations = 250000;           // likewise
+
+std::vector<double> time_reads(int threads, int repeats) {
+  static std::atomic<float> sink;
+  const size_t share = kReadPart / static_cast<size_t>(threads) / 256 * 256;
+  const Buffer data = benchmark_buffer(kReadBytes);
+  return timed(threads, repeats, [&](int thread, int round) {
+    const size_t part = static_cast<size_t>(round) % (kReadBytes / kReadPart);
+    const char* from = data.get() + part * kReadPart + share * static_cast<size_t>(thread);
+    sink = cpu_features().avx512 ? tw_ceiling_read_avx512(from, share) : tw_ceiling_read_avx2(from, share);
+  });
+}
+
+std::vector<double> time_operations(float (*run)(int64_t), int threads, int repeats) {
+  static std::atomic<float> sink;
+  return timed(threads, repeats, [&](int, int) { sink = run(kIterations); });
+}
+
+// One rate that the vector units can reach: what runs, and how many operations an iteration of it is.
+struct Peak {
+  const char* name;
+  bool runs;
+  float (*run)(int64_t);
+  double operations;
+};
+
+// By name, best first: the first that runs here is the ceiling of that name.
+std::vector<Peak> peaks() {
+  const CpuFeatures& has = cpu_features();
+  return {{"float32", has.avx512, tw_ceiling_fma_avx512, 16 * 32},
+          {"float32", true, tw_ceiling_fma_avx2, 12 * 16},
+          {"float32 avx2", true, tw_ceiling_fma_avx2, 12 * 16},
+          {"bfloat16", has.avx512_bf16, tw_ceiling_bf16_avx512bf16, 16 * 64},
+          {"int8", has.avx512_vnni, tw_ceiling_int8_avx512vnni, 16 * 128},
+          {"int8", true, tw_ceiling_int8_avx2, 8 * 64},
+          {"int8 avx2", true, tw_ceiling_int8_avx2, 8 * 64}};
+}
+
+// Best of `repeats` rounds: bytes per second of reads, or operations per second.
+double ceiling(const std::string& what, int threads, int repeats) {
+  const CpuFeatures& has = cpu_features();
+  if (!has.avx2 || !has.fma) throw Error("IsaError", "ceilings: needs AVX2, which this processor lacks");
+  if (threads < 1 || repeats < 1) throw Error("InvalidOptionError", "threads and repeats must be positive");
+  const auto best = [](const std::vector<double>& seconds) {
+    return *std::min_element(seconds.begin(), seconds.end());
+  };
+  if (what == "read") return kReadPart / best(time_reads(threads, repeats));
+  for (const Peak& peak : peaks()) {
+    if (what != peak.name || !peak.runs) continue;
+    return peak.operations * kIterations * threads / best(time_operations(peak.run, threads, repeats));
+  }
+  throw Error(
+      "InvalidOptionError",
+      "ceiling must be read, float32, float32 avx2, int8, int8 avx2 or (with AVX512-BF16) bfloat16, not " +
+          what);
+}
+
+}  // namespace
+
+void bind_ceilings(nb::module_& m) {
+  m.def("ceiling", &ceiling, "what"_a, "threads"_a = 1, "repeats"_a = 3,
+        nb::call_guard<nb::gil_scoped_release>(),
+        "Best measured rate per second: \"read\" (bytes), \"float32\", \"float32 avx2\", \"bfloat16\", "
+        "\"int8\" or "
+        "\"int8 avx2\" (operations).");
+}
+
+}  // namespace tensorwright

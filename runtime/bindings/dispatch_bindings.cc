@@ -1,0 +1,44 @@
+// The processor's features and the choice of kernels in Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "plugins/common/dispatch.h"
+#include "runtime/bindings/bindings.h"
+
+namespace nb = nanobind;
+
+namespace tensorwright {
+namespace {
+
+nb::typed<nb::dict, nb::str, bool> features() {
+  const CpuFeatures& f = cpu_features();
+  nb::typed<nb::dict, nb::str, bool> d;
+  for (const CpuFeatureName& feature : kCpuFeatureNames) d[feature.name] = f.*(feature.field);
+  return d;
+}
+
+std::vector<std::tuple<std::string, std::string, std::vector<std::string>>> dispatch_choices() {
+  std::vector<std::tuple<std::string, std::string, std::vector<std::string>>> rows;
+  for (const auto& c : explain_dispatch()) rows.emplace_back(c.family, c.taken, c.refused);
+  return rows;
+}
+
+}  // namespace
+
+void bind_dispatch(nb::module_& m) {
+  m.def("cpu_features", &features,
+        "What the processor and the operating system offer, by name, less what TENSORWRIGHT_CPU_WITHOUT "
+        "lists.");
+  m.def(
+      "isa", [] { return std::string(isa_name(selected_isa())); },
+      "The selected instruction-set level; IsaError if TENSORWRIGHT_ISA is wrong.");
+  m.def("explain_dispatch", &dispatch_choices, "[(family, kernel taken, [\"kernel: why refused\"])]");
+}
+
+}  // namespace tensorwright
