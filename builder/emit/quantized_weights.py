@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from tensorwright.models.dtypes import to_float32
 from tensorwright.models.read_weights import TensorSource, evaluate_rows
 from tensorwright.plugins.packing import LANES, panels_of
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights, unpack
+
+if TYPE_CHECKING:
+    from tensorwright.runtime import _runtime
 
 _NUMBERS = {"int8": 3, "int4": 4}  # tw_dtype
 _CHUNK_ELEMENTS = 2 << 20
@@ -128,7 +131,7 @@ class Multiplier:
 
     def __init__(self, x: np.ndarray, fmt: WeightFormat):
         self._count = len(x)
-        self._rows = _native().QuantizedRows(_NUMBERS[fmt.dtype], fmt.group, x)
+        self._rows: _runtime.QuantizedRows = _native().QuantizedRows(_NUMBERS[fmt.dtype], fmt.group, x)
 
     def product(self, panels: np.ndarray, n: int) -> np.ndarray:
         """float32 [T, n]: with the first n rows of a matrix in panels."""
