@@ -1,4 +1,4 @@
-// The packer of quantized weights in Python. Builds use it: in numpy it takes minutes.
+// The packer of quantized weights in Python, for builds: the same work in numpy takes minutes.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 

@@ -72,8 +72,7 @@ class BlockAllocator {
   Block& at(int32_t block) { return const_cast<Block&>(std::as_const(*this).at(block)); }
 
   std::vector<Block> blocks_;
-  std::vector<int32_t> free_;  // a stack, because the block that was freed last is the most likely to be in
-                               // the processor's cache
+  std::vector<int32_t> free_;  // a stack: the block freed last is likely in the processor's cache
   // Each is counted on its own, so that KvBlocks::check can compare them.
   int32_t idle_ = 0, used_ = 0, all_kept_ = 0;
   int64_t all_references_ = 0;

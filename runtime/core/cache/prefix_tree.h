@@ -89,8 +89,7 @@ class PrefixTree {
   int32_t block_size_;
   Hash hash_;
   std::vector<int32_t> windows_;
-  std::unordered_multimap<uint64_t, std::unique_ptr<Node>> nodes_;  // flat, so that a deep tree needs no
-                                                                    // recursion
+  std::unordered_multimap<uint64_t, std::unique_ptr<Node>> nodes_;  // flat, to avoid recursion
   // Per group, every node is either in idle_, where the block that was given back first is at the front, or
   // in rest_. A node moves between the two lists without taking memory, so blocks can be given back when
   // there is no memory.

@@ -249,7 +249,7 @@ Engine::State Engine::hand_over(std::vector<Event>* events) {
   return state;
 }
 
-// Carries out the aborts. If there is no memory for the event of one, it puts that abort and those behind it
+// Carries out the aborts. If there is no memory for the events of one, it puts that abort and those behind it
 // back, and throws.
 void Engine::carry_out(std::vector<Name> aborts, std::vector<Event>* events) {
   size_t next = 0;
@@ -279,9 +279,8 @@ SharedMask Engine::take_mask(int64_t id, int32_t completion, int32_t generated) 
 // end the wait.
 bool Engine::wait_for_masks(Clock::time_point until, std::vector<Event>* events) {
   if (!events->empty()) publish(events);
-  if (!stepped_)
-    masks_.wait(std::min(until, core_.next_deadline()));  // without a thread, masks come only
-                                                          // between rounds
+  // Without a thread, masks come only between rounds.
+  if (!stepped_) masks_.wait(std::min(until, core_.next_deadline()));
   hand_over(events);
   return !stepped_ && Clock::now() < until;
 }

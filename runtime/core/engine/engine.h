@@ -86,8 +86,7 @@ class Engine : private MaskSource {
   const std::vector<GroupShape> groups_;
   const int32_t max_seqs_;
   TokenMasks masks_;        // the masks of guided requests that are alive
-  const size_t max_alive_;  // the most requests that may run or wait; the count does not depend on where the
-                            // loop is
+  const size_t max_alive_;  // the most requests that may run or wait together
   const bool stepped_;      // the engine has no thread
   // Only the loop uses these: the events that earlier rounds found no memory to publish, and the number of
   // such rounds in a row.

@@ -24,8 +24,7 @@ struct EngineOptions {
   int32_t debug_preempt_every = 0;  // steps between forced preemptions; 0: none
   uint64_t debug_seed = 0;          // chooses the sequence that is preempted
   bool debug_stepped = false;       // the engine has no thread; Engine::turn() runs a round of the loop
-  int32_t debug_lose_block = 0;     // the step after which a block gets lost, so that check() must find it;
-                                    // 0: none
+  int32_t debug_lose_block = 0;     // the step after which a block is lost, for check() to find; 0: none
 };
 
 // Throws Error{"InvalidOptionError"} if an option is out of its range.

@@ -47,8 +47,7 @@ class RowEstimate {
   bool sharp_ = false;                // whether the sums were taken in double
   std::vector<tw_row_block> blocks_;  // each of TW_ROW_BLOCK values
   std::vector<double> sums_;          // [blocks]: sums of weights; the largest weight of the row is 1
-  double total_ = 0, error_ = 0;      // the sum of sums_; how far it, or a part of it, may be from the
-                                      // definition's sum
+  double total_ = 0, error_ = 0;      // the sum of sums_, and the error of it or of a part of it
   std::vector<float> scaled_;         // [TW_ROW_BLOCK]
   std::vector<double> weights_;       // [TW_ROW_BLOCK]
 };

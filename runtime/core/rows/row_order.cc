@@ -82,8 +82,7 @@ float RowOrder::guess_lowest(double kept) {
   const double unit = static_cast<double>(row.size()) / static_cast<double>(sample_.size()) / total();
   double distance = 0;
   size_t i = 0;
-  for (double step_down : {3.0, 3.0 / 7, 3.0 / 49}) {  // each round divides the space between two bounds of
-                                                       // the last round
+  for (double step_down : {3.0, 3.0 / 7, 3.0 / 49}) {  // each between two bounds of the last
     for (i = 0; i + 1 < TW_ROW_BOUNDS; ++i)
       cut_.bounds[i] = usable_from(scaled_max - distance - step_down * static_cast<double>(i + 1));
     sum_above(sample_);

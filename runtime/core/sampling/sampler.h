@@ -18,8 +18,7 @@ namespace tensorwright {
 
 struct Sample {
   int32_t token = -1;
-  std::vector<TokenLogprob> logprobs;  // empty unless the request asks for them: the sampled token, then the
-                                       // likeliest others
+  std::vector<TokenLogprob> logprobs;  // if requested: the sampled token, then the likeliest others
 };
 
 // The object holds scratch only. Sampling parameters must have been validated.

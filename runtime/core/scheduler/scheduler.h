@@ -58,15 +58,12 @@ struct SchedulerLimits {
 struct PlannedChunk {
   Sequence* sequence;
   int32_t tokens;         // computed in this step, from sequence->computed on
-  int32_t prompt_rows;    // the prompt positions among these whose logits are reported, from sequence->scored
-                          // on
+  int32_t prompt_rows;    // prompt positions among these whose logits are reported
   int32_t blocks_before;  // per group, for rollback
   bool admitted;          // came from the waiting queue in this plan
   bool decode;
-  bool last() const {
-    return tokens == sequence->pending();
-  }  // valid before commit; the last chunk's logits
-     // are drawn from
+  // Returns whether the next token is drawn from this chunk's logits; valid before commit().
+  bool last() const { return tokens == sequence->pending(); }
 };
 
 struct StepPlan {
@@ -81,7 +78,7 @@ struct SchedulerStats {
   int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;  // counted at starts and restarts
   int64_t publishes_without_memory = 0;  // commits that found no memory to publish: the prefix cache
                                          // remembers those blocks later, or never
-  int64_t max_waste_slots = 0;  // the largest waste of any sequence after any step; below block_size
+  int64_t max_waste_slots = 0;           // the largest waste of any sequence after any step; below block_size
 };
 
 class Scheduler {

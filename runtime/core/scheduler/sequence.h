@@ -31,7 +31,7 @@ struct SequenceState {
   // The number of leading prompt positions whose logprobs were reported; at least `computed` while scoring.
   int32_t scored = 0;
   int32_t tokens_when_admitted = 0;  // size() is larger once the sequence got a token since its last start
-  int32_t cached_tokens = -1;        // prompt tokens that the prefix cache had at the first start; -1: not
+  int32_t cached_tokens = -1;        // prompt tokens from the prefix cache at the first start; -1: not
                                      // started
 
   Clock::time_point arrived;

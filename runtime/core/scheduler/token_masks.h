@@ -26,8 +26,7 @@ class TokenMasks {
  public:
   // Lets completions 0 .. n - 1 of the request get masks from now on. `first` is the mask of token 0 of each.
   void open(int64_t id, int32_t n, MaskWords first);
-  void close(int64_t id, int32_t completion);  // drops the masks too; does nothing if the completion is not
-                                               // open
+  void close(int64_t id, int32_t completion);  // drops the masks; nothing if it is not open
   void close_all();
 
   // Puts the mask of a completion's token number `generated`; of several masks for one token the last counts.
