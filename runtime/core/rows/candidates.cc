@@ -44,12 +44,12 @@ double Candidates::weigh(float max) {
 // <= 1 - top_p. Seen from the other end, a token stays while (total - weight of the tokens after it) / total
 // > 1 - top_p. The comparison is in fp32, as in transformers. Of equal scores the higher id stays, as with a
 // stable ascending sort.
-Kept Candidates::keep_top_p(double top_p, const Total& total, size_t of, bool more_wanted) {
+Kept Candidates::keep_top_p(double top_p, const Total& total, size_t total_tokens, bool more_wanted) {
   const float bound = static_cast<float>(1.0 - top_p);
-  // A token that stays has a cumulative weight above bound * total, which is the sum of at most `of` weights
-  // no larger than its own. So only weights above bound * total / of need sorting. The slack covers the fp32
-  // comparison.
-  const double floor = bound * total.low / static_cast<double>(of) * (1 - 1e-6);
+  // A token that stays has a cumulative weight above bound * total, which is the sum of at most
+  // `total_tokens` weights no larger than its own. So only weights above bound * total / total_tokens need
+  // sorting. The slack covers the fp32 comparison.
+  const double floor = bound * total.low / static_cast<double>(total_tokens) * (1 - 1e-6);
   order_.clear();
   for (size_t i = 0; i < weights_.size(); ++i) {
     if (weights_[i] >= floor) order_.push_back(descending_key(scores[i], static_cast<uint32_t>(i)));

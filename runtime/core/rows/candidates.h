@@ -33,10 +33,10 @@ class Candidates {
   // Computes the weights of all candidates, relative to the largest score `max` of the row, and returns their
   // sum.
   double weigh(float max);
-  // Leaves the candidates that top_p keeps, the likeliest first. of: the number of tokens in the total.
-  // more_wanted: whether to return `all` if all candidates stay, because the row has tokens that are not
-  // candidates. Unless it returns `yes`, nothing has changed.
-  Kept keep_top_p(double top_p, const Total& total, size_t of, bool more_wanted);
+  // Leaves the candidates that top_p keeps, the likeliest first. total_tokens: the number of tokens in the
+  // total. more_wanted: whether to return `all` if all candidates stay, because the row has tokens that are
+  // not candidates. Unless it returns `yes`, nothing has changed.
+  Kept keep_top_p(double top_p, const Total& total, size_t total_tokens, bool more_wanted);
   // Leaves the candidates whose weight is at least min_p times the largest weight, which is 1.
   void keep_min_p(double min_p);
   // Returns the id that a number in [0, 1) draws.
