@@ -23,7 +23,7 @@ enum {
   TW_MATMUL_PANEL_BLOCK = 4,
   // Up to this many rows, a call reads each weight from memory once. Work is then cut by panels only, with
   // several blocks of panels per call, because a call fetches the next block while it computes. With more
-  // rows, a cut by rows costs little too.
+  // rows, cutting the rows as well costs little.
   TW_MATMUL_FLAT_ROWS = 96,
 };
 

@@ -1,4 +1,4 @@
-// paged_attention: every query of the step over its sequence's pages.
+// paged_attention: every query of the step attends to the pages of its sequence.
 //
 // The queries of a sequence are cut into tiles; a unit is a tile of one KV head, and its rows are (query,
 // head of the group). With enough units, a task is a unit: all its splits in turn, then the combination. With

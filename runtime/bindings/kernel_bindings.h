@@ -1,4 +1,4 @@
-// Shared by the plugins' bindings.cc files, which make up the module that tests and benchmarks use.
+// Helpers for the plugins' bindings.cc files, which make up the module that tests and benchmarks use.
 #ifndef TENSORWRIGHT_RUNTIME_BINDINGS_KERNEL_BINDINGS_H_
 #define TENSORWRIGHT_RUNTIME_BINDINGS_KERNEL_BINDINGS_H_
 

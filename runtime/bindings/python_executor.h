@@ -1,5 +1,5 @@
-// Runs an executor that is written in Python, for targets whose runtimes have Python bindings. kMethods in
-// python_executor.cc lists the methods that the Python object must have.
+// Runs an executor that is written in Python, for targets whose runtimes have Python bindings. The Python
+// object must have the methods facts, allocate, run, copy_block and close.
 #ifndef TENSORWRIGHT_RUNTIME_BINDINGS_PYTHON_EXECUTOR_H_
 #define TENSORWRIGHT_RUNTIME_BINDINGS_PYTHON_EXECUTOR_H_
 
@@ -35,8 +35,8 @@ class PythonExecutor final : public Executor {
 
   // Returns the executor's Python object.
   const nanobind::object& object() const { return executor_; }
-  // Closes the Python executor and frees the logits; a second call does nothing. No other call may be under
-  // way. An error of Python is reported as unraisable.
+  // Calls the Python executor's close(); a second call does nothing. No other call may be under way. An error
+  // of Python is reported as unraisable.
   void close();
   // Returns whether the caller is inside a call of this executor. The caller is then the engine's thread,
   // which cannot wait for itself.

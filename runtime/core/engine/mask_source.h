@@ -1,5 +1,5 @@
-// EngineCore gets the token masks of its guided completions from a MaskSource. Engine is one, over a mailbox;
-// a test may have one that computes the masks itself.
+// The interface through which EngineCore gets the token masks of its guided completions. Engine implements it
+// with a mailbox; a test may compute the masks itself.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_MASK_SOURCE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_MASK_SOURCE_H_
 

@@ -1,5 +1,5 @@
-// The check of one instruction of a plan is written with this class: it looks up operands, and refuses a plan
-// by the instruction's name.
+// Checks one instruction of a plan: looks up its operands, and refuses the plan with an error that names the
+// instruction.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_INSTRUCTION_CHECK_H_
 #define TENSORWRIGHT_RUNTIME_CORE_INSTRUCTION_CHECK_H_
 

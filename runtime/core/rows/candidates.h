@@ -1,5 +1,5 @@
-// The definition of a draw: from candidates with weights in double it takes top_p, min_p and then the token,
-// and takes each sum in order.
+// Defines a draw: from candidates with weights in double, it applies top_p and min_p and then draws the
+// token, and takes each sum in order.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_CANDIDATES_H_
 #define TENSORWRIGHT_RUNTIME_CORE_CANDIDATES_H_
 
