@@ -82,7 +82,7 @@ float RowOrder::guess_lowest(double kept) {
   const double unit = static_cast<double>(row.size()) / static_cast<double>(sample_.size()) / total();
   double distance = 0;
   size_t i = 0;
-  for (double step_down : {3.0, 3.0 / 7, 3.0 / 49}) {  // each between two bounds of the last
+  for (double step_down : {3.0, 3.0 / 7, 3.0 / 49}) {  // steps between two bounds of the last
     for (i = 0; i + 1 < TW_ROW_BOUNDS; ++i)
       cut_.bounds[i] = usable_from(scaled_max - distance - step_down * static_cast<double>(i + 1));
     sum_above(sample_);
@@ -182,9 +182,8 @@ std::optional<RowOrder::Passed> RowOrder::pass(Part part, double target, double 
   for (int i = 0; part.values.size() > kFew; i = 1 - i) {
     const size_t size = part.values.size();
     part = narrow(part, target, &collected_[i]);
-    if (part.values.size() <= kFew || (even && part.values.size() == size))
-      break;  // no fewer values: these
-              // are ties
+    // If even bounds leave as many values as before, these are ties.
+    if (part.values.size() <= kFew || (even && part.values.size() == size)) break;
     even = part.values.size() > size / 2;
     const double share = (target - part.above) / part.sum;
     if (even) {
