@@ -85,7 +85,7 @@ void require_weight_dtype(int dtype) {
           "panels hold float32 (0) or bfloat16 (1), not dtype " + std::to_string(dtype));
 }
 
-// A new numpy vector of `count` elements that frees itself.
+// Returns a new numpy array of the given shape that frees itself.
 template <typename T>
 nb::ndarray<nb::numpy, T> new_array(std::initializer_list<size_t> shape) {
   size_t count = 1;
@@ -135,8 +135,8 @@ nb::object unpack(int dtype, const Array& packed, int64_t rows, int64_t k) {
                           : unpack_as<float>(dtype, packed, rows, k);
 }
 
-// One matmul as a plan would run it. by_rows: threads split rows, else panels. Weight copies rotate so that
-// caches do not hold them.
+// Times one matmul as a plan would run it. by_rows: threads split rows, else panels. The copies of the
+// weights take turns, so that the caches do not hold them.
 std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k, int epilogue, int threads,
                                 int repeats, int copies, bool by_rows) {
   const tw_matmul_fn kernel = kernel_at(matmul_kernels(dtype), index);
