@@ -59,7 +59,7 @@ class PluginContext:
         return sum(map(len, self._bytes.values()))
 
     def carries(self, digest: str, layer: str) -> bool:
-        """Returns whether this layer stores the kernels for all. Names decide, as a layer is cloned and written again."""
+        """Returns whether this layer stores the kernels for all. Goes by name, as a layer is cloned and rewritten."""
         return self._carriers.setdefault(digest, layer) == layer
 
     def kernels(self, digest: str) -> bundle.Bundle:

@@ -16,7 +16,7 @@ import triton.language as tl
 
 @triton.jit
 def _scale_of(largest):
-    """Returns (scale, inverse 127 / largest, whether `largest` is a number), as quantize_heads of quantize.py does."""
+    """Returns (scale, inverse 127 / largest, whether `largest` is finite), as quantize_heads of quantize.py does."""
     finite = largest < float("inf")  # a NaN compares false
     some = finite & (largest >= 7.703719777548943e-34)
     safe = tl.where(some, largest, 1.0)
@@ -130,8 +130,8 @@ def rotary_kv_write_kernel(
     HEADS: tl.constexpr,
     QUANTIZED: tl.constexpr,
 ):
-    """qkv [T, (H + 2 KV) D], table [T, 2 HALF] float32, slots [T], q [T, H D], pages [P, KV, block_size, D], scales [P,
-    KV, block_size]. Program (t, i) takes the i-th HEADS heads, those of q first, then of k, then of v. HALF_BLOCK and
+    """qkv [T, (H + 2 KV) D], table [T, 2 HALF] float32, slots [T], q [T, H D], pages [P, KV, block_size, D], scales
+    [P, KV, block_size]. Program (t, i) takes the i-th HEADS heads, of q first, then of k, then of v. HALF_BLOCK and
     REST_BLOCK are powers of two that hold HALF and D - 2 HALF, or 0 for none. A slot below 0 is not written."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
