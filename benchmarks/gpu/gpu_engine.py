@@ -38,7 +38,7 @@ def prompts(case: dict[str, Any], vocab_size: int, seed: int) -> list[dict[str, 
 
 
 def tokens_per_second(llm: Any, case: dict[str, Any], seed: int) -> float:
-    """Of prompts, where no steps are asked for; else of answers once the last prompt is done."""
+    """Returns tokens per second: of prompts without steps; else of answers after the last prompt is done."""
     from tensorwright import SamplingParams
 
     params = SamplingParams(max_tokens=case["steps"] + 1, temperature=0.0, ignore_eos=True, detokenize=False)
@@ -54,13 +54,13 @@ def tokens_per_second(llm: Any, case: dict[str, Any], seed: int) -> float:
 
 
 def tokens_after(metrics: list[Any], first: float) -> int:
-    """Sampled later than `first`: while the last prompts were worked on, the others decoded already."""
+    """Counts tokens sampled later than `first`: during the last prompts, the other sequences decoded already."""
     times = [m.time_to_first_token + at for m in metrics for at in itertools.accumulate(m.inter_token_times)]
     return sum(time > first for time in times)
 
 
 def open_llm(path: str) -> tuple[Any, dict[str, str]]:
-    """(LLM at the engine's own limits, what it runs on)"""
+    """Returns (LLM at the engine's own limits, facts of the machine that it runs on)."""
     from tensorwright import LLM
     from tensorwright.runtime.engine.engine_dir import open_engine
     from tensorwright.runtime.engine.tensorrt.cuda import Cuda, load_driver
