@@ -1,4 +1,4 @@
-"""build-engine: compile a Hugging Face checkpoint into an engine directory (exit codes: tensorwright/command.py)."""
+"""Defines build-engine, which compiles a Hugging Face checkpoint to an engine (exit codes: tensorwright/command.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses bad places before any work: what is no path, and places of reading and writing that lie in one another."""
+"""Refuses bad places before any work: values that are no paths, and places that lie in one another."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels
 LAYOUTS = ("raw", "bias", "bias_gated", "panels", "panels_gated", "quantized", "quantized_gated")
 ALIGNMENT = 64
 _CHUNK_BYTES = 8 << 20
-_LAYOUT_NUMBERS = {"raw": 0, "panels": 1, "quantized": 2}  # WeightLayout of plan_format.h
+_LAYOUT_NUMBERS = {"raw": 0, "panels": 1, "quantized": 2}  # numbers of WeightLayout in plan_format.h
 
 
 class Sink(Protocol):
@@ -168,7 +168,7 @@ class StoredPanels:
         return 2 if self._is_gated(self._plans[expr, fmt]) else 1
 
     def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
-        """The packed panels of rows [start, end), uint8. The rows start with a panel of their half."""
+        """Returns the packed panels of rows [start, end), uint8. The rows start with a panel of their half."""
         plan = self._plans[expr, fmt]
         stored = np.asarray(self._bytes[plan.offset : plan.offset + plan.bytes]).reshape(-1, plan.panel_bytes)
         if not self._is_gated(plan):

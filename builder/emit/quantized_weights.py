@@ -22,7 +22,7 @@ from tensorwright.models.read_weights import TensorSource, evaluate_rows
 from tensorwright.plugins.packing import LANES, panels_of
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights, unpack
 
-_NUMBERS = {"int8": 3, "int4": 4}  # tw_dtype
+_NUMBERS = {"int8": 3, "int4": 4}  # numbers of tw_dtype
 _CHUNK_ELEMENTS = 2 << 20
 
 Rows = Callable[[int, int], np.ndarray]
@@ -84,7 +84,7 @@ class QuantizingWeights:
 
     def __init__(self, source: TensorSource):
         from tensorwright.builder.checkpoint_weights import (
-            checkpoint_weights,  # torch: only where weights are computed with
+            checkpoint_weights,  # imports torch, so only if weights are needed
         )
 
         self._read = checkpoint_weights(source)

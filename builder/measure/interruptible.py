@@ -33,7 +33,7 @@ def in_another_thread() -> Iterator[Callable[..., Any]]:
 
 
 def short_products(max_operations: int = 4_000_000_000) -> Any:
-    """A context in which torch computes no product with a weight matrix of more operations at a time.
+    """Returns a context in which torch computes no product with a weight matrix of more operations at a time.
 
     A larger product is computed for some columns of the result at a time. Each element is still one sum over one row.
     """

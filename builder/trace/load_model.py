@@ -172,7 +172,7 @@ def _model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTr
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Within it every parameter loses its storage when its module registers it; buffers keep theirs."""
+    """Makes every parameter lose its storage when its module registers it; buffers keep theirs."""
     original = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

@@ -1,7 +1,7 @@
 """Limits what each kernel may take of a multiprocessor, and lists the specialisations that docs/gpu-kernels.md shows.
 
-A budget is a promise about occupancy: registers of a thread times threads, of the 65536 of a multiprocessor, and shared
-memory, of what the smallest of the SMs gives to one block, because code of SM 80 also runs on 86 and 89.
+A budget is a promise about occupancy. It limits the registers of all threads to the 65536 of a multiprocessor, and the
+shared memory to what the smallest SM gives to one block, because code of SM 80 also runs on 86 and 89.
 """
 
 from __future__ import annotations

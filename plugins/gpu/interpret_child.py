@@ -76,7 +76,10 @@ def _watch() -> None:
 
 
 def _compute_bfloat16() -> None:
-    """Makes the interpreter round bfloat16 to nearest even, as a GPU does. Triton 3.9's truncates, and dots bits."""
+    """Makes the interpreter round bfloat16 to nearest even, as a GPU does.
+
+    Triton 3.9's interpreter truncates, and multiplies the bit patterns.
+    """
     builder = interpreter.InterpreterBuilder
     cast, dot, binary = builder.cast_impl, builder.create_dot, builder.binary_op
 

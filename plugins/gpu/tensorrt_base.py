@@ -97,7 +97,7 @@ class PluginMethods:
 
     @_noted
     def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], exprs: Any) -> list[Any]:
-        """Also compiles: an error at this time ends the parse, but an error in the builder might end the process."""
+        """Returns the shapes, and compiles: an error now ends the parse, a later one might end the process."""
         known = [[dim.get_constant_value() if dim.is_constant() else UNKNOWN for dim in dims] for dims in inputs]
         sizes = self.op.sizes(self.attrs, known)
         if not self.digest:

@@ -67,7 +67,7 @@ def launches(
 
 
 def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int:
-    """Returns the bytes for `shapes_max`, the largest shape of each operand: block_tables' [seqs, max_blocks]."""
+    """Returns the bytes for the largest shapes, `shapes_max`. That of block_tables, [seqs, max_blocks], decides."""
     op = Attention.of(attrs, "float32")
     seqs, max_blocks = shapes_max["block_tables"]
     return _partials(op, seqs, op.splits(max_blocks)) * ITEM_BYTES[WORKSPACE_DTYPE]

@@ -1,6 +1,6 @@
 """rms_norm_columns(x, w):  x, with each of `heads` runs of D columns from `start` on normalised alone
 
-x: [T, N], w: [D], shared by the runs.  It serves norms of q and k inside a row of qkv: one run per head, or one run.
+x: [T, N], w: [D], shared by the runs.  It serves norms of q and k in a row of qkv: a run per head, or one wide run.
 """
 
 from __future__ import annotations

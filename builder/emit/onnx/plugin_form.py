@@ -205,7 +205,7 @@ def _layer_norm(e: PluginEmitter, node: Node) -> list[str]:
 
 
 def _add_layer_norm(e: PluginEmitter, node: Node) -> list[str]:
-    """The norm reads the sum as it is stored, in A."""
+    """Adds and normalises. The norm reads the sum as it is stored, in A."""
     total = e.add("Add", [e.activation(node.operand(0)), e.activation(node.operand(1))], node.scope)
     wide = total if e.dtype == "float32" else e.add("Cast", [total], node.scope, to=1)
     y = _layer_normalised(e, node, wide, node.operand(2), node.optional(3))

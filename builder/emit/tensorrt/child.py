@@ -1,4 +1,4 @@
-"""Parses the ONNX file and builds the plan, in a process: `python -m tensorwright.builder.emit.tensorrt.child`.
+"""Parses the ONNX file and builds the plan as a process, `python -m tensorwright.builder.emit.tensorrt.child`.
 
 The library may abort, crash or use up all memory; in this process it does not harm the user's. job.py defines the
 input and the answers. The process ends when its parent closes its stdin, or dies.
