@@ -58,7 +58,7 @@ class WorkPool:
         self._share = max(1, threads // 2)  # the most threads that work for one client
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"tensorwright-{name}")
         self._lock = threading.Lock()
-        self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()  # by client; the client whose turn it is stands first
+        self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()  # by client; the next client stands first
         self._running: dict[_Job, None] = {}  # in the order in which they began
         self._waiting = self._refused = 0
 
