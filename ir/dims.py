@@ -1,4 +1,4 @@
-"""Dimensions: integers, symbols and exact integer expressions over them, kept in one canonical spelling.
+"""Computes with dimensions: integers, symbols and exact integer expressions over them, in one canonical spelling.
 
 A dimension is an int or a text such as "seq", "seq + 1", "2*seq", "seq*seq" or "(seq // 2)". Two dimensions are equal
 exactly when their canonical spellings are equal; every function here takes any spelling and returns the canonical one.
@@ -14,17 +14,17 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Dim
 
 Polynomial = dict[tuple[str, ...], int]
-"""Monomials, as sorted tuples of symbols and floor-division atoms, and their coefficients; no zero coefficients."""
+"""Maps each monomial, a sorted tuple of symbols and floor-division atoms, to its coefficient, which is never zero."""
 MOST_CHARACTERS = 1000
-"""Of a dimension as text."""
+"""The most characters of a dimension as text."""
 MOST_TERMS = 256
-"""Monomials of a polynomial: a product of sums has as many as those have together, multiplied."""
+"""The most monomials of a polynomial. A product of two sums may have as many as the product of their numbers."""
 MOST_BITS = 256
-"""Of a coefficient."""
+"""The most bits of a coefficient."""
 
 
 def add(*dims: Dim) -> Dim:
-    """The sum of `dims`."""
+    """Returns the sum of `dims`."""
     total: Polynomial = {}
     for dim in dims:
         _accumulate(total, _parse(dim), 1)
@@ -32,14 +32,14 @@ def add(*dims: Dim) -> Dim:
 
 
 def sub(a: Dim, b: Dim) -> Dim:
-    """a - b."""
+    """Returns a - b."""
     total = dict(_parse(a))
     _accumulate(total, _parse(b), -1)
     return _spell(total)
 
 
 def mul(*dims: Dim) -> Dim:
-    """The product of `dims`; 1 for none. Serves as the element count of a shape."""
+    """Returns the product of `dims`, which is 1 for none. The product of a shape is its element count."""
     product: Polynomial = {(): 1}
     for dim in dims:
         product = _multiply(product, _parse(dim))
@@ -47,12 +47,12 @@ def mul(*dims: Dim) -> Dim:
 
 
 def floor_div(a: Dim, b: Dim) -> Dim:
-    """a // b, divided out where it is exact for every value of the symbols."""
+    """Returns a // b, divided out if the division is exact for every value of the symbols."""
     return _spell(_quotient(_parse(a), _parse(b)))
 
 
 def canonical(dim: Dim) -> Dim:
-    """`dim` in its one spelling; GraphError if it is not a dimension."""
+    """Returns `dim` in its canonical spelling. Raises GraphError if `dim` is not a dimension."""
     return dim if type(dim) is int else _canonical(dim)
 
 
@@ -62,7 +62,7 @@ def _canonical(dim: Dim) -> Dim:
 
 
 def is_canonical(dim: object) -> bool:
-    """Whether `dim` is a dimension and already spelled as `canonical` would spell it."""
+    """Returns whether `dim` is a dimension in its canonical spelling."""
     if isinstance(dim, bool) or not isinstance(dim, int | str):
         return False
     try:
@@ -72,26 +72,27 @@ def is_canonical(dim: object) -> bool:
 
 
 def same(a: Dim, b: Dim) -> bool:
-    """Whether a and b are equal for every value of their symbols."""
+    """Returns whether a and b are equal for every value of their symbols."""
     return a == b or canonical(a) == canonical(b)
 
 
 def symbols(dim: Dim) -> set[str]:
-    """The names that `dim` depends on."""
+    """Returns the names of the symbols that `dim` depends on."""
     if isinstance(dim, int):
         return set()
     return {n.id for n in ast.walk(_syntax(dim)) if isinstance(n, ast.Name)}
 
 
 def evaluate(dim: Dim, bindings: Mapping[str, int]) -> int:
-    """The number that `dim` is under `bindings`; GraphError names a symbol without a value."""
+    """Returns the value of `dim` where `bindings` has the symbols' values. Raises GraphError for a symbol without a
+    value."""
     if isinstance(dim, int):
         return dim
     return _evaluate(_syntax(dim), bindings, dim)
 
 
 def evaluate_all(shape: Iterable[Dim], bindings: Mapping[str, int]) -> tuple[int, ...]:
-    """Every dimension of `shape` as a number."""
+    """Returns every dimension of `shape` as a number. Raises GraphError for a symbol without a value."""
     return tuple(evaluate(d, bindings) for d in shape)
 
 
@@ -118,7 +119,7 @@ def _multiply(a: Polynomial, b: Polynomial) -> Polynomial:
 
 
 def _quotient(top: Polynomial, bottom: Polynomial) -> Polynomial:
-    """Exact where it is; else one indivisible symbol, spelled "(top // bottom)"."""
+    """Returns the exact quotient if there is one, else one indivisible symbol, spelled "(top // bottom)"."""
     exact = _divide(top, bottom)
     if exact is not None:
         return exact
@@ -134,7 +135,7 @@ def _group(dim: Dim) -> str:
 
 
 def _divide(top: Polynomial, bottom: Polynomial) -> Polynomial | None:
-    """The quotient by a single monomial if it is exact, else None."""
+    """Returns the quotient if it is exact, else None. A sum of monomials divides only itself."""
     if len(bottom) != 1:
         return {(): 1} if top == bottom and top else None
     ((divisor, number),) = bottom.items()
@@ -152,7 +153,8 @@ def _divide(top: Polynomial, bottom: Polynomial) -> Polynomial | None:
 
 
 def _spell(poly: Polynomial) -> Dim:
-    """Highest degree first, then by name, the number last: an int if there are no symbols."""
+    """Spells a polynomial: the highest degree first, then by name, the number last. Returns an int if it has no
+    symbols."""
     if set(poly) <= {()}:
         return poly.get((), 0)
     text = ""
@@ -172,7 +174,7 @@ def _syntax(dim: str) -> ast.expr:
         raise GraphError(f"a dimension must have at most {MOST_CHARACTERS} characters, got {len(dim)}")
     try:
         return ast.parse(dim, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of what nests too deep
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # Too deep nesting raises the last two.
         raise GraphError(f"a dimension must be an integer expression over symbols, not {dim!r}") from error
 
 

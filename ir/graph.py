@@ -1,4 +1,4 @@
-"""The graph: static single assignment, typed, one block. What passes rewrite and emitters read.
+"""Defines the graph that passes rewrite and emitters read: typed static single assignment in one block.
 
 A dimension is an int or a string: a symbol ("seq", "tokens", "seqs", "pages") or an expression over one ("seq + 1").
 """
@@ -21,7 +21,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int8",
 
 @dataclass(eq=False)
 class Value:
-    """One result of one node. Identity is the object; `name` is unique in its graph and prints as %name."""
+    """One result of one node. Values are compared by identity. `name` is unique in its graph and prints as %name."""
 
     name: str
     dtype: str
@@ -41,7 +41,7 @@ class Value:
 
     @property
     def constant(self) -> Any:
-        """The value of the constant node that makes this, else None. Python scalar or numpy array."""
+        """The Python scalar or numpy array of the constant node that makes this value, else None."""
         if self.node is not None and self.node.op == "constant":
             return self.node.attrs["value"]
         return None
@@ -53,7 +53,8 @@ class Value:
 
 @dataclass(eq=False)
 class Node:
-    """One operation. `inputs` may hold None for an absent optional operand; `scope` is the module path it came from."""
+    """One operation. `inputs` holds None for an absent optional operand. `scope` is the path of the module that the
+    operation came from."""
 
     op: str
     inputs: list[Value | None]
@@ -62,19 +63,19 @@ class Node:
     scope: str = ""
 
     def operand(self, index: int) -> Value:
-        """The operand at `index`. Raises GraphError if it is absent."""
+        """Returns the operand at `index`. Raises GraphError if it is absent."""
         value = self.optional(index)
         if value is None:
             raise GraphError(f"{self.op} has no operand {index}")
         return value
 
     def optional(self, index: int) -> Value | None:
-        """The operand at `index`, or None if it is absent."""
+        """Returns the operand at `index`, or None if it is absent."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     @property
     def output(self) -> Value:
-        """The only result; an error if there are several."""
+        """The only result. Raises GraphError if the node has several."""
         if len(self.outputs) != 1:
             raise GraphError(f"{self.op} has {len(self.outputs)} results, not one")
         return self.outputs[0]
@@ -93,14 +94,14 @@ class Graph:
         self.nodes: list[Node] = []
         self.outputs: list[Value] = []
         self.facts: dict[str, Any] = {}
-        """Plain facts about the model that later stages need (vocab_size, max_seq_len, ...). Printed with the graph."""
+        """Plain facts about the model that later stages need (vocab_size, max_seq_len, ...). The text form has them."""
         self._names: set[str] = set()
         self._counter = 0
 
     # -- building -------------------------------------------------------------------------------------------------
 
     def fresh_name(self, hint: str = "") -> str:
-        """A value name not yet in use: `hint` itself if free, else with a number."""
+        """Returns a value name that is not in use: `hint` itself if it is free, else `hint` with a number."""
         if hint and hint not in self._names:
             self._names.add(hint)
             return hint
@@ -128,7 +129,7 @@ class Graph:
         names: Sequence[str] = (),
         before: Node | None = None,
     ) -> Node:
-        """Append a node, or insert it right before `before`. `types` gives (dtype, shape) of every result."""
+        """Appends a node, or inserts it right before `before`. `types` has (dtype, shape) of every result."""
         hints = list(names) + [""] * (len(types) - len(names))
         outputs = [Value(self.fresh_name(h), d, tuple(s)) for (d, s), h in zip(types, hints, strict=True)]
         node = Node(op, list(inputs), dict(attrs or {}), outputs, scope)
@@ -163,7 +164,8 @@ class Graph:
             yield from node.outputs
 
     def users(self) -> dict[Value, list[Node]]:
-        """Every value's consumers, in order, each once. Computed afresh: hold it only while nothing changes."""
+        """Returns every value's consumers, in order, each once. The table is computed at every call, and is valid only
+        until the graph changes."""
         table: dict[Value, list[Node]] = {v: [] for v in self.values()}
         for node in self.nodes:
             for value in dict.fromkeys(v for v in node.inputs if v is not None):
@@ -173,14 +175,14 @@ class Graph:
     # -- changing -------------------------------------------------------------------------------------------------
 
     def replace_uses(self, old: Value, new: Value) -> None:
-        """Every node input and graph output that was `old` becomes `new`."""
+        """Replaces `old` by `new` in the inputs of all nodes and in the graph's outputs."""
         for node in self.nodes:
             if old in node.inputs:
                 node.inputs = [new if v is old else v for v in node.inputs]
         self.outputs = [new if v is old else v for v in self.outputs]
 
     def erase(self, nodes: Iterable[Node]) -> None:
-        """Drop nodes whose results nobody uses any more; an error if somebody does."""
+        """Removes nodes whose results are not used any more. Raises GraphError if one is still used."""
         doomed = set(map(id, nodes))
         kept = [n for n in self.nodes if id(n) not in doomed]
         used = {v for n in kept for v in n.inputs if v is not None} | set(self.outputs)
@@ -190,7 +192,7 @@ class Graph:
         self.nodes = kept
 
     def drop_dead(self) -> int:
-        """Remove nodes that no output depends on, graph inputs aside. Returns how many went."""
+        """Removes nodes that no output depends on, except graph inputs. Returns the number of removed nodes."""
         live: set[Value] = set(self.outputs)
         kept: list[Node] = []
         for node in reversed(self.nodes):
@@ -202,7 +204,7 @@ class Graph:
         return dropped
 
     def clone(self) -> Graph:
-        """A copy that shares weight expressions and constant arrays, and nothing that a pass changes."""
+        """Returns a copy that shares weight expressions and constant arrays, but nothing that a pass changes."""
         other = Graph(self.name, self.stage)
         other.facts = copy.deepcopy(self.facts)
         other._names = set(self._names)

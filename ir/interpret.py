@@ -1,6 +1,6 @@
-"""The reference interpreter: slow, obvious, the oracle of every pass and kernel.
+"""Interprets graphs in a slow and obvious way, as the oracle of every pass and kernel.
 
-Primitive ops are computed by torch in their value's type; compound ops by the numpy reference of their plugin.
+torch computes primitive ops in the type of their value. The numpy reference of a plugin computes compound ops.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Weights = Callable[[WeightExpr], torch.Tensor]
 
 @runtime_checkable
 class QuantizedSource(Protocol):
-    """Weights that can also come quantized; otherwise the plugins quantize what they are given, in numpy."""
+    """A source of weights that can also give them quantized. With another source, the plugins quantize the weights in
+    numpy."""
 
     def __call__(self, expr: WeightExpr, /) -> torch.Tensor: ...
     def quantized(self, expr: WeightExpr, format_name: str, /) -> Any: ...
@@ -33,18 +34,19 @@ class QuantizedSource(Protocol):
 
 @runtime_checkable
 class ProductSource(Protocol):
-    """Weights that also compute the products with them, so that no matrix need be held whole."""
+    """A source of weights that also computes products with them, so that no whole matrix must be in memory."""
 
     def __call__(self, expr: WeightExpr, /) -> torch.Tensor: ...
     def product(self, node: Node, x: torch.Tensor, /) -> torch.Tensor: ...
 
 
 def interpret(graph: Graph, inputs: dict[str, Any], weights: Weights) -> list[Any]:
-    """The graph's outputs for `inputs`, by input name: tensors of the declared type and shape, "kv" values as they are.
+    """Returns the graph's outputs for `inputs`.
 
-    `weights` gives the tensor of an expression; it is converted to the value's element type. Weights and constants are
-    made at their first use and everything is dropped after its last, so memory stays near the widest point. Raises
-    GraphError if inputs do not fit, or an op gives another type than the graph says.
+    `inputs` has tensors of the declared type and shape by input name, and "kv" values as they are. `weights` gives the
+    tensor of an expression, which is converted to the value's element type. Weights and constants are made at their
+    first use, and every value is dropped after its last use, so memory stays near the widest point. Raises GraphError
+    if inputs do not fit, or an op gives another type than the graph says.
     """
     results: dict[Value, Any] = {}
     for value, data in run(graph, inputs, weights):
@@ -54,12 +56,12 @@ def interpret(graph: Graph, inputs: dict[str, Any], weights: Weights) -> list[An
 
 
 def interpret_values(graph: Graph, inputs: dict[str, Any], weights: Weights) -> dict[str, Any]:
-    """Every value by name, weights and constants aside."""
+    """Returns every value by name, without weights and constants."""
     return {value.name: data for value, data in run(graph, inputs, weights)}
 
 
 def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tuple[Value, Any]]:
-    """Yields every computed value in order; a caller that keeps none of them holds no more than is still needed."""
+    """Yields every computed value in order. If the caller keeps no value, memory holds only values still needed."""
     bindings = bind_inputs(graph, inputs)
     last_use = {v: i for i, n in enumerate(graph.nodes) for v in n.inputs if v is not None}
     env: dict[Value, Any] = {}
@@ -96,7 +98,8 @@ def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tupl
 
 
 def bind_inputs(graph: Graph, inputs: dict[str, Any]) -> dict[str, int]:
-    """The numbers that symbols stand for, from the inputs' shapes. Raises GraphError if anything does not fit."""
+    """Returns the numbers that symbols stand for, from the shapes of the inputs. Raises GraphError if an input does not
+    fit."""
     expected = {v.name: v for v in graph.inputs}
     if set(expected) != set(inputs):
         missing, extra = sorted(set(expected) - set(inputs)), sorted(set(inputs) - set(expected))
@@ -119,7 +122,8 @@ def bind_inputs(graph: Graph, inputs: dict[str, Any]) -> dict[str, int]:
 
 
 def _is_product(node: Node, stage: str) -> bool:
-    """Whether it multiplies something computed with a matrix of the checkpoint, and adds at most a stored bias."""
+    """Returns whether a node multiplies a computed value with a matrix of the checkpoint, and adds at most a stored
+    bias."""
     x, w, bias = (*node.inputs, None, None, None)[:3]
     if not _is_of_kind(node, stage, "product") or x is None or w is None or _is_source(x) or w.rank != 2:
         return False
@@ -136,7 +140,7 @@ def _is_source(value: Value) -> bool:
 
 
 def _quantized(node: Node, stage: str, weights: Weights) -> dict[Value, Any]:
-    """The matrix of a quantized product, where `weights` gives it quantized."""
+    """Returns the matrix of a quantized product if `weights` gives it quantized, else an empty dict."""
     quantized = _is_of_kind(node, stage, "product") and "format" in node.attrs
     if not quantized or not isinstance(weights, QuantizedSource):
         return {}
@@ -147,7 +151,7 @@ def _quantized(node: Node, stage: str, weights: Weights) -> dict[Value, Any]:
 
 
 def _source(value: Value, weights: Weights) -> Any:
-    """A weight or constant as an operand: scalar constants stay Python numbers."""
+    """Returns a weight or constant as an operand. Scalar constants stay Python numbers."""
     node = value.node
     if node is None or node.op not in ("weight", "constant"):
         raise GraphError(f"%{value.name} is used before it is computed")
@@ -171,7 +175,7 @@ def _compute(graph: Graph, node: Node, operands: list[Any], bindings: dict[str, 
         results = _reference(graph, node, spec, [to_numpy(x) for x in operands])
     else:
         if all(v is not None and is_weak(v) for v in node.inputs):
-            # Numbers alone: torch would compute in the default types.
+            # With numbers alone, torch computes in its default types, which torch.tensor gives.
             operands = [torch.tensor(x) for x in operands]
         results = [(COMPOUND_RULES | RULES)[node.op](operands, node.attrs, bindings)]
     results = [_to_torch(x, v) if isinstance(x, np.ndarray) else x for x, v in zip(results, node.outputs, strict=True)]
@@ -181,10 +185,10 @@ def _compute(graph: Graph, node: Node, operands: list[Any], bindings: dict[str, 
 
 
 def _reference(graph: Graph, node: Node, spec: Op, arrays: list[Any]) -> list[Any]:
-    """What the record's definition gives, rounded to the type that the graph says the result has.
+    """Returns the results of the record's definition, rounded to the result types of the graph.
 
-    bfloat16 operands come as the float32 values they are; "kv" results are PagedCache objects. An instruction names its
-    layer only, as kv_layer; what that layer is stands in the graph's facts.
+    A bfloat16 operand is given as float32 of the same values; "kv" results are PagedCache objects. An instruction has
+    only the number of its layer, as kv_layer; the graph's facts describe the layer.
     """
     attrs = node.attrs
     if "kv_layer" in attrs:
@@ -196,7 +200,7 @@ def _reference(graph: Graph, node: Node, spec: Op, arrays: list[Any]) -> list[An
 
 
 def to_numpy(x: Any) -> Any:
-    """numpy has no bfloat16: references get such operands as the float32 values they are."""
+    """Returns an operand as numpy. numpy has no bfloat16, so such an operand becomes float32 of the same values."""
     if isinstance(x, bool | int | float):
         return np.asarray(x)
     if not isinstance(x, torch.Tensor):

@@ -1,7 +1,7 @@
-"""What each primitive op computes, in torch: one entry per op, called as (operands, attrs, bindings).
+"""Computes each primitive op in torch, with one rule per op that is called as (operands, attrs, bindings).
 
-Operands are tensors, None, or Python numbers where the operand is a scalar constant: torch then computes with the
-number's full precision, as it did in the traced model.
+Operands are tensors, None, or Python numbers for scalar constants. torch computes with the full precision of such a
+number, as in the traced model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rule = Callable[[Operands, Attrs, Bindings], torch.Tensor]
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch type of an element type's name."""
+    """Returns the torch type of an element type's name."""
     return getattr(torch, name)
 
 
@@ -34,7 +34,8 @@ def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Rule:
 
 
 def _binary(function: Callable[[Any, Any], torch.Tensor], *, tensors: bool = False) -> Rule:
-    """At least one operand becomes a tensor; both, where torch's function takes no numbers."""
+    """Returns the rule of a binary function. At least one operand becomes a tensor; with `tensors` both do, for a torch
+    function that takes no numbers."""
 
     def rule(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
         a, b = x
@@ -88,7 +89,8 @@ def _embedding(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
 
 
 def _layer_norm(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
-    """Torch's own bits, for the trace; one weight per head is ours."""
+    """Computes a layer norm as torch does, bit for bit, for traces. A weight of rank 2, one row per head, is no form of
+    torch's and is multiplied afterwards."""
     data, w, b = (*x, None)[:3]
     w = w + attrs["weight_offset"] if attrs["weight_offset"] else w
     if w.dim() == 1:
@@ -150,4 +152,4 @@ RULES: dict[str, Rule] = {
     "full": _full,
 }
 COMPOUND_RULES: dict[str, Rule] = {"layer_norm": _layer_norm}
-"""Compound ops that a trace holds, because torch has them: these rules go before the plugins' definitions."""
+"""The rules of compound ops that torch has and a trace may hold. They take precedence over the plugins' definitions."""

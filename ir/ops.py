@@ -1,8 +1,8 @@
-"""The vocabulary of operations: which exist, at which stages, with which operands, attributes and result types.
+"""Keeps the table of all operations: their stages, operands, attributes and result types.
 
-This module holds the records of primitives, which torch computes, and the table of all records. Plugins register
-theirs: `tensorwright.plugins.registry` does so when it is imported. The tracer, the verifier, the parser and the
-interpreter read the table, and refuse to answer before the plugins are registered.
+This module holds the records of primitives, which torch computes, and the table of all records. The import of
+`tensorwright.plugins.registry` registers the plugins' records. The tracer, the verifier, the parser and the interpreter
+read the table. The functions here raise RuntimeError before the plugins are registered.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REDUCTIONS = (*SUMMING_REDUCTIONS, "amax", "any", "all")
 
 @dataclass
 class _Table:
-    """All records by name. `graph` and `lowered` are apart: one name may stand for an operation in both."""
+    """All records by name. `graph` and `lowered` are two tables, for one name may stand for an operation in both."""
 
     graph: dict[str, Op] = field(default_factory=dict)
     lowered: dict[str, Instruction] = field(default_factory=dict)
@@ -126,17 +126,17 @@ def _table() -> _Table:
 
 
 def all_records() -> list[Op]:
-    """Every record: of the graph, then of instructions."""
+    """Returns every record: those of the graph, then those of instructions."""
     return [*_table().graph.values(), *_table().lowered.values()]
 
 
 def instructions() -> dict[str, Instruction]:
-    """Every instruction of target cpu, by name, in the order of their numbers."""
+    """Returns every instruction of target cpu by name, in the order of their numbers."""
     return dict(sorted(_table().lowered.items(), key=lambda item: (item[1].number, bool(item[1].shares_number_of))))
 
 
 def make_cache(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: str) -> Any:
-    """An empty KV cache of one layer, for the interpreter."""
+    """Returns an empty KV cache of one layer, for the interpreter."""
     make = _table().make_cache
     if make is None:
         raise RuntimeError("no plugin makes KV caches")
@@ -144,12 +144,12 @@ def make_cache(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype
 
 
 def summing_ops() -> frozenset[str]:
-    """The operations whose last bits depend on the order of a sum, at any stage."""
+    """Returns the operations of all stages whose last bits depend on the order of a sum."""
     return frozenset(record.name for record in all_records() if record.sums)
 
 
 def names_of_kind(kind: str) -> frozenset[str]:
-    """The operations of the graph whose record says `kind`, such as "norm" or "product"."""
+    """Returns the operations of the graph whose record has `kind`, such as "norm" or "product"."""
     return frozenset(op.name for op in _table().graph.values() if op.kind == kind)
 
 
@@ -160,7 +160,7 @@ def kind_of(op: str) -> str:
 
 
 def find_spec(op: str, stage: str) -> Op | None:
-    """The record of `op` at `stage`; None if there is no such operation there."""
+    """Returns the record of `op` at `stage`, or None if the stage has no such operation."""
     table = _table()
     if stage == "lowered" and op in table.lowered:
         return table.lowered[op]
@@ -169,19 +169,19 @@ def find_spec(op: str, stage: str) -> Op | None:
 
 
 def op_names(stage: str | None = None) -> list[str]:
-    """Every op that is legal at `stage`, or anywhere."""
+    """Returns the names of all ops that are legal at `stage`, or at any stage if `stage` is None."""
     if stage is None:
         return sorted({*_table().graph, *_table().lowered})
     return [name for name in op_names() if find_spec(name, stage) is not None]
 
 
 def stages_of(op: str) -> list[str]:
-    """The stages at which `op` is legal, in order; empty if there is no such op."""
+    """Returns the stages at which `op` is legal, in order. The list is empty if there is no such op."""
     return [stage for stage in STAGES if find_spec(op, stage) is not None]
 
 
 def infer(op: str, inputs: Sequence[Value | None], attrs: dict[str, Any]) -> Types:
-    """The (dtype, shape) of every result of a primitive or compound op.
+    """Returns the (dtype, shape) of every result of a primitive or compound op.
 
     Raises GraphError if the operands do not fit, or the op has no rule ("input", "weight", "constant").
     """
@@ -204,7 +204,7 @@ def emit(
     before: Node | None = None,
     **attrs: Any,
 ) -> Node:
-    """graph.add with the result types inferred from the table."""
+    """Adds a node like `graph.add`, with the result types inferred from the table."""
     types = infer(op, inputs, attrs)
     names = (name,) if name else ()
     return graph.add(op, inputs, attrs, types, scope=scope, names=names, before=before)

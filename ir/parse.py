@@ -1,4 +1,4 @@
-"""The parser of the text form: text -> Graph. See text.py for the form."""
+"""Parses the text form of a graph, which text.py describes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NUMBER = re.compile(r"-?(?:inf|nan)\b|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _DIM = re.compile(r"[A-Za-z0-9_ +*()/-]+")
 _MOST_DEPTH = 50
-"""Literals inside each other."""
+"""The most literals inside each other."""
 _SHOWN = 160
-"""Characters of a line before and behind the place of an error."""
+"""The most characters of a line that a message shows before and behind the place of an error."""
 _KEYWORDS = {"none": None, "true": True, "false": False}
 
 
 def parse_graph(text: str) -> Graph:
-    """The graph that `text` describes. Raises GraphError with line, column and the offending line."""
+    """Returns the graph that `text` describes. Raises GraphError with line, column and the offending line."""
     rows = [(i, row) for i, row in enumerate(text.splitlines(), 1) if row.strip() and not row.lstrip().startswith("#")]
     if not rows:
         raise GraphError("line 1: a graph was expected, the text is empty")
@@ -41,11 +41,11 @@ def parse_graph(text: str) -> Graph:
 
 
 class _Line:
-    """One line and a position in it; every failure names both."""
+    """One line and a position in it. Every error names both."""
 
     def __init__(self, number: int, text: str):
         self.number, self.text, self.at = number, text, 0
-        self.depth = 0  # of literals inside each other
+        self.depth = 0  # the number of literals around the position
 
     def fail(self, message: str) -> NoReturn:
         begin = max(0, self.at - _SHOWN)
@@ -133,7 +133,7 @@ class _GraphParser:
         return outputs
 
     def node(self, line: _Line) -> None:
-        """%a: type, %b: type = op(%x, none) {attr = literal} in scope"""
+        """Parses a node: %a: type, %b: type = op(%x, none) {attr = literal} in scope."""
         names: list[str] = []
         types: list[tuple[str, Shape]] = []
         while not names or line.accept(","):
@@ -216,7 +216,7 @@ def _string(line: _Line) -> str:
 
 
 def parse_literal(line: _Line) -> Any:
-    """What text.print_literal writes."""
+    """Parses a literal as text.print_literal writes it."""
     line.depth += 1
     if line.depth > _MOST_DEPTH:
         line.fail(f"at most {_MOST_DEPTH} literals may stand inside each other")
@@ -250,12 +250,12 @@ def _number(line: _Line) -> int | float:
     text = line.take(_NUMBER, "a number")
     try:
         return int(text) if text.lstrip("-").isdigit() else float(text)
-    except ValueError as error:  # Python reads no number of more than some thousand digits
+    except ValueError as error:  # Python does not read numbers of some thousand digits or more.
         line.fail(str(error))
 
 
 def _items(line: _Line, close: str) -> list[Any]:
-    """Comma-separated literals; a trailing comma is fine (tuples of one have it)."""
+    """Parses comma-separated literals up to `close`. A trailing comma is allowed, for tuples of one have it."""
     items: list[Any] = []
     while not line.accept(close):
         items.append(parse_literal(line))
@@ -276,7 +276,7 @@ def _dict(line: _Line) -> dict[str, Any]:
 
 
 def _dense(line: _Line) -> np.ndarray:
-    """dense<float32 [2, 2] (1.0, ...)> or dense<float32 [2, 2] "base64">"""
+    """Parses an array: dense<float32 [2, 2] (1.0, ...)> or dense<float32 [2, 2] "base64">."""
     name = line.take(WORD, "an element type")
     if name not in DTYPES or name in ("kv", "bfloat16"):
         line.fail(f"an array's element type must be one numpy has, not {name!r}")
@@ -297,7 +297,8 @@ def _dense(line: _Line) -> np.ndarray:
 
 
 def _expression(line: _Line) -> Any:
-    """Up to the comma or bracket that ends it at the outermost level; weights.parse_expr does the rest."""
+    """Finds the comma or bracket that ends a weight expression at its outermost level. weights.parse_expr parses the
+    expression."""
     start, depth = line.at, 0
     while line.at < len(line.text):
         char = line.text[line.at]

@@ -1,7 +1,7 @@
-"""Ragged batches for graphs at stage "cached" or "lowered": metadata inputs, and a loop of steps that keeps the cache.
+"""Runs ragged batches through graphs at stage "cached" or "lowered": makes metadata inputs, and keeps the cache.
 
-What the runtime's scheduler does, as simply as it can be done, so that a cached graph can be compared with the traced
-graph run on each sequence alone.
+This is the runtime's scheduler in its simplest form. It serves to compare a cached graph with the traced graph that
+runs on each sequence alone.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tensorwright.ir.ops import make_cache
 
 
 class RaggedAdapter:
-    """Sequences of token ids, their block tables and how far each has been computed.
+    """Sequences of token ids, their block tables, and the number of computed tokens of each.
 
-    Blocks are dealt out in turn and backwards, so that no table is in order; entries past a sequence's end name no
+    Sequences get blocks in turn and backwards, so that no table is in order. Entries past the end of a sequence name no
     block, and unwritten slots of the caches are NaN.
     """
 
@@ -51,9 +51,10 @@ class RaggedAdapter:
         }
 
     def inputs(self, counts: Sequence[int], *, last_rows_only: bool = False) -> dict[str, Any]:
-        """The graph's inputs for the next counts[i] tokens of sequence i; a sequence with 0 is not in the batch.
+        """Returns the graph's inputs for the next counts[i] tokens of sequence i; one with 0 is not in the batch.
 
-        Logits are asked for of every token, or of each sequence's last one.
+        Logits are computed for every token, or with last_rows_only for each sequence's last token. Raises GraphError if
+        a sequence has too few tokens.
         """
         present = [i for i, n in enumerate(counts) if n > 0]
         spans = [(self.done[i], self.done[i] + counts[i]) for i in present]
@@ -79,14 +80,14 @@ class RaggedAdapter:
         return {v.name: named[v.name] for v in self.graph.inputs}
 
     def step(self, counts: Sequence[int], weights: Weights) -> list[torch.Tensor]:
-        """Computes counts[i] more tokens of sequence i; returns their logits, [counts[i], vocab] per sequence."""
+        """Computes counts[i] more tokens of sequence i. Returns their logits, [counts[i], vocab] per sequence."""
         (output,) = self.graph.outputs
         logits: Any = None
         for value, data in run(self.graph, self.inputs(counts), weights):
             if value is output:
                 logits = data
             elif value.dtype == "kv" and value.node is not None and value.node.op == "rotary_kv_write":
-                attrs = value.node.attrs  # "layer" at stage cached, "kv_layer" at stage lowered
+                attrs = value.node.attrs  # The layer is "layer" at stage cached and "kv_layer" at stage lowered.
                 self.caches[attrs["layer"] if "layer" in attrs else attrs["kv_layer"]] = data
         self.done = [d + n for d, n in zip(self.done, counts, strict=True)]
         return list(torch.split(logits, list(counts)))
@@ -100,9 +101,8 @@ def interpret_ragged(
     steps: Sequence[Sequence[int]] | None = None,
     block_size: int = 16,
 ) -> list[torch.Tensor]:
-    """Logits [len, vocab] of every sequence. `steps` lists how many tokens of each sequence every step computes.
-
-    Without it everything is computed in one step.
+    """Returns the logits [len, vocab] of every sequence. `steps` lists for every step the number of tokens that it
+    computes of each sequence. Without `steps`, one step computes all tokens. Raises GraphError if tokens are left.
     """
     adapter = RaggedAdapter(graph, sequences, block_size=block_size)
     plan = [[len(s) for s in sequences]] if steps is None else steps

@@ -1,4 +1,4 @@
-"""The record of an operation: one declaration from which every table of operations is derived.
+"""Defines the record of an operation, the one declaration from which every table of operations is derived.
 
 `Op` describes an operation of a graph at the stages "traced", "fused" and "cached". `Instruction` describes an
 operation of stage "lowered", which is one instruction of target cpu's plan; the C++ table of instructions
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from tensorwright.ir.graph import Dim
 
 Types = list[tuple[str, tuple[Dim, ...]]]
-"""Element type and shape of every result."""
+"""The element type and the shape of every result."""
 Infer = Callable[[list[Any], dict[str, Any]], Types]
 Reference = Callable[[list[Any], dict[str, Any], str], list[Any]]
 
@@ -23,7 +23,7 @@ ROWS, SHARED, METADATA, CACHE = "rows", "shared", "metadata", "cache"
 Kind = Literal["", "elementwise", "reduction", "norm", "product", "lookup", "gate"]
 
 MAX_INS, MAX_OUTS, MAX_WEIGHTS, MAX_INTS, MAX_FLOATS = 4, 2, 2, 8, 4
-"""How much one instruction holds: the array sizes of `Instruction` in runtime/core/plan/plan_format.h."""
+"""The most parts of one instruction: the array sizes of `Instruction` in runtime/core/plan/plan_format.h."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,22 @@ def _operand(name: str, kind: str, **more: Any) -> Operand:
 
 
 def rows(name: str, *, narrow: bool = False) -> Operand:
-    """An activation. A "?" at the end of any operand's name says that it may be absent."""
+    """Declares an activation. A "?" at the end of any operand's name says that the operand may be absent."""
     return _operand(name, ROWS, narrow=narrow)
 
 
 def shared(name: str, layout: str = "") -> Operand:
-    """A value that is the same for all rows: in an instruction a weight, stored in `layout`."""
+    """Declares a value that is the same for all rows. In an instruction, it is a weight stored in `layout`."""
     return _operand(name, SHARED, layout=layout)
 
 
 def metadata(name: str) -> Operand:
-    """An input of the batch, such as the slots of its tokens."""
+    """Declares an input of the batch, such as the slots of its tokens."""
     return _operand(name, METADATA)
 
 
 def cache(name: str) -> Operand:
-    """The KV cache of one layer."""
+    """Declares the KV cache of one layer."""
     return _operand(name, CACHE)
 
 
@@ -72,22 +72,22 @@ Y = (rows("y"),)
 
 @dataclass(frozen=True)
 class Op:
-    """What is legal for one operation, and what it computes.
+    """The rules of one operation, and its definition.
 
-    operands: in order. Optional ones at the end may be left out; in an instruction they are None instead.
-    variadic: any number of operands may follow.
-    attrs: name -> kind, all of which a node must have; optional_attrs may be there too.
-    kinds: int float number bool str dtype dim dims ints expr any, with "?" where None is legal.
-    results: in order; optional ones come last.
-    infer: result types from operands and attributes; None where nothing can say them.
-    reference: the definition in numpy; None for what torch computes (ir/interpret_ops.py).
-    kind: what sort of operation it is, for passes that treat all of one sort alike.
-    per_token: what it computes for a token depends on that token alone, and it is the same operation for one sequence
-    [1, S, C] and for a batch [tokens, C].
-    sequence_aware: at stage "cached" it may look past one token, as the batch's metadata allows.
-    flat_rows: its operands of kind "rows" may be vectors, one number for each token.
-    sums: it adds up many terms, so that a rewrite may change the last bits of its result.
-    lowers_to: the instruction that computes it, if that has another name.
+    operands: the operands in order. Optional ones at the end may be left out; in an instruction they are None instead.
+    variadic: whether any number of operands may follow.
+    attrs: the kind of each attribute that a node must have, by name. optional_attrs: those that a node may have.
+    The kinds are int float number bool str dtype dim dims ints expr any, with a "?" behind if None is legal.
+    results: the results in order; optional ones come last.
+    infer: computes the result types from operands and attributes; None if they cannot be computed.
+    reference: the definition in numpy; None for an op that torch computes (ir/interpret_ops.py).
+    kind: the sort of operation, for passes that treat all operations of one sort alike.
+    per_token: whether the result for a token depends on that token alone, and the operation is the same for one
+    sequence [1, S, C] and for a batch [tokens, C].
+    sequence_aware: whether, at stage "cached", the operation may look past one token, as the batch's metadata allows.
+    flat_rows: whether operands of kind "rows" may be vectors, with one number for each token.
+    sums: whether the operation adds up many terms, so that a rewrite may change the last bits of its result.
+    lowers_to: the instruction that computes the operation, if that has another name.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Op:
 
     @property
     def operand_counts(self) -> tuple[int, int | None]:
-        """The least and the largest number of operands; None where there is no limit."""
+        """The least and the largest number of operands; None means that there is no limit."""
         if self.variadic:
             return len(self.operands), None
         least = len(self.operands)
@@ -123,19 +123,19 @@ class Op:
         return tuple(range(required, len(self.results) + 1))
 
     def may_lack(self, index: int) -> bool:
-        """Whether operand `index` may be None."""
+        """Returns whether operand `index` may be None."""
         return self.operands[min(index, len(self.operands) - 1)].optional
 
     def operand_index(self, name: str) -> int:
-        """The position of the operand `name`."""
+        """Returns the position of the operand `name`."""
         return [operand.name for operand in self.operands].index(name)
 
 
 @dataclass(frozen=True)
 class InPlace:
-    """The result `result` may be written over one of the operands `over`, in order of preference.
+    """A permission to write the result `result` over one of the operands `over`, in order of preference.
 
-    without: an operand that must be absent for this to hold.
+    without: an operand that must be absent for the permission to hold.
     """
 
     result: str
@@ -147,11 +147,12 @@ class InPlace:
 class Instruction(Op):
     """One instruction of target cpu's plan: an operation of stage "lowered".
 
-    number: what the plan stores; numbers are never used again. Two records may share one, where the layout of a weight
-    tells them apart: `shares_number_of` then names the record that the plan's reader knows.
-    attrs: those of kind "int" and "float" are stored in this order; one of kind "str" is stored only if `words` has it,
-    as its place among the words. encode: gives all ints and floats instead, from the attributes.
-    in_place: which results may be written over an operand that nobody reads afterwards.
+    number: the number in the plan; a number is never used again. Two records may share a number if the layout of a
+    weight distinguishes them: `shares_number_of` then names the record that the plan's reader knows.
+    attrs: attributes of kind "int" and "float" are stored in this order. One of kind "str" is stored only if `words`
+    has it, as its index among the words.
+    encode: computes all ints and floats from the attributes instead.
+    in_place: the results that may be written over an operand that is not read afterwards.
     """
 
     stages: tuple[str, ...] = ("lowered",)
@@ -164,7 +165,7 @@ class Instruction(Op):
 
     @property
     def operand_counts(self) -> tuple[int, int | None]:
-        """All operands are given, absent ones as None."""
+        """The least and the largest number of operands. Both are the same, for absent operands are given as None."""
         return len(self.operands), len(self.operands)
 
     @property

@@ -1,8 +1,8 @@
-"""Row purity: at stage "cached" a row (one token of one sequence) never sees another row.
+"""Proves row purity: at stage "cached", a row (one token of one sequence) never sees another row.
 
 A value is *per row* if its dimension 0 is "tokens" or "rows". Each rule below shows that row i of an op's result
-depends on row i of its per-row operands and on values that are the same for every batch; what has no rule is refused.
-Only the sequence-aware ops see more, through the metadata that says which rows belong together.
+depends only on row i of its per-row operands and on values that are the same for every batch. An op without a rule is
+refused. Only the sequence-aware ops see more rows, by the metadata that says which rows belong together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_per_row(value: Value) -> bool:
 
 
 def row_purity_fault(node: Node) -> str | None:
-    """Why `node` could let one row see another; None if it cannot."""
+    """Returns the reason why `node` could let one row see another, or None if it cannot."""
     spec = find_spec(node.op, "cached")
     if node.op in SOURCES or (spec is not None and spec.sequence_aware):
         return None
@@ -57,7 +57,7 @@ def _mentions_rows(shape: tuple) -> bool:
 
 
 def _operand_fault(value: Value) -> str | None:
-    """Operands are per row, or of one shape in every batch; never metadata."""
+    """Returns the fault of an operand. It must be per row or have one shape in every batch, and must be no cache."""
     if value.dtype == "kv":
         return f"only sequence-aware ops may touch the cache %{value.name}"
     rest = value.shape[1:] if is_per_row(value) else value.shape
@@ -73,7 +73,7 @@ def _shared_fault(value: Value) -> str | None:
 
 
 def _attr_fault(node: Node) -> str | None:
-    """No attribute may carry the size of the batch, save dimension 0 of a target shape."""
+    """Returns the fault of a node's attributes. Only dimension 0 of a target shape may depend on the batch's size."""
     for name, attr in node.attrs.items():
         values = attr if isinstance(attr, tuple) else (attr,)
         values = values[1:] if name == "shape" else values
@@ -83,13 +83,13 @@ def _attr_fault(node: Node) -> str | None:
     return None
 
 
-# -- rules: each says None if rows stay apart -------------------------------------------------------------------------
+# -- rules: each returns None if rows stay apart ----------------------------------------------------------------------
 
 Rule = Callable[[Node], str | None]
 
 
 def _elementwise(node: Node) -> str | None:
-    """Per-row operands must have the result's rank, or broadcasting would put their rows elsewhere."""
+    """Requires the result's rank of per-row operands, for broadcasting would otherwise move their rows."""
     for value in node.inputs:
         if value is not None and is_per_row(value) and value.rank != node.outputs[0].rank:
             return f"the rows of %{value.name} {_shape(value)} do not line up with those of the result"
@@ -118,7 +118,7 @@ def _permute(node: Node) -> str | None:
 
 
 def _view(node: Node) -> str | None:
-    """Row-major order keeps rows together exactly if dimension 0 stays the same."""
+    """Requires that dimension 0 stays the same. Exactly then row-major order keeps rows together."""
     same = node.inputs[0] is not None and node.inputs[0].shape[0] == node.attrs["shape"][0]
     return _attr_fault(node) if same else "it moves elements between tokens"
 
@@ -133,7 +133,7 @@ def _matmul(node: Node) -> str | None:
 
 
 def _by_record(node: Node, spec: Op) -> str | None:
-    """Rows come in through the operands of kind "rows" alone, and the last dimension must not be the rows."""
+    """Requires that only the operands of kind "rows" are per row, and that their last dimension is not the rows."""
     for i, (value, operand) in enumerate(zip(node.inputs, spec.operands, strict=False)):
         if value is None:
             continue

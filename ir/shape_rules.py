@@ -1,6 +1,6 @@
-"""Result types of the primitive ops: torch's broadcasting and type promotion, on symbolic shapes.
+"""Infers the result types of the primitive ops: torch's broadcasting and type promotion, on symbolic shapes.
 
-Every rule takes (operands, attrs) and returns [(dtype, shape)], or raises GraphError saying what does not fit.
+Every rule takes (operands, attrs) and returns [(dtype, shape)], or raises GraphError with the part that does not fit.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ def show(shape: Sequence[Dim]) -> str:
 
 
 def category(dtype: str) -> int:
-    """0 bool, 1 integer, 2 floating point: what torch promotes by."""
+    """Returns the category by which torch promotes: 0 for bool, 1 for integers, 2 for floating point."""
     require(dtype in DTYPES and dtype != "kv", f"{dtype} is no element type to compute with")
     return 0 if dtype == "bool" else 1 if dtype in _INTS else 2
 
 
 def is_weak(value: Value) -> bool:
-    """A Python number among the operands: it never decides the type within its category, as in torch."""
+    """Returns whether a value is a Python number. Such an operand never decides the type within its category, as in
+    torch."""
     constant = value.constant
     return value.rank == 0 and constant is not None and isinstance(constant, bool | int | float)
 
 
 def promote(values: Sequence[Value]) -> str:
-    """torch.result_type: tensors first, then rank-0 tensors, then Python numbers, each only if of a higher category."""
+    """Returns the common type of operands as torch.result_type does. Tensors decide first, then rank-0 tensors, then
+    Python numbers; a later tier decides only if its category is higher."""
     tiers: list[list[str]] = [[], [], []]
     for value in values:
         tiers[2 if is_weak(value) else 1 if value.rank == 0 else 0].append(value.dtype)
@@ -79,7 +81,7 @@ def _float_of(dtype: str) -> str:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The common shape, from the right, where sizes agree or are 1."""
+    """Returns the common shape, aligned from the right. Sizes must agree or be 1. Raises GraphError if they do not."""
     rank = max(map(len, shapes))
     result: list[Dim] = [1] * rank
     for shape in shapes:
@@ -173,7 +175,7 @@ def matmul(x: list[Value], attrs: Attrs) -> Types:
 
 
 def linear(x: list[Any], attrs: Attrs) -> Types:
-    """x [..., k], w [n, k], bias [n] or absent -> [..., n]."""
+    """Maps x [..., k], w [n, k] and bias [n] or None to [..., n]."""
     a, w, bias = x[0], x[1], x[2] if len(x) > 2 else None
     require(w.rank == 2, f"the weight must be [n, k], not {show(w.shape)}")
     require(
@@ -185,7 +187,7 @@ def linear(x: list[Any], attrs: Attrs) -> Types:
 
 
 def embedding(x: list[Value], attrs: Attrs) -> Types:
-    """table [n, c], ids integer [...] -> [..., c]."""
+    """Maps table [n, c] and integer ids [...] to [..., c]."""
     table, ids = x
     require(table.rank == 2, f"the table must be [n, c], not {show(table.shape)}")
     require(ids.dtype in ("int32", "int64"), f"ids must be integers, not {ids.dtype}")
@@ -268,7 +270,7 @@ def select(x: list[Value], attrs: Attrs) -> Types:
 
 
 def index(x: list[Any], attrs: Attrs) -> Types:
-    """x[i0, i1, ...] with integer tensors; the indexed dimensions must be adjacent. None keeps a dimension."""
+    """Infers x[i0, i1, ...] for integer tensors. The indexed dimensions must be adjacent. None keeps a dimension."""
     base, ids = x[0], x[1:]
     require(len(ids) <= base.rank, f"{len(ids)} indices into rank {base.rank}")
     at = [i for i, v in enumerate(ids) if v is not None]

@@ -1,4 +1,4 @@
-"""The text form of a graph. `parse.parse_graph` reads back exactly what `print_graph` wrote.
+"""Prints the text form of a graph, which `parse.parse_graph` reads back exactly.
 
     graph "llama" stage traced {
       fact layers = 2
@@ -8,8 +8,8 @@
       return %x
     }
 
-One node per line. Attributes: none true false, numbers, "text", (tuples,), [lists], {"dicts": 1}, dense<array>, and
-@expression for weights. Lines that start with # are comments.
+Each node has one line. Attributes are none, true, false, numbers, "text", (tuples,), [lists], {"dicts": 1},
+dense<array>, and @expression for weights. Lines that start with # are comments.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.ir.weights import WeightExpr
 
 NAME = re.compile(r"[A-Za-z0-9_.$-]+")
-"""What a value may be called."""
+"""The names that a value may have."""
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""What an op, attribute or fact may be called."""
+"""The names that an op, attribute or fact may have."""
 SCOPE = re.compile(r"[A-Za-z0-9_.\-/\[\]]+")
 """A module path that needs no quotes."""
 
 READABLE_ELEMENTS = 64
-"""Arrays up to this size are written as numbers, larger ones as base64 of their little-endian bytes."""
+"""Arrays of at most so many elements are written as numbers, larger ones as base64 of their little-endian bytes."""
 
 
 def print_graph(graph: Graph) -> str:
-    """The whole graph as text, with all constants. Raises GraphError for an attribute that has no text form."""
+    """Returns the whole graph as text, with all constants. Raises GraphError for an attribute without a text form."""
     lines = [f"graph {json.dumps(graph.name)} stage {graph.stage} {{"]
     for key, value in graph.facts.items():
         _require_word(key, "fact")
@@ -49,7 +49,7 @@ def print_graph(graph: Graph) -> str:
 
 
 def print_node(node: Node, *, short: bool = False) -> str:
-    """One node on one line; `short` leaves out the elements of arrays, for messages."""
+    """Returns one node as one line. `short` leaves out the elements of large arrays, for messages."""
     results = ", ".join(f"{_use(v)}: {print_type(v)}" for v in node.outputs)
     _require_word(node.op, "op")
     text = f"{results} = {node.op}({', '.join(_use(v) for v in node.inputs)})"
@@ -66,7 +66,7 @@ def print_type(value: Value) -> str:
 
 
 def print_literal(value: Any, *, short: bool = False) -> str:
-    """An attribute or fact as text. Raises GraphError for a type without a text form."""
+    """Returns an attribute or fact as text. Raises GraphError for a type without a text form."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     if type(value) is int or type(value) is float:
@@ -106,7 +106,7 @@ def _dense(array: np.ndarray, short: bool) -> str:
 
 
 def _readable(array: np.ndarray) -> str | None:
-    """The elements as numbers, if they are few and survive being read back bit for bit."""
+    """Returns the elements as numbers, or None if they are many or would not be read back bit for bit."""
     if array.size > READABLE_ELEMENTS or array.dtype.kind not in "biuf":
         return None
     if array.dtype.kind != "f":
@@ -131,7 +131,7 @@ def _require_word(word: str, what: str) -> str:
 
 
 def underline(graph: Graph, node: Node, *, context: int = 2) -> str:
-    """The node among its neighbours with its op underlined, for error messages."""
+    """Returns the lines of a node and its neighbours, with the node's op underlined, for error messages."""
     at = next(i for i, n in enumerate(graph.nodes) if n is node)
     lines: list[str] = []
     for i in range(max(0, at - context), min(len(graph.nodes), at + context + 1)):

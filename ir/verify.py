@@ -1,7 +1,7 @@
-"""verify(): whether a graph keeps the rules of its stage. Run before and after every pass.
+"""Verifies that a graph keeps the rules of its stage, before and after every pass.
 
-Operands are defined before use, every op is legal at the stage and has its operands and attributes, every type is what
-the op's rule gives, outputs exist; at stage "cached" every op is row-pure as well.
+Operands are defined before use. Every op is legal at the stage and has its operands and attributes. Every type is the
+one that the op's rule gives. Outputs exist. At stage "cached", every op is also row-pure.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ CACHED_INPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "slots": ("int32", ("tokens",)),
     "logit_rows": ("int32", ("rows",)),
 }
-"""The metadata of one ragged batch. Besides them a cached graph takes "kv_cache.<layer>" values."""
+"""The metadata inputs of one ragged batch. A cached graph also takes "kv_cache.<layer>" values."""
 
 
 class _Fault(Exception):
-    """What is wrong with one node, before it is put into its context."""
+    """The fault of one node, before its context is added to the message."""
 
 
 def verify(graph: Graph, stage: str | None = None) -> None:
-    """Raises GraphError that shows the offending node, underlined, among its neighbours."""
+    """Checks a graph. Raises GraphError that shows the offending node, underlined, among its neighbours."""
     stage = graph.stage if stage is None else stage
     if stage not in STAGES:
         raise GraphError(f"a stage must be one of {', '.join(STAGES)}, not {stage!r}")
@@ -61,7 +61,7 @@ def verify(graph: Graph, stage: str | None = None) -> None:
 def _context(graph: Graph, node: Node) -> str:
     try:
         return underline(graph, node)
-    except GraphError as error:  # the very fault may be that it has no text form
+    except GraphError as error:  # The fault may be that the node has no text form.
         return f"  ({error})"
 
 

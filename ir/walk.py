@@ -1,4 +1,4 @@
-"""Runs of graphs that are taken node by node, so that two of them read a checkpoint together."""
+"""Runs graphs node by node, so that two runs can read a checkpoint together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensorwright.ir.interpret import Weights, run
 
 
 class Walk:
-    """One run of `graph` in the interpreter, as far as somebody took it; arguments as of `interpret`."""
+    """One run of `graph` in the interpreter, which the caller advances. It has the arguments of `interpret`."""
 
     def __init__(self, graph: Graph, inputs: dict[str, Any], weights: Weights):
         self._graph = graph
@@ -22,7 +22,7 @@ class Walk:
         return not self._ahead
 
     def next_reads(self) -> set[str]:
-        """Names of the checkpoint's tensors that the next node reads."""
+        """Returns the names of the checkpoint's tensors that the next node reads."""
         made_by = [v.node for v in self._ahead[-1].inputs if v is not None and v.node is not None]
         return {name for node in made_by if node.op == "weight" for name in node.attrs["expr"].refs()}
 
@@ -34,14 +34,14 @@ class Walk:
                 self._results[value] = data
 
     def finish(self) -> list[Any]:
-        """Computes what is left. The graph's outputs."""
+        """Computes all remaining nodes, and returns the graph's outputs."""
         while not self.done:
             self.advance()
         return [self._results[value] for value in self._graph.outputs]
 
 
 def in_step(first: Walk, second: Walk) -> None:
-    """Takes both to their ends, `second` reading tensors soon after `first` did, while the system still holds them."""
+    """Runs both walks to their ends. `second` reads tensors soon after `first`, while the page cache still has them."""
     read: set[str] = set()
     while not second.done:
         while not first.done and not second.next_reads() <= read:

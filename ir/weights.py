@@ -1,8 +1,8 @@
-"""Weight expressions: how a weight of the graph is made of tensors of the checkpoint. Immutable, hashable, printable.
+"""Defines weight expressions, which say how a weight of the graph is made of tensors of the checkpoint.
 
-`str(expr)` and `parse_expr(text)` are inverses: "model.norm.weight" (quoted), concat(0, "a", "b"), transpose("x"),
-slice(0, 4, 8, "x"), stack("a", "b"), reshape([2, 3], "x"). This module knows no tensor's data:
-`tensorwright.models.read_weights` reads what an expression says.
+Expressions are immutable, hashable and printable. `str(expr)` and `parse_expr(text)` are inverses: "model.norm.weight"
+(quoted), concat(0, "a", "b"), transpose("x"), slice(0, 4, 8, "x"), stack("a", "b"), reshape([2, 3], "x"). This module
+has no data of tensors; `tensorwright.models.read_weights` reads the weight of an expression.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ class Shapes(Protocol):
 
 
 class WeightExpr(ABC):
-    """Base of all expressions. Dimensions are non-negative; `dim` counts from 0."""
+    """The base of all expressions. Dimensions are non-negative; `dim` counts from 0."""
 
     @abstractmethod
     def refs(self) -> Iterator[str]:
-        """The checkpoint names it reads, in order, with repetitions."""
+        """Yields the names of the checkpoint's tensors that the expression reads, in order, with repetitions."""
 
     @abstractmethod
     def shape(self, source: Shapes) -> tuple[int, ...]:
-        """The result's shape. Raises CheckpointError where the parts do not fit together."""
+        """Returns the shape of the result. Raises CheckpointError if the parts do not fit together."""
 
     def concat(self, others: Sequence[WeightExpr], dim: int = 0) -> WeightExpr:
-        """This, then the others, along `dim`."""
+        """Returns the concatenation of this expression and the others along `dim`."""
         parts: list[WeightExpr] = []
         for part in (self, *others):
             parts.extend(part.parts if isinstance(part, Concat) and part.dim == dim else (part,))
         return parts[0] if len(parts) == 1 else Concat(tuple(parts), dim)
 
     def stack(self, others: Sequence[WeightExpr] = ()) -> WeightExpr:
-        """This and the others along a new dimension 0."""
+        """Returns the stack of this expression and the others along a new dimension 0."""
         return Stack((self, *others))
 
     def transpose(self, dim0: int = 0, dim1: int = 1) -> WeightExpr:
-        """Two dimensions swapped; swapping them back gives the original expression."""
+        """Returns this expression with two dimensions swapped. Swapping twice gives the original expression."""
         low, high = sorted((dim0, dim1))
         if low == high:
             return self
@@ -56,7 +56,7 @@ class WeightExpr(ABC):
         return Transpose(self, low, high)
 
     def slice(self, dim: int, start: int, end: int) -> WeightExpr:
-        """Elements [start, end) of one dimension."""
+        """Returns elements [start, end) of one dimension. Raises CheckpointError if a slice leaves its part."""
         if isinstance(self, Slice) and self.dim == dim:
             if self.start + end > self.end:
                 raise CheckpointError(f"slice [{start}, {end}) of dimension {dim} is outside {self}")
@@ -64,7 +64,7 @@ class WeightExpr(ABC):
         return Slice(self, dim, start, end)
 
     def reshape(self, shape: Sequence[int]) -> WeightExpr:
-        """The same elements in row-major order in another shape; no -1."""
+        """Returns the same elements, in row-major order, in another shape, which must not have -1."""
         return Reshape(self, tuple(shape))
 
 
@@ -94,7 +94,7 @@ class _Unary(WeightExpr):
 
 @dataclass(frozen=True)
 class Transpose(_Unary):
-    """Dimensions dim0 < dim1 of `part` swapped."""
+    """`part` with its dimensions dim0 < dim1 swapped."""
 
     dim0: int = 0
     dim1: int = 1
@@ -153,7 +153,7 @@ class _Joined(WeightExpr):
 
 @dataclass(frozen=True)
 class Concat(_Joined):
-    """Parts one after the other along `dim`; their other dimensions agree."""
+    """Parts that follow each other along `dim`. Their other dimensions agree."""
 
     dim: int = 0
 
@@ -182,7 +182,7 @@ class Stack(_Joined):
 
 
 def swapped(items: tuple, i: int, j: int) -> tuple:
-    """The tuple with two of its elements swapped."""
+    """Returns the tuple with elements i and j swapped."""
     result = list(items)
     result[i], result[j] = result[j], result[i]
     return tuple(result)
@@ -199,13 +199,13 @@ _TOKEN = re.compile(r'\s*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<int>-?\d+)|(?P<wor
 
 _BLANKS = re.compile(r"\s*")
 MAX_DEPTH = 50
-"""Expressions inside each other."""
+"""The most expressions inside each other."""
 
 Item: TypeAlias = WeightExpr | int | tuple[int, ...]
 
 
 def parse_expr(text: str) -> WeightExpr:
-    """The inverse of str(expr): one expression that fills the text.
+    """Parses a text that is one expression: the inverse of str(expr).
 
     Raises GraphError that points at the first error.
     """
@@ -226,7 +226,7 @@ class _Parser:
         return GraphError(f"weight expression: {message} at column {self.position + 1}: {self.text[:200]!r}")
 
     def skip(self) -> int:
-        """Where the next token begins."""
+        """Returns the position at which the next token begins."""
         blanks = _BLANKS.match(self.text, self.position)
         return self.position if blanks is None else blanks.end()
 
@@ -251,7 +251,7 @@ class _Parser:
                 return Ref(json.loads(text))
             if kind == "int":
                 return int(text)
-        except ValueError as error:  # an escape that JSON has not, or more digits than Python reads
+        except ValueError as error:  # The text has an escape that JSON lacks, or too many digits.
             raise self.error(str(error)) from error
         if text == "[":
             numbers = self.items("]")

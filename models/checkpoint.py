@@ -1,6 +1,7 @@
-"""A Hugging Face checkpoint directory: config, weights in safetensors (one file or shards), tokenizer, chat template.
+"""Opens a Hugging Face checkpoint directory: config, weights in safetensors, tokenizer, chat template.
 
-Opening checks every header; weight bytes are mapped only when read. Everything wrong is a CheckpointError.
+The weights are one file or shards. Opening checks every header; weight bytes are mapped only when they are read. Every
+fault is a CheckpointError.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ _OLDER_TOKENIZERS = (
 )  # fmt: skip
 _ADDED_TOKENS = "added_tokens.json"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
-_SHOWN = 10  # faults of one kind that a message lists
+_SHOWN = 10  # the most faults of one kind that a message lists
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", *(name for name in _OLDER_TOKENIZERS if ".json" not in name))
 
 
 class Checkpoint:
-    """An opened checkpoint. Also the TensorSource that weight expressions are evaluated against.
+    """An opened checkpoint. It is also the TensorSource from which weight expressions are evaluated.
 
-    path: the directory; config: config.json; generation_config: its file or {}; names: every stored tensor, sorted.
-    is_engine: it is a built engine read as a checkpoint, whose text side is finished.
+    path: the directory. config: the content of config.json. generation_config: the content of its file, or {}.
+    names: the names of all stored tensors, sorted.
+    is_engine: whether this is a built engine read as a checkpoint, whose tokenizer and templates are final.
     """
 
     is_engine = False
@@ -96,11 +98,12 @@ class Checkpoint:
         return self._file(name).tensors[name].dtype
 
     def read(self, name: str) -> Tensor:
-        """The stored tensor as a read-only view of its file."""
+        """Returns a stored tensor as a read-only view of its file. Raises CheckpointError if there is none."""
         return self._file(name).read(name)
 
     def require(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        """Checks that all these tensors are stored with these shapes; one CheckpointError lists what does not fit."""
+        """Checks that all these tensors are stored with these shapes. Raises one CheckpointError that lists all
+        faults."""
         wrong = [f"  {name}: missing" for name in shapes if name not in self]
         wrong += [
             f"  {name}: stored as {list(self.shape(name))}, config.json implies {list(shape)}"
@@ -114,7 +117,7 @@ class Checkpoint:
 
     @property
     def native_dtype(self) -> str:
-        """The element type that the model runs in: config.json's, else the one most weight bytes are stored in."""
+        """The element type that the model runs in: that of config.json, else the one with most bytes of weights."""
         named = self.config.get("dtype")
         named = self.config.get("torch_dtype") if named is None else named
         if named is not None:
@@ -133,7 +136,7 @@ class Checkpoint:
 
     @property
     def tokenizer_files(self) -> dict[str, Path]:
-        """The tokenizer's files that exist, by file name."""
+        """The existing files of the tokenizer, by file name."""
         paths = {name: self.path / name for name in _TOKENIZER_FILES}
         return {name: path for name, path in paths.items() if path.is_file()}
 
@@ -143,13 +146,15 @@ class Checkpoint:
         return _read_json(path, "") if path.exists() else {}
 
     def take_tokenizer(self) -> tokenizers.Tokenizer | None:
-        """tokenizer.json as it was read when the checkpoint was opened. Once: a large one takes too much to be kept."""
+        """Returns tokenizer.json as it was read when the checkpoint was opened. The second call returns None, for a
+        large tokenizer takes too much memory to be kept."""
         taken, self._tokenizer = self._tokenizer, None
         return taken
 
     @property
     def older_tokenizer_files(self) -> list[Path]:
-        """Files of the forms before tokenizer.json: sentencepiece models, vocabularies with merges, tiktoken's."""
+        """The files of older forms than tokenizer.json: sentencepiece models, vocabularies with merges, tiktoken's
+        files."""
         return [path for name in _OLDER_TOKENIZERS if (path := self.path / name).is_file()]
 
     @cached_property
@@ -159,8 +164,9 @@ class Checkpoint:
 
     @cached_property
     def chat_templates(self) -> dict[str, str]:
-        """Jinja texts by name, as transformers finds them: the files' if there are any, chat_template.jinja under
-        "default", else those of tokenizer_config.json, where a single one is the default, too."""
+        """The Jinja texts by name, as transformers finds them. If there are template files, the texts are theirs, and
+        chat_template.jinja is "default". Otherwise they are those of tokenizer_config.json, where a single one is
+        "default"."""
         files = {DEFAULT: self.path / CHAT_TEMPLATE, **_by_stem(self.path / CHAT_TEMPLATES)}
         found = {name: _read_text(file, "") for name, file in files.items() if file.is_file()}
         templates = found or listed_templates(self.tokenizer_config.get("chat_template"))
@@ -178,7 +184,8 @@ class Checkpoint:
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """Token ids that end a text: generation_config.json's, else config.json's; sorted, maybe none."""
+        """The token ids that end a text, sorted: those of generation_config.json, else of config.json. There may be
+        none."""
         return sorted(set(_token_ids(self._generation_value("eos_token_id"), "eos_token_id", self.path)))
 
     def _generation_value(self, key: str) -> Any:
@@ -189,7 +196,7 @@ class Checkpoint:
 
     @property
     def source_files(self) -> list[Path]:
-        """Every file that an engine is made from, by name: config, weights, tokenizer, template."""
+        """Every file that an engine is made from, sorted: config, weights, tokenizer, templates."""
         names = [CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, _INDEX, *_TOKENIZER_FILES]
         paths = [self.path / name for name in names] + list(_by_stem(self.path / CHAT_TEMPLATES).values())
         if not (self.path / TOKENIZER).is_file():
@@ -203,9 +210,9 @@ class Checkpoint:
 
 
 def open_checkpoint(model: str | Path) -> Checkpoint:
-    """Opens a checkpoint directory, or a hub name "org/name" by downloading it.
+    """Opens a checkpoint directory. A hub name "org/name" is downloaded first.
 
-    Raises CheckpointError that names the file at fault and the remedy; MissingDependencyError if a download is
+    Raises CheckpointError, which names the faulty file and the remedy, and MissingDependencyError if a download is
     needed and huggingface_hub is not installed.
     """
     path = Path(os.path.expanduser(model))
@@ -241,7 +248,8 @@ def _weight_files(path: Path) -> list[SafetensorsFile]:
         return [SafetensorsFile(path / _SINGLE)]
     if (path / _INDEX).is_file():
         shards = sorted(set(_weight_map(path).values()))
-        absent = [shard for shard in shards if not os.path.isfile(path / shard)]  # False for names that no file has
+        # Unlike Path.is_file, os.path.isfile is False for names that no file can have.
+        absent = [shard for shard in shards if not os.path.isfile(path / shard)]
         if absent:
             named = ", ".join(absent[:_SHOWN]) + (f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else "")
             raise CheckpointError(
@@ -254,12 +262,13 @@ def _weight_files(path: Path) -> list[SafetensorsFile]:
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
-    """An engine gets tokenizer.json as it is, so it must be one that the runtime will read."""
+    """Reads tokenizer.json, or returns None if there is none. An engine gets the file as it is, so it must be one that
+    the runtime can read. Raises CheckpointError if it is not."""
     if not path.is_file():
         return None
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except BaseException as error:  # the library raises plain Exception for every malformed file, or panics
+    except BaseException as error:  # The library raises a plain Exception for a malformed file, or panics.
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise CheckpointError(
@@ -268,7 +277,7 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
-    """Templates in the folder by name; none where there is no folder."""
+    """Returns the template files of a folder by name, or {} if there is no folder."""
     return {
         path.name.removesuffix(CHAT_TEMPLATE_SUFFIX): path for path in sorted(folder.glob(f"*{CHAT_TEMPLATE_SUFFIX}"))
     }
@@ -278,7 +287,7 @@ def _weight_map(path: Path) -> dict[str, str]:
     table = _read_json(path / _INDEX, "").get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
         raise CheckpointError(f"{path / _INDEX}: weight_map must map tensor names to file names")
-    # A shard is a plain file beside the index: anything else would read outside the checkpoint.
+    # A shard must be a plain file beside the index, for another path could lead out of the checkpoint.
     outside = [v for v in table.values() if Path(v).name != v]
     if outside:
         raise CheckpointError(f"{path / _INDEX}: shard {outside[0]!r} must be a file name without a folder")

@@ -1,6 +1,6 @@
-"""Element types of stored tensors, and exact conversions between them.
+"""Defines the element types of stored tensors, and converts between them.
 
-numpy has no bfloat16: its elements travel as uint16 bit patterns, and `Tensor` says what the bits mean.
+numpy has no bfloat16. Such elements are stored as uint16 bit patterns, and `Tensor` has the type that the bits mean.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ FLOATS = ("float64", *DTYPES)
 
 @dataclass(frozen=True)
 class Tensor:
-    """An array and the element type its bits mean. `data` has dtype STORAGE[dtype]; it may be a read-only file view."""
+    """An array and the element type that its bits mean. `data` has the dtype STORAGE[dtype], and may be a read-only
+    view of a file."""
 
     dtype: str
     data: np.ndarray
@@ -50,9 +51,9 @@ class Tensor:
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """float32 values as bfloat16 bit patterns (uint16), rounded to nearest, ties to even; NaN stays NaN."""
+    """Returns float32 values as bfloat16 bit patterns (uint16), rounded to nearest, ties to even. NaN stays NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    # In place on one temporary: this runs over whole weight matrices.
+    # The steps run in place on one temporary, for the values may be a whole weight matrix.
     rounded = bits >> 16
     rounded &= 1
     rounded += 0x7FFF
@@ -60,18 +61,19 @@ def bfloat16_bits(values: np.ndarray) -> np.ndarray:
     rounded >>= 16
     result = rounded.astype(np.uint16)
     nan = np.isnan(values)
-    if nan.any():  # the rounding carry could turn a NaN into an infinity
+    if nan.any():  # The carry of the rounding could turn a NaN into an infinity.
         result[nan] = (bits[nan] >> 16 | 0x40).astype(np.uint16)
     return result
 
 
 def float32_from_bits(bits: np.ndarray) -> np.ndarray:
-    """bfloat16 bit patterns (uint16) as the float32 values they are; exact."""
+    """Returns bfloat16 bit patterns (uint16) as float32 of exactly the same values."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def to_float32(tensor: Tensor) -> np.ndarray:
-    """The values of a floating-point tensor as float32; exact but for float64, which is rounded to nearest even."""
+    """Returns the values of a floating-point tensor as float32. Only float64 is rounded, to nearest even. Raises
+    CheckpointError for another type."""
     if tensor.dtype == "bfloat16":
         return float32_from_bits(tensor.data)
     _require_float(tensor.dtype)
@@ -79,20 +81,22 @@ def to_float32(tensor: Tensor) -> np.ndarray:
 
 
 def to_bfloat16(tensor: Tensor) -> np.ndarray:
-    """The values of a floating-point tensor as bfloat16 bits (uint16), rounded to nearest even."""
+    """Returns the values of a floating-point tensor as bfloat16 bits (uint16), rounded to nearest even."""
     if tensor.dtype == "bfloat16":
         return tensor.data
     return bfloat16_bits(to_float32(tensor))
 
 
 def to_float16(tensor: Tensor) -> np.ndarray:
-    """The values of a floating-point tensor as float16, rounded to nearest even; what is too large becomes infinity."""
+    """Returns the values of a floating-point tensor as float16, rounded to nearest even. Too large values become
+    infinity."""
     with np.errstate(over="ignore"):
         return to_float32(tensor).astype(np.float16)
 
 
 def convert(tensor: Tensor, dtype: str) -> Tensor:
-    """The same values as "float32", "bfloat16" or "float16"; the same tensor where nothing changes."""
+    """Returns a tensor as "float32", "bfloat16" or "float16", or the same tensor if it has that type. Raises
+    CheckpointError for another type."""
     if dtype == tensor.dtype:
         return tensor
     if dtype == "float32":
@@ -105,7 +109,8 @@ def convert(tensor: Tensor, dtype: str) -> Tensor:
 
 
 def widest(dtypes: list[str]) -> str:
-    """The element type that holds all of `dtypes` exactly: their common one, else float32 or float64."""
+    """Returns an element type that holds all of `dtypes` exactly: their common one, else float32 or float64. Raises
+    CheckpointError if different types are not all floating point."""
     distinct = set(dtypes)
     if len(distinct) == 1:
         return distinct.pop()

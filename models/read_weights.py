@@ -1,6 +1,6 @@
-"""Reading the weights that expressions of ir/weights.py describe: the whole of one, some rows, or any part.
+"""Reads the weights that expressions of ir/weights.py describe: a whole weight, some rows, or any part.
 
-Nothing is read before one of these functions is called, and no more than the part that was asked for.
+Nothing is read before one of these functions is called, and no more than the requested part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class TensorSource(Protocol):
-    """What an expression is evaluated against; `tensorwright.models.checkpoint.Checkpoint` is one."""
+    """The tensors from which an expression is evaluated. `tensorwright.models.checkpoint.Checkpoint` is such a
+    source."""
 
     def shape(self, name: str) -> tuple[int, ...]: ...
     def dtype(self, name: str) -> str: ...
@@ -28,7 +29,7 @@ class TensorSource(Protocol):
 
 
 def evaluate(expr: WeightExpr, source: TensorSource) -> Tensor:
-    """The whole result. A plain reference stays a file view; everything else is in memory.
+    """Returns the whole result. The result of a plain reference is a view of its file; any other result is in memory.
 
     Raises CheckpointError if a name is missing or the shapes do not fit.
     """
@@ -36,7 +37,8 @@ def evaluate(expr: WeightExpr, source: TensorSource) -> Tensor:
 
 
 def evaluate_rows(expr: WeightExpr, source: TensorSource, start: int, end: int) -> Tensor:
-    """Rows [start, end) of dimension 0 of the result, reading no more of the checkpoint than those rows need."""
+    """Returns rows [start, end) of dimension 0 of the result. It reads only the parts of the checkpoint that these rows
+    need. Raises CheckpointError if the rows do not exist."""
     shape = expr.shape(source)
     if not shape or not 0 <= start <= end <= shape[0]:
         raise CheckpointError(
@@ -46,7 +48,7 @@ def evaluate_rows(expr: WeightExpr, source: TensorSource, start: int, end: int) 
 
 
 def dtype_of(expr: WeightExpr, source: TensorSource) -> str:
-    """The result's element type; parts of different types widen to float32."""
+    """Returns the element type of the result. Parts of different types widen to float32, or to float64 if one is."""
     match expr:
         case Ref(name):
             return source.dtype(name)
@@ -58,7 +60,7 @@ def dtype_of(expr: WeightExpr, source: TensorSource) -> str:
 
 
 def read_part(expr: WeightExpr, source: TensorSource, ranges: Ranges) -> Tensor:
-    """The part of the result inside `ranges`, one interval per dimension."""
+    """Returns the part of the result inside `ranges`, which has one interval per dimension."""
     match expr:
         case Ref(name):
             tensor = source.read(name)
@@ -79,7 +81,7 @@ def read_part(expr: WeightExpr, source: TensorSource, ranges: Ranges) -> Tensor:
 
 
 def _read_reshaped(expr: Reshape, source: TensorSource, ranges: Ranges) -> Tensor:
-    # Rows of the result are one run of elements; read the rows of the part that cover it, and cut.
+    # Rows of the result are one run of elements. The rows of the part that cover this run are read and cut.
     inner = expr.part.shape(source)
     start, end = ranges[0] if ranges else (0, 1)
     row, part_row = prod(expr.to[1:]), prod(inner[1:])
@@ -101,7 +103,7 @@ def _read_joined(expr: Concat, source: TensorSource, ranges: Ranges) -> Tensor:
     for part in expr.parts:
         size = part.shape(source)[expr.dim]
         low, high = max(start - offset, 0), min(end - offset, size)
-        if low < high or (start == end and not pieces):  # an empty range still needs one piece for its shape
+        if low < high or (start == end and not pieces):  # An empty range still needs one piece for its shape.
             inside = (min(low, size), max(min(low, size), high))
             pieces.append(read_part(part, source, (*ranges[: expr.dim], inside, *ranges[expr.dim + 1 :])))
         offset += size

@@ -1,7 +1,7 @@
-"""What is expected of each model family: how often every rewrite must fire, per layer and once per model.
+"""Says for each model family how often every rewrite must fire, per layer and once per model.
 
-A family without an entry gets what its config implies for any decoder. A pass that is not named has no expectation.
-For quantize_weights a family's table names every matrix that there is; a build asks for all of them or for some.
+A family without an entry has the expectations of any decoder. A pass that is not named has no expectation. For
+quantize_weights, a family's table counts every matrix that can be quantized; a build quantizes all of them or some.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Quantized(NamedTuple):
 
 NOTHING = Quantized()
 MATRICES = Expected(4, 2)
-"""What quantize_weights can rewrite in a decoder: qkv, o, gate and up (or up alone) and down, once fused; then the
-embedding and lm_head, tied or not."""
+"""The matrices of a fused decoder that quantize_weights can rewrite: per layer qkv, o, gate and up (or up alone), and
+down; once per model the embedding and lm_head, tied or not."""
 
 
 def _llama(config: dict[str, Any]) -> dict[str, Expected]:
@@ -90,16 +90,17 @@ def _phi3(config: dict[str, Any]) -> dict[str, Expected]:
 
 
 def _layer_norms(expected: dict[str, Expected], serial: bool) -> dict[str, Expected]:
-    """The norms of `expected` are layer norms, which a trace holds as such; all but the first have a sum before them.
+    """Returns `expected` for a family whose norms are layer norms, which a trace holds as such. A sum stands before
+    every norm but the first.
 
-    Where attention and MLP read the same norm or the same stream, there is one sum a layer.
+    serial: whether the MLP follows attention. If both read the same norm or the same stream, a layer has one sum.
     """
     sums = {"fuse_add_layer_norm": Expected(2 if serial else 1), "fuse_add_rms_norm": Expected()}
     return {**expected, **sums, "recognise_rms_norm": Expected()}
 
 
 def _plain_mlp(expected: dict[str, Expected]) -> dict[str, Expected]:
-    """An MLP without a gate."""
+    """Returns `expected` for a family whose MLP has no gate."""
     return {**expected, "fuse_gate_up": Expected(), "fuse_swiglu": Expected()}
 
 
@@ -156,7 +157,8 @@ def _falcon(config: dict[str, Any]) -> dict[str, Expected]:
 
 
 def _interleaved(expected: dict[str, Expected]) -> dict[str, Expected]:
-    """Rotary embeddings of neighbours: both recognised and moved into the weights of q and k."""
+    """Returns `expected` for a family whose rotary embeddings turn neighbours. They are recognised, and moved into the
+    weights of q and k."""
     moved = {"recognise_interleaved_rotary": Expected(2), "permute_rotary_rows": Expected(2)}
     return {**expected, **moved, "recognise_rotary": Expected()}
 
@@ -199,7 +201,7 @@ def _smollm3(config: dict[str, Any]) -> dict[str, Expected]:
 
 
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
-    """What holds of every decoder: each layer attends once and writes its cache once."""
+    """Returns the expectations of every decoder: each layer attends once and writes its cache once."""
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
 
 
@@ -231,14 +233,15 @@ _FAMILIES = {
 
 
 def registered() -> dict[str, Callable[[dict[str, Any]], dict[str, Expected]]]:
-    """model_type -> the function that gives its expectations; its docstring says what is special about the family."""
+    """Returns by model_type the function that gives the expectations. The function's docstring describes the family."""
     return dict(_FAMILIES)
 
 
 def expectations(config: dict[str, Any], quantized: Quantized = NOTHING) -> dict[str, Expected]:
-    """Pass name -> how often it must fire, from a config.json and what the build quantizes.
+    """Returns how often each pass must fire, by the pass's name.
 
-    Raises CheckpointError if the config does not name its family.
+    config: the content of config.json. quantized: the matrices that the build quantizes. Raises CheckpointError if the
+    config does not name its family.
     """
     family = config.get("model_type")
     if not isinstance(family, str):
@@ -251,7 +254,8 @@ def expectations(config: dict[str, Any], quantized: Quantized = NOTHING) -> dict
 
 
 def expected_counts(config: dict[str, Any], quantized: Quantized = NOTHING) -> dict[str, int]:
-    """The same as whole numbers for this model's layers."""
+    """Returns the `expectations` as whole numbers for the number of this model's layers. Raises CheckpointError if the
+    config does not give that number."""
     name = "n_layer" if "n_layer" in config and "num_hidden_layers" not in config else "num_hidden_layers"
     layers = config.get(name)
     if not isinstance(layers, int) or layers < 1:

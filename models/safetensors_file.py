@@ -1,6 +1,6 @@
-"""One .safetensors file: its header checked in full, its tensors mapped into memory when somebody reads them.
+"""Reads one .safetensors file: checks the whole header, and maps tensors into memory when they are read.
 
-Layout: 8 bytes of little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data,
+The file has 8 bytes of little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the data,
 which the tensors must cover without gap or overlap.
 """
 
@@ -36,18 +36,18 @@ _STORED = {dtype: name for name, dtype in _DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _MAX_DIMENSIONS = 8
 _SIZE_BITS = (
-    48  # sizes, offsets and numbers of elements are below 2^48: no checkpoint has more, and arithmetic is cheap
+    48  # Sizes, offsets and numbers of elements are below 2^48: no checkpoint has more, and arithmetic is cheap.
 )
 
 
 def stored_name(dtype: str) -> str:
-    """What a header calls an element type: "BF16" for bfloat16."""
+    """Returns a header's name of an element type: "BF16" for bfloat16."""
     return _STORED[dtype]
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What the header says of one tensor; `begin` and `end` are byte offsets into the file."""
+    """The header's entry of one tensor. `begin` and `end` are byte offsets into the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,9 +56,9 @@ class TensorInfo:
 
 
 class SafetensorsFile:
-    """A checked file. `tensors` maps each name to its TensorInfo; `read` maps the bytes, it does not load them.
+    """A checked file. `tensors` has the TensorInfo of each name. `read` maps bytes and does not load them.
 
-    Raises CheckpointError that names the file, and the offset or tensor at fault.
+    Raises CheckpointError, which names the file and the faulty offset or tensor.
     """
 
     def __init__(self, path: Path):
@@ -73,9 +73,9 @@ class SafetensorsFile:
         self._check_coverage()
 
     def read(self, name: str) -> Tensor:
-        """The named tensor as a read-only view of the file."""
+        """Returns a tensor as a read-only view of the file."""
         info = self.tensors[name]
-        if info.begin == info.end:  # an empty file region cannot be mapped
+        if info.begin == info.end:  # An empty region of a file cannot be mapped.
             return Tensor(info.dtype, np.empty(info.shape, STORAGE[info.dtype]))
         if self._bytes is None:
             self._bytes = np.memmap(self.path, np.uint8, "r")
@@ -137,7 +137,8 @@ class SafetensorsFile:
         return TensorInfo(_DTYPES[dtype], tuple(shape), begin, end)
 
     def _check_shape(self, who: str, shape: Any) -> None:
-        """Before anything is computed with it: types, then the number of sizes, then each, then all together."""
+        """Checks a shape before anything is computed with it: the types, the number of sizes, each size, and the number
+        of elements. Raises CheckpointError."""
         if not isinstance(shape, list):
             raise self._error(f"{who} has shape {_short(shape)}, not a list of sizes")
         if len(shape) > _MAX_DIMENSIONS:
@@ -147,7 +148,7 @@ class SafetensorsFile:
         large = next((size for size in shape if size >> _SIZE_BITS), None)
         if large is not None:
             raise self._error(f"{who} has a size of {_short(large)}, readable are sizes below 2^{_SIZE_BITS}")
-        if prod(max(1, size) for size in shape) >> _SIZE_BITS:  # numpy counts so where a size is 0, too
+        if prod(max(1, size) for size in shape) >> _SIZE_BITS:  # numpy also counts a size of 0 as 1 here.
             raise self._error(f"{who} has a shape of 2^{_SIZE_BITS} elements or more, {shape}")
 
     def _check_coverage(self) -> None:
@@ -169,7 +170,7 @@ def _all_counts(values: list[Any]) -> bool:
 
 
 def _short(value: Any) -> str:
-    """For a message. A header may hold anything, of any length and depth."""
+    """Shortens a value for a message, for a header may hold values of any length and depth."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 120
     return short.repr(value)

@@ -29,7 +29,7 @@ HOLD_OUT_EVERY = 50
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model; head_dim is 64 throughout."""
+    """The sizes of a model. head_dim is always 64."""
 
     hidden_size: int
     intermediate_size: int
@@ -41,18 +41,18 @@ class Shape:
 SHAPES = {
     "target": Shape(384, 1024, 8, 6, 2),
     "draft": Shape(192, 512, 2, 3, 1),
-    "tiny": Shape(64, 128, 1, 1, 1),  # to try the script
+    "tiny": Shape(64, 128, 1, 1, 1),  # for trying the script
 }
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the result, time aside."""
+    """All settings that decide the result, except the training time."""
 
     sequence: int = 512
     batch: int = 8
     peak_rate: float = 1e-3
-    warmup: float = 0.02  # of the whole run
+    warmup: float = 0.02  # the fraction of the whole run
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 1.0
@@ -63,20 +63,21 @@ class Recipe:
 
 
 def library_files() -> list[Path]:
-    """Every .py file of the standard library, sorted; third-party packages left out."""
+    """Returns every .py file of the standard library, sorted, without third-party packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
     outside = {"site-packages", "dist-packages", "__pycache__"}
     return sorted(p for p in root.rglob("*.py") if not outside & set(p.relative_to(root).parts))
 
 
 def read_texts(limit: int | None) -> tuple[list[str], list[str]]:
-    """(training texts, held-out texts): every 50th file is held out; unreadable and empty ones are left out."""
+    """Returns (training texts, held-out texts). Every 50th file is held out. Unreadable and empty files are left
+    out."""
     files = library_files()[:limit]
     texts: tuple[list[str], list[str]] = ([], [])
     for i, path in enumerate(files):
         try:
             text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:  # a few test files are broken on purpose
+        except UnicodeDecodeError:  # A few test files are broken on purpose.
             continue
         if text.strip():
             texts[i % HOLD_OUT_EVERY == HOLD_OUT_EVERY - 1].append(text)
@@ -84,7 +85,7 @@ def read_texts(limit: int | None) -> tuple[list[str], list[str]]:
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """A byte-level BPE of 8,192 tokens; token 0 ends a text."""
+    """Trains a byte-level BPE of 8,192 tokens. Token 0 ends a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -106,7 +107,7 @@ def end_token(tokenizer: Tokenizer) -> int:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> torch.Tensor:
-    """[tokens] int64: the texts one after the other, each followed by the end token."""
+    """Returns int64 [tokens]: the texts one after the other, each followed by the end token."""
     end = end_token(tokenizer)
     pieces = []
     for encoding in tokenizer.encode_batch(texts):
@@ -115,7 +116,8 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> torch.Tensor:
 
 
 def batches(tokens: torch.Tensor, recipe: Recipe, start: int) -> Iterator[torch.Tensor]:
-    """[batch, sequence + 1] windows at random places, from step `start` on; the same for the same seed."""
+    """Yields windows [batch, sequence + 1] at random places, from step `start` on. The same seed gives the same
+    windows."""
     step = start
     while True:
         generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
@@ -143,7 +145,7 @@ def make_model(which: str, vocab_size: int, end: int, seed: int) -> LlamaForCaus
 
 
 def make_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW; vectors (the norms) are not decayed."""
+    """Makes an AdamW optimizer. Vectors (the norms) have no weight decay."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -151,14 +153,15 @@ def make_optimizer(model: torch.nn.Module, recipe: Recipe) -> torch.optim.AdamW:
 
 
 def rate(done: float, recipe: Recipe) -> float:
-    """The learning rate when the fraction `done` of the run is over: linear warm-up, cosine to zero."""
+    """Returns the learning rate when the fraction `done` of the run is over: a linear warm-up, then a cosine to
+    zero."""
     if done < recipe.warmup:
         return recipe.peak_rate * max(done, 1e-3) / recipe.warmup
     return recipe.peak_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
 def loss_of(model: torch.nn.Module, window: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of a [batch, sequence + 1] window, computed under bfloat16 autocast."""
+    """Returns the mean cross-entropy of a window [batch, sequence + 1], computed under bfloat16 autocast."""
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(window[:, :-1]).logits
     return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
@@ -166,7 +169,7 @@ def loss_of(model: torch.nn.Module, window: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def perplexity(model: torch.nn.Module, tokens: torch.Tensor, sequence: int, limit: int | None = None) -> float:
-    """exp of the mean loss per token over consecutive windows of `sequence` tokens, at most `limit` of them."""
+    """Returns exp of the mean loss per token over consecutive windows of `sequence` tokens, at most `limit` windows."""
     model.eval()
     windows = [tokens[b : b + sequence + 1] for b in range(0, len(tokens) - sequence, sequence)][:limit]
     losses = [loss_of(model, window[None]).item() for window in windows]
@@ -176,7 +179,7 @@ def perplexity(model: torch.nn.Module, tokens: torch.Tensor, sequence: int, limi
 
 @dataclass
 class Run:
-    """A training in progress. `spent` is seconds of training over all resumptions."""
+    """A training in progress. spent: the seconds of training over all resumptions."""
 
     model: LlamaForCausalLM
     optimizer: torch.optim.AdamW
@@ -198,7 +201,7 @@ class Run:
         self.steps, self.spent = state["steps"], state["spent"]
 
     def train(self, tokens: torch.Tensor, seconds: float, save_every: float = 300.0) -> None:
-        """Steps until `seconds` of training are spent; the rate follows the time, so any machine ends its cosine."""
+        """Trains until `seconds` are spent. The learning rate follows the time, so the cosine ends on any machine."""
         saved = self.spent
         for window in batches(tokens, self.recipe, self.steps):
             if self.spent >= seconds:
@@ -250,7 +253,7 @@ def main(
     run.train(tokens, minutes * 60)
     run.save()
 
-    # What is shipped is bfloat16, so that is what is measured.
+    # The written checkpoint is bfloat16, so the model is measured in bfloat16.
     model.bfloat16()
     model.save_pretrained(out)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END).save_pretrained(out)

@@ -1,4 +1,4 @@
-"""A load test as a picture, in SVG: percentiles as bars, and every request as a dot, its TTFT over its arrival."""
+"""Draws a load test in SVG: percentiles as bars, and every request as a dot, with its TTFT over its arrival time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 from tensorwright.runtime.serving.load_test.report import describe_limits
 from tensorwright.runtime.serving.load_test.trace import Limits, Trace
 
-WIDTH, LABEL, BAR, MARGIN = 1000, 130, 700, 16  # pixels: the picture, the names, the longest bar
+WIDTH, LABEL, BAR, MARGIN = 1000, 130, 700, 16  # pixels: the picture, the names, the longest bar, the edge
 ROW, GAP, DOTS = 20, 14, 260
 SHADES = {"p50": "#9ecae1", "p90": "#4292c6", "p99": "#08519c"}
 GOOD, MISSED, FAILED = "#2171b5", "#fdae6b", "#cb181d"
@@ -17,7 +17,7 @@ NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "request": "e2e"}
 
 
 def draw_load_test(result: dict[str, Any], traces: Sequence[Trace], limits: Limits, title: str) -> str:
-    """The SVG text."""
+    """Returns the picture as SVG text."""
     good = result["goodput"]
     under = describe_limits(good["limits"])
     summary = (
@@ -40,7 +40,7 @@ def draw_load_test(result: dict[str, Any], traces: Sequence[Trace], limits: Limi
 
 
 def _bars(name: str, values: dict[str, float], y: int) -> list[str]:
-    """Each latency has a scale of its own: ITL and e2e are orders of magnitude apart."""
+    """Draws one latency's percentiles. Each latency has its own scale: ITL and e2e differ by orders of magnitude."""
     longest = max(values[point] for point in SHADES) or 1.0
     parts = []
     for i, (point, shade) in enumerate(SHADES.items()):
@@ -54,7 +54,7 @@ def _bars(name: str, values: dict[str, float], y: int) -> list[str]:
 
 
 def _dots(traces: Sequence[Trace], limits: Limits, y: int) -> list[str]:
-    """Requests that failed stand on the upper edge."""
+    """Draws one dot for each request. Failed requests stand on the upper edge."""
     span = max(trace.scheduled for trace in traces) or 1.0
     first = [trace.ttft for trace in traces if trace.chunks]
     highest = max([*first, limits.ttft or 0.0]) * 1.05 or 1.0

@@ -1,7 +1,7 @@
-"""The client of a load test: streams completions of an OpenAI-compatible server and notes the time of every chunk.
+"""Streams completions of an OpenAI-compatible server for a load test, and notes the time of every chunk.
 
-Times are taken when the bytes of a chunk arrive. What goes wrong with one request is kept in its trace; what makes the
-whole test pointless (no server there, no such model) is an error.
+A chunk's time is the time at which its bytes arrive. The failure of one request is kept in its trace. A failure that
+makes the whole test pointless (no server, no such model) is raised.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ except ImportError as error:
 
 EVENT_STREAM = "text/event-stream"
 SETUP_TIMEOUT = 60.0
-"""Seconds for an answer that no model computes."""
+"""The seconds that an answer without a model's work may take."""
 
 
 class Client:
-    """One server. `timeout`: seconds without an event after which a request is given up."""
+    """A client of one server. timeout: the seconds without an event after which the client gives a request up."""
 
     def __init__(self, base: str, timeout: float, api_key: str | None = None):
         self.base, self.timeout = base, timeout
-        # "identity": a compressed stream comes in blocks, not in tokens.
+        # The encoding is "identity", for a compressed stream comes in blocks, not in tokens.
         headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=None, trust_env=False)
@@ -49,7 +49,8 @@ class Client:
         await self._http.aclose()
 
     async def choose_model(self, name: str | None) -> str:
-        """The model of that name, or the only one that the server has."""
+        """Returns the name of the model to ask: the given one, or the server's only one. Raises InvalidOptionError if
+        the server does not have it, and LoadTestError if the server lists no models."""
         response = await self._ask("GET", "/v1/models")
         if response.status_code != 200:
             raise LoadTestError(f"{self.base}/v1/models must list the models; {_describe(response)}")
@@ -67,7 +68,8 @@ class Client:
         return name
 
     async def post(self, path: str, body: dict[str, Any], remedy: str) -> dict[str, Any]:
-        """A question beside the test; LoadTestError with the remedy if the server has no answer."""
+        """Posts a question that is no part of the test, and returns the answer. Raises LoadTestError, with the remedy,
+        if the server has no answer."""
         response = await self._ask("POST", path, body)
         try:
             answer = response.json()
@@ -89,7 +91,7 @@ class Client:
             ) from None
 
     async def complete(self, body: dict[str, Any], trace: Trace, clock: Callable[[], float]) -> None:
-        """Streams one completion into its trace; never raises for what the server does."""
+        """Streams one completion into its trace. A fault of the server is kept in the trace and never raised."""
         trace.sent = clock()
         try:
             async with (

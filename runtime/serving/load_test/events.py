@@ -1,4 +1,4 @@
-"""Server-sent events out of a stream of bytes that is cut anywhere, and what an event of a completion says."""
+"""Reads server-sent events from a stream of bytes that is cut anywhere, and the chunks of completions in them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tensorwright.json_text import read_json
 
 
 class BadAnswer(Exception):
-    """What came is no stream of completions; counted as an error of its request."""
+    """The answer is no stream of completions. It is counted as an error of its request."""
 
 
 class EventParser:
-    """Bytes in, the data of whole events out."""
+    """Takes bytes as they come, and returns the data of complete events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -34,7 +34,11 @@ class EventParser:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One event: whether it has text, the tokens that the server counts so far, its error, whether it is the last."""
+    """One event of a completion.
+
+    has_text: whether the event has text. usage: the number of tokens that the server has counted so far, if it says so.
+    error: the message of an error event. done: whether the event is the last.
+    """
 
     has_text: bool = False
     usage: int | None = None
@@ -43,7 +47,7 @@ class Chunk:
 
 
 def read_chunk(data: str) -> Chunk:
-    """Raises BadAnswer for what no completions server says."""
+    """Reads the data of one event. Raises BadAnswer for data that no completions server sends."""
     if data.strip() == "[DONE]":
         return Chunk(done=True)
     try:
@@ -62,6 +66,6 @@ def read_chunk(data: str) -> Chunk:
 
 
 def error_message(body: Any) -> str:
-    """Of OpenAI's {"error": {"message": ...}}, or of whatever came in its place."""
+    """Returns the message of OpenAI's {"error": {"message": ...}}, or of any other body."""
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error) if isinstance(error, dict) else error)

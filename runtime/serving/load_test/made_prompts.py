@@ -1,6 +1,6 @@
-"""Made-up prompts of exact token counts, the same for the same seed: text, or plain token ids.
+"""Makes up prompts of exact token counts, as text or as token ids. The same seed gives the same prompts.
 
-What a token is only the server knows: /tokenize and /detokenize say so, unless a range of ids is given.
+Only the server knows its tokens, so /tokenize and /detokenize are asked, unless a range of ids is given.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDS_REMEDY = "with --prompts ids --token-range LOW HIGH the test needs no tokeni
 async def make_prompts(
     client: Client, model: str, lengths: list[int], settings: LoadSettings, rng: np.random.Generator
 ) -> list[str | list[int]]:
-    """One prompt of each length; no two begin alike, so that no prefix cache helps."""
+    """Returns one prompt of each length, in tokens. The prompts begin differently, so that no prefix cache helps."""
     if settings.token_range is not None:
         low, high = settings.token_range
         return [rng.integers(low, high, length).tolist() for length in lengths]
@@ -36,7 +36,7 @@ async def make_prompts(
 
 
 class PromptMaker:
-    """Draws from the tokens of made-up words."""
+    """Draws prompts from the tokens of made-up words."""
 
     def __init__(self, client: Client, model: str, rng: np.random.Generator):
         self.client, self.model, self.rng = client, model, rng
@@ -44,7 +44,8 @@ class PromptMaker:
         self.added = 0
 
     async def open(self) -> None:
-        """What the tokenizer adds to every text (such as a first <s>) is no token to draw."""
+        """Asks the server for the tokens of made-up words. Tokens that the tokenizer adds to every text, such as a
+        first <s>, are not drawn. Raises LoadTestError if no tokens are left."""
         added = await self._tokenize("")
         tokens = set(await self._tokenize(" ".join(self._word() for _ in range(POOL_WORDS))))
         self.pool, self.added = np.array(sorted(tokens - set(added)), dtype=np.int64), len(added)
@@ -55,8 +56,8 @@ class PromptMaker:
         return self.rng.choice(self.pool, length).tolist()
 
     async def text(self, length: int) -> str:
-        """A text that the server counts as `length` tokens. Neighbours may merge when they are read again, so ids are
-        added or taken away until the count is right."""
+        """Returns a text that the server counts as `length` tokens. Neighbouring tokens may merge when the text is
+        tokenized again, so ids are added or removed until the count is right. Raises LoadTestError if it never is."""
         if length <= self.added:
             raise LoadTestError(
                 f"a prompt must be longer than the {self.added} tokens that the tokenizer adds, got {length}; "

@@ -1,4 +1,4 @@
-"""From the traces of a load test to its figures, and the figures as text."""
+"""Computes the figures of a load test from its traces, and prints them as text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ LATENCIES = ("ttft", "tpot", "itl", "request")
 
 
 def summarise(traces: Sequence[Trace], limits: Limits) -> dict[str, Any]:
-    """Everything that is reported. Latencies and rates are of complete requests; a share of good ones is of all.
+    """Returns all figures of the report. Latencies and rates count complete requests; the share of good requests is a
+    share of all requests.
 
-    Rates are over the time from the first arrival to the end of the last request, failed ones included. Raises
+    The time of the rates lasts from the first arrival to the end of the last request, failed ones included. Raises
     LoadTestError if no request was completed.
     """
     complete = [trace for trace in traces if trace.complete]
@@ -52,7 +53,8 @@ def summarise(traces: Sequence[Trace], limits: Limits) -> dict[str, Any]:
 
 
 def latencies(complete: Sequence[Trace]) -> dict[str, list[float]]:
-    """Seconds: to the first chunk, per token after it, between chunks, and of whole requests."""
+    """Returns the latencies in seconds, by name: to the first chunk (ttft), per token after it (tpot), between chunks
+    (itl), and of whole requests (request)."""
     return {
         "ttft": [trace.ttft for trace in complete],
         "tpot": [trace.tpot for trace in complete if trace.tpot is not None],
@@ -62,7 +64,7 @@ def latencies(complete: Sequence[Trace]) -> dict[str, list[float]]:
 
 
 def count_errors(traces: Sequence[Trace]) -> dict[str, dict[str, Any]]:
-    """By kind, the most frequent first, each with the first message of its kind."""
+    """Returns the errors by kind, the most frequent first: the count and the first message of each kind."""
     failed = [trace for trace in traces if trace.error is not None]
     counts = Counter(trace.error for trace in failed)
     return {
@@ -72,7 +74,7 @@ def count_errors(traces: Sequence[Trace]) -> dict[str, dict[str, Any]]:
 
 
 def describe_load(settings: LoadSettings) -> str:
-    """The load in words."""
+    """Describes the load in words."""
     prompt, output = settings.lengths
     lengths = f"{prompt} + {output} tokens" if settings.profile == "fixed" else f"{settings.profile} lengths"
     if settings.concurrency is not None:

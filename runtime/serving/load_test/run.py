@@ -1,4 +1,4 @@
-"""One load test: requests made, sent when their time comes, and a trace of each."""
+"""Makes the requests of a load test, sends each when its time comes, and returns a trace of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_RATE = 1.0
 
 @dataclass(frozen=True)
 class MadeRequest:
-    """What is sent: the body of POST /v1/completions, and the lengths that it stands for."""
+    """A request to send: the body of POST /v1/completions, and the lengths of its prompt and output in tokens."""
 
     body: dict[str, Any]
     prompt_tokens: int
@@ -29,8 +29,8 @@ class MadeRequest:
 
 
 async def make_requests(client: Client, model: str, settings: LoadSettings) -> list[MadeRequest]:
-    """The warm-up's first, then those that are measured. Each part of chance has a generator of its own, so that the
-    same seed gives the same prompts at every rate."""
+    """Makes the requests of the warm-up, then those that are measured. Lengths, prompts and arrivals have random
+    generators of their own, so that the same seed gives the same prompts at every rate."""
     count = settings.warmup + settings.requests
     lengths = draw_lengths(settings.profile, count, *settings.lengths, _generator(settings, 0))
     prompts = await make_prompts(client, model, [prompt for prompt, _ in lengths], settings, _generator(settings, 1))
@@ -53,7 +53,8 @@ def arrival_times(settings: LoadSettings) -> list[float]:
 async def run_load(
     client: Client, requests: list[MadeRequest], settings: LoadSettings, done: Callable[[int], None]
 ) -> list[Trace]:
-    """The warm-up one by one, then the test; `done(1)` after each request of the test."""
+    """Sends the requests of the warm-up one by one, then those of the test, and returns the traces of the test. It
+    calls `done(1)` after each request of the test."""
     clock = _clock()
     for request in requests[: settings.warmup]:
         await client.complete(request.body, _trace(request, clock()), clock)
@@ -66,7 +67,7 @@ async def run_load(
 async def _open_loop(
     client: Client, requests: list[MadeRequest], times: list[float], done: Callable[[int], None]
 ) -> list[Trace]:
-    """Every request at its time, whatever became of those before it."""
+    """Sends every request at its time, whether or not earlier ones have ended."""
     clock = _clock()
 
     async def send(request: MadeRequest, when: float) -> Trace:
@@ -84,7 +85,7 @@ async def _open_loop(
 async def _closed_loop(
     client: Client, requests: list[MadeRequest], users: int, done: Callable[[int], None]
 ) -> list[Trace]:
-    """`users` users, each of whom sends the next request when the last was answered."""
+    """Simulates `users` users. Each sends the next request when its last one was answered."""
     clock, left, traces = _clock(), iter(requests), list[Trace]()
 
     async def user() -> None:
@@ -109,6 +110,6 @@ def _trace(request: MadeRequest, scheduled: float) -> Trace:
 
 
 def _clock() -> Callable[[], float]:
-    """Seconds from now on."""
+    """Returns a clock that counts seconds from now on."""
     start = time.perf_counter()
     return lambda: time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""A whole load test, from the first question to the server to the report."""
+"""Runs a whole load test, from the first question to the server to the report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def load_test(
     api_key: str | None = None,
     done: Callable[[int], None] = lambda steps: None,
 ) -> tuple[str, list[Trace]]:
-    """The model's name and a trace of every request."""
+    """Runs the requests of a load test. Returns the model's name and a trace of every request."""
     async with Client(base, settings.timeout, api_key) as client:
         name = await client.choose_model(model)
         requests = await make_requests(client, name, settings)
@@ -42,7 +42,7 @@ def limits_of(settings: LoadSettings) -> Limits:
 def run_session(
     base: str, model: str | None, api_key: str | None, settings: LoadSettings, plot: Path | None, as_json: bool
 ) -> None:
-    """What `tensorwright bench serve` does with options that are checked."""
+    """Runs `tensorwright bench serve` with checked options."""
     with progress_bar("requests", settings.requests, sys.stderr.isatty() and not as_json) as done:
         name, traces = asyncio.run(load_test(base, model, settings, api_key=api_key, done=done))
     limits = limits_of(settings)

@@ -1,4 +1,4 @@
-"""What a load test does: its settings, all checked before anything is sent."""
+"""Declares and checks the settings of a load test before anything is sent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST = (4096, 1024)
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """The options of `tensorwright bench serve`, under their names there. None: not given."""
+    """The options of `tensorwright bench serve` by their names. None means that the option was not given."""
 
     requests: int = 100
     rate: float | None = None
@@ -41,7 +41,7 @@ class LoadSettings:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Tokens of prompt and output: those of a fixed profile, the longest of another."""
+        """The tokens of prompt and output: the lengths of the fixed profile, or the bounds of another profile."""
         prompt, output = FIXED_LENGTHS if self.profile == FIXED else LONGEST
         return self.input_len or prompt, self.output_len or output
 
@@ -92,11 +92,12 @@ def _require(holds: bool, rule: str, came: object) -> None:
 
 
 def base_url(url: str) -> str:
-    """Where the paths /v1/... begin; the URL may end in /v1, as openai's base_url does."""
+    """Returns the URL without an end of /v1, which openai's base_url has. Raises InvalidOptionError for a URL that is
+    no server's."""
     parts = urlsplit(url)
     try:
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:  # a port that is no number
+    except ValueError:  # The port is no number.
         valid = False
     if not valid or parts.query or parts.fragment:
         raise InvalidOptionError(f"URL must be that of a server, such as http://127.0.0.1:8000, got {url!r}")
@@ -104,11 +105,11 @@ def base_url(url: str) -> str:
 
 
 def check_api_key(key: str | None) -> None:
-    """What cannot stand in a header. The message does not show the key."""
+    """Raises InvalidOptionError for a key that cannot stand in a header. The message does not show the key."""
     if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
         raise InvalidOptionError("--api-key must be printable ASCII characters without spaces, got something else")
 
 
 def check_plot(path: str | None) -> Path | None:
-    """A picture that cannot be written is refused before the test, not after it."""
+    """Returns the path of the picture. A path that cannot be written is refused before the test, not after it."""
     return None if path is None else check_picture(path, "--plot")

@@ -1,4 +1,4 @@
-"""What was seen of each request: the time of every chunk, or what went wrong; and how many requests met the limits."""
+"""Keeps the trace of each request: the times of its chunks, or its error. Counts the requests that met the limits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import numpy as np
 
 @dataclass
 class Trace:
-    """Times in seconds after the start of the test. `scheduled`: when the request should have been sent; latencies
-    count from there, so that a client that falls behind cannot make the server look better."""
+    """The trace of one request. Times are in seconds after the start of the test.
+
+    scheduled: when the request should have been sent. Latencies count from this time, so that a client that falls
+    behind does not make the server look better.
+    """
 
     scheduled: float
     prompt_tokens: int
@@ -25,7 +28,8 @@ class Trace:
     message: str = ""
 
     def fail(self, kind: str, message: str) -> None:
-        """kind: what errors are counted by; the message of the first of a kind is shown."""
+        """Notes the request's error. kind: the kind by which errors are counted. message: the text; the report shows
+        the first one of each kind."""
         self.error, self.message = kind, message.strip()[:300]
 
     @property
@@ -34,7 +38,7 @@ class Trace:
 
     @property
     def tokens(self) -> int:
-        """As the server counted them, or else one for every chunk."""
+        """The number of tokens as the server counted them, or else one for every chunk."""
         return len(self.chunks) if self.usage is None else self.usage
 
     @property
@@ -43,12 +47,12 @@ class Trace:
 
     @property
     def gaps(self) -> list[float]:
-        """Between chunks: between tokens, where a chunk is one token."""
+        """The seconds between chunks, which are the seconds between tokens where a chunk is one token."""
         return [later - earlier for earlier, later in pairwise(self.chunks)]
 
     @property
     def tpot(self) -> float | None:
-        """Mean time of a token after the first chunk; None of a single token."""
+        """The mean seconds of a token after the first chunk; None for fewer than two tokens or chunks."""
         if self.tokens < 2 or len(self.chunks) < 2:
             return None
         return (self.chunks[-1] - self.chunks[0]) / (self.tokens - 1)
@@ -60,7 +64,8 @@ class Trace:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds; None: no limit. The ITL limit holds for `itl_percentile` % of a request's own gaps."""
+    """The limits of goodput in seconds; None means no limit. The ITL limit must hold for `itl_percentile` % of the gaps
+    of a request."""
 
     ttft: float | None
     itl: float | None
@@ -72,11 +77,12 @@ class Limits:
         gaps = trace.gaps
         if self.itl is None or not gaps:
             return True
-        # A gap that was there, not one between two of them: so many percent of the gaps are within the limit, or not.
+        # The percentile is a measured gap and no interpolation: at least so many percent of the gaps are within it.
         return bool(np.percentile(gaps, self.itl_percentile, method="inverted_cdf") <= self.itl)
 
 
 def goodput(traces: Sequence[Trace], limits: Limits, seconds: float) -> dict[str, float]:
-    """Good requests, their share of all that were sent, and how many of them there were per second."""
+    """Returns the number of requests that met the limits, their share of all sent requests, and their number per
+    second."""
     good = sum(limits.met_by(trace) for trace in traces)
     return {"good": good, "share": good / len(traces), "per_second": good / seconds}

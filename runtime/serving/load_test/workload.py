@@ -1,6 +1,6 @@
-"""When a load test sends its requests, and how long their prompts and outputs are.
+"""Draws the times at which a load test sends its requests, and the lengths of their prompts and outputs.
 
-The lengths are log-normal for three uses, or fixed. Means and sigmas are our choice and do not fit anybody's traffic:
+The lengths are log-normal for three uses, or fixed. The means and sigmas are chosen and are not fitted to any traffic:
 chat has prompts of a conversation and answers of a paragraph or two, and both vary much; summarisation has long
 prompts and short outputs; code has short prompts and short outputs.
 """
@@ -16,12 +16,14 @@ ARRIVALS = ("poisson", "burst")
 
 
 def poisson_times(count: int, rate: float, rng: np.random.Generator) -> list[float]:
-    """Independent arrivals, `rate` of them per second: the gaps are exponential. The first comes after such a gap."""
+    """Returns the times of `count` independent arrivals, `rate` per second, in seconds. All gaps are exponential, also
+    the one before the first arrival."""
     return np.cumsum(rng.exponential(1.0 / rate, count)).tolist()
 
 
 def burst_times(count: int, rate: float | None, size: int | None) -> list[float]:
-    """`size` at the same moment, `rate` per second in the mean; all at once without a size or a rate."""
+    """Returns the times of `count` arrivals in seconds: `size` arrive at the same moment, `rate` per second in the
+    mean. Without a size or a rate, all arrive at once."""
     if size is None or rate is None:
         return [0.0] * count
     return [(i // size) * (size / rate) for i in range(count)]
@@ -29,13 +31,15 @@ def burst_times(count: int, rate: float | None, size: int | None) -> list[float]
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Lengths in tokens whose logarithm is normal: `mean` is that of the lengths, `sigma` that of the logarithm."""
+    """Lengths in tokens whose logarithm is normal. mean: the mean of the lengths. sigma: the logarithm's standard
+    deviation."""
 
     mean: float
     sigma: float
 
     def sample(self, count: int, most: int, rng: np.random.Generator) -> list[int]:
-        """Whole numbers from 1 to `most`; what lies outside takes the bound, so the mean falls with a low `most`."""
+        """Draws `count` whole numbers from 1 to `most`. Numbers outside take the bound, so a low `most` lowers the
+        mean."""
         values = rng.lognormal(math.log(self.mean) - self.sigma**2 / 2, self.sigma, count)
         return np.clip(np.rint(values), 1, most).astype(int).tolist()
 
@@ -55,8 +59,8 @@ PROFILES = {
 
 
 def draw_lengths(profile: str, count: int, prompt: int, output: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """(tokens of the prompt, tokens of the output) of each request. The two numbers are the lengths of `fixed`, and the
-    longest of every other profile."""
+    """Returns the pair (tokens of the prompt, tokens of the output) for each request. `prompt` and `output` are the
+    lengths of the profile `fixed`, and the bounds of every other profile."""
     if profile == FIXED:
         return [(prompt, output)] * count
     chosen = PROFILES[profile]

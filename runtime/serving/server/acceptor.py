@@ -1,7 +1,7 @@
-"""Takes connections from the listening socket. Where there are too many, one that waits is closed for each.
+"""Takes connections from the listening socket. Where there are too many, a waiting one is closed for each new one.
 
-In place of asyncio's own server, which takes all that come, and which, when no descriptor is left, asks again in a loop
-and writes a line each time.
+This module replaces asyncio's own server. That one takes every connection, and when no descriptor is left, it tries
+again in a loop and writes a log line each time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tensorwright.runtime.serving.server.connections import Connections, Place
 
 
 class SlowLog:
-    """The first is written at once, the next after `seconds`, with the number of those left out in between."""
+    """Writes the first warning at once, and later ones at most every `seconds`, with the number of those left out."""
 
     def __init__(self, logger: logging.Logger, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic):
         self._logger = logger
@@ -42,16 +42,19 @@ class SlowLog:
         self._logger.warning(message, extra={"facts": facts})
 
 
-BACKLOG = 2048  # connections that the system keeps for us
-AT_ONCE = 16  # accepted before others have their turn; fewer than SPARE of connections.py
-RETRY_SECONDS = 1.0  # without resources
+BACKLOG = 2048  # connections that the system queues until they are accepted
+AT_ONCE = 16  # connections accepted before the event loop runs other work; fewer than SPARE of connections.py
+RETRY_SECONDS = 1.0  # The next attempt comes so much later when the system has no resources left.
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)  # ENOSPC: epoll has no watch left
 
 MakeProtocol = Callable[[Place], asyncio.Protocol]
 
 
 class Acceptor:
-    """handshake_timeout: seconds for TLS to be agreed upon, shutdown_timeout: for it to be ended."""
+    """Accepts connections and makes a protocol for each.
+
+    handshake_timeout: the seconds that a TLS handshake may take. shutdown_timeout: the seconds that TLS's end may take.
+    """
 
     def __init__(
         self,
@@ -80,12 +83,12 @@ class Acceptor:
         self._listen()
 
     def close(self) -> None:
-        """Takes no more. Those that are there go on."""
+        """Accepts no more connections. Those that are open stay open."""
         self._open = False
         self._pause()
 
     async def wait_closed(self) -> None:
-        """uvicorn waits for connections itself."""
+        """Returns at once, for uvicorn waits for the connections itself."""
 
     def _listen(self) -> None:
         if self._open and not self._listens:
@@ -107,18 +110,18 @@ class Acceptor:
                 if error.errno in EXHAUSTED:
                     self._wait_for_resources(error)
                     return
-                continue  # of that one connection, which is gone
+                continue  # The error belongs to this one connection, which is gone.
             if not self._take(accepted, one_client(str(address[0]))):
                 return
 
     def _take(self, accepted: socket.socket, address: str) -> bool:
-        """False if the system has no means for it."""
+        """Starts the protocol of an accepted socket. Returns False if the system has no resources for the socket."""
         accepted.setblocking(False)
         if _has_left(accepted):
             accepted.close()
             return True
         try:
-            self._loop.add_reader(accepted.fileno(), lambda: None)  # what asyncio does later, and only logs if it fails
+            self._loop.add_reader(accepted.fileno(), lambda: None)  # asyncio does this later, and only logs a failure
             self._loop.remove_reader(accepted.fileno())
         except OSError as error:
             accepted.close()
@@ -135,14 +138,14 @@ class Acceptor:
         await self._loop.connect_accepted_socket(lambda: self._make_protocol(place), accepted, **self._tls)  # type: ignore[arg-type]
 
     def _begun(self, accepted: socket.socket, place: Place, task: asyncio.Task[None]) -> None:
-        """A handshake that failed, or was given up, leaves nothing behind; whose fault it was does not matter."""
+        """Removes a connection whose handshake failed or was cancelled, whoever caused that."""
         self._starting.discard(task)
         if task.cancelled() or task.exception() is not None:
             self._connections.leave(place)
-            self._loop.call_soon(accepted.close)  # after the transport, if there is one, has let go of it
+            self._loop.call_soon(accepted.close)  # A transport, if there is one, must release the socket first.
 
     def _wait_for_resources(self, error: OSError) -> None:
-        """One that waits gives its descriptor back; the next are taken a little later."""
+        """Closes a waiting connection, which frees its descriptor, and accepts again after RETRY_SECONDS."""
         self._connections.give_up_one()
         self._log.warn("no connection can be taken", error=str(error), open=self._connections.open)
         self._pause()
@@ -150,8 +153,8 @@ class Acceptor:
 
 
 def _has_left(accepted: socket.socket) -> bool:
-    """Whether its client closed it and said nothing. To see that here takes an eighth of the time that a protocol for
-    it would take, and a crowd that opens connections only to close them makes everybody else wait behind it."""
+    """Returns whether the client closed the connection and sent nothing. This check takes an eighth of the time that a
+    protocol would take. Without it, clients that only open and close connections make everybody else wait."""
     try:
         return not accepted.recv(1, socket.MSG_PEEK)
     except (BlockingIOError, InterruptedError):
@@ -161,7 +164,7 @@ def _has_left(accepted: socket.socket) -> bool:
 
 
 class _Start:
-    """Ends a connection that has no protocol yet."""
+    """A connection that has no protocol yet. `close` cancels the task that makes the protocol."""
 
     def __init__(self, accepted: socket.socket):
         self._accepted = accepted

@@ -1,4 +1,4 @@
-"""The application: engines, options, routers, and the guards round them. Without sockets; see process.py."""
+"""Makes the application of engines, options, routers and guards. The sockets are in process.py."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ def create_app(
     routers: Iterable[APIRouter] | None = None,
     local: bool = False,
 ) -> FastAPI:
-    """The server's application. Handlers find `engines` (EngineRegistry), `options` and `pools` (ServerPools) in
-    `request.app.state`.
+    """Returns the server's application. Handlers find `engines` (EngineRegistry), `options` and `pools` (ServerPools)
+    in `request.app.state`.
 
-    engines: by the name that clients call them; they are shut down with the application. routers: None: OpenAI's API.
-    local: it is served on an address of this machine alone, so that the Host header must have a name of it.
+    engines: the engines by the names that clients call them; the application shuts them down when it ends.
+    routers: the routes; None means those of OpenAI's API.
+    local: whether only this machine can reach the server; the Host header must then name this machine.
     """
     if not engines:
         raise InvalidOptionError("create_app: engines must name at least one engine")
@@ -73,14 +74,14 @@ def create_app(
 
 
 def _add_guards(app: FastAPI, options: ServerOptions, local: bool) -> None:
-    """The last one added is the outermost."""
+    """Adds the guards from the innermost to the outermost."""
     app.add_middleware(TimeGuard, options=options)
     app.add_middleware(DrainGuard, lifecycle=app.state.lifecycle, options=options, unguarded=WATCH_PATHS)
     app.add_middleware(BodyGuard, options=options, memory=app.state.body_memory)
     app.add_middleware(ShareGuard, shares=app.state.shares, options=options, unguarded=WATCH_PATHS)
     if options.api_keys:
         app.add_middleware(KeyGuard, options=options)
-    if options.cors_origins:  # outside the keys, for a browser asks first without one
+    if options.cors_origins:  # CORS is outside of KeyGuard, for a browser's preflight request carries no key.
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(options.cors_origins),

@@ -1,8 +1,8 @@
-"""How much memory bodies take together: each one's own bound times the connections would be gigabytes.
+"""Bounds the memory that all bodies take together, for the bound of one body times the connections is gigabytes.
 
-A body is counted from where its length is announced, or else as it comes, until its request runs in the engine, whose
-own bounds hold from there on, or is answered. Its first 64 KiB are free, so a small body is never refused for the sake
-of large ones; `--max-connections` bounds those.
+A body is counted from the moment when its length is announced, or else as its bytes come. Counting ends when the
+request runs in the engine, whose own bounds then hold, or when the request is answered. The first 64 KiB of a body are
+free, so large bodies never cause a small one to be refused; `--max-connections` bounds the number of small ones.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tensorwright.runtime.serving.server.errors import ApiError
 from tensorwright.runtime.serving.server.json_shape import SMALL_BODY
 from tensorwright.runtime.serving.server.options import ServerOptions
 
-FREE = SMALL_BODY  # bytes of each body
+FREE = SMALL_BODY  # bytes of each body that are not counted
 
 
 class BodyMemory:
-    """Counts all bodies, and those of each address, which may have half. Belongs to one event loop; `held`, bytes, and
-    `refused`, bodies, may be read from any thread."""
+    """Counts the bytes of all bodies, and those of each address, which may have half of the bound. It belongs to one
+    event loop; `held` (bytes) and `refused` (bodies) may be read from any thread."""
 
     def __init__(self, options: ServerOptions):
         self.held = self.refused = 0
@@ -30,11 +30,12 @@ class BodyMemory:
         self._headers = {"retry-after": str(options.retry_after)}
 
     def open(self, scope: Scope) -> HeldBody:
-        """For the body of one request."""
+        """Returns the account of one request's body."""
         return HeldBody(self, address_of(scope))
 
     def _take(self, address: str, size: int) -> ApiError | None:
-        """size: bytes, below 0 to give back. Where there is no room, nothing changes."""
+        """Takes `size` bytes, or gives them back if `size` is negative. Where there is no room, it returns the refusal
+        and changes nothing."""
         if size > 0 and (refusal := self._refusal(address, size)) is not None:
             self.refused += 1
             return refusal
@@ -58,7 +59,7 @@ class BodyMemory:
 
 
 class HeldBody:
-    """What one body takes, until it is closed."""
+    """The bytes that one body takes, until `close`."""
 
     def __init__(self, memory: BodyMemory, address: str):
         self._memory = memory
@@ -66,7 +67,7 @@ class HeldBody:
         self._counted = 0
 
     def grow(self, size: int) -> ApiError | None:
-        """The body has `size` bytes, or will have: why there is no room for it, or None."""
+        """Notes that the body has, or will have, `size` bytes. Returns the refusal if there is no room, else None."""
         more = size - FREE - self._counted
         if more <= 0:
             return None
@@ -76,6 +77,6 @@ class HeldBody:
         return refusal
 
     def close(self) -> None:
-        """Nothing of it is held any more. May be called again."""
+        """Gives all bytes of the body back. It may be called again."""
         self._memory._take(self._address, -self._counted)
         self._counted = 0

@@ -1,4 +1,4 @@
-"""How a body becomes a request's model: counted, parsed and validated, and, if it is large, off the event loop."""
+"""Counts, parses and validates a request's body. A large body is parsed in a thread, not in the event loop."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tensorwright.runtime.serving.server.pools import WorkPool
 
 
 class BodyRoute(APIRoute):
-    """A route whose handler may take one body, a BaseModel. FastAPI would parse and validate it in the event loop,
-    whatever its size; it is handed the finished model instead."""
+    """A route whose handler may take one body, a BaseModel. FastAPI would parse and validate a body of any size in the
+    event loop; this route hands the finished model to FastAPI instead."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -30,10 +30,10 @@ class BodyRoute(APIRoute):
         assert issubclass(model, BaseModel), "a body is one model"
 
         async def read_and_handle(request: Request) -> Response:
-            # request.body() would keep the bytes as long as the request.
+            # request.body() would keep the bytes until the request ends.
             raw = b"".join([piece async for piece in request.stream() if piece])
             if not raw:
-                return await handle(_ReadRequest(request, None))  # refuses it
+                return await handle(_ReadRequest(request, None))  # FastAPI refuses a missing body.
             if not _is_json(request.headers.get("content-type", "")):
                 return describe_media_type(request).response()
             body = await _read(request, raw, model)
@@ -44,14 +44,14 @@ class BodyRoute(APIRoute):
 
 
 class _ReadRequest(Request):
-    """A request whose body is read already, or that has none. Its bytes are gone."""
+    """A request whose body was read already, or that has no body. The bytes of the body are not kept."""
 
     def __init__(self, request: Request, body: BaseModel | None):
         super().__init__(request.scope, request.receive)
         self._read = body
 
     async def body(self) -> bytes:
-        """FastAPI asks whether there is one."""
+        """Returns bytes that tell FastAPI whether there is a body."""
         return b"" if self._read is None else b"{}"
 
     async def json(self) -> BaseModel | None:
@@ -66,8 +66,8 @@ async def _read(request: Request, raw: bytes, model: type[BaseModel]) -> BaseMod
 
 
 def read_body(raw: bytes, model: type[BaseModel]) -> BaseModel:
-    """Raises InvalidRequestError for what is no JSON, or too much of it, and RequestValidationError, with one error,
-    for what is no such model."""
+    """Returns the model that a body holds. Raises InvalidRequestError if the body is no JSON or too large a one, and
+    RequestValidationError, with one error, if the JSON does not fit the model."""
     check_shape(raw)
     try:
         value = from_json(raw)

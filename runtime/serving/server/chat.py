@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""Answers POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
 
 
 def prompt_of(engine: TextEngine, body: ChatFields) -> RenderedPrompt:
-    """By the model's chat template; it may take long."""
+    """Renders the messages with the model's chat template. Rendering may take long. Raises InvalidRequestError if the
+    model has no chat template."""
     llm = engine.llm
     if llm.chat_template is None and not llm.engine.chat_templates:
         raise InvalidRequestError(
@@ -78,13 +79,13 @@ def prompt_of(engine: TextEngine, body: ChatFields) -> RenderedPrompt:
 
 
 class ChatAnswer:
-    """The answer to one request, at once or in pieces."""
+    """The answer to one request, in one piece or as a stream of events."""
 
     def __init__(self, engine: TextEngine, body: ChatCompletionRequest):
         self._engine = engine
         self._body = body
-        self._begun: set[int] = set()  # choices
-        self._ended: set[int] = set()
+        self._begun: set[int] = set()  # the indices of choices
+        self._ended: set[int] = set()  # the indices of choices
         self._head: dict[str, Any] = {
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -109,7 +110,7 @@ class ChatAnswer:
     async def events(self, handles: Sequence[RequestHandle]) -> AsyncIterator[str]:
         counts = self._body.stream_options is not None and self._body.stream_options.include_usage
         nothing_yet: dict[str, Any] = {"usage": None} if counts else {}
-        async for _, output in follow_all(handles):  # what is new of it
+        async for _, output in follow_all(handles):  # `output` holds only what is new.
             for choice in output.outputs:
                 for piece in self._pieces(choice):
                     chunk = ChatChunk(**self._head, choices=[piece], **nothing_yet)
@@ -119,7 +120,8 @@ class ChatAnswer:
             yield ChatChunk(**self._head, choices=[], usage=usage).model_dump_json(exclude_unset=True)
 
     def _pieces(self, choice: CompletionOutput) -> list[ChatChunkChoice]:
-        """choice: what is new of it. The role comes before the first text, the reason of the end after the last."""
+        """Returns the chunks for the new part of a choice. The role comes before the first text, and the finish reason
+        after the last."""
         pieces = []
         if choice.index in self._ended or not (choice.token_ids or choice.finish_reason):
             return []
@@ -142,7 +144,7 @@ class ChatAnswer:
         return ChatChunkChoice(index=choice.index, delta=delta, logprobs=logprobs, **end)
 
     def _logprobs(self, choice: CompletionOutput) -> ChatLogprobs | None:
-        """Of its tokens; None unless they were asked for."""
+        """Returns the logprobs of a choice's tokens, or None if the request did not ask for them."""
         if choice.logprobs is None:
             return None
         return chat_logprobs(self._engine, choice.token_ids, choice.logprobs, self._body.top_logprobs or 0)

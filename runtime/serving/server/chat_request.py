@@ -1,4 +1,4 @@
-"""The body of POST /v1/chat/completions."""
+"""Declares the body of POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Content = Annotated[
 
 
 class Message(StrictModel):
-    """One turn. Text parts are joined by line ends."""
+    """One turn of a conversation. Line ends join the text parts."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
@@ -55,7 +55,7 @@ class Message(StrictModel):
     annotations: Refused = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates know messages."""
+        """Returns the message in the form that chat templates take."""
         content = self.content
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)
         return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
@@ -72,7 +72,8 @@ TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_few_values)]
 
 
 class ChatFields(StrictModel):
-    """What makes a prompt of messages. chat_template_kwargs: more variables for the model's chat template."""
+    """The fields that make a prompt of messages. chat_template_kwargs: further variables for the model's chat
+    template."""
 
     messages: Messages
     add_generation_prompt: bool = True
@@ -80,7 +81,8 @@ class ChatFields(StrictModel):
 
 
 class ChatCompletionRequest(SamplingFields, ChatFields):
-    """max_tokens is the old name of max_completion_tokens; without either, the answer is as long as there is room."""
+    """The body of a chat completion. max_tokens is the old name of max_completion_tokens; without either, the answer
+    is as long as the context has room."""
 
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)

@@ -1,4 +1,4 @@
-"""Who counts as one client, and what one client may ask for at the others' expense."""
+"""Defines which requests come from one client, and what a client may ask for at the expense of others."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.serving.server.options import ServerOptions
 from tensorwright.runtime.serving.server.request_fields import SamplingFields
 
-_SECRET = secrets.token_bytes(32)  # of this process, so that no salt can be guessed from a key
+_SECRET = secrets.token_bytes(32)  # Each process has its own secret, so that nobody can guess a salt from a key.
 
 
 def client_defaults(request: Request, body: SamplingFields, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """defaults: of the engine, by field of SamplingParams. With the salt of the client's key, unless all keys share the
-    prefix cache. Raises InvalidRequestError for a priority that clients may not have."""
+    """Returns the defaults of one client's request. They include the salt of the client's key, unless all keys share
+    the prefix cache. Raises InvalidRequestError for a priority above --max-priority.
+
+    defaults: the engine's defaults, by field of SamplingParams.
+    """
     options: ServerOptions = request.app.state.options
     if body.priority is not None and body.priority > options.max_priority:
         raise InvalidRequestError(
@@ -33,26 +36,27 @@ def client_defaults(request: Request, body: SamplingFields, defaults: Mapping[st
 
 
 def _salt(key: str) -> str:
-    """One for each key; whoever does not know the key cannot name it in a request of his own."""
+    """Returns the salt of a key. A client that does not know the key cannot name its salt in a request."""
     return hmac.new(_SECRET, key.encode(), hashlib.sha256).hexdigest()
 
 
 def client_of(scope: Scope) -> str:
-    """Whose turn a request takes in a pool: that of its key, if one was asked for and is known, else of its address. A
-    header alone makes nobody another client."""
+    """Returns the client whose turn a request takes in a pool. The client is the key's number if the server has keys
+    and knows this one, else the address. A header alone does not make a request another client's."""
     key = scope["state"].get("key")
     return address_of(scope) if key is None else f"key {key}"
 
 
 def address_of(scope: Scope) -> str:
-    """Of a request's client, as `one_client` has it; "" where the server in front tells of none."""
+    """Returns the address of a request's client, in the form of `one_client`, or "" if the ASGI server gives none."""
     client = scope.get("client")
     return one_client(client[0]) if client else ""
 
 
 def one_client(address: str) -> str:
-    """What counts as one client: an address of IPv4, also where IPv6 carries it; of IPv6 the network of 64 bits, for
-    who has one of its addresses has all of them. What is no address stays as it is."""
+    """Returns the name under which an address counts as one client. An IPv4 address, also one mapped into IPv6, counts
+    alone. An IPv6 address counts as its /64 network, for the owner of one address has the whole network. Text that is
+    no address is returned as it is."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The body of POST /v1/completions."""
+"""Declares the body of POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tensorwright.runtime.serving.server.request_fields import Refused, Sampling
 
 
 def _kind(value: Any) -> str | None:
-    """Which of the kinds of prompt a value can be, by its first entry; None: not any."""
+    """Returns the kind of prompt that a value can be, judged by its first entry, or None if it can be no prompt."""
     first = value[0] if isinstance(value, list) and value else None
     of_list = "ids" if isinstance(first, int) else "texts" if isinstance(first, str) else "lists"
     return "text" if isinstance(value, str) else of_list if first is not None else None
 
 
 def _one_message(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Not one complaint for each kind of prompt that it might have been."""
+    """Replaces the errors of all kinds of prompt by one error."""
     must = "prompt must be a string, a list of strings, a list of token ids or a list of such lists, not empty"
     try:
         return validate(value)
@@ -45,11 +45,12 @@ PromptField = Annotated[
 
 
 class CompletionRequest(SamplingFields):
-    """prompt: one text, several, the token ids of one, or of several.
+    """The body of a completion.
 
-    logprobs: those of the tokens, and of so many likeliest in each place.
-    max_tokens: 0 only with echo, to score a prompt.
-    best_of: null or n, for nothing is ranked.
+    prompt: one text, several texts, the token ids of one text, or the token ids of several texts.
+    logprobs: the number of likeliest tokens whose logprobs are returned at each place, beside those of the tokens.
+    max_tokens: the most tokens to generate; 0 is allowed only with echo, to score a prompt.
+    best_of: null or n, for completions are not ranked.
     """
 
     prompt: PromptField
@@ -61,12 +62,12 @@ class CompletionRequest(SamplingFields):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """As LLM takes them, one for each text or list of ids."""
+        """Returns the prompts in the form that LLM takes, one for each text or list of ids."""
         one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         parts: list[Any] = [self.prompt] if one else [*self.prompt]
         return [part if isinstance(part, str) else PromptDict(prompt_token_ids=part) for part in parts]
 
     @property
     def only_scores(self) -> bool:
-        """The prompt is echoed, and nothing generated."""
+        """Whether the prompt is echoed and no text is generated."""
         return self.max_tokens == 0

@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""Answers POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
 
 
 def check_places(llm: LLM, prompts: int) -> None:
-    """Raises InvalidRequestError for what has no place in this engine even if nobody else is there."""
+    """Raises InvalidRequestError if a request has more prompts than the empty engine has places."""
     options = llm.options
     places = options.max_batch_size + options.max_queue_size
     if prompts > places:
@@ -70,13 +70,13 @@ def check_places(llm: LLM, prompts: int) -> None:
 
 
 class CompletionAnswer:
-    """The answer to one request, at once or in pieces. Choice j of prompt i has the index i * n + j."""
+    """The answer to one request, in one piece or as events. Choice j of prompt i has the index i * n + j."""
 
     def __init__(self, engine: TextEngine, body: CompletionRequest, params: SamplingParams):
         self._engine = engine
         self._body = body
         self._params = params
-        self._writers: dict[int, list[ChoiceWriter]] = {}  # of the prompts that something came of
+        self._writers: dict[int, list[ChoiceWriter]] = {}  # by prompt, for prompts that have output
         self._head: dict[str, Any] = {
             "object": "text_completion",
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -102,7 +102,7 @@ class CompletionAnswer:
             yield CompletionResponse(**self._head, choices=[], usage=usage).model_dump_json(exclude_unset=True)
 
     def _news(self, number: int, output: RequestOutput) -> list[CompletionChoice]:
-        """output: what is new of it."""
+        """Returns the choices that have something new. output: the new part of the output of prompt `number`."""
         if number not in self._writers:
             first = number * self._params.n
             self._writers[number] = [
@@ -113,7 +113,7 @@ class CompletionAnswer:
 
 
 class ChoiceWriter:
-    """Tells what is new of one choice. completion: its number among those of its prompt."""
+    """Writes the new part of one choice. completion: the choice's number among the completions of its prompt."""
 
     def __init__(
         self, engine: TextEngine, body: CompletionRequest, params: SamplingParams, index: int, completion: int
@@ -124,13 +124,13 @@ class ChoiceWriter:
         self._index = index
         self._completion = completion
         self._begun = self._ended = False
-        self._echoed: list[Table] = []  # the prompt's, until it is told
+        self._echoed: list[Table] = []  # the prompt's tables, until the first chunk is written
         self._logprobs = None
         if params.logprobs is not None:
             self._logprobs = CompletionLogprobWriter(engine, params.skip_special_tokens)
 
     def write(self, output: RequestOutput) -> CompletionChoice | None:
-        """output: what is new of it. None if there is nothing to tell."""
+        """Returns the new part of the choice, or None if there is nothing new. output: the new part of the output."""
         completion = output.outputs[self._completion]
         finish, scores = completion.finish_reason, self._body.only_scores
         text = "" if scores else completion.text
@@ -146,7 +146,7 @@ class ChoiceWriter:
             tables = [*self._echoed, *tables]
         self._begun, self._ended = True, finish is not None
         logprobs = None if self._logprobs is None else self._logprobs.write(tokens, tables)
-        reason = "length" if scores and finish == "stop" else finish  # the token that ended it is not told of
+        reason = "length" if scores and finish == "stop" else finish  # The answer does not show the stop token.
         return CompletionChoice(
             index=self._index, text=text, logprobs=logprobs, finish_reason=reason, stop_reason=completion.stop_reason
         )

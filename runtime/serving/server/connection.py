@@ -1,7 +1,7 @@
-"""One connection: uvicorn's, with the parser in C, and with what a client must not do to others.
+"""Handles one connection: extends uvicorn's protocol over the parser in C with bounds that protect other clients.
 
-A request is parsed only when the one before it is answered, a body that nobody read ends the connection, and clients
-that send no head, take no answer or do not leave are given up.
+A request is parsed only when the one before it is answered. A body that nobody read ends the connection. The server
+closes the connections of clients that send no head, take no answer or do not leave.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ from tensorwright.runtime.serving.server.framing import Framing, FramingError
 from tensorwright.runtime.serving.server.guards import TURNED_AWAY, WATCH_PATHS
 from tensorwright.runtime.serving.server.listen import Listen
 
-PIECE = 4096  # bytes that are parsed before it is asked whether to go on
-MAX_HELD = 64 << 10  # unparsed bytes, of later requests, beyond which the client is not read
-LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # that are dropped unread, so that the client gets to read its answer
-MIN_TAKEN = 1024  # bytes that a client who is behind must take in its time
+PIECE = 4096  # bytes that are parsed before the connection checks whether to go on
+MAX_HELD = 64 << 10  # With more unparsed bytes of later requests, the connection stops reading from the client.
+LINGER_BYTES, LINGER_SECONDS = 64 << 20, 5.0  # So much input is dropped, so that the client can read its answer.
+MIN_TAKEN = 1024  # bytes that a slow client must take within client_timeout
 logger = logging.getLogger("tensorwright.server")
 
 
 class Connection(HttpToolsProtocol):
-    """place: this connection's in the table. settings: those of HttpToolsProtocol."""
+    """The protocol of one connection.
+
+    place: the connection's entry in the table. settings: the keywords of HttpToolsProtocol.
+    """
 
     def __init__(self, listen: Listen, table: Connections, place: Place, **settings: Any):
         super().__init__(**settings)
@@ -42,9 +45,9 @@ class Connection(HttpToolsProtocol):
         self._place = place
         self._framing = Framing()
         self._unparsed: deque[memoryview] = deque()
-        self._upgrade = False  # asked for, and not done: what follows is no HTTP
-        self._unread = False  # the answer ends before its request does
-        self._dropped: int | None = None  # bytes, since the connection only lingers
+        self._upgrade = False  # The client asked for an upgrade, which is not done; its next bytes are no HTTP.
+        self._unread = False  # The answer ends before its request does.
+        self._dropped: int | None = None  # bytes dropped since the connection lingers; None before that
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: Any) -> None:
@@ -73,7 +76,7 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def _parse(self) -> None:
-        """A piece at a time, unless an answer is waited for. From the first byte of a request its head has so long."""
+        """Parses piece by piece, unless an answer must come first. The time for a head starts at its first byte."""
         begun = bool(self._unparsed)
         while self._unparsed and not self._waits():
             piece, rest = self._unparsed[0][:PIECE], self._unparsed[0][PIECE:]
@@ -106,17 +109,17 @@ class Connection(HttpToolsProtocol):
                 ours.answer if isinstance(ours, FramingError) else ApiError(400, f"this is no HTTP/1.1: {why}")
             )
 
-    # What the parser finds.
+    # The parser calls these methods.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._framing.in_head:  # else it is a trailer: nobody may add headers to a request that is being answered
+        if self._framing.in_head:  # A header outside of the head is a trailer, which must not change the request.
             self._framing.count_header()
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._framing.end_head(self.parser.get_http_version(), self.headers)
         self._stop_timer("head")
-        super().on_headers_complete()  # makes the task, which does not run yet
+        super().on_headers_complete()  # This makes the task, which does not run yet.
         refusal = self._table.begin(self._place, self.scope["path"] in WATCH_PATHS)
         self._watch_client()
         if refusal is not None:
@@ -133,10 +136,10 @@ class Connection(HttpToolsProtocol):
         self._framing.begin()
         super().on_message_complete()
 
-    # Answers.
+    # These methods send and end answers.
 
     def _watched(self, app: ASGIApp) -> ASGIApp:
-        """An answer says that it is the last one while its request's body is still to come."""
+        """Wraps the application. An answer that starts before its request's body has come closes the connection."""
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
             async def send_noting(message: Message) -> None:
@@ -146,7 +149,7 @@ class Connection(HttpToolsProtocol):
                     message = {**message, "headers": [*others, (b"connection", b"close")]}
                 elif message["type"] == "http.response.body" and unread and not message.get("more_body", False):
                     self._unread = True
-                    self.cycle.keep_alive = True  # it would close at once; on_response_complete does so later
+                    self.cycle.keep_alive = True  # uvicorn would close at once; on_response_complete closes later.
                 await send(message)
 
             await app(scope, receive, send_noting)
@@ -163,7 +166,7 @@ class Connection(HttpToolsProtocol):
             self._parse()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers what is no request, unless another answer is on its way, and ends the connection."""
+        """Answers a malformed request, unless another answer is on its way, and ends the connection."""
         self._table.closed["malformed"] += 1
         client = self.client[0] if self.client else None
         logger.info(
@@ -183,7 +186,8 @@ class Connection(HttpToolsProtocol):
         self._linger()
 
     def _linger(self) -> None:
-        """A socket that is closed with bytes unread takes the answer from its client. So they are dropped first."""
+        """Reads and drops input for a while, then closes. If a socket closes with unread bytes, its client may lose
+        the answer."""
         self._dropped = 0
         self._unparsed.clear()
         self._unset_keepalive_if_required()
@@ -198,10 +202,10 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
             self._watch_client()
 
-    # Clients that take nothing.
+    # These methods detect clients that do not take their answers.
 
     def pause_writing(self) -> None:
-        """The client is behind: more waits to be sent than is kept for it."""
+        """Starts watching a client that is behind: more bytes wait to be sent than the write buffer should hold."""
         super().pause_writing()
         self._watch_client()
 
@@ -210,8 +214,8 @@ class Connection(HttpToolsProtocol):
         self._watch_client()
 
     def _watch_client(self) -> None:
-        """While more waits for it than is kept, or nothing follows what is left: after the last answer, and where the
-        connection only waits to be closed."""
+        """Sets the client's timer while unsent bytes exceed the write buffer's bound, or while the connection has only
+        unsent bytes left: after the last answer, or when it is closing."""
         self._stop_timer("client")
         unsent = self.transport.get_write_buffer_size()
         if unsent and (self.flow.write_paused or not self._place.requests or self.transport.is_closing()):

@@ -1,9 +1,9 @@
-"""The connections that are open: which of them may be served, and which one gives its place to a newcomer.
+"""Decides which open connections may be served, and which one is closed to make room for a new one.
 
 Two bounds hold: `most` connections have requests under way, and RESERVE more sockets may be open beside them, so that
-a probe finds a door whatever the others do. Who waits between two requests, or has not sent one, costs nothing but a
-socket: when sockets run out, such a connection is closed. The address that has most of them loses its oldest one, so
-who opens many takes places from itself alone.
+a probe can always connect. A connection that waits between two requests, or has sent none, costs only a socket. When
+sockets run out, such a connection is closed. The address with most of these connections loses its oldest one, so a
+client that opens many of them loses only its own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from tensorwright.errors import InvalidOptionError
 from tensorwright.runtime.serving.server.errors import ApiError
 
 RESERVE = 16  # sockets beyond those that are served
-CLOSED_EARLY = ("gave_its_place", "malformed", "took_nothing")  # why
+CLOSED_EARLY = ("gave_its_place", "malformed", "took_nothing")  # the reasons for closing a connection early
 
 
 @dataclass(eq=False)
 class Place:
-    """What the table knows of one accepted socket. close: ends it at once. requests: those under way. served: they
-    count. since: when it began to do what it does, in steps of the table, not of a clock."""
+    """The table's entry for one accepted socket.
+
+    close: ends the connection at once. requests: the number of requests under way. served: whether these requests
+    count against the bounds. since: the step of the table, not a clock's time, at which the entry changed its group.
+    """
 
     address: str
     close: Callable[[], None]
@@ -34,7 +37,7 @@ class Place:
 
 
 class _Group:
-    """Places by address, those of one address in the order in which they came. No address is there without a place."""
+    """Places by address. The places of one address stand in the order in which they came. No address has no place."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -45,7 +48,7 @@ class _Group:
         self.size += 1
 
     def remove(self, place: Place) -> bool:
-        """False if it was not there."""
+        """Removes a place. Returns False if the group does not have it."""
         mine = self._places.get(place.address, {})
         if place not in mine:
             return False
@@ -62,19 +65,20 @@ class _Group:
         return len(self._places.get(address, ()))
 
     def oldest(self, address: str | None) -> Place | None:
-        """Of this address, or, with None, of the one that has most; where two have as many, of the one that waits
-        longer."""
+        """Returns the oldest place of an address, or None if there is none. With address None, it is the oldest place
+        of the address that has most places; among equals, the address whose oldest place waits longest is taken."""
         groups = self._places.values() if address is None else [self._places.get(address, {})]
         firsts = [(len(group), next(iter(group))) for group in groups if group]
         return max(firsts, key=lambda first: (first[0], -first[1].since))[1] if firsts else None
 
 
 class Connections:
-    """The table of all of them. Belongs to one event loop.
+    """The table of all connections. It belongs to one event loop.
 
-    most: connections with requests under way; one more is answered 503. per_address: the same of one address, answered
-    429; None: no bound. retry_after: seconds that who is turned away is told to wait. closed: how many were closed
-    early, by reason.
+    most: the most connections with requests under way; one more is answered 503.
+    per_address: the most such connections of one address; one more is answered 429; None means no bound.
+    retry_after: the seconds after which a refused client is told to come again.
+    closed: the number of connections that were closed early, by reason.
     """
 
     def __init__(self, most: int, per_address: int | None = None, retry_after: int = 1):
@@ -84,22 +88,22 @@ class Connections:
         self._headers = {"retry-after": str(retry_after), "connection": "close"}
         self._steps = 0
         self._all, self._served = _Group(), _Group()
-        self._waiting = _Group()  # without a request under way
-        self._asking = _Group()  # with requests that do not count: probes, and those that were turned away
+        self._waiting = _Group()  # connections without a request under way
+        self._asking = _Group()  # connections whose requests do not count: probes and refused ones
 
     @property
     def open(self) -> int:
-        """Sockets."""
+        """The number of open sockets."""
         return self._all.size
 
     @property
     def served(self) -> int:
-        """Those with requests under way that count."""
+        """The number of connections with requests under way that count."""
         return self._served.size
 
     def enter(self, address: str, close: Callable[[], None]) -> Place:
-        """Notes an accepted socket. For it one that waits may be closed; where there are too many, there is such a one,
-        for those whose requests count are fewer."""
+        """Notes an accepted socket. If there are too many sockets, a waiting connection is closed. One always exists
+        then, for the connections whose requests count are fewer than the bound."""
         if self._per_address is not None and self._all.count(address) >= self._per_address + RESERVE:
             self.give_up_one(address)
         if self.open >= self.most + RESERVE:
@@ -110,13 +114,13 @@ class Connections:
         return place
 
     def leave(self, place: Place) -> None:
-        """Its socket is closed, or about to be. May be told twice."""
+        """Removes a connection whose socket is closed or about to be closed. It may be called twice."""
         if self._all.remove(place):
             self._move(place, None)
 
     def begin(self, place: Place, probe: bool) -> ApiError | None:
-        """A request's head has come. probe: it is answered in any case. Else the answer may be this error, with which
-        the connection ends."""
+        """Notes that a request's head has come. Returns an error if the request must be refused; the connection then
+        ends with that answer. probe: whether the request is a probe, which is never refused."""
         place.requests += 1
         if place.served:
             return None
@@ -126,15 +130,18 @@ class Connections:
         return refusal
 
     def end(self, place: Place) -> None:
-        """The answer to one of its requests is complete."""
+        """Notes that the answer to one of the connection's requests is complete."""
         place.requests -= 1
         if place.requests == 0:
             place.served = False
             self._move(place, self._waiting)
 
     def give_up_one(self, address: str | None = None) -> bool:
-        """Closes the oldest that waits; where none does, the oldest whose requests do not count, for its client may
-        leave the answers unread. address: of this one alone. False if there is none of either."""
+        """Closes the oldest waiting connection. Where none waits, it closes the oldest one whose requests do not count,
+        for its client may leave the answers unread. Returns False if there is neither.
+
+        address: only connections of this address are considered; None means all.
+        """
         oldest = self._waiting.oldest(address) or self._asking.oldest(address)
         if oldest is None:
             return False
@@ -153,7 +160,7 @@ class Connections:
         return ApiError(status, f"{why}: come again later", kind, None, "too_many_connections", self._headers)
 
     def _move(self, place: Place, group: _Group | None) -> None:
-        """From whichever group it is in. None: to nowhere, for its socket is gone."""
+        """Moves a place from its group to another one. None means no group, for the socket is gone."""
         for other in (self._waiting, self._asking, self._served):
             other.remove(place)
         self._steps += 1
@@ -166,8 +173,8 @@ SPARE = 32  # for engines, logs, child processes, and sockets that are being clo
 
 
 def allow_sockets(wanted: int, least: int) -> int:
-    """Raises the limit of open files as far as `wanted` sockets need and the system lets us; returns how many there may
-    be, at most `wanted`. Raises InvalidOptionError if that is below `least`."""
+    """Raises the limit of open files as far as `wanted` sockets need and the system allows. Returns how many sockets
+    may be open, at most `wanted`. Raises InvalidOptionError if that number is below `least`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SPARE + _open_files()
     if soft != resource.RLIM_INFINITY and soft < needed:

@@ -1,4 +1,4 @@
-"""Every error leaves the server in OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
+"""Gives every error that leaves the server OpenAI's form: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tensorwright.errors import (
 )
 
 log = logging.getLogger(__name__)
-STOPPED = "this model's engine stopped; the server's log says why"  # that may name files
-SHOWN_PLACE = 100  # characters of a field's name, or of a header, that a client is told back
+STOPPED = "this model's engine stopped; the server's log says why"  # The engine's own message may name files.
+SHOWN_PLACE = 100  # the most characters of a field's name or of a header that an answer repeats
 
 
 @dataclass(frozen=True)
 class ApiError:
-    """An error as a client sees it. message: may tell of the request, never of the server's inside."""
+    """An error as a client sees it. message: the text, which may describe the request but never the server's inside."""
 
     status: int
     message: str
@@ -44,14 +44,14 @@ class ApiError:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """Also what a stream sends as its last event when it fails."""
+        """Returns the JSON body of the answer. A stream that fails sends the same body as its last event."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, dict(self.headers))
 
 
-# The first class that fits: subclasses stand before their bases.
+# The first class that fits is taken, so subclasses stand before their bases.
 _KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
     (UnknownModelError, 404, "invalid_request_error", "model_not_found"),
     (PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
@@ -60,20 +60,21 @@ _KNOWN: tuple[tuple[type[TensorwrightError], int, str, str | None], ...] = (
     (ClientShareError, 429, "rate_limit_error", "too_many_requests"),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (TemporarilyUnavailableError, 503, "service_unavailable_error", "temporarily_unavailable"),
-    (EngineStoppedError, 503, "service_unavailable_error", "engine_stopped"),  # told as STOPPED
+    (EngineStoppedError, 503, "service_unavailable_error", "engine_stopped"),  # The client reads STOPPED.
     (RequestAbortedError, 503, "service_unavailable_error", "request_aborted"),
     (NumericalError, 500, "server_error", "NumericalError"),
 )
 
 
 def is_foreseen(error: BaseException) -> bool:
-    """Whether it is of the request or of the load, so that the client is told of it. All else may name files and
-    devices of this machine: the log has it. Why an engine stopped was logged when it did."""
+    """Returns whether an error comes from the request or from the load, so that the client may read its message. Every
+    other message may name files and devices of this machine and goes to the log. The reason why an engine stopped is
+    in the log already."""
     return any(isinstance(error, kind) for kind, *_ in _KNOWN)
 
 
 def describe_error(error: BaseException, retry_after: int = 1) -> ApiError:
-    """How a client is told of an error. What is not foreseen shows its class at most."""
+    """Returns the form of an error that a client sees. An unforeseen error shows its class at most."""
     for kind, status, name, code in _KNOWN:
         if isinstance(error, kind):
             param = "model" if kind is UnknownModelError else None
@@ -85,16 +86,17 @@ def describe_error(error: BaseException, retry_after: int = 1) -> ApiError:
 
 
 def describe_invalid(error: RequestValidationError) -> ApiError:
-    """The first of what a body or a path has wrong, with its place; never what it held."""
+    """Describes the first mistake in a body or a path, with its place, but never with the value."""
     first = error.errors()[0]
     where = [str(part)[:SHOWN_PLACE] for part in first["loc"] if part not in ("body", "path", "query")]
-    place = [part for part in where if not part.startswith("<")]  # a tag, not a field
+    place = [part for part in where if not part.startswith("<")]  # Text in <> is a tag, not a field.
     param = ".".join(place) or None
     return ApiError(400, f"{param or 'the request'}: {first['msg']}", param=param)
 
 
 def describe_media_type(request: Request) -> ApiError:
-    """Of a body that was not read, since it does not say that it is JSON: then any web page could send it unasked."""
+    """Describes a body that was not read because its Content-Type is not JSON. Browsers let any web page send such a
+    body unasked."""
     came = (request.headers.get("content-type") or "none")[:SHOWN_PLACE]
     return ApiError(415, f'a body must come with the header "Content-Type: application/json", got {came}')
 
@@ -107,7 +109,7 @@ def _describe_http(error: HTTPException) -> ApiError:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Exceptions of handlers and of the framework. Those that nobody foresaw end in middleware.RequestLog."""
+    """Adds handlers for the exceptions of routes and of the framework. request_log.RequestLog answers all others."""
 
     async def on_ours(request: Request, error: Exception) -> JSONResponse:
         if not is_foreseen(error):

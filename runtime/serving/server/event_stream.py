@@ -1,4 +1,4 @@
-"""An answer as server-sent events, which ends its requests when the client goes away."""
+"""Sends an answer as server-sent events, and aborts its requests when the client goes away."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class EventStream(Response):
-    """Every text of `events` is one event, and [DONE] the last. If they fail, the last is the error instead.
+    """Sends every text of `events` as one event, and [DONE] as the last one. If `events` raises, the last event is the
+    error instead.
 
-    Not Starlette's StreamingResponse: while nothing is sent that may not notice that the client has gone.
+    Starlette's StreamingResponse is not used, for it may not notice that the client has gone while nothing is sent.
     """
 
     media_type = "text/event-stream"
@@ -42,7 +43,7 @@ class EventStream(Response):
             leaving.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
         if not sending.cancelled():
-            sending.result()  # raises what sending failed with
+            sending.result()  # This raises the exception of a failed sending.
 
     async def _send_all(self, send: Send) -> None:
         try:
@@ -51,7 +52,7 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": f"data: {event}\n\n".encode(), "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except OSError:
-            pass  # the client has gone: nobody is left to tell
+            pass  # The client has gone, so nobody reads an error.
 
     async def _guarded(self) -> AsyncIterator[str]:
         try:

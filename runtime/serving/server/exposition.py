@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: what `runtime/requests/metrics.py` names, and the server's own requests."""
+"""Exposes metrics to Prometheus: those that `runtime/requests/metrics.py` names, and those of HTTP requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECONDS = metrics.DURATION.buckets
 
 
 class HttpMetrics:
-    """Requests as HTTP saw them. A path is that of the route, so that there are few."""
+    """Metrics of HTTP requests. The label `path` has the route's path, so that there are few values."""
 
     def __init__(self, registry: CollectorRegistry):
         self._registry = registry
@@ -41,7 +41,7 @@ class HttpMetrics:
         )
 
     def show_connections(self, connections: Connections) -> None:
-        """From then on; without sockets of our own there are none."""
+        """Shows the connections from now on. An application without the server's own sockets has none to show."""
         self._registry.register(_Collected(lambda: _connection_families(connections)))
 
     def show_shares(self, shares: Shares) -> None:
@@ -51,7 +51,7 @@ class HttpMetrics:
         self._registry.register(_Collected(lambda: _body_families(memory)))
 
     def observe(self, scope: Scope, status: int, seconds: float) -> None:
-        """status 0: the client left before it was answered."""
+        """Counts one request. status: the HTTP status; 0 means that the client left before the answer began."""
         route = scope.get("route")
         path = getattr(route, "path", "other")
         method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST") else "other"
@@ -60,7 +60,7 @@ class HttpMetrics:
 
 
 class _Collected(Collector):
-    """Families that are made when somebody asks."""
+    """A collector whose families are made at every scrape."""
 
     def __init__(self, make: Callable[[], Iterable[Family]]):
         self._make = make
@@ -97,8 +97,7 @@ def _share_family(shares: Shares) -> Family:
 
 
 class Exposition:
-    """One registry of its own for a server's engines. Requests that end are counted as they end, the rest is read when
-    somebody asks."""
+    """The registry of one server's metrics. Requests are counted when they end; other values are read at a scrape."""
 
     def __init__(self, engines: EngineRegistry, pools: Iterable[WorkPool] = ()):
         self._registry = CollectorRegistry()
@@ -114,7 +113,8 @@ class Exposition:
 
 
 class _EndedRequests:
-    """What is counted as requests end. Engines refer to it, so it refers to none: else nobody could drop one."""
+    """The metrics that are counted when requests end. Engines refer to this object, so it refers to no engine: a
+    circle of references would keep engines alive."""
 
     def __init__(self, registry: CollectorRegistry):
         self._series = {metric: _make(metric, registry) for metric in metrics.OBSERVED}
@@ -135,7 +135,7 @@ def _make(metric: Metric, registry: CollectorRegistry) -> Histogram | Counter:
 
 
 class _PoolCollector(Collector):
-    """Reads the pools of threads at the moment it is asked."""
+    """Reads the state of the thread pools at every scrape."""
 
     def __init__(self, pools: Iterable[WorkPool]):
         self._pools = tuple(pools)
@@ -156,7 +156,7 @@ class _PoolCollector(Collector):
 
 
 class _EngineCollector(Collector):
-    """Reads every engine's stats at the moment it is asked."""
+    """Reads every engine's statistics at every scrape."""
 
     def __init__(self, engines: EngineRegistry):
         self._engines = engines
@@ -180,6 +180,6 @@ class _EngineCollector(Collector):
 def _samples(llm: LLM) -> Iterator[Sample]:
     try:
         stats = llm.get_stats()
-    except EngineStoppedError:  # it was shut down
+    except EngineStoppedError:  # The engine was shut down.
         stats = None
     return metrics.engine_samples(stats, llm.running)

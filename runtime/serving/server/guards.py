@@ -1,6 +1,6 @@
-"""What stands between the network and the handlers, each as plain ASGI: HEAD, keys, bodies, time, draining.
+"""Guards the handlers with plain ASGI layers: refused connections, HEAD, keys, bodies, time, draining.
 
-None of them touches the answer's stream, so tokens leave as they come.
+No guard buffers an answer, so tokens leave as they come.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tensorwright.runtime.serving.server.request_time import Deadline, Lifecycle
 
 OPEN_PATHS = ("/health", "/ready")
 WATCH_PATHS = (*OPEN_PATHS, "/metrics")
-TURNED_AWAY = "turned_away"  # in a scope's state: the ApiError with which a connection beyond the limits is answered
+TURNED_AWAY = "turned_away"  # The state of a scope has the ApiError for a connection beyond the limits under this key.
 
 
 class TurnAwayGuard:
-    """Answers for the connection, which may be one too many."""
+    """Answers with the connection's error if there are too many connections."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -38,7 +38,7 @@ class TurnAwayGuard:
 
 
 class HeadAsGet:
-    """Answers HEAD as GET, without the body. Those outside see HEAD, and the route that was taken."""
+    """Answers HEAD as GET, without the body. Outer layers see the method HEAD and the route that was taken."""
 
     def __init__(self, app: ASGIApp):
         self._app = app
@@ -59,7 +59,7 @@ class HeadAsGet:
 
 
 class KeyGuard:
-    """Bearer keys. Compared by digest, all of them each time: the time taken tells nothing of a key."""
+    """Checks bearer keys. Every check compares the digests of all keys, so its time reveals nothing about a key."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions):
         self._app = app
@@ -78,12 +78,12 @@ class KeyGuard:
             401,
             'this server needs a key, as the header "Authorization: Bearer KEY"; none came, or one that is not known',
             code="invalid_api_key",
-            headers={"www-authenticate": "Bearer", "connection": "close"},  # strangers hold no connection
+            headers={"www-authenticate": "Bearer", "connection": "close"},  # Strangers keep no connection.
         )
         await error.response()(scope, receive, send)
 
     def _admit(self, scope: Scope) -> int | None:
-        """The number of the key that came, from 1; None: it is none of ours."""
+        """Returns the number of the request's key, counted from 1, or None if the key is missing or unknown."""
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         asked = _digest(key.strip().encode("latin-1", "replace"))
         matches = [hmac.compare_digest(asked, digest) for digest in self._digests]
@@ -95,9 +95,9 @@ def _digest(key: bytes) -> bytes:
 
 
 class BodyGuard:
-    """Takes a request's body whole before anybody works on it: at most so many bytes, of this one and of all at once,
-    within so much time, whether its length is announced or not. Probes have none: theirs is left unread, and the
-    connection ends with the answer."""
+    """Receives a request's whole body before a handler runs. It bounds the bytes of the body, the bytes of all bodies
+    together, and the time, whether the length is announced or not. The body of a probe is not read, and its connection
+    ends with the answer."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, memory: BodyMemory):
         self._app = app
@@ -124,14 +124,14 @@ class BodyGuard:
             await _close(late)(scope, receive, send)
             return
         if body is None:
-            return  # the client left
+            return  # The client has left.
         if isinstance(body, ApiError):
             await _close(body)(scope, receive, send)
             return
         if self._options.log_prompts and body:
             scope["state"]["facts"]["body"] = _readable(body)
         receive = _replay(body, receive)
-        del body  # nobody but its reader holds it
+        del body  # Only the reader of the body may hold it.
         await self._app(scope, receive, send)
 
     async def _read(self, headers: Headers, receive: Receive, held: HeldBody) -> bytes | ApiError | None:
@@ -160,14 +160,15 @@ class BodyGuard:
 
 
 def _close(error: ApiError) -> ASGIApp:
-    """With a body half read the connection cannot be used again."""
+    """Returns the error's answer, which closes the connection: after a half-read body it cannot be used again."""
     return ApiError(
         error.status, error.message, error.type, error.param, error.code, {**error.headers, "connection": "close"}
     ).response()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body as one message, then whatever else comes: that the client left."""
+    """Returns a receive function that gives the body as one message, and then the messages of `receive`, such as the
+    client's disconnect."""
     first: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
@@ -177,7 +178,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _readable(body: bytes) -> object:
-    """For the log: as JSON if it is small, and no deeper than a log line can hold; else the text as it came."""
+    """Returns a body in the form for the log: parsed JSON if the body is small and not too deep, else its text."""
     if len(body) <= SMALL_BODY:
         with suppress(ValueError):
             check_shape(body)
@@ -187,7 +188,7 @@ def _readable(body: bytes) -> object:
 
 class TimeGuard:
     """Ends a request that takes too long and that the engine does not end (`request_time.py`). The client gets an
-    error, or, if its answer streams already, an event and no regular end. The work for the request is cancelled."""
+    error. If its answer streams already, it gets an error event and no regular end. The request's work is cancelled."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions):
         self._app = app

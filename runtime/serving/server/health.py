@@ -1,4 +1,4 @@
-"""For those who watch a server: is it alive, does it take requests, what does it do."""
+"""Answers the probes that watch a server: /health, /ready and /metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def health() -> dict[str, str]:
     responses={503: {"description": "Draining, or an engine stopped or is stalled, or a pool of threads is stuck."}},
 )
 async def ready(request: Request) -> Response:
-    """200 while every engine runs and ends its steps, the threads get on with their work, and the server is not
+    """Answers 200 while every engine runs and ends its steps, no pool of threads is stuck, and the server is not
     draining."""
     state = request.app.state
     troubles = "; ".join(_troubles(state))
@@ -36,7 +36,7 @@ async def ready(request: Request) -> Response:
 
 
 def _troubles(state: State) -> Iterator[str]:
-    """All reasons for which this server is not ready."""
+    """Yields every reason why this server is not ready."""
     if state.lifecycle.draining:
         yield "draining"
     if stopped := [name for name, llm in state.engines.items() if not llm.running]:
@@ -50,7 +50,8 @@ def _troubles(state: State) -> Iterator[str]:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """In Prometheus' text format."""
-    state = request.app.state  # in a thread, for reading may wait for an engine's step
+    """Answers with all metrics in Prometheus' text format."""
+    state = request.app.state
+    # A thread reads the metrics, for reading may wait for an engine's step.
     text = await state.pools.other.run(state.exposition.text, client=client_of(request.scope))
     return Response(text, media_type=CONTENT_TYPE_LATEST)

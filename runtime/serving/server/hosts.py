@@ -1,7 +1,7 @@
-"""Who asks whom: the names by which this server is known, and the addresses that count as one client.
+"""Checks the Host header against the names by which this server is known.
 
-The Host header: a page of another site can have its own name point at 127.0.0.1 (DNS rebinding), and then ask and
-read as if it were ours: its requests still carry that name.
+A page of another site can make its own name point at 127.0.0.1 (DNS rebinding). A browser then lets that page read
+this server's answers, but the requests still carry the other site's name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEADER = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]{1,253})(:[0-9]{1,5})?")
 
 
 def is_loopback(host: str) -> bool:
-    """Of "localhost" and of addresses as 127.0.0.1 and ::1."""
+    """Returns whether a host is "localhost" or a loopback address such as 127.0.0.1 and ::1."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -28,13 +28,14 @@ def is_loopback(host: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """Of a name or an address as it may be allowed: without port, IPv6 with or without brackets."""
+    """Returns whether a text is a name or an address without a port, as --allowed-host takes it. An IPv6 address may
+    have brackets."""
     found = _HEADER.fullmatch(text.lower())
     return (found is not None and found[2] is None) or ":" in _plain(text)
 
 
 def _plain(host: str) -> str:
-    """As hosts are compared: what is no address stays a name; a colon is left in addresses alone."""
+    """Returns the form in which hosts are compared. Text that is no address is a name, and loses its colons."""
     bare = host.lower().removeprefix("[").removesuffix("]")
     try:
         return str(ipaddress.ip_address(bare))
@@ -43,7 +44,7 @@ def _plain(host: str) -> str:
 
 
 class HostGuard:
-    """Refuses requests whose Host header is none of `allowed` nor, with local, an address of this machine alone."""
+    """Refuses a request whose Host header is not in `allowed`. With local, loopback hosts are allowed too."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str], local: bool):
         self._app = app
@@ -52,7 +53,7 @@ class HostGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         header = Headers(scope=scope).get("host") if scope["type"] == "http" else None
-        if header is None or self._admits(header):  # without one it comes from no browser
+        if header is None or self._admits(header):  # A request without the header comes from no browser.
             await self._app(scope, receive, send)
             return
         error = ApiError(

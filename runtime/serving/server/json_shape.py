@@ -1,8 +1,8 @@
-"""How much a JSON text holds, counted before it is parsed.
+"""Counts how much a JSON text holds before it is parsed.
 
-A parser makes an object of every value, and holds the interpreter's lock until it is through: 90 ms for a list of two
-million ones, 500 ms for a million lists, in 4 MiB each. So what is too much is refused by counting brackets and commas
-outside of strings, piece by piece: another thread may run after every piece.
+A parser makes an object of every value, and holds the interpreter's lock until it has finished: 90 ms for a list of two
+million ones, 500 ms for a million lists, in 4 MiB each. This module therefore refuses a text that holds too much by
+counting brackets and commas outside of strings. It counts piece by piece, and another thread may run after every piece.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in _OPENING + _CLOS
 
 
 def check_shape(text: bytes) -> None:
-    """Raises InvalidRequestError if the text is too deep or holds too much. Says nothing of whether it is JSON."""
+    """Raises InvalidRequestError if the text is too deep or holds too much. It does not check that the text is JSON."""
     shape = _Shape()
-    inside, left = False, b""  # inside: whether the next byte is a string's
+    inside, left = False, b""  # inside: whether the next byte is in a string
     for start in range(0, len(text), PIECE):
         piece = left + text[start : start + PIECE]
-        left = b"\\" if (len(piece) - len(piece.rstrip(b"\\"))) % 2 else b""  # what it escapes is in the next piece
+        left = b"\\" if (len(piece) - len(piece.rstrip(b"\\"))) % 2 else b""  # The next piece has the escaped byte.
         plain = piece[: len(piece) - len(left)].replace(b"\\\\", b"").replace(b'\\"', b"")
         texts = plain.split(b'"')
         shape.add(b"".join(texts[inside::2]), quotes=len(texts) - 1)
@@ -34,7 +34,8 @@ class _Shape:
         self._depth = self._brackets = self._quotes = self._values = 0
 
     def add(self, outside: bytes, quotes: int) -> None:
-        """outside: what stands outside of strings. quotes: how many begin and end strings."""
+        """Counts one piece. outside: the bytes outside of strings. quotes: the number of quotes that begin or end a
+        string."""
         self._brackets += outside.count(b"[") + outside.count(b"{")
         self._quotes += quotes
         self._values += outside.count(b",")

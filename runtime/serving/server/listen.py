@@ -1,4 +1,4 @@
-"""The server's side of the network: address, TLS, connections and their limits. Checked before an engine is loaded."""
+"""Checks the server's network options before an engine is loaded: address, TLS, connections and their limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("tensorwright.server")
 
 @dataclass(frozen=True)
 class Listen(StrictKeywords, NetworkFields):
-    """The fields of NetworkFields, checked, and the socket that they describe."""
+    """Checks the fields of NetworkFields, and makes the socket that they describe."""
 
     def __post_init__(self) -> None:
         check_values(self, NetworkFields)
@@ -37,8 +37,8 @@ class Listen(StrictKeywords, NetworkFields):
         return is_loopback(self.host)
 
     def check_files(self) -> Listen:
-        """With as many connections as this process may have files for: its limit is raised as far as it may be, and if
-        that is not enough, the log says so. InvalidOptionError if there is no room for a single one."""
+        """Raises the process's limit of open files, and returns these options with max_connections lowered to what the
+        limit allows. A lowered number is logged. Raises InvalidOptionError if there is no room for one connection."""
         room = allow_sockets(self.max_connections + RESERVE, 1 + RESERVE) - RESERVE
         if room < self.max_connections:
             facts = {"wanted": self.max_connections, "max_connections": room}
@@ -53,7 +53,7 @@ class Listen(StrictKeywords, NetworkFields):
             if not os.path.isfile(name):
                 raise InvalidOptionError(f"tls_cert and tls_key must be files in PEM form, but {name} is no file")
         try:
-            # An empty password, or OpenSSL would ask for one at the terminal.
+            # The password is empty, for OpenSSL would otherwise ask for one at the terminal.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.tls_cert, self.tls_key, password="")
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise InvalidOptionError(
@@ -62,7 +62,8 @@ class Listen(StrictKeywords, NetworkFields):
             ) from error
 
     def bind(self) -> socket.socket:
-        """A socket with this address, which does not listen yet. InvalidOptionError if somebody else has it."""
+        """Returns a socket bound to the address, which does not listen yet. Raises InvalidOptionError if the host is no
+        address of this machine or the port is taken."""
         try:
             found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, kind, protocol, _, address = found[0]

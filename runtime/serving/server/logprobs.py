@@ -1,4 +1,4 @@
-"""Logprobs of tokens, in the form of completions and in that of chat completions."""
+"""Writes logprobs of tokens in the form of completions and in the form of chat completions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensorwright.runtime.serving.server.responses import ChatLogprobs, Completi
 from tensorwright.runtime.serving.server.text_engine import TextEngine
 from tensorwright.runtime.text.detokenizer import IncrementalDetokenizer
 
-LEAST = -9999.0  # stands for minus infinity, which JSON has not
+LEAST = -9999.0  # This number stands for minus infinity, which JSON does not have.
 
 Table = dict[int, Logprob] | None
 
@@ -23,7 +23,8 @@ def _ranked(table: dict[int, Logprob]) -> list[tuple[int, Logprob]]:
 
 
 class CompletionLogprobWriter:
-    """One choice's, of all its tokens in order, so that it knows where the text of each begins."""
+    """Writes the logprobs of one choice. It must see all tokens of the choice in order, for it counts where the text of
+    each token begins."""
 
     def __init__(self, engine: TextEngine, skip_special_tokens: bool):
         self._engine = engine
@@ -31,7 +32,8 @@ class CompletionLogprobWriter:
         self._offset = 0
 
     def write(self, tokens: Sequence[int], tables: Sequence[Table]) -> CompletionLogprobs:
-        """tables: None for a token that nothing stands before."""
+        """Returns the logprobs of further tokens. tables: one table per token; None for a text's first token, which has
+        no logprob."""
         result = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token, table in zip(tokens, tables, strict=True):
             decoded = None if table is None else table[token].decoded_token
@@ -46,13 +48,13 @@ class CompletionLogprobWriter:
 
     def _by_text(self, table: dict[int, Logprob]) -> dict[str, float]:
         texts: dict[str, float] = {}
-        for token, entry in _ranked(table):  # two tokens may have one text: the likelier stays
+        for token, entry in _ranked(table):  # Two tokens may have the same text; the likelier one stays.
             texts.setdefault(self._engine.token_text(token, entry.decoded_token or ""), _number(entry))
         return texts
 
 
 def chat_logprobs(engine: TextEngine, tokens: Sequence[int], tables: Sequence[Table], most: int) -> ChatLogprobs:
-    """most: how many of the likeliest are shown in each place."""
+    """Returns the logprobs of tokens in the form of chats. most: the number of likeliest tokens shown at each place."""
     content = []
     for token, table in zip(tokens, tables, strict=True):
         assert table is not None  # a generated token always has one

@@ -1,4 +1,4 @@
-"""The engines that a server has, by the names that clients call them, and the routes that list them."""
+"""Keeps a server's engines by the names that clients call them, and lists them at /v1/models."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tensorwright.runtime.serving.server.responses import ModelCard, ModelList
 
 
 class EngineRegistry(Mapping[str, "LLM"]):
-    """Name -> LLM; the order is that of the command line. started: Unix time at which they were there."""
+    """Maps each name to its LLM, in the order of the command line. started: the Unix time of the registry's making."""
 
     def __init__(self, engines: Mapping[str, LLM]):
         self._engines = dict(engines)
         self.started = int(time.time())
 
     def find(self, name: str) -> LLM:
-        """Raises UnknownModelError, which clients see as 404."""
+        """Returns the LLM of a name. Raises UnknownModelError for an unknown name, which clients see as 404."""
         if name not in self._engines:
             raise UnknownModelError(f"there is no model {name!r} here; there are {', '.join(self._engines)}")
         return self._engines[name]
@@ -40,13 +40,13 @@ router = APIRouter(tags=["openai"])
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
-    """The engines that this server has."""
+    """Lists the models that this server has."""
     return ModelList(data=[_card(name, llm) for name, llm in request.app.state.engines.items()])
 
 
 @router.get("/v1/models/{model:path}")
 async def show_model(model: str, request: Request) -> ModelCard:
-    """One of them."""
+    """Describes one model of this server."""
     return _card(model, request.app.state.engines.find(model))
 
 

@@ -1,4 +1,4 @@
-"""The options of the server's application: keys, limits, what it logs. The sockets' side is in listen.py."""
+"""Checks the options of the server's application: keys, limits, logging. Those of its sockets are in listen.py."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tensorwright.runtime.base.parameter_checks import is_int
 from tensorwright.runtime.serving.server.hosts import is_host
 
 DEFAULT_BODIES = 16
-"""There is room for so many bodies of the largest size, unless max_body_memory says otherwise."""
+"""The number of bodies of the largest size that there is room for, unless max_body_memory is given."""
 
 
 @dataclass(frozen=True)
 class ServerOptions(StrictKeywords, ServerFields):
-    """The fields of ServerFields, checked. It is immutable, and what is impossible raises InvalidOptionError."""
+    """The checked fields of ServerFields, immutable. An impossible value raises InvalidOptionError."""
 
     def __post_init__(self) -> None:
         for key in self.api_keys:
@@ -41,12 +41,13 @@ class ServerOptions(StrictKeywords, ServerFields):
 
     @property
     def body_memory(self) -> int:
-        """The most bytes of all bodies at once: max_body_memory, or its default."""
+        """The most bytes that all bodies may take at once: max_body_memory or its default."""
         return DEFAULT_BODIES * self.max_body_size if self.max_body_memory is None else self.max_body_memory
 
 
 def check_key(key: str, where: str) -> None:
-    """What cannot stand in a header can never match. The message does not show the key."""
+    """Raises InvalidOptionError for a key that cannot stand in a header, for it can never match. The message does not
+    show the key."""
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise InvalidOptionError(f"{where}: a key must be one or more printable ASCII characters without spaces")
 

@@ -1,4 +1,4 @@
-"""The server's pools of threads: how one works, and which kinds of work have their own."""
+"""Runs the server's slow work in pools of threads, one pool for each kind of work, in which clients take turns."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PoolState:
-    """waiting, running: jobs. oldest: seconds since the oldest running job began, 0 without one. refused: jobs so far
-    that found the queue full."""
+    """The state of a pool at one moment.
+
+    waiting, running: the numbers of jobs. oldest: the seconds since the oldest running job began; 0 if none runs.
+    refused: the number of jobs so far that found the queue full.
+    """
 
     waiting: int
     running: int
@@ -41,17 +44,21 @@ class _Job:
 
 
 class WorkPool:
-    """name: as /ready, metrics and errors call it. threads: how many jobs run at once. most_waiting: one more raises
-    QueueFullError; None for work that has its bound elsewhere. clock: seconds."""
+    """A pool of threads in which clients take turns.
+
+    name: the pool's name in /ready, metrics and errors. threads: the number of jobs that run at once.
+    most_waiting: the most jobs that wait, one more raises QueueFullError; None for work that is bounded elsewhere.
+    clock: returns the time in seconds.
+    """
 
     def __init__(self, name: str, threads: int, most_waiting: int | None, clock: Callable[[], float] = time.monotonic):
         self.name = name
         self._most_waiting = most_waiting
         self._clock = clock
-        self._share = max(1, threads // 2)  # of them, that may work for one client
+        self._share = max(1, threads // 2)  # the most threads that work for one client
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix=f"tensorwright-{name}")
         self._lock = threading.Lock()
-        self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()  # by client; whose turn it is comes first
+        self._lines: OrderedDict[str, deque[_Job]] = OrderedDict()  # by client; the next client stands first
         self._running: dict[_Job, None] = {}  # in the order in which they began
         self._waiting = self._refused = 0
 
@@ -62,10 +69,12 @@ class WorkPool:
         client: str = "",
         late: Callable[[T], object] | None = None,
     ) -> T:
-        """work(*arguments) in a thread of the pool. Raises what it raises, and QueueFullError.
+        """Returns the result of work(*arguments), run in a thread of the pool. Raises the work's own exceptions, and
+        QueueFullError.
 
-        If the task that waits is cancelled, a job that has not begun never does. One that has goes on, and late, if
-        given, takes its result, in the pool's thread. client: on whose behalf; clients take turns.
+        If the waiting task is cancelled, a job that has not begun is dropped. A job that has begun goes on.
+        client: the client on whose behalf the job runs; clients take turns.
+        late: takes the result of such a job, in the pool's thread.
         """
         job = _Job(partial(work, *arguments), client)
         self._admit(job)
@@ -84,7 +93,7 @@ class WorkPool:
             return PoolState(self._waiting, len(self._running), oldest, self._refused)
 
     def close(self) -> None:
-        """Jobs that have not begun are dropped; those that run are not waited for."""
+        """Drops the jobs that have not begun. It does not wait for those that run."""
         with self._lock:
             left = [job for line in self._lines.values() for job in line]
             self._lines.clear()
@@ -94,7 +103,8 @@ class WorkPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _admit(self, job: _Job) -> None:
-        """If the queue is full, the newest job gives way of the client that has most of them, which may be this one."""
+        """Queues a job. If the queue is full, the client with most waiting jobs loses its newest one. That job may be
+        the new one, for which QueueFullError is raised."""
         displaced: _Job | None = None
         with self._lock:
             if self._most_waiting is not None and self._waiting >= self._most_waiting:
@@ -129,7 +139,8 @@ class WorkPool:
         job.future.cancel()
 
     def _run_next(self) -> None:
-        """One was submitted for each job that was admitted. Whose turn it is not now runs after the one before."""
+        """Runs jobs until none may run. One call is submitted per admitted job. A client whose share of the threads is
+        busy has its next job run by the thread that ends one of its jobs."""
         while (job := self._take()) is not None:
             try:
                 _finish(job)
@@ -138,8 +149,8 @@ class WorkPool:
                     del self._running[job]
 
     def _take(self) -> _Job | None:
-        """The first job of the client that has the fewest running; of several such, the one whose turn it is. Of no
-        client half of the threads work already."""
+        """Takes the first job of the client with the fewest running jobs; among equals, of the client whose turn it is.
+        Returns None if no job waits, or if every waiting client has its share of the threads."""
         with self._lock:
             busy = [job.client for job in self._running]
             while self._lines:
@@ -163,7 +174,7 @@ class WorkPool:
 def _finish(job: _Job) -> None:
     try:
         result = job.work()
-    except BaseException as error:  # a panic of a library is no Exception, and would end the event loop's task
+    except BaseException as error:  # A library's panic is no Exception, and would end the event loop's task.
         job.future.set_exception(as_error(error))
     else:
         job.future.set_result(result)
@@ -178,17 +189,21 @@ MAX_TEXT_THREADS = 4
 
 
 class ServerPools:
-    """grammar: requests with a new grammar or schema, from text to start. text: large bodies, chat templates, token ids
-    of texts and back. answers: answers in one piece, of requests that ran. other: files and metrics.
+    """The server's pools.
 
-    A job of each is bounded in work. All but answers refuse what exceeds `max_waiting_jobs` of the options; an answer
-    is never refused, for the engine's own bounds are those of its request.
+    grammar: starts requests with a new grammar or schema, from their text on.
+    text: parses large bodies, renders chat templates, tokenizes and detokenizes.
+    answers: writes answers in one piece, of requests that have run.
+    other: reads files and metrics.
+
+    The work of one job is bounded in every pool. Each pool but `answers` refuses jobs beyond `max_waiting_jobs` of the
+    options. An answer is never refused, for the engine's bounds hold for its request.
     """
 
     def __init__(self, options: ServerOptions):
         self._limit = options.max_job_seconds
         bound = options.max_waiting_jobs
-        self.grammar = WorkPool("grammars", 2 * (PLACES + SLOW_PLACES), bound)  # some wait for others
+        self.grammar = WorkPool("grammars", 2 * (PLACES + SLOW_PLACES), bound)  # Some threads wait for others.
         self.text = WorkPool("text", max(2, min(MAX_TEXT_THREADS, os.cpu_count() or 1)), bound)
         self.answers = WorkPool("answers", 2, None)
         self.other = WorkPool("files", 2, bound)
@@ -197,7 +212,7 @@ class ServerPools:
         return iter((self.grammar, self.text, self.answers, self.other))
 
     def stuck(self) -> list[str]:
-        """Names of the pools whose oldest running job is older than `max_job_seconds` of the options."""
+        """Returns the names of the pools whose oldest running job is older than `max_job_seconds` of the options."""
         return [pool.name for pool in self if pool.state().oldest > self._limit]
 
     def close(self) -> None:

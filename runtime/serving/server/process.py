@@ -1,4 +1,4 @@
-"""Runs the application on its socket until a signal ends it, the requests under way first."""
+"""Runs the application on its socket until a signal comes and the requests under way have finished."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tensorwright.runtime.serving.server.connections import Connections, Place
 from tensorwright.runtime.serving.server.listen import Listen
 
 logger = logging.getLogger("tensorwright.server")
-FLUSH = 5  # seconds that written answers have to reach their clients in, at the end
+FLUSH = 5  # the seconds in which written answers must reach their clients at the end
 
 
 def serve(app: FastAPI, listen: Listen, bound: socket.socket, announce: Callable[[], None]) -> None:
-    """Returns when SIGTERM or SIGINT came and requests have finished, or drain_timeout has passed. A second signal ends
-    at once, with KeyboardInterrupt. announce: called when connections are taken."""
+    """Serves until SIGTERM or SIGINT comes and the requests have finished or drain_timeout has passed. A second signal
+    ends the server at once with KeyboardInterrupt. announce: called when the server takes connections."""
     connections = Connections(listen.max_connections, listen.max_connections_per_address, app.state.options.retry_after)
     app.state.exposition.http.show_connections(connections)
     server = _Server(_config(app, listen), listen, connections, announce)
@@ -60,7 +60,7 @@ def _config(app: FastAPI, listen: Listen) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Connections are taken by Acceptor, and signals are ours; see _Drain."""
+    """A uvicorn server whose connections Acceptor takes and whose signals _Drain handles."""
 
     def __init__(self, config: uvicorn.Config, listen: Listen, connections: Connections, announce: Callable[[], None]):
         super().__init__(config)
@@ -99,8 +99,8 @@ class _Server(uvicorn.Server):
 
 
 class _Drain:
-    """First signal: /ready says no, new requests are refused, those under way finish. Second: the end. Third: should
-    even that hang, the process goes."""
+    """Handles signals. After the first, /ready answers 503, new requests are refused, and those under way finish. The
+    second ends the server at once. The third ends the process, in case that the server hangs."""
 
     def __init__(self, server: uvicorn.Server, app: FastAPI, timeout: float):
         self.signals = 0
@@ -114,7 +114,7 @@ class _Drain:
         if self.signals == 1:
             self._task = asyncio.get_running_loop().create_task(self._drain())
         elif self.signals == 2:
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # tells of each task that is cancelled
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # uvicorn logs every cancelled task.
             self._server.should_exit = self._server.force_exit = True
         else:
             os._exit(EXIT_INTERRUPTED)
@@ -126,6 +126,6 @@ class _Drain:
         if not await lifecycle.wait_idle(self._timeout):
             logger.warning("requests are ended", extra={"facts": {"in_flight": lifecycle.in_flight}})
             for llm in self._state.engines.values():
-                await asyncio.to_thread(llm.shutdown)  # its requests end with an error, which clients get
+                await asyncio.to_thread(llm.shutdown)  # Its requests end with an error, which clients get.
             await lifecycle.wait_idle(FLUSH)
         self._server.should_exit = True

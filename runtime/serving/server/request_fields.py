@@ -1,7 +1,6 @@
-"""What the bodies of completions and chat completions have in common.
+"""Declares the fields that the bodies of completions and of chat completions share.
 
-Unknown fields are refused by their name, and so is what OpenAI's API has and this server has not: such fields take null
-alone.
+Unknown fields are refused by their names. Fields that OpenAI's API has and this server does not support take only null.
 """
 
 from __future__ import annotations
@@ -26,19 +25,20 @@ from tensorwright.runtime.base.parameter_checks import weigh
 
 
 class StrictModel(BaseModel):
-    """A body or a part of one: no unknown fields, and no numbers in quotes."""
+    """The base of a body or of a part of one. It takes no unknown fields and no numbers in quotes."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
     def _few_keys(cls, value: Any) -> Any:
-        """Each unknown key would be an error of its own."""
+        """Refuses a dict of too many keys at once, for each unknown key would be an error of its own."""
         return at_most(bounds.BODY_KEYS, "keys")(value) if isinstance(value, dict) else value
 
 
 def at_most(most: int, what: str) -> Callable[[Any], Any]:
-    """A check that comes before all others: of a dict's length. what: its parts, in the plural."""
+    """Returns a validator that bounds the length of a dict before all other checks. what: the name of the dict's parts,
+    in the plural."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > most:
@@ -57,7 +57,8 @@ def _light_schema(value: Any) -> Any:
     return value
 
 
-# Of what is a text or else something more: errors then tell of the one that was meant. Places leave out what is in <>.
+# These tags mark a field that takes a text or something else, so that errors describe only the form that was sent.
+# describe_invalid leaves names in <> out of the error's place.
 TEXT, OTHER = Tag("<text>"), Tag("<other>")
 TEXT_OR_OTHER = Discriminator(lambda value: (TEXT if isinstance(value, str) else OTHER).tag)
 
@@ -92,14 +93,15 @@ Refused = Annotated[None, BeforeValidator(_refuse), Field(description="Not suppo
 
 
 class StreamOptions(StrictModel):
-    """include_usage: one more event, before the last, with the tokens of the whole request."""
+    """The options of a stream. include_usage: whether one more event, before the last, has the whole request's token
+    counts."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
 
 
 class JsonSchema(StrictModel):
-    """The schema always holds, whatever strict says."""
+    """A JSON schema. The schema is always enforced, whatever `strict` says."""
 
     name: Name
     description: str | None = None
@@ -108,21 +110,22 @@ class JsonSchema(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """What the text must be: anything, a JSON object, or what json_schema admits."""
+    """The form that the text must have: any text, a JSON object, or JSON that json_schema admits."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class SamplingFields(StrictModel):
-    """Where a field is null or left out, the default of SamplingParams holds, which is OpenAI's. Before that come the
-    model's own for temperature, top_p, top_k, min_p, repetition_penalty and the length of a chat's answer, if its
-    generation_config.json names them and the server was not started with --generation-config neutral.
+    """The fields of sampling. A field that is null or left out has the default of SamplingParams, which is OpenAI's.
+    The model's own default comes first for temperature, top_p, top_k, min_p, repetition_penalty and the length of a
+    chat's answer, if its generation_config.json names one and the server runs without --generation-config neutral.
 
-    model: may be left out where there is one alone. priority: higher ones start first; the server says how high it may
-    be (--max-priority). cache_salt: requests share the prefix cache with those of the same salt; left out, with those
-    of the same key. user: taken and not used.
-    guided_*: at most one of them and response_format; guided_whitespace_pattern says what stands between the parts of
+    model: the model's name; it may be left out where the server has one model.
+    priority: requests of higher priority start first; --max-priority of the server bounds it.
+    cache_salt: requests share the prefix cache with requests of the same salt; without one, with those of the same key.
+    user: accepted and not used.
+    guided_*, response_format: at most one of them; guided_whitespace_pattern says what may stand between the parts of
     JSON.
     """
 

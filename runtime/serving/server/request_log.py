@@ -1,4 +1,4 @@
-"""One line of JSON per request, with its id; and what a request that failed unforeseen is answered."""
+"""Logs one line of JSON per request, with its id, and answers requests that raised an unforeseen exception."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tensorwright.runtime.serving.server.errors import describe_error
 from tensorwright.runtime.serving.server.exposition import HttpMetrics
 
 logger = logging.getLogger("tensorwright.server")
-_GIVEN_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # what may stand in a log and in a header
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # An id in this form may stand in a log and in a header.
 
 
 def note_work(request: Request, model: str, handles: Sequence[RequestHandle]) -> None:
-    """What the engine does for this request: its line in the log then tells of the model, and ids and tokens of the
-    engine's requests, however they end."""
+    """Notes the engine's requests that serve this request. The request's log line then has the model, and the ids and
+    token counts of the engine's requests, however they end."""
     request.state.facts = {**getattr(request.state, "facts", {}), "model": model}
     request.state.handles = handles
 
@@ -42,7 +42,7 @@ def _work(handles: Sequence[RequestHandle]) -> dict[str, Any]:
 
 
 class JsonFormatter(logging.Formatter):
-    """A record as one line of JSON: time, level, logger, message, `facts` of the record, exception."""
+    """Formats a log record as one line of JSON: time, level, logger, message, `facts` of the record, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -58,17 +58,19 @@ class JsonFormatter(logging.Formatter):
 
 
 def set_up_logging(level: str) -> None:
-    """Everything goes to standard error as lines of JSON; uvicorn's own lines too."""
+    """Sends all logs, also those of uvicorn, to standard error as lines of JSON."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for chatty in ("uvicorn.error", "asyncio"):  # their "info" tells what we tell better
+    for chatty in ("uvicorn.error", "asyncio"):  # The server's own lines replace their "info".
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 class RequestLog:
-    """The outermost layer: gives each request its id, measures it, and answers what nobody foresaw. quiet: paths that
-    leave no line when they are answered with 200."""
+    """The outermost layer: it gives each request its id, measures its time, and answers unforeseen exceptions.
+
+    quiet: the paths whose requests leave no line when they are answered with 200.
+    """
 
     def __init__(self, app: ASGIApp, metrics: HttpMetrics, quiet: Collection[str] = ()):
         self._app = app
@@ -97,9 +99,9 @@ class RequestLog:
         except Exception as error:
             logger.exception("a request failed", extra={"facts": {"request_id": identity}})
             for handle in scope["state"]["handles"]:
-                handle.abort()  # whoever would have waited for it has failed
+                handle.abort()  # The task that would have waited for the handle has failed.
             if status:
-                raise  # the connection is cut: the client must not take what it has for the whole
+                raise  # This cuts the connection, so that the client does not take a part for the whole answer.
             await describe_error(error).response()(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - begin
@@ -114,7 +116,7 @@ def _log(scope: Scope, status: int, seconds: float) -> None:
         "request_id": state["request_id"],
         "method": scope["method"],
         "path": scope["path"],
-        "status": status or None,  # none: the client left before there was one
+        "status": status or None,  # None means that the client left before the answer began.
         "seconds": round(seconds, 6),
         "client": client[0] if client else None,
         **state["facts"],

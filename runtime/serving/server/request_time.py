@@ -1,4 +1,4 @@
-"""Which requests are under way, and when the time of each is up."""
+"""Counts the requests under way, and keeps the deadline of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Lifecycle:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around a request that draining waits for."""
+        """Counts a request, for which draining waits, while the context is open."""
         self.in_flight += 1
         self._idle.clear()
         try:
@@ -31,7 +31,7 @@ class Lifecycle:
                 self._idle.set()
 
     async def wait_idle(self, timeout: float) -> bool:
-        """False if requests are left after so many seconds."""
+        """Waits until no request is under way. Returns False if some are left after `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._idle.wait()
@@ -40,23 +40,26 @@ class Lifecycle:
         return True
 
 
-GRACE = 5.0  # seconds: for the engine's step, and for an answer to be put together
+GRACE = 5.0  # the seconds for the engine's step and for writing the answer
 
 
 class Deadline:
-    """Of one request. seconds: that it has from now on. guard: what ends it from outside."""
+    """The deadline of one request. seconds: the time that the request has from now on. guard: the timeout that cancels
+    the request's handler."""
 
     def __init__(self, seconds: float, guard: asyncio.Timeout):
         self._at = time.monotonic() + seconds
         self._guard = guard
 
     def bound(self, params: SamplingParams) -> SamplingParams:
-        """For a request that the engine gets now: it ends in time, with what it has."""
+        """Returns the parameters with a timeout that ends the engine's request at the deadline, with its output so far.
+        The request must go to the engine now."""
         left = max(0.0, self._at - time.monotonic())
         return replace(params, timeout=left if params.timeout is None else min(left, params.timeout))
 
     def leave_to_engine(self) -> None:
-        """From here on the engine ends it; the guard only if even that does not come, GRACE later."""
+        """Leaves it to the engine to end the request in time. The guard's timeout moves GRACE seconds later, in case
+        that the engine does not."""
         end = self._guard.when()
         if end is not None:
             self._guard.reschedule(end + GRACE)

@@ -1,5 +1,6 @@
-"""The requests of the engine that one HTTP request stands for: started and waited for together, and aborted as soon as
-nobody listens any more.
+"""Starts, awaits and aborts the engine's requests that serve one HTTP request.
+
+They start together, end together, and are aborted as soon as the client leaves.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from tensorwright.runtime.serving.server.request_time import Deadline
 from tensorwright.runtime.serving.server.responses import CachedTokens, Usage
 
 T = TypeVar("T")
-CLIENT_CLOSED = 499  # nobody reads it but our own log
+CLIENT_CLOSED = 499  # Only the server's log shows this status.
 
 
 class ClientGone(Exception):
-    """Whoever asked has hung up."""
+    """The client has closed its connection."""
 
 
 async def start_all(
     request: Request, llm: LLM, make_prompts: Callable[[], Sequence[Prompt]], params: SamplingParams
 ) -> list[RequestHandle]:
-    """In a thread, for a long prompt takes long to tokenize and a grammar to compile. All are started, or none goes on.
-    ClientGone if the client leaves before. The body is not counted from then on: what the engine takes is bounded."""
+    """Starts a request for every prompt, or none. A thread does so, for tokenizing a long prompt and compiling a
+    grammar take long. Raises ClientGone if the client leaves before the start. Afterwards the body is not counted any
+    more, for the engine's bounds hold."""
     pools = request.app.state.pools
     pool = pools.text if vocabulary_reader(llm.engine).knows(params.guided_decoding) else pools.grammar
     deadline = getattr(request.state, "deadline", None)
@@ -69,7 +71,7 @@ def _start(
 
 
 async def write_answer(request: Request, make: Callable[[], BaseModel]) -> Response:
-    """An answer in one piece. make: runs in a thread, as does what makes JSON of it."""
+    """Returns an answer in one piece. make: makes the answer's model; a thread runs it and writes the JSON."""
     pool = request.app.state.pools.answers
     text = await pool.run(lambda: make().model_dump_json(), client=client_of(request.scope))
     return Response(text, media_type="application/json")
@@ -86,7 +88,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 async def unless_gone(working: Awaitable[T], receive: Receive) -> T:
-    """The result of what is waited for, cancelled if nobody waits any longer; ClientGone if the client left."""
+    """Returns the result of `working`. Raises ClientGone, and cancels the work, if the client leaves first."""
     result = asyncio.ensure_future(working)
     leaving = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
@@ -102,7 +104,8 @@ async def unless_gone(working: Awaitable[T], receive: Receive) -> T:
 
 
 async def finish_all(handles: Sequence[RequestHandle], receive: Receive) -> list[RequestOutput]:
-    """Waits for all; the first error aborts the others and is raised. ClientGone if the client does not wait."""
+    """Waits for all requests. The first error aborts the others and is raised. Raises ClientGone if the client
+    leaves."""
     try:
         return await unless_gone(asyncio.gather(*handles), receive)
     finally:
@@ -110,10 +113,10 @@ async def finish_all(handles: Sequence[RequestHandle], receive: Receive) -> list
 
 
 async def follow_all(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[int, RequestOutput]]:
-    """(number of the handle, what is new of its output), as they come, until all have finished; an error of any is
-    raised. RequestNews says what is in them.
+    """Yields pairs (number of the handle, new part of its output) as they come, until all requests have finished. The
+    first error of a request is raised. RequestNews documents the parts.
 
-    What is new while the reader is slow comes together, so nothing piles up.
+    If the reader is slow, the next part has all that is new, so nothing piles up.
     """
     news: asyncio.Queue[tuple[int, RequestOutput] | BaseException] = asyncio.Queue(maxsize=1)
 
@@ -140,7 +143,7 @@ async def follow_all(handles: Sequence[RequestHandle]) -> AsyncIterator[tuple[in
 
 
 def count_usage(outputs: Sequence[RequestOutput], generated: bool = True) -> Usage:
-    """generated: whether what was generated is part of the answer."""
+    """Counts the tokens of all requests. generated: whether generated tokens are part of the answer."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     completion = sum(len(choice.token_ids) for output in outputs for choice in output.outputs) if generated else 0
     cached = sum(output.metrics.cached_tokens for output in outputs)

@@ -1,4 +1,4 @@
-"""What the OpenAI endpoints answer with. Streamed chunks are dumped without the fields that were not set."""
+"""Declares the answers of the OpenAI endpoints. Streamed chunks are written without the fields that were not set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-Reason = str | None  # "stop" and "length" as at OpenAI; "abort" and "timeout", which it has not
+Reason = str | None  # "stop" and "length" as in OpenAI's API; also "abort" and "timeout"
 
 
 class CachedTokens(BaseModel):
@@ -14,7 +14,7 @@ class CachedTokens(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens of all prompts and choices. cached_tokens: of the prompts, those that were not computed again."""
+    """Token counts of all prompts and choices. cached_tokens of the details: the prompt tokens taken from the cache."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -23,7 +23,7 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """One entry per token. text_offset: where its text starts in the choice's text."""
+    """Lists with one entry per token. text_offset: where the token's text starts in the choice's text."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -50,7 +50,7 @@ class CompletionResponse(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """bytes: of the token's text, which may be a part of a character."""
+    """A token and its logprob. bytes: the bytes of the token's text, which may be a part of a character."""
 
     token: str
     logprob: float
@@ -114,7 +114,7 @@ class ChatChunk(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """max_model_len: the most tokens of prompt and output together."""
+    """One model of the list. max_model_len: the most tokens of prompt and output together."""
 
     id: str
     object: Literal["model"] = "model"

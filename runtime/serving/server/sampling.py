@@ -1,4 +1,4 @@
-"""The fields of a request as SamplingParams."""
+"""Translates the fields of a request into SamplingParams."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choi
 
 
 def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    """defaults: of the engine, by field of SamplingParams. A length is not taken from them: OpenAI's is 16, as in vLLM.
-    Raises InvalidRequestError."""
+    """Returns the parameters of a completion. Raises InvalidRequestError for fields that contradict each other.
+
+    defaults: the engine's defaults, by field of SamplingParams. Their length is not taken, for OpenAI's default is 16
+    tokens, as in vLLM.
+    """
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequestError(
             f"best_of must be n ({request.n or 1}) or left out, for completions are not ranked, got {request.best_of}"
@@ -31,7 +34,7 @@ def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -
         raise InvalidRequestError("max_tokens must be at least 1, or 0 with echo to score a prompt, got 0 without echo")
     fields = _common(request)
     if request.max_tokens is not None:
-        fields["max_tokens"] = max(1, request.max_tokens)  # a token that only_scores leaves out again
+        fields["max_tokens"] = max(1, request.max_tokens)  # With 0, only_scores leaves the one token out again.
     if request.logprobs is not None:
         fields["logprobs"] = request.logprobs
         if request.echo:
@@ -40,7 +43,10 @@ def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -
 
 
 def chat_params(request: ChatCompletionRequest, defaults: Mapping[str, Any]) -> SamplingParams:
-    """defaults: of the engine, by field of SamplingParams. Raises InvalidRequestError."""
+    """Returns the parameters of a chat completion. Raises InvalidRequestError for fields that contradict each other.
+
+    defaults: the engine's defaults, by field of SamplingParams.
+    """
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequestError("top_logprobs must come with logprobs: true")
     fields = _common(request)
@@ -61,7 +67,7 @@ def _common(request: SamplingFields) -> dict[str, Any]:
         raise InvalidRequestError("stream_options must come with stream: true")
     fields = {name: value for name in SAME_NAME if (value := getattr(request, name)) is not None}
     if request.seed is not None:
-        fields["seed"] = request.seed % 2**64  # OpenAI's are signed
+        fields["seed"] = request.seed % 2**64  # Seeds of OpenAI's API are signed.
     if request.logit_bias is not None:
         fields["logit_bias"] = {_token_id(token): bias for token, bias in request.logit_bias.items()}
     guided = _guided(request)
@@ -83,7 +89,7 @@ def _token_id(text: str) -> int:
 
 
 def _guided(request: SamplingFields) -> dict[str, Any]:
-    """The one keyword of GuidedDecodingParams that the request asks for, if any."""
+    """Returns the keyword of GuidedDecodingParams that the request asks for, or an empty dict."""
     asked = {name: value for name in GUIDED if (value := getattr(request, name)) is not None}
     form = request.response_format
     if form is not None and (form.type == "json_schema") != (form.json_schema is not None):

@@ -1,4 +1,4 @@
-"""What each client has under way, so that none takes all: requests alive at once, per key and per address."""
+"""Bounds the requests that one key and one address have under way at once, so that no client takes all places."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from tensorwright.runtime.serving.server.options import ServerOptions
 
 
 class Shares:
-    """Counts by client. A request for completions counts as many as it asks for, prompts times n; any other is one.
+    """Counts requests by client. A request for completions counts prompts times n; any other counts 1. The object
+    belongs to one event loop.
 
-    per_key, per_address: most of one client; None: no bound. Belongs to one event loop.
+    per_key, per_address: the most of one key, and of one address; None means no bound.
     """
 
     def __init__(self, per_key: int | None, per_address: int | None):
@@ -27,12 +28,13 @@ class Shares:
         self._alive: Counter[tuple[str, object]] = Counter()
 
     def of_keys(self) -> Iterator[tuple[int, int]]:
-        """(number of a key, what it has under way), of those that have anything. From any thread."""
+        """Yields pairs (number of a key, its count) for every key that has requests under way. Any thread may call
+        it."""
         alive = list(self._alive.items())
         return ((number, count) for (kind, number), count in alive if kind == "key")  # type: ignore[misc]
 
     def open(self, scope: Scope) -> Share:
-        """The share of one request, which holds one place. Raises ClientShareError."""
+        """Returns the share of one request, with one place. Raises ClientShareError if the client has its most."""
         bounds: dict[tuple[str, object], int | None] = {("address", address_of(scope)): self.per_address}
         if "key" in scope["state"]:
             bounds["key", scope["state"]["key"]] = self.per_key
@@ -42,7 +44,7 @@ class Shares:
 
 
 class Share:
-    """Of one request, until it is closed."""
+    """The places that one request holds, until `close`."""
 
     def __init__(self, alive: Counter[tuple[str, object]], bounds: Mapping[tuple[str, object], int | None]):
         self._alive = alive
@@ -50,7 +52,8 @@ class Share:
         self._places = 0
 
     def grow(self, places: int) -> None:
-        """So many instead of those that it has, or ClientShareError; InvalidRequestError if it can never have them."""
+        """Sets the number of places that the request holds. Raises ClientShareError if the client has too many now, and
+        InvalidRequestError if a client can never have `places`."""
         more = places - self._places
         for who, most in self._bounds.items():
             if most is not None and places > most:
@@ -73,7 +76,8 @@ class Share:
 
 
 def make_shares(options: ServerOptions, engines: Iterable[LLM]) -> Shares:
-    """With one key alone its clients cannot be told apart, so that it may have all."""
+    """Returns the server's Shares. By default a key may have half of the smallest engine's places. With a single key,
+    clients cannot be told apart, so that the key may have all."""
     per_key = options.max_requests_per_key
     if per_key is None and len(set(options.api_keys)) > 1:
         per_key = min(llm.options.max_batch_size + llm.options.max_queue_size for llm in engines)
@@ -82,12 +86,12 @@ def make_shares(options: ServerOptions, engines: Iterable[LLM]) -> Shares:
 
 
 def hold_places(request: Request, completions: int) -> None:
-    """Before any work: this request will have so many completions under way. Raises ClientShareError (429)."""
+    """Takes places for all completions of a request before any work. Raises ClientShareError (429)."""
     request.state.share.grow(completions)
 
 
 class ShareGuard:
-    """Refuses who has its share under way already. unguarded: paths that do not count."""
+    """Refuses requests of a client that has its share under way. unguarded: the paths that do not count."""
 
     def __init__(self, app: ASGIApp, shares: Shares, options: ServerOptions, unguarded: Iterable[str]):
         self._app = app

@@ -1,4 +1,4 @@
-"""An engine as a request sees it: with a tokenizer, for every answer is text, and with a fingerprint."""
+"""Gives a request its engine, with the tokenizer that every answer needs and with a fingerprint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True)
 class TextEngine:
-    """name: what clients call it."""
+    """An engine with a tokenizer. name: the name that clients call the engine."""
 
     name: str
     llm: LLM
@@ -28,11 +28,11 @@ class TextEngine:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal engines, wherever they run."""
+        """A text that is equal for equal engines on all machines."""
         return _fingerprint(tuple(sorted((name, file.digest) for name, file in self.llm.engine.files.items())))
 
     def token_bytes(self, token: int, decoded: str) -> bytes:
-        """Of the token's text; decoded: that text, where a part of a character is U+FFFD."""
+        """Returns the bytes of a token's text. decoded: the text, in which a part of a character is U+FFFD."""
         spelled = self.tokenizer.spelling(token)
         if REPLACEMENT not in decoded or spelled is None:
             return decoded.encode()
@@ -46,7 +46,7 @@ class TextEngine:
         )
 
     def token_text(self, token: int, decoded: str) -> str:
-        """As OpenAI shows tokens: "bytes:\\xe2\\x82" for what is no text of its own."""
+        """Returns a token as OpenAI's API shows it: "bytes:\\xe2\\x82" if the token alone is no valid text."""
         raw = self.token_bytes(token, decoded)
         try:
             return raw.decode()
@@ -54,7 +54,7 @@ class TextEngine:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def check_ids(self, ids: list[int]) -> None:
-        """Raises InvalidRequestError for what is no token."""
+        """Raises InvalidRequestError for the first id that is no token of the engine."""
         size = self.llm.engine.vocab_size
         wrong = next((token for token in ids if not 0 <= token < size), None)
         if wrong is not None:
@@ -62,7 +62,8 @@ class TextEngine:
 
 
 def find_engine(request: Request, name: str | None) -> TextEngine:
-    """None: the only one. Raises UnknownModelError, or InvalidRequestError if it cannot read or write text."""
+    """Returns the engine of a name; None means the only engine. Raises UnknownModelError for an unknown name, and
+    InvalidRequestError if the name is missing or the engine has no tokenizer."""
     registry = request.app.state.engines
     if name is None:
         if len(registry) != 1:

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's form."""
+"""Answers POST /tokenize and /detokenize in vLLM's form."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ router = APIRouter(tags=["tokens"], route_class=BodyRoute)
 
 
 class TokenizeRequest(StrictModel):
-    """A prompt, or the messages of a conversation, of which the chat template makes one.
+    """A prompt, or the messages of a conversation, from which the chat template makes a prompt.
 
-    model: may be left out where there is one alone. add_special_tokens: those that the model's tokenizer puts around a
-    prompt; a chat template writes its own. return_token_strs: the tokens as the vocabulary spells them, too.
+    model: the model's name; it may be left out where the server has one model.
+    add_special_tokens: whether the tokenizer adds its special tokens to a prompt; a chat template writes its own.
+    return_token_strs: whether the answer also has the tokens as the vocabulary spells them.
     """
 
     model: Name | None = None
@@ -50,7 +51,7 @@ class TokenizeRequest(StrictModel):
 
 
 class DetokenizeRequest(StrictModel):
-    """model: may be left out where there is one alone."""
+    """Token ids to detokenize. model: the model's name; it may be left out where the server has one model."""
 
     model: Name | None = None
     tokens: Annotated[list[int], Field(max_length=TOKENS, fail_fast=True)]
@@ -58,18 +59,18 @@ class DetokenizeRequest(StrictModel):
 
 @router.post("/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-    """The token ids that a prompt has for a model."""
+    """Returns the token ids of a prompt for a model."""
     return await _answer(request, _tokenize, find_engine(request, body.model), body)
 
 
 @router.post("/detokenize", response_model=DetokenizeResponse)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
-    """The text of token ids, special tokens included."""
+    """Returns the text of token ids, special tokens included."""
     return await _answer(request, _detokenize, find_engine(request, body.model), body)
 
 
 async def _answer(request: Request, work: Callable[[TextEngine, Any], str], engine: TextEngine, body: Any) -> Response:
-    """work: makes the answer's JSON, in a thread for text."""
+    """Returns the answer that `work` makes. work: makes the answer's JSON; a thread of the pool for text runs it."""
     pool = request.app.state.pools.text
     try:
         made = await unless_gone(pool.run(work, engine, body, client=client_of(request.scope)), request.receive)
