@@ -1,4 +1,4 @@
-"""A checked request's sampling as the C++ engine takes it."""
+"""Converts the sampling parameters of a checked request into the C++ engine's form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensorwright.runtime.requests.prompts import CheckedRequest
 
 
 def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
-    """SamplingParams as the C++ engine takes them: `_runtime.Sampling`."""
+    """Returns the request's SamplingParams as a `_runtime.Sampling`."""
     params = request.params
     sampling = native.load_module().Sampling()
     sampling.n = int(params.n)
