@@ -200,8 +200,8 @@ class LLM(StrictKeywords):
         refused.
         chat_template: Jinja text that replaces the model's template, or the name of one of the model's templates.
         add_generation_prompt: True ends the prompt with the start of the assistant's answer.
-        template_variables: further variables for the template, such as tools or enable_thinking; tools and documents that the template never
-        reads are refused.
+        template_variables: further variables for the template, such as tools or enable_thinking; tools and documents
+        that the template never reads are refused.
         """
         from tensorwright.runtime.api.chat import (  # importing Jinja takes as long as all other imports together
             chat_prompt,

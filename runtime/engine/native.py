@@ -1,4 +1,4 @@
-"""The one place that touches the C++ module's types. Imported first by whoever starts an engine."""
+"""Starts C++ engines and executors. It is the only file that uses the C++ module's types for them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[Any, Engin
 
 
 def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = None) -> Any:
-    """Starts the C++ engine, `_runtime.Engine`. executor: of targets other than cpu; it belongs to the engine then."""
+    """Starts the C++ engine, `_runtime.Engine`. executor: for targets other than cpu; the engine takes it over."""
     runtime = load_module()
     native = runtime.EngineOptions()
     native.kv_cache_bytes = options.kv_cache_bytes
@@ -85,7 +85,8 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
 
 
 def create_executor(engine: EngineDir, threads: int) -> Any:
-    """Opens the plan and the weights to run steps by hand: `_runtime.CpuExecutor`. Its allocate() is yet to call."""
+    """Opens the plan and the weights to run steps by hand. Returns a `_runtime.CpuExecutor`, whose allocate() the
+    caller must call first."""
     require_cpu(engine, "running steps by hand")
     executor = load_module().CpuExecutor(str(engine.plan), str(engine.weights), threads, "map")
     engine.check_unchanged()
@@ -94,7 +95,7 @@ def create_executor(engine: EngineDir, threads: int) -> Any:
 
 
 def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
-    """config.json and the plan say the same, or they come from two builds."""
+    """Raises EngineError if config.json and the plan differ, because then they come from two builds."""
     plan = {**plan, "kv_block_bytes": sum(plan["block_bytes"])}
     plan_file = TARGETS[engine.target].files[-1]
     for key in ("vocab_size", "max_seq_len", "block_size", "kv_block_bytes"):
@@ -106,7 +107,7 @@ def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
 
 
 def read_profile(engine: Any) -> dict[str, Any]:
-    """What a `_runtime.Engine` measured, by phase: its steps, and each instruction's sums."""
+    """Returns the measurements of a `_runtime.Engine` by phase: the phase's steps, and the sums of each instruction."""
     return {
         phase: {"steps": steps, "instructions": engine.profile_table(phase)}
         for phase, steps in engine.profile_steps().items()
@@ -114,7 +115,7 @@ def read_profile(engine: Any) -> dict[str, Any]:
 
 
 def dispatch_choices() -> list[dict[str, Any]]:
-    """Which kernel of each family this machine runs, and why the better ones were refused."""
+    """Returns which kernel of each family this machine runs, and why the better kernels were refused."""
     return [
         {"family": family, "taken": taken, "refused": list(refused)}
         for family, taken, refused in load_module().explain_dispatch()
