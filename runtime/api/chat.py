@@ -1,7 +1,7 @@
-"""Chat messages to the text of a prompt, by the model's own Jinja template.
+"""Turns chat messages into the text of a prompt, with the model's own Jinja template.
 
-The text is tokenized without further special tokens, as transformers' apply_chat_template does. Nothing that a caller
-says is left out silently: what the template does not look at is refused by name.
+The text is tokenized without further special tokens, as transformers' apply_chat_template does. No input of a caller is
+dropped silently: an input that the template does not read is refused by name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from tensorwright.runtime.text.special_tokens import named_tokens
 Message = dict[str, Any]
 DEVELOPER, SYSTEM = "developer", "system"
 MUST_BE_READ = ("tools", "documents")
-"""Variables that hold what the model is to know; others are switches, which a template may lack."""
+"""The variables that carry information for the model. Other variables are switches, which a template may lack."""
 RESULTS = ("tool", "function")
-"""Roles of a call's result. Their name repeats that of the call, so a template may leave it out."""
+"""The roles of a tool call's result. The name of such a message repeats the name of the call, so a template may leave
+it out."""
 
 
 def chat_prompt(
@@ -35,8 +36,11 @@ def chat_prompt(
     add_generation_prompt: bool,
     variables: dict[str, Any],
 ) -> RenderedPrompt:
-    """template: Jinja text instead of the model's, or the name of one of the model's. variables: what else the template
-    may look at, such as tools."""
+    """Renders the prompt of a conversation. Raises InvalidRequestError.
+
+    template: Jinja text that replaces the model's template, or the name of one of the model's templates; None chooses
+    among them. variables: further variables for the template, such as tools.
+    """
     _check_messages(messages)
     if engine.tokenizer is None:
         raise InvalidRequestError("the engine has no tokenizer, so chat is not possible")
@@ -45,18 +49,21 @@ def chat_prompt(
     rendered = _render(text, messages, {"add_generation_prompt": add_generation_prompt}, given)
     try:
         rendered.encode()
-    except UnicodeEncodeError as error:  # a lone surrogate is not text
+    except UnicodeEncodeError as error:  # the text has a lone surrogate
         raise InvalidRequestError(f"the messages are not valid Unicode text: {error}") from error
     return RenderedPrompt(rendered)
 
 
 def is_conversation(messages: Any) -> bool:
-    """One list of messages, rather than a list of those."""
+    """Whether the argument is one list of messages, rather than a list of such lists."""
     return isinstance(messages, (list, tuple)) and all(isinstance(message, dict) for message in messages)
 
 
 def choose_template(engine: EngineDir, asked: str | None, tools: Any) -> str:
-    """The text of the template that was asked for by name or as text, or as transformers chooses among the model's."""
+    """Returns the text of the template that the caller asks for, by name or as text, or that transformers would choose.
+
+    Raises InvalidRequestError if there is no such template.
+    """
     named = engine.chat_templates
     if asked is not None:
         if not is_template(asked) and asked not in named:
@@ -96,7 +103,7 @@ def _check_messages(messages: Any) -> None:
 
 
 def _render(text: str, messages: Sequence[Message], options: dict[str, Any], given: dict[str, Any]) -> str:
-    """The prompt. InvalidRequestError where the template refuses, fails, or does not look at what it is given."""
+    """Returns the prompt. Raises InvalidRequestError if the template refuses, fails, or does not read its input."""
     with _template_errors():
         template = compile_template(text)
     _check_variables(template, given)
@@ -109,7 +116,8 @@ def _render(text: str, messages: Sequence[Message], options: dict[str, Any], giv
 
 @contextmanager
 def _template_errors() -> Iterator[None]:
-    """A template is a program, and may fail in any way: each becomes an InvalidRequestError."""
+    """Turns every error inside the context into an InvalidRequestError. A template is a program and may raise any
+    error."""
     try:
         yield
     except jinja2.TemplateError as error:
@@ -128,14 +136,18 @@ def _check_variables(template: ChatTemplate, given: dict[str, Any]) -> None:
 
 
 def _in_known_role(message: Message, template: ChatTemplate) -> Message:
-    """Developer is a newer word for system, which all templates that take instructions know."""
+    """Returns the message with the role "system" instead of "developer" if the template does not know "developer".
+
+    "developer" is a newer word for "system", and all templates that take instructions know "system".
+    """
     if message["role"] != DEVELOPER or template.knows_developer:
         return message
     return {**message, "role": SYSTEM}
 
 
 def _check_seen(messages: Sequence[Message], watched: Sequence[_Watched]) -> None:
-    """What the template did not look at while it rendered would be lost."""
+    """Raises InvalidRequestError for a name or an instruction that the template did not read, because it would be
+    lost."""
     for number, (message, seen) in enumerate(zip(messages, watched, strict=True)):
         if message.get("name") is not None and message["role"] not in RESULTS and not _was_read(seen, "name"):
             raise InvalidRequestError(
@@ -150,12 +162,15 @@ def _check_seen(messages: Sequence[Message], watched: Sequence[_Watched]) -> Non
 
 
 class _Watched(dict[str, Any]):
-    """A message that knows which of its entries a template read. It has no attributes that a template could see in
-    place of an entry, for Jinja looks at attributes first."""
+    """A message that records which of its entries a template reads.
+
+    Its own attributes begin with an underscore, so that no template sees one in place of an entry: Jinja tries
+    attributes before entries.
+    """
 
     def __init__(self, message: Message):
         super().__init__(message)
-        self._plain = dict(message)  # the same, to be read without notice
+        self._plain = dict(message)  # a copy whose entries can be read without being recorded
         self._read: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:

@@ -1,10 +1,10 @@
-"""The folder of engines that were built from model directories: what is in it, who uses it, how much of it is kept.
+"""Manages the folder of engines that were built from model directories: lists, locks, removes and limits them.
 
-<cache>/tensorwright/engines/<key>          an engine; the folder's time of change is when it was last opened
-<cache>/tensorwright/engines/<key>.lock     locked by who builds or removes (alone) or runs it (shared); its text
-                                            says of what model it is
-<cache>/tensorwright/engines/<key>.partial  an engine being put in place or removed
-<cache>/tensorwright/engines/.<key>.partial.*  a build under way, or one that was killed
+<cache>/tensorwright/engines/<key>          an engine; the folder's time of change is the time of its last opening
+<cache>/tensorwright/engines/<key>.lock     the engine's lock: a process that builds or removes the engine holds it
+                                            alone, processes that run the engine share it; its text names the model
+<cache>/tensorwright/engines/<key>.partial  an engine that is being put in place or removed
+<cache>/tensorwright/engines/.<key>.partial.*  a build that runs, or that was killed
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tensorwright.json_text import read_json
 from tensorwright.sizes import parse_size
 
 _BESIDE = re.compile(r"\.([^.]+)\.partial\.")
-"""How the builder names what it writes before it is put at <key>.partial."""
+"""Matches the builder's names for an engine that it writes before it moves the engine to <key>.partial."""
 SIZE_VARIABLE = "TENSORWRIGHT_CACHE_SIZE"
 DEFAULT_SIZE = "50GiB"
 
@@ -35,35 +35,38 @@ class CacheEntry:
     key: str
     path: Path
     model: str | None
-    """The directory it was built from; None if it is not known."""
+    """The model directory from which the engine was built; None if it is not known."""
     dtype: str | None
     size: int
-    """Bytes."""
+    """The size in bytes."""
     used: float
-    """When it was last opened or built, in seconds since 1970."""
+    """The time at which the engine was last opened or built, in seconds since 1970."""
     in_use: bool
-    """Whether a process runs, builds or removes it now."""
+    """Whether a process runs, builds or removes the engine now."""
 
 
 def cache_root() -> Path:
-    """$XDG_CACHE_HOME/tensorwright/engines; the specification says to ignore a relative XDG_CACHE_HOME."""
+    """Returns $XDG_CACHE_HOME/tensorwright/engines. A relative XDG_CACHE_HOME is ignored, as its specification says."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tensorwright" / "engines"
 
 
 def cache_limit() -> int:
-    """How many bytes the cache may hold after a build: $TENSORWRIGHT_CACHE_SIZE, such as "20GiB"."""
+    """Returns how many bytes the cache may hold after a build: $TENSORWRIGHT_CACHE_SIZE, such as "20GiB"."""
     return parse_size(os.environ.get(SIZE_VARIABLE, DEFAULT_SIZE), SIZE_VARIABLE)
 
 
 def take_lock(root: Path, key: str, *, alone: bool) -> IO[str]:
-    """Waits for the lock of an engine. alone: nobody else may hold it; otherwise others may share it. The lock is given
-    back when the file is closed, or by the kernel when the process ends."""
+    """Waits for the lock of an engine and returns the locked file.
+
+    alone: True excludes all other holders; False shares the lock with others. Closing the file releases the lock; if
+    the process ends, the kernel releases it.
+    """
     return _flock(root / f"{key}.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
 
 
 def try_lock(root: Path, key: str, *, alone: bool) -> IO[str] | None:
-    """Takes the lock of an engine as take_lock() does, but does not wait. None if somebody else holds it."""
+    """Takes the lock of an engine as take_lock() does, but does not wait. Returns None if another process holds it."""
     try:
         return _flock(root / f"{key}.lock", (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -82,18 +85,18 @@ def _flock(path: Path, kind: int) -> IO[str]:
         except BlockingIOError:
             file.close()
             raise
-        file.close()  # who removed the engine removed this lock with it: take the one that others see
+        file.close()  # another process removed the engine with this lock file, so lock the new file
 
 
 def note_model(lock: IO[str], model: Path, dtype: str) -> None:
-    """Writes into a lock of its own what the engine is built from."""
+    """Writes into the engine's lock file, which the caller holds alone, from what the engine is built."""
     lock.truncate(0)
     lock.write(json.dumps({"model": str(model.resolve()), "dtype": dtype}))
     lock.flush()
 
 
 def cache_entries(root: Path) -> list[CacheEntry]:
-    """All of them, the longest unused first."""
+    """Returns all engines of the cache, the longest unused first."""
     names = os.listdir(root) if root.is_dir() else []
     keys = {name.removesuffix(".partial") for name in names if not name.endswith(".lock") and name[0] != "."}
     keys |= {match[1] for name in names if (match := _BESIDE.match(name))}
@@ -102,7 +105,10 @@ def cache_entries(root: Path) -> list[CacheEntry]:
 
 
 def remove_entry(root: Path, key: str) -> bool:
-    """Removes an engine unless somebody uses it; False if so. It is gone for others before its first file is."""
+    """Removes an engine. Returns False, and removes nothing, if a process uses the engine.
+
+    The engine is renamed before its files are deleted, so no other process can open a part of it.
+    """
     lock = try_lock(root, key, alone=True)
     if lock is None:
         return False
@@ -118,12 +124,12 @@ def remove_entry(root: Path, key: str) -> bool:
 
 
 def trim_cache(root: Path, limit: int) -> list[str]:
-    """Removes what killed builds and removals left, and the longest unused engines until `limit` bytes are left or all
-    others are in use; their keys."""
+    """Removes the remains of killed builds and removals, and then the longest unused engines until the cache has at
+    most `limit` bytes or all others are in use. Returns the removed keys."""
     entries = cache_entries(root)
     total = sum(entry.size for entry in entries)
     removed = []
-    for entry in sorted(entries, key=lambda entry: entry.path.is_dir()):  # first what a killed process left
+    for entry in sorted(entries, key=lambda entry: entry.path.is_dir()):  # the remains of killed processes come first
         if total <= limit and entry.path.is_dir():
             break
         if remove_entry(root, entry.key):
@@ -133,7 +139,10 @@ def trim_cache(root: Path, limit: int) -> list[str]:
 
 
 def find_entries(root: Path, beginnings: tuple[str, ...]) -> list[CacheEntry]:
-    """The entries whose keys begin so, one each; all without any. InvalidOptionError if there is none or more."""
+    """Returns the one entry whose key starts with each of `beginnings`; all entries if there are no beginnings.
+
+    Raises InvalidOptionError for a beginning of no key or of several keys.
+    """
     entries = cache_entries(root)
     found = {}
     for beginning in beginnings:
@@ -159,7 +168,8 @@ def _entry(root: Path, key: str) -> CacheEntry:
 
 
 def _partial_folders(root: Path, key: str) -> list[Path]:
-    """Of builds and removals of this engine, under way or killed. Whoever has its lock alone may remove them."""
+    """Returns the folders of builds and removals of this engine that run or were killed. Only a process that holds the
+    engine's lock alone may remove them."""
     beside = [root / name for name in os.listdir(root) if (match := _BESIDE.match(name)) and match[1] == key]
     return [root / f"{key}.partial", *beside]
 
@@ -168,7 +178,7 @@ def _noted_model(path: Path) -> tuple[str | None, str | None]:
     try:
         noted = read_json(path.read_bytes())
         return str(noted["model"]), str(noted["dtype"])
-    except (OSError, ValueError, TypeError, KeyError):  # of an older version, or being written
+    except (OSError, ValueError, TypeError, KeyError):  # an older version wrote the file, or it is being written
         return None, None
 
 
@@ -185,6 +195,6 @@ def _size(folder: Path) -> int:
         for name in names:
             try:
                 total += os.lstat(os.path.join(place, name)).st_size
-            except OSError:  # removed in between
+            except OSError:  # another process has removed the file
                 continue
     return total

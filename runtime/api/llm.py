@@ -1,4 +1,4 @@
-"""LLM: an engine that answers prompts. The Python door to the runtime."""
+"""Defines LLM, an engine that answers prompts. It is the Python interface of the runtime."""
 
 from __future__ import annotations
 
@@ -42,35 +42,40 @@ from tensorwright.sizes import parse_size
 
 
 class LLM(StrictKeywords):
-    """A running engine. Thread-safe; use it as a context manager, or call `shutdown`. It works in the process that made
-    it: a fork of that process gets ForkedEngineError from every call but `shutdown`, which does nothing there.
+    """A running engine. It is thread-safe; use it as a context manager, or call `shutdown`.
+
+    It works only in the process that made it. In a fork of that process every call raises ForkedEngineError, except
+    `shutdown`, which does nothing there.
 
     model: an engine, or a Hugging Face model directory, which is built once and kept in the user's
         cache (this needs the build extra).
-    kv_cache_memory: bytes or text such as "512MiB"; None: half of the memory that the weights leave free (as the
-        control group limits it), at most what a full batch of the longest sequences can use.
-    max_batch_size: most completions that run at once; None: 64, or max_num_tokens where that is less. max_num_tokens:
-        most tokens of one step, prompt chunks included; None: 512. A TensorRT engine that was built for less has that
-        as its default.
-    max_prefill_chunk: most tokens of one prompt in one step, so that long prompts delay the others less; None: no cap.
-    max_prompt_logprob_rows: most prompt tokens that one step scores for prompt_logprobs; each takes the memory of a row
-        of logits, once it is used.
-    threads: None: one per physical core that this process may use. On a GPU they only draw the tokens.
-    load: "map" the weights (shared with other processes, read as needed) or "copy" them into private memory; the
-        choice is of target cpu alone.
-    enable_prefix_caching: keep keys and values of finished prompts for later ones with the same beginning. None: where
-        the engine's target can, which all but onnx do.
-    guided_vocabulary: when the vocabulary is read for guided decoding, which may take seconds: "lazy", at the first
-        guided request, or "eager", in a thread that starts as soon as the engine is there. No other request waits.
-    max_queue_size: requests that may wait; one more raises QueueFullError (`generate` waits instead).
-    dtype: of a build from a model directory: "auto", "float32" or "bfloat16" (short names: "bf16", "fp32").
-    quantize: of a build from a model directory: formats of the weights, as `build` takes them ("int4", "int8:g64",
-        "w8a8", "int4,lm_head=int8"); None keeps them in dtype.
-    kv_cache_dtype: of a build from a model directory: "auto", the type of the activations, or "int8".
-    chat_template: what `chat` and the server use unless a call says otherwise: Jinja text instead of the model's, or
-        the name of one of the model's templates. None: the model's own, chosen as transformers does.
-    generation_config: whose sampling defaults hold where a call has no parameters: "model", those that its
-        generation_config.json names, or "neutral", those of SamplingParams alone.
+    kv_cache_memory: bytes or a text such as "512MiB"; None means half of the memory that the weights leave free (within
+        the control group's limit), at most what a full batch of the longest sequences can use.
+    max_batch_size: the most completions that run at once; None means 64, or max_num_tokens if that is less. A TensorRT
+        engine that was built for less has that as its default.
+    max_num_tokens: the most tokens of one step, with prompt chunks; None means 512. A TensorRT engine that was built
+        for less has that as its default.
+    max_prefill_chunk: the most tokens of one prompt in one step, so that long prompts delay other requests less; None
+        means no limit of its own.
+    max_prompt_logprob_rows: the most prompt tokens that one step scores for prompt_logprobs; each takes the memory of a
+        row of logits from its first use on.
+    threads: the number of worker threads; None means one per physical core that this process may use. On a GPU the
+        threads only draw the tokens.
+    load: "map" maps the weights (shared with other processes, read as needed), "copy" copies them into private memory.
+        Only target cpu has the choice.
+    enable_prefix_caching: True keeps the keys and values of finished prompts for later prompts with the same beginning.
+        None means True if the engine's target can do it; all targets but onnx can.
+    guided_vocabulary: the time at which the vocabulary is read for guided decoding, which may take seconds: "lazy" at
+        the first guided request, "eager" in a thread that starts right after the engine. No other request waits.
+    max_queue_size: the requests that may wait; one more raises QueueFullError (`generate` waits instead).
+    dtype: for a build from a model directory: "auto", "float32" or "bfloat16" (short names: "bf16", "fp32").
+    quantize: for a build from a model directory: the formats of the weights, as `build` takes them ("int4", "int8:g64",
+        "w8a8", "int4,lm_head=int8"); None keeps the weights in dtype.
+    kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, or "int8".
+    chat_template: the template of `chat` and the server, unless a call names another one: Jinja text, or the name of
+        one of the model's templates. None means the model's own template, chosen as transformers chooses it.
+    generation_config: the source of the sampling defaults of a call without parameters: "model" is the model's
+        generation_config.json, "neutral" is SamplingParams alone.
     Raises EngineError, InvalidOptionError, OutOfMemoryError, MissingDependencyError.
     """
 
@@ -115,7 +120,7 @@ class LLM(StrictKeywords):
         )
         find(EngineFields, "guided_vocabulary").check(guided_vocabulary)
         path = _path_of(model)
-        if is_model(path):  # its build may take minutes: what it cannot have is refused before
+        if is_model(path):  # a build may take minutes, so wrong limits must be refused before it
             options = options.with_limits(DEFAULT_LIMITS)
         self.engine, self._lease = _engine_of(path, BuildChoices(dtype, quantize, kv_cache_dtype))
         if chat_template is not None:
@@ -127,7 +132,7 @@ class LLM(StrictKeywords):
         engine, self.options = native.start_engine(self.engine, options)
         self._client = EngineClient(engine)
         self._finalizer = weakref.finalize(self, self._client.close_dropped)
-        self._finalizer.atexit = False  # the client itself closes then
+        self._finalizer.atexit = False  # at the interpreter's exit the client closes itself
         stats = self._client.stats()
         groups = tuple((group["window"], group["total_blocks"]) for group in stats["groups"])
         self._capacity = Capacity(groups, stats["block_size"], self.options.max_batch_size)
@@ -135,7 +140,7 @@ class LLM(StrictKeywords):
             vocabulary_reader(self.engine).start()
 
     @overload
-    def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too; this one comes first
+    def generate(  # type: ignore[overload-overlap]  # a string is a sequence of strings too
         self,
         prompts: str | PromptDict | RenderedPrompt,
         sampling_params: SamplingParams | None = None,
@@ -153,12 +158,12 @@ class LLM(StrictKeywords):
     ) -> list[RequestOutput]: ...
 
     def generate(self, prompts: Any, sampling_params: Any = None, *, progress: bool = False) -> Any:
-        """Generates for one prompt or many, and waits for all.
+        """Generates the outputs of one prompt or many, and waits for all.
 
-        One prompt (a string or a dict) gives one RequestOutput, a list gives a list in the same order. Parameters:
-        one for all prompts, or a list with one per prompt. Every prompt is checked before any work starts; if a
-        request fails later, the others are aborted and its error is raised. progress: a bar on standard error.
-        sampling_params: None: default_sampling_params.
+        One prompt (a string or a dict) gives one RequestOutput, a list gives a list in the same order. Every prompt is
+        checked before any work starts; if a request fails later, the others are aborted and its error is raised.
+        sampling_params: one SamplingParams for all prompts, or a list with one per prompt; None means
+        default_sampling_params. progress: True shows a bar on standard error.
         """
         self._client.check_process()
         single = isinstance(prompts, (str, bytes, dict)) or not hasattr(prompts, "__iter__")
@@ -172,7 +177,7 @@ class LLM(StrictKeywords):
                 for handle in handles:
                     outputs.append(handle.result())
                     advance(1)
-        except BaseException:  # an interrupt too: nothing may go on unseen
+        except BaseException:  # after an interrupt too, no request may go on without a reader
             for handle in handles:
                 handle.abort()
             raise
@@ -190,13 +195,15 @@ class LLM(StrictKeywords):
     ) -> Any:
         """Answers a conversation, or a list of conversations, as `generate` answers prompts.
 
-        messages: dicts with "role" and "content", handed to the model's chat template as they are, but that the role
-        "developer" becomes "system" where the template does not know it. A name that the template does not read is
-        refused. chat_template: Jinja text instead of the model's, or the name of one of the model's templates.
-        add_generation_prompt: end with the start of the assistant's answer. template_variables: what else the template
-        looks at, such as tools or enable_thinking; tools and documents that it never reads are refused.
+        messages: dicts with "role" and "content". The chat template gets them unchanged, except that the role
+        "developer" becomes "system" if the template does not know it. A name that the template does not read is
+        refused.
+        chat_template: Jinja text that replaces the model's template, or the name of one of the model's templates.
+        add_generation_prompt: True ends the prompt with the start of the assistant's answer.
+        template_variables: further variables for the template, such as tools or enable_thinking; tools and documents
+        that the template never reads are refused.
         """
-        from tensorwright.runtime.api.chat import (  # Jinja takes as long to import as all else
+        from tensorwright.runtime.api.chat import (  # importing Jinja takes as long as all other imports together
             chat_prompt,
             is_conversation,
         )
@@ -211,65 +218,84 @@ class LLM(StrictKeywords):
         return self.generate(prompts[0] if single else prompts, sampling_params, progress=progress)
 
     def generate_async(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> RequestHandle:
-        """Starts one request and returns at once; see RequestHandle. Raises typed errors before work starts."""
+        """Starts one request and returns its RequestHandle at once. Raises typed errors before any work starts."""
         self._client.check_process()
         params = self.default_sampling_params if sampling_params is None else sampling_params
         return self._submit(check_request(prompt, params, self.engine, self._capacity))
 
     def abort(self, request_id: int) -> bool:
-        """Ends a request soon, from any thread: it finishes with finish_reason "abort" and what it has. False if it has
-        ended, or never was."""
+        """Ends a request soon, from any thread. The request finishes with finish_reason "abort" and its output so far.
+
+        Returns False if the request has ended already, or never existed.
+        """
         return self._client.abort_for_caller(request_id)
 
     def get_stats(self) -> dict[str, Any]:
-        """Counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
+        """Returns counters of the running engine: blocks, queue lengths, steps, tokens, preemptions, prefix hits."""
         return self._client.stats()
 
     @property
     def default_sampling_params(self) -> SamplingParams:
-        """What holds where a call has no parameters: the model's defaults over those of SamplingParams. Parameters that
-        are given hold as a whole: to change one of these, take dataclasses.replace."""
+        """The parameters of a call without sampling_params: the model's defaults, and SamplingParams' for the rest.
+
+        The sampling_params of a call replace all of them. To change only one, use dataclasses.replace.
+        """
         return SamplingParams(**self.sampling_defaults)
 
     @property
     def tokenizer(self) -> LLMTokenizer:
-        """Text to token ids and back: encode, decode, count. InvalidRequestError for an engine without a tokenizer."""
+        """The tokenizer, with encode, decode and count. Raises InvalidRequestError for an engine without a
+        tokenizer."""
         return LLMTokenizer(self.engine)
 
     @property
     def max_seq_len(self) -> int:
-        """Most tokens of a request, prompt and output together, that the engine was built for."""
+        """The most tokens of a request, prompt and output together, for which the engine was built."""
         return self.engine.max_seq_len
 
     @property
     def running(self) -> bool:
-        """Whether it takes requests: it was not shut down, and its loop is alive."""
+        """Whether the engine takes requests: it was not shut down, and its loop runs."""
         return self._client.running
 
     @property
     def stalled_seconds(self) -> float:
-        """For how long it has had requests, and has ended no step nor made anything for any of them; 0 without
-        requests. One that grows beyond the longest step tells of an engine that is stuck. It costs nothing to ask."""
+        """The seconds for which the engine has had requests, but has ended no step and made no output; 0 without
+        requests.
+
+        If the number grows beyond the longest step, the engine is stuck. Reading it costs nothing.
+        """
         return self._client.stalled_seconds
 
     def add_observer(self, observer: Observer) -> None:
-        """observer(output, error) is called for every request that ends from now on, in the thread that all requests
-        wait for, so it must be quick. error: what the request raises; output then holds what it had."""
+        """Calls observer(output, error) for every request that ends from now on.
+
+        All requests wait for the thread that calls it, so the observer must be quick. error: the error that the request
+        raises, or None; with an error, output is the output so far.
+        """
         self._client.add_observer(observer)
 
     def profile(self, enable: bool) -> None:
-        """Measures every instruction of the steps that follow, from zero, or stops. It costs less than a microsecond
-        each."""
+        """Starts to measure every instruction of the following steps, from zero, or stops. enable: False stops.
+
+        The measurement takes less than a microsecond per instruction.
+        """
         self._client.profile(enable)
 
     def get_profile(self) -> dict[str, Any]:
-        """What was measured, by phase ("prefill", "decode", "mixed"): "steps" (steps, tokens, sequences, rows, ns) and
-        "instructions", for each its name, op, calls, ns, bytes and ops (operations)."""
+        """Returns the measurements by phase ("prefill", "decode", "mixed").
+
+        Each phase has "steps" (steps, tokens, sequences, rows, ns) and "instructions", a list with the name, op, calls,
+        ns, bytes and ops (operations) of each instruction.
+        """
         return self._client.read_profile()
 
     def shutdown(self, drain: bool = False, timeout: float = 30.0) -> None:
-        """Stops the engine; a second call does nothing. drain: let requests finish first, for `timeout` seconds;
-        those that are left raise RequestAbortedError where they are waited for."""
+        """Stops the engine; a second call does nothing.
+
+        drain: True lets requests finish first, for at most `timeout` seconds. The remaining requests raise
+        RequestAbortedError in the callers that wait for them.
+        """
         self._client.close(drain, timeout)
         vocabulary_reader(self.engine).close()
         if self._lease is not None:
@@ -304,8 +330,8 @@ class LLM(StrictKeywords):
 
 
 def is_model(path: Path) -> bool:
-    """Whether it is a Hugging Face model directory, of which an engine is to be built."""
-    # os.path's say False of a name that no file can have, where Path's raise.
+    """Whether the path is a Hugging Face model directory, from which an engine must be built."""
+    # The functions of os.path return False for a name that no file can have, but the methods of Path raise.
     return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / CONFIG)
 
 
@@ -316,7 +342,7 @@ def _path_of(model: str | Path) -> Path:
 
 
 def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | None]:
-    """Opens the engine, or the cached engine of a model directory with what keeps it there."""
+    """Opens the engine, or the cached engine of a model directory. Returns it with its lease in the cache, or None."""
     choices.check()
     if is_model(path):
         cached = engine_for_model(path, choices)
@@ -327,7 +353,8 @@ def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
 
 
 def _check_built(engine: EngineDir, choices: BuildChoices) -> None:
-    """Raises InvalidOptionError unless the engine was built as the choices say; those that are left out ask nothing."""
+    """Raises InvalidOptionError unless the engine was built as the choices say. A choice that is left out fits any
+    engine."""
     path, dtype, quantize, cache = engine.path, choices.dtype, choices.quantize, choices.kv_cache_dtype
     if dtype not in ("auto", *DTYPES):
         raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")

@@ -1,8 +1,8 @@
-"""Engines built from model directories on first use, kept in the user's cache (engine_cache.py).
+"""Builds engines from model directories on first use, and keeps them in the user's cache (engine_cache.py).
 
-The key covers what the engine depends on, without reading gigabytes: the directory, the names, sizes and times of
-its files, what was chosen (dtype, formats of quantized weights, the type of the KV cache) and the version of
-Tensorwright.
+The key of an engine covers everything on which the engine depends, without reading gigabytes: the directory; the names,
+sizes and times of its files; the choices (dtype, formats of quantized weights, type of the KV cache); and the version
+of Tensorwright.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from tensorwright.runtime.api.engine_cache import cache_limit, cache_root, note_
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 
 Builder = Callable[[Path, Path, BuildChoices], object]
-"""(model directory, where the engine goes, choices): builds the engine."""
+"""A function of (model directory, path of the engine, choices) that builds the engine."""
 
 
 @dataclass(frozen=True)
 class CachedEngine:
-    """An engine of the cache. It is not removed while `lease` is open; None where the cache cannot be written to."""
+    """An engine of the cache.
+
+    lease: a shared lock; the engine is not removed while this file is open. None if the cache cannot be written to.
+    """
 
     path: Path
     lease: IO[str] | None
@@ -54,20 +57,23 @@ def is_cached(model: Path, choices: BuildChoices) -> bool:
 
 
 def engine_for_model(model: Path, choices: BuildChoices, build: Builder | None = None) -> CachedEngine:
-    """The cached engine of a model directory, built first if need be. One process builds, others wait for it."""
+    """Returns the cached engine of a model directory, and builds it first if necessary.
+
+    One process builds the engine, and other processes wait for it.
+    """
     root, key = cache_root(), cache_key(model, choices)
     if (root / key).is_dir() and not os.access(root, os.W_OK):
         return CachedEngine(root / key, None)
-    limit = cache_limit()  # a wrong value is told before minutes of building
+    limit = cache_limit()  # a wrong value must raise its error before minutes of building
     while True:
         lease = _lock(root, key, alone=False)
         if (root / key).is_dir():
-            os.utime(root / key)  # engines that are not used are the first to go
+            os.utime(root / key)  # trim_cache() removes the longest unused engines first
             return CachedEngine(root / key, lease)
         lease.close()
         build = build or _import_builder()
         with _lock(root, key, alone=True) as lock:
-            if not (root / key).is_dir():  # else another process built it while we waited
+            if not (root / key).is_dir():  # if it exists now, another process built it while this one waited
                 _build(lock, root / key, model, choices, build)
                 trim_cache(root, limit)
 
@@ -84,7 +90,8 @@ def _build(lock: IO[str], engine: Path, model: Path, choices: BuildChoices, buil
 
 
 def open_cached(engine: Path) -> EngineDir:
-    """Opens an engine of the cache. If it is damaged, the remedy is to remove it: it is built anew on the next use."""
+    """Opens an engine of the cache. The EngineError for a damaged engine says to remove it; its next use builds it
+    again."""
     try:
         return open_engine(engine, read_tokenizer=True)
     except EngineError as error:
@@ -94,7 +101,7 @@ def open_cached(engine: Path) -> EngineDir:
 
 
 def require_build_extra(what: str) -> None:
-    """MissingDependencyError unless the packages of the build extra are installed; imports none of them."""
+    """Raises MissingDependencyError unless the packages of the build extra are installed. It imports none of them."""
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingDependencyError(
@@ -105,7 +112,7 @@ def require_build_extra(what: str) -> None:
 
 def _import_builder() -> Builder:
     require_build_extra("building an engine from a model directory")
-    # The one import of the builder below runtime/: lazy, so that running an engine needs no build packages.
+    # This is the only import of the builder in runtime/. It is lazy, so that running an engine needs no build packages.
     from tensorwright.builder.build import build
 
     return lambda model, out, choices: build(model, out, target="cpu", **vars(choices))

@@ -1,4 +1,4 @@
-"""An engine's threads exist in the process that made it, and in no fork of that process."""
+"""Detects forks: an engine's threads exist only in the process that made it, and in no fork of that process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class HomeProcess:
         return os.getpid() == self._id
 
     def check(self) -> None:
-        """Raises ForkedEngineError in a fork. To be called before any lock is taken: a thread that held it is gone."""
+        """Raises ForkedEngineError in a fork. Callers take locks only after it, because in a fork nobody releases a
+        lock that another thread held."""
         if not self.is_here:
             raise ForkedEngineError(
                 f"the LLM was made in process {self._id} and its engine runs there alone, this is process "
@@ -29,7 +30,7 @@ class HomeProcess:
 
 
 class ProcessLock:
-    """A lock of a whole module. A fork finds it free, though a thread of the parent held it."""
+    """A lock of a whole module. It is free in a new fork, even if a thread of the parent process holds it."""
 
     def __init__(self) -> None:
         self._renew()

@@ -1,4 +1,4 @@
-"""What this machine offers, as the containers around the process limit it: memory and processors."""
+"""Finds how much memory and how many processors this process may use, within the limits of its containers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ CPUS = Path("/sys/devices/system/cpu")
 
 
 def available_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Bytes that may still be taken: the kernel's estimate, or less if a control group above us leaves less."""
+    """Returns the bytes that the process may still take: the kernel's estimate, or what its control groups leave if
+    that is less."""
     room = _meminfo(proc)["MemAvailable"]
     for folder, limit, used, reclaimable in _memory_groups(proc, cgroup):
         most = _number(folder / limit)
         if most is not None:
-            # Clean file pages count as used, but are given up when memory is asked for.
+            # Clean file pages count as used, but the kernel gives them up when a process asks for memory.
             taken = (_number(folder / used) or 0) - _stat(folder / "memory.stat", reclaimable)
             room = min(room, max(0, most - taken))
     return room
 
 
 def default_threads(proc: Path = PROC, cgroup: Path = CGROUP, cpus: Path = CPUS) -> int:
-    """One per physical core that this process may run on, but no more than the control groups' quota."""
+    """Returns the number of physical cores that this process may use, at most the quota of its control groups."""
     allowed = os.sched_getaffinity(0)
     cores = {_core(cpus, cpu) for cpu in allowed}
     quotas = [quota for folder in _groups(proc, cgroup, "cpu") if (quota := _cpu_quota(folder)) is not None]
@@ -34,7 +35,7 @@ def default_threads(proc: Path = PROC, cgroup: Path = CGROUP, cpus: Path = CPUS)
 
 
 def choose_threads(asked: int | None) -> int:
-    """What was asked for, or the default. Warns of more threads than processors that this process may run on."""
+    """Returns `asked`, or default_threads() if it is None. Warns if `asked` is more than the process's processors."""
     if asked is None:
         return default_threads()
     processors = len(os.sched_getaffinity(0))
@@ -51,12 +52,12 @@ def choose_threads(asked: int | None) -> int:
 def _core(cpus: Path, cpu: int) -> tuple[int, int]:
     topology = cpus / f"cpu{cpu}" / "topology"
     core = _number(topology / "core_id")
-    # Without topology (some virtual machines), every processor counts as a core.
+    # Some virtual machines have no topology. Then every processor counts as a core.
     return (-1, cpu) if core is None else (_number(topology / "physical_package_id") or 0, core)
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """Processors' worth of time that a group may use, None without a limit. Version 2 first, then 1."""
+    """Returns how many processors' time a group may use; None means no limit. Tries cgroup version 2 first, then 1."""
     both = _words(folder / "cpu.max")
     quota, period = both if len(both) == 2 else (_word(folder / f"cpu.cfs_{part}_us") for part in ("quota", "period"))
     if quota.isdigit() and period.isdigit() and int(period) > 0:
@@ -65,14 +66,14 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _memory_groups(proc: Path, cgroup: Path) -> list[tuple[Path, str, str, str]]:
-    """(folder, limit file, usage file, reclaimable key) of every control group around this process."""
+    """Returns (folder, limit file, usage file, key of reclaimable bytes) for each control group of this process."""
     version_2 = ("memory.max", "memory.current", "inactive_file")
     version_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     return [(folder, *names) for folder in _groups(proc, cgroup, "memory") for names in (version_2, version_1)]
 
 
 def _groups(proc: Path, cgroup: Path, controller: str) -> list[Path]:
-    """The folders of this process's group and of all above it, in either version's layout."""
+    """Returns the folders of this process's group and of all groups above it, in the layout of either version."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -82,7 +83,7 @@ def _groups(proc: Path, cgroup: Path, controller: str) -> list[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        # Version 1 mounts each controller in a folder of its own. In a container, the group's own folder is the root.
+        # Version 1 mounts each controller in its own folder. In a container, the group's own folder is the root.
         root = cgroup / controllers if controllers else cgroup
         inside = Path(path.lstrip("/"))
         folders += [root / part for part in (inside, *inside.parents)]
@@ -92,7 +93,7 @@ def _groups(proc: Path, cgroup: Path, controller: str) -> list[Path]:
 
 
 def _meminfo(proc: Path) -> dict[str, int]:
-    """/proc/meminfo in bytes."""
+    """Returns the entries of /proc/meminfo, in bytes."""
     lines = (proc / "meminfo").read_text().splitlines()
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
 
@@ -109,7 +110,7 @@ def _word(path: Path) -> str:
 
 
 def _number(path: Path) -> int | None:
-    """The file's number; None if there is no such file or it says "max"."""
+    """Returns the number in a file; None if the file does not exist or contains "max"."""
     word = _word(path)
     return int(word) if word.isdigit() else None
 

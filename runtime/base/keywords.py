@@ -1,4 +1,4 @@
-"""Refusing keywords that do not exist, with the nearest name that does."""
+"""Refuses keywords that do not exist, and suggests the most similar names that do."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tensorwright.errors import InvalidOptionError
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """A clause that names what `name` probably meant, or everything there is."""
+    """Returns a clause for an error: it names the known names most similar to `name`, or all known names."""
     known = sorted(known)
-    begun = [other for other in known if len(name) > 2 and other.startswith(f"{name}_")]  # stop: stop_token_ids
+    begun = [other for other in known if len(name) > 2 and other.startswith(f"{name}_")]  # "stop" finds stop_token_ids
     near = begun or difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
 
 
 class StrictKeywords:
-    """Base of classes whose constructor refuses an unknown keyword with InvalidOptionError.
+    """The base of classes whose constructor refuses an unknown keyword with InvalidOptionError.
 
-    The check sits in __new__, so the typed signature of __init__ stays what callers and checkers see.
+    __new__ does the check, so callers and type checkers still see the typed signature of __init__.
     """
 
     def __new__(cls, *args: Any, **keywords: Any) -> Any:

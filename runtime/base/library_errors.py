@@ -1,4 +1,4 @@
-"""What a request ends with where a library fails at it in a way that it does not foresee."""
+"""Turns an unforeseen failure of a library into an error with which a request can end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tensorwright.errors import LibraryError
 
 
 def as_error(error: BaseException) -> Exception:
-    """What a request may end with: the error itself, or the LibraryError that tells of a panic or an exit."""
+    """Returns the error if it is an Exception; for a panic or an exit, returns a LibraryError that describes it."""
     if isinstance(error, Exception):
         return error
     typed = LibraryError(

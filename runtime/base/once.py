@@ -1,4 +1,4 @@
-"""Values that are computed when they are first asked for, once, by any number of threads, and kept with an object."""
+"""Computes a value on its first use, once for all threads, and keeps it as long as the object that it belongs to."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LOCK = "_once_lock"
 
 
 class once(Generic[T]):
-    """functools.cached_property with a lock of each object.
+    """A functools.cached_property with one lock for each object.
 
-    Python 3.11 has one lock for all objects of a class, so that reading one engine's tokenizer would hold up all
-    others; Python 3.12 has none, so that two threads could compute the value twice.
+    Python 3.11 has one lock for all objects of a class, so a thread that reads one engine's tokenizer would block all
+    other engines. Python 3.12 has no lock, so two threads could compute the value twice.
     """
 
     def __init__(self, compute: Callable[[Any], T]):
@@ -34,17 +34,18 @@ class once(Generic[T]):
     def __get__(self, instance: object | None, owner: type) -> Any:
         if instance is None:
             return self
-        return _computed_once(instance, self._name, self._compute)  # later reads find the attribute, and not this
+        # This stores the value as an attribute of the instance. Later reads find that attribute and do not come here.
+        return _computed_once(instance, self._name, self._compute)
 
 
 def kept_with(owner: Owner, make: Callable[[Owner], T]) -> T:
-    """What make(owner) returns. It is made once and kept as long as the owner lives."""
+    """Returns the result of make(owner), which runs once. The result lives as long as the owner."""
     return _computed_once(owner, f"{make.__module__}.{make.__qualname__}", make)
 
 
 def _computed_once(instance: Owner, name: str, compute: Callable[[Owner], T]) -> T:
-    values = vars(instance)  # can be written to even where the instance is a frozen dataclass
-    with values.setdefault(_LOCK, threading.RLock()):  # one step of the interpreter, so all threads get the same
+    values = vars(instance)  # this dict can be written to even if the instance is a frozen dataclass
+    with values.setdefault(_LOCK, threading.RLock()):  # setdefault is atomic, so all threads get the same lock
         if name not in values:
             values[name] = compute(instance)
         return values[name]

@@ -1,4 +1,4 @@
-"""Checks of one value each. What is out of range raises InvalidRequestError with field, range and value."""
+"""Checks single parameters. A value out of range raises InvalidRequestError with the field, the range and the value."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from tensorwright.runtime.base import request_bounds as bounds
 
 MAX_INT32 = 2**31 - 1
 SHOWN_CHARACTERS = 200
-MAX_WORDS = 600  # characters of somebody else's message
+MAX_WORDS = 600  # the most characters of somebody else's message that our messages quote
 SHOWN_WEIGHT = 10_000
-"""Of a value that is spelled out to be shown: to spell 4 MiB takes 100 ms, in which no other thread runs."""
+"""The greatest weight (see `weigh`) of a value that repr() spells out. To spell 4 MiB takes 100 ms, in which no other
+thread runs."""
 
 
 def shown(value: Any) -> str:
-    """The value as an error shows it: a short one whole, of a long one the beginning or only its size."""
+    """Returns the value as an error shows it: a short value whole, of a long one the beginning or only its size."""
     if isinstance(value, (list, tuple, dict, set, frozenset)) and len(value) > SHOWN_CHARACTERS:
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, (str, bytes)):
@@ -27,21 +28,26 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__} too large to show"
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of over 4300 digits, a list in itself many times over
+    except (ValueError, RecursionError):  # for example an integer of over 4300 digits, or a deeply nested list
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "..."
 
 
 def clipped(words: str) -> str:
-    """What others say of a request (llguidance of a grammar, a template of messages), as our messages tell it: they
-    quote at length what clients sent, which may be no Unicode text."""
+    """Returns somebody else's message about a request, shortened and valid Unicode, for a message of ours.
+
+    Such messages (llguidance's about a grammar, a template's about chat messages) quote at length what clients sent,
+    which may not be valid Unicode.
+    """
     text = words[: MAX_WORDS + 1].encode("utf-8", "backslashreplace").decode()
     return text if len(words) <= MAX_WORDS else text[:MAX_WORDS] + "..."
 
 
 def weigh(value: Any, most: int, characters: bool) -> bool:
-    """Whether a value, with all that is in it, is at most so many values; characters: those of its texts count too.
-    It looks no further than that."""
+    """Whether the value and everything inside it add up to at most `most` values. It stops as soon as there are more.
+
+    characters: True counts the characters of texts too.
+    """
     waiting, weight = [value], 0
     while waiting and weight <= most:
         part = waiting.pop()
@@ -61,13 +67,13 @@ def check(name: str, value: Any, holds: bool, must: str) -> None:
 
 
 def check_count(name: str, value: Sized, most: int, what: str) -> None:
-    """what: the name of its parts, in the plural."""
+    """Raises InvalidRequestError for more than `most` parts. what: the name of the parts, in the plural."""
     if len(value) > most:
         raise InvalidRequestError(f"SamplingParams: {name} must have at most {most} {what}, got {len(value)}")
 
 
 def is_int(value: Any) -> bool:
-    """numpy integers count; True does not."""
+    """Whether the value is an integer. numpy's integers are integers; True is not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -80,7 +86,8 @@ def check_range(name: str, value: Any, low: float, high: float) -> None:
 
 
 def real(value: Any) -> float:
-    """The number, or NaN (which no range admits) when it is none, or an integer that no float can hold."""
+    """Returns the number as a float. A value that is no number, or too large for a float, gives NaN, which is in no
+    range."""
     try:
         return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:
@@ -88,7 +95,7 @@ def real(value: Any) -> float:
 
 
 def token_ids(name: str, value: Any, most: int) -> tuple[int, ...]:
-    """As a tuple, so that it hashes. most: ids."""
+    """Checks a list of token ids and returns it as a tuple, which is hashable. most: the most ids that it may have."""
     check(name, value, isinstance(value, (list, tuple)), "a list of token ids")
     check_count(name, value, most, "token ids")
     for token in value:
@@ -97,7 +104,7 @@ def token_ids(name: str, value: Any, most: int) -> tuple[int, ...]:
 
 
 def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """{token: bias}, or such pairs as this returns, sorted."""
+    """Checks biases, {token: bias} or the pairs that this function returns, and returns (token, bias) pairs, sorted."""
     must = f"a dict of token ids and numbers from {-bounds.MAX_BIAS:g} to {bounds.MAX_BIAS:g}, or -inf"
     pairs: Iterable[Any] = () if value is None else value.items() if isinstance(value, dict) else value
     check(name, value, isinstance(value, (dict, tuple, type(None))), must)
@@ -112,7 +119,7 @@ def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
-    """Texts or lists of token ids, none of them empty."""
+    """Checks a list of texts and lists of token ids, none of them empty, and returns it as a tuple."""
     must = "a list of texts and lists of token ids, none empty"
     check(name, value, isinstance(value, (list, tuple)), must)
     check_count(name, value, bounds.BAD_WORDS, "entries")
@@ -125,14 +132,14 @@ def words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
 
 
 def salt(name: str, value: Any) -> None:
-    """None, or a text that is not empty: that would look like none."""
+    """Checks a salt: None, or a text that is not empty, because an empty text would look like no salt."""
     must = f"a text of 1 to {bounds.SALT_LENGTH} characters, or None"
     check(name, value, value is None or (isinstance(value, str) and 1 <= len(value) <= bounds.SALT_LENGTH), must)
     check(name, value, value is None or not any("\ud800" <= letter <= "\udfff" for letter in value), "valid Unicode")
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """One text or several, none of them empty."""
+    """Checks one text or several, none of them empty, and returns them as a tuple."""
     must = "a text or a list of texts, none empty"
     value = () if value is None else (value,) if isinstance(value, str) else value
     check(name, value, isinstance(value, (list, tuple)), must)

@@ -1,4 +1,4 @@
-"""How the benchmarks summarise their measurements."""
+"""Summarises the measurements of benchmarks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def distribution(values: list[float]) -> dict[str, float] | None:
-    """The mean and the PERCENTILES of the values, in their own unit: {"mean": ..., "p50": ...}. None for no values."""
+    """Returns the mean and the PERCENTILES in the values' unit, as {"mean": ..., "p50": ...}; None for no values."""
     if not values:
         return None
     points = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}

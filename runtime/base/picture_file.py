@@ -1,4 +1,4 @@
-"""Where a command is to draw: refused before its work, not after it."""
+"""Checks the name of a file into which a command will draw, before the command begins its work."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tensorwright.errors import InvalidOptionError, reason
 
 
 def check_picture(name: str, option: str) -> Path:
-    """The file that `option` names, an SVG picture that can be written. What is there stays as it is.
+    """Returns the path of the SVG file that `option` names. An existing file stays as it is.
 
-    Raises InvalidOptionError.
+    Raises InvalidOptionError unless the file can be written.
     """
     path = Path(os.path.expanduser(name))
     if path.suffix.lower() != ".svg":
@@ -20,7 +20,7 @@ def check_picture(name: str, option: str) -> Path:
         raise InvalidOptionError(f"{option} must name a file in a folder that exists, got {name!r}")
     was_there = os.path.lexists(path)
     try:
-        path.open("ab").close()  # only this says it for sure: root may write where os.access denies it, and the reverse
+        path.open("ab").close()  # os.access can be wrong in both directions, for example for root, so open the file
     except OSError as error:
         raise InvalidOptionError(
             f"{option} must name a file that can be written, got {name!r} ({reason(error)})"

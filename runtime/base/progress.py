@@ -1,4 +1,4 @@
-"""A progress bar on standard error, only when somebody asked for it."""
+"""Draws a progress bar on standard error if the caller asks for one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(description: str, total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """Yields a function that advances the bar; does nothing when not enabled."""
+    """Yields a function that advances the bar by a number of steps. If not enabled, the function does nothing."""
     if not enabled:
         yield lambda steps: None
         return

@@ -1,13 +1,13 @@
-"""Every number that bounds a request, said once: for SamplingParams, the server's bodies and Triton's tensors alike.
+"""Defines every bound of a request, for SamplingParams, the server's bodies and Triton's tensors.
 
-All are far above what clients send (OpenAI takes 4 stop strings, 2048 prompts and as many messages; vLLM 1024 biases
-and 128 stop tokens), and low enough that a request at all of its bounds holds nobody up. Each one's docstring is its
-line in docs/serving.md.
+All bounds are far above what clients send (OpenAI takes 4 stop strings, 2048 prompts and as many messages; vLLM takes
+1024 biases and 128 stop tokens), and so low that a request at all of its bounds delays nobody. docs/serving.md has a
+line for each bound, which is the docstring here.
 """
 
 from __future__ import annotations
 
-# --- What SamplingParams and GuidedDecodingParams hold, wherever they come from.
+# --- Bounds of SamplingParams and GuidedDecodingParams, whoever makes them.
 
 STOP_STRINGS = 64
 """Texts in `stop`."""
@@ -32,7 +32,7 @@ GRAMMAR_CHOICES = 4096
 SALT_LENGTH = 256
 """Characters of `cache_salt`."""
 
-# --- Ranges of numbers. The sampler computes in single precision, which takes these.
+# --- Ranges of numbers. The sampler computes in single precision, which can represent all of them.
 
 MAX_SEED = 2**64 - 1
 """The largest `seed`."""
@@ -47,7 +47,7 @@ MAX_BIAS = 1e6
 MAX_TIMEOUT = 1e7
 """Seconds of `timeout` in Python."""
 
-# --- What only a body of the server has.
+# --- Bounds of fields that only a body of the server has.
 
 COMPLETIONS = 128
 """Completions of a prompt, `n`."""
@@ -68,7 +68,7 @@ TEMPLATE_VALUES = 2**14
 NAME_LENGTH = 1024
 """Characters of `model`, of `user`, and of a message's or a schema's `name`."""
 
-# --- The JSON of a body, whatever it says.
+# --- Bounds of the JSON of a body, independent of its fields.
 
 BODY_KEYS = 100
 """Keys of a body, and of each message in it; parameters of a Triton request."""

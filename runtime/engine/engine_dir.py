@@ -1,4 +1,4 @@
-"""An engine as the runtime uses it: the checked folder, with its tokenizer and its chat templates."""
+"""Opens an engine for the runtime: it checks the folder, and reads the tokenizer and the chat templates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensorwright.runtime.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class EngineDir(EngineFolder):
-    """A checked engine. What is said of it here comes from config.json or from the files beside it."""
+    """A checked engine. Its properties come from config.json or from the files beside it."""
 
     @property
     def dtype(self) -> str:
@@ -29,7 +29,8 @@ class EngineDir(EngineFolder):
 
     @property
     def quantize_specs(self) -> dict[str, QuantizeSpec]:
-        """The formats of its weights by name: as the build was asked for them, and spelled out. {} without any."""
+        """The formats of quantized weights by name: the name that the build got, and the full spelling. {} without
+        any."""
         return self.config.quantize_specs
 
     @property
@@ -65,7 +66,7 @@ class EngineDir(EngineFolder):
 
     @once
     def eos_token_ids(self) -> list[int]:
-        """The tokens that end a text: `read_eos_token_ids`."""
+        """The tokens that end a text, from `read_eos_token_ids`."""
         return self.read_eos_token_ids()
 
     @once
@@ -75,31 +76,31 @@ class EngineDir(EngineFolder):
 
     @once
     def chat_templates(self) -> dict[str, str]:
-        """Jinja texts by name, "default" first; none for a model that does not chat."""
+        """The Jinja texts of the chat templates by name, "default" first; {} for a model without a chat template."""
         return read_templates(self.path, self.texts, self.tokenizer_settings[0])
 
     @once
     def special_tokens(self) -> list[AddedToken]:
-        """The tokens that these two files call special. tokenizer.json may have more."""
+        """The tokens that the two files of tokenizer_settings call special. tokenizer.json may have more."""
         return special_tokens(*self.tokenizer_settings)
 
     @once
     def tokenizer(self) -> Tokenizer | None:
-        """None for an engine that was built from a checkpoint without one."""
+        """The tokenizer; None for an engine that was built from a checkpoint without one."""
         if TOKENIZER not in self.files:
             return None
         tokenizer = Tokenizer.from_bytes(self.texts[TOKENIZER], self.path / TOKENIZER, self.special_tokens)
-        del self.texts[TOKENIZER]  # tens of MB for a large vocabulary
+        del self.texts[TOKENIZER]  # this frees tens of MB for a large vocabulary
         return tokenizer
 
     def load_text_side(self) -> None:
-        """Reads tokenizer and chat templates now rather than when they are first asked for."""
+        """Reads the tokenizer and the chat templates now rather than on their first use."""
         _ = self.tokenizer, self.chat_templates
 
 
 def open_engine(path: str | Path, *, read_tokenizer: bool = False) -> EngineDir:
     """Opens an engine. Raises EngineError, which names the file and the remedy.
 
-    read_tokenizer: reads the tokenizer while the weights are being checked, rather than when it is first asked for.
+    read_tokenizer: True reads the tokenizer while the weights are being checked; False reads it on its first use.
     """
     return EngineDir.open(path, EngineDir.load_text_side if read_tokenizer else None)

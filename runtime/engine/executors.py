@@ -1,9 +1,9 @@
-"""Who runs the steps of an engine that the C++ core does not run itself, and what an engine's target says of options.
+"""Chooses the executor of an engine by its target, and resolves the options that depend on the target.
 
-Engines of target cpu run in the C++ core. The others have an executor written in Python, which the C++ engine drives:
-an object with facts, allocate, run, copy_block and close (runtime/bindings/python_executor.h), and
-kv_cache_bytes(asked, max_batch_size=, max_num_tokens=, max_rows=), the bytes of its cache. An executor's packages are
-imported when an engine is opened to run.
+Engines of target cpu run in the C++ core. Other engines have an executor in Python, which the C++ engine calls. An
+executor is an object with facts, allocate, run, copy_block and close (runtime/bindings/python_executor.h), and
+kv_cache_bytes(asked, max_batch_size=, max_num_tokens=, max_rows=), which returns the bytes of its cache. The packages
+of an executor are imported when an engine is opened to run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.options import DEFAULT_LIMITS, EngineOptions, RuntimeOptions
 
 ONNX_PROVIDER = "TENSORWRIGHT_ONNX_PROVIDER"
-"""The name of an environment variable: "cuda" or "cpu", which is the default."""
+"""The environment variable that names the provider of ONNX Runtime: "cuda", or "cpu", which is the default."""
 
 
 @dataclass(frozen=True)
 class ExecutorKind:
     """The executors of one target.
 
-    open: makes one, with the engine and its number of threads. describe: what an engine's own files say of it.
-    read_limits: the max_batch_size and max_num_tokens that an engine was built for, {} where a target has no limits.
+    open: makes an executor from the engine and the number of threads.
+    describe: returns the facts that only the engine's own files have.
+    read_limits: returns the max_batch_size and max_num_tokens for which the engine was built; {} for a target without
+    limits.
     """
 
     open: Callable[[EngineDir, int], Any]
@@ -67,22 +69,22 @@ EXECUTORS: dict[str, ExecutorKind] = {
     "tensorrt": _TENSORRT,
     "tensorrt-rtx": _TENSORRT,
 }
-"""By target. A target that is absent runs in the C++ core."""
+"""The executors of each target. A target that is not in this table runs in the C++ core."""
 
 
 def describe_engine(engine: EngineDir) -> dict[str, Any]:
-    """What the engine's own files say of it; {} for targets whose files say nothing more than config.json."""
+    """Returns the facts that the engine's own files have beyond config.json; {} if the target has no such facts."""
     return EXECUTORS[engine.target].describe(engine) if engine.target in EXECUTORS else {}
 
 
 def default_limits(engine: EngineDir) -> dict[str, int]:
-    """DEFAULT_LIMITS, or what the engine was built for where that is less."""
+    """Returns DEFAULT_LIMITS, or the limits for which the engine was built where those are less."""
     built = EXECUTORS[engine.target].read_limits(engine) if engine.target in EXECUTORS else {}
     return {name: min(usual, built.get(name, usual)) for name, usual in DEFAULT_LIMITS.items()}
 
 
 def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: int) -> EngineOptions:
-    """The options with the engine's defaults. InvalidOptionError names an option that the engine's target lacks."""
+    """Returns the options with the engine's defaults. Raises InvalidOptionError for an option that the target lacks."""
     target = TARGETS[engine.target]
     if engine.target in EXECUTORS and options.load != "map":
         raise InvalidOptionError(
@@ -111,8 +113,8 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
 
 
 def require_cpu(engine: EngineDir, what: str) -> None:
-    """InvalidOptionError unless the engine is of target cpu. what: the name of the feature that needs
-    one."""
+    """Raises InvalidOptionError unless the engine is of target cpu. what: the name of the feature that needs target
+    cpu."""
     if engine.target != "cpu":
         raise InvalidOptionError(
             f"{what} needs an engine of target cpu, {engine.path} is of target {engine.target!r}: build the model once "

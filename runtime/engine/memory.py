@@ -1,4 +1,4 @@
-"""How much memory the KV cache takes: what the user says, or a share of what is free."""
+"""Computes the size of the KV cache: the size that the user asks for, or a share of the free memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from tensorwright.runtime.base.host import available_memory
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.sizes import format_size
 
-SHARE = 0.5  # of the memory left beside the weights; the rest is for activations, the page cache and other programs
+# The share of the memory beside the weights. The rest is for activations, the page cache and other programs.
+SHARE = 0.5
 MAX_POPULATED = 1 << 30
-POPULATED_SHARE = 1 / 8  # of the free memory
+POPULATED_SHARE = 1 / 8  # the share of the free memory
 
 
 def check_kv_bytes(asked: int, engine: EngineDir, available: int | None = None) -> int:
-    """What the user asked for, if one block fits in it and it fits in memory; else OutOfMemoryError with numbers."""
+    """Returns `asked`, the bytes that the user asks for.
+
+    available: the free bytes; None means those of this machine. Raises OutOfMemoryError, with numbers, if `asked` is
+    less than one block or more than the free memory.
+    """
     if available is None:
         available = available_memory()
     block = engine.kv_block_bytes
@@ -28,10 +33,10 @@ def check_kv_bytes(asked: int, engine: EngineDir, available: int | None = None) 
 
 
 def populated_bytes(available: int | None = None) -> int:
-    """How much of its memory an engine takes before requests come, page faults and all: 1 GiB, or an eighth of
-    what is free where that is less. The rest of a large cache is taken as it is used.
+    """Returns how many bytes of its memory an engine touches before requests come: 1 GiB, or an eighth of the free
+    memory if that is less. The system provides the rest of a large cache on its first use.
 
-    available: free bytes, None: of this machine.
+    available: the free bytes; None means those of this machine.
     """
     if available is None:
         available = available_memory()
@@ -39,16 +44,16 @@ def populated_bytes(available: int | None = None) -> int:
 
 
 def default_kv_bytes(engine: EngineDir, max_batch_size: int, available: int | None = None) -> int:
-    """Half of the memory left beside the weights, but no more than a full batch of the longest sequences can use.
+    """Returns half of the memory beside the weights, but no more than a full batch of the longest sequences can use.
 
-    available: free bytes, None: of this machine. OutOfMemoryError if not even one block fits.
+    available: the free bytes; None means those of this machine. Raises OutOfMemoryError if not even one block fits.
     """
     if available is None:
         available = available_memory()
     block = engine.kv_block_bytes
     weights = engine.weights.stat().st_size
     useful = block * (-(-engine.max_seq_len // engine.block_size)) * max_batch_size
-    # Mapped weights are page cache, which counts as available; serving from them needs them in memory all the same.
+    # Mapped weights are page cache, which counts as available, but the engine needs them in memory while it runs.
     room = int((available - weights) * SHARE)
     if room < block:
         raise OutOfMemoryError(

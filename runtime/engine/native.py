@@ -1,4 +1,4 @@
-"""The one place that touches the C++ module's types. Imported first by whoever starts an engine."""
+"""Starts C++ engines and executors. It is the only file that uses the C++ module's types for them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
 
 
 def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = None) -> _runtime.Engine:
-    """Starts the C++ engine. executor: of targets other than cpu; it belongs to the engine then."""
+    """Starts the C++ engine. executor: for targets other than cpu; the engine takes it over."""
     runtime = load_module()
     native: _runtime.EngineOptions = runtime.EngineOptions()
     native.kv_cache_bytes = options.kv_cache_bytes
@@ -89,7 +89,7 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
 
 
 def create_executor(engine: EngineDir, threads: int) -> _runtime.CpuExecutor:
-    """Opens the plan and the weights to run steps by hand. The executor's allocate() is yet to call."""
+    """Opens the plan and the weights to run steps by hand. The caller must call allocate() first."""
     require_cpu(engine, "running steps by hand")
     executor: _runtime.CpuExecutor = load_module().CpuExecutor(str(engine.plan), str(engine.weights), threads, "map")
     engine.check_unchanged()
@@ -98,7 +98,7 @@ def create_executor(engine: EngineDir, threads: int) -> _runtime.CpuExecutor:
 
 
 def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
-    """config.json and the plan say the same, or they come from two builds."""
+    """Raises EngineError if config.json and the plan differ, because then they come from two builds."""
     plan = {**plan, "kv_block_bytes": sum(plan["block_bytes"])}
     plan_file = TARGETS[engine.target].files[-1]
     for key in ("vocab_size", "max_seq_len", "block_size", "kv_block_bytes"):
@@ -110,7 +110,7 @@ def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
 
 
 def read_profile(engine: _runtime.Engine) -> dict[str, Any]:
-    """What an engine measured, by phase: its steps, and each instruction's sums."""
+    """Returns the measurements of an engine by phase: the phase's steps, and the sums of each instruction."""
     return {
         phase: {"steps": steps, "instructions": engine.profile_table(phase)}
         for phase, steps in engine.profile_steps().items()
@@ -118,7 +118,7 @@ def read_profile(engine: _runtime.Engine) -> dict[str, Any]:
 
 
 def dispatch_choices() -> list[dict[str, Any]]:
-    """Which kernel of each family this machine runs, and why the better ones were refused."""
+    """Returns which kernel of each family this machine runs, and why the better kernels were refused."""
     return [
         {"family": family, "taken": taken, "refused": list(refused)}
         for family, taken, refused in load_module().explain_dispatch()

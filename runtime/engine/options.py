@@ -1,4 +1,4 @@
-"""The options of a running engine, as a caller asks for them and as the engine runs with them."""
+"""Defines the options of a running engine: those that a caller asks for, and those with which the engine runs."""
 
 from __future__ import annotations
 
@@ -40,13 +40,15 @@ class RuntimeOptions:
             )
 
     def with_limits(self, usual: Mapping[str, int]) -> RuntimeOptions:
-        """The same with the usual limits of a step where none was asked for. usual: as DEFAULT_LIMITS. A usual batch
-        has at most as many sequences as a step has tokens."""
+        """Returns the same options, with the usual limits of a step where the caller asked for none.
+
+        usual: a mapping like DEFAULT_LIMITS. The usual max_batch_size is reduced to max_num_tokens if that is less.
+        """
         batch, tokens = self.step_limits(usual)
         return replace(self, max_batch_size=batch, max_num_tokens=tokens)
 
     def step_limits(self, usual: Mapping[str, int]) -> tuple[int, int]:
-        """max_batch_size and max_num_tokens, which with_limits() sets."""
+        """Returns max_batch_size and max_num_tokens, as with_limits() sets them."""
         batch, tokens = self.max_batch_size, self.max_num_tokens
         tokens = usual["max_num_tokens"] if tokens is None else tokens
         return min(usual["max_batch_size"], tokens) if batch is None else batch, tokens
@@ -54,7 +56,7 @@ class RuntimeOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The options that an engine runs with; none is left open. kv_cache_bytes: bytes of the KV cache."""
+    """The options with which an engine runs; none is left open. kv_cache_bytes: the size of the KV cache in bytes."""
 
     kv_cache_bytes: int
     max_batch_size: int

@@ -1,4 +1,4 @@
-"""The child process of compile_child.py as the serving process has it: started, asked, ended."""
+"""Starts the child process of compile_child.py, sends it jobs, and ends it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from tensorwright.runtime.base.forks import HomeProcess
 from tensorwright.runtime.guided.compile_queue import QUICK_S, Place
 from tensorwright.runtime.guided.other_python import environment, interpreter
 
-ANSWER_BYTES = 4 << 20  # of the child
-START_S = 120.0  # to read the vocabulary
+ANSWER_BYTES = 4 << 20  # the most bytes of one answer of the child
+START_S = 120.0  # the seconds that the child has to read the vocabulary
 STARTING_THREAD = "tensorwright-grammar-process"
 MODULE = "tensorwright.runtime.guided.compile_child"
-LAST_WORDS = 2000  # characters of a child's stderr that an error quotes
+LAST_WORDS = 2000  # the number of bytes at the end of a child's stderr that an error quotes
 
 
 @dataclass(frozen=True)
 class SpelledVocabulary:
-    """lengths, spelled: of each token in bytes, and all their bytes. ends: the tokens that end a text."""
+    """A vocabulary in the form in which the child reads it.
+
+    lengths: the length of each token in bytes, as uint32. spelled: the bytes of all tokens. ends: the tokens that end a
+    text.
+    """
 
     lengths: bytes  # uint32
     spelled: bytes
@@ -43,14 +47,17 @@ class Gone(Exception):
 
 
 class Child:
-    """Runs from its making on, until end() or until nobody holds it. ValueError, in the library's words, for a
-    vocabulary that it cannot use; OSError if the system does not let it start, or if it says nothing for START_S."""
+    """A child process. It runs from the construction of this object until end(), or until the object is collected.
+
+    The constructor raises ValueError, in the library's words, for a vocabulary that the library cannot use, and OSError
+    if the system does not start the process or if the process does not answer within START_S.
+    """
 
     def __init__(self, vocabulary: SpelledVocabulary):
         self._control, theirs = socket.socketpair()
         self._sending = threading.Lock()
         with tempfile.TemporaryFile() as words:
-            with theirs:  # closed before anything is waited for: else the child's end would not be heard
+            with theirs:  # our copy of the child's end must be closed first, so that we notice when the child ends
                 self.process = subprocess.Popen(
                     [interpreter(), "-P", "-m", MODULE],
                     stdin=theirs.fileno(),
@@ -88,7 +95,10 @@ class Child:
             raise ValueError(answer["refused"])
 
     def ask(self, job: dict[str, Any], place: Place, ends: float) -> dict[str, Any]:
-        """The answer, or how the fork that had the job ended. Gone, TimeoutError, or what `place` raises."""
+        """Sends a job and returns the answer, which may say how the fork that had the job ended.
+
+        Raises Gone, TimeoutError at `ends`, in seconds of time.monotonic(), and what `place` raises.
+        """
         ours, theirs = socket.socketpair()
         with ours:
             try:
@@ -121,18 +131,20 @@ class Child:
 
 
 class StartingChild:
-    """A child that is started in a thread of its own. error: why it could not be, without the frames that it came
-    through: what they hold would live as long."""
+    """A child that starts in a thread of its own.
+
+    error: the error of the start, without its traceback, because the frames would keep their objects alive.
+    """
 
     def __init__(self, vocabulary: SpelledVocabulary):
-        """RuntimeError if the system has no more threads."""
+        """Begins to start the child. Raises RuntimeError if the system has no more threads."""
         self.child: Child | None = None
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._start, args=(vocabulary,), name=STARTING_THREAD, daemon=True)
         self._thread.start()
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether it has started, or could not be, within that time; None: however long that takes."""
+        """Whether the start has succeeded or failed within this time. seconds: None waits without a limit."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -144,14 +156,15 @@ class StartingChild:
 
 
 class Answers:
-    """Lines of JSON from the other side of a socket."""
+    """Reads lines of JSON from a socket."""
 
     def __init__(self, channel: socket.socket):
         self._channel = channel
         self._waiting = b""
 
     def next(self, ends: float) -> dict[str, Any] | None:
-        """None once the other side has closed. TimeoutError at `ends`, and a later call goes on from there."""
+        """Returns the next line, None if the other side has closed the socket. Raises TimeoutError at `ends`; a later
+        call can then go on."""
         while b"\n" not in self._waiting:
             self._channel.settimeout(max(0.001, ends - time.monotonic()))
             data = self._channel.recv(1 << 16)
@@ -165,11 +178,11 @@ class Answers:
 
 
 def _hang_up(channel: socket.socket) -> None:
-    """The child hears it, even if a fork of this process holds the socket too."""
+    """Closes the connection so that the child notices, even if a fork of this process holds the socket too."""
     try:
         channel.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it has hung up before
+        return  # the other side has closed the connection already
 
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes], home: HomeProcess) -> None:

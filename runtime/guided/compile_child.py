@@ -1,10 +1,10 @@
-"""A process that compiles grammars before the serving process does, run by compile_process.py:
+"""Compiles grammars in a child process, before the serving process compiles them itself.
 
     python -m tensorwright.runtime.guided.compile_child
 
-It reads a vocabulary once and forks for each grammar, so one that never ends, takes too much memory or overruns the
-stack ends a fork of it and nothing else, and the next one does not wait for the vocabulary. It has one thread. What
-comes and goes are lines of JSON; see serve().
+compile_process.py starts it. It reads a vocabulary once and forks for each grammar. So a grammar that never ends, takes
+too much memory or overruns the stack ends only a fork, and the next grammar does not wait for the vocabulary. The
+process has one thread. Jobs and answers are lines of JSON; see serve().
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.guided.translation import compiled, name_of, translate
 
 STACK_BYTES = 4 << 20
-"""Of the thread that compiles. The serving process compiles what survived here on a larger one."""
-PARENT_MS = 1000  # how often it looks whether its parent is still there
-NICE = 10  # what is computed for requests that run goes before
+"""The stack of the thread that compiles. The serving process has a larger one for a grammar that was compiled here."""
+PARENT_MS = 1000  # the milliseconds between two checks whether the parent still runs
+NICE = 10  # lowers the priority, because the computations of running requests come first
 PR_SET_PDEATHSIG = 1
 
 
 class _MallocState(ctypes.Structure):
-    """struct mallinfo2."""
+    """The C structure mallinfo2."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -65,8 +65,11 @@ def main() -> None:
 
 
 def read_vocabulary(header: dict[str, Any], stream: IO[bytes], control: socket.socket) -> LibraryTokens | None:
-    """header: {"parent": process, "ends": ids, "tokens": count, "bytes": count}. stream: the lengths as uint32, the
-    bytes. None, and an answer {"refused": words}, if the library cannot use them."""
+    """Reads the vocabulary. If the library cannot use it, sends {"refused": words} and returns None.
+
+    header: {"parent": process, "ends": ids, "tokens": count, "bytes": count}. stream: the lengths of the tokens as
+    uint32, then their bytes.
+    """
     lengths = array("I")
     lengths.frombytes(stream.read(header["tokens"] * lengths.itemsize))
     spelled = stream.read(header["bytes"])
@@ -78,8 +81,11 @@ def read_vocabulary(header: dict[str, Any], stream: IO[bytes], control: socket.s
 
 
 def bytewise(lengths: array[int], spelled: bytes) -> Any:
-    """A text in tokens of one byte. It stands in for the model's own tokenizer, which says how to spell what has only
-    one continuation, not what is admitted."""
+    """Returns a function that spells a text in tokens of one byte each.
+
+    It replaces the model's own tokenizer. The library uses a tokenizer only to spell a text that is the only possible
+    continuation, so it does not change which texts a grammar admits.
+    """
     known, start = {}, 0
     for token, length in enumerate(lengths):
         if length == 1:
@@ -89,15 +95,19 @@ def bytewise(lengths: array[int], spelled: bytes) -> Any:
 
 
 def silence() -> None:
-    """The library writes panics to stderr, and strangers would write to the server's log."""
+    """Redirects stderr to /dev/null. The library writes panics there, with which clients could fill the server's
+    log."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 2)
 
 
 def serve(control: socket.socket, tokens: LibraryTokens, parent: int) -> None:
-    """Each byte that comes brings a socket with one job, answered there by {"text": ..., "bytes": ..., "seconds": of a
-    processor} or {"refused": words}, and then {"ended": exit status}. To close that socket ends the job. Returns when
-    the parent is gone."""
+    """Runs jobs until the parent ends.
+
+    Each byte on `control` comes with a socket that carries one job. The answers on that socket are {"text": ...,
+    "bytes": ..., "seconds": of a processor} or {"refused": words}, and then {"ended": exit status}. The parent ends a
+    job by closing its socket.
+    """
     jobs, poll = Jobs(), select.poll()
     poll.register(control, select.POLLIN)
     while os.getppid() == parent:
@@ -112,10 +122,11 @@ def serve(control: socket.socket, tokens: LibraryTokens, parent: int) -> None:
 
 
 class Jobs:
-    """The forks that run, by what tells of their end: the pipe that each holds open, or the socket of its job."""
+    """The forks that run. Each has two descriptors that hang up: the pipe that the fork holds open hangs up when the
+    fork ends, and the socket of its job when the parent no longer waits."""
 
     def __init__(self) -> None:
-        self._running: dict[int, tuple[int, int, socket.socket]] = {}  # by descriptor: process, pipe, socket
+        self._running: dict[int, tuple[int, int, socket.socket]] = {}  # descriptor -> (process, pipe, socket)
 
     def start(self, job: socket.socket, tokens: LibraryTokens, poll: select.poll) -> None:
         alive, held = os.pipe()
@@ -126,28 +137,28 @@ class Jobs:
         os.close(held)
         for descriptor in (alive, job.fileno()):
             self._running[descriptor] = (process, alive, job)
-            poll.register(descriptor, 0)  # hangups are always told
+            poll.register(descriptor, 0)  # poll reports hangups without any flag
 
     def end(self, descriptor: int, poll: select.poll) -> None:
-        """Of a fork that has ended, or whose job nobody waits for any more."""
+        """Cleans up after a fork that has ended, or for whose job nobody waits any more."""
         if descriptor not in self._running:
-            return  # the other of the two came first
+            return  # the fork's other descriptor hung up first
         process, alive, job = self._running[descriptor]
         for each in (alive, job.fileno()):
             poll.unregister(each)
             del self._running[each]
-        os.kill(process, signal.SIGKILL)  # not yet waited for, so the number is its own
+        os.kill(process, signal.SIGKILL)  # nobody has waited for the process yet, so no other process has its number
         status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         os.close(alive)
         with job:
             try:
                 _send(job, {"ended": status})
             except OSError:
-                return  # nobody waits
+                return  # the parent does not wait for this job
 
 
 def run(job: socket.socket, tokens: LibraryTokens, home: int) -> None:
-    """In a fork, which it ends. home: the process that it is a fork of."""
+    """Runs a job in a fork, and ends the fork. home: the process that forked."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.nice(NICE)
@@ -168,7 +179,7 @@ def answer(job: socket.socket, tokens: LibraryTokens) -> None:
     except InvalidRequestError as error:
         _send(job, {"refused": str(error)})
     except MemoryError:
-        os.abort()  # as the library does when it gets none
+        os.abort()  # the library also aborts when it gets no memory
 
 
 def compile_one(tokens: LibraryTokens, params: GuidedDecodingParams, limits: dict[str, int]) -> dict[str, Any]:
@@ -176,12 +187,12 @@ def compile_one(tokens: LibraryTokens, params: GuidedDecodingParams, limits: dic
     before, begun = held_bytes(), time.thread_time()
     matcher = compiled(tokens, text, name_of(params), limits)
     seconds, size = time.thread_time() - begun, held_bytes() - before
-    matcher.copy()  # as each completion has one
+    matcher.copy()  # each completion needs a copy, so a copy must succeed too
     return {"text": text, "bytes": max(0, size), "seconds": seconds}
 
 
 def limit_memory(most: int) -> None:
-    """Bytes beyond what is mapped now."""
+    """Limits this process's memory. most: the bytes that it may map beyond those that are mapped now."""
     with open("/proc/self/statm") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + most, mapped + most))
@@ -189,7 +200,8 @@ def limit_memory(most: int) -> None:
 
 
 def held_bytes() -> int:
-    """What was allocated and not freed; of libraries that do not tell, what is resident."""
+    """Returns the bytes that are allocated and not freed. If the C library does not tell, returns the resident
+    bytes."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallinfo2"):
         library.mallinfo2.restype = _MallocState
@@ -204,5 +216,5 @@ def _send(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal, but the parent ends this process
     main()

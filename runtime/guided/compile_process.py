@@ -1,5 +1,4 @@
-"""The serving process's side of compile_child.py: starts it, asks it, and turns every way a grammar can end there into
-an answer."""
+"""Compiles grammars in the process of compile_child.py, and turns every way in which that can fail into an error."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from tensorwright.runtime.guided.translation import name_of
 
 logger = logging.getLogger(__name__)
 LIMIT_S = 5.0
-"""What a grammar may take in the child, its wait for a place included."""
+"""The seconds that a grammar may take in the child, its wait for a place included."""
 PROCESSOR_S = LIMIT_S / 2
-"""Seconds of a processor that the library may take for it there. In this process it does the same work once more, which
-nothing can end: this is its bound."""
+"""The seconds of a processor that the library may take for a grammar in the child. The library then does the same work
+once more in this process, where nothing can stop it, so this bounds that time too."""
 MEMORY = 512 << 20
-"""Bytes that it may take while it is compiled."""
+"""The bytes that a grammar may take while it is compiled."""
 MAX_BYTES = 16 << 20
-"""And once it is; each completion that runs has a copy."""
+"""The bytes that a compiled grammar may take. Each running completion has a copy."""
 
 Made = TypeVar("Made")
 _shared: weakref.WeakValueDictionary[SpelledVocabulary, CompileProcess] = weakref.WeakValueDictionary()
@@ -35,7 +34,7 @@ _sharing = ProcessLock()
 
 
 def process_for(vocabulary: SpelledVocabulary) -> CompileProcess:
-    """One for all engines of this process that have the same vocabulary, as long as any of them holds it."""
+    """Returns the process that all engines with this vocabulary share. It lives as long as one of them holds it."""
     with _sharing:
         process = _shared.get(vocabulary)
         if process is None or not process.is_here:
@@ -44,13 +43,16 @@ def process_for(vocabulary: SpelledVocabulary) -> CompileProcess:
 
 
 class CompileProcess:
-    """Thread-safe. The child runs from start() on, and again after it was killed."""
+    """The process that compiles grammars for one vocabulary. It is thread-safe.
+
+    The child runs from start() on. If somebody kills the child, the next job starts a new one.
+    """
 
     def __init__(self, vocabulary: SpelledVocabulary):
         self._vocabulary = vocabulary
         self._home = HomeProcess()
         self._queue = CompileQueue()
-        self._lock = threading.Lock()  # of the two below; nobody waits for a child while it is held
+        self._lock = threading.Lock()  # guards the two fields below; no thread holds it while waiting for a child
         self._child: Child | None = None
         self._starting: StartingChild | None = None
 
@@ -60,12 +62,15 @@ class CompileProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the child, if it was started."""
+        """The child's process id, None if it was not started."""
         return None if self._child is None else self._child.process.pid
 
     def start(self) -> None:
-        """Returns when the child has read the vocabulary, however long that takes. ValueError, in the library's words,
-        for a vocabulary that it cannot use. TemporarilyUnavailableError if the system does not let it start."""
+        """Starts the child, and waits without a limit until it has read the vocabulary.
+
+        Raises ValueError, in the library's words, for a vocabulary that the library cannot use, and
+        TemporarilyUnavailableError if the system does not start the process.
+        """
         self._running(None, None)
 
     def compile(
@@ -74,11 +79,11 @@ class CompileProcess:
         limits: dict[str, int],
         finish: Callable[[str, int, float], Made],
     ) -> Made:
-        """finish: makes what is returned of the grammar in the library's form, the bytes that it took, and the seconds
-        of a processor.
+        """Compiles a grammar in the child and returns the result of `finish`.
 
+        finish: gets the grammar in the library's form, the bytes that it took, and the seconds of a processor. Raises
         InvalidRequestError for a grammar that the library refuses, or that takes too long or too much memory;
-        QueueFullError if others kept it waiting; TemporarilyUnavailableError if there is no process to compile it in.
+        QueueFullError if other grammars kept it waiting; TemporarilyUnavailableError if no child runs.
         """
         ends = time.monotonic() + LIMIT_S
         child = self._restarted(None, ends)
@@ -97,7 +102,7 @@ class CompileProcess:
     ) -> dict[str, Any]:
         try:
             return _answer(child, params, limits, place, ends)
-        except Gone:  # it was killed: by the system, or by whoever looks after processes here
+        except Gone:  # the system or an administrator killed the child
             child = self._restarted(child, ends)
         try:
             return _answer(child, params, limits, place, ends)
@@ -108,15 +113,19 @@ class CompileProcess:
             ) from error
 
     def _restarted(self, gone: Child | None, ends: float) -> Child:
-        """The same when the vocabulary was read before: no fault of a request's."""
+        """Does the same as `_running`, but a child once read this vocabulary, so a ValueError is no fault of a request
+        and becomes TemporarilyUnavailableError."""
         try:
             return self._running(gone, ends)
         except ValueError as error:
             raise _not_started() from error
 
     def _running(self, gone: Child | None, ends: float | None) -> Child:
-        """The child, which is not `gone`. Where none runs, one is started in a thread of its own, and this one waits
-        for it until `ends`, in seconds of time.monotonic(), if that is given."""
+        """Returns a child that runs and is not `gone`. If none runs, starts one in a thread of its own and waits for
+        it.
+
+        ends: the end of the wait, in seconds of time.monotonic(); None waits without a limit.
+        """
         self._home.check()
         with self._lock:
             if self._child is not None and (self._child is gone or not self._child.runs):
@@ -147,7 +156,8 @@ class CompileProcess:
 
 
 def _started(starting: StartingChild) -> Child:
-    """An error is made anew for each who waits: the frames that it comes through hold whoever waits."""
+    """Returns the child, or raises the error of its start. Each waiting thread raises an error object of its own,
+    because a shared error would keep the frames of all waiting threads alive."""
     if starting.child is not None:
         return starting.child
     if isinstance(starting.error, ValueError):
@@ -156,14 +166,15 @@ def _started(starting: StartingChild) -> Child:
 
 
 def _not_started() -> TemporarilyUnavailableError:
-    """The log says why: that may name files of this machine."""
+    """Returns the error for a child that did not start. Only the log gives the reason, because the reason may name
+    files of this machine."""
     return TemporarilyUnavailableError("the process that compiles grammars does not start; try again later")
 
 
 def _answer(
     child: Child, params: GuidedDecodingParams, limits: dict[str, int], place: Place, ends: float
 ) -> dict[str, Any]:
-    """Of the child, unless the fork ended without one. Gone, or what CompileProcess.compile raises."""
+    """Returns the child's answer to a job. Raises Gone, and what CompileProcess.compile raises."""
     job = {"params": _fields(params), "limits": limits, "memory": MEMORY}
     begun = time.monotonic()
     try:
@@ -183,7 +194,7 @@ def _fields(params: GuidedDecodingParams) -> dict[str, Any]:
 
 
 def _explained(params: GuidedDecodingParams, answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer, unless the fork ended without one."""
+    """Returns the answer. Raises InvalidRequestError if the fork ended without one."""
     if "ended" not in answer:
         return answer
     status = answer["ended"]

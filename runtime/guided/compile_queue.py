@@ -1,5 +1,8 @@
-"""Who may compile a grammar now: a few at once, a few wait, those that take long leave the others their places, and one
-client leaves other clients a place of each kind."""
+"""Queues grammars for compilation: a few compile at once and a few wait.
+
+A grammar that takes long moves to a slow place and so gives its quick place to others. One client always leaves a place
+of each kind to other clients.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from contextvars import ContextVar
 
 from tensorwright.errors import QueueFullError
 
-PLACES = 2  # grammars at once
-SLOW_PLACES = 2  # beside them, of grammars that have taken QUICK_S
+PLACES = 2  # the number of grammars that compile at once in quick places
+SLOW_PLACES = 2  # the number of further places, for grammars that have taken QUICK_S
 MAX_WAITING = 16
 QUICK_S = 0.5
 
@@ -22,8 +25,10 @@ _client: ContextVar[str | None] = ContextVar("client", default=None)
 
 @contextmanager
 def on_behalf_of(client: str) -> Iterator[None]:
-    """What this thread compiles meanwhile is that client's. Without it, or with "", nobody tells clients apart, as in
-    Python's API, and one may have all places."""
+    """Marks the grammars that this thread compiles inside the context as those of `client`.
+
+    Outside such a context, or with "", grammars have no client, as in Python's API, and may take all places.
+    """
     before = _client.set(client or None)
     try:
         yield
@@ -32,10 +37,13 @@ def on_behalf_of(client: str) -> Iterator[None]:
 
 
 class CompileQueue:
-    """Thread-safe. First come, first served, but that who waits for an own grammar lets others pass. Whoever waits
-    behind n grammars does so for at most about 2 * n * QUICK_S seconds, whatever they are: what survives in the child
-    is compiled once more in this process, which takes no longer. Where the n are of several clients, or nobody tells
-    clients apart, it is that over PLACES."""
+    """The queue of grammars. It is thread-safe.
+
+    The first to come is the first to be served, but a client that waits only for its own grammars lets others pass. A
+    grammar behind n others waits for at most about 2 * n * QUICK_S seconds: a grammar that survives in the child is
+    compiled once more in this process, which takes no longer. If the n grammars belong to several clients, or have no
+    client, the wait is that divided by PLACES.
+    """
 
     def __init__(self) -> None:
         self._quick, self._slow = _Places(PLACES), _Places(SLOW_PLACES)
@@ -44,7 +52,10 @@ class CompileQueue:
 
     @contextmanager
     def place(self, deadline: float) -> Iterator[Place]:
-        """QueueFullError if too many wait, or if none is free at `deadline`, in seconds of time.monotonic()."""
+        """Waits for a place and holds it inside the context. deadline: in seconds of time.monotonic().
+
+        Raises QueueFullError if too many grammars wait, or if no place is free at the deadline.
+        """
         place = Place(self, _client.get())
         self._enter(place, deadline)
         try:
@@ -66,7 +77,7 @@ class CompileQueue:
                 self._changed.notify_all()
 
     def _next(self) -> Place | None:
-        """Whose turn it is of those that wait."""
+        """Returns the waiting place whose turn it is, None if none of them can start."""
         return next((place for place in self._waiting if self._quick.has_one_for(place.client)), None)
 
     def _leave(self, place: Place) -> None:
@@ -75,7 +86,7 @@ class CompileQueue:
             self._changed.notify_all()
 
     def make_slow(self, place: Place) -> None:
-        """Moves one that runs to the slow places. QueueFullError if there is none for it."""
+        """Moves a running grammar to a slow place. Raises QueueFullError if no slow place is free for it."""
         with self._changed:
             if not self._slow.has_one_for(place.client):
                 others = "other grammars take" if self._slow.full else "another grammar of the same client takes"
@@ -89,7 +100,7 @@ class CompileQueue:
 
 
 class _Places:
-    """Of one kind. holders: the client of each that is taken."""
+    """The places of one kind. holders: the client of each place that is taken."""
 
     def __init__(self, count: int):
         self._count = count
@@ -100,13 +111,14 @@ class _Places:
         return len(self.holders) >= self._count
 
     def has_one_for(self, client: str | None) -> bool:
-        """One client leaves a place to the others."""
+        """Whether a place is free for this client. One client always leaves a place to the others."""
         share = self._count if client is None else max(1, self._count - 1)
         return not self.full and self.holders.count(client) < share
 
 
 class Place:
-    """Of one grammar that is being compiled. client: None if nobody tells clients apart."""
+    """The place of one grammar in the queue. client: the grammar's client; None means that clients are not
+    distinguished."""
 
     def __init__(self, queue: CompileQueue, client: str | None):
         self._queue = queue
@@ -114,7 +126,9 @@ class Place:
         self.slow = False
 
     def took_long(self) -> None:
-        """To be called after QUICK_S, and again if it is begun anew. QueueFullError if too many take long: then this
-        one must end."""
+        """Reports that the grammar has taken QUICK_S; may be called again if the grammar starts anew.
+
+        Raises QueueFullError if too many grammars take long. Then this grammar must end.
+        """
         if not self.slow:
             self._queue.make_slow(self)

@@ -1,4 +1,4 @@
-"""A grammar that was compiled in this process, after it survived in another one."""
+"""Compiles a grammar in this process, after the child process has compiled it without harm."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ LIMITS: dict[str, int] = {
     "max_lexer_states": 20_000,
     "max_grammar_size": 500_000,
 }
-"""What one grammar may cost in the library's units, the same wherever and beside whomever it is followed. An object of
-200 optional properties fits. mask_budget.py bounds the time of its masks."""
+"""The costs that one grammar may have, in the library's units, which do not depend on the machine or on other requests.
+An object of 200 optional properties fits. mask_budget.py bounds the time of the masks."""
 
 STACK_BYTES = 4 * compile_child.STACK_BYTES
 _starting = ProcessLock()
 
 
 class Grammar:
-    """Shared by the requests that ask for the same; each of their completions starts a matcher of its own.
+    """A compiled grammar. All requests that ask for it share it, and each of their completions starts its own matcher.
 
-    size: about how many bytes it holds. row: the mask of the first token, as the library has it.
+    row: the mask of the first token, as the library computes it. name: the name of the parameter, for errors. size: the
+    number of bytes that the grammar takes, approximately.
     """
 
     def __init__(self, masks: TokenMasks, matcher: LibraryMatcher, row: NDArray[np.uint32], name: str, size: int):
@@ -51,7 +52,7 @@ class Grammar:
         self._row = row
 
     def first_mask(self, ignore_eos: bool) -> NDArray[np.uint32]:
-        """Of the first token. InvalidRequestError if there is none."""
+        """Returns the mask of the first token. Raises InvalidRequestError if no token can come first."""
         mask = self._masks.trim(self._row, self._ends_by_token(ignore_eos))
         if not mask.any():
             raise InvalidRequestError(
@@ -68,14 +69,14 @@ class Grammar:
             return self._matcher.copy()
 
     def _ends_by_token(self, ignore_eos: bool) -> bool:
-        """Whether a sampled token ends the completion, or whoever follows the grammar has to."""
+        """Whether a sampled end-of-sequence token ends the completion. If not, the matcher has to end it."""
         return bool(self._masks.eos) and not ignore_eos
 
 
 def compile_grammar(
     compiler: CompileProcess, tokens: LibraryTokens, masks: TokenMasks, params: GuidedDecodingParams
 ) -> Grammar:
-    """Raises what CompileProcess.compile does."""
+    """Compiles a grammar in the child, and then in this process. Raises what CompileProcess.compile raises."""
     name = name_of(params)
 
     def finish(text: str, size: int, seconds: float) -> Grammar:
@@ -90,8 +91,12 @@ def compile_grammar(
 
 
 def on_large_stack(work: Callable[[], Any], gives_way: bool = False) -> Any:
-    """Its result. The library walks rules recursively: what fits the child's stack must fit this one. It lets go of the
-    interpreter's lock. gives_way: what is computed for requests that run goes before, as before the child."""
+    """Runs `work` in a thread with a large stack, and returns its result.
+
+    The library walks rules recursively, so a grammar that fits the child's stack must fit this one. The library
+    releases the interpreter's lock. gives_way: True gives the thread the low priority of the child, so that the
+    computations of running requests come first.
+    """
     results: list[Any] = []
     errors: list[BaseException] = []
 
@@ -104,7 +109,7 @@ def on_large_stack(work: Callable[[], Any], gives_way: bool = False) -> Any:
         except BaseException as error:
             errors.append(error)
 
-    with _starting:  # the size is of all threads that start now
+    with _starting:  # stack_size() holds for all threads that start now, so only one thread may change it
         before = threading.stack_size(STACK_BYTES)
         try:
             thread = threading.Thread(target=run, name="tensorwright-grammar")
@@ -113,5 +118,5 @@ def on_large_stack(work: Callable[[], Any], gives_way: bool = False) -> Any:
             threading.stack_size(before)
     thread.join()
     if errors:
-        raise errors.pop()  # else it holds the list that holds it
+        raise errors.pop()  # pop, because an error in the list would refer to the list through its own traceback
     return results[0]

@@ -1,8 +1,8 @@
-"""llguidance through its C interface.
+"""Calls llguidance through its C interface.
 
-Its Python classes keep the interpreter's lock while they read a vocabulary, for seconds where that is large. Calls
-through `ctypes.CDLL` let go of the lock, so other threads go on. Calls that take microseconds go through `PyDLL`, which
-keeps the lock: to get it back from a busy thread would take longer than the call.
+llguidance's Python classes keep the interpreter's lock while they read a vocabulary, which takes seconds for a large
+one. Calls through `ctypes.CDLL` release the lock, so other threads go on. Calls that take microseconds go through
+`PyDLL`, which keeps the lock, because to get the lock back from a busy thread would take longer than the call.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, Any
 from tensorwright.errors import MissingDependencyError
 from tensorwright.installing import install
 
-if TYPE_CHECKING:  # the process that compiles grammars has no numpy
+if TYPE_CHECKING:  # the process that compiles grammars does not import numpy
     from numpy import uint32
     from numpy.typing import NDArray
 
-ERROR_BYTES = 4096  # of a message, the end of the text included
+ERROR_BYTES = 4096  # the most bytes of an error message, the terminating zero included
 TOKENIZED_BYTES = 512
-"""Of a text that a grammar forces, the beginning that is tokenized: a mask needs its first token, and the library asks
-again for each mask."""
+"""The bytes that are tokenized of a text that a grammar forces. A mask needs only the first token of such a text, and
+the library asks again for each mask."""
 Tokenize = Callable[[str], Sequence[int]]
 _TOKENIZE = ctypes.CFUNCTYPE(c_size_t, c_void_p, c_void_p, c_size_t, POINTER(c_uint32), c_size_t)
 
 
 class _TokenizerInit(ctypes.Structure):
-    """LlgTokenizerInitV2 of llguidance.h."""
+    """The structure LlgTokenizerInitV2 of llguidance.h."""
 
     _fields_ = (
         ("struct_size", c_size_t), ("vocab_size", c_uint32), ("tok_eos", c_uint32), ("token_lens", c_void_p),
@@ -42,7 +42,7 @@ class _TokenizerInit(ctypes.Structure):
 
 
 class _Limits(ctypes.Structure):
-    """LlgParserLimits of llguidance.h."""
+    """The structure LlgParserLimits of llguidance.h."""
 
     _fields_ = (
         ("max_items_in_row", c_size_t), ("initial_lexer_fuel", c_uint64), ("step_lexer_fuel", c_uint64),
@@ -52,7 +52,7 @@ class _Limits(ctypes.Structure):
 
 
 class _ConstraintInit(ctypes.Structure):
-    """LlgConstraintInit of llguidance.h."""
+    """The structure LlgConstraintInit of llguidance.h."""
 
     _fields_ = (
         ("tokenizer", c_void_p), ("log_buffer_level", c_uint32), ("log_stderr_level", c_uint32),
@@ -69,7 +69,7 @@ SLOW: dict[str, tuple[Any, list[Any]]] = {
     "llg_free_tokenizer": (None, [c_void_p]),
     "llg_free_matcher": (None, [c_void_p]),
 }
-"""Function -> result and arguments. They let go of the interpreter's lock."""
+"""The types of result and arguments of the functions that release the interpreter's lock."""
 
 QUICK: dict[str, tuple[Any, list[Any]]] = {
     "llg_constraint_init_set_defaults": (None, [c_void_p, c_void_p]),
@@ -80,17 +80,17 @@ QUICK: dict[str, tuple[Any, list[Any]]] = {
     "llg_matcher_is_accepting": (c_bool, [c_void_p]),
     "llg_matcher_get_error": (c_char_p, [c_void_p]),
 }
-"""Function -> result and arguments. They keep it."""
+"""The types of result and arguments of the functions that keep the interpreter's lock."""
 
 
 @cache
 def load_library() -> Library:
-    """MissingDependencyError says what to install."""
+    """Loads llguidance. Raises MissingDependencyError, which says what to install."""
     return Library()
 
 
 class Library:
-    """The functions of SLOW and QUICK as attributes, and `python`, the library's Python module."""
+    """The loaded library. It has the functions of SLOW and QUICK as attributes, and the Python module as `python`."""
 
     def __init__(self) -> None:
         try:
@@ -110,11 +110,15 @@ class Library:
             raise _unknown_interface(str(error)) from error
         self._check_layout()
 
-    def __getattr__(self, name: str) -> Any:  # for type checkers: __init__ sets what there is
+    def __getattr__(self, name: str) -> Any:  # tells type checkers that attributes exist; __init__ sets all of them
         raise AttributeError(name)
 
     def _check_layout(self) -> None:
-        """The defaults that the library writes must lie where it says in Python that they are."""
+        """Checks the layout of the structures: the defaults that the library writes must equal those of its Python
+        module.
+
+        Raises MissingDependencyError if they differ.
+        """
         untouched = 0xAA
         room = (ctypes.c_ubyte * 1024)(*[untouched] * 1024)
         self.llg_constraint_init_set_defaults(room, None)
@@ -134,17 +138,19 @@ def _unknown_interface(why: str) -> MissingDependencyError:
 
 
 class LibraryTokens:
-    """A vocabulary as the library keeps it. It is read without the interpreter's lock.
+    """A vocabulary in the library's form. The library reads it without the interpreter's lock.
 
-    lengths, spelled: of each token in bytes (uint32), and all their bytes; a token of no bytes is never allowed.
-    ends: the tokens that end a text. tokenize: text to token ids, as the model's own tokenizer has it.
+    lengths: the length of each token in bytes, as uint32; a token of no bytes is never allowed.
+    spelled: the bytes of all tokens.
+    ends: the tokens that end a text.
+    tokenize: turns text into token ids, as the model's own tokenizer does.
     Raises ValueError in the library's words.
     """
 
     def __init__(self, lengths: array[int], spelled: bytes, ends: Sequence[int], tokenize: Tokenize):
         self.library = load_library()
         self.vocab_size = len(lengths)
-        self._tokenize = _callback(tokenize)  # the library keeps no reference of its own
+        self._tokenize = _callback(tokenize)  # this reference keeps the callback alive; the library holds none
         others = (c_uint32 * len(ends[1:]))(*ends[1:])
         settings = _TokenizerInit(
             struct_size=ctypes.sizeof(_TokenizerInit),
@@ -167,7 +173,7 @@ class LibraryTokens:
 def _callback(tokenize: Tokenize) -> Any:
     @_TOKENIZE
     def run(_: Any, text: int, size: int, out: Any, room: int) -> int:
-        cut = size > TOKENIZED_BYTES  # then maybe within a character
+        cut = size > TOKENIZED_BYTES  # the cut may split a character
         ids = tokenize(ctypes.string_at(text, min(size, TOKENIZED_BYTES)).decode(errors="ignore" if cut else "strict"))
         for at, token in enumerate(ids[:room]):
             out[at] = token
@@ -177,7 +183,7 @@ def _callback(tokenize: Tokenize) -> Any:
 
 
 class Canceller:
-    """Ends what one matcher computes, from any thread: within some 2 ms, and the matcher is in error then."""
+    """Stops the computation of one matcher from any thread, within some 2 ms. The matcher is in error afterwards."""
 
     def __init__(self, library: Library, address: int):
         self._library = library
@@ -189,18 +195,21 @@ class Canceller:
 
 
 class LibraryMatcher:
-    """A place in a grammar. One thread at a time."""
+    """A position in a grammar. Only one thread at a time may use it."""
 
     def __init__(self, tokens: LibraryTokens, address: int):
-        """address: of the library's object, which this one frees."""
-        self._tokens = tokens  # its tokenize function is called from here
+        """address: the address of the library's object, which this object frees."""
+        self._tokens = tokens  # this reference keeps the tokenize function alive, which the library calls
         self._library = tokens.library
         self._address = address
         weakref.finalize(self, self._library.llg_free_matcher, address).atexit = False
 
     @classmethod
     def compile(cls, tokens: LibraryTokens, grammar: str, limits: dict[str, int]) -> LibraryMatcher:
-        """grammar: a list of grammars in the library's JSON form. A matcher that is in error says why."""
+        """Compiles a grammar. The result may be in error; its `error` then says why.
+
+        grammar: a list of grammars in the library's JSON form.
+        """
         settings = _ConstraintInit()
         tokens.library.llg_constraint_init_set_defaults(ctypes.byref(settings), tokens.address)
         settings.log_buffer_level = settings.log_stderr_level = 0
@@ -213,22 +222,26 @@ class LibraryMatcher:
         return LibraryMatcher(self._tokens, self._library.llg_clone_matcher(self._address))
 
     def consume(self, tokens: Sequence[int]) -> bool:
-        """False if the grammar does not admit them; the matcher is in error then."""
+        """Moves forward over the tokens. Returns False if the grammar does not admit them; then the matcher is in
+        error."""
         return (
             self._library.llg_matcher_consume_tokens(self._address, (c_uint32 * len(tokens))(*tokens), len(tokens)) == 0
         )
 
     def compute_mask(self, row: NDArray[uint32]) -> bool:
-        """row: a bit for each token of the vocabulary, which is written. False if the matcher is in error."""
+        """Writes the mask of the next token. Returns False if the matcher is in error.
+
+        row: uint32, with one bit for each token of the vocabulary.
+        """
         return self._library.llg_matcher_compute_mask_into(self._address, row.ctypes.data, row.nbytes) == 0
 
     def has_mask(self) -> bool:
-        """The same for who needs no mask: whether there is one."""
+        """Whether the next token has a mask, for a caller that does not need the mask."""
         row = (c_uint32 * ((self._tokens.vocab_size + 31) // 32))()
         return self._library.llg_matcher_compute_mask_into(self._address, row, ctypes.sizeof(row)) == 0
 
     def canceller(self) -> Canceller:
-        """To be made while nothing is computed."""
+        """Returns a canceller of this matcher. It must be made while the matcher computes nothing."""
         return Canceller(self._library, self._library.llg_matcher_get_cancellation_handle(self._address))
 
     @property
@@ -241,5 +254,5 @@ class LibraryMatcher:
 
     @property
     def error(self) -> str:
-        """Why it is in error, "" if it is not."""
+        """The reason why the matcher is in error, "" if it is not."""
         return (self._library.llg_matcher_get_error(self._address) or b"").decode("utf-8", "replace")

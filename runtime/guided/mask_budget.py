@@ -1,33 +1,33 @@
-"""What the masks of one completion may cost."""
+"""Limits the processor time that the masks of one completion may take."""
 
 from __future__ import annotations
 
 PER_MASK_S = 0.010
-"""Seconds of a processor that a mask may take, as a mean."""
+"""The seconds of a processor that a mask may take on average."""
 MAX_S = 0.050
-"""What is saved up of quick masks, and so what a single one may take at most."""
+"""The most seconds that quick masks can save up, and so the most that a single mask may take."""
 SLOW_S = 0.001
-"""A mask that takes longer is computed apart from the quick ones."""
+"""The seconds from which a mask is slow. Slow masks are computed in other threads than quick ones."""
 
 
 class MaskBudget:
-    """Seconds of a processor, not of a clock: a busy machine ends nobody's request.
+    """The budget of one completion, in seconds of a processor and not of a clock, so a busy machine ends no request.
 
-    Nor does one hiccup: where a hypervisor takes a processor away and does not tell, the time counts as used. So one
-    mask that is there although it took too much is forgiven, and what was saved up is gone.
+    If a hypervisor takes a processor away and does not tell, the lost time counts as used. So the first mask that takes
+    too much is forgiven: it only uses up all savings.
     """
 
     def __init__(self) -> None:
         self.left = MAX_S
         self._forgiven = False
-        self._recent = 0.0  # of the last mask, or half of that of the one before, ...
+        self._recent = 0.0  # the seconds of the recent masks; the weight of a mask halves with each mask after it
 
     @property
     def slow(self) -> bool:
         return self._recent > SLOW_S
 
     def pay(self, seconds: float) -> bool:
-        """For one mask that is there. False if that was too much."""
+        """Pays for one computed mask. Returns False if the mask took too much."""
         self._recent = max(seconds, self._recent / 2)
         if seconds > self.left:
             if self._forgiven:

@@ -1,4 +1,4 @@
-"""Answers the engine's events with the masks of the tokens to come, while the engine computes their logits."""
+"""Answers the engine's events with the masks of the next tokens, while the engine computes their logits."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tensorwright.runtime.guided.mask_threads import MaskJob, MaskReceiver, Mask
 from tensorwright.runtime.guided.matcher import GrammarMatcher
 
 PATIENCE_S = 0.002
-"""How long quick masks are waited for: they mostly take some 20 us, and the threads that compute them need the
-interpreter's lock, which whoever waits lets go of."""
+"""The seconds for which feed() waits for quick masks. Most take some 20 us, and the threads that compute them need the
+interpreter's lock, which a waiting thread releases."""
 
 
 MatcherOf = Callable[[int, int], GrammarMatcher | None]
-"""The matcher of a request, by its id, and of one of its completions, by its index; None where nothing guides it."""
+"""Returns the matcher of a completion, from the request's id and the completion's index; None without a grammar."""
 
 
 @dataclass(frozen=True)
 class GrammarEnded:
-    """An event, like those of the engine: nothing can follow what one completion has."""
+    """An event like those of the engine. It says that the grammar of one completion admits no further token."""
 
     request_id: int
     completion: int
@@ -33,7 +33,7 @@ class GrammarEnded:
 
 
 class MaskFeeder:
-    """Of one engine: a `_runtime.Engine`. Only its consumer thread calls."""
+    """Feeds masks to one engine, a `_runtime.Engine`. Only the engine's consumer thread may call it."""
 
     def __init__(self, engine: Any):
         self._engine = engine
@@ -42,7 +42,7 @@ class MaskFeeder:
         self._failed: deque[tuple[int, BaseException]] = deque()
 
     def feed(self, events: Iterable[Any], matcher_of: MatcherOf) -> None:
-        """The masks are on their way when it returns, and most are there."""
+        """Begins to compute the masks that follow these events. When it returns, most masks are set already."""
         jobs = []
         for event in events:
             unfinished = event.tokens and not event.finish
@@ -53,19 +53,20 @@ class MaskFeeder:
             self._threads.compute(jobs, PATIENCE_S)
 
     def ended(self) -> list[GrammarEnded]:
-        """Completions whose grammar has ended, each told once. Of events that were fed, but maybe not yet handed
-        out."""
+        """Returns the completions whose grammar has ended, each once. Their last events were fed, but the consumer may
+        not have dispatched them yet."""
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def failed(self) -> list[tuple[int, BaseException]]:
-        """Requests whose grammar could not be followed, each told once."""
+        """Returns the requests whose grammar could not be followed with their errors, each once."""
         return [self._failed.popleft() for _ in range(len(self._failed))]
 
     def close(self) -> None:
         self._threads.close()
 
     def _teller(self, event: Any, matcher: GrammarMatcher) -> MaskReceiver:
-        """The engine is told to end what has ended or failed after that was noted: its own event wakes the consumer."""
+        """Returns the function that takes the mask of the next token. It notes an end or a failure before it tells the
+        engine to abort, because the event of the abort wakes the consumer."""
         request, completion = event.request_id, event.completion
 
         def tell(mask: Any, error: BaseException | None) -> None:
@@ -73,7 +74,7 @@ class MaskFeeder:
                 if error is None and mask is not None:
                     self._engine.set_mask(request, completion, matcher.generated, mask)
                     return
-            except BaseException as found:  # a panic of the library, too
+            except BaseException as found:  # also a panic of the library
                 error = found
             if error is None:
                 self._ended.append(GrammarEnded(request, completion))

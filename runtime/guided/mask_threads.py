@@ -1,6 +1,7 @@
-"""The threads that compute token masks: one for quick ones, two for slow ones, and one that ends what takes too long.
+"""Computes token masks in threads: one for quick masks, two for slow ones, and one that cancels overlong ones.
 
-A matcher is slow by what its own masks took, so the grammar of one request does not hold up the masks of another.
+A matcher counts as slow if its own recent masks were slow, so the grammar of one request does not delay the masks of
+another.
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ from tensorwright.runtime.guided.matcher import GrammarMatcher
 logger = logging.getLogger(__name__)
 SLOW_THREADS = 2
 WATCH_S = 0.005
-"""Between two looks at what runs."""
+"""The seconds between two looks at the masks that are being computed."""
 
 MaskReceiver = Callable[[NDArray[np.uint32] | None, BaseException | None], None]
 
 
 class MaskJob:
-    """tokens: the newest of a completion. tell: of the mask of the next, None at the grammar's end, or of an error; in
-    the thread that computed it, and it must not raise."""
+    """One mask to compute.
+
+    tokens: the newest tokens of the completion. tell: gets the mask of the next token (None at the grammar's end) and
+    the error, if any; it is called in the thread that computed the mask, and must not raise.
+    """
 
     def __init__(self, matcher: GrammarMatcher, tokens: Sequence[int], tell: MaskReceiver):
         self.matcher = matcher
@@ -38,7 +42,7 @@ class MaskJob:
 
 
 class MaskThreads:
-    """They start with the first masks. One thread calls."""
+    """The threads of one engine. They start with the first masks. Only one thread may call this object."""
 
     def __init__(self) -> None:
         self._quick: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -47,11 +51,11 @@ class MaskThreads:
         self._threads: list[threading.Thread] = []
 
     def compute(self, jobs: Sequence[MaskJob], patience_s: float) -> None:
-        """Returns when the quick ones are computed, or after `patience_s`: all are computed anyway."""
+        """Begins to compute all jobs. Returns when the quick jobs are computed, or after `patience_s` seconds."""
         if not self._threads:
             try:
                 self._start()
-            except RuntimeError as error:  # the system has no more threads: only these requests need them
+            except RuntimeError as error:  # the system has no more threads, so only these guided requests fail
                 for job in jobs:
                     _tell(job, None, error)
                 return
@@ -65,7 +69,7 @@ class MaskThreads:
             done.wait(patience_s)
 
     def close(self) -> None:
-        """Ends the threads, soon: what is computed is cancelled, and what waits is told to nobody."""
+        """Ends the threads soon. It cancels the masks that are being computed, and drops the jobs that wait."""
         self._watch.close()
         self._quick.put(None)
         for _ in range(SLOW_THREADS):
@@ -75,7 +79,7 @@ class MaskThreads:
         self._threads.clear()
 
     def _start(self) -> None:
-        """All or none."""
+        """Starts all threads, or none if one cannot start."""
         self._quick, self._slow, self._watch = queue.SimpleQueue(), queue.SimpleQueue(), Watch()
         works: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = [
             ("mask-watch", self._watch.run, ()),
@@ -93,7 +97,7 @@ class MaskThreads:
 
 
 def _work(tasks: queue.SimpleQueue[Any], watch: Watch) -> None:
-    """What a thread does, until None comes."""
+    """Runs the jobs of a queue until the queue gives None. It is the main function of a thread."""
     while (task := tasks.get()) is not None:
         jobs, done = task
         for job in jobs:
@@ -106,7 +110,7 @@ def _work(tasks: queue.SimpleQueue[Any], watch: Watch) -> None:
 def _tell(job: MaskJob, mask: NDArray[np.uint32] | None, error: BaseException | None) -> None:
     try:
         job.tell(mask, error)
-    except BaseException:  # the thread must live: the masks of others are computed there
+    except BaseException:  # the thread must go on, because it computes the masks of other requests too
         logger.exception("a mask could not be told")
 
 
@@ -116,7 +120,7 @@ def _computed(job: MaskJob, watch: Watch) -> tuple[NDArray[np.uint32] | None, Ba
     watch.begin(job.matcher, begun)
     try:
         mask = job.matcher.advance(job.tokens)
-    except BaseException as found:  # whatever one request's grammar does must not end the others
+    except BaseException as found:  # a failure of one request's grammar must not end other requests
         error = found
     if watch.end() or not job.matcher.budget.pay(time.thread_time() - begun):
         return None, job.matcher.error(f"its masks take longer than {PER_MASK_S * 1e3:g} ms each")
@@ -125,7 +129,11 @@ def _computed(job: MaskJob, watch: Watch) -> tuple[NDArray[np.uint32] | None, Ba
 
 @dataclass
 class _Running:
-    """clock: of the thread that computes; begun: what it said then. late: once it was seen to take too much."""
+    """A mask that is being computed.
+
+    clock: the processor clock of the thread that computes it. begun: that clock's time at the start. late: True after a
+    look found that the mask took too much.
+    """
 
     matcher: GrammarMatcher
     clock: int
@@ -134,8 +142,8 @@ class _Running:
     cancelled: bool = False
 
     def look(self) -> None:
-        """Cancels it the second time that it takes too much: a clock may have leapt (mask_budget.py), and what is
-        quick has ended by then."""
+        """Cancels the mask if it takes too much for the second time. The first time may be a leap of the clock
+        (mask_budget.py), and then a quick mask ends before the second look."""
         if time.clock_gettime(self.clock) - self.begun <= self.matcher.budget.left:
             return
         if self.late:
@@ -148,32 +156,33 @@ class Watch:
     """Cancels masks that take more than their budget."""
 
     def __init__(self) -> None:
-        self._running: dict[int, _Running] = {}  # by thread
+        self._running: dict[int, _Running] = {}  # thread identifier -> the mask that the thread computes
         self.closed = False
         self._changed = threading.Condition()
-        """Held while `run` looks: what it asks and cancels is then still being computed."""
+        """Its lock is held while `run` looks at the masks, so each mask is still being computed then."""
 
     def begin(self, matcher: GrammarMatcher, spent: float) -> None:
-        """spent: of the thread that calls, seconds of a processor so far."""
+        """Registers the mask that the calling thread begins to compute. spent: the thread's seconds of a processor."""
         thread = threading.get_ident()
-        clock = time.pthread_getcpuclockid(thread)  # of a thread that has ended nobody may ask for it
+        clock = time.pthread_getcpuclockid(thread)  # asking for the clock of an ended thread is not allowed
         with self._changed:
             self._running[thread] = _Running(matcher, clock, spent)
             self._changed.notify()
 
     def end(self) -> bool:
-        """Whether it was cancelled for what it took."""
+        """Unregisters the calling thread's mask. Returns whether the mask was cancelled because it took too much."""
         with self._changed:
             return self._running.pop(threading.get_ident()).cancelled
 
     def close(self) -> None:
-        """From now on it cancels all that is computed, until nothing is."""
+        """Makes `run` cancel every mask until none is being computed, and then return."""
         with self._changed:
             self.closed = True
             self._changed.notify()
 
     def run(self) -> None:
-        """In a thread of its own. It sleeps while nothing is computed."""
+        """Looks at the masks until close(). It is the main function of a thread, which sleeps while no mask is being
+        computed."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self.closed or self._running)

@@ -1,4 +1,4 @@
-"""Where one completion stands in its grammar."""
+"""Follows the tokens of one completion in its grammar, and computes the mask of the next token."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from tensorwright.runtime.guided.words import library_words
 
 
 class GrammarMatcher:
-    """ends_by_token: a sampled end-of-sequence token ends the completion; else `ended` says that nothing can follow.
-    begin: makes the library's matcher, when it is first needed: one that waits in the queue holds no memory."""
+    """The position of one completion in its grammar.
+
+    begin: makes the library's matcher, on its first use, so that a completion in the queue takes no memory for it.
+    ends_by_token: True means that a sampled end-of-sequence token ends the completion. False means that `ended` becomes
+    True when no token can follow.
+    name: the name of the parameter, for errors.
+    """
 
     def __init__(self, masks: TokenMasks, begin: Callable[[], LibraryMatcher], ends_by_token: bool, name: str):
         self._masks = masks
         self.budget = MaskBudget()
-        self.generated = 0  # tokens so far
+        self.generated = 0  # the number of tokens so far
         self.ended = False
         self._begin = begin
         self._canceller: Canceller | None = None
@@ -37,16 +42,19 @@ class GrammarMatcher:
 
     @cached_property
     def _row(self) -> NDArray[np.uint32]:
-        """What the library writes to."""
+        """The row into which the library writes a mask, uint32 [library_words]."""
         return np.zeros(self._masks.library_words, dtype=np.uint32)
 
     def cancel(self) -> None:
-        """Ends what is computed now, from any thread; it is in error then."""
+        """Stops the computation of a mask, from any thread. The matcher is in error afterwards."""
         if self._canceller is not None:
             self._canceller.cancel()
 
     def advance(self, tokens: Sequence[int]) -> NDArray[np.uint32] | None:
-        """tokens: the newest. The mask of the next, None if the grammar is at its end."""
+        """Moves forward over the newest tokens. Returns the mask of the next token, None at the end of the grammar.
+
+        Raises InvalidRequestError if the grammar cannot be followed.
+        """
         if not self.matcher.consume(tokens):
             self._fail()
         self.generated += len(tokens)

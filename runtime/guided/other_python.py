@@ -1,4 +1,4 @@
-"""How this process starts another Python that finds the same modules."""
+"""Finds the interpreter and the environment for another Python process that has the same modules."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-PASSED_ON = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TMPDIR")  # of the environment
+# The environment variables that the other process inherits.
+PASSED_ON = ("HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "TMPDIR")
 
 
 def interpreter() -> str:
-    """The Python that runs here; within another program, such as Triton's, the one that it took its library from.
-    FileNotFoundError if there is none."""
+    """Returns the path of the Python that runs this process. Inside another program, such as Triton's, returns the
+    Python of the installation whose library the program uses. Raises FileNotFoundError if there is none."""
     own = Path(sys.executable or "")
     if own.name.startswith("python") and own.exists():
         return str(own)
@@ -24,7 +25,8 @@ def interpreter() -> str:
 
 
 def environment() -> dict[str, str]:
-    """With the same modules at hand. One arena: others reserve address space, which is bounded for each grammar."""
+    """Returns the environment in which the other Python finds the same modules. It has one malloc arena, because
+    further arenas reserve address space, which is limited for each grammar."""
     path = os.pathsep.join(entry for entry in sys.path if entry)
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {**kept, "PYTHONPATH": path, "MALLOC_ARENA_MAX": "1"}

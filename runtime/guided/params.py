@@ -1,4 +1,4 @@
-"""What a request's output must look like."""
+"""Defines GuidedDecodingParams, which say what form a request's output must have."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ JSON_KINDS = ("json", "json_object")
 
 @dataclass(frozen=True)
 class GuidedDecodingParams(StrictKeywords):
-    """Immutable; exactly one of json to grammar is given. Needs the extra `guided`.
+    """The form that a request's output must have. It is immutable, and needs the extra `guided`.
 
-    json: a JSON schema, as a dict or as text; the output is a JSON value that it admits. Properties come in the
+    Exactly one of json, json_object, regex, choice and grammar must be given.
+
+    json: a JSON schema, as a dict or as text; the output is a JSON value that the schema admits. Properties come in the
         schema's order.
-    json_object: True: the output is any JSON object.
+    json_object: True means that the output is any JSON object.
     regex: a regular expression that the whole output matches, in the syntax of Rust's regex crate, without
         look-around.
-    choice: the output is one of these texts.
+    choice: a list of texts; the output is one of them.
     grammar: a context-free grammar, as EBNF (`root ::= ...`, as llama.cpp and xgrammar take it) or as Lark
-        (`start: ...`), told apart by `::=`.
-    whitespace_pattern: with json or json_object, a regular expression of what stands at each place where JSON may have
-        blanks, as in "" (none: the shortest JSON), "[ ]?" or "[\\n ]*"; it admits no character but JSON's four blanks.
-        None: up to 20 of these.
+        (`start: ...`). A grammar that contains `::=` is EBNF.
+    whitespace_pattern: with json or json_object, a regular expression for the blanks at each place where JSON may have
+        them, such as "" (the shortest JSON), "[ ]?" or "[\\n ]*"; it may admit only JSON's four blanks. None means up
+        to 20 of these.
 
-    How long each may be, and how many choices there may be, is in request_bounds.py.
+    request_bounds.py bounds the length of each text and the number of choices.
 
-    A value that cannot be meant raises InvalidRequestError, an unknown keyword InvalidOptionError. Whether an engine
-    can follow it is found out when a request is submitted.
+    An impossible value raises InvalidRequestError, an unknown keyword raises InvalidOptionError. The engine checks
+    whether it can follow the grammar when a request is submitted.
     """
 
     json: str | dict[str, Any] | None = None
@@ -75,18 +77,19 @@ class GuidedDecodingParams(StrictKeywords):
 
     @property
     def kind(self) -> str:
-        """Which of KINDS was given."""
+        """The name of the field that was given, one of KINDS."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
     @property
     def text(self) -> str:
-        """What was given, as text."""
+        """The value that was given, as text."""
         value = getattr(self, self.kind)
         return value if isinstance(value, str) else json_text.dumps(value)
 
 
 def _schema_text(schema: Any) -> str:
-    """One spelling of each schema. The order of its keys stays, for that of the properties has a meaning."""
+    """Returns the schema in one fixed spelling. The order of keys stays, because the order of properties has a
+    meaning."""
     must = "a JSON schema, as a dict or as the text of a JSON object"
     if isinstance(schema, str):
         _check_length("json, blanks included,", len(schema), SCHEMA_LENGTH)

@@ -1,6 +1,6 @@
-"""What llguidance must know of a tokenizer: the bytes of each token, and how the model's own tokens spell a text.
+"""Finds what llguidance must know of a tokenizer: the bytes of each token, and the tokens that spell a text.
 
-Nothing here holds the interpreter's lock for long: tokens are taken one by one, some thousand together.
+No function holds the interpreter's lock for long: it reads tokens one by one, and joins some thousand at a time.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 
 from tensorwright.runtime.text.tokenizer_parts import byte_alphabet, component_state, sequence_parts
 
-AT_ONCE = 2048  # tokens
-SPECIAL = b"\xff"  # before the bytes of a token that is no text, as llguidance marks it
-NO_BYTE = "\U0010ffff"  # what a letter becomes that spells no byte
+AT_ONCE = 2048  # the number of tokens whose bytes are joined at once
+SPECIAL = b"\xff"  # llguidance's mark before the bytes of a token that is not text
+NO_BYTE = "\U0010ffff"  # replaces a letter that spells no byte
 
 Speller = Callable[[str], bytes]
 
 
 def token_bytes(tokenizer: tokenizers.Tokenizer, size: int) -> tuple[NDArray[np.uint32], bytearray]:
-    """Lengths [size] and bytes of the tokens 0 to size - 1; ids that the tokenizer does not know have no bytes.
+    """Returns the lengths [size] and the joined bytes of the tokens 0 to size - 1. Unknown ids have no bytes.
 
     Raises ValueError for a tokenizer whose tokens are neither bytes nor texts with byte fallback.
     """
@@ -46,7 +46,7 @@ def _spelled(tokenizer: tokenizers.Tokenizer, spell: Speller, added: dict[int, b
 
 
 def _added(tokenizer: tokenizers.Tokenizer) -> dict[int, bytes]:
-    """Those beside the model's vocabulary. One that looks like a tag counts as special, as llguidance has it."""
+    """Returns {id: bytes} of the added tokens. A token that looks like a tag counts as special, as in llguidance."""
     return {
         token: (SPECIAL if _is_special(entry) else b"") + entry.content.encode()
         for token, entry in tokenizer.get_added_tokens_decoder().items()
@@ -58,7 +58,10 @@ def _is_special(entry: tokenizers.AddedToken) -> bool:
 
 
 def _speller(tokenizer: tokenizers.Tokenizer) -> Speller:
-    """From a token as the vocabulary has it to its bytes; none for what is spelled wrongly."""
+    """Returns the function from a token's spelling in the vocabulary to its bytes; a wrong spelling has no bytes.
+
+    Raises ValueError for a tokenizer whose tokens do not spell bytes.
+    """
     decoders = list(sequence_parts(component_state(tokenizer.decoder), "decoders"))
     kinds = [decoder["type"] for decoder in decoders]
     if "ByteFallback" in kinds:
@@ -89,8 +92,10 @@ def _all_bytes(translated: str) -> bytes:
 
 
 def text_tokenizer(tokenizer: tokenizers.Tokenizer) -> Callable[[str], list[int]]:
-    """Text in the middle of another to the token ids that the model would have for it: no special tokens, and no blank
-    put before it. It shares the tokenizer's vocabulary."""
+    """Returns the function from a text in the middle of another text to the model's token ids for it.
+
+    The function adds no special tokens and puts no blank before the text. It shares the tokenizer's vocabulary.
+    """
     bare = tokenizers.Tokenizer(tokenizer.model)
     if tokenizer.normalizer is not None:
         bare.normalizer = _without_prepend(tokenizer.normalizer)

@@ -1,4 +1,4 @@
-"""The masks of one vocabulary: which tokens may come next, a bit for each."""
+"""Converts token masks, which have a bit for each token that may come next, from llguidance to the engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 class TokenMasks:
     """Turns masks of the library into masks that the engine takes.
 
-    eos: the model's end-of-sequence tokens. library_words: the length of a mask of the library in 32-bit words; the
+    eos: the model's end-of-sequence tokens. library_words: the length of the library's masks in 32-bit words. The
     library's vocabulary of library_size tokens may be larger than the model's vocab_size.
     """
 
@@ -20,8 +20,10 @@ class TokenMasks:
         self._no_ends = ~_bits(len(self._known), eos)
 
     def trim(self, row: NDArray[np.uint32], with_ends: bool) -> NDArray[np.uint32]:
-        """The engine's mask, uint32 [words of vocab_size], of the library's row, uint32 [library_words]: it has the
-        model's own tokens only. with_ends: whether an end-of-sequence token may come."""
+        """Returns the engine's mask, uint32 [words of vocab_size], which has only the model's own tokens.
+
+        row: the library's mask, uint32 [library_words]. with_ends: whether an end-of-sequence token may come.
+        """
         mask = row[: len(self._known)] & self._known
         return mask if with_ends else mask & self._no_ends
 

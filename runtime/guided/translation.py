@@ -1,5 +1,8 @@
-"""From what a request asks for to a grammar of llguidance. All of this reads what a stranger wrote: it runs in the
-process that may be ended at any time (compile_child.py), and imports little."""
+"""Translates GuidedDecodingParams into a grammar of llguidance.
+
+It reads texts that strangers wrote, so it runs in a process that may be ended at any time (compile_child.py). It
+imports little.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +17,27 @@ from tensorwright.runtime.guided.library import LibraryMatcher, LibraryTokens
 from tensorwright.runtime.guided.params import JSON_KINDS, GuidedDecodingParams
 from tensorwright.runtime.guided.words import NO_TEXT, library_words
 
-BLANKS = r"[\x20\x0A\x0D\x09]"  # of JSON
+BLANKS = r"[\x20\x0A\x0D\x09]"  # JSON's four blanks
 WHITESPACE = BLANKS + "{0,20}"
-"""What whitespace_pattern is by default: unbounded blanks would let a model that is unsure make nothing else."""
+"""The default of whitespace_pattern. Without a bound, a model that is unsure could generate blanks without end."""
 
 RULE = re.compile(r"^[^\S\n]*[\w-]+[^\S\n]*::=", re.MULTILINE)
-"""No part of it crosses the end of a line, so a text is searched in linear time."""
+"""Matches the start of a rule of EBNF. No part of it crosses the end of a line, so a search takes linear time."""
 ESCAPE = re.compile(r"\\(?:\\|x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
 
 
 def name_of(params: GuidedDecodingParams) -> str:
-    """How errors call it."""
+    """Returns the name of the parameter for error messages."""
     return f"guided_decoding: {params.kind}"
 
 
 def translate(tokens: LibraryTokens, params: GuidedDecodingParams, limits: dict[str, int]) -> str:
-    """In the library's JSON form, which may hold any character. InvalidRequestError says what is wrong with it."""
+    """Returns the grammar in the library's JSON form, which may hold any character. Raises InvalidRequestError."""
     if params.whitespace_pattern:
         _check_whitespace(tokens, params.whitespace_pattern, limits)
     try:
         return _library_grammar(tokens.library.python, params)
-    except Exception as error:  # of the library's converters, which raise the plain class
+    except Exception as error:  # the library's converters raise plain Exceptions
         raise InvalidRequestError(f"{name_of(params)} cannot be followed: {clipped(str(error))}") from error
 
 
@@ -45,8 +48,11 @@ def compiled(
     limits: dict[str, int],
     first_mask: Callable[[LibraryMatcher], bool] = LibraryMatcher.has_mask,
 ) -> LibraryMatcher:
-    """text: what translate() made. first_mask: computes the mask of the first token. InvalidRequestError also if the
-    library cannot begin with it."""
+    """Compiles a grammar that translate() made, and computes the mask of its first token.
+
+    first_mask: computes that mask. Raises InvalidRequestError if the library refuses the grammar, or cannot compute the
+    mask.
+    """
     matcher = LibraryMatcher.compile(tokens, text, limits)
     if not matcher.is_error:
         first_mask(matcher)
@@ -56,23 +62,28 @@ def compiled(
 
 
 def _library_grammar(library: Any, params: GuidedDecodingParams) -> str:
-    """library: its Python module."""
+    """Returns the grammar in the library's JSON form. library: the library's Python module."""
     make = library.LLMatcher
     if params.kind in JSON_KINDS:
         schema = params.text if params.kind == "json" else '{"type":"object"}'
         pattern = WHITESPACE if params.whitespace_pattern is None else params.whitespace_pattern
-        # Not lenient: unknown keywords are refused.
+        # With lenient=False the library refuses unknown keywords of JSON schemas.
         return make.grammar_from_json_schema(schema, overrides={"lenient": False, "whitespace_pattern": pattern})
     if params.kind == "regex":
         return make.grammar_from_regex(params.text)
     if params.kind == "choice":
         quoted = [json.dumps(text, ensure_ascii=False) for text in params.choice or ()]
-        return _as_json("start: CHOICE\nCHOICE: " + " | ".join(quoted))  # one terminal: a row of one item
+        # All choices are one terminal, so a row of the parser has one item.
+        return _as_json("start: CHOICE\nCHOICE: " + " | ".join(quoted))
     return _as_json(_lark(params.text))
 
 
 def _check_whitespace(tokens: LibraryTokens, pattern: str, limits: dict[str, int]) -> None:
-    """It must admit nothing that is not JSON: then no text is in the pattern and outside of JSON's blanks."""
+    """Raises InvalidRequestError if the pattern admits anything but JSON's blanks.
+
+    To find that out, it compiles the grammar of all texts that match the pattern and are not JSON's blanks. That
+    grammar must admit no text.
+    """
     name = "guided_decoding: whitespace_pattern"
     try:
         regex = tokens.library.python.regex_to_lark(pattern)
@@ -89,7 +100,7 @@ def _check_whitespace(tokens: LibraryTokens, pattern: str, limits: dict[str, int
 
 
 def _as_json(lark: str) -> str:
-    lark.encode()  # raises for what is no Unicode text
+    lark.encode()  # raises for a text that is not valid Unicode
     return json.dumps({"grammars": [{"lark_grammar": lark}]})
 
 
@@ -102,7 +113,7 @@ def _lark(text: str) -> str:
 
 
 def _plain(escape: re.Match[str]) -> str:
-    """The character itself, for the library's converter spells some escapes as Lark does not know them."""
+    """Returns the character of an escape. The library's converter leaves some escapes that Lark does not know."""
     digits = escape[1] or escape[2] or escape[3]
     if digits is None:
         return escape[0]

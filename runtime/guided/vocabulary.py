@@ -1,4 +1,4 @@
-"""One engine's tokens as llguidance knows them, and the grammars compiled for them."""
+"""Keeps one engine's tokens in llguidance's form, and the grammars that were compiled for them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ from tensorwright.runtime.guided.params import GuidedDecodingParams
 from tensorwright.runtime.guided.spelling import SPECIAL, text_tokenizer, token_bytes
 from tensorwright.runtime.guided.token_masks import TokenMasks
 
-KEPT = 64  # compiled grammars
-KEPT_BYTES = 256 << 20  # of all of them together
-STAND_IN = SPECIAL + b"<|tensorwright_end|>"  # the end of a grammar, for a model without an end-of-sequence token
+KEPT = 64  # the most compiled grammars that are kept
+KEPT_BYTES = 256 << 20  # the most bytes of all kept grammars together
+# The token that ends a grammar, for a model without an end-of-sequence token.
+STAND_IN = SPECIAL + b"<|tensorwright_end|>"
 
 
 class GuidedVocabulary:
-    """Thread-safe. To make one takes about 10 us of a processor per token, a bit less than half
-    of it in the process that compiles grammars; other threads go on meanwhile."""
+    """The vocabulary of one engine for guided decoding. It is thread-safe.
+
+    To make one takes about 10 us of a processor per token, a bit less than half of that in the process that compiles
+    grammars. Other threads can run meanwhile.
+    """
 
     def __init__(self, engine: EngineDir):
         if engine.tokenizer is None:
@@ -45,8 +49,10 @@ class GuidedVocabulary:
         self._lock = threading.Lock()
 
     def compile(self, params: GuidedDecodingParams) -> Grammar:
-        """Once for all that ask for the same at the same time. The thread that calls waits, at most a few seconds.
-        Raises what CompileProcess.compile does."""
+        """Returns the compiled grammar. Threads that ask for the same one at the same time share one compilation.
+
+        The calling thread waits for at most a few seconds. Raises what CompileProcess.compile raises.
+        """
         refused = False
         while True:
             with self._lock:
@@ -60,12 +66,14 @@ class GuidedVocabulary:
                 if first:
                     self._compile(params, coming)
                 return coming.result()
-            except QueueFullError:  # there was no place for whoever asked first; for this one there may be
+            except QueueFullError:  # the thread that asked first got no place, but this thread may get one
                 if first or refused:
                     raise
                 refused = True
             finally:
-                del coming  # else an error holds the future that holds it, and with it this vocabulary and its process
+                # Without this line, an error and its future would refer to each other through the error's traceback,
+                # and keep this vocabulary and its process alive.
+                del coming
 
     def knows(self, params: GuidedDecodingParams) -> bool:
         """Whether compile() returns at once."""
@@ -80,7 +88,7 @@ class GuidedVocabulary:
                 del self._compiling[params]
             own = isinstance(error, Exception)
             coming.set_exception(error if own else QueueFullError("the compilation was interrupted; try again"))
-            del coming  # as above
+            del coming  # see compile()
             raise
         with self._lock:
             self._grammars[params] = grammar
@@ -91,7 +99,10 @@ class GuidedVocabulary:
 
 
 def _read(tokenizer: tokenizers.Tokenizer, engine: EngineDir) -> tuple[CompileProcess, LibraryTokens]:
-    """The child reads it first: the library might end the process that does. Raises ValueError."""
+    """Reads the vocabulary, first in the child process, because the library might end the process that reads it.
+
+    Raises ValueError, in the library's words.
+    """
     eos = engine.eos_token_ids
     size = max(engine.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
     lengths, spelled = token_bytes(tokenizer, size)

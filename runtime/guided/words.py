@@ -1,4 +1,4 @@
-"""What llguidance says of a grammar, as an error tells it."""
+"""Turns llguidance's messages about a grammar into texts for our errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_TEXT = "no text matches it"
 
 
 def library_words(matcher: LibraryMatcher) -> str:
-    """Why a matcher gave up."""
+    """Returns the reason why a matcher is in error."""
     words = matcher.error.replace("<non-verbose/>", "").strip()
     if words.startswith("NoExtension"):
         return NO_TEXT

@@ -1,4 +1,4 @@
-"""What one completion has produced so far, added up from the engine's events. No locks: its handle guards it."""
+"""Collects the output of one completion from the engine's events. It takes no locks, because its handle guards it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class Place:
-    """How far somebody has read a completion."""
+    """How far a reader has read a completion, in characters and tokens."""
 
     characters: int = 0
     tokens: int = 0
 
 
 def logprob_table(entries: list[tuple[int, float, int]], tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    """entries: (token, logprob, rank), as the engine tells them."""
+    """Returns a table of logprobs by token. entries: (token, logprob, rank), as the engine reports them."""
     table = {}
     for candidate, logprob, rank in entries:
         text = tokenizer.token_text(candidate) if tokenizer else None
@@ -35,8 +35,11 @@ def logprob_table(entries: list[tuple[int, float, int]], tokenizer: Tokenizer | 
 
 
 class CompletionState:
-    """index: which of the request's n. tokenizer: None if nothing is to be decoded. matcher: None without a grammar.
-    stops: None without stop strings."""
+    """The state of one completion.
+
+    index: the completion's number, from 0 to n - 1. tokenizer: None means that nothing is decoded. matcher: None
+    without a grammar. stops: None without stop strings.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class CompletionState:
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(tokenizer, params.skip_special_tokens)
         self._stops = None if stops is None else StopStrings(stops, params.include_stop_str_in_output)
-        self._text = io.StringIO()  # so that its end can be read without the rest
+        self._text = io.StringIO()  # the end of a StringIO can be read without the rest
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] = []
         self._cumulative = 0.0
@@ -63,27 +66,29 @@ class CompletionState:
         self._stopped_here = False
 
     def apply(self, event: Any) -> None:
-        """event: one of the engine's events for this completion."""
+        """Adds one of the engine's events for this completion. Raises InvalidRequestError if the grammar ends before
+        min_tokens."""
         asked = self.params.logprobs is not None
         end = len(event.tokens) - 1 if self._ends_without_text(event) else None
-        for index, token in enumerate(event.tokens):  # the engine makes a new list each time it is asked
+        for index, token in enumerate(event.tokens):  # event.tokens makes a new list at each access
             self._token_ids.append(token)
             if asked:
                 self._add_logprobs(token, event.logprobs[index])
             if self._detokenizer is not None and index != end:
                 self._add_text(self._detokenizer.push([token]))
-            if self.finished:  # by a stop string; what the engine made since is nobody's
+            if self.finished:  # a stop string ended the completion, so the engine's later tokens are dropped
                 break
         if event.finish and not self.finished:
             self._end(event)
         matcher = self.matcher
-        ended = matcher is not None and matcher.ended and matcher.generated == len(self._token_ids)  # it may be ahead
+        # The matcher may have consumed tokens whose events are not applied yet.
+        ended = matcher is not None and matcher.ended and matcher.generated == len(self._token_ids)
         if ended and not self.finished:
             self._end_of_grammar()
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
+        """The number of tokens so far."""
         return len(self._token_ids)
 
     @property
@@ -92,16 +97,16 @@ class CompletionState:
 
     @property
     def stopped_early(self) -> bool:
-        """By a stop string or the end of a grammar, of which the engine knows nothing."""
+        """Whether a stop string or the end of a grammar ended the completion. The engine does not know of either."""
         return self._stopped_here
 
     def output(self) -> CompletionOutput:
-        """A snapshot that later events do not touch. It takes as long as all there is."""
+        """Returns a snapshot that later events do not change. Its time grows with the whole output."""
         return self._shown(self._text.getvalue(), 0)
 
     def news(self, place: Place) -> CompletionOutput:
-        """A snapshot of which text, token_ids and logprobs hold only what comes after the place; that moves to their
-        end. It takes as long as what is new."""
+        """Returns a snapshot whose text, token_ids and logprobs have only the output after `place`, and moves `place`
+        to the end. Its time grows with the new output only."""
         self._text.seek(place.characters)
         shown = self._shown(self._text.read(), place.tokens)
         place.characters += len(shown.text)
@@ -109,7 +114,7 @@ class CompletionState:
         return shown
 
     def _shown(self, text: str, start: int) -> CompletionOutput:
-        """start: the first token that is shown."""
+        """Returns a snapshot with this text and the tokens from number `start` on."""
         asked = self.params.logprobs is not None
         return CompletionOutput(
             index=self.index,
@@ -122,8 +127,8 @@ class CompletionState:
         )
 
     def _ends_without_text(self, event: Any) -> bool:
-        """Whether the event's last token ends the completion and is no part of its text. Only a token that the request
-        itself stops at is one, if it asks for what it stops at."""
+        """Whether the event's last token ends the completion and is no part of its text. A token that ends the
+        completion is part of the text only if stop_token_ids has it and include_stop_str_in_output is True."""
         shown = self.params.include_stop_str_in_output and event.stop_token in self.params.stop_token_ids
         return event.finish == "stop" and event.stop_token >= 0 and not shown
 
@@ -133,7 +138,7 @@ class CompletionState:
         self._logprobs.append(table)
 
     def _add_text(self, text: str) -> None:
-        """Searched for stop strings, unless it came with the first min_tokens tokens."""
+        """Adds text, and searches it for stop strings unless it came with the first min_tokens tokens."""
         if self._stops is not None and len(self._token_ids) > self.params.min_tokens:
             text, stop = self._stops.push(text)
             if stop is not None:
@@ -145,7 +150,10 @@ class CompletionState:
         self._text.write(text)
 
     def _end_of_grammar(self) -> None:
-        """Nothing can follow, and there is no token that would tell the engine so."""
+        """Ends the completion because no token can follow in its grammar. No token tells the engine so.
+
+        Raises InvalidRequestError if there are fewer than min_tokens tokens.
+        """
         if len(self._token_ids) < self.params.min_tokens:
             raise InvalidRequestError(
                 f"min_tokens must be at most {len(self._token_ids)}, for nothing may follow that in guided_decoding, "
@@ -156,7 +164,7 @@ class CompletionState:
         self._stopped_here = True
 
     def _add_rest(self) -> bool:
-        """The text that is still held back. True if a stop string was in it."""
+        """Adds the text that is still held back. Returns True if a stop string was in it."""
         if self._detokenizer is not None:
             self._add_text(self._detokenizer.flush())
             if self.finished:

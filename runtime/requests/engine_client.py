@@ -1,4 +1,4 @@
-"""Between callers and the C++ engine: request ids, and the one thread that hands out the engine's events."""
+"""Connects callers to the C++ engine: it gives out request ids, and one thread dispatches the engine's events."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_state import RequestState
 
 logger = logging.getLogger(__name__)
-POLL = 0.5  # seconds that one wait lasts at most
-SHUT_DOWN = "was shut down"  # why an engine stopped that was told to, in the words of runtime/core/engine/engine.cc
-COLLECTED_WAIT = 1.0  # seconds that whoever drops an LLM waits for its end at most
+POLL = 0.5  # the most seconds of one wait
+# The cause of an engine that stopped because of shutdown(), in the words of runtime/core/engine/engine.cc.
+SHUT_DOWN = "was shut down"
+COLLECTED_WAIT = 1.0  # the most seconds for which a thread that drops an LLM waits for the LLM's end
 
 Observer = Callable[[RequestOutput, BaseException | None], None]
 
 
 class EngineClient:
-    """Thread-safe. `engine` is a `_runtime.Engine`: submit, abort, wait_events, stats, shutdown, stopped.
+    """The client of one engine. It is thread-safe.
 
-    In a fork of its process it has neither the engine's threads nor its own: there all raises ForkedEngineError, but
-    `running` is False and `close` does nothing.
+    engine: a `_runtime.Engine`, with submit, abort, wait_events, stats, shutdown and stopped.
+
+    A fork of the process has neither the engine's threads nor the client's. There every method raises
+    ForkedEngineError, except that `running` is False and `close` does nothing.
     """
 
     def __init__(self, engine: Any):
@@ -44,10 +47,10 @@ class EngineClient:
         self._requests: dict[int, RequestHandle] = {}
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)  # notified when a request ends
-        self._closing = False  # no new requests
-        self._close_once = threading.Lock()  # never given back
+        self._closing = False  # True means that no new requests may come
+        self._close_once = threading.Lock()  # the first close() takes this lock and never releases it
         self._last_progress = time.monotonic()
-        self._steps = 0  # that the engine had made when nothing was heard of it
+        self._steps = 0  # the engine's number of steps at the last poll without events
         self._cause: BaseException | None = None
         self._observers: tuple[Observer, ...] = ()
         self._thread = threading.Thread(target=self._consume, name="tensorwright-events", daemon=True)
@@ -61,8 +64,12 @@ class EngineClient:
         wait_for_room: bool = False,
         first_mask: Any = None,
     ) -> RequestHandle:
-        """make_state: builds the request's state from its id. With wait_for_room a full queue is waited for,
-        else it raises QueueFullError. first_mask: of a guided request, the tokens that may come first."""
+        """Submits a request to the engine.
+
+        make_state: builds the request's state from its id. sampling: a `_runtime.Sampling`. wait_for_room: True waits
+        while the queue is full; False raises QueueFullError then. first_mask: for a guided request, the mask of the
+        first token.
+        """
         self._home.check()
         while True:
             state = make_state(next(self._ids))
@@ -70,7 +77,7 @@ class EngineClient:
             with self._lock:
                 self._check_open()
                 if not self._requests:
-                    self._last_progress = time.monotonic()  # there was none to wait for
+                    self._last_progress = time.monotonic()  # before this request there was no progress to expect
                 self._requests[state.request_id] = handle
             try:
                 self._engine.submit(state.request_id, state.prompt_token_ids, sampling, first_mask)
@@ -86,12 +93,13 @@ class EngineClient:
                 raise
 
     def abort(self, request_id: int, completion: int = -1) -> bool:
-        """False if the request has ended. completion: only that one, -1: all."""
+        """Aborts a request, or one of its completions. Returns False if the request has ended. completion: -1 means
+        all."""
         self._home.check()
         return self._engine.abort(request_id, completion)
 
     def abort_for_caller(self, request_id: int) -> bool:
-        """The same as the request's own handle would; False also for an id that never was."""
+        """Aborts a request as its handle's `abort` does. Returns False if the request has ended or never existed."""
         self._home.check()
         with self._lock:
             handle = self._requests.get(request_id)
@@ -99,20 +107,20 @@ class EngineClient:
 
     @property
     def running(self) -> bool:
-        """Whether it takes requests: not closed, its loop alive, and the thread that hands out events as well."""
+        """Whether it takes requests: it is not closed, and the engine's loop and the thread of events run."""
         if not self._home.is_here or self._closing or self._cause is not None:
             return False
         return self._thread.is_alive() and not self._engine.stopped
 
     @property
     def stalled_seconds(self) -> float:
-        """For how long there have been requests, and neither a step that ended nor an event of any; 0 without requests.
-        It takes no lock."""
-        last = self._last_progress  # before the question for requests: the first of them moves it
+        """The seconds for which there have been requests, but no step has ended and no event has come; 0 without
+        requests. It takes no lock."""
+        last = self._last_progress  # read this before self._requests, because the first request sets it anew
         return max(0.0, time.monotonic() - last) if self._requests else 0.0
 
     def check_process(self) -> None:
-        """Raises ForkedEngineError in a fork of the process that made it."""
+        """Raises ForkedEngineError in a fork of the process that made this client."""
         self._home.check()
 
     def add_observer(self, observer: Observer) -> None:
@@ -135,25 +143,29 @@ class EngineClient:
         return native.read_profile(self._engine)
 
     def close(self, drain: bool = False, timeout: float = 30.0) -> None:
-        """Ends all requests (with drain: lets them finish, for at most `timeout` seconds) and stops the engine."""
+        """Ends all requests and stops the engine. drain: True lets requests finish first, for at most `timeout`
+        seconds."""
         if not self._home.is_here or not self._close_once.acquire(blocking=False):
             return
         self._closing = True
-        if self._engine.called_here:  # it cannot wait for itself
+        if self._engine.called_here:  # the engine's own thread cannot wait for its own end
             threading.Thread(target=self._stop, args=(drain, timeout), name="tensorwright-close").start()
         else:
             self._stop(drain, timeout)
 
     def close_dropped(self) -> None:
-        """`close` for the garbage collector, which comes in any thread and inside any lock, maybe one that closing
-        waits for: another thread closes. This one waits a second for it at most, so that whoever drops an LLM to make
-        room for another finds the room."""
+        """Closes the client when the garbage collector drops it.
+
+        The collector runs in any thread, which may hold a lock that `close` waits for, so another thread closes. This
+        thread waits for it for at most COLLECTED_WAIT seconds, so that a program that drops an LLM to make room for
+        another one finds the memory free.
+        """
         if not self._home.is_here:
             return
         closer = threading.Thread(target=self.close, name="tensorwright-close")
         try:
             closer.start()
-        except RuntimeError:  # there is no thread to be had, or no more since the interpreter exits
+        except RuntimeError:  # the system has no more threads, or the interpreter exits
             self.close()
             return
         if threading.current_thread() is not self._thread and not self._engine.called_here:
@@ -179,29 +191,31 @@ class EngineClient:
     def _consume(self) -> None:
         try:
             while True:
-                stopped = self._engine.stopped  # before the events: what came until then is among them
+                stopped = self._engine.stopped  # read before the events, so that no event before the stop is missed
                 events = self._engine.wait_events(POLL)
                 self._note_progress(events)
-                self._feeder.feed(events, self._matcher_of)  # masks come before all else
+                self._feeder.feed(events, self._matcher_of)  # masks come first, because the engine waits for them
                 for request_id, error in self._feeder.failed():
                     self._give_up(request_id, as_error(error))
                 for event in (*self._feeder.ended(), *events):
                     self._dispatch(event)
                 if stopped and not events:
-                    if not self._closing and self._engine.cause != SHUT_DOWN:  # an exit may stop it before it closes
+                    # At the interpreter's exit the engine may be shut down before this client is closed.
+                    if not self._closing and self._engine.cause != SHUT_DOWN:
                         logger.error("the engine stopped by itself: it %s", self._engine.cause)
                     break
-        except BaseException as error:  # told to everybody who waits, and to whoever comes later
+        except BaseException as error:  # every request that waits, and every later one, raises this error
             self._cause = error
             logger.exception("the thread that hands out events stopped, and the engine with it")
         finally:
             self._feeder.close()
             self._fail_rest()
-        if self._cause is not None:  # nobody would hear of its tokens
+        if self._cause is not None:  # without this thread nobody gets the engine's tokens
             self._engine.shutdown(False, 0)
 
     def _note_progress(self, events: list[Any]) -> None:
-        """A long prompt takes many steps before there is an event of it."""
+        """Notes the time of the last progress: an event, or a step. A long prompt takes many steps before its first
+        event."""
         steps = self._steps if events else self._engine.stats()["steps"]
         if events or steps != self._steps:
             self._last_progress = time.monotonic()
@@ -210,10 +224,10 @@ class EngineClient:
     def _dispatch(self, event: Any) -> None:
         handle = self._requests.get(event.request_id)
         if handle is None:
-            return  # it failed here, and the engine had not yet heard of it
+            return  # the request failed in this process, and the engine did not know yet
         try:
             ended = handle._on_event(event)
-        except BaseException as error:  # whatever one request's text or reader does must not end the others
+        except BaseException as error:  # a failure of one request's text or reader must not end other requests
             self._give_up(event.request_id, as_error(error))
             return
         if ended:
@@ -224,7 +238,7 @@ class EngineClient:
         for observer in self._observers:
             try:
                 observer(handle.so_far(), handle.error)
-            except BaseException:  # who counts requests must not end them
+            except BaseException:  # a failing observer must not end requests
                 logger.exception("an observer of requests failed")
 
     def _give_up(self, request_id: int, error: Exception) -> None:
@@ -261,6 +275,6 @@ _open_clients: weakref.WeakSet[EngineClient] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """At the interpreter's exit: an engine's threads must be gone before Python is."""
+    """Closes all clients at the interpreter's exit, because an engine's threads must end before Python does."""
     for client in list(_open_clients):
         client.close()

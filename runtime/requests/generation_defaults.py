@@ -1,6 +1,6 @@
-"""What a model's generation_config.json says of sampling: the defaults of what a request leaves out.
+"""Reads the defaults of sampling parameters from a model's generation_config.json.
 
-As vLLM has it, `do_sample` does not count: temperature 0 is greedy, and nothing else is.
+`do_sample` is ignored, as in vLLM: only temperature 0 is greedy.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ _DISTRIBUTION = ("temperature", "top_k", "top_p", "min_p")
 
 
 def named_defaults(engine: EngineDir) -> dict[str, Any]:
-    """Fields of SamplingParams that the file names, with its values as they are; {} without a file."""
+    """Returns the fields of SamplingParams that the file names, with the file's unchecked values; {} without a file."""
     config = engine.read_json(GENERATION_CONFIG)
     return {field: config[name] for name, field in _FIELDS.items() if config.get(name) is not None}
 
 
 def check_generation_config(generation_config: Any) -> None:
-    """InvalidOptionError unless its option takes the value."""
+    """Raises InvalidOptionError unless the option generation_config takes the value."""
     find(EngineFields, "generation_config").check(generation_config)
 
 
 def sampling_defaults(engine: EngineDir, generation_config: str) -> dict[str, Any]:
-    """Fields of SamplingParams whose default is not its own. EngineError for a value that cannot be."""
+    """Returns {field: default} for the fields of SamplingParams whose default comes from the model.
+
+    Raises EngineError if the file has an impossible value.
+    """
     check_generation_config(generation_config)
     if generation_config == "neutral":
         return {}
@@ -50,10 +53,10 @@ def sampling_defaults(engine: EngineDir, generation_config: str) -> dict[str, An
 
 
 def without_length(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """For a door that has a default length of its own."""
+    """Returns the defaults without max_tokens, for an interface that has a default of its own for it."""
     return {name: value for name, value in defaults.items() if name != "max_tokens"}
 
 
 def shapes_distribution(defaults: Mapping[str, Any]) -> bool:
-    """Whether they say how tokens are drawn: then a door that is greedy by default is not."""
+    """Whether the defaults say how tokens are drawn. Then an interface that is greedy by default must sample."""
     return any(name in defaults for name in _DISTRIBUTION)

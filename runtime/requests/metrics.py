@@ -1,8 +1,8 @@
-"""What an engine's counters and a request's times are called as metrics, whoever shows them.
+"""Turns an engine's counters and a request's times into samples of metrics.
 
-Free of any metrics library: the server hands samples to prometheus-client, the Triton backend to Triton's own families.
-Every name begins with `tensorwright_`, counters end in `_total`, times are seconds. Who shows them adds the label
-`model`.
+It uses no metrics library: the server passes samples to prometheus-client, the Triton backend to Triton's own families.
+Every name begins with `tensorwright_`, names of counters end in `_total`, times are in seconds. The server and the
+backend add the label `model`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Metric:
-    """kind: "counter", "gauge" or "histogram". labels: their names. buckets: upper bounds, without infinity."""
+    """One metric.
+
+    kind: "counter", "gauge" or "histogram". labels: the names of its labels. buckets: the upper bounds of a histogram's
+    buckets, without infinity.
+    """
 
     name: str
     kind: str
@@ -29,7 +33,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Sample:
-    """A gauge's or counter's value as it stands; of a histogram, one observation."""
+    """The present value of a gauge or counter, or one observation of a histogram."""
 
     metric: Metric
     value: float
@@ -40,7 +44,7 @@ def _metric(name: str, kind: str, help_text: str, *labels: str, buckets: tuple[f
     return Metric(f"tensorwright_{name}", kind, help_text, labels, buckets)
 
 
-# Stat of LLM.get_stats() -> its metric.
+# The metric of each entry of LLM.get_stats().
 ENGINE: dict[str, Metric] = {
     "running": _metric("requests_running", "gauge", "Completions that run."),
     "waiting": _metric("requests_waiting", "gauge", "Requests that wait for their first step."),
@@ -66,14 +70,14 @@ ENDED: dict[str, str] = {
     "requests_timed_out": "timed_out",
     "requests_failed": "failed",
 }
-"""Stat -> value of the label `outcome` of COMPLETIONS."""
+"""The entry of LLM.get_stats() -> the value of the label `outcome` of COMPLETIONS."""
 COMPLETIONS = _metric(
     "completions_total",
     "counter",
     "Completions that ended in the engine. A stop string aborts there; see completions_by_reason_total.",
     "outcome",
 )
-# Stat of a cache group -> its metric.
+# The metric of each entry of a cache group in LLM.get_stats().
 BLOCKS: dict[str, Metric] = {
     "total_blocks": _metric("kv_blocks", "gauge", "KV blocks of a cache group; window 0 sees everything.", "window"),
     "free_blocks": _metric("kv_blocks_free", "gauge", "KV blocks that hold nothing.", "window"),
@@ -103,14 +107,17 @@ REASONS = _metric(
 ERRORS = _metric("request_errors_total", "counter", "Requests that ended with an error, by its class.", "error")
 
 GAUGES_AND_TOTALS: tuple[Metric, ...] = (*ENGINE.values(), COMPLETIONS, *BLOCKS.values(), USAGE, VIOLATIONS, UP)
-"""What `engine_samples` gives: values as they stand."""
+"""The metrics of `engine_samples`. Their samples are present values."""
 OBSERVED: tuple[Metric, ...] = (QUEUE, TTFT, ITL, TPOT, DURATION, PROMPT, OUTPUT, CACHED, REASONS, ERRORS)
-"""What `request_samples` gives: counters to add to, histograms to observe."""
+"""The metrics of `request_samples`. A sample is added to a counter, or observed by a histogram."""
 
 
 def engine_samples(stats: Mapping[str, Any] | None, running: bool = True) -> Iterator[Sample]:
-    """LLM.get_stats() as samples. An engine that stopped has only UP and, where it stopped by itself, VIOLATIONS; one
-    that was shut down has no stats."""
+    """Yields the samples of LLM.get_stats().
+
+    stats: None for an engine that was shut down, which has only UP. An engine that stopped by itself has UP and
+    VIOLATIONS.
+    """
     yield Sample(UP, 1.0 if running and stats is not None else 0.0)
     if stats is None:
         return
@@ -129,7 +136,8 @@ def engine_samples(stats: Mapping[str, Any] | None, running: bool = True) -> Ite
 
 
 def request_samples(output: RequestOutput, error: BaseException | None = None) -> Iterator[Sample]:
-    """What a request that ended adds: counts to counters, observations to histograms. error: what it ended with."""
+    """Yields the samples of a request that ended: counts for counters, observations for histograms. error: the error
+    with which it ended, None without one."""
     times = output.metrics
     yield Sample(PROMPT, float(len(output.prompt_token_ids)))
     for metric, value in (
@@ -153,7 +161,8 @@ def request_samples(output: RequestOutput, error: BaseException | None = None) -
 
 
 class RequestObserver:
-    """For `LLM.add_observer`: hands every sample of a request that ended to `record`, which must be quick."""
+    """An observer for `LLM.add_observer`. It passes every sample of a request that ended to `record`, which must be
+    quick."""
 
     def __init__(self, record: Callable[[Sample], None]):
         self._record = record

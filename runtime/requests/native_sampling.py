@@ -1,4 +1,4 @@
-"""A checked request's sampling as the C++ engine takes it."""
+"""Converts the sampling parameters of a checked request into the C++ engine's form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> _runtime.Sampling:
-    """SamplingParams as the C++ engine takes them."""
+    """Returns the request's SamplingParams in the C++ engine's form."""
     params = request.params
     sampling: _runtime.Sampling = native.load_module().Sampling()
     sampling.n = int(params.n)

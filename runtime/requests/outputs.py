@@ -1,4 +1,4 @@
-"""What a request returns. Plain data, in the shape that users of vLLM and TensorRT-LLM know."""
+"""Defines the output of a request as plain data, in the shape that users of vLLM and TensorRT-LLM know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Logprob:
-    """One token's natural-log probability, before temperature and truncation; rank 1 is the likeliest."""
+    """The natural logarithm of one token's probability, before temperature and truncation; rank 1 is the likeliest."""
 
     logprob: float
     rank: int
@@ -16,15 +16,17 @@ class Logprob:
 
 @dataclass
 class CompletionOutput:
-    """One completion, so far or finished.
+    """One completion, finished or not.
 
-    text: the decoded token_ids, up to a stop string; while unfinished it never ends in part of a character, nor in what
-        may become a stop string.
-    token_ids: everything sampled, the token that ended the request included.
-    logprobs: one dict per token, by token id, when asked for; the sampled token is always among the keys.
-    cumulative_logprob: sum over the sampled tokens; None unless logprobs were asked for.
+    text: the decoded token_ids, up to a stop string; while unfinished it never ends in a part of a character, nor in
+        the beginning of a stop string.
+    token_ids: all sampled tokens, also the token that ended the completion.
+    logprobs: one dict per token, by token id; the sampled token is always among the keys. None unless the request asked
+        for logprobs.
+    cumulative_logprob: the sum over the sampled tokens; None unless the request asked for logprobs.
     finish_reason: None while unfinished, then "stop", "length", "abort" or "timeout".
-    stop_reason: the stop token or stop string that ended it, None for the model's own end-of-sequence token.
+    stop_reason: the stop token or stop string that ended the completion; None for the model's own end-of-sequence
+        token.
     """
 
     index: int = 0
@@ -38,14 +40,15 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Times in seconds. None until known.
+    """The times of a request, in seconds. A time is None until it is known.
 
     queue_time: from arrival to the step that first worked on the request.
     time_to_first_token: from arrival to the first sampled token.
-    time_per_output_token: mean over the tokens after the first; None for a single token.
-    cached_tokens: prompt tokens whose keys and values came from the prefix cache.
-    total_time: from arrival to the end; None too if nothing was sampled.
-    inter_token_times: between a completion's token and its next, of all completions. Grows while the request runs.
+    time_per_output_token: the mean over the tokens after the first; None for a single token.
+    cached_tokens: the number of prompt tokens whose keys and values came from the prefix cache.
+    total_time: from arrival to the end; None also if no token was sampled.
+    inter_token_times: the times between two successive tokens of a completion, for all completions. The list grows
+        while the request runs.
     """
 
     queue_time: float | None = None
@@ -58,10 +61,12 @@ class RequestMetrics:
 
 @dataclass
 class RequestOutput:
-    """A request's state: partial (finished=False) while it streams, whole at the end. prompt is None for token ids.
+    """The output of a request: partial (finished=False) while the request runs, complete at the end.
 
-    prompt_logprobs: when asked for, None for the first prompt token, then one dict per token, by token id; the prompt's
-        own token is always among the keys. While the prompt is worked on, as far as that has come.
+    prompt: the prompt's text; None if the prompt was token ids.
+    prompt_logprobs: None for the first prompt token, then one dict per token, by token id; the prompt's own token is
+        always among the keys. Until the whole prompt is computed the list is shorter. None unless the request asked for
+        it.
     """
 
     request_id: int

@@ -1,4 +1,4 @@
-"""What a prompt may be, and the checks that run before any work starts."""
+"""Defines the forms of a prompt, and checks and tokenizes a request before any work starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tensorwright.runtime.text.tokenizer import Tokenizer
 
 
 class PromptDict(TypedDict, total=False):
-    """Either prompt or prompt_token_ids; both are refused, for they could say two different things."""
+    """A prompt as a dict with either prompt or prompt_token_ids. Both together are refused, because they could
+    differ."""
 
     prompt: str
     prompt_token_ids: Sequence[int]
@@ -26,21 +27,24 @@ class PromptDict(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """What a chat template made: it has its special tokens already, and gets no others when it is tokenized."""
+    """A text that a chat template made. It has its special tokens already, so the tokenizer adds no others."""
 
     text: str
 
 
 Prompt = str | PromptDict | RenderedPrompt
 MAX_TEXT = 4
-"""A text of which only the last tokens count, or that is tokenized for its own sake, may be so many times as long as
-what fits the engine."""
+"""The length limit, in multiples of the engine's maximum length, of a text that is truncated to its last tokens or that
+is only tokenized."""
 
 
 @dataclass(frozen=True)
 class CheckedRequest:
-    """A request that the engine can run. max_tokens: how many tokens it may generate, always a number. bad_words: as
-    token ids. grammar: what guided_decoding was compiled to."""
+    """A request that the engine can run.
+
+    text: the prompt's text, None for token ids. ids: the prompt's token ids. max_tokens: the most tokens to generate,
+    always a number. bad_words: the token ids of each. grammar: the compiled guided_decoding, None without it.
+    """
 
     text: str | None
     ids: list[int]
@@ -52,16 +56,22 @@ class CheckedRequest:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a running engine holds at most. groups: window (0: none) and blocks of each cache group, every block of
-    block_size positions."""
+    """The most that a running engine can hold.
+
+    groups: the window (0 means none) and the number of blocks of each cache group. block_size: the positions of a
+    block.
+    """
 
     groups: tuple[tuple[int, int], ...]
     block_size: int
     max_batch_size: int
 
     def positions(self, prompt: int, n: int) -> int | None:
-        """Of each of n completions side by side, which share the full blocks of a prompt of so many tokens. None: any
-        number, since all that is held lies in windows. As runtime/core/cache/group_shape.h has it."""
+        """Returns how many positions each of n parallel completions can have; None means any number.
+
+        The completions share the full blocks of their prompt. The number is unlimited if every cache group has a window
+        that fits. runtime/core/cache/group_shape.h has the same formula. prompt: the number of the prompt's tokens.
+        """
         shared = prompt // self.block_size
         bounds = [
             (shared + (blocks - shared) // n) * self.block_size
@@ -72,7 +82,7 @@ class Capacity:
 
 
 def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> CheckedRequest:
-    """Tokenizes and checks one request; InvalidRequestError or PromptTooLongError says what is wrong with it."""
+    """Tokenizes and checks one request. Raises InvalidRequestError or PromptTooLongError."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequestError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
     text, ids = _text_and_ids(prompt, params, engine, capacity)
@@ -96,12 +106,12 @@ def check_request(prompt: Prompt, params: SamplingParams, engine: EngineDir, cap
     most = _max_tokens(len(ids), params, engine, capacity)
     grammar = None if params.guided_decoding is None else guided_vocabulary(engine).compile(params.guided_decoding)
     if grammar is not None:
-        grammar.first_mask(params.ignore_eos)  # refuses what cannot begin
+        grammar.first_mask(params.ignore_eos)  # raises if the grammar admits no first token
     return CheckedRequest(text, [int(token) for token in ids], params, most, _bad_words(params, engine), grammar)
 
 
 def _max_tokens(prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity) -> int:
-    """prompt: tokens of it."""
+    """Returns the most tokens that the request may generate. prompt: the number of the prompt's tokens."""
     room = _room(prompt, params, engine, capacity).tokens - prompt
     max_tokens = room if params.max_tokens is None else int(params.max_tokens)
     if isinstance(params.max_tokens, AtMost):
@@ -117,7 +127,11 @@ def _max_tokens(prompt: int, params: SamplingParams, engine: EngineDir, capacity
 
 @dataclass(frozen=True)
 class _Room:
-    """tokens: of prompt and output together. holder: what has no more. remedy: what gives more."""
+    """The room for a request.
+
+    tokens: the most tokens of prompt and output together. holder: the name of the part that sets this limit. remedy:
+    how to raise the limit.
+    """
 
     tokens: int
     holder: str
@@ -137,8 +151,8 @@ def _room(prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capa
 def _too_long(
     prompt: int, params: SamplingParams, engine: EngineDir, capacity: Capacity, counted: str = ""
 ) -> PromptTooLongError:
-    """What OpenAI's clients know a prompt that is too long by is the beginning, OpenAI's own words. counted: what else
-    is to be said of the number of the prompt's tokens."""
+    """Returns the error for a prompt that is too long. It begins with OpenAI's own words, by which OpenAI's clients
+    recognise it. counted: a word before the number of the prompt's tokens, such as "about "."""
     room = _room(prompt, params, engine, capacity)
     return PromptTooLongError(
         f"This model's maximum context length is {room.tokens} tokens: the {room.holder} holds {room.tokens} tokens of "
@@ -182,8 +196,11 @@ def _id_list(ids: Any) -> list[int]:
 def _encode_prompt(
     text: str, params: SamplingParams, engine: EngineDir, capacity: Capacity, add_special_tokens: bool = True
 ) -> list[int]:
-    """What cannot fit is refused before it is encoded. Where only the last tokens count, all of the text is encoded: a
-    tokenizer may see the end of a text otherwise when it stands alone."""
+    """Returns the token ids of a prompt, and refuses a text that cannot fit before it encodes the text.
+
+    With truncate_prompt_tokens it encodes the whole text, because a tokenizer may encode the end of a text differently
+    if the end stands alone.
+    """
     tokenizer = _tokenizer(engine)
     if params.truncate_prompt_tokens is not None:
         return encode_whole(text, engine, add_special_tokens)
@@ -196,7 +213,10 @@ def _encode_prompt(
 
 
 def encode_whole(text: str, engine: EngineDir, add_special_tokens: bool = True) -> list[int]:
-    """Of a text that may be longer than what fits, but not by more than MAX_TEXT. PromptTooLongError says so."""
+    """Returns the token ids of a text that may be up to MAX_TEXT times as long as the engine's maximum length.
+
+    Raises PromptTooLongError for a longer text.
+    """
     tokenizer, most = _tokenizer(engine), MAX_TEXT * engine.max_seq_len
     least = tokenizer.least_tokens(text)
     ids = least if least > most else tokenizer.encode_within(text, most, add_special_tokens)
@@ -233,8 +253,9 @@ def _check_tokens(name: str, tokens: Sequence[int], engine: EngineDir) -> None:
 
 
 def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
-    """A text is banned as it is spelled at the start of a line and after a space: mostly two different spellings."""
-    spellings: dict[tuple[int, ...], None] = {}  # a set that keeps the order
+    """Returns the token ids of all bad words. A text is banned with and without a space before it, which mostly gives
+    two different spellings."""
+    spellings: dict[tuple[int, ...], None] = {}  # this dict is a set that keeps the order
     for word in params.bad_words:
         if not isinstance(word, str):
             spellings[tuple(word)] = None
@@ -245,7 +266,7 @@ def _bad_words(params: SamplingParams, engine: EngineDir) -> list[list[int]]:
             spelled = engine.tokenizer.encode(text, add_special_tokens=False)
             check_count(f"bad_words: the tokens of {text!r}", spelled, BAD_WORD_TOKENS, "tokens")
             spellings[tuple(spelled)] = None
-    spellings.pop((), None)  # the tokenizer may leave nothing of a blank
+    spellings.pop((), None)  # the tokenizer may drop a blank, which leaves no tokens
     for spelling in spellings:
         _check_tokens("bad_words", spelling, engine)
     return [list(spelling) for spelling in spellings]

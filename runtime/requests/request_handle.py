@@ -1,8 +1,8 @@
-"""One request in flight: what its events add up to, and the handle through which callers wait for it.
+"""Lets callers wait for a request, read it while it runs, and abort it.
 
-The consumer thread writes (`_on_event`, `_fail`); any number of threads and event loops read. Readers take a snapshot
-when they want one, so a slow reader costs nothing and misses nothing: every snapshot holds the whole output so far.
-Who streams a long answer reads it through `request_news.py` instead, at the cost of what is new.
+The consumer thread writes (`_on_event`, `_fail`); any number of threads and event loops read. A reader takes a snapshot
+when it wants one, and every snapshot holds the whole output so far, so a slow reader costs nothing and misses nothing.
+To stream a long answer, use `request_news.py`, whose cost grows with the new output only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensorwright.runtime.base.forks import HomeProcess
 from tensorwright.runtime.requests.outputs import RequestOutput
 from tensorwright.runtime.requests.request_state import RequestState
 
-if TYPE_CHECKING:  # whoever waits in an event loop has imported it; nobody else pays for it
+if TYPE_CHECKING:  # a caller that waits in an event loop has imported asyncio already; others need not load it
     import asyncio
 
     from tensorwright.runtime.guided.matcher import GrammarMatcher
@@ -29,16 +29,17 @@ logger = logging.getLogger(__name__)
 
 
 class RequestHandle:
-    """What `LLM.generate_async` returns. Awaitable (the finished RequestOutput), iterable in both worlds
-    (`async for`, `for`: partial RequestOutputs, the finished one last), and abortable.
+    """The handle of a running request, which `LLM.generate_async` returns.
 
-    A request ended by `abort()` finishes with finish_reason "abort"; one that failed raises its error wherever it is
-    waited for. Cancelling a task that waits, or leaving a loop early, aborts the request. In a fork of the process that
-    made it all but request_id raises ForkedEngineError.
+    `await` gives the finished RequestOutput. `for` and `async for` give partial RequestOutputs, the finished one last.
+
+    A request that `abort()` ended finishes with finish_reason "abort". A request that failed raises its error in every
+    caller that waits for it. Cancelling a task that waits, or leaving a loop early, aborts the request. In a fork of
+    the process that made the handle, every method and property but request_id raises ForkedEngineError.
     """
 
     def __init__(self, state: RequestState, abort: Callable[..., bool]):
-        """abort: of a request id, or of it and the number of a completion."""
+        """abort: aborts a request, given its id, or one completion, given the id and the completion's number."""
         self._home = HomeProcess()
         self._state = state
         self._abort = abort
@@ -61,27 +62,29 @@ class RequestHandle:
 
     @property
     def error(self) -> BaseException | None:
-        """What the request ended with, if not with an output."""
+        """The error with which the request ended, None if there is none."""
         self._home.check()
         return self._error
 
     def so_far(self) -> RequestOutput:
-        """What there is, also of a request that failed; it never waits, nor raises its error."""
+        """Returns the output so far, also of a request that failed. It never waits and never raises the request's
+        error."""
         self._home.check()
         with self._changed:
             return self._state.output()
 
     def abort(self) -> bool:
-        """Ends the request soon; what was generated stays readable. False if it had already ended."""
+        """Ends the request soon. The output so far stays readable. Returns False if the request had ended already."""
         self._home.check()
-        # No lock: the garbage collector, when it ends an iterator, comes here in any thread and inside any other lock.
+        # This takes no lock: the garbage collector may call it, in any thread and inside any lock, to end an iterator.
         if self._done:
             return False
         self._asked_to_abort = True
         return self._abort(self.request_id)
 
     def result(self, timeout: float | None = None) -> RequestOutput:
-        """Waits in this thread for the end. TimeoutError after `timeout` seconds; the request then goes on."""
+        """Waits in this thread for the end and returns the output. Raises TimeoutError after `timeout` seconds; the
+        request then goes on."""
         self._home.check()
         with self._changed:
             if not self._changed.wait_for(lambda: self._done, timeout):
@@ -89,14 +92,17 @@ class RequestHandle:
             return self._show(self._state.output)
 
     def latest(self) -> RequestOutput:
-        """What there is now, without waiting; raises the request's error."""
+        """Returns the output so far, without waiting. Raises the request's error."""
         self._home.check()
         with self._changed:
             return self._show(self._state.output)
 
     def on_change(self, callback: Callable[[], None]) -> None:
-        """Calls it at once, and again after every change, until the request has ended: from the thread that hands out
-        the engine's events, which it must neither hold up nor read this request in."""
+        """Calls `callback` at once, and again after every change until the request has ended.
+
+        The later calls come from the thread that dispatches the engine's events. There the callback must be quick and
+        must not read this request.
+        """
         self._home.check()
         with self._changed:
             self._listeners.append(callback)
@@ -109,7 +115,7 @@ class RequestHandle:
         return self._each_in_loop(self._state.output)
 
     def _each(self, output: Callable[[], RequestOutput]) -> Iterator[RequestOutput]:
-        """What `output` makes of the state after each change, the last time after the end."""
+        """Yields the result of `output` after each change of the state, the last time after the end."""
         seen = 0
         try:
             while True:
@@ -148,7 +154,8 @@ class RequestHandle:
         import asyncio
 
         try:
-            while (seen := self._version, self._done)[1] is False:  # the version first, lest the end slip between
+            # It reads the version before _done, so that it cannot miss an end that comes between the two.
+            while (seen := self._version, self._done)[1] is False:
                 await self._wait_for_change(seen)
         except asyncio.CancelledError:
             self.abort()
@@ -156,7 +163,8 @@ class RequestHandle:
         return self.result()
 
     def _leave(self) -> None:
-        """Nobody reads on. In a fork the garbage collector may come here, and there is nothing to abort."""
+        """Aborts the request because its reader has left. In a fork, where the garbage collector may call it, it does
+        nothing."""
         if self._home.is_here:
             self.abort()
 
@@ -177,22 +185,22 @@ class RequestHandle:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
 
-    # The consumer thread's side: EngineClient calls it, nobody else.
+    # The methods below are for the consumer thread. Only EngineClient calls them.
 
     def _matcher(self, completion: int) -> GrammarMatcher | None:
-        """Of a completion that is to go on; None if it has ended or is free to say what it likes."""
+        """Returns the matcher of a completion that goes on; None if the completion has ended or has no grammar."""
         state = self._state.completions[completion]
         return None if state.finished else state.matcher
 
     def _on_event(self, event: Any) -> bool:
-        """Takes one event of the engine; True if it was the request's last."""
+        """Applies one event of the engine. Returns True if the event ended the request."""
         with self._changed:
             completion = self._state.completions[event.completion]
             if completion.finished:
-                return False  # by a stop string; what the engine says of it later is not heard
+                return False  # a stop string ended the completion, so its later events are ignored
             self._state.apply(event, time.monotonic())
             if completion.stopped_early:
-                self._abort(self.request_id, event.completion)  # returns at once
+                self._abort(self.request_id, event.completion)  # this call returns at once
                 return self._end_or_go_on()
             if event.finish == "abort" and not self._asked_to_abort:
                 error: BaseException = RequestAbortedError(
@@ -204,7 +212,7 @@ class RequestHandle:
             return self._end_or_go_on()
 
     def _fail(self, error: BaseException) -> None:
-        """Ends the request with an error, unless it has ended."""
+        """Ends the request with an error, unless the request has ended already."""
         with self._changed:
             if not self._done:
                 self._end(error)
@@ -224,18 +232,18 @@ class RequestHandle:
         for tell in self._listeners:
             try:
                 tell()
-            except BaseException:  # who listens must not end the request, nor those of others
+            except BaseException:  # a failing listener must end neither this request nor others
                 logger.exception("a listener of request %d failed", self.request_id)
         waiters, self._waiters = self._waiters, []
         for loop, future in waiters:
             try:
                 loop.call_soon_threadsafe(_wake, future)
             except RuntimeError:
-                self._asked_to_abort = True  # that loop was closed under its waiter; nobody is left to tell
+                self._asked_to_abort = True  # the event loop was closed, so its waiter no longer exists
         return False
 
     def _show(self, output: Callable[[], RequestOutput]) -> RequestOutput:
-        """What `output` makes of the state. The lock is held."""
+        """Returns the result of `output`, or raises the request's error. The caller holds the lock."""
         if self._error is not None:
             raise self._error
         return output()
@@ -250,5 +258,6 @@ def _engine_error(name: str, message: str) -> TensorwrightError:
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, TensorwrightError):
         return kind(message)
-    logger.error("a request ended in the engine with %s: %s", name, message)  # a client of the server is not told
+    # The server does not show this message to clients, so the log must have it.
+    logger.error("a request ended in the engine with %s: %s", name, message)
     return EngineStoppedError(f"{name}: {message}")

@@ -1,6 +1,6 @@
-"""A request read as it grows, at the cost of what is new: how answers are streamed.
+"""Reads a request as it grows, at a cost that grows with the new output only. Streams of answers use it.
 
-Each partial output of a handle holds the whole output so far, so n of them cost n times n / 2 tokens.
+Each partial output of a handle holds the whole output so far, so n partial outputs cost n times n / 2 tokens.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from tensorwright.runtime.requests.request_handle import RequestHandle
 
 
 class RequestNews:
-    """One reader's, who reads in one thread or loop. It is read like its handle, but text, token_ids, logprobs and
-    prompt_logprobs of each RequestOutput hold only what came since the one before: those of all together, joined, are
-    the finished output's. Everything else in them is as it stands."""
+    """A view of a request for one reader, which reads in one thread or event loop.
+
+    It is read like a RequestHandle, but text, token_ids, logprobs and prompt_logprobs of each RequestOutput hold only
+    the output since the RequestOutput before. Joined, they are those of the finished output. The other fields have
+    their present values.
+    """
 
     def __init__(self, handle: RequestHandle):
         self._handle = handle
@@ -31,7 +34,7 @@ class RequestNews:
         self._handle.on_change(callback)
 
     def latest(self) -> RequestOutput:
-        """What is new now, without waiting; raises the request's error."""
+        """Returns the new output, without waiting. Raises the request's error."""
         self._handle._home.check()
         with self._handle._changed:
             return self._handle._show(self._news)

@@ -1,4 +1,4 @@
-"""What one request has produced so far: its completions and its times. No locks: its handle guards it."""
+"""Collects the output and the times of one request. It takes no locks, because the request's handle guards it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class ReadSoFar:
-    """How far somebody has read a request. scores: prompt_logprobs."""
+    """How far a reader has read a request. scores: the number of prompt_logprobs that were read."""
 
-    places: list[Place]  # one per completion
+    places: list[Place]  # one place for each completion
     scores: int = 0
 
 
 class RequestState:
-    """prompt: the text it came as, None for ids. tokenizer: None if nothing is to be decoded."""
+    """The state of one request. prompt: the prompt's text, None for token ids. tokenizer: None means that nothing is
+    decoded."""
 
     def __init__(
         self,
@@ -51,10 +52,10 @@ class RequestState:
             self._prompt_logprobs = [None]
         self._metrics = RequestMetrics()
         self._first_token_at: float | None = None
-        self._last_token_at: dict[int, float] = {}  # by completion
+        self._last_token_at: dict[int, float] = {}  # completion -> the time of its last token
 
     def apply(self, event: Any, now: float) -> None:
-        """event: one of the engine's events for this request; now: seconds on the monotonic clock."""
+        """Adds one of the engine's events for this request. now: the present time in seconds of time.monotonic()."""
         if event.tokens and self._first_token_at is None:
             self._first_token_at = now
             self._metrics.queue_time = event.queue_s
@@ -71,7 +72,8 @@ class RequestState:
             self._metrics.total_time = (self._metrics.time_to_first_token or 0.0) + now - self._first_token_at
 
     def _add_gaps(self, event: Any, now: float) -> None:
-        """Tokens that come together share the time since the last one; there is none since before the first."""
+        """Adds the times between tokens. Tokens of one event share the time since the last token equally; the first
+        token of a completion has no time."""
         if not (count := len(event.tokens)):
             return
         last = self._last_token_at.get(event.completion)
@@ -84,23 +86,23 @@ class RequestState:
         return all(completion.finished for completion in self.completions)
 
     def output(self) -> RequestOutput:
-        """A snapshot that later events do not touch."""
+        """Returns a snapshot that later events do not change."""
         return self._shown([completion.output() for completion in self.completions], 0)
 
     def unread(self) -> ReadSoFar:
-        """Of somebody who begins to read."""
+        """Returns the position of a reader that has read nothing."""
         return ReadSoFar([Place() for _ in self.completions])
 
     def news(self, read: ReadSoFar) -> RequestOutput:
-        """A snapshot of which text, token_ids, logprobs and prompt_logprobs hold only what is not read yet; then it is.
-        It takes as long as what is new."""
+        """Returns a snapshot whose text, token_ids, logprobs and prompt_logprobs have only the unread output, and moves
+        `read` to the end. Its time grows with the new output only."""
         places = zip(self.completions, read.places, strict=True)
         shown = self._shown([completion.news(place) for completion, place in places], read.scores)
         read.scores += len(shown.prompt_logprobs or ())
         return shown
 
     def _shown(self, outputs: list[CompletionOutput], start: int) -> RequestOutput:
-        """start: the first of the prompt_logprobs that are shown."""
+        """Returns a RequestOutput with the prompt_logprobs from number `start` on."""
         metrics = RequestMetrics(**vars(self._metrics))
         scores = None if self._prompt_logprobs is None else self._prompt_logprobs[start:]
         return RequestOutput(

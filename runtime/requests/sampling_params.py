@@ -1,4 +1,4 @@
-"""How one request is sampled and when it stops."""
+"""Defines SamplingParams, which say how one request is sampled and when it stops."""
 
 from __future__ import annotations
 
@@ -17,54 +17,59 @@ Biases = dict[int, float] | tuple[tuple[int, float], ...]
 
 
 class AtMost(int):
-    """A max_tokens that nobody asked for: it is cut to the room there is, where a plain number is refused."""
+    """A max_tokens that is only a default. If there is less room it is reduced, where a plain number is refused."""
 
 
 @dataclass(frozen=True)
 class SamplingParams(StrictKeywords):
-    """Immutable; a value out of range raises InvalidRequestError, an unknown keyword InvalidOptionError. How many
-    entries a list may have, and how long they may be, is in request_bounds.py.
+    """The sampling parameters of one request. They are immutable.
 
-    What is left out has the default below, not the model's: `LLM.default_sampling_params` has those.
+    A value out of range raises InvalidRequestError, an unknown keyword raises InvalidOptionError. request_bounds.py
+    bounds the number and the length of a list's entries.
 
-    n: completions per prompt. It is computed once, and they share its memory; each counts for max_batch_size. Number i
-        draws with the seed that `completion_seed(i)` gives, so the first is what n=1 gives; greedy ones are all equal.
-    max_tokens: most tokens to generate; None: as many as the engine's maximum length leaves room for.
-    min_tokens: no end-of-sequence token and none of stop_token_ids is sampled before so many tokens.
+    A parameter that is left out has the default below, not the model's; `LLM.default_sampling_params` has the model's.
+
+    n: the number of completions per prompt. The prompt is computed once and its memory is shared; each completion
+        counts for max_batch_size. Completion i draws with the seed `completion_seed(i)`, so completion 0 is the one
+        that n=1 gives. Greedy completions are all equal.
+    max_tokens: the most tokens to generate; None means as many as the engine's maximum length leaves room for.
+    min_tokens: no end-of-sequence token and none of stop_token_ids is sampled before this number of tokens.
     temperature: 0 is greedy; 1 leaves the distribution as it is.
-    top_k: sample among the k likeliest tokens; 0 or -1: among all.
+    top_k: sample among the k likeliest tokens; 0 or -1 means among all.
     top_p: sample among the likeliest tokens whose probabilities reach p together.
-    min_p: sample among the tokens at least p times as likely as the likeliest; 0: among all.
-    repetition_penalty: above 1 makes tokens of prompt and output less likely (as transformers defines it); 1: off.
-    presence_penalty: subtracted from the logit of each token of the output (as OpenAI defines it).
-    frequency_penalty: the same, times how often the token occurs in the output.
-    logit_bias: {token: number} added to logits; -inf forbids the token.
+    min_p: sample among the tokens at least p times as likely as the likeliest; 0 means among all.
+    repetition_penalty: above 1 makes tokens of prompt and output less likely (as transformers defines it); 1 means off.
+    presence_penalty: the number that is subtracted from the logit of each token of the output (as OpenAI defines it).
+    frequency_penalty: the number that is subtracted once for each occurrence of the token in the output.
+    logit_bias: {token: number} that is added to logits; -inf forbids the token.
     bad_words: texts (or lists of token ids) that must not be generated. A text stands for its tokens with and without
         a space before it; spelled with other tokens it can still occur.
-    seed: the same seed, prompt and parameters give the same tokens, whoever else is served; None: a random one.
-    stop_token_ids: generation ends after any of these; the token stays in token_ids.
-    stop: a text or several; generation ends where any of them is complete, across tokens too. The texts of the first
+    seed: the same seed, prompt and parameters give the same tokens, whatever other requests run; None means a random
+        seed.
+    stop_token_ids: generation ends after any of these tokens; the token stays in token_ids.
+    stop: a text or several; generation ends where any of them is complete, also across tokens. The texts of the first
         min_tokens tokens are not searched. token_ids holds the tokens up to that place.
-    include_stop_str_in_output: leave the stop string at the end of the text.
-    ignore_eos: go on after the model's end-of-sequence token.
-    logprobs: None: none; k: the sampled token's, and those of the k likeliest, before anything above changed them.
-    prompt_logprobs: None: none; k: the logprob of every prompt token after the first, and those of the k likeliest in
-        its place, in RequestOutput.prompt_logprobs. Such a request takes nothing from the prefix cache.
-    timeout: seconds from the request's arrival at the engine after which it ends, between two steps, with
-        finish_reason "timeout" and what it has; None: never. (A reason and not an error: one slow prompt of many
-        must not cost the others their answers.)
-    priority: higher ones start first, and are the last to give way when memory runs out.
-    cache_salt: a text of 1 to 256 characters. What the prefix cache keeps of this request is found by requests with the
-        same salt alone, so that nobody learns from speed or from `cached_tokens` what others asked; None: by those
-        without one. Strangers must not be able to guess it.
-    truncate_prompt_tokens: use only the last k tokens of the prompt; None: all.
+    include_stop_str_in_output: True leaves the stop string at the end of the text.
+    ignore_eos: True goes on after the model's end-of-sequence token.
+    logprobs: k gives the logprob of the sampled token and of the k likeliest tokens, before the parameters above change
+        them; None gives no logprobs.
+    prompt_logprobs: k gives the logprob of every prompt token after the first, and of the k likeliest tokens in its
+        place, in RequestOutput.prompt_logprobs; None gives none. Such a request takes nothing from the prefix cache.
+    timeout: the seconds from the request's arrival at the engine after which it ends, between two steps, with
+        finish_reason "timeout" and its output so far; None means never. (It is no error, because one slow prompt of
+        many must not cost the others their answers.)
+    priority: requests of a higher priority start first, and are the last to give way when memory runs out.
+    cache_salt: a text of 1 to 256 characters. Only requests with the same salt find this request's entries in the
+        prefix cache, so nobody learns from speed or from `cached_tokens` what others asked. Strangers must not be able
+        to guess the salt. None shares the entries among requests without a salt.
+    truncate_prompt_tokens: use only the last k tokens of the prompt; None means all.
     detokenize: False leaves the text empty and needs no tokenizer.
-    skip_special_tokens: leave special tokens out of the text (they stay in token_ids).
-    guided_decoding: what the output must look like, a GuidedDecodingParams. It decides which tokens may be sampled, the
-        end-of-sequence token included; all else that is said here holds too. A text that max_tokens or a stop string
-        cuts off is only the beginning of one that is admitted.
+    skip_special_tokens: True leaves special tokens out of the text (they stay in token_ids).
+    guided_decoding: the form that the output must have, a GuidedDecodingParams. It decides which tokens may be sampled,
+        also the end-of-sequence token; all other parameters hold too. If max_tokens or a stop string cuts off the text,
+        the text is only the beginning of an admitted one.
 
-    The order in which these shape a token is in runtime/core/sampling/logit_processors.h.
+    runtime/core/sampling/logit_processors.h has the order in which these parameters shape a token.
     """
 
     n: int = 1
@@ -114,7 +119,7 @@ class SamplingParams(StrictKeywords):
             check(name, value, isinstance(value, bool), "True or False")
         guide = self.guided_decoding
         check("guided_decoding", guide, guide is None or isinstance(guide, GuidedDecodingParams), GUIDED)
-        # As tuples, so that it hashes.
+        # The lists become tuples, so that the object is hashable.
         ids = checks.token_ids("stop_token_ids", self.stop_token_ids, bounds.STOP_TOKEN_IDS)
         object.__setattr__(self, "stop_token_ids", ids)
         object.__setattr__(self, "stop", checks.texts("stop", self.stop))
@@ -141,13 +146,15 @@ class SamplingParams(StrictKeywords):
 
     @property
     def biases(self) -> list[tuple[int, float]]:
-        """logit_bias as pairs, however it was given."""
+        """The logit_bias as (token, bias) pairs."""
         bias = self.logit_bias or ()
         return list(bias.items() if isinstance(bias, dict) else bias)
 
     def completion_seed(self, index: int) -> int | None:
-        """What completion `index` draws with: seed + index * 0x9E3779B97F4A7C15 modulo 2**64. A request with that seed
-        and n=1 gives the same completion. None without a seed."""
+        """Returns the seed of completion `index`: seed + index * 0x9E3779B97F4A7C15 modulo 2**64; None without a seed.
+
+        A request with that seed and n=1 gives the same completion.
+        """
         return None if self.seed is None else (int(self.seed) + index * 0x9E3779B97F4A7C15) % 2**64
 
     @property

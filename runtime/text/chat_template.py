@@ -1,8 +1,8 @@
-"""A chat template: Jinja text, compiled for a sandbox, and what it looks at.
+"""Compiles chat templates, which are Jinja texts, for a sandbox, and finds which variables they read.
 
 A template comes with a checkpoint, so it is not trusted: it runs in Jinja's immutable sandbox and gets nothing but the
-messages. It sees what transformers' apply_chat_template shows it. The sandbox does not bound time; what messages can
-make of a template that is more than linear in them is bounded by MAX_LOOKS.
+messages. It sees what transformers' apply_chat_template shows it. The sandbox does not bound time. MAX_LOOKS bounds the
+time of a template that takes more than linear time in the messages.
 """
 
 from __future__ import annotations
@@ -25,37 +25,42 @@ from jinja2 import nodes
 from tensorwright.errors import InvalidOptionError, reason
 
 _NAME = re.compile(r"[A-Za-z0-9]\w*")
-"""Of a template, where a file could be meant too; files of templates mostly end in .jinja."""
+"""The name of a template, in an option that may also name a file. Most files of templates end in .jinja."""
 
 
 MAX_LOOKS = 1_000_000
-"""Entries, attributes and calls of one rendering together. A message takes ten to fifty of them."""
+"""The most entries, attributes and calls of one rendering together. A message takes ten to fifty of them."""
 MAX_SPACE = 16
-"""Characters of tojson's indent, and of each of its separators."""
+"""The most characters of tojson's indent, and of each of its separators."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """reads: the variables that it looks at. knows_developer: whether it tells the role "developer" from others."""
+    """A compiled chat template.
+
+    reads: the variables that the template reads.
+    knows_developer: whether the template distinguishes the role "developer" from other roles.
+    """
 
     compiled: jinja2.Template
     reads: frozenset[str]
     knows_developer: bool
 
     def render(self, **variables: Any) -> str:
-        """Raises whatever a template may raise, which is a program; TemplateRuntimeError after MAX_LOOKS."""
+        """Returns the rendered text. A template is a program and may raise any error; after MAX_LOOKS lookups it raises
+        TemplateRuntimeError."""
         _looks.left = MAX_LOOKS
         return self.compiled.render(**variables)
 
 
 def is_template(text: str) -> bool:
-    """Whether it is Jinja text rather than the name of a template: it says something of its own with "{"."""
+    """Whether the text is Jinja text rather than the name of a template: it contains "{{" or "{%"."""
     return "{{" in text or "{%" in text
 
 
 @lru_cache(maxsize=16)
 def compile_template(text: str) -> ChatTemplate:
-    """Raises jinja2.TemplateError."""
+    """Compiles Jinja text. Raises jinja2.TemplateError."""
     environment = _environment()
     tree = environment.parse(text)
     reads = frozenset(name.name for name in tree.find_all(nodes.Name) if name.ctx == "load")
@@ -64,7 +69,7 @@ def compile_template(text: str) -> ChatTemplate:
 
 
 def check_argument(value: Any) -> None:
-    """Raises InvalidOptionError for what can be neither Jinja text nor a template's name."""
+    """Raises InvalidOptionError for a value that can be neither Jinja text nor a template's name."""
     if not isinstance(value, str) or not value.strip():
         raise InvalidOptionError(f"chat_template must be Jinja text or the name of a template, got {value!r:.80}")
     if is_template(value):
@@ -72,14 +77,16 @@ def check_argument(value: Any) -> None:
 
 
 def is_name(place: str, folder: Path = Path()) -> bool:
-    """Whether an option names one of the model's templates rather than a file. Relative to the folder."""
+    """Whether an option names one of the model's templates rather than a file. folder: the base of relative paths."""
     return _NAME.fullmatch(place) is not None and not (folder / place).exists()
 
 
 def read_argument(place: str, option: str, folder: Path = Path()) -> str:
-    """What an option says: the text of a file ("-": of standard input), or the name of one of the model's templates.
+    """Returns the text of the file that an option names, or the option itself if it is the name of a model's template.
 
-    Raises InvalidOptionError for a file that cannot be read or is no template. folder: what a path is relative to."""
+    place: a file, "-" for standard input, or a template's name. folder: the base of relative paths. Raises
+    InvalidOptionError for a file that cannot be read or is no template.
+    """
     if is_name(place, folder):
         return place
     try:
@@ -95,19 +102,19 @@ def read_argument(place: str, option: str, folder: Path = Path()) -> str:
 
 
 def check_template(text: str, where: str) -> None:
-    """Raises InvalidOptionError unless it compiles. where: what the message calls it."""
+    """Raises InvalidOptionError unless the text compiles. where: the name that the message gives to the text."""
     try:
         compile_template(text)
     except jinja2.TemplateSyntaxError as error:
         raise InvalidOptionError(f"{where} must be a Jinja template: line {error.lineno}: {error}") from error
-    except Exception as error:  # the compiler's own limits, such as RecursionError
+    except Exception as error:  # the compiler has limits of its own, which raise for example RecursionError
         raise InvalidOptionError(f"{where} must be a Jinja template: {error!r:.200}") from error
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """{% generation %}...{% endgeneration %} marks the assistant's part for training; here it is its content."""
+    """Renders the content of {% generation %}...{% endgeneration %}, which marks the assistant's part for training."""
 
-    tags = {"generation"}  # noqa: RUF012  (jinja2 reads it so)
+    tags = {"generation"}  # noqa: RUF012  (jinja2 expects a set in the class)
 
     def parse(self, parser: Any) -> list[nodes.Node]:
         next(parser.stream)
@@ -115,7 +122,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Looks(threading.local):
-    """How many a rendering has left; each runs in one thread."""
+    """The number of lookups that the rendering in this thread has left. Each rendering runs in one thread."""
 
     left = 0
 
@@ -124,7 +131,7 @@ _looks = _Looks()
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja asks it for every entry, attribute and call of a template."""
+    """A sandbox that counts lookups: Jinja calls it for every entry, attribute and call of a template."""
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         self._count()
@@ -160,8 +167,10 @@ def _environment() -> jinja2.Environment:
 def _to_json(
     value: Any, ensure_ascii: Any = False, indent: Any = None, separators: Any = None, sort_keys: Any = False
 ) -> str:
-    """Not Jinja's own, which escapes for HTML. The options are those of transformers. No other of json's, for some are
-    functions, which json would call outside the sandbox."""
+    """The filter tojson, with the options that transformers has. Jinja's own filter escapes for HTML.
+
+    It passes no other option to json, because some are functions, which json would call outside the sandbox.
+    """
     for name, flag in (("ensure_ascii", ensure_ascii), ("sort_keys", sort_keys)):
         if not isinstance(flag, bool):
             raise TypeError(f"tojson: {name} must be true or false, got {flag!r:.80}")
@@ -181,7 +190,7 @@ def _to_json(
 
 
 def _is_space(value: Any) -> bool:
-    """A text that tojson may put between what it writes."""
+    """Whether the value is a text that tojson may use as an indent or a separator."""
     return isinstance(value, str) and len(value) <= MAX_SPACE
 
 

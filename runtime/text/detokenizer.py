@@ -1,12 +1,13 @@
-"""Text from tokens as they come, never half a character.
+"""Turns tokens into text as they arrive, and never gives out half a character.
 
-The pieces joined equal the decoding of all ids at once. A token's text depends on what stands before it (a
-decoder strips the leading space of a sentence) and, while a character is incomplete, on what follows. So a window
-of tokens is decoded with and without the new ones, and the difference is given out once it can no longer change.
+The joined pieces equal the decoding of all ids at once. A token's text depends on the tokens before it (a decoder
+strips the leading space of a sentence) and, while a character is incomplete, on the tokens after it. So a window of
+tokens is decoded with and without the new tokens, and the difference is given out as soon as it can no longer change.
 
-A run of byte tokens (<0xE2>) is one text if all its bytes together are UTF-8; if not, each of them is U+FFFD. So
-nothing of it is certain before its end, or before a byte that cannot stand where it does. Its text is decoded in pieces
-as the tokens come, and kept back: however long a run is, its end costs no more than joining these.
+A run of byte tokens (<0xE2>) is one text if all its bytes together are UTF-8; otherwise each of them is U+FFFD. So the
+text of a run is uncertain until the run ends, or until a byte comes that is not valid UTF-8 in its place. The run is
+decoded in pieces as the tokens arrive, and the pieces are kept back. So the end of a run, however long the run is,
+costs no more than joining the pieces.
 """
 
 from __future__ import annotations
@@ -16,29 +17,32 @@ from collections.abc import Sequence
 
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
-LONGEST_CHARACTER = 4  # bytes, and each token has one at least
-REPLACEMENT = "\ufffd"  # what a decoder puts for bytes that are not, or not yet, UTF-8
-PIECE = 64  # byte tokens of a run that are decoded together
+LONGEST_CHARACTER = 4  # in bytes; each token has at least one byte
+REPLACEMENT = "\ufffd"  # a decoder writes this character for bytes that are not, or not yet, UTF-8
+PIECE = 64  # the number of byte tokens of a run that are decoded together
 
 
 class IncrementalDetokenizer:
-    """One request's. `push` gives the text that became certain, `flush` the rest at the end."""
+    """The detokenizer of one completion. `push` returns the text that became certain, `flush` the rest at the end."""
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True):
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._window: list[int] = []  # tokens given out last, then those held back
-        self._given = 0  # how many of the window are given out
-        self._given_text = ""  # their text, decoded alone
-        self._retry = 0  # window length at which decoding is worth another try
-        self._run: _ByteRun | None = None  # that the last token belongs to
+        self._window: list[int] = []  # the tokens that were given out last, then the tokens that are held back
+        self._given = 0  # the number of tokens of the window that were given out
+        self._given_text = ""  # the text of the tokens that were given out, decoded alone
+        self._retry = 0  # the window length at which the next decoding is worth its time
+        self._run: _ByteRun | None = None  # the run to which the last token belongs
 
     def push(self, tokens: Sequence[int]) -> str:
-        """tokens: the newest ids, any number. Returns "" while their text may still change."""
+        """Adds new tokens and returns the text that became certain, "" if there is none.
+
+        tokens: the newest ids, any number.
+        """
         return "".join(self._push_one(token) for token in tokens)
 
     def flush(self) -> str:
-        """What is held back, as the tokenizer decodes it: an incomplete character becomes U+FFFD."""
+        """Returns the text that was held back. An incomplete character becomes U+FFFD, as the tokenizer decodes it."""
         text = self._end_run()
         if len(self._window) == self._given:
             return text
@@ -51,14 +55,14 @@ class IncrementalDetokenizer:
         return self._end_run() + self._push_text(token) if byte is None else self._push_byte(token, byte)
 
     def _push_text(self, token: int) -> str:
-        """token: no byte token."""
+        """Adds a token that is no byte token, and returns the text that became certain."""
         self._window.append(token)
         if len(self._window) < self._retry:
             return ""
         text = self._decode(self._window)
         if text.endswith(REPLACEMENT):
             return self._give_out_certain(text)
-        if len(text) <= len(self._given_text):  # a stripped space: not a start for the next window, see _give_out
+        if len(text) <= len(self._given_text):  # its space was stripped, so the token cannot start a window
             self._wait()
             return ""
         return self._give_out(text)
@@ -82,27 +86,31 @@ class IncrementalDetokenizer:
         return ""
 
     def _end_run(self) -> str:
-        """What was kept back of its text. Its last tokens are left in the window, for the next one's text may depend on
-        them."""
+        """Ends the run and returns the text that was kept back. The run's last tokens stay in the window, because the
+        text of the next token may depend on them."""
         run, self._run = self._run, None
         if run is None or run.broken:
             return ""
         return "".join(run.kept) if run.whole else self._break_run(run)
 
     def _break_run(self, run: _ByteRun) -> str:
-        """The text of a run that is no UTF-8, as far as it has come. A single byte that is none has the same effect on
-        what stands before and after it."""
+        """Returns the text of a run that is not UTF-8, up to its newest token. The window keeps a single invalid byte
+        of the run, because that has the same effect on the text before and after it as the whole run."""
         self._window, self._given, self._given_text = [*run.window[: run.start], run.odd], run.given, run.given_text
         return self._give_out(self._decode(self._window)) + REPLACEMENT * (run.length - 1)
 
     def _wait(self) -> None:
-        """Until the window has grown by some of what is held: long garbage must not cost quadratic time."""
+        """Puts off the next decoding until the window has grown by an eighth of the tokens that are held back, so that
+        a long invalid text does not cost quadratic time."""
         held = len(self._window) - self._given
         self._retry = len(self._window) + 1 + held // 8
 
     def _give_out_certain(self, text: str) -> str:
-        """Of a text that ends in a part of a character, or in what is none, all that later bytes cannot change. In a
-        text of bytes that is all before a place where both sides decode to the same alone as together."""
+        """Gives out the certain part of a text that ends in an incomplete or invalid character.
+
+        If the tokenizer decodes bytes, the text before a cut is certain if both sides of the cut, decoded alone, give
+        the same text as together.
+        """
         if self._tokenizer.decodes_bytes:
             end = len(self._window)
             for cut in range(end - 1, max(self._given, end - LONGEST_CHARACTER), -1):
@@ -116,8 +124,11 @@ class IncrementalDetokenizer:
         return ""
 
     def _give_out(self, text: str) -> str:
-        """The part of the window's text that is new. What is given out now starts the next window, so that its
-        first token, whose leading space a decoder may strip, is never one whose text is still to come."""
+        """Returns the new part of the window's text, and shortens the window.
+
+        The tokens that are given out now start the next window. A decoder may strip the leading space of a window's
+        first token, so that must be a token whose text was given out already.
+        """
         new = text[len(self._given_text) :]
         self._window = self._window[self._given :]
         self._given = len(self._window)
@@ -130,16 +141,19 @@ class IncrementalDetokenizer:
 
 
 class _ByteRun:
-    """Byte tokens that follow each other. window, given, given_text: the detokenizer's as the run begins; the window is
-    only ever added to, or replaced by another list."""
+    """A run of byte tokens.
+
+    window, given, given_text: those of the detokenizer at the start of the run. The detokenizer only appends to its
+    window or replaces it by another list, so the first `start` tokens of `window` stay the same.
+    """
 
     def __init__(self, window: list[int], given: int, given_text: str):
         self.window, self.given, self.given_text = window, given, given_text
         self.start = len(window)
         self.length = 0
-        self.kept: list[str] = []  # the text of its first tokens, if it is one
-        self.broken = False  # no UTF-8, whatever follows
-        self.odd = -1  # a token of it that is no character alone; there is none in a run of ASCII
+        self.kept: list[str] = []  # the text of the run's first tokens, valid if the whole run is UTF-8
+        self.broken = False  # True means that the run is not UTF-8, whatever follows
+        self.odd = -1  # a token of the run that is not a whole character; a run of ASCII has none
         self._characters = codecs.getincrementaldecoder("utf-8")()
 
     def add(self, token: int, byte: int) -> None:
@@ -153,5 +167,5 @@ class _ByteRun:
 
     @property
     def whole(self) -> bool:
-        """Whether it could end here."""
+        """Whether the run could end here: its bytes so far are whole characters."""
         return not self._characters.getstate()[0]

@@ -1,7 +1,8 @@
-"""Which tokens are special: markers such as <|im_end|> that a model reads and writes and that are no text.
+"""Finds the special tokens: markers such as <|im_end|> that a model reads and writes and that are not text.
 
-tokenizer.json marks some. tokenizer_config.json and special_tokens_map.json may name more, as transformers knows: the
-tokens of their entries bos_token, eos_token, mask_token and the like, those listed, and those marked among added ones.
+tokenizer.json marks some of them. tokenizer_config.json and special_tokens_map.json may name more, which transformers
+takes as special too: the tokens of their entries bos_token, eos_token, mask_token and the like, the tokens of LISTS,
+and the added tokens that are marked as special.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import tokenizers
 from tokenizers import AddedToken
 
 LISTS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
-"""Entries that hold several: a list of tokens, or an object of them by name."""
+"""The entries that hold several tokens, as a list or as an object {name: token}."""
 
 _PROPERTIES = ("single_word", "lstrip", "rstrip", "normalized")
 
 
 def named_tokens(*files: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token and its like -> the token's text. files: the parsed files; what an earlier one says holds."""
+    """Returns the texts of the named tokens, as {"bos_token": text}. files: the parsed files; the first file that has a
+    name decides."""
     tokens: dict[str, str] = {}
     for file in files:
         for name, value in file.items():
@@ -30,7 +32,7 @@ def named_tokens(*files: Mapping[str, Any]) -> dict[str, str]:
 
 
 def special_tokens(*files: Mapping[str, Any]) -> list[AddedToken]:
-    """Every token that one of the files calls special, each once. files: as for `named_tokens`."""
+    """Returns every token that one of the files calls special, each once. files: as for `named_tokens`."""
     found: dict[str, AddedToken] = {}
     for file in files:
         for token in _listed(file):
@@ -39,8 +41,8 @@ def special_tokens(*files: Mapping[str, Any]) -> list[AddedToken]:
 
 
 def mark_special(tokenizer: tokenizers.Tokenizer, tokens: Iterable[AddedToken]) -> None:
-    """Makes the tokens special where the tokenizer knows them as others. One that it does not know has no id, so it is
-    left out: the model cannot have it."""
+    """Marks the tokens as special in the tokenizer. It leaves out a token that the tokenizer does not know: such a
+    token has no id, so the model cannot use it."""
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     for token in tokens:
         own = known.get(token.content)
@@ -65,7 +67,8 @@ def _listed(file: Mapping[str, Any]) -> Iterator[AddedToken]:
 
 
 def _token(value: Any) -> AddedToken | None:
-    """value: a token as these files hold it, a text or an object with its content and how it is matched."""
+    """Returns the token, or None. value: a token as the files hold it: a text, or an object with its content and the
+    settings of its matching."""
     if isinstance(value, str) and value:
         return AddedToken(value, special=True, normalized=False)
     content = value.get("content") if isinstance(value, dict) else None
@@ -76,5 +79,5 @@ def _token(value: Any) -> AddedToken | None:
 
 
 def _as_special(token: AddedToken) -> AddedToken:
-    """The same token, matched as before."""
+    """Returns the same token as a special one. The settings of its matching stay."""
     return AddedToken(token.content, special=True, **{name: getattr(token, name) for name in _PROPERTIES})

@@ -1,8 +1,8 @@
-"""Finding stop strings in text that comes in pieces of any size.
+"""Finds stop strings in text that arrives in pieces of any size.
 
-What is found does not depend on how the text is cut up: the first place where any of the strings is complete; of
-several that end there, the longest. All strings are looked for at once, by the automaton of Aho and Corasick, so that a
-character of the text costs the same whether there is one string or a thousand.
+The result does not depend on the cuts of the text: it is the first place where any of the strings is complete, and the
+longest of the strings that end there. The automaton of Aho and Corasick searches for all strings at once, so a
+character of the text costs the same for one string as for a thousand.
 """
 
 from __future__ import annotations
@@ -12,19 +12,21 @@ from collections.abc import Sequence
 
 
 class StopAutomaton:
-    """States are numbers, one for each beginning of a stop string; 0 is the empty one. Immutable once made, so that the
-    completions of a request share it. It takes some 20 bytes per character of the stop strings.
+    """The automaton of a request's stop strings. It is immutable, so all completions of the request share it.
 
-    depths: characters of the beginning that a state stands for.
+    A state is a number and stands for one prefix of the stop strings; state 0 is the empty prefix. The automaton takes
+    some 20 bytes per character of the stop strings.
+
+    depths: for each state, the length of its prefix in characters.
     """
 
     def __init__(self, stops: Sequence[str]):
         self._stops = stops
-        self._letters = [""]  # that leads to a state
+        self._letters = [""]  # for each state, the character that leads to it from its parent
         self._parents = array("i", [-1])
-        self._branches: dict[tuple[int, str], int] = {}  # to states that do not come right after their parent
+        self._branches: dict[tuple[int, str], int] = {}  # (parent, letter) -> child, if that is not parent + 1
         self.depths = array("i", [0])
-        self._ends = array("i", [-1])  # the number of the longest stop string that is complete in a state
+        self._ends = array("i", [-1])  # for each state, the number of the longest stop string that is complete in it
         for number in range(len(stops)):
             self._add(number)
         self._fallbacks = array("i", [0]) * len(self._letters)
@@ -32,7 +34,10 @@ class StopAutomaton:
             self._link(state)
 
     def step(self, state: int, letter: str) -> int:
-        """The longest beginning that the text then ends with. Falling back is paid for by earlier steps."""
+        """Returns the state after one more character: the longest prefix with which the text then ends.
+
+        A step can fall back several times, but never more often in total than there were steps before.
+        """
         while (child := self._child(state, letter)) < 0:
             if state == 0:
                 return 0
@@ -40,12 +45,12 @@ class StopAutomaton:
         return child
 
     def complete(self, state: int) -> str | None:
-        """The longest stop string that the text then ends with."""
+        """Returns the longest stop string with which the text ends in this state, None if there is none."""
         number = self._ends[state]
         return None if number < 0 else self._stops[number]
 
     def _child(self, state: int, letter: str) -> int:
-        """-1 if there is none."""
+        """Returns the state that `letter` leads to, -1 if there is none."""
         after = state + 1
         if after < len(self._letters) and self._letters[after] == letter and self._parents[after] == state:
             return after
@@ -67,7 +72,8 @@ class StopAutomaton:
         self._ends[state] = number
 
     def _link(self, state: int) -> None:
-        """Its fallback is the longest of its proper ends that is a beginning too. Lesser depths come first."""
+        """Sets the fallback of a state: the longest proper suffix of its prefix that is a prefix too. States of lesser
+        depth must be linked first."""
         parent = self._parents[state]
         if parent > 0:
             self._fallbacks[state] = self.step(self._fallbacks[parent], self._letters[state])
@@ -76,7 +82,7 @@ class StopAutomaton:
 
 
 class StopStrings:
-    """One completion's. Text that may be the start of a stop string is held back until that is decided."""
+    """The search for stop strings in one completion. It holds back text that may be the start of a stop string."""
 
     def __init__(self, automaton: StopAutomaton, include: bool):
         self._automaton = automaton
@@ -85,7 +91,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that is certain to be output, and the stop string that ends it, if one is complete."""
+        """Returns the text that is certain to be output, and the stop string that ends it, None if none is complete."""
         before, state, automaton = self._held, self._state, self._automaton
         for at, character in enumerate(text):
             state = automaton.step(state, character)
@@ -101,6 +107,6 @@ class StopStrings:
         return text[: len(text) - held], None
 
     def flush(self) -> str:
-        """What was held back, for nothing follows it."""
+        """Returns the text that was held back. The caller has no more text."""
         text, self._held, self._state = self._held, "", 0
         return text

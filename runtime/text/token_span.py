@@ -1,7 +1,7 @@
-"""How much text one token can stand for, so that a text that cannot fit is known before it is encoded.
+"""Bounds how much text one token can stand for, so that a text that cannot fit is refused before it is encoded.
 
-A bound is derived from what a tokenizer says that it does to a text, step by step. Where a step may leave out any
-amount of it (an unknown word as one token, a pattern that removes), there is none.
+The bound is derived from the steps that a tokenizer declares. If a step may leave out any amount of text (for example
+if an unknown word becomes one token, or a pattern removes text), there is no bound.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import tokenizers
 from tensorwright.runtime.text.tokenizer_parts import byte_alphabet, component_state, sequence_parts
 
 COMPOSED, COMPOSED_PER_BYTE = 4, 2
-"""Most characters of which NFC makes one, and per byte of that one: 3 for two bytes, 4 for three."""
+"""The most characters that NFC composes into one; and the most per byte of the composed character, which is 3
+characters for two bytes and 4 for three."""
 BLANKS = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
-"""What Unicode calls white space, and a few more."""
+"""The characters that Unicode calls white space, and a few more."""
 KEEPING_NORMALIZERS = {"NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel"}
 KEEPING_SPLITTERS = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"}
 BLANK_SPLITTERS = {"WhitespaceSplit", "Whitespace", "BertPreTokenizer"}
@@ -25,14 +26,17 @@ BLANK_SPLITTERS = {"WhitespaceSplit", "Whitespace", "BertPreTokenizer"}
 
 @dataclass(frozen=True)
 class TokenSpan:
-    """characters: of a text, that one token stands for at most. blanks: whether blanks are among them; if not, any
-    number of them may vanish."""
+    """A bound on the text that one token stands for.
+
+    characters: the most characters of a text that one token stands for.
+    blanks: whether `characters` counts blanks too; if not, the tokenizer may drop any number of blanks.
+    """
 
     characters: int
     blanks: bool
 
     def least_tokens(self, text: str) -> int:
-        """No encoding of the text has fewer."""
+        """Returns a lower bound: no encoding of the text has fewer tokens."""
         size = len(text)
         if not self.blanks:
             size -= sum(text.count(blank) for blank in BLANKS)
@@ -40,11 +44,12 @@ class TokenSpan:
 
 
 class _Unbounded(Exception):
-    """Why there is no bound."""
+    """Raised where there is no bound. Its text says why."""
 
 
 def token_span(tokenizer: tokenizers.Tokenizer) -> TokenSpan | str:
-    """Or why there is none. It takes some microseconds per token, in which other threads go on."""
+    """Returns the bound, or a text that says why there is none. It takes some microseconds per token of the vocabulary;
+    other threads can run meanwhile."""
     try:
         factor, blanks = _normalized(tokenizer, COMPOSED_PER_BYTE if _in_bytes(tokenizer) else COMPOSED)
         blanks &= _split(tokenizer)
@@ -58,14 +63,17 @@ def token_span(tokenizer: tokenizers.Tokenizer) -> TokenSpan | str:
 
 
 def _in_bytes(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Whether entries of the vocabulary have a letter for each byte."""
+    """Whether the entries of the vocabulary spell each byte as a letter."""
     return '"ByteLevel"' in json.dumps(
         [component_state(tokenizer.pre_tokenizer), component_state(tokenizer.normalizer)]
     )
 
 
 def _normalized(tokenizer: tokenizers.Tokenizer, composed: int) -> tuple[int, bool]:
-    """How many characters may become one letter of the vocabulary, and whether all blanks stay."""
+    """Returns how many characters may become one letter of the vocabulary, and whether all blanks stay.
+
+    composed: the most characters that NFC composes into one such letter.
+    """
     factor, blanks = 1, True
     for part in sequence_parts(component_state(tokenizer.normalizer), "normalizers"):
         kind = part["type"]
@@ -88,7 +96,7 @@ def _shrinking(replace: dict[str, Any]) -> int:
 
 
 def _split(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Whether all blanks stay."""
+    """Whether the pre-tokenizer keeps all blanks. Raises _Unbounded if it may leave out any amount of text."""
     blanks = True
     for part in sequence_parts(component_state(tokenizer.pre_tokenizer), "pretokenizers"):
         kind = part["type"]
@@ -100,7 +108,7 @@ def _split(tokenizer: tokenizers.Tokenizer) -> bool:
 
 
 def _check_model(tokenizer: tokenizers.Tokenizer) -> None:
-    """Characters that the vocabulary lacks must not become one token together, nor none."""
+    """Raises _Unbounded if characters that the vocabulary lacks become one token together, or no token."""
     model = tokenizer.model
     if not isinstance(model, (tokenizers.models.BPE, tokenizers.models.Unigram)):
         raise _Unbounded(f"its model {type(model).__name__} makes one token of any unknown word")
@@ -113,7 +121,7 @@ def _check_model(tokenizer: tokenizers.Tokenizer) -> None:
 def _all_bytes_known(tokenizer: tokenizers.Tokenizer) -> bool:
     model = tokenizer.model
     if getattr(model, "continuing_subword_prefix", None) or getattr(model, "end_of_word_suffix", None):
-        return False  # then an entry does not say where in a word it may stand
+        return False  # with prefixes and suffixes, an entry alone does not show where in a word it may stand
     if _in_bytes(tokenizer):
         return all(tokenizer.token_to_id(letter) is not None for letter in byte_alphabet())
     return getattr(model, "byte_fallback", False) and all(
@@ -124,7 +132,8 @@ def _all_bytes_known(tokenizer: tokenizers.Tokenizer) -> bool:
 
 
 def _longest_entry(tokenizer: tokenizers.Tokenizer) -> int:
-    """Of the model's vocabulary, one by one: to ask for all at once would hold up every other thread."""
+    """Returns the length of the longest entry of the vocabulary. It reads the entries one by one, because reading all
+    at once would block every other thread."""
     size, longest, missing = tokenizer.get_vocab_size(with_added_tokens=True), 0, False
     for token in range(size):
         entry = tokenizer.id_to_token(token)
@@ -132,9 +141,9 @@ def _longest_entry(tokenizer: tokenizers.Tokenizer) -> int:
             missing = True
         elif len(entry) > longest:
             longest = len(entry)
-    if missing:  # the ids have gaps, so there are some beyond, or fewer of them than entries
+    if missing:  # the ids have gaps, so some ids are above `size`, or two entries have one id
         entries = tokenizer.get_vocab(with_added_tokens=True)
-        if len({*entries.values()}) < len(entries):  # then merges of ids may go on without end
+        if len({*entries.values()}) < len(entries):  # if two entries have one id, merges may go on without end
             raise _Unbounded("two entries of its vocabulary have one id")
         longest = max(map(len, entries))
     return longest

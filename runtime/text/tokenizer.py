@@ -1,4 +1,4 @@
-"""The engine's tokenizer: tokenizer.json through the `tokenizers` library, nothing else."""
+"""Encodes and decodes text with the engine's tokenizer.json, through the `tokenizers` library alone."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tensorwright.runtime.text.tokenizer_parts import component_state, sequence_
 
 HEX = "0123456789ABCDEFabcdef"
 SHORT = 256
-"""Characters or tokens that take microseconds. Calls of the library for more go through its batches of one, which let
-go of the interpreter's lock; for less it is not worth it."""
+"""The most characters or tokens of a short call, which takes microseconds. Longer calls go through the library's
+batches of one, which release the interpreter's lock; for a short call that is not worth it."""
 KEPT_TEXTS = 1 << 14
-"""Tokens of which the text is remembered: those that stand in most tables of logprobs."""
+"""The number of tokens whose text is cached. Tables of logprobs show mostly the same tokens."""
 PIECE = 1 << 16
-"""Characters of a piece of a long text."""
+"""The number of characters in a piece of a long text."""
 
 
 class Tokenizer:
-    """Text to ids and back. Encoding adds the special tokens that the model's own tokenizer adds.
+    """Encodes text to ids and decodes ids to text. Encoding adds the special tokens that the model's tokenizer adds.
 
-    special: tokens that are special beside those that the tokenizer marks itself. decodes_bytes: whether a text is the
-    bytes of its tokens one after the other, read as UTF-8.
+    special: the tokens that are special beside those that the tokenizer marks itself.
+    decodes_bytes: whether decoding joins the bytes of the tokens and reads them as UTF-8.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, special: Iterable[AddedToken] = ()):
-        # A file may carry training-time truncation and padding; neither belongs to a prompt.
+        # A tokenizer.json may set truncation and padding for training. A prompt must have neither.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         mark_special(tokenizer, special)
@@ -45,10 +45,10 @@ class Tokenizer:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: Path, special: Iterable[AddedToken] = ()) -> Tokenizer:
-        """data: of a tokenizer.json; path: where it was read, for messages. Raises EngineError."""
+        """Makes a tokenizer from the bytes of a tokenizer.json. path: the file, for messages. Raises EngineError."""
         try:
             return cls(tokenizers.Tokenizer.from_buffer(data), special)
-        except BaseException as error:  # the library raises plain Exception for every malformed file, or panics
+        except BaseException as error:  # for a malformed file the library raises a plain Exception, or panics
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             raise EngineError(
@@ -58,32 +58,32 @@ class Tokenizer:
 
     @property
     def library(self) -> tokenizers.Tokenizer:
-        """The library's own object. Who changes it changes this tokenizer."""
+        """The library's own object. A change of this object changes this tokenizer."""
         return self._tokenizer
 
     @property
     def vocab_size(self) -> int:
-        """Ids the tokenizer knows; the model's vocabulary may be padded beyond it."""
+        """The number of ids that the tokenizer knows. The model's padded vocabulary may be larger."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
     @cached_property
     def span(self) -> TokenSpan | str:
-        """How much text one token stands for at most, or why that is not known."""
+        """The bound on the text that one token stands for, or a text that says why there is no bound."""
         return token_span(self._tokenizer)
 
     def least_tokens(self, text: str) -> int:
-        """No encoding of the text has fewer; 0 where `span` is not known. The text is not encoded."""
+        """Returns a lower bound on the tokens of the text, 0 if `span` is not known. It does not encode the text."""
         return self.span.least_tokens(text) if isinstance(self.span, TokenSpan) else 0
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Raises InvalidRequestError for what is no text."""
+        """Returns the token ids of the text. Raises InvalidRequestError for a text that is not valid Unicode."""
         return self._encoding(text, add_special_tokens).ids
 
     def encode_within(self, text: str, most: int, add_special_tokens: bool = True) -> list[int] | int:
-        """The ids, or their number if there are more than `most`. Raises InvalidRequestError for what is no text.
+        """Returns the ids, or their number if there are more than `most`. Raises what `encode` raises.
 
-        A long text is counted in pieces first, and given up when they have twice as many tokens together: encoding the
-        whole of what cannot fit would take some 200 bytes per token. The number is then that of the pieces.
+        A long text is counted in pieces first. If the pieces have more than 2 * most tokens, their number is returned,
+        because to encode the whole of a text that cannot fit would take some 200 bytes per token.
         """
         counted = 0
         for start in range(0, len(text) if len(text) > PIECE else 0, PIECE):
@@ -98,9 +98,9 @@ class Tokenizer:
             if len(text) <= SHORT:
                 return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
             return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
-        except (TypeError, ValueError) as error:  # a lone surrogate is not text
+        except (TypeError, ValueError) as error:  # for example for a lone surrogate
             raise InvalidRequestError(f"{text[:200]!r} is not valid Unicode text: {error}") from error
-        except Exception as error:  # the plain class, of a tokenizer without a token for what is unknown to it
+        except Exception as error:  # a tokenizer without a token for unknown text raises a plain Exception
             raise InvalidRequestError(f"the tokenizer has no tokens for {text[:200]!r}: {error}") from error
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
@@ -109,26 +109,27 @@ class Tokenizer:
         return self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def _token_text(self, token: int) -> str:
-        """The token decoded alone, special or not: what a table of logprobs shows, some hundred for each step."""
+        """Returns the text of the token alone, special or not. Tables of logprobs need some hundred of these texts for
+        each step."""
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
     def spelling(self, token: int) -> str | None:
-        """As the vocabulary has it, which need not be text; None beyond the ids of the tokenizer."""
+        """Returns the vocabulary's entry for the token, which need not be text; None for an unknown id."""
         return self._tokenizer.id_to_token(token)
 
     def has_text(self, token: int, skip_special_tokens: bool) -> bool:
-        """Whether decoding sees the token at all: not a skipped special one, nor one beyond the tokenizer's ids."""
+        """Whether decoding sees the token: the tokenizer knows its id, and it is no special token that is skipped."""
         if skip_special_tokens and token in self._special:
             return False
         return self._tokenizer.id_to_token(token) is not None
 
     def byte_of(self, token: int) -> int | None:
-        """Of a token that is one byte (<0xE2>), which the decoder joins with its neighbours; None of any other."""
+        """Returns the byte of a byte token (<0xE2>), which the decoder joins with its neighbours; else None."""
         return self._bytes.get(token)
 
 
 def _byte_tokens(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
-    """The byte of each, by id; of all spellings that the library takes for one."""
+    """Returns {token id: byte} of the byte tokens, for all spellings that the library accepts as a byte token."""
     spellings = {f"<0x{high}{low}>": int(high + low, 16) for high in "+" + HEX for low in HEX}
     found = {tokenizer.token_to_id(spelling): byte for spelling, byte in spellings.items()}
     return {token: byte for token, byte in found.items() if token is not None}

@@ -1,4 +1,4 @@
-"""The parts of a tokenizer as tokenizer.json has them, and the letters with which byte-level parts spell bytes."""
+"""Reads the parts of a tokenizer as tokenizer.json has them, and maps the letters of byte-level parts to bytes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 
 def component_state(component: Any) -> dict[str, Any]:
-    """{} for none. Read of the component alone: the whole with the vocabulary would take long."""
+    """Returns the JSON form of one component, {} for None. It does not read the whole tokenizer, because that takes
+    long with the vocabulary."""
     return {} if component is None else json.loads(component.__getstate__())
 
 
 def sequence_parts(state: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
-    """The component itself, or those of a sequence in it, which it has under `key`."""
+    """Yields the component, or the parts of a sequence, recursively. key: the key of a sequence's parts."""
     if state.get("type") == "Sequence":
         for part in state[key]:
             yield from sequence_parts(part, key)
@@ -24,7 +25,7 @@ def sequence_parts(state: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """Letter -> byte: printable bytes are themselves, the others are the letters from U+0100 on."""
+    """Returns {letter: byte}. A printable byte is spelled as itself; the others are letters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}

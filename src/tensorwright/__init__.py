@@ -7,7 +7,8 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-TYPE_CHECKING = False  # nothing is imported here: a command hears Ctrl-C only after this file (tensorwright/entry.py)
+# This file imports nothing, because a command can handle Ctrl-C only after this file has run (tensorwright/entry.py).
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -1,4 +1,4 @@
-"""`python -m tensorwright` is the command `tensorwright`."""
+"""Makes `python -m tensorwright` run the command `tensorwright`."""
 
 from tensorwright.entry import tensorwright
 

@@ -1,7 +1,7 @@
-"""The options of tensorwright/options as options of click's commands.
+"""Turns the options that tensorwright/options declares into options of click commands.
 
-`add_options` is the one way in which a command gets an option that is declared. What only one command has and no record
-holds, such as --json, is a plain `click.option` there.
+A command gets every declared option through `add_options`. An option that only one command has and that no record
+holds, such as --json, is a plain `click.option` of that command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class ParsedChoice(click.Choice):
-    """A choice among the values that `parse` makes of what the user writes."""
+    """A click type that applies `parse` to the user's text and then compares the result with the choices."""
 
     def __init__(self, choices: tuple[str, ...], parse: Callable[[Any], Any]):
         super().__init__(choices)
@@ -28,9 +28,10 @@ class ParsedChoice(click.Choice):
 
 
 def add_options(door: Door, *groups: Group, prefix: str = "", **defaults: Any) -> Callable[[Command], Command]:
-    """A decorator that gives a command the options that the groups have at a door, in the order of their declaration.
+    """Returns a decorator that adds the groups' options at this door to a command, in the order of their declaration.
 
-    prefix: put before the names of the command's arguments. defaults: by name, where this command has its own.
+    prefix: a text that is put before the names of the command's arguments.
+    defaults: the options whose default differs in this command, as name=default.
     """
 
     def decorate(command: Command) -> Command:
@@ -45,17 +46,17 @@ def add_options(door: Door, *groups: Group, prefix: str = "", **defaults: Any) -
 
 
 def take(values: dict[str, Any], door: Door, *groups: Group, prefix: str = "") -> dict[str, Any]:
-    """Takes the arguments that `add_options` gave a command out of `values`, by the names of the options."""
+    """Removes from `values` the arguments that `add_options` gave a command, and returns them by option name."""
     return {option.name: values.pop(prefix + option.name) for option in options_at(door, *groups)}
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """The options that a user gave, of those whose default is None or empty."""
+    """Returns the options that a user gave. It is meant for options whose default is None or empty."""
     return {name: value for name, value in values.items() if value not in (None, ())}
 
 
 def click_settings(option: Option, door: Door) -> tuple[str, dict[str, Any]]:
-    """The flag, and what click is told of it. Help texts show a default that is a value."""
+    """Returns the flag and the keywords for `click.option`. Help texts show the default, except None, False and ()."""
     shown = option.shown(door)
     settings: dict[str, Any] = {"help": shown.help}
     if shown.metavar is not None:

@@ -1,6 +1,8 @@
-"""How the commands end: one form of error, one table of exit codes, and with --json an object on stdout as well.
+"""Runs the commands, reports their errors in one form, and chooses their exit codes.
 
-0 done   1 it failed while at work   2 wrong input: refused, nothing was begun   130 interrupted
+With --json an error is also an object on stdout. The exit codes are:
+0: the command is done. 1: the command failed while it worked. 2: the input was wrong, and the command began nothing.
+130: the command was interrupted.
 """
 
 from __future__ import annotations
@@ -24,14 +26,14 @@ EXIT_WRONG_INPUT = 2
 
 
 def run_command(command: click.Command, arguments: Sequence[str] | None, name: str) -> NoReturn:
-    """Runs a click command (of sys.argv if arguments is None) and ends the process with its exit code."""
+    """Runs a click command and ends the process with its exit code. arguments: None means those of sys.argv."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         sys.exit(_run(command, arguments, name))
     except click.exceptions.NoArgsIsHelpError as help_text:
         click.echo(help_text.format_message(), err=True)
         sys.exit(EXIT_WRONG_INPUT)
-    except (KeyboardInterrupt, click.Abort) as error:  # click makes the one of the other
+    except (KeyboardInterrupt, click.Abort) as error:  # click turns a KeyboardInterrupt into an Abort
         _fail(arguments, "KeyboardInterrupt", str(error.__cause__ or error) or INTERRUPTED, EXIT_INTERRUPTED)
     except click.ClickException as error:
         _fail(arguments, "UsageError", _usage(error, name), EXIT_WRONG_INPUT)
@@ -40,9 +42,9 @@ def run_command(command: click.Command, arguments: Sequence[str] | None, name: s
     except OSError as error:
         broken = _silence_broken_streams()
         if isinstance(error, BrokenPipeError) and broken:
-            sys.exit(EXIT_FAILED)  # whoever read our output has seen enough
+            sys.exit(EXIT_FAILED)  # the reader of our output closed the pipe, so it needs no message
         _fail(arguments, type(error).__name__, _os_error(error, broken), EXIT_FAILED)
-    except Exception as error:  # a fault of ours: Python shows the traceback and exits with 1
+    except Exception as error:  # this is a bug of ours, so Python shows the traceback and exits with 1
         if _was_interrupted(error):
             _fail(arguments, "KeyboardInterrupt", INTERRUPTED, EXIT_INTERRUPTED)
         if "--json" in arguments:
@@ -51,7 +53,7 @@ def run_command(command: click.Command, arguments: Sequence[str] | None, name: s
 
 
 def _run(command: click.Command, arguments: list[str], name: str) -> int:
-    """The exit code of a command that came to its end. After it, whatever it was, Ctrl-C ends the process at once."""
+    """Runs a command and returns its exit code. After the command, even if it failed, Ctrl-C ends the process."""
     try:
         work()
         try:
@@ -60,7 +62,7 @@ def _run(command: click.Command, arguments: list[str], name: str) -> int:
         except SystemExit as end:
             code = end.code or 0
         if sys.stdout is not None:
-            sys.stdout.flush()  # Python would do it later, and show a traceback where it fails
+            sys.stdout.flush()  # otherwise Python flushes at its exit, and shows a traceback if that fails
     finally:
         nothing_begun.__enter__()
     return code
@@ -68,7 +70,7 @@ def _run(command: click.Command, arguments: list[str], name: str) -> int:
 
 @contextmanager
 def _told_once() -> Iterator[None]:
-    """Our own warnings are lines of standard error, each once; those of others are as Python shows them."""
+    """Prints each of our own warnings once, as a line on standard error. Python shows other warnings as usual."""
     with warnings.catch_warnings():
         shown = warnings.showwarning
 
@@ -91,8 +93,8 @@ def _told_once() -> Iterator[None]:
 
 
 def _fail(arguments: list[str], error: str, message: str, code: int) -> NoReturn:
-    """Tells of an error and exits. The arguments are looked at as they came, for they may be what is wrong."""
-    with suppress(OSError):  # there is nobody to tell it to, and the exit code still says it
+    """Reports an error and exits. It searches the unparsed arguments, because the error may lie in the arguments."""
+    with suppress(OSError):  # nobody reads a broken stream, and the exit code still shows the error
         if "--debug" in arguments:
             traceback.print_exc()
         if "--json" in arguments:
@@ -105,12 +107,15 @@ def _fail(arguments: list[str], error: str, message: str, code: int) -> NoReturn
 
 
 def _silence_broken_streams() -> list[str]:
-    """Names of the standard streams that cannot be written to; Python would try again, and fail, at the exit."""
+    """Returns the names of the standard streams that cannot be written to, and redirects them to /dev/null.
+
+    Otherwise Python would flush them once more at its exit, and fail.
+    """
     broken = []
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         try:
-            if stream is not None:  # it was closed before we began, and nobody expects anything there
+            if stream is not None:  # None means that the stream was closed before this process began
                 stream.flush()
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -119,7 +124,7 @@ def _silence_broken_streams() -> list[str]:
 
 
 def _os_error(error: OSError, broken: list[str]) -> str:
-    """What the system refused, in the form of our own errors: where, why, what to do."""
+    """Returns the message for an OSError in the form of our own errors: where it happened, why, and what to do."""
     why = error.strerror or str(error)
     if error.filename is not None:
         return f"{error.filename}: cannot be used ({why}); free it or its disk, or choose another place"
@@ -129,7 +134,7 @@ def _os_error(error: OSError, broken: list[str]) -> str:
 
 
 def _was_interrupted(error: BaseException) -> bool:
-    """Whether a KeyboardInterrupt is what it came of: compiled modules make an ImportError of one."""
+    """Whether a KeyboardInterrupt caused the error. Compiled modules turn a KeyboardInterrupt into an ImportError."""
     return any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error))
 
 

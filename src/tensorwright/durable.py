@@ -1,8 +1,10 @@
-"""Files and folders that are written beside their place and then renamed into it: whoever looks sees the old one or the
-new one, also after a crash or a loss of power. A leaf: any room may import it, it imports nothing of ours.
+"""Replaces files and folders atomically: they are written beside their place and then renamed into it.
 
-A rename is atomic for those who look, but on a disk it may come before the bytes of what was renamed: those are synced
-first, then the folder that names them, and after the rename the folder that it happened in.
+A reader sees either the old or the new version, also after a crash or a loss of power. Any room may import this file;
+it imports nothing of ours.
+
+Other processes see a rename as atomic, but a disk may store the rename before the bytes of the renamed file. So the
+bytes are synced first, then the folder that names them, and after the rename the folder in which it happened.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPLACED = ".replaced-"
-"""Part of the name of what was renamed aside, where a disk cannot exchange two names."""
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux
+"""A part of the name that the old version gets on a disk that cannot exchange two names."""
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # these are constants of Linux
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV)
-"""What kernels and file systems say that cannot exchange two names."""
+"""The error codes of kernels and file systems that cannot exchange two names."""
 
 
 def sync(path: Path) -> None:
-    """What a file holds, or which names a folder has, is on the disk when this returns. Raises OSError."""
+    """Writes the contents of a file, or the names in a folder, to the disk before it returns. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -35,7 +37,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """A file; or a folder with all in it, the innermost first."""
+    """Syncs a file, or a folder with everything in it, the innermost first. Raises OSError."""
     if path.is_dir() and not path.is_symlink():
         for inner in sorted(path.iterdir()):
             sync_tree(inner)
@@ -45,8 +47,11 @@ def sync_tree(path: Path) -> None:
 
 
 def put_in_place(made: Path, target: Path) -> Path | None:
-    """Gives what is `made` and synced the name `target`, on the same disk. What was there is then at the path that is
-    returned, for the caller to remove; None if there was nothing. Raises OSError, and then all is as before."""
+    """Renames `made`, which must be synced and on the same disk, to `target`.
+
+    Returns the path to which the old target was moved, which the caller must remove; None if there was no old target.
+    Raises OSError; then nothing has changed.
+    """
     if not os.path.lexists(target):
         made.rename(target)
         sync(target.parent)
@@ -60,7 +65,7 @@ def put_in_place(made: Path, target: Path) -> Path | None:
 
 
 def _move_aside(made: Path, target: Path, old: Path) -> None:
-    """For a disk that cannot exchange: for a moment there is nothing at `target`."""
+    """Replaces `target` on a disk that cannot exchange two names. For a moment nothing exists at `target`."""
     target.rename(old)
     try:
         made.rename(target)
@@ -70,7 +75,7 @@ def _move_aside(made: Path, target: Path, old: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Two existing names change what they stand for, in one step. False where that cannot be had. Raises OSError."""
+    """Exchanges two existing names in one step. Returns False if the system cannot exchange them. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
         return False
@@ -83,8 +88,11 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def hold(folder: Path) -> int | None:
-    """A descriptor that marks the folder as somebody's who is at work; the kernel takes it back when the process ends,
-    in whatever way. None: another process has it, or the disk knows no such marks."""
+    """Locks the folder as one that this process works on, and returns the descriptor that holds the lock.
+
+    The kernel releases the lock when the process ends in any way. Returns None if another process holds the lock, or if
+    the disk has no locks.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,8 +103,11 @@ def hold(folder: Path) -> int | None:
 
 
 def abandoned(folder: Path, beginning: str) -> Iterator[Path]:
-    """The folders in it whose names begin so and which nobody holds; each is held while the caller has it. None where
-    the disk knows no such marks, for then nobody can tell."""
+    """Yields the folders in `folder` whose names start with `beginning` and which no process holds.
+
+    Each folder is held until the caller asks for the next one. On a disk without locks it yields no folder, because
+    nobody can tell whether a folder is in use.
+    """
     for name in sorted(os.listdir(folder)) if folder.is_dir() else []:
         left = folder / name
         if not name.startswith(beginning) or left.is_symlink() or not left.is_dir():

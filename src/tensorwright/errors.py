@@ -1,6 +1,6 @@
-"""Every error and warning that Tensorwright raises on purpose. A leaf: any room may import it, it imports nothing.
+"""Defines every error and warning that Tensorwright raises on purpose.
 
-Each message says what must hold, what came instead, and what to do.
+Any room may import this file; it imports nothing. Each message says what must hold, what came instead, and what to do.
 """
 
 
@@ -8,12 +8,15 @@ class TensorwrightError(Exception):
     """Base of all errors raised on purpose."""
 
     exit_code = 1
-    """Of a command that it ends: 1, it failed while at work; 2, the input is wrong and nothing was begun."""
+    """The exit code of a command that this error ends. 1: the command failed while it worked. 2: the input is wrong,
+    and the command began nothing."""
 
 
 class TensorwrightWarning(UserWarning):
-    """What was asked is done, but somebody will hardly want it so, or it cannot do all that one might expect. Commands
-    print it on standard error, once."""
+    """The request was carried out, but the user hardly wants the result, or the result cannot do all that one expects.
+
+    Commands print such a warning once, on standard error.
+    """
 
 
 class InvalidOptionError(TensorwrightError, ValueError):
@@ -35,7 +38,7 @@ class UnsupportedModelError(TensorwrightError):
 
 
 class TraceError(UnsupportedModelError):
-    """The model could not be exported, or exported to an operation without a meaning here."""
+    """The model could not be exported, or its export has an operation that Tensorwright does not know."""
 
 
 class GraphError(TensorwrightError):
@@ -47,7 +50,7 @@ class PassError(GraphError):
 
 
 class LoweringError(UnsupportedModelError):
-    """A node is left that the target has no kernel for."""
+    """The lowered graph still has a node for which the target has no kernel."""
 
 
 class BuildError(TensorwrightError):
@@ -55,7 +58,7 @@ class BuildError(TensorwrightError):
 
 
 class OutputExistsError(BuildError):
-    """Something is at the place of an output already, and was not to be replaced or is not of its kind."""
+    """Something exists at the place of an output already, and it must not be replaced or is of another kind."""
 
     exit_code = 2
 
@@ -73,7 +76,7 @@ class EngineError(TensorwrightError):
 
 
 class KernelError(TensorwrightError):
-    """A GPU kernel does not compile for an SM, has no code for it, or was to be started as it does not allow."""
+    """A GPU kernel does not compile for an SM, has no code for that SM, or was started in a way that it forbids."""
 
 
 class IsaError(TensorwrightError):
@@ -102,20 +105,21 @@ class QueueFullError(TensorwrightError):
 
 
 class ClientShareError(TensorwrightError):
-    """A client of the server has all under way that one client may; it can come again when some of it has ended."""
+    """A client of the server has as many requests under way as one client may have. It can try again when some have
+    ended."""
 
 
 class TemporarilyUnavailableError(TensorwrightError):
-    """A process that the request needs beside the engine is not there at the moment. The engine runs, and so do other
-    requests; try again later."""
+    """A process that the request needs beside the engine does not run at the moment. The engine and other requests go
+    on; the client can try again later."""
 
 
 class OutOfMemoryError(TensorwrightError, MemoryError):
-    """The KV-cache budget is too small for one block per sequence, or memory could not be had."""
+    """The KV-cache budget is too small for one block per sequence, or the system refused memory."""
 
 
 class DeviceError(TensorwrightError):
-    """The GPU, its driver or TensorRT failed at something that this engine was made for."""
+    """The GPU, its driver or TensorRT failed at an operation that this engine needs."""
 
 
 class NumericalError(TensorwrightError):
@@ -127,11 +131,11 @@ class RequestAbortedError(TensorwrightError):
 
 
 class LibraryError(TensorwrightError):
-    """A library failed at a request in a way that it does not foresee, a panic; other requests go on."""
+    """A library failed at a request in a way that it does not foresee, such as a panic. Other requests go on."""
 
 
 class LoadTestError(TensorwrightError):
-    """The server under a load test is not there, answers nothing usable, or has completed no request at all."""
+    """The server under a load test cannot be reached, gives no usable answer, or has completed no request."""
 
 
 class EngineStoppedError(TensorwrightError):
@@ -143,11 +147,14 @@ class ForkedEngineError(EngineStoppedError):
 
 
 def is_panic(error: BaseException) -> bool:
-    """Of a library that is written in Rust (tokenizers, llguidance): pyo3 raises it as a BaseException, so that
-    `except Exception` lets it through. The class has no place to be imported from: each library makes its own."""
+    """Whether the error is a panic of a library that is written in Rust (tokenizers, llguidance).
+
+    pyo3 raises a panic as a BaseException, so `except Exception` does not catch it. The class of panics cannot be
+    imported, because each library makes a class of its own.
+    """
     return type(error).__module__ == "pyo3_runtime" and not isinstance(error, Exception)
 
 
 def reason(error: Exception) -> str:
-    """What an error says, for a message of ours that names the place itself: of an OSError without number and path."""
+    """Returns the text of an error, of an OSError without number and path. The caller's message names the place."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,20 +1,20 @@
-"""How Tensorwright and its extras are installed: the one place for what errors and pages say of it.
+"""Makes the commands that install Tensorwright and its extras, for all errors and pages that name them.
 
-A leaf like errors.py: any room may import it, it imports nothing.
+Any room may import this file; it imports nothing.
 """
 
 PUBLISHED = False
-"""Whether a package index has Tensorwright. With True every error names the index's package instead of a clone, and
-tests/test_docs.py fails until the pages do."""
+"""Whether a package index has Tensorwright. If True, every error names the index's package instead of a clone, and
+tests/test_docs.py fails until the pages name the package too."""
 
 
 def install_command(*extras: str, options: str = "") -> str:
-    """What a shell takes: "pip install -e '.[serve]'". options: more of pip's, such as "--upgrade"."""
+    """Returns the shell command, such as "pip install -e '.[serve]'". options: further options of pip, "--upgrade"."""
     place = "tensorwright" if PUBLISHED else "."
     words = ["pip install", options, "" if PUBLISHED else "-e", f"'{place}[{','.join(extras)}]'"]
     return " ".join(word for word in words if word)
 
 
 def install(*extras: str, options: str = "") -> str:
-    """The remedy for packages that extras bring, as the end of a sentence: the command, and where to run it."""
+    """Returns the remedy for missing packages of these extras, as the end of a sentence: the command and its folder."""
     return install_command(*extras, options=options) + ("" if PUBLISHED else " in the clone of Tensorwright")

@@ -1,4 +1,4 @@
-"""What Ctrl-C does to a command: it ends the process at once while modules load, and interrupts a command at work.
+"""Handles Ctrl-C in a command: it ends the process at once while modules load, and interrupts a command at work.
 
 While modules load there is nothing to clean up, and an exception does not work: one that is raised in a callback of the
 import system is lost, and compiled modules turn it into another one. So the process ends at once. While a command

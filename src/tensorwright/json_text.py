@@ -1,7 +1,8 @@
-"""JSON of files and of servers that somebody else wrote. A leaf: any room may import it, it imports nothing of ours.
+"""Reads JSON from files and servers that somebody else wrote.
 
-What is read here can be shown by repr, walked recursively, and written again as UTF-8: Python's own reader takes
-values as deep as its stack, and text that is no Unicode.
+Any room may import this file; it imports nothing of ours. A value that it returns can be shown by repr, walked
+recursively, and written again as UTF-8. Python's own reader accepts values as deep as its stack, and texts that are
+not Unicode.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import json
 from typing import Any
 
 MOST_DEPTH = 100
-"""Lists and objects inside each other."""
+"""The greatest number of lists and objects inside each other."""
 
 
 def read_json(data: bytes | str) -> Any:
-    """The value. ValueError says why there is none, in words that fit behind "is not JSON"."""
+    """Returns the value. Raises ValueError; its text gives the reason, to be put behind the words "is not JSON"."""
     text = data if isinstance(data, str) else data.decode("utf-8")
     try:
-        value = json.loads(text)  # a number of too many digits is a ValueError too
+        value = json.loads(text)  # it raises ValueError also for a number of too many digits
     except RecursionError:
         raise _too_deep() from None
     level = [value]
@@ -25,7 +26,7 @@ def read_json(data: bytes | str) -> Any:
         level = [part for each in level if isinstance(each, (list, dict)) for part in _parts(each)]
     if any(isinstance(each, (list, dict)) for each in level):
         raise _too_deep()
-    if "\\u" in text:  # else nothing in it can be half a character
+    if "\\u" in text:  # without an escape the text cannot contain half a character
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     return value
 

@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write and read them."""
+"""Reads and writes sizes in bytes in the form that people use, such as "512MiB"."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_size(value: Any, name: str = "kv_cache_memory") -> int:
-    """Bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB". InvalidOptionError names the option."""
+    """Returns the bytes that an int or a text such as "512MiB", "1.5 GiB" or "2GB" means.
+
+    Raises InvalidOptionError. name: the option that the error names.
+    """
     if isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) > 0:
         return int(value)
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
@@ -29,7 +32,7 @@ def parse_size(value: Any, name: str = "kv_cache_memory") -> int:
 
 
 def format_size(size: float) -> str:
-    """Bytes for people: 1536 -> "1.5 KiB"."""
+    """Returns a number of bytes as a text for people: 1536 becomes "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

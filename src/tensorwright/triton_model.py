@@ -1,4 +1,4 @@
-"""The stable name of the model that Triton's Python backend loads.
+"""Exports TritonPythonModel under the stable name from which Triton's Python backend loads it.
 
 Every repository that `tensorwright triton-repo` wrote imports TritonPythonModel from here. Such repositories live
 longer than the folders of this project, so this name never moves.

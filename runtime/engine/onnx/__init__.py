@@ -1,1 +1,1 @@
-"""Target onnx: the portable ONNX form of a model, run by ONNX Runtime behind the C++ scheduler."""
+"""Runs engines of target onnx, the portable ONNX form of a model, with ONNX Runtime behind the C++ scheduler."""

@@ -1,9 +1,10 @@
-"""A step of the scheduler as calls of an ONNX model, whose batches are rectangular.
+"""Splits a step of the scheduler into calls of an ONNX model, whose batches are rectangular.
 
-GroupQueryAttention takes several new tokens of one sequence, or one of each of several. So each chunk of a prompt is a
-call, and sequences with one token are a call together where their slots lie side by side, for the cache is handed over
-as one piece. Slots between them that have no token in the step get an idle row: an idle row costs a row, another call
-would read all weights once more. It writes behind what its slot holds, where nobody reads.
+GroupQueryAttention takes several new tokens of one sequence, or one new token of each of several sequences. So each
+chunk of a prompt is a call. Sequences with one token share a call if their slots lie side by side, because a call gets
+its part of the cache as one piece. A slot between them that has no token in the step gets an idle row. An idle row
+costs one row, but another call would read all weights once more. An idle row writes behind the positions that its slot
+holds, where nobody reads.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ from typing import Any
 import numpy as np
 
 MAX_IDLE = 4
-"""Idle rows side by side. A row costs about a fifth of what a call costs besides (pico in float32, one core)."""
+"""The most idle rows side by side. A row costs about a fifth of the fixed cost of a call (pico in float32, one
+core)."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Tokens [batch, seq] of the slots first_slot .. first_slot + batch - 1, in that order.
+    """One call of the model, with tokens [batch, seq] of the slots first_slot .. first_slot + batch - 1 in that order.
 
-    tokens: index in the step of each, -1 for idle ones. past: positions that each slot holds before. wanted: rows of
-    [batch * seq] whose logits are asked for; rows: where in the step's logits each belongs.
+    tokens: [batch * seq], the index of each token in the step; -1 for an idle row.
+    past: [batch], the number of positions that each slot holds before the call.
+    wanted: the rows of [batch * seq] whose logits the step asks for.
+    rows: for each of `wanted`, its row in the step's logits.
     """
 
     first_slot: int
@@ -39,32 +43,35 @@ class Call:
 
     @property
     def total(self) -> int:
-        """The longest of its sequences, with the new tokens."""
+        """The length of the longest sequence of the call, with its new tokens."""
         return max(self.past) + self.seq
 
     def token_ids(self, of_step: np.ndarray) -> np.ndarray:
-        """[batch, seq]; idle rows have token 0, for they must have one."""
+        """Returns the token ids, [batch, seq]. Idle rows have token 0, because each row must have a token.
+
+        of_step: the token ids of the step.
+        """
         index = np.array(self.tokens)
         return np.where(index < 0, 0, of_step[index]).reshape(self.batch, self.seq)
 
     def positions(self) -> np.ndarray:
-        """[batch, seq]"""
+        """Returns the position of each token in its sequence, [batch, seq]."""
         return np.array(self.past)[:, None] + np.arange(self.seq)[None, :]
 
     def seqlens_k(self) -> np.ndarray:
-        """[batch]: the length of each with its new tokens, less one."""
+        """Returns the length of each sequence with its new tokens, minus one, [batch]."""
         return np.array(self.past) + (self.seq - 1)
 
 
 def split(step: Any, held: np.ndarray, max_len: int) -> list[Call]:
-    """In the order in which they must run. held: positions that each slot was last seen to hold.
+    """Returns the calls of a step, in the order in which they must run.
 
-    What lies behind them may be overwritten, also by the idle row of a slot whose prompt goes on in this step: that
-    is why prompts come last.
+    held: the number of positions that each slot held after its last step. Positions behind them may be overwritten, for
+    example by the idle row of a slot whose prompt goes on in this step. So the calls of prompts come last.
     """
     starts, contexts = step.seq_starts.tolist(), step.context_lens.tolist()
     slots = step.block_tables(0)[:, 0].tolist() if contexts else []
-    rows_of: dict[int, list[int]] = {}  # logit rows of each token: one may be asked for twice
+    rows_of: dict[int, list[int]] = {}  # token -> its logit rows; a step may ask for the logits of a token twice
     for row, token in enumerate(step.logit_rows.tolist()):
         rows_of.setdefault(token, []).append(row)
     prompts, single = [], {}
@@ -88,7 +95,8 @@ def _call(slot: int, seq: int, tokens: Iterable[int], past: list[int], rows_of: 
 
 
 def _runs(slots: list[int], held: np.ndarray, max_len: int) -> list[range]:
-    """Slots side by side, bridged over a few that have room for an idle row."""
+    """Returns the ranges of slots that share a call. A range may contain up to MAX_IDLE slots side by side that are not
+    in `slots`, if each has room for an idle row."""
     runs: list[range] = []
     for slot in slots:
         last = runs[-1].stop - 1 if runs else -1

@@ -1,7 +1,7 @@
 """Runs the steps of the C++ scheduler on an ONNX model: OnnxExecutor.
 
-A block of the scheduler's cache is a slot, which holds one sequence of the engine's longest length. calls.py has how a
-step is cut into calls. This target is not batch invariant: ONNX Runtime's matmuls sum in an order that depends on the
+A block of the scheduler's cache is a slot, which holds one sequence of the engine's maximum length. calls.py splits a
+step into calls. This target is not batch invariant, because ONNX Runtime's matmuls sum in an order that depends on the
 number of rows.
 """
 
@@ -24,13 +24,14 @@ from tensorwright.runtime.engine.onnx.session import check_model, load_onnxrunti
 from tensorwright.runtime.engine.onnx.slot_cache import SlotCache
 
 MAX_BINDINGS = 256
-"""Ranges of slots whose addresses stay bound; binding takes longer than anything else here."""
+"""The most ranges of slots whose addresses stay bound. Binding takes longer than all other work of this file."""
 
 
 class OnnxExecutor:
-    """What `_runtime.Engine(executor, options)` calls. provider: "cpu", or "cuda" on an NVIDIA GPU.
+    """The executor of an ONNX engine, which `_runtime.Engine(executor, options)` calls.
 
-    Raises MissingDependencyError without onnxruntime or the provider, EngineError for a model that it does not run.
+    provider: "cpu", or "cuda" on an NVIDIA GPU. Raises MissingDependencyError if onnxruntime or the provider is absent,
+    and EngineError for a model that ONNX Runtime does not load.
     """
 
     def __init__(self, engine: EngineDir, *, threads: int, provider: str = "cpu"):
@@ -47,20 +48,21 @@ class OnnxExecutor:
         self._bindings: OrderedDict[tuple[int, int], Any] = OrderedDict()
 
     def facts(self) -> dict[str, Any]:
-        """What the scheduler and the sampler need to know of the model."""
+        """Returns the facts about the model that the scheduler and the sampler need."""
         engine = self._engine
         return {
             "vocab_size": engine.vocab_size,
             "max_seq_len": engine.max_seq_len,
             "block_size": engine.max_seq_len,
             "block_bytes": [engine.kv_block_bytes],
-            "group_windows": [0],  # a slot keeps what a window hides
+            "group_windows": [0],  # a slot keeps all positions, also those that a window hides
         }
 
     def kv_cache_bytes(self, asked: int | None, *, max_batch_size: int, max_num_tokens: int, max_rows: int) -> int:
-        """What was asked for if it fits, else half of what is free, the weights being loaded already.
+        """Returns `asked` if it fits, or half of the free memory if `asked` is None. The weights are loaded already.
 
-        On a GPU it must be asked for, and whether it fits shows when it is taken.
+        On a GPU `asked` must be given, and only allocate() finds out whether it fits. Raises OutOfMemoryError and
+        InvalidOptionError.
         """
         if self._provider == "cuda":
             return self._device_bytes(asked)
@@ -84,7 +86,7 @@ class OnnxExecutor:
         return check_kv_bytes(asked, self._engine, available=asked)
 
     def allocate(self, blocks: list[int], max_tokens: int, max_rows: int, max_seqs: int) -> None:
-        """Takes the cache and room for the logits of a step."""
+        """Allocates the cache, and memory for the logits of a step."""
         slots, max_len = blocks[0], self._engine.max_seq_len
         on_device = self._provider == "cuda"
         self._allocated = (
@@ -100,7 +102,7 @@ class OnnxExecutor:
         return self._allocated
 
     def run(self, step: Any) -> np.ndarray:
-        """Logits [rows, vocab] float32 of a `_runtime.Step`. They are the executor's until the next step."""
+        """Runs a `_runtime.Step` and returns its logits, [rows, vocab] float32. The next step overwrites them."""
         order: list[int] = []
         for call in split(step, self._held, self._engine.max_seq_len):
             self._run(call, step, len(order))
@@ -111,7 +113,7 @@ class OnnxExecutor:
         return logits if order == sorted(order) else logits[np.argsort(order)]
 
     def _run(self, call: Call, step: Any, row: int) -> None:
-        """Writes its logits from `row` on."""
+        """Runs one call and writes its logits from `row` on."""
         binding = self._binding(call.first_slot, call.batch)
         positions = call.positions()
         inputs = {
@@ -128,7 +130,7 @@ class OnnxExecutor:
         self._session.run_with_iobinding(binding)
 
     def _binding(self, first: int, count: int) -> Any:
-        """With the cache of these slots bound, as input and output; those used last are kept."""
+        """Returns a binding with the cache of these slots as input and output. The last used bindings are kept."""
         binding = self._bindings.pop((first, count), None)
         if binding is None:
             binding = self._session.io_binding()
@@ -142,12 +144,12 @@ class OnnxExecutor:
         return binding
 
     def copy_block(self, group: int, from_block: int, to_block: int) -> None:
-        """Copies what a slot holds."""
+        """Copies the positions that a slot holds to another slot."""
         self._cache.copy(from_block, to_block, int(self._held[from_block]))
         self._held[to_block] = self._held[from_block]
 
     def close(self) -> None:
-        """Gives back the model and the cache. May be called twice."""
+        """Releases the model and the cache. It may be called twice."""
         self._bindings.clear()
         self._session = None
         if self._allocated is not None:

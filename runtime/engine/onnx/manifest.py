@@ -1,4 +1,4 @@
-"""Reads onnx/io.json of an opened engine and holds it against config.json."""
+"""Reads onnx/io.json of an opened engine and compares it with config.json."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorwright.runtime.engine.engine_dir import EngineDir
 
 
 def read_io(engine: EngineDir) -> OnnxManifest:
-    """Returns the manifest. Raises EngineError if it is wrong, or belongs to another build than config.json."""
+    """Returns the manifest. Raises EngineError if it is wrong, or comes from another build than config.json."""
     manifest = OnnxManifest.from_dict(engine.read_json(ONNX_IO), engine.path / ONNX_IO)
     slot = manifest.position_bytes * engine.max_seq_len
     for name, value in (("block_size", engine.max_seq_len), ("kv_block_bytes", slot)):

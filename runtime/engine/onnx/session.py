@@ -1,4 +1,4 @@
-"""ONNX Runtime: the import, a session of an engine's model, and which provider runs it."""
+"""Imports ONNX Runtime, and opens a session of an engine's model with the chosen provider."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tensorwright.installing import install
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 OLDEST = (1, 23)
 """The first release whose GroupQueryAttention has sinks."""
-ONLY_FATAL = 4  # of its own log: errors are raised, and told there
+ONLY_FATAL = 4  # the log level; ONNX Runtime raises errors too, so its log need not repeat them
 
 
 def load_onnxruntime() -> Any:
-    """MissingDependencyError where it is absent or too old."""
+    """Imports onnxruntime. Raises MissingDependencyError if it is absent or too old."""
     try:
         ort = importlib.import_module("onnxruntime")
     except ImportError as error:
@@ -34,7 +34,10 @@ def load_onnxruntime() -> Any:
 
 
 def open_session(ort: Any, model: Path, threads: int, provider: str) -> Any:
-    """provider: "cpu", or "cuda", which must then be there: nothing else takes its place."""
+    """Opens a session of the model. Raises InvalidOptionError, MissingDependencyError and EngineError.
+
+    provider: "cpu" or "cuda". If the provider does not work, an error is raised; no other provider replaces it.
+    """
     if provider not in PROVIDERS:
         raise InvalidOptionError(
             f"the provider of ONNX Runtime must be one of {', '.join(PROVIDERS)}, got {provider!r} (see "
@@ -48,7 +51,7 @@ def open_session(ort: Any, model: Path, threads: int, provider: str) -> Any:
         )
     try:
         session = ort.InferenceSession(str(model), _options(ort, threads), providers=[name])
-    except Exception as error:  # of its own classes, which share no base
+    except Exception as error:  # onnxruntime's own classes of errors share no base
         raise EngineError(
             f"{model}: onnxruntime {ort.__version__} does not load it ({error}); build the engine again, or with "
             "another dtype if that is what it lacks"
@@ -62,7 +65,7 @@ def open_session(ort: Any, model: Path, threads: int, provider: str) -> Any:
 
 
 def check_model(session: Any, io: OnnxManifest, vocab_size: int, model: Path) -> None:
-    """Holds the model's own inputs and outputs against io.json and config.json. Raises EngineError."""
+    """Compares the model's own inputs and outputs with io.json and config.json. Raises EngineError if they differ."""
     inputs = {value.name for value in session.get_inputs()}
     shapes = {value.name: value.shape for value in session.get_outputs()}
     wanted = [*io.inputs, *(name for layer in io.layers for name in (layer.key, layer.value))]
@@ -83,8 +86,9 @@ def _options(ort: Any, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.enable_mem_pattern = False  # steps differ in size, and each size would keep a plan of its memory
+    options.enable_mem_pattern = False  # steps differ in size, and ONNX Runtime would keep a memory plan for each size
     options.log_severity_level = ONLY_FATAL
-    # Between steps its threads sleep: requests may be far apart, and others need the processors.
+    # ONNX Runtime's threads must sleep between steps, because requests may be far apart and other programs need the
+    # processors.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

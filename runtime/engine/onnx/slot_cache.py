@@ -1,7 +1,7 @@
-"""The keys and values of all slots: per layer two arrays [slots, kv_heads, max_seq_len, head_dim].
+"""Keeps the keys and values of all slots in two arrays per layer, [slots, kv_heads, max_seq_len, head_dim].
 
-ONNX Runtime is given addresses: a call's slots are one piece of each array, and what it calls past and present is the
-same memory. device_cache.py has the same on a GPU.
+ONNX Runtime gets addresses: a call's slots are one piece of each array, and the model's inputs past and outputs present
+are the same memory. device_cache.py does the same on a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensorwright.sizes import format_size
 
 @dataclass(frozen=True)
 class Piece:
-    """Slots side by side of one array, as an input and as an output."""
+    """A piece of one array, slots side by side, which is an input (past) and an output (present) of the model."""
 
     past: str
     present: str
@@ -29,7 +29,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class LayerArray:
-    """Keys or values of a layer. shape: of one slot."""
+    """The keys or the values of a layer. shape: the shape of one slot."""
 
     past: str
     present: str
@@ -41,14 +41,14 @@ class LayerArray:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def piece(self, address: int, first: int, count: int) -> Piece:
-        """address: of slot 0."""
+        """Returns the piece of `count` slots from slot `first` on. address: the address of slot 0."""
         return Piece(
             self.past, self.present, (count, *self.shape), address + first * self.slot_bytes, np.dtype(self.dtype)
         )
 
 
 def layer_arrays(io: OnnxManifest, max_len: int) -> list[LayerArray]:
-    """Of all layers, keys and values."""
+    """Returns the arrays of all layers, keys and values. max_len: the positions of a slot."""
     arrays = []
     for layer in io.layers:
         shape = (layer.kv_heads, max_len, layer.head_dim)
@@ -58,7 +58,7 @@ def layer_arrays(io: OnnxManifest, max_len: int) -> list[LayerArray]:
 
 
 class SlotCache:
-    """In this machine's memory; pages are taken from the system when they are first written."""
+    """The cache in this machine's memory. The system provides a page of it at the first write."""
 
     device = "cpu"
 
@@ -71,13 +71,13 @@ class SlotCache:
             raise OutOfMemoryError(f"the KV cache of {slots} slots takes {size}: lower kv_cache_memory") from error
 
     def pieces(self, first: int, count: int) -> list[Piece]:
-        """Of all layers, keys and values."""
+        """Returns the pieces of `count` slots from slot `first` on, for the keys and values of all layers."""
         return [
             array.piece(data.ctypes.data, first, count) for array, data in zip(self._arrays, self._data, strict=True)
         ]
 
     def copy(self, source: int, target: int, positions: int) -> None:
-        """The first positions of a slot."""
+        """Copies the first positions of a slot to another slot."""
         for data in self._data:
             data[target, :, :positions] = data[source, :, :positions]
 

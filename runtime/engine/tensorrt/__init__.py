@@ -1,1 +1,1 @@
-"""Runs TensorRT engines behind the C++ scheduler. Imports neither TensorRT nor CUDA before an engine is opened."""
+"""Runs TensorRT engines behind the C++ scheduler. It imports TensorRT and CUDA only when an engine is opened."""

@@ -1,4 +1,4 @@
-"""Memory, copies and streams of one GPU through cuda.bindings.driver; its error codes become typed errors.
+"""Handles memory, copies and streams of one GPU through cuda.bindings.driver, and turns error codes into typed errors.
 
 Addresses and sizes are ints, in bytes. The context is the device's primary one, which TensorRT uses too.
 """
@@ -21,7 +21,10 @@ NO_DRIVER = (
 
 
 def load_driver(extra: str) -> Any:
-    """The module cuda.bindings.driver; `extra` of this package brings it."""
+    """Returns the module cuda.bindings.driver. extra: the extra of this package that installs it.
+
+    Raises MissingDependencyError.
+    """
     try:
         return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
@@ -31,7 +34,8 @@ def load_driver(extra: str) -> Any:
 
 
 class Cuda:
-    """The device with this number. MissingDependencyError without a driver or a GPU."""
+    """One CUDA device. ordinal: the device's number, from 0. Raises MissingDependencyError without a driver or a
+    GPU."""
 
     def __init__(self, driver: Any, ordinal: int = 0):
         self._driver = driver
@@ -56,7 +60,7 @@ class Cuda:
     def _start(self, ordinal: int) -> None:
         try:
             (code,) = self._driver.cuInit(0)
-        except RuntimeError as error:  # cuda-bindings finds no libcuda
+        except RuntimeError as error:  # cuda-bindings does not find libcuda
             raise MissingDependencyError(NO_DRIVER.format("libcuda.so.1 is not found")) from error
         if code != self._driver.CUresult.CUDA_SUCCESS:
             raise MissingDependencyError(NO_DRIVER.format(f"cuInit says {code.name}"))
@@ -69,7 +73,10 @@ class Cuda:
         self._device = self._call("cuDeviceGet", ordinal)
 
     def _call(self, function: str, *args: Any) -> Any:
-        """What the driver's function returns beside its code: nothing, a value, or several."""
+        """Calls a function of the driver and returns its results without the error code: (), one value, or several.
+
+        Raises OutOfMemoryError or DeviceError for an error code.
+        """
         code, *values = getattr(self._driver, function)(*args)
         result = self._driver.CUresult
         if code == result.CUDA_SUCCESS:
@@ -85,27 +92,28 @@ class Cuda:
         )
 
     def activate(self) -> None:
-        """Makes the context current in the calling thread: the engine's loop is not the one that opened it."""
+        """Makes the context current in the calling thread. The engine's loop runs in another thread than the one that
+        opened the device."""
         self._call("cuCtxSetCurrent", self._context)
 
     def free_memory(self) -> int:
-        """Bytes of the GPU that nobody uses now."""
+        """Returns the free bytes of the GPU."""
         free, _ = self._call("cuMemGetInfo")
         return int(free)
 
     def allocate(self, size: int) -> int:
-        return int(self._call("cuMemAlloc", max(size, 1)))  # 0 bytes are refused by the driver
+        return int(self._call("cuMemAlloc", max(size, 1)))  # the driver refuses to allocate 0 bytes
 
     def free(self, address: int) -> None:
         self._call("cuMemFree", address)
 
     def allocate_host(self, size: int) -> np.ndarray:
-        """[size] uint8, page-locked: copies to and from it do not wait for the processor."""
+        """Allocates page-locked memory, [size] uint8. Copies to and from it run without the processor."""
         address = int(self._call("cuMemHostAlloc", max(size, 1), 0))
         return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
     def free_host(self, memory: np.ndarray) -> None:
-        """No view of it may be used afterwards."""
+        """Frees page-locked memory. No view of the memory may be used afterwards."""
         self._call("cuMemFreeHost", memory.ctypes.data)
 
     def make_stream(self) -> Any:
@@ -118,7 +126,8 @@ class Cuda:
         self._call("cuStreamSynchronize", stream)
 
     def copy_to_device(self, address: int, memory: np.ndarray, stream: Any) -> None:
-        """memory: page-locked and contiguous, left alone until the stream was synchronized."""
+        """Begins a copy to the device. memory: page-locked and contiguous; it must not change until the stream was
+        synchronized."""
         self._call("cuMemcpyHtoDAsync", address, memory.ctypes.data, memory.nbytes, stream)
 
     def copy_to_host(self, memory: np.ndarray, address: int, stream: Any) -> None:

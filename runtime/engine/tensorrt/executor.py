@@ -1,7 +1,7 @@
 """Runs the steps of the C++ scheduler on a TensorRT engine: TensorRtExecutor.
 
-A step is one copy of metadata to the device, one enqueue, one copy of logits back, all on one stream. The KV cache and
-the buffers of the largest step stay where they are for the executor's life.
+A step is one copy of metadata to the device, one enqueue, and one copy of logits back, all on one stream. The KV cache
+and the buffers of the largest step are allocated once and keep their addresses.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from tensorwright.runtime.engine.tensorrt.profiles import BoundContext, choose_p
 from tensorwright.runtime.engine.tensorrt.step_buffers import StepBuffers
 
 LIMITS = {"tokens": "max_num_tokens", "seqs": "max_batch_size", "rows": "max_prompt_logprob_rows"}
-"""The option that each size of a step comes of."""
+"""The option that sets each size of a step."""
 
 
 @dataclass(frozen=True)
 class TensorRtOptions:
-    """device: number of the GPU, as CUDA counts. memory_share: of the memory left beside the engine, for the cache."""
+    """The options of a TensorRtExecutor.
+
+    device: the number of the GPU, as CUDA counts. memory_share: the share of the GPU's memory beside the engine that
+    the KV cache may take.
+    """
 
     device: int = 0
     memory_share: float = 0.9
@@ -39,7 +43,7 @@ class TensorRtOptions:
 
 
 def read_manifest(engine: EngineDir) -> Manifest:
-    """tensorrt/io.json, held against config.json."""
+    """Reads tensorrt/io.json. Raises EngineError if it is wrong, or differs from config.json."""
     manifest = Manifest.from_json(engine.text(MANIFEST_FILE), str(engine.path / MANIFEST_FILE))
     engine.file(ENGINE_FILE)
     special = {"target": manifest.flavour, "kv_block_bytes": sum(manifest.block_bytes)}
@@ -54,7 +58,10 @@ def read_manifest(engine: EngineDir) -> Manifest:
 
 
 def describe(engine: EngineDir) -> dict[str, Any]:
-    """The library that reads the plan, the SMs it is for (none: the library's defaults), the limits of a step."""
+    """Returns the library that reads the plan, the SMs for which it was built, and the limits of a step.
+
+    An empty list of SMs means the library's defaults.
+    """
     manifest = read_manifest(engine)
     return {
         "library": f"{MODULES[manifest.flavour]} {manifest.library_version}",
@@ -66,10 +73,11 @@ def describe(engine: EngineDir) -> dict[str, Any]:
 
 
 class TensorRtExecutor:
-    """What `_runtime.Engine(executor, options)` calls. Its steps come from one thread, not that which made it.
+    """The executor of a TensorRT engine, which `_runtime.Engine(executor, options)` calls.
 
-    bindings, driver: the modules to use, None for those of the engine's flavour. Raises MissingDependencyError where a
-    package, the driver or a GPU is absent, EngineError for an engine that this GPU or this version cannot run.
+    All steps come from one thread, which is not the thread that made the executor. bindings, driver: the modules to
+    use; None means those of the engine's flavour. Raises MissingDependencyError if a package, the driver or a GPU is
+    absent, and EngineError for an engine that this GPU or this version cannot run.
     """
 
     def __init__(
@@ -100,7 +108,7 @@ class TensorRtExecutor:
         self._closed = False
 
     def facts(self) -> dict[str, Any]:
-        """What the scheduler and the sampler need to know of the model."""
+        """Returns the facts about the model that the scheduler and the sampler need."""
         m = self.manifest
         return {
             "vocab_size": m.vocab_size,
@@ -111,9 +119,10 @@ class TensorRtExecutor:
         }
 
     def kv_cache_bytes(self, asked: int | None, *, max_batch_size: int, max_num_tokens: int, max_rows: int) -> int:
-        """Bytes of the device for the KV cache: what was asked for if it fits, else a share of what is free.
+        """Returns the device's bytes for the KV cache: `asked` if it fits, or a share of the free memory if it is None.
 
-        InvalidOptionError for steps that the engine was not built for, OutOfMemoryError if not even one block fits.
+        Raises InvalidOptionError for steps for which the engine was not built, and OutOfMemoryError if `asked` or one
+        block does not fit.
         """
         most = largest_sizes(self.manifest, max_num_tokens, max_rows, max_batch_size)
         self._check_sizes(most)
@@ -122,7 +131,7 @@ class TensorRtExecutor:
         return kv_bytes(self.manifest, most, free, scratch, asked, self._options.memory_share)
 
     def allocate(self, blocks: list[int], max_tokens: int, max_rows: int, max_seqs: int) -> None:
-        """Takes the KV cache, the buffers of a step and the contexts; all of it or, where it fails, nothing."""
+        """Allocates the KV cache, the buffers of a step and the contexts. If one of them fails, it keeps nothing."""
         if self._allocated is not None:
             raise RuntimeError("allocate() is called once")
         most = largest_sizes(self.manifest, max_tokens, max_rows, max_seqs)
@@ -134,7 +143,7 @@ class TensorRtExecutor:
                 pool, contexts = self._take(stack, list(blocks), most)
                 self._cuda.synchronize(self._stream)
             except BaseException:
-                self._settle()  # nothing may run in memory that is given back
+                self._settle()  # no kernel or copy may use memory that is about to be freed
                 raise
             self._held.push(stack.pop_all())
         self._allocated, self._contexts = pool, contexts
@@ -176,13 +185,15 @@ class TensorRtExecutor:
         return pool, contexts
 
     def _settle(self) -> None:
-        """Waits for whatever runs. Of two errors the first says more, so this one has none."""
+        """Waits for everything that runs on the stream. It suppresses its own errors, because it runs after an earlier
+        error that says more."""
         with suppress(DeviceError):
             self._cuda.activate()
             self._cuda.synchronize(self._stream)
 
     def _bind_pages(self, pool: KvPool, contexts: list[BoundContext]) -> None:
-        """Each page tensor is an input and, aliased, an output at the same place."""
+        """Binds the pages and the logits. Each page tensor is an input and, as an alias, an output at the same
+        address."""
         for context in contexts:
             for name, pages in pool.tensors.items():
                 context.bind_input(name, pages.shape, pages.address)
@@ -191,9 +202,9 @@ class TensorRtExecutor:
                 context.bind_address(output.name, place)
 
     def run(self, step: Any) -> np.ndarray:
-        """Logits [rows, vocab] float32 of a `_runtime.Step`. They are the executor's until the next step.
+        """Runs a `_runtime.Step` and returns its logits, [rows, vocab] float32. The next step overwrites them.
 
-        A failure leaves nothing running, so that the next step may use the buffers.
+        After a failure nothing runs on the device, so the next step may use the buffers.
         """
         self._require_pool()
         self._cuda.activate()
@@ -209,15 +220,16 @@ class TensorRtExecutor:
             raise
 
     def copy_block(self, group: int, from_block: int, to_block: int) -> None:
-        """Copies one block of a group in all its layers; done before the next step begins."""
+        """Copies one block of a group in all layers of the group. The copy is done before the next step begins."""
         pool = self._require_pool()
         self._cuda.activate()
         pool.copy_block(group, from_block, to_block)
 
     def close(self) -> None:
-        """Gives back all device memory: contexts, then buffers and cache, then the engine. May be called twice.
+        """Frees all device memory: contexts, then buffers and cache, then the engine. It may be called twice.
 
-        A broken device gives nothing back before the process ends; that is no news to who met its first error.
+        A broken device frees nothing before the process ends. close() does not raise for that, because the device's
+        first error was raised already.
         """
         if self._closed:
             return

@@ -1,6 +1,7 @@
-"""The KV cache on the device: per layer k and v pages (int8: their scales too), all zero at first.
+"""Allocates the KV cache on the device: per layer the pages of k and v, with int8 also of their scales.
 
-[pages, kv_heads, block_size, head_dim] each; a block of a cache group is the page of its number in every tensor of it.
+Each tensor is [pages, kv_heads, block_size, head_dim] and zero at first. Block i of a cache group is page i in every
+tensor of the group.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tensorwright.runtime.engine.tensorrt.cuda import Cuda
 
 @dataclass(frozen=True)
 class Pages:
-    """One tensor of the pool."""
+    """One tensor of the pool. group: its cache group. address, page_bytes: in bytes, on the device."""
 
     group: int
     address: int
@@ -27,7 +28,10 @@ class Pages:
 
 
 class KvPool:
-    """`blocks` of each cache group. What it takes is given back by `stack`, also when it does not get all."""
+    """The pages of all layers. blocks: the number of blocks of each cache group.
+
+    `stack` frees the memory, also if the allocation fails in the middle.
+    """
 
     def __init__(self, stack: ExitStack, cuda: Cuda, stream: Any, manifest: Manifest, blocks: list[int]):
         self._cuda, self._stream, self._blocks = cuda, stream, blocks
@@ -39,13 +43,14 @@ class KvPool:
             size = shape[0] * page_bytes
             address = cuda.allocate(size)
             stack.callback(cuda.free, address)
-            # A masked position counts 0 times its value, which must then be no NaN.
+            # Attention multiplies the value of a masked position by 0, so the value must not be NaN.
             cuda.zero(address, size, stream)
             group = manifest.layers[int(tensor.name.partition(".")[2])].group
             self.tensors[tensor.name] = Pages(group, address, shape, page_bytes)
 
     def copy_block(self, group: int, source: int, to: int) -> None:
-        """In every tensor of the group, in the stream's order: after the steps before, ahead of those after."""
+        """Copies a block in every tensor of the group, in the stream's order: after earlier steps and before later
+        ones."""
         if not 0 <= group < len(self._blocks) or not all(0 <= b < self._blocks[group] for b in (source, to)):
             raise InvalidRequestError(f"copy_block: there are {self._blocks} blocks per group, got {group, source, to}")
         for pages in self.tensors.values():

@@ -1,4 +1,4 @@
-"""TensorRT or TensorRT-RTX through its Python bindings: found, held against the manifest, and an engine taken in."""
+"""Loads TensorRT or TensorRT-RTX, checks its version and the GPU against the manifest, and deserializes an engine."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from tensorwright.runtime.engine.tensorrt.plugins import EnginePlugins
 
 NAMESPACE = "tensorwright"
 TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32", "int8": "INT8"}
-"""trt.DataType of each element type."""
+"""The name in trt.DataType of each element type."""
 UNNAMED_SMS = (90, 100, 103)
-"""That TensorRT-RTX builds for no engine by name."""
+"""The SMs for which TensorRT-RTX builds no engine if a build names them."""
 OLDEST_DEFAULT = 80
-"""The lowest SM of an engine whose build named none, as NVIDIA's documentation says."""
+"""The lowest SM that runs an engine whose build named no SM, as NVIDIA's documentation says."""
 
 
 def load_bindings(flavour: str) -> Any:
-    """The module `tensorrt` or `tensorrt_rtx`."""
+    """Returns the module `tensorrt` or `tensorrt_rtx`. Raises MissingDependencyError."""
     try:
         return importlib.import_module(MODULES[flavour])
-    except (ImportError, OSError) as error:  # OSError: it is there, and one of its libraries does not load
+    except (ImportError, OSError) as error:  # OSError: a library of the package does not load
         raise MissingDependencyError(
             f"an engine of target {flavour} needs the package {MODULES[flavour]} ({reason(error)}): {install(flavour)}"
         ) from error
 
 
 def check_version(trt: Any, manifest: Manifest, path: Path) -> None:
-    """A plan is read by the release that wrote it; the last number, of the build, may differ."""
+    """Raises EngineError unless the installed release is the one that wrote the plan. The last number of the version,
+    that of the build, may differ."""
     installed, required = trt.__version__.split(".")[:3], manifest.library_version.split(".")[:3]
     if installed != required:
         raise EngineError(
@@ -44,7 +45,8 @@ def check_version(trt: Any, manifest: Manifest, path: Path) -> None:
 
 
 def check_device(cuda: Cuda, manifest: Manifest, path: Path) -> None:
-    """Whether the engine was made for this GPU; of a default engine the library has the last word."""
+    """Raises EngineError unless the engine was made for this GPU. For an engine whose build named no SM, the library
+    itself decides later."""
     what = f"{path}: this GPU, {cuda.name}, is of SM {cuda.sm}, and the engine"
     if manifest.sms and cuda.sm not in manifest.sms:
         raise EngineError(f"{what} was built for SM {_listed(manifest.sms)}: {_remedy(manifest.flavour, cuda.sm)}")
@@ -69,9 +71,9 @@ def _listed(sms: tuple[int, ...]) -> str:
 
 
 class LoadedEngine:
-    """A deserialized engine and what it needs to live: the runtime, its log and our plugins.
+    """A deserialized engine with the objects that it needs: the runtime, its log and our plugins.
 
-    driver: the module that the plugins start their kernels with.
+    driver: the module with which the plugins start their kernels.
     """
 
     def __init__(self, trt: Any, manifest: Manifest, root: Path, driver: Any):
@@ -114,19 +116,22 @@ class LoadedEngine:
         return engine
 
     def complaints(self) -> str:
-        """The last errors that the library logged. What a plugin raised comes before, and is raised as it is."""
+        """Returns the last errors that the library logged. If a plugin raised an error, raises that error instead."""
         self._plugins.raise_first()
         return "; ".join(self._log.errors) or "it logged no error"
 
     @property
     def scratch_bytes(self) -> int:
-        """Device memory that a step of any profile needs while it runs."""
+        """The bytes of device memory that a step of any profile needs while it runs."""
         profiles = range(self._engine.num_optimization_profiles)
         each = (self._engine.get_device_memory_size_for_profile_v2(index) for index in profiles)
         return max(self._engine.device_memory_size_v2, *each)
 
     def make_context(self, profile: int, scratch: int, stream: int) -> Any:
-        """A context of this profile. All share `scratch`, for one stream runs one step after another."""
+        """Makes a context of this profile. All contexts share `scratch`, because one stream runs one step at a time.
+
+        Raises DeviceError.
+        """
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(strategy)
         if context is None:
@@ -137,13 +142,13 @@ class LoadedEngine:
         return context
 
     def close(self) -> None:
-        """After its contexts: the library wants it in this order."""
+        """Releases the engine. Its contexts must be released before, because the library requires this order."""
         self._engine = self._runtime = None
         self._plugins.close()
 
 
 def make_log(trt: Any) -> Any:
-    """A logger that keeps the last errors, for messages of ours."""
+    """Returns a logger that keeps the last errors, for our own messages."""
 
     class Log(trt.ILogger):
         def __init__(self) -> None:
@@ -162,10 +167,10 @@ def tensor_names(engine: Any) -> list[str]:
 
 
 def check_engine(trt: Any, engine: Any, manifest: Manifest, path: Path) -> None:
-    """The manifest and the plan say the same, or they come from two builds."""
+    """Raises EngineError if the manifest and the plan differ, because then they come from two builds."""
     names = tensor_names(engine)
     known = {t.name: t for t in (*manifest.inputs, *manifest.outputs)}
-    # The library may drop metadata that nothing reads.
+    # The library may drop inputs of metadata that no layer reads.
     needed = set(known) - {t.name for t in step_inputs(manifest.groups)}
     faults = [f"no {name}" for name in sorted(needed - set(names))] + [f"a {n}" for n in names if n not in known]
     for tensor in (known[name] for name in names if name in known):
@@ -189,6 +194,6 @@ def _differences(trt: Any, engine: Any, tensor: IoTensor) -> list[str]:
     if shape != expected:
         faults.append(f"{tensor.name} of shape {shape}, not {expected}")
     aliased = engine.get_aliased_input_tensor(tensor.name) if tensor.alias else None
-    if aliased and aliased != tensor.alias:  # of a plugin's output the library may not tell
+    if aliased and aliased != tensor.alias:  # for a plugin's output the library may return no alias
         faults.append(f"{tensor.name} in the place of another input than {tensor.alias}")
     return faults

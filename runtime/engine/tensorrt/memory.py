@@ -1,4 +1,4 @@
-"""How much of the device's memory the KV cache takes: what the user says, or a share of what is free."""
+"""Computes the size of the KV cache on the device: the size that the user asks for, or a share of the free memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from tensorwright.sizes import format_size
 
 
 def kv_bytes(manifest: Manifest, most: dict[str, int], free: int, scratch: int, asked: int | None, share: float) -> int:
-    """most: sizes of the largest step. free: bytes of the device, the engine's weights being there already.
+    """Returns the bytes of the KV cache: `asked` if it fits, or a share of the free memory if `asked` is None.
 
-    By itself no more than a full batch of the longest sequences can use, nor than the engine's profiles take.
+    The share is at most what a full batch of the longest sequences can use, and what the engine's profiles accept.
+    most: the sizes of the largest step. free: the device's free bytes, with the engine's weights already loaded.
+    scratch: the bytes of activations. Raises OutOfMemoryError if `asked` or one block does not fit.
     """
     block = sum(manifest.block_bytes)
     beside = scratch + metadata_bytes(manifest, most) + logits_bytes(manifest, most["rows"])

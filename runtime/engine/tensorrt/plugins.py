@@ -1,4 +1,4 @@
-"""Our plugins beneath a running engine: known to the library, with a driver for their kernels and their errors kept."""
+"""Registers our plugins for a running engine, gives them a driver for their kernels, and keeps their errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 
 class EnginePlugins:
-    """Of one engine, which is to be deserialized inside `loading`. driver: the module cuda.bindings.driver."""
+    """The plugins of one engine, which must be deserialized inside `loading`. driver: the module
+    cuda.bindings.driver."""
 
     def __init__(self, trt: Any, driver: Any):
         from tensorwright.plugins.gpu.creators import register
@@ -20,17 +21,19 @@ class EnginePlugins:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """The plugins that are made inside are this engine's."""
+        """Assigns the plugins that are made inside the context to this engine."""
         from tensorwright.plugins.gpu.build_context import running_with
 
         with running_with(self._driver) as self._context:
             yield
 
     def raise_first(self) -> None:
-        """What a plugin raised since the last call, which the library only told as a failure."""
+        """Raises the first error that a plugin raised since the last call. The library reports only that a plugin
+        failed."""
         if self._context is not None:
             self._context.raise_first()
 
     def close(self) -> None:
-        """Unloads the kernels; the engine is gone by then, and its CUDA context still current."""
+        """Unloads the kernels. The caller must have released the engine before, and its CUDA context must be
+        current."""
         self._driver.close()

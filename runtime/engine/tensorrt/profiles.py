@@ -1,4 +1,4 @@
-"""Which optimization profile a step runs in, and the execution contexts, one per profile."""
+"""Chooses the optimization profile of a step, and binds the inputs of the execution contexts, one per profile."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tensorwright.errors import DeviceError, InvalidRequestError
 from tensorwright.runtime.engine.tensorrt.library import LoadedEngine
 
 DECODE = 1
-"""Index of the profile for steps of one token per sequence."""
+"""The index of the profile for steps with one token per sequence."""
 
 
 def step_sizes(step: Any, manifest: Manifest) -> dict[str, int]:
-    """Every symbol of a step but pages.G; block tables as wide as stable_width says."""
+    """Returns the size of every symbol of a step except pages.G. stable_width() gives the width of block tables."""
     sizes = {"tokens": len(step.token_ids), "seqs": len(step.context_lens), "rows": len(step.logit_rows)}
     for group in range(manifest.groups):
         name = f"max_blocks.{group}"
@@ -24,14 +24,16 @@ def step_sizes(step: Any, manifest: Manifest) -> dict[str, int]:
 
 
 def stable_width(needed: int, most: int) -> int:
-    """The next power of two, at least 8 and at most `most`: a growing context seldom changes the shape."""
+    """Returns the next power of two, at least 8 and at most `most`, so that a growing context seldom changes the
+    shape."""
     return max(needed, min(most, max(8, 1 << (max(needed, 1) - 1).bit_length())))
 
 
 def choose_profile(manifest: Manifest, step: Any, sizes: dict[str, int]) -> tuple[int, dict[str, int]]:
-    """(index, sizes in it): the decode profile where every sequence has one token, else the first that takes the step.
+    """Returns the index of a profile that takes the step, and the sizes of the step in that profile.
 
-    A profile may ask for more logit rows or wider block tables than the step has; the sizes grow to that.
+    It tries the decode profile first if every sequence has one token, and last otherwise. A profile may need more logit
+    rows or wider block tables than the step has; then the sizes grow. Raises InvalidRequestError if no profile fits.
     """
     decodes = bool(np.all(np.diff(step.seq_starts) == 1)) and len(manifest.profiles) > DECODE
     order = [DECODE] if decodes else []
@@ -57,7 +59,7 @@ def _ranges_text(profiles: tuple[Profile, ...]) -> str:
 
 
 class BoundContext:
-    """An execution context and what it was last told: it hears of shapes and addresses only when they change."""
+    """An execution context with its last shapes and addresses. It passes them to the library only when they change."""
 
     def __init__(self, engine: LoadedEngine, profile: int, scratch: int, stream: int):
         self._engine, self._profile = engine, profile
@@ -66,7 +68,8 @@ class BoundContext:
         self._addresses: dict[str, int] = {}
 
     def bind_input(self, name: str, shape: tuple[int, ...], address: int) -> None:
-        """An input that the engine does not have is passed over: its model has no use for it."""
+        """Binds the shape and the address of an input. It ignores an input that the engine does not have, because the
+        engine's model does not need it."""
         if name not in self._engine.tensors:
             return
         if self._shapes.get(name) != shape:
@@ -94,7 +97,7 @@ class BoundContext:
 
 
 def largest_sizes(manifest: Manifest, tokens: int, rows: int, seqs: int) -> dict[str, int]:
-    """Of the steps that allocate() makes room for."""
+    """Returns the sizes of the largest step for which allocate() makes room."""
     fewest = max(profile.symbols["rows"].min for profile in manifest.profiles)
     widths = {f"max_blocks.{g}": manifest.limit(f"max_blocks.{g}") for g in range(manifest.groups)}
     return {"tokens": tokens, "seqs": seqs, "rows": max(rows, fewest), **widths}

@@ -1,7 +1,7 @@
-"""What a step brings to the device and takes from it: metadata packed into one copy, and rows of logits.
+"""Copies a step's metadata to the device, packed into one copy, and the step's rows of logits back.
 
-Metadata lies packed in page-locked memory and in the same order on the device, every array where the library wants
-arrays to begin; so one copy brings it, and steps of the same sizes have the same addresses.
+The metadata lies packed in page-locked memory, and in the same order on the device. Every array begins at an address
+that the library accepts. So one copy is enough, and steps of the same sizes have the same addresses.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tensorwright.engine_format.tensorrt_manifest import IoTensor, Manifest, res
 from tensorwright.runtime.engine.tensorrt.cuda import Cuda
 
 ALIGNMENT = 256
-"""Of addresses that set_tensor_address takes."""
+"""The alignment in bytes of the addresses that set_tensor_address accepts."""
 UNUSED = -1
-"""An entry of a block table that no kernel reads."""
+"""The value of an entry of a block table that no kernel reads."""
 
 
 def metadata_bytes(manifest: Manifest, sizes: dict[str, int]) -> int:
@@ -34,7 +34,10 @@ def _padded(size: int) -> int:
 
 
 class StepBuffers:
-    """For steps of at most these sizes. What it takes is given back by `stack`, also when it does not get all."""
+    """The buffers of a step. most: the sizes of the largest step.
+
+    `stack` frees the memory, also if the allocation fails in the middle.
+    """
 
     def __init__(self, stack: ExitStack, cuda: Cuda, stream: Any, manifest: Manifest, most: dict[str, int]):
         self._cuda, self._stream = cuda, stream
@@ -45,7 +48,7 @@ class StepBuffers:
         self._logits = self._take(stack, logits_bytes(manifest, most["rows"]))
 
     def _take(self, stack: ExitStack, size: int) -> tuple[np.ndarray, int]:
-        """(page-locked, on the device), `size` bytes each."""
+        """Allocates `size` bytes of page-locked memory and `size` bytes on the device. Returns (memory, address)."""
         host = self._cuda.allocate_host(size)
         stack.callback(self._cuda.free_host, host)
         address = self._cuda.allocate(size)
@@ -57,9 +60,9 @@ class StepBuffers:
         return self._logits[1]
 
     def send(self, step: Any, sizes: dict[str, int]) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Begins to copy a step's metadata; the (shape, address) of each array by its name.
+        """Begins to copy a step's metadata. Returns the (shape, address) of each array by name.
 
-        Where `sizes` is more than the step has, block tables are filled with UNUSED and logit rows with row 0.
+        Where `sizes` is larger than the step, it fills block tables with UNUSED and logit rows with row 0.
         """
         host, address = self._metadata
         found, at = {}, 0
@@ -73,7 +76,8 @@ class StepBuffers:
         return found
 
     def receive(self, rows: int) -> np.ndarray:
-        """[rows, vocab] float32 once everything in the stream is done. The next step overwrites it."""
+        """Waits for everything in the stream and returns the logits, [rows, vocab] float32. The next step overwrites
+        them."""
         host, address = self._logits
         part = host[: 4 * rows * self._vocab_size]
         if rows:

@@ -1,4 +1,4 @@
-"""Options of `tensorwright bench latency` and `throughput`: what is asked of the engine that they measure."""
+"""Declares the options of `tensorwright bench latency` and `throughput` that describe the load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from tensorwright.options.declare import At, Door, declare
 
 @dataclass(frozen=True)
 class LoadFields:
-    """A round is what is submitted at once; warmup: the number of rounds that are not measured."""
+    """The load that a benchmark puts on an engine. A round is the set of requests that are submitted at once.
+
+    warmup: the number of rounds that run first and are not measured.
+    """
 
     input_len: int = declare(512, at={Door.BENCH: At("Tokens of a prompt, random ids.")})
     output_len: int = declare(128, at={Door.BENCH: At("Tokens generated for each.")})

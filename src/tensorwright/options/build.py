@@ -1,4 +1,4 @@
-"""Options of a build: what decides the engine, the checkpoint aside."""
+"""Declares the options of a build. Together with the checkpoint they determine the engine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import At, Door, Rule, declare, find, options_in, same_as, whole_number
 
 CPU_DTYPES = ("auto", *TARGETS["cpu"].dtypes)
-"""A model directory becomes an engine of target cpu, which has no float16."""
+"""The dtypes of an engine that is built from a model directory: its target is cpu, which has no float16."""
 ACCURACY = ("none", "quick", "full")
 ACTIVATIONS = ("auto", "int8")
 INT4_KERNELS = ("tensorrt", "plugin")
 MAX_TOKENS = 1 << 20
 """The most tokens and sequences in a step of an engine with fixed limits."""
 MAX_POSITIONS = 1 << 24
-"""The longest sequence, as runtime/core/plan/plan.cc says."""
+"""The longest sequence in tokens. runtime/core/plan/plan.cc has the same number."""
 DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
 AS_BUILT = "As in build-engine. [default: the engine's]"
 ENGINES_OWN = At(AS_BUILT, default=None)
-"""How `rebuild` shows an option of which it takes over the engine's value."""
+"""How `rebuild` shows an option whose value it takes from the engine."""
 
 _SPEC = (
     "Quantize the weights: int4, int8 (in groups of 32 along K; int4:g64, int8:g128 name others: 32, 64, 128) or "
@@ -40,13 +40,13 @@ def _are_distinct(values: tuple[Any, ...]) -> bool:
 
 
 def _everywhere(build: At, rebuild: At | None = None) -> dict[Door, At]:
-    """For both build commands."""
+    """Returns the `at` of an option that both build commands have. rebuild: None means that it is as `build`."""
     return {Door.BUILD: build, Door.REBUILD: rebuild or build}
 
 
 @dataclass(frozen=True)
 class BuildFields:
-    """The options of `build`, in the order in which config.json keeps them. `builder/options.py` checks them whole."""
+    """The options of `build`, in the order of config.json. `builder/options.py` checks them together."""
 
     target: str = declare(
         "cpu",
@@ -168,14 +168,14 @@ class BuildFields:
 OF_EVERY_TARGET = tuple(
     option.name for option in options_in(BuildFields) if not option.targets and option.name != "keep_weights"
 )
-"""The options that `rebuild` takes over from an engine of another target; the others are given anew."""
+"""The options that `rebuild` takes from an engine of another target. The user must give the others again."""
 
 
 @dataclass(frozen=True)
 class BuildChoices:
-    """What a user may choose of an engine that is built from a model directory on first use: see BuildFields.
+    """The options that a user may choose for an engine that is built from a model directory on first use.
 
-    The text of one is part of the key of the cache of engines.
+    BuildFields declares them. The text of a BuildChoices is a part of the engine's key in the cache of engines.
     """
 
     dtype: str = same_as(BuildFields, "dtype")
@@ -191,15 +191,15 @@ class BuildChoices:
 
     @property
     def quantize_spec(self) -> QuantizeSpec | None:
-        """The formats that `quantize` names. Raises InvalidOptionError for a text that names none."""
+        """The formats that `quantize` names, or None. Raises InvalidOptionError for a text that names no format."""
         return parse_spec(self.quantize) if self.quantize else None
 
     def spelled_out(self) -> BuildChoices:
-        """The same choices, in the one spelling that the cache knows them by. Raises as `quantize_spec`."""
+        """Returns the same choices in the spelling that the cache's keys use. Raises what `quantize_spec` raises."""
         return replace(self, quantize=None if self.quantize_spec is None else str(self.quantize_spec))
 
     def check(self) -> None:
-        """Raises InvalidOptionError for a value that no engine has. The builder checks formats and activations."""
+        """Raises InvalidOptionError for a value that no engine can have. The builder checks formats and activations."""
         quantize = self.quantize
         if quantize is not None and not (isinstance(quantize, str) and quantize.strip()):
             raise InvalidOptionError(

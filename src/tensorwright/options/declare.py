@@ -1,4 +1,4 @@
-"""What an option is: its name, its type, its default, what its values must be, and at which doors a user can give it.
+"""Defines what an option is: its name, type, default, rule for values, and the doors at which a user can give it.
 
 A group of options is a tuple of `Option`s, or a record: a dataclass whose fields are made with `declare`, so that the
 field's name is the option's. A door is a place where users give options. A door may show an option with another flag,
@@ -47,7 +47,7 @@ class AsDeclared:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be, in words for the error message, and as a test."""
+    """A rule for the values of an option. must: the rule in words, for the error message. holds: the test."""
 
     must: str
     holds: Callable[[Any], bool]
@@ -58,7 +58,7 @@ def one_of(choices: tuple[str, ...]) -> Rule:
 
 
 def whole_number(must: str, low: int = 1, high: float = MAX_INT32) -> Rule:
-    """A whole number from `low` to `high`; numpy's integers are whole numbers, True is none."""
+    """Returns the rule for a whole number from `low` to `high`. numpy's integers are whole numbers; True is not."""
     return Rule(must, lambda value: is_whole(value) and low <= value <= high)
 
 
@@ -70,7 +70,7 @@ def is_positive(value: Any) -> bool:
     """Whether the value is a finite number above 0."""
     try:
         number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # an integer that no float can hold
+    except OverflowError:  # the value is an integer that no float can hold
         return False
     return math.isfinite(number) and number > 0
 
@@ -80,7 +80,7 @@ SECONDS = Rule("a positive number of seconds", is_positive)
 
 @dataclass(frozen=True)
 class At:
-    """How one door shows an option, where that differs from the declaration.
+    """The differences between an option's declaration and the way in which one door shows the option.
 
     flag: "--name" by default; "--yes/--no" for a switch with two names.
     choices: () means that the door takes any text and leaves the check to the record.
@@ -99,7 +99,7 @@ class At:
 class Option:
     """One option.
 
-    kind: int, float, str, bool, Size or TextFile; of a repeated option the type of each value.
+    kind: int, float, str, bool, Size or TextFile; for a repeated option this is the type of each value.
     default: None also means that the option may be absent.
     parse: turns a user's spelling into the value; it raises ValueError for a text that it cannot read.
     targets: the targets that have the option; () means that all have it.
@@ -118,7 +118,7 @@ class Option:
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def shown(self, door: Door) -> At:
-        """How the door shows the option, with everything filled in."""
+        """Returns how the door shows the option: its At with the declaration's flag, default and choices filled in."""
         at = self.at[door]
         return replace(
             at,
@@ -128,7 +128,7 @@ class Option:
         )
 
     def check(self, value: Any, prefix: str = "", came: str = "got") -> None:
-        """Raises InvalidOptionError unless the value keeps the rule. prefix and came: words of the message."""
+        """Raises InvalidOptionError unless the value follows the rule. prefix, came: words of the message."""
         rule = self.rule or (one_of(self.choices) if self.choices else None)
         if rule is None or (value is None and self.default is None):
             return
@@ -154,20 +154,20 @@ Group = type | tuple[Option, ...]
 
 
 def declare(default: Any, kind: type | None = None, *, at: Mapping[Door, At], **more: Any) -> Any:
-    """A dataclass field that declares an option. kind: the type of the default, unless it is given. more: other fields
+    """Returns a dataclass field that declares an option. kind: None means the type of the default. more: further fields
     of Option."""
     option = Option("", kind or type(default), default, at, **more)
     return field(default=default, metadata={Option: option})
 
 
 def same_as(record: type, name: str) -> Any:
-    """A dataclass field for an option that another record declares."""
+    """Returns a dataclass field for an option that another record declares."""
     option = find(record, name)
     return field(default=option.default, metadata={Option: option})
 
 
 def options_in(*groups: Group) -> tuple[Option, ...]:
-    """The options of all groups, in the order in which they are declared."""
+    """Returns the options of all groups, in the order in which they are declared."""
     found: list[Option] = []
     for group in groups:
         if isinstance(group, tuple):
@@ -182,7 +182,7 @@ def options_in(*groups: Group) -> tuple[Option, ...]:
 
 
 def options_at(door: Door, *groups: Group) -> tuple[Option, ...]:
-    """Those that can be given at the door."""
+    """Returns the groups' options that a user can give at the door."""
     return tuple(option for option in options_in(*groups) if door in option.at)
 
 

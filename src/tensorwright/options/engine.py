@@ -1,4 +1,4 @@
-"""Options of a running engine: the keywords of LLM, but for those of a build (build.py)."""
+"""Declares the options of a running engine: the keywords of LLM, except those of a build, which are in build.py."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tensorwright.options.declare import MAX_INT32, At, Door, Rule, Size, declar
 
 LOADS = ("map", "copy")
 VOCABULARY_TIMES = ("lazy", "eager")
-"""When the vocabulary is read for guided decoding."""
+"""The times at which the vocabulary can be read for guided decoding."""
 GENERATION_CONFIGS = ("model", "neutral")
-"""Whose sampling defaults hold: the model's, or those of SamplingParams alone."""
+"""The sources of sampling defaults: the model's generation_config.json, or SamplingParams alone."""
 MAX_THREADS = 1024
-"""As runtime/core says."""
+"""The greatest number of worker threads. runtime/core has the same number."""
 LIMITED = ", or what a TensorRT engine was built for."
-"""How the help of a limit of steps ends."""
+"""The end of the help text of an option that limits a step."""
 ONE_PER_CORE = At("Default: one per physical core.")
 USEFUL_MEMORY = At('Such as "512MiB". Default: half of the free memory, or what is useful.')
 
@@ -25,7 +25,7 @@ _READ_FOR_GUIDED = "When it is read for guided decoding: at the first guided req
 
 @dataclass(frozen=True)
 class EngineFields:
-    """Declares the keywords of LLM with LLM's defaults. LLM's docstring says what each does."""
+    """The keywords of LLM with LLM's defaults. LLM's docstring says what each keyword does."""
 
     kv_cache_memory: str | int | None = declare(
         None,

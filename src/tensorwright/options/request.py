@@ -1,7 +1,7 @@
-"""Options of `tensorwright run` that are parameters of a request: fields of SamplingParams and GuidedDecodingParams.
+"""Declares the options of `tensorwright run` that are fields of SamplingParams and GuidedDecodingParams.
 
-Those two classes are public, check their values themselves, and have defaults of their own; what stands here is how the
-command shows them. A test compares the names.
+Those two classes are public, check their values themselves, and have defaults of their own. This file only declares how
+the command shows the fields. A test compares the names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MODELS = "Default: the model's, or "
 
 
 def parse_biases(texts: tuple[str, ...]) -> dict[int, float]:
-    """("42=-1.5", "7=-inf") -> {42: -1.5, 7: -inf}. Raises ValueError with what each must be."""
+    """Parses biases: ("42=-1.5", "7=-inf") becomes {42: -1.5, 7: -inf}. Raises ValueError for a wrong text."""
     biases: dict[int, float] = {}
     for text in texts:
         token, _, bias = text.partition("=")
@@ -78,7 +78,7 @@ SAMPLING = (
     _of_run("truncate_prompt_tokens", int, "Use only the last k tokens of the prompt.", flag="--truncate-prompt"),
     _of_run("timeout", float, "Seconds after which a prompt's generation ends. Default: none."),
 )  # fmt: skip
-"""Fields of SamplingParams."""
+"""The options that are fields of SamplingParams."""
 
 GUIDED = (
     _of_run("json", TextFile, "The output is JSON that the schema in FILE admits.", flag="--json-schema"),
@@ -91,4 +91,4 @@ GUIDED = (
     _of_run("choice", str, "The output is one of these texts. May be repeated.", repeated=True),
     _of_run("grammar", TextFile, "The output is of the language of FILE, in EBNF (::=) or Lark."),
 )  # fmt: skip
-"""Fields of GuidedDecodingParams."""
+"""The options that are fields of GuidedDecodingParams."""

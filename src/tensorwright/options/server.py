@@ -1,4 +1,4 @@
-"""Options of `tensorwright serve` beside the engine's: of the application, and of its side of the network."""
+"""Declares the options of `tensorwright serve` that are not the engine's: of the application and of the network."""
 
 from __future__ import annotations
 
@@ -31,25 +31,30 @@ def _serve(help: str, flag: str = "", **differing: Any) -> Mapping[Door, At]:
 
 @dataclass(frozen=True)
 class ServerFields:
-    """api_keys: any of them opens the door as "Authorization: Bearer KEY"; none: everybody may enter.
-    protect_metrics: /metrics needs a key too. /health and /ready never do.
-    max_body_size: the most bytes of a request's body. body_timeout: the seconds in which it must have come.
-    max_body_memory: the most bytes of all bodies that come or are read at once, 64 KiB of each not counted; one address
-    may have half. None: 16 times max_body_size.
-    request_timeout: seconds after which a request ends with an error; None: never.
-    cors_origins: web pages that may call, such as "https://example.org", or "*" for all; none: CORS is off.
-    allowed_hosts: names and addresses that a request's Host header may have, "*": any; none: any, but `serve` knows
-    better on an address of this machine alone.
-    max_requests_per_key: completions and other requests that one key may have under way, prompts times n counted each;
-    None: with two keys or more, half of what the engine takes that takes least; else no bound.
-    max_requests_per_address: the same of one address; None: no bound.
-    retry_after: seconds that a client is told to wait when the queue is full or the server drains.
-    max_waiting_jobs: requests that may wait for each of the server's pools of threads; one more is answered 429.
+    """The options of the server's application.
+
+    api_keys: a request may enter with any of these keys, as "Authorization: Bearer KEY"; () lets every request enter.
+    protect_metrics: True means that /metrics needs a key too. /health and /ready never need one.
+    max_body_size: the most bytes of a request's body.
+    body_timeout: the seconds in which the whole body must arrive.
+    max_body_memory: the most bytes of all bodies that arrive or are read at once, without the first 64 KiB of each. One
+    address may use half. None means 16 times max_body_size.
+    request_timeout: the seconds after which a request ends with an error; None means never.
+    cors_origins: the web pages that may call, such as "https://example.org", or "*" for all; () turns CORS off.
+    allowed_hosts: the names and addresses that a request's Host header may have; "*" and () mean any. If the server
+    listens on an address of this machine alone, `serve` also allows the machine's own names, and () means only those.
+    max_requests_per_key: how many completions and other requests one key may have under way; a request counts as its
+    prompts times n. None means no bound with fewer than two keys; with two keys or more it means half of
+    max_batch_size + max_queue_size, of the engine for which this sum is least.
+    max_requests_per_address: the same bound for one address; None means no bound.
+    retry_after: the seconds that a client is told to wait when the queue is full or the server drains.
+    max_waiting_jobs: the requests that may wait for each of the server's pools of threads; one more is answered 429.
     max_job_seconds: when a thread of a pool has worked on one request for longer, the server says it is not ready.
     max_stall_seconds: when an engine has requests and has ended no step for longer, the server says it is not ready.
-    max_priority: the highest priority of a request; those without one have 0.
-    shared_prefixes: requests of all keys share the prefix cache, where else each key has its own.
-    log_prompts: requests' bodies go into the log. quiet_probes: /health, /ready and /metrics answered with 200 do not.
+    max_priority: the highest priority that a request may ask for. A request without one has priority 0.
+    shared_prefixes: True means that all keys share the prefix cache; False gives each key a prefix cache of its own.
+    log_prompts: True writes the bodies of requests into the log.
+    quiet_probes: True leaves requests for /health, /ready and /metrics that were answered with 200 out of the log.
     """
 
     api_keys: tuple[str, ...] = declare(
@@ -122,14 +127,17 @@ class ServerFields:
 
 @dataclass(frozen=True)
 class NetworkFields:
-    """port 0: the system chooses one. tls_cert and tls_key: files in PEM form, both or neither.
+    """The options of the server's side of the network.
 
-    max_connections: those with requests under way; one more is answered 503, but for probes.
-    max_connections_per_address: the same of one address, answered 429; None: no bound, for a proxy is one address.
-    keep_alive: seconds that an idle connection stays open, if its place is not wanted before.
-    header_timeout: seconds in which a request's headers must have come.
-    client_timeout: seconds after which a client that takes nothing of its answer is cut off.
-    drain_timeout: seconds that requests have to finish in once the server is told to end.
+    port: 0 means that the system chooses a free port.
+    tls_cert, tls_key: files in PEM form; both or neither must be given.
+    max_connections: the most connections with requests under way; one more is answered 503, unless it is a probe.
+    max_connections_per_address: the same bound for one address, answered 429. None means no bound, because all clients
+    behind a proxy have one address.
+    keep_alive: the seconds that an idle connection stays open, if no other connection needs its place before.
+    header_timeout: the seconds in which a request's headers must arrive.
+    client_timeout: the seconds after which the server cuts off a client that reads nothing of its answer.
+    drain_timeout: the seconds that requests have to finish after the server is told to end.
     """
 
     host: str = declare("127.0.0.1", at=_serve("0.0.0.0: all networks."))

@@ -1,4 +1,4 @@
-"""Options of a model in Triton Inference Server: parameters of its config.pbtxt, beside those of the engine."""
+"""Declares the options of a model in Triton Inference Server: the parameters of config.pbtxt beside the engine's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ INTERFACES = ("both", "text", "tokens", "llmapi")
 
 @dataclass(frozen=True)
 class ModelFields:
-    """engine: as written, relative to the model's folder or absolute. exclude_input_in_output: what holds for requests
-    that do not say. cancellation_check_period_ms: how often Triton is asked which requests were cancelled.
-    chat_template: text_input is what a user says, put into this template: a file, relative as engine is, or the name of
-    one of the model's, such as "default"; None: text_input is the prompt. max_priority: the highest value of the input
-    `priority`."""
+    """The parameters of a model in Triton.
+
+    engine: the engine's path, absolute or relative to the model's folder.
+    exclude_input_in_output: whether answers leave out the prompt, for requests that do not say.
+    cancellation_check_period_ms: the milliseconds between two questions to Triton which requests were cancelled.
+    chat_template: the template into which text_input is put as a user's message: a file, relative to the model's folder
+    or absolute, or the name of one of the model's templates, such as "default". None means that text_input is the
+    prompt.
+    max_priority: the highest value of the input `priority`.
+    """
 
     engine: str = declare("", at={Door.TRITON: At()})
     interface: str = declare(
