@@ -1,10 +1,10 @@
-"""checksums.txt of an engine: it is written here, read here, and every file is held against it here.
+"""Writes and reads an engine's checksums.txt, and checks every file against it.
 
 Text files are read once: the bytes that were hashed are the bytes that are used. The executor maps large files. Their
 marks tell whether the mapped file is the hashed file. build-report.json is not listed.
 
 <xxh3_128 hex>  <bytes>  <relative path>     one line per file, sorted by path
-<xxh3_128 hex>  <bytes>  .                   last: over the text of the lines above
+<xxh3_128 hex>  <bytes>  .                   the last line covers the text of the lines above
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class FileMark(NamedTuple):
 
 
 def checksum_text(sums: Mapping[str, FileSum]) -> str:
-    """Returns the text of checksums.txt. sums: by relative path."""
+    """Returns the text of checksums.txt. sums: the sum of each file, by relative path."""
     body = "".join(f"{digest}  {size}  {name}\n" for name, (digest, size) in sorted(sums.items()))
     return body + _last_line(body) + "\n"
 
@@ -123,7 +123,7 @@ def verify_files(
         try:
             for name in largest:
                 _check_content(root, name, files[name], texts, marks)
-        except BaseException as error:  # raised where the thread is joined: what was not checked must not run
+        except BaseException as error:  # It is raised where the thread is joined: an unchecked file must not be run.
             faults.append(error)
 
     thread = threading.Thread(target=hash_largest)
@@ -138,7 +138,7 @@ def verify_files(
 
 
 def check_unchanged(root: Path, names: Iterable[str], marks: Mapping[str, FileMark]) -> None:
-    """Raises EngineError if a file is not the file that was hashed. To be called when the files are mapped or read."""
+    """Raises EngineError if a file is not the file that was hashed. Call it when the files are mapped or read."""
     for name in names:
         try:
             same = FileMark.of((root / name).stat()) == marks[name]
@@ -163,7 +163,7 @@ def _size_of(path: Path) -> int:
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
             return status.st_size
-    except ValueError:  # a name that no file can have
+    except ValueError:  # No file can have this name.
         pass
     except OSError as error:
         if error.errno not in _NOT_THERE:
@@ -211,7 +211,7 @@ def hash_file(path: Path) -> tuple[str, FileMark]:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 data.madvise(mmap.MADV_SEQUENTIAL)
                 digest = xxhash.xxh3_128()
-                digest.update(data)  # once: the interpreter is free all the while
+                digest.update(data)  # One call hashes all, and the interpreter's lock is free meanwhile.
                 return digest.hexdigest(), mark
     except OSError as error:
         raise _unreadable(path, error) from error

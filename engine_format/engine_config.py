@@ -1,4 +1,7 @@
-"""config.json: what an engine is. It holds no time, host or path: two builds of one input have the same bytes."""
+"""Reads and writes config.json, which says what an engine is.
+
+It holds no time, host or path, so that two builds of one input have the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -71,15 +74,15 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyRecord:
-    """How far the engine's logits are from those of the reference. A number is None where it is not finite."""
+    """The distance of the engine's logits from those of the reference. A number is None if it is not finite."""
 
     kind: str | None = field(default=None, metadata=OPTIONAL)
     """One of "quick" and "full"."""
     reference_dtype: str | None = field(default=None, metadata=OPTIONAL)
     text: str | None = field(default=None, metadata=OPTIONAL)
-    """What was measured: the built-in text, or random token ids."""
+    """The text that was measured: the built-in text, or random token ids."""
     measured_on: str | None = field(default=None, metadata=OPTIONAL)
-    """What computed the logits, where the engine's own executor did not."""
+    """The program that computed the logits, if the engine's own executor did not."""
     tokens: int | None = field(default=None, metadata=OPTIONAL)
     largest_logit_error: float | None = None
     largest_reference_logit: float | None = None
@@ -91,12 +94,12 @@ class AccuracyRecord:
     output_tokens: int | None = field(default=None, metadata=OPTIONAL)
     """The tokens that output_errors are measured over."""
     output_errors: dict[str, list[float | None]] | None = field(default=None, metadata=OPTIONAL)
-    """Of each kind of quantized product, the relative error of its output in each layer."""
+    """The relative error of the output of each kind of quantized product, in each layer."""
 
 
 @dataclass(frozen=True)
 class QuantizationRecord:
-    """What quantization stored, and the error of every weight."""
+    """The formats and sizes of quantized weights, and the error of every weight."""
 
     spec: QuantizeSpec
     tied: bool
@@ -104,7 +107,7 @@ class QuantizationRecord:
     bits_per_weight: dict[str, float | None]
     """Bits stored for each weight of the checkpoint, by role; "all" counts every weight."""
     weight_errors: dict[str, list[float | None]]
-    """Of each kind of matrix, the relative error in each layer; None where a layer lacks the matrix."""
+    """The relative error of each kind of matrix in each layer; None where a layer lacks the matrix."""
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], where: str = "quantization") -> QuantizationRecord:
@@ -118,7 +121,7 @@ class QuantizationRecord:
 
 @dataclass(frozen=True)
 class _QuantizationTexts:
-    """A QuantizationRecord as JSON has it."""
+    """A QuantizationRecord in the form of JSON, with its spec as text."""
 
     spec: str
     tied: bool
@@ -156,7 +159,7 @@ class EngineConfig:
     build_options: dict[str, Any]
     """The options of the build that its target has, by name: builder/options.py."""
     passes: dict[str, int]
-    """How often each pass fired."""
+    """The number of times that each pass fired, by name."""
     accuracy: AccuracyRecord | None
     """None if the build did not measure it."""
     quantization: QuantizationRecord | None
@@ -167,12 +170,13 @@ class EngineConfig:
 
     @property
     def kv_cache_dtype(self) -> str:
-        """What the build was asked for: one of KV_CACHE_DTYPES. An engine of before the option has "auto"."""
+        """The build option: one of KV_CACHE_DTYPES. An engine that is older than the option has "auto"."""
         return self.build_options.get("kv_cache_dtype", "auto")
 
     @property
     def quantize_specs(self) -> dict[str, QuantizeSpec]:
-        """The formats of the weights by name: as the build was asked for them, and spelled out. {} without any."""
+        """The formats of the weights by name: by the text of the build option, and by the spelled-out text. {} if no
+        weight is quantized."""
         asked = self.build_options.get("quantize")
         specs = [] if self.quantization is None else [self.quantization.spec]
         return {**({} if asked is None else {asked: parse_spec(asked)}), **{str(spec): spec for spec in specs}}
@@ -226,13 +230,13 @@ def check_format(path: Path, config: dict[str, Any]) -> None:
 
 
 def names_engine(config: Any) -> bool:
-    """Whether the content of a config.json says that it is of an engine."""
+    """Returns whether the content of a config.json says that it is of an engine."""
     return isinstance(config, dict) and config.get("format") == FORMAT
 
 
 def is_engine(path: Path) -> bool:
-    """Whether the directory claims to be an engine, whole or not. A Hugging Face model does not."""
-    sums = os.path.exists(path / CHECKSUMS)  # unlike Path.exists, False where permission is denied
+    """Returns whether the directory claims to be an engine, whole or not. A Hugging Face model does not."""
+    sums = os.path.exists(path / CHECKSUMS)  # os.path.exists is False where permission is denied, unlike Path.exists.
     try:
         config = read_json((path / CONFIG).read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""An engine's folder, opened: every file is checked against checksums.txt before anybody uses it."""
+"""Opens an engine's folder, and checks every file against checksums.txt before it is used."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class EngineFolder:
         verify_files(root, files, target.weights, texts, marks, work)
         for name in target.files:
             engine.file(name)
-        engine.read_eos_token_ids()  # raises where they are none
+        engine.read_eos_token_ids()  # This raises if the ids are no token ids.
         return engine
 
     def file(self, name: str) -> Path:
@@ -85,7 +85,7 @@ class EngineFolder:
     def check_unchanged(self) -> None:
         """Raises EngineError if a file that the target runs is not the file that was checked.
 
-        To be called once the files are mapped or read: what was mapped stays as it is, whatever becomes of the folder.
+        Call it once the files are mapped or read: a mapped file stays as it is, whatever happens to the folder.
         """
         names = [name for name in TARGETS[self.target].files if name in self.marks]
         check_unchanged(self.path, names, self.marks)
@@ -111,7 +111,7 @@ def _require_folder(path: str | Path) -> Path:
     if not str(path).strip():
         raise EngineError("an engine directory must be named, not an empty text")
     root = Path(path)
-    if not os.path.exists(root):  # unlike Path.exists, False for a name that no file can have
+    if not os.path.exists(root):  # os.path.exists is False for a name that no file can have.
         raise EngineError(f"{root}: no such engine directory; build one with: build-engine MODEL {root}")
     if not root.is_dir():
         raise EngineError(f"{root}: an engine is a directory, this is a file")

@@ -1,4 +1,4 @@
-"""onnx/io.json: what a program that runs the ONNX model must know beside the model itself.
+"""Reads and writes onnx/io.json: the facts that a program needs to run the ONNX model, beside the model itself.
 
 {
   "version": 1,
@@ -64,7 +64,7 @@ class CacheLayer:
     head_dim: int
     dtype: str
     window: int
-    """Positions that attention sees; 0 for all."""
+    """The number of positions that attention sees; 0 means all."""
 
     @property
     def position_bytes(self) -> int:
@@ -84,7 +84,7 @@ class CacheLayer:
 
 @dataclass(frozen=True)
 class OnnxManifest:
-    """What io.json says. The fields that it repeats in other words are written, and not read."""
+    """The content of io.json. Fields that repeat others in another form are written but not read."""
 
     layers: tuple[CacheLayer, ...]
     dtype: str

@@ -1,4 +1,4 @@
-"""Dataclasses from JSON and to JSON. Every key must be there, none may be unknown, every value has its field's type.
+"""Reads dataclasses from JSON and writes them. Every key must exist and be known, and have a value of its field's type.
 
 A field with the metadata OPTIONAL may be absent. It is then None, and None is not written.
 """

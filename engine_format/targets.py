@@ -1,4 +1,4 @@
-"""The targets of an engine: the name, the files, the types and the weight formats of each."""
+"""Lists the targets of an engine: the name, the files, the types and the weight formats of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_cpu_sp
 
 @dataclass(frozen=True)
 class TargetFormat:
-    """What an engine of one target consists of."""
+    """The parts of an engine of one target."""
 
     name: str
     files: tuple[str, ...]
@@ -23,7 +23,7 @@ class TargetFormat:
     weight_formats: tuple[str, ...]
     """Kinds of quantized weights, of `weight_formats.FORMATS`."""
     shares_prefixes: bool = True
-    """Whether its KV cache has blocks that sequences share."""
+    """Whether the target's KV cache has blocks that sequences share."""
 
     def parse_quantize(self, text: str) -> QuantizeSpec:
         """Reads the text of `--quantize` for this target. Raises InvalidOptionError for what the target cannot do."""
@@ -65,4 +65,4 @@ TARGETS: dict[str, TargetFormat] = {
 TARGET_NAMES = tuple(TARGETS)
 TENSORRT_TARGETS = ("tensorrt", "tensorrt-rtx")
 DTYPE_CHOICES = ("auto", *dict.fromkeys(dtype for target in TARGETS.values() for dtype in target.dtypes))
-"""What a build can be asked for as `dtype`: a type that some target has, or "auto", which the target decides."""
+"""The values of the build option `dtype`: a type that some target has, or "auto", for which the target chooses."""

@@ -1,8 +1,8 @@
-"""An engine's chat templates by name, from its files. As in transformers, "default" serves where no other is asked for.
+"""Reads an engine's chat templates by name from its files. As in transformers, "default" is used if none is named.
 
 chat_template.jinja is the default one, additional_chat_templates/NAME.jinja are the others. tokenizer_config.json may
-hold templates too: one text, or a list with names. Where there are files, they hold; a list counts beside them if its
-default is theirs, for engines built before tensorwright wrote a file for each.
+hold templates too: one text, or a list with names. Template files take precedence. The list is used beside them only if
+its default is the same. This serves engines from before Tensorwright wrote a file for each template.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def template_file(name: str) -> str:
 
 
 def _name(file: str) -> str | None:
-    """Returns the name of the template in a file, None for a file of another kind."""
+    """Returns the name of the template in a file, or None for a file of another kind."""
     if file == CHAT_TEMPLATE:
         return DEFAULT
     path = PurePosixPath(file)
@@ -53,7 +53,7 @@ def _name(file: str) -> str | None:
 
 def _decode(path: Path, data: bytes) -> str:
     try:
-        with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8") as text:  # with line ends as any text file's
+        with io.TextIOWrapper(io.BytesIO(data), encoding="utf-8") as text:  # It converts line ends.
             return text.read()
     except UnicodeDecodeError as error:
         raise EngineError(f"{path}: cannot be read as UTF-8 text ({error}); {REMEDY}") from error

@@ -1,4 +1,4 @@
-"""tensorrt/io.json: the inputs and outputs of a TensorRT engine. The engine itself tells them only on a GPU.
+"""Reads and writes tensorrt/io.json: the inputs and outputs of a TensorRT engine, which shows them only on a GPU.
 
 The builder writes it beside rank0.engine, and the runtime's executor reads it. A dimension is an int or a symbol:
 tokens, seqs, "seqs + 1", rows, and for each cache group G max_blocks.G and pages.G.
@@ -70,7 +70,7 @@ class Manifest:
     library_version: str
     """The version of the package that built the engine, such as "1.7.1.116"."""
     sms: tuple[int, ...]
-    """The SMs that the build named, such as (80, 89). Empty: the library chose the GPUs."""
+    """The SMs that the build named, such as (80, 89). Empty means that the library chose the GPUs."""
     kernel_sms: tuple[int, ...]
     """The SMs that the kernels of the plugins were compiled for. A newer SM runs the PTX of the lowest."""
     dtype: str
@@ -176,7 +176,7 @@ def outputs_of(pages: tuple[IoTensor, ...], vocab_size: int) -> tuple[IoTensor, 
 
 
 def output_name(page: str) -> str:
-    """k_pages.3 -> k_pages_out.3"""
+    """Returns the name of a page input's output: k_pages_out.3 for k_pages.3."""
     kind, _, layer = page.partition(".")
     return f"{kind}_out.{layer}"
 

@@ -1,4 +1,4 @@
-"""Formats of quantized weights, and the grammar of `--quantize`, which names them.
+"""Defines the formats of quantized weights, and the grammar of `--quantize`, which names them.
 
 int4:gN, int8:gN  groups of N (32, 64, 128) along K share a bfloat16 scale; on target cpu, activations are rounded to
                   8 bits too, with a scale for each token and group
@@ -19,23 +19,23 @@ DEFAULT_GROUP = 32
 FORMATS = ("int4", "int8", "w8a8", "fp8")
 """All kinds of formats. `targets.TARGETS` says which of them a target has."""
 PARTS = ("embedding", "lm_head")
-"""Matrices that may have a format of their own."""
+"""The matrices that may have a format of their own."""
 SCALE_BYTES = 64
-"""Bytes of the scales of a panel: for two groups, or for whole rows."""
+"""The bytes of the scales in a panel: for two groups, or for whole rows."""
 LANES = 16
-"""Rows of a panel."""
+"""The number of rows in a panel."""
 MAX_WHOLE_ROW = (2**31 - 1) // (127 * 128)
 """The most columns that w8a8 can sum exactly in 32 bits: TW_MOST_WHOLE_ROW of layout.h."""
 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How one matrix is quantized."""
+    """The quantization of one matrix."""
 
     bits: int
     """Bits of one weight."""
     group: int
-    """Elements of K that share a scale. 0: the whole row shares one."""
+    """The number of elements of K that share a scale. 0 means that the whole row shares one."""
     kind: str = "int"
     """One of "int" and "fp"."""
 
