@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 from tensorwright.runtime.serving.load_test.report import describe_limits
 from tensorwright.runtime.serving.load_test.trace import Limits, Trace
 
-WIDTH, LABEL, BAR, MARGIN = 1000, 130, 700, 16  # pixels: the widths of the picture, the names and the longest bar; the margin
+WIDTH, LABEL, BAR, MARGIN = 1000, 130, 700, 16  # pixels: the picture, the names, the longest bar, the edge
 ROW, GAP, DOTS = 20, 14, 260
 SHADES = {"p50": "#9ecae1", "p90": "#4292c6", "p99": "#08519c"}
 GOOD, MISSED, FAILED = "#2171b5", "#fdae6b", "#cb181d"
@@ -40,7 +40,7 @@ def draw_load_test(result: dict[str, Any], traces: Sequence[Trace], limits: Limi
 
 
 def _bars(name: str, values: dict[str, float], y: int) -> list[str]:
-    """Draws one latency's percentiles. Each latency has its own scale, for ITL and e2e differ by orders of magnitude."""
+    """Draws one latency's percentiles. Each latency has its own scale: ITL and e2e differ by orders of magnitude."""
     longest = max(values[point] for point in SHADES) or 1.0
     parts = []
     for i, (point, shade) in enumerate(SHADES.items()):

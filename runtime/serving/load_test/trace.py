@@ -77,7 +77,7 @@ class Limits:
         gaps = trace.gaps
         if self.itl is None or not gaps:
             return True
-        # The percentile is a measured gap and no interpolation, so that exactly so many percent meet the limit.
+        # The percentile is a measured gap and no interpolation: at least so many percent of the gaps are within it.
         return bool(np.percentile(gaps, self.itl_percentile, method="inverted_cdf") <= self.itl)
 
 

@@ -13,7 +13,7 @@ from tensorwright.runtime.serving.server.responses import ModelCard, ModelList
 
 
 class EngineRegistry(Mapping[str, "LLM"]):
-    """Maps each name to its LLM, in the order of the command line. started: the Unix time when the registry was made."""
+    """Maps each name to its LLM, in the order of the command line. started: the Unix time of the registry's making."""
 
     def __init__(self, engines: Mapping[str, LLM]):
         self._engines = dict(engines)

@@ -1,4 +1,4 @@
-"""Checks the options of the server's application: keys, limits, logging. The options of its sockets are in listen.py."""
+"""Checks the options of the server's application: keys, limits, logging. Those of its sockets are in listen.py."""
 
 from __future__ import annotations
 

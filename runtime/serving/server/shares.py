@@ -34,7 +34,7 @@ class Shares:
         return ((number, count) for (kind, number), count in alive if kind == "key")  # type: ignore[misc]
 
     def open(self, scope: Scope) -> Share:
-        """Returns the share of one request, which holds one place. Raises ClientShareError if the client has its most."""
+        """Returns the share of one request, with one place. Raises ClientShareError if the client has its most."""
         bounds: dict[tuple[str, object], int | None] = {("address", address_of(scope)): self.per_address}
         if "key" in scope["state"]:
             bounds["key", scope["state"]["key"]] = self.per_key

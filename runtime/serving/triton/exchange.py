@@ -1,7 +1,7 @@
-"""Requests of the server between Triton and the engine: what the model's two threads do.
+"""Carries responses from the engine to Triton, and cancellations from Triton to the engine, in two threads.
 
-One thread sends: it waits for streams of which the engine said something new, and sends what is due. The other asks
-Triton from time to time which requests were cancelled. Neither there is a thread per request nor a wait for one.
+The first thread waits for streams with something new from the engine, and sends the responses that are due. The second
+asks Triton from time to time which requests were cancelled. No request has a thread, and nothing waits for one request.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from tensorwright.runtime.serving.triton.replies import Reply, join
 
 logger = logging.getLogger(__name__)
 Response = tuple[Mapping[str, np.ndarray] | None, Exception | None]
-"""Tensors, or what is told instead."""
+"""The tensors of a response, or the error that is sent instead."""
 
 
 class Channel(Protocol):
-    """Where the responses of one request go: model.py's is over Triton's response sender."""
+    """Takes the responses of one request. model.py implements it over Triton's response sender."""
 
     def send(self, tensors: Mapping[str, np.ndarray] | None, error: Exception | None, final: bool) -> None: ...
 
     def is_cancelled(self) -> bool: ...
 
 
-class CancelledByClient(Exception):  # no fault of anybody's
-    """The client took the request back or went away."""
+class CancelledByClient(Exception):  # A cancellation is no error, so the name does not say "Error".
+    """The client cancelled the request or went away."""
 
 
 class Stream:
-    """One request of Triton's, with the engine's request and a reply for each of its prompts."""
+    """One request of Triton, with an engine request and a reply for each of its prompts."""
 
     def __init__(self, request_id: str, channel: Channel):
         self.request_id = request_id
@@ -45,7 +45,7 @@ class Stream:
         self.cancelled = False
         self._channel = channel
         self._ended: set[int] = set()
-        self._lock = threading.Lock()  # a closed channel must not be asked anything
+        self._lock = threading.Lock()  # The lock prevents calls of a closed channel.
 
     def abort(self) -> None:
         for news, _ in self.parts:
@@ -81,7 +81,7 @@ class Stream:
         try:
             output = news.latest()
             due: list[Response] = [(tensors, None) for tensors in reply.responses(output)]
-        except Exception as error:  # the request's own, or of its answer: the client hears of both
+        except Exception as error:  # The client gets errors of the request and of writing its answer.
             self._ended.add(index)
             news.abort()
             return [(None, error)]
@@ -90,7 +90,7 @@ class Stream:
         return due
 
     def give_up(self) -> None:
-        """After a send that failed: ends the request, and tells Triton that nothing follows."""
+        """Ends the request after a failed send, and tells Triton that no response follows."""
         self.abort()
         with self._lock:
             if self.closed:
@@ -103,8 +103,8 @@ class Stream:
 
 
 class JoinedStream(Stream):
-    """Of a model that answers a request once: all its prompts in one response, when the last has ended. The first error
-    is the answer instead, and ends the other prompts."""
+    """The stream of a model that answers a request once. One response holds all prompts and is sent when the last has
+    ended. The first error replaces this response and ends the other prompts."""
 
     def __init__(self, request_id: str, channel: Channel):
         super().__init__(request_id, channel)
@@ -143,7 +143,7 @@ class Exchange:
             thread.start()
 
     def add(self, stream: Stream) -> None:
-        """From now on the stream is answered. Its parts are complete."""
+        """Answers the stream from now on. All parts of the stream must be there."""
         with self._state:
             self._streams.add(stream)
             self._state.notify_all()
@@ -151,7 +151,7 @@ class Exchange:
             news.on_change(lambda: self._announce(stream))
 
     def stop(self, request_id: str) -> bool:
-        """Ends all requests of this id: they answer with what they have. False if there is none."""
+        """Ends all requests of this id, which answer with their output so far. Returns False if there is none."""
         with self._state:
             found = [stream for stream in self._streams if stream.request_id == request_id]
         for stream in found:
@@ -159,7 +159,7 @@ class Exchange:
         return bool(found)
 
     def close(self) -> None:
-        """Sends what is left, then ends the threads."""
+        """Sends the responses that are left, then ends the threads."""
         self._changed.put(None)
         with self._state:
             self._closing = True
@@ -177,10 +177,10 @@ class Exchange:
     def _send(self) -> None:
         while (stream := self._changed.get()) is not None:
             with self._state:
-                stream.queued = False  # before reading: a change after it is announced again
+                stream.queued = False  # Cleared before reading, so that a later change is announced again.
             try:
                 stream.send_news()
-            except Exception as error:  # mostly Triton has no use for it any more; the others go on
+            except Exception as error:  # Mostly Triton has dropped the request. Other requests go on.
                 logger.warning("request %r ends, an answer could not be sent: %s", stream.request_id, error)
                 stream.give_up()
             if stream.closed:
@@ -205,5 +205,5 @@ class Exchange:
 def _is_cancelled(stream: Stream) -> bool:
     try:
         return stream.is_cancelled()
-    except Exception:  # Triton knows nothing of it any more: nobody is left to answer
+    except Exception:  # Triton has dropped the request, so nobody waits for an answer.
         return True

@@ -1,4 +1,4 @@
-"""The interfaces by the name that config.pbtxt's parameter `interface` has: which tensors, and how they are read."""
+"""Lists the interfaces by the value of config.pbtxt's parameter `interface`: their tensors, and how to read them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ from tensorwright.runtime.serving.triton.tensors import Row, Tensor
 
 @dataclass(frozen=True)
 class Interface:
-    """read: one prompt with its parameters, of an engine; the flag is the model's exclude_input_in_output, the last the
-    model's defaults of sampling (LLM.sampling_defaults)."""
+    """The tensors of an interface and its reader.
+
+    read: reads one prompt with its parameters. Its arguments are the row, the engine, the model's
+    exclude_input_in_output, and the model's sampling defaults (LLM.sampling_defaults).
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     read: Callable[[Row, EngineDir, bool, Mapping[str, Any]], Job]
 
     def check(self, row: Row, batched: bool) -> None:
-        """Names, types and shapes of all inputs, also of those that nobody reads on. batched: as split_rows has it."""
+        """Checks names, types and shapes of all inputs, also of those that are not read. Raises InvalidRequestError.
+
+        batched: whether tensors have a batch dimension, as for split_rows.
+        """
         known = _names(self)
         for name in row.names():
             if name not in known:
@@ -35,7 +41,8 @@ class Interface:
             row.check(tensor, batched)
 
     def check_parameters(self, names: Iterable[str]) -> None:
-        """Of the request: what `generate` cannot place among the inputs becomes one, a misspelt input too."""
+        """Checks the names of the request's parameters. Triton's `generate` makes a parameter of every field that is no
+        input, so a misspelt input is refused here. Raises InvalidRequestError."""
         known, names = _names(self), list(names)
         if len(names) > BODY_KEYS:
             raise InvalidRequestError(f"a request must have at most {BODY_KEYS} parameters, got {len(names)}")
@@ -47,7 +54,8 @@ class Interface:
 
 
 def read_both(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str, Any]) -> Job:
-    """By the text interface if text_input was sent, by the token interface if input_ids was."""
+    """Reads a prompt by the text interface if text_input was sent, or by the token interface if input_ids was sent.
+    Raises InvalidRequestError if both or neither were sent, or if an input belongs to the other interface."""
     text, ids = row.has("text_input"), row.has("input_ids")
     if text == ids:
         came = "both" if text else "neither"
@@ -72,7 +80,8 @@ def _names(interface: Interface) -> list[str]:
 
 
 def _joined(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Both, each name once, none required: which are depends on which of the two a request is for."""
+    """Joins the tensors of two interfaces, each name once. None is required, for the required ones depend on the
+    interface that a request uses."""
     unique = {tensor.name: Tensor(tensor.name, tensor.dtype, tensor.dims) for tensor in (*first, *second)}
     return tuple(unique.values())
 

@@ -1,7 +1,7 @@
-"""The LLM-API interface: tensors of TensorRT-LLM's `llmapi/tensorrt_llm`, which has no batch dimension.
+"""Reads and writes the LLM-API interface: the tensors of TensorRT-LLM's `llmapi/tensorrt_llm`, which have no batch.
 
-text_input -> text_output. Streaming, each text_output is the whole text so far. Without max_tokens 32 tokens are made,
-and sampling needs top_k, top_p or a temperature above 0; both as TensorRT-LLM's LLM API has it.
+text_input gives text_output. In a stream, each text_output is the whole text so far. Without max_tokens, 32 tokens are
+generated. Sampling needs top_k, top_p or a temperature above 0. Both rules are those of TensorRT-LLM's LLM API.
 """
 
 from __future__ import annotations
@@ -50,8 +50,12 @@ OUTPUTS: tuple[Tensor, ...] = (
 
 
 def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str, Any]) -> Job:
-    """exclude_input: what holds if the request does not say sampling_param_exclude_input_from_output. defaults: of
-    sampling, the model's; where they say how tokens are drawn, a request that says nothing of it is not greedy."""
+    """Reads one prompt. Raises InvalidRequestError.
+
+    exclude_input: the value of sampling_param_exclude_input_from_output if the request does not send it.
+    defaults: the model's sampling defaults. If they say how tokens are drawn, a request without such inputs is not
+    greedy.
+    """
     row.require("text_input", "LLM-API")
     check_refused(row)
     best = row.integer(PREFIX + "best_of")
@@ -107,7 +111,7 @@ def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
 
 
 def _perf(part: Part) -> dict[str, np.ndarray]:
-    """As the others, but with this model's names."""
+    """Returns the performance tensors of `perf_outputs` under this interface's names."""
     result = perf_outputs(part.output, part.made, part.longest, part.block_size)
     reused = result.pop("kv_cache_reused_blocks")
     missed = result["kv_cache_alloc_new_blocks"]

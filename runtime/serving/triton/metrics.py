@@ -1,6 +1,6 @@
-"""What an engine does, on Triton's metrics port: our families, and those of TensorRT-LLM's Triton backend.
+"""Shows an engine's metrics on Triton's metrics port: Tensorwright's families, and those of TensorRT-LLM's backend.
 
-One thread makes all of Triton's metric calls, under one lock: calls from several threads at once abort the whole
+One thread makes all metric calls of Triton, under one lock, for calls from several threads at once abort the whole
 server. Each call is a message to the server's process, so a value is sent only when it has changed.
 """
 
@@ -39,11 +39,11 @@ LENGTHS = {
         (("response_metric_type", "total_output_tokens"),),
     ),
 }
-"""Our histogram -> what TensorRT-LLM calls it."""
+"""Maps a histogram of Tensorwright to the sample under TensorRT-LLM's name."""
 
 
 def trtllm_samples(stats: dict[str, Any], max_batch_size: int) -> Iterator[Sample]:
-    """The nv_trt_llm_* values that an engine's statistics hold. Cached blocks count as free."""
+    """Yields the nv_trt_llm_* values that an engine's statistics hold. Cached blocks count as free."""
     waiting, running = stats["waiting"], stats["running"]
     total, used = stats["total_blocks"], stats["used_blocks"]
     tables: dict[Metric, dict[str, float]] = {
@@ -66,15 +66,15 @@ def trtllm_samples(stats: dict[str, Any], max_batch_size: int) -> Iterator[Sampl
 
 
 def resident_bytes() -> int:
-    """Memory of this process: weights as far as they are read, KV cache, Python."""
+    """Returns the resident bytes of this process: the weights read so far, the KV cache, and Python."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 class TritonMetrics:
-    """Shows one engine until `close`. pb_utils: the module that Triton gives to its Python models.
+    """Shows one engine's metrics until `close`. pb_utils: the module that Triton gives to its Python models.
 
-    Without metrics in the server (`--allow-metrics=false`) it says so once in the log, and does nothing; nor does it in
-    a Triton before 23.05, which gives its models no metrics.
+    If the server has no metrics (`--allow-metrics=false`), one log line says so and nothing is shown. Nothing is shown
+    either in a Triton before 23.05, which gives its models no metrics.
     """
 
     def __init__(self, pb_utils: Any, llm: Any, model: str, version: str):
@@ -100,7 +100,7 @@ class TritonMetrics:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends; the model's values go from the port with it."""
+        """Ends the thread and removes the model's values from the port."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -120,7 +120,7 @@ class TritonMetrics:
         stats = self._stats()
         for sample in engine_samples(stats, self._llm.running):
             self._send(sample)
-        # What does not come of steps changes with them only: an idle engine sends nothing.
+        # Values that no step changes, as the time, are sent only with steps or requests; an idle engine sends none.
         if stats is not None and (stats["steps"] != self._steps or stats["waiting"] or stats["running"]):
             self._steps = stats["steps"]
             for sample in trtllm_samples(stats, self._llm.options.max_batch_size or 0):
@@ -139,7 +139,7 @@ class TritonMetrics:
             return None
 
     def _send(self, sample: Sample) -> None:
-        """A value as it stands; Triton's counters take only differences."""
+        """Sends the present value of a gauge or a counter. Triton's counters take only differences."""
         key = (sample.metric.name, sample.labels)
         before = self._sent.get(key)
         if before == sample.value:

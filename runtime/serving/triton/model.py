@@ -1,7 +1,7 @@
-"""TritonPythonModel: what Triton's Python backend loads. It feeds LLM.generate_async and holds no logic of its own.
+"""Defines TritonPythonModel, which Triton's Python backend loads, and which feeds LLM.generate_async.
 
-The file in a model repository (or in the backend's folder) imports this class. Reading tensors is the interfaces'
-business, answering that of exchange.py.
+The file in a model repository (or in the backend's folder) imports this class. The interfaces read tensors, and
+exchange.py sends answers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from tensorwright.runtime.serving.triton.watch import Watch
 
 
 class TritonPythonModel:
-    """One engine in one process. Requests of any number of clients are batched in flight by the engine."""
+    """One engine in one process. The engine batches the requests of any number of clients in flight."""
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Adds what the engine's model needs and config.pbtxt does not say: tensors and the decoupled mode."""
+        """Adds the tensors and the decoupled mode if config.pbtxt does not have them."""
         return complete(config)
 
     def initialize(self, args: Mapping[str, str]) -> None:
@@ -62,11 +62,11 @@ class TritonPythonModel:
             channel = _Channel(request.get_response_sender(), self._decoupled)
             try:
                 self._start(request, channel)
-            except BaseException as error:  # this request's own: the others of the list must start
+            except BaseException as error:  # The error is this request's; the others of the list must start.
                 channel.send(None, as_error(error), True)
 
     def finalize(self) -> None:
-        """Ends what still runs with an error, and the engine."""
+        """Ends the running requests with an error, and shuts the engine down."""
         self.watch.close()
         self.llm.shutdown()
         self.starting.close()
@@ -96,7 +96,7 @@ class TritonPythonModel:
         def begin(stopped: threading.Event) -> None:
             try:
                 self._begin(stream, jobs, params)
-            except BaseException as error:  # this request's own, a panic of a library too
+            except BaseException as error:  # The error, even a library's panic, ends this request only.
                 channel.send(None, as_error(error), True)
                 return
             self.exchange.add(stream)
@@ -109,7 +109,7 @@ class TritonPythonModel:
             self.starting.start(request.request_id(), begin)
 
     def _begin(self, stream: Stream, jobs: list[Job], params: list[SamplingParams]) -> None:
-        """All its prompts, or none."""
+        """Starts all prompts of a request, or none. Raises the error of the first one that cannot start."""
         try:
             for index, job in enumerate(jobs):
                 with by_input(job.inputs):
@@ -129,7 +129,7 @@ class TritonPythonModel:
             )
 
     def _as_chat(self, job: Job) -> Job:
-        """What a user says, in the template; token ids are a prompt already."""
+        """Renders a text prompt as a user's message with the chat template. Token ids stay as they are."""
         if not isinstance(job.prompt, str):
             return job
         from tensorwright.runtime.api.chat import chat_prompt  # imports Jinja
@@ -138,16 +138,18 @@ class TritonPythonModel:
         return replace(job, prompt=chat_prompt(self.llm.engine, messages, self._template, True, {}))
 
     def _stop(self, request_id: str, channel: _Channel) -> None:
-        """The request of the same id ends with what it has; this one has an empty answer, whether there was one."""
+        """Ends the request of the same id, which answers with its output so far. This request gets an empty answer,
+        whether or not there was one to end."""
         if not request_id:
             raise InvalidRequestError("input 'stop' needs the id of the request to stop as request id")
-        self.starting.stop(request_id)  # before: what has started since is in the exchange
+        self.starting.stop(request_id)  # This comes first: a request that starts meanwhile is in the exchange.
         self.exchange.stop(request_id)
         channel.send(None, None, True)
 
 
 class _Channel:
-    """Over Triton's response sender. decoupled: if not, there must be exactly one response, if only an empty one."""
+    """Sends one request's responses over Triton's response sender. decoupled: whether the model may send any number of
+    responses. Otherwise it must send exactly one, which may be empty."""
 
     def __init__(self, sender: Any, decoupled: bool):
         self._sender = sender
@@ -172,7 +174,7 @@ class _Channel:
 
 
 def _check_single(jobs: list[Job]) -> None:
-    """Of a model that is not decoupled, whose requests have exactly one response."""
+    """Raises InvalidRequestError if the jobs need several responses, which only a decoupled model can send."""
     for what, asked in (
         ("streaming", any(job.asked.stream for job in jobs)),
         ("several completions", any(job.params.n > 1 for job in jobs)),
@@ -189,7 +191,8 @@ def _check_single(jobs: list[Job]) -> None:
 
 
 def _timed(job: Job, request: Any) -> SamplingParams:
-    """The request's timeout in microseconds (0: none) holds unless its tensors name one."""
+    """Returns the job's parameters with a timeout. The request's own timeout, in microseconds (0 means none), holds
+    unless its tensors have one."""
     microseconds = request.timeout()
     if job.params.timeout is not None or not microseconds:
         return job.params
@@ -197,7 +200,7 @@ def _timed(job: Job, request: Any) -> SamplingParams:
 
 
 def _backend() -> Any:
-    """The module that only Triton's stub process has."""
+    """Imports the module that exists only in Triton's stub process."""
     import triton_python_backend_utils
 
     return triton_python_backend_utils

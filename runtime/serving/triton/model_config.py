@@ -1,4 +1,4 @@
-"""A model's configuration: as the text of config.pbtxt, and as what Triton asks the model to complete."""
+"""Writes a model's configuration: the text of config.pbtxt, and the parts that Triton asks the model to complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tensorwright.runtime.serving.triton.tensors import Tensor
 def config_text(
     name: str, backend: str, max_batch_size: int, parameters: Mapping[str, str], decoupled: bool = True
 ) -> str:
-    """config.pbtxt. max_batch_size: most prompts of one request; 0: tensors have no batch dimension."""
+    """Returns the text of config.pbtxt. max_batch_size: the most prompts of one request; 0 means that tensors have no
+    batch dimension."""
     interface = interface_of(parameters.get("interface", "both"))
     lines = [
         "# Written by `tensorwright triton-repo`. The parameters may be edited; docs: docs/triton.md.",
@@ -33,8 +34,10 @@ def config_text(
 
 
 def complete(config: Any) -> Any:
-    """config: Triton's ModelConfig object. Adds the interface's tensors where config.pbtxt names none, and the
-    decoupled mode where it does not say."""
+    """Adds the interface's tensors if config.pbtxt names none, and the decoupled mode if config.pbtxt does not say.
+
+    config: Triton's ModelConfig object.
+    """
     known = config.as_dict()
     parameters = known.get("parameters", {})
     name = parameters.get("interface", {}).get("string_value", "both")
@@ -61,5 +64,6 @@ def _tensor_text(kind: str, tensor: Tensor) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As protobuf's text format reads it, which knows JSON's escapes of ASCII but not its \\u; UTF-8 stays as it is."""
+    """Quotes a text for protobuf's text format. That format knows JSON's escapes of ASCII but not \\u, so UTF-8 is not
+    escaped."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""The parameters of a model's config.pbtxt: which engine, which interface, and the options of LLM.
+"""Reads the parameters of a model's config.pbtxt: the engine, the interface, and the options of LLM.
 
-All values are text, as Triton has them. Unknown parameters are refused. generation_config is "neutral" unless it is
-there: TensorRT-LLM's clients know its defaults, not the model's.
+Triton gives all values as text. Unknown parameters are refused. generation_config is "neutral" unless it is given, for
+TensorRT-LLM's clients expect the defaults of TensorRT-LLM, not those of the model.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ OWN = options_at(Door.TRITON, ModelFields)
 LLM_OPTIONS = options_at(Door.TRITON, EngineFields)
 NAMES = tuple(option.name for option in (*OWN, *LLM_OPTIONS))
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
-"""Triton's Python backend reads these itself."""
+"""The parameters that Triton's Python backend reads itself."""
 _GENERATION_CONFIG = find(EngineFields, "generation_config").shown(Door.TRITON).default
 
 
 @dataclass(frozen=True)
 class ModelOptions(ModelFields):
-    """The fields of ModelFields. llm: keywords of LLM."""
+    """The fields of ModelFields. llm: the keywords of LLM."""
 
     llm: dict[str, Any] = field(default_factory=dict)
 
@@ -36,7 +36,8 @@ class ModelOptions(ModelFields):
         return Path(model_folder) / Path(self.engine).expanduser()
 
     def template(self, model_folder: str | Path) -> str | None:
-        """As LLM takes it. Raises InvalidOptionError for a file that cannot be read or is no template."""
+        """Returns the chat template in the form that LLM takes, or None. Raises InvalidOptionError for a file that
+        cannot be read or is no template."""
         if self.chat_template is None:
             return None
         from tensorwright.runtime.text.chat_template import read_argument  # imports Jinja
@@ -45,7 +46,7 @@ class ModelOptions(ModelFields):
 
 
 def parse_options(config: Mapping[str, Any]) -> ModelOptions:
-    """config: a model's configuration as Triton hands it out, from JSON."""
+    """Reads a model's parameters. Raises InvalidOptionError. config: the model's configuration, from Triton's JSON."""
     values = {key: str(value["string_value"]) for key, value in config.get("parameters", {}).items()}
     for key in values:
         if key not in (*NAMES, *TRITONS):
@@ -61,7 +62,8 @@ def parse_options(config: Mapping[str, Any]) -> ModelOptions:
 
 
 def _read(option: Option, text: str) -> Any:
-    """The value that a parameter's text says. LLM, or who uses the value, checks what it may be."""
+    """Returns the value of a parameter's text. Raises InvalidOptionError for a text of another type. LLM or the code
+    that uses the value checks its range."""
     if option.kind is bool:
         if text.lower() not in ("true", "false"):
             raise InvalidOptionError(f"config.pbtxt: parameter {option.name!r} must be true or false, got {text!r}")

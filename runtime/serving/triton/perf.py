@@ -1,4 +1,4 @@
-"""A finished request's times and blocks under TensorRT-LLM's names."""
+"""Writes a finished request's times and cache blocks under TensorRT-LLM's names."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from tensorwright.runtime.requests.outputs import RequestOutput
 
 
 def perf_outputs(output: RequestOutput, made: int, longest: int, block_size: int) -> dict[str, np.ndarray]:
-    """made: tokens of the completion. longest: those of its request's longest.
+    """Returns the tensors by name: times, int64 [1]; counts, int32 [1]; and acceptance_rate, float32 [1].
 
-    Times in nanoseconds of one clock without a date; 0 for what never came. Blocks are those of a cache that keeps
-    every position. Nothing is ever drafted."""
+    Times are nanoseconds of one clock without a date; 0 stands for an event that never came. Blocks are counted for a
+    cache that keeps every position. Draft tokens are always 0.
+    made: the tokens of the completion. longest: the tokens of the request's longest completion.
+    """
     now, metrics = time.monotonic_ns(), output.metrics
     first = metrics.time_to_first_token
     spent = (first or 0.0) + (metrics.time_per_output_token or 0.0) * max(longest - 1, 0)

@@ -1,5 +1,8 @@
-"""Inputs of TensorRT-LLM's models that this engine has nothing for: declared, so that clients find the names they know,
-and refused by name unless they ask for nothing (clients send their defaults)."""
+"""Declares the inputs of TensorRT-LLM's models that this engine cannot serve, and refuses them by name.
+
+They are declared so that clients find the names that they know. An input with a neutral value, which clients send by
+default, is not refused.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "image_url": ("", b""),
     "skip_cross_attn_blocks": (False,),
 }
-# They belong to what is refused itself: a decay of top_p, and beams.
+# These inputs only matter together with refused ones: a decay of top_p, and beams.
 WITHOUT_EFFECT = {"runtime_top_p_min", "runtime_top_p_reset_ids", "early_stopping"}
 _REFUSED = {
     tensor.name
@@ -91,7 +94,7 @@ _REFUSED = {
 
 
 def check_refused(row: Row) -> None:
-    """Raises InvalidRequestError for the first input that asks for what there is not."""
+    """Raises InvalidRequestError for the first input that asks for something that the engine cannot serve."""
     width = row.integer("beam_width")
     if width not in (None, 0, 1):
         raise InvalidRequestError(f"input 'beam_width' must be 1, got {width}: {_BEAMS}")

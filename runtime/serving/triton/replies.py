@@ -1,6 +1,6 @@
-"""What of a request's output goes into which response: the part of the mapping that all interfaces share.
+"""Turns a request's output into responses: the part of this mapping that all interfaces share.
 
-A request gives one response per completion (when it is finished), or with streaming one per completion and change.
+A request gives one response per finished completion, or, with streaming, one for each change of a completion.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ OUTPUTS: tuple[Tensor, ...] = (
     *tensors("INT32", "total_accepted_draft_tokens total_draft_tokens num_input_tokens num_output_tokens"),
     *tensors("STRING", "finish_reason", (-1,)),
 )
-"""Of the text and the token interface."""
-# Texts have no batch dimension in TensorRT-LLM's responses either: there are as many as prompts.
+"""The outputs that the text and the token interface share."""
+# Texts have no batch dimension, as in TensorRT-LLM's responses: there is one text for each prompt.
 _UNBATCHED = {"text_output", "finish_reason", "stop_reason"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is new of one completion: since its last response, or all if it is the only one.
+    """The new part of one completion: its output since its last response, or all output if there is one response.
 
-    text: as its request is to be told, see Asked.whole_text. logprobs: of the new tokens. made: tokens of this
-    completion so far. longest: those of the request's longest.
+    text: the new text, or all text so far if Asked.whole_text is set. logprobs: the logprobs of the new tokens.
+    made: the number of tokens of this completion so far. longest: that of the request's longest completion.
     """
 
     output: RequestOutput
@@ -53,9 +53,11 @@ class Part:
 
 @dataclass
 class Asked:
-    """How one prompt's output is to be answered. write: a part as the interface's tensors. pad: the token id that fills
-    up its tokens beside those of longer prompts in one response. whole_text: of a stream, each response has all the
-    text so far."""
+    """How one prompt's output is to be answered.
+
+    write: writes a part as the interface's tensors. pad: the token id that fills up the prompt's tokens where one
+    response also holds longer prompts. whole_text: whether each response of a stream has all the text so far.
+    """
 
     stream: bool
     write: Callable[[Asked, Part], dict[str, np.ndarray]]
@@ -70,13 +72,13 @@ class Asked:
     whole_text: bool = False
 
     def outputs(self) -> tuple[bool, ...]:
-        """What decides which tensors there are."""
+        """Returns the flags that decide which tensors a response has."""
         flags = (self.log_probs, self.perf, self.finish_reason, self.stop_reason)
         return (*flags, self.input_count, self.output_count)
 
     @classmethod
     def from_row(cls, row: Row, stream: bool, exclude_input: bool, write: Callable[[Asked, Part], Any]) -> Asked:
-        """From the inputs that the text and the token interface share. A stream never repeats the prompt."""
+        """Reads the inputs that the text and the token interface share. A stream never repeats the prompt."""
         return cls(
             stream,
             write,
@@ -91,7 +93,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Job:
-    """One prompt of a Triton request, ready for LLM.generate_async. inputs: as by_input takes them."""
+    """One prompt of a Triton request, ready for LLM.generate_async. inputs: the input names by field, for by_input."""
 
     prompt: Prompt
     params: SamplingParams
@@ -100,8 +102,11 @@ class Job:
 
 
 class Reply:
-    """Of one prompt's request, which is read by RequestNews. batch_index: None unless the request holds several
-    prompts. batched: tensors have a batch dimension in front, of 1."""
+    """Writes the responses for one prompt, whose output RequestNews reads.
+
+    batch_index: the prompt's number; None unless the Triton request holds several prompts.
+    batched: whether tensors have a first dimension of 1 for the batch.
+    """
 
     def __init__(self, job: Job, batch_index: int | None, block_size: int, batched: bool):
         self.streams = job.asked.stream
@@ -110,12 +115,13 @@ class Reply:
         self._asked = job.asked
         self._batch_index = batch_index
         self._block_size = block_size
-        self._made = [0] * job.params.n  # tokens
-        self._texts = [""] * job.params.n  # so far, if each response has all of it
+        self._made = [0] * job.params.n  # the tokens of each completion so far
+        self._texts = [""] * job.params.n  # all text so far, if each response has it
         self._done: set[int] = set()
 
     def responses(self, output: RequestOutput) -> Iterator[dict[str, np.ndarray]]:
-        """Tensors of every response that is due. output: what is new; of a reply that does not stream all, once."""
+        """Yields the tensors of every response that is due. output: the new part of the output. If the reply does not
+        stream, this is called once, with all output."""
         for completion in output.outputs:
             self._made[completion.index] += len(completion.token_ids)
         for completion in output.outputs:
@@ -145,7 +151,7 @@ class Reply:
 
 
 def shared_outputs(asked: Asked, part: Part) -> dict[str, np.ndarray]:
-    """The tensors that the text and the token interface have in common."""
+    """Returns the tensors that the text and the token interface share."""
     result: dict[str, np.ndarray] = {}
     if asked.log_probs:
         result["cum_log_probs"] = np.array([part.completion.cumulative_logprob or 0.0], np.float32)  # [beams]
@@ -162,8 +168,8 @@ def shared_outputs(asked: Asked, part: Part) -> dict[str, np.ndarray]:
 
 
 def join(answers: Sequence[Mapping[str, np.ndarray]], pads: Sequence[int]) -> dict[str, np.ndarray]:
-    """One response of several prompts' responses, one after the other along the first dimension. Shorter ones are
-    filled up at their end: tokens with the prompt's own pad, the rest with 0."""
+    """Joins the responses of several prompts into one, along the first dimension. Shorter tensors are filled up at
+    their end: output_ids with the prompt's own pad, other tensors with 0."""
     result = {}
     for name in answers[0]:
         values = [answer[name] for answer in answers]
@@ -174,11 +180,12 @@ def join(answers: Sequence[Mapping[str, np.ndarray]], pads: Sequence[int]) -> di
 
 
 def _widened(value: np.ndarray, size: int, fill: int) -> np.ndarray:
-    """The last dimension filled up to `size`."""
+    """Returns `value` with its last dimension filled up to `size`."""
     widths = [(0, 0)] * (value.ndim - 1) + [(0, size - value.shape[-1])]
     return np.pad(value, widths, constant_values=fill) if size > value.shape[-1] else value
 
 
 def text_array(text: str) -> np.ndarray:
-    """[1]. Texts have no batch dimension in any of TensorRT-LLM's responses; clients take as_numpy(name)[0]."""
+    """Returns a text as a tensor [1] of UTF-8 bytes. Texts have no batch dimension in TensorRT-LLM's responses; clients
+    take as_numpy(name)[0]."""
     return np.array([text.encode("utf-8")], np.object_)

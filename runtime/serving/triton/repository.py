@@ -1,4 +1,4 @@
-"""`tensorwright triton-repo`: models of a Triton model repository, and the backend's own folder."""
+"""Writes models into a Triton model repository, and the backend's own folder, for `tensorwright triton-repo`."""
 
 from __future__ import annotations
 
@@ -23,20 +23,26 @@ MODEL_FILE = '''"""Written by `tensorwright triton-repo`: the model itself is in
 from tensorwright.triton_model import TritonPythonModel as TritonPythonModel
 '''
 TRTLLM_NAMES = {"ensemble": "text", "tensorrt_llm_bls": "text", "tensorrt_llm": "tokens"}
-"""Models of TensorRT-LLM's repository that clients call, and the interface that each of them has."""
+"""The models of TensorRT-LLM's repository that clients call, each with its interface."""
 BACKENDS = ("python", "tensorwright")
 _MADE = ".tensorwright-"
-"""How the names of folders begin in which models are written before they are put in place."""
+"""The names of temporary folders, in which models are written, begin with this text."""
 
 
 @dataclass(frozen=True)
 class RepositoryOptions:
-    """name: of the model. backend: "python", or "tensorwright" for a server with that backend's folder.
-    interface: as in interfaces.py. trtllm_names: of TRTLLM_NAMES, models of their own to write as well.
-    max_batch_size: most completions that run at once, and most prompts of one request; None: as LLM has it.
-    batch_dimension: tensors have one, so that a request may hold several prompts; never those of the LLM-API interface.
-    decoupled: streams, several answers to a request; if not, exactly one, and clients call `infer`.
-    relative: name the engine relative to the model's folder. parameters: further ones of config.pbtxt, as text."""
+    """The options of `tensorwright triton-repo`.
+
+    name: the model's name. backend: "python", or "tensorwright" for a server with that backend's folder.
+    interface: a name of interfaces.py. trtllm_names: names of TRTLLM_NAMES, each written as a further model.
+    max_batch_size: the most completions that run at once, and the most prompts of one request; None means LLM's value.
+    batch_dimension: whether tensors have a batch dimension, so that a request may hold several prompts. Tensors of the
+    LLM-API interface never have one.
+    decoupled: whether a request may have several answers, as streams do. Otherwise it has exactly one, and clients call
+    `infer`.
+    relative: whether the engine's path is relative to the model's folder.
+    parameters: further parameters of config.pbtxt, as text.
+    """
 
     name: str = "tensorwright"
     backend: str = "python"
@@ -50,14 +56,14 @@ class RepositoryOptions:
     parameters: Mapping[str, str] = field(default_factory=dict)
 
     def models(self) -> dict[str, str]:
-        """Name of each model to write -> its interface."""
+        """Returns the interface of each model to write, by the model's name."""
         return {self.name: self.interface, **{name: TRTLLM_NAMES[name] for name in self.trtllm_names}}
 
 
 def write_repository(engine: str | Path, repository: str | Path, options: RepositoryOptions) -> list[Path]:
-    """Writes every model or none, and returns their folders. The engine is opened once, to be sure of it.
+    """Writes every model or none, and returns their folders. It opens the engine once, which checks the engine.
 
-    Raises OutputExistsError for a model that is there, BuildError for a place that cannot be written to.
+    Raises OutputExistsError if a model exists already, and BuildError if the repository cannot be written to.
     """
     _check(options)
     found = open_engine(engine)
@@ -95,7 +101,10 @@ def _put(root: Path, targets: Mapping[Path, str], opened: Path, options: Reposit
 
 
 def write_backend(folder: str | Path, overwrite: bool = False) -> Path:
-    """The folder `tensorwright` for tritonserver's --backend-directory, beside its `python`."""
+    """Writes the folder `tensorwright`, which tritonserver finds beside `python` in its --backend-directory.
+
+    Returns the folder's path. Raises OutputExistsError and BuildError.
+    """
     target = Path(folder) / "tensorwright"
     if target.exists() and not overwrite:
         raise OutputExistsError(_taken(str(target)))
@@ -124,7 +133,8 @@ def _os_errors(place: Path) -> Iterator[None]:
 
 
 def _write_model(folder: Path, target: Path, engine: Path, interface: str, options: RepositoryOptions) -> None:
-    """folder: where it is made. target: where it will be, from which a relative path to the engine starts."""
+    """Writes one model. folder: the folder to write into. target: the later place of that folder, from which a relative
+    path to the engine starts."""
     version = folder / "1"
     version.mkdir(parents=True)
     path = os.path.relpath(engine, target.resolve()) if options.relative else str(engine)
@@ -132,7 +142,7 @@ def _write_model(folder: Path, target: Path, engine: Path, interface: str, optio
         "engine": path, "interface": interface, "max_batch_size": str(options.max_batch_size), **options.parameters,
     }  # fmt: skip
     if interface == "tokens":
-        parameters.pop("chat_template", None)  # it takes no text
+        parameters.pop("chat_template", None)  # The token interface takes no text.
     batch = (options.max_batch_size or 0) if options.batch_dimension and interface != "llmapi" else 0
     _parse(parameters)
     text = config_text(target.name, options.backend, batch, parameters, options.decoupled)
@@ -142,13 +152,13 @@ def _write_model(folder: Path, target: Path, engine: Path, interface: str, optio
 
 
 def _usual_batch(engine: EngineDir, parameters: Mapping[str, str]) -> int:
-    """What LLM takes without max_batch_size."""
+    """Returns the value that LLM chooses if max_batch_size is not given."""
     batch = default_limits(engine)["max_batch_size"]
     return min(batch, _parse({"engine": ".", **parameters}).llm.get("max_num_tokens", batch))
 
 
 def _parse(parameters: Mapping[str, str]) -> ModelOptions:
-    """What the model will read in config.pbtxt; it refuses what cannot be."""
+    """Reads the parameters as the model will read them in config.pbtxt. Raises InvalidOptionError."""
     return parse_options({"parameters": {key: {"string_value": value} for key, value in parameters.items()}})
 
 

@@ -1,7 +1,8 @@
-"""Inputs that the text and the token interface share, as TensorRT-LLM's models name them, into SamplingParams.
+"""Translates the sampling inputs that the text and the token interface share into SamplingParams.
 
-A request is greedy unless top_k or top_p asks for sampling, as TensorRT-LLM has it: temperature alone changes nothing.
-Where the model has defaults that say how tokens are drawn, they hold instead; then temperature 0 or top_k 1 is greedy.
+The inputs have TensorRT-LLM's names. As in TensorRT-LLM, a request is greedy unless top_k or top_p asks for sampling:
+temperature alone changes nothing. If the model's defaults say how tokens are drawn, the defaults hold instead, and a
+request with temperature 0 or top_k 1 is greedy.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ INPUTS: tuple[Tensor, ...] = (
     *tensors("STRING", "guided_decoding_guide_type guided_decoding_guide guided_decoding_whitespace_pattern"),
     *REFUSED_COMMON,
 )
-"""return_finish_reason, priority, timeout (seconds) and guided_decoding_whitespace_pattern are ours."""
+"""TensorRT-LLM lacks return_finish_reason, priority, timeout (seconds) and guided_decoding_whitespace_pattern."""
 
 _FIELD = re.compile(r"(?:SamplingParams: )?(\w+) ")
 _GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
@@ -40,8 +41,8 @@ _GUIDES = {"json_schema": "json", "regex": "regex", "ebnf_grammar": "grammar"}
 
 @contextmanager
 def by_input(inputs: Mapping[str, str]) -> Iterator[None]:
-    """An error inside that begins with a field of SamplingParams names the client's input too. inputs: by field, of
-    fields that have another name than their input."""
+    """Adds the name of the client's input to an InvalidRequestError of the context that begins with a field of
+    SamplingParams. inputs: the input's name by field, for fields whose input has another name."""
     try:
         yield
     except InvalidRequestError as error:
@@ -52,7 +53,8 @@ def by_input(inputs: Mapping[str, str]) -> Iterator[None]:
 
 
 def optional_token(row: Row, name: str, vocab_size: int | None = None) -> int | None:
-    """-1 stands for none, as clients send it. vocab_size: None if it need be no token of the model's."""
+    """Returns the token id of an input, or None if it is absent or -1, which clients send for none. Raises
+    InvalidRequestError. vocab_size: the bound of the id; None if the id need be no token of the model."""
     token = row.integer(name)
     if token is None or token == -1:
         return None
@@ -65,7 +67,10 @@ def optional_token(row: Row, name: str, vocab_size: int | None = None) -> int | 
 def sampling_fields(
     row: Row, top_k_name: str, top_p_name: str, defaults: Mapping[str, Any], vocab_size: int
 ) -> dict[str, Any]:
-    """Keywords of SamplingParams, without the number of tokens and the words. defaults: those of the model."""
+    """Returns keywords of SamplingParams, without the number of tokens and the words. Raises InvalidRequestError.
+
+    defaults: the model's sampling defaults.
+    """
     check_refused(row)
     fields: dict[str, Any] = {"n": row.integer("num_return_sequences"), "seed": row.integer("seed")}
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty", "timeout"):
@@ -79,9 +84,9 @@ def sampling_fields(
         fields |= _distribution(row.integer(top_k_name), row.number(top_p_name), heat)
     if (end := optional_token(row, "end_id", vocab_size)) is not None:
         fields["stop_token_ids"], fields["ignore_eos"] = [end], True
-    optional_token(row, "pad_id")  # a text is not filled up
+    optional_token(row, "pad_id")  # The value is only checked: a text is not filled up.
     if row.flag("return_log_probs"):
-        fields["logprobs"] = 0  # the sampled tokens' own
+        fields["logprobs"] = 0  # 0 asks for the logprobs of the sampled tokens only.
     if (guide := _guide(row)) is not None:
         fields["guided_decoding"] = guide
     return without_length(defaults) | {name: value for name, value in fields.items() if value is not None}
@@ -89,7 +94,7 @@ def sampling_fields(
 
 def _distribution(top_k: int | None, top_p: float | None, temperature: float | None) -> dict[str, Any]:
     if not top_k and not top_p:
-        SamplingParams(temperature=1.0 if temperature is None else temperature)  # no effect, but not anything either
+        SamplingParams(temperature=1.0 if temperature is None else temperature)  # This checks a value without effect.
         return {"temperature": 0.0}
     return {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p or None}
 

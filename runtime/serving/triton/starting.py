@@ -1,5 +1,7 @@
-"""Requests whose grammar is new start in threads of their own: Triton calls the model from one thread, which must not
-wait for a grammar to be compiled."""
+"""Starts requests with a new grammar in threads of their own.
+
+Triton calls the model from one thread, which must not wait until a grammar is compiled.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,21 @@ from collections.abc import Callable
 from tensorwright.errors import QueueFullError
 
 MAX_STARTING = 32
-"""Requests; one more is refused."""
+"""The most requests that start at once; one more is refused."""
 
 
 class Starting:
-    """One thread for each request that starts, for a few seconds at most. Thread-safe."""
+    """Runs one thread for each request that starts, for a few seconds at most. It is thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._running: dict[threading.Thread, tuple[str, threading.Event]] = {}
 
     def start(self, request_id: str, begin: Callable[[threading.Event], None]) -> None:
-        """begin: must not raise; it is given what stop() sets. QueueFullError if too many start already."""
+        """Starts a thread that calls `begin`. Raises QueueFullError if MAX_STARTING requests start already.
+
+        begin: must not raise. Its argument is the event that `stop` sets.
+        """
         stopped = threading.Event()
 
         def run() -> None:
@@ -36,7 +41,7 @@ class Starting:
             self._running[thread] = (request_id, stopped)
         try:
             thread.start()
-        except BaseException:  # the system has no more threads
+        except BaseException:  # The system has no more threads.
             self._ended(thread)
             raise
 
@@ -46,13 +51,13 @@ class Starting:
             self._changed.notify_all()
 
     def stop(self, request_id: str) -> None:
-        """Requests of this id are to end as soon as they have started."""
+        """Asks requests of this id to end as soon as they have started."""
         with self._changed:
             for known, stopped in self._running.values():
                 if known == request_id:
                     stopped.set()
 
     def close(self) -> None:
-        """Waits for those that start."""
+        """Waits until no request is starting."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running)

@@ -1,6 +1,6 @@
-"""Tensors of a Triton request as the interfaces see them: specifications, and typed reading of one row of a batch.
+"""Specifies the tensors of a Triton request, and reads one row of a batch by name and type.
 
-Plain numpy and names; nothing here knows of the server.
+This file uses only numpy and names, nothing of the server.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ NUMPY: dict[str, Any] = {
     "FP16": np.float16,
     "FP32": np.float32,
 }
-"""Triton's types as config.pbtxt has them without TYPE_, and numpy's."""
+"""Triton's types, in config.pbtxt's spelling without TYPE_, and numpy's types for them."""
 KINDS: dict[str, str] = {
     name: {"b": "b", "f": "f", "O": "OSU"}.get(np.dtype(kind).kind, "iu") for name, kind in NUMPY.items()
 }
-"""Numpy's kinds of arrays that are taken for a type: one of another width says the same."""
+"""The kinds of numpy arrays that an input of each type may have; another width of the same kind is accepted."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,15 @@ class Tensor:
 
 
 def tensors(dtype: str, names: str, dims: tuple[int, ...] = (1,)) -> tuple[Tensor, ...]:
-    """Several alike, their names in one text."""
+    """Returns tensors of one type and shape. names: their names, separated by spaces."""
     return tuple(Tensor(name, dtype, dims) for name in names.split())
 
 
 def split_rows(values: Mapping[str, np.ndarray], batched: bool) -> list[Row]:
-    """One Row for each prompt. batched: every tensor has a batch dimension in front, the same for all."""
+    """Returns one Row for each prompt. Raises InvalidRequestError for unequal batch dimensions.
+
+    batched: whether every tensor has a first dimension for the batch, the same for all.
+    """
     if not batched:
         return [Row(values)]
     sizes = {name: (value.shape[0] if value.ndim else 0) for name, value in values.items()}
@@ -59,24 +62,26 @@ def split_rows(values: Mapping[str, np.ndarray], batched: bool) -> list[Row]:
 
 
 class Row:
-    """The inputs of one prompt, read by name and type; InvalidRequestError names the input that is wrong."""
+    """The inputs of one prompt, read by name and type. An InvalidRequestError names the wrong input."""
 
     def __init__(self, values: Mapping[str, np.ndarray]):
         self._values = values
 
     def has(self, name: str) -> bool:
-        """An empty tensor counts as not sent: clients send those for what they do not use."""
+        """Returns whether an input was sent. An empty tensor counts as not sent, for clients send empty tensors for
+        unused inputs."""
         return name in self._values and self._values[name].size > 0
 
     def names(self) -> list[str]:
         return [name for name in self._values if self.has(name)]
 
     def sent(self) -> dict[str, np.ndarray]:
-        """The values of every input that was sent, by name."""
+        """Returns the values of every input that was sent, by name."""
         return {name: self._values[name] for name in self.names()}
 
     def check(self, tensor: Tensor, batched: bool) -> None:
-        """Whether what came for it is of its type and shape. The server looks at that too, by config.pbtxt."""
+        """Raises InvalidRequestError if the input's type or shape is not that of `tensor`. The server checks this too,
+        by config.pbtxt."""
         if not self.has(tensor.name):
             return
         value = self._values[tensor.name]
@@ -103,7 +108,7 @@ class Row:
         return None if value is None else int(value)
 
     def required_integer(self, name: str) -> int:
-        """As integer(), of an input that require() has found."""
+        """Returns the integer of an input that `require` has found."""
         return int(self._one(name, "iu"))
 
     def number(self, name: str) -> float | None:
@@ -119,8 +124,10 @@ class Row:
         return None if value is None else _decode(name, value)
 
     def texts(self, name: str, most: int) -> list[str]:
-        """All of them but the empty ones, with which clients fill up rows of unequal length. most: values, empty ones
-        included, as for all lists here."""
+        """Returns the texts of an input, without empty ones, with which clients fill up rows of unequal length.
+
+        most: the most values of the list, empty ones included.
+        """
         found = [_decode(name, value) for value in self._all(name, "OSU", most)]
         return [text for text in found if text]
 
@@ -131,7 +138,7 @@ class Row:
         return [float(value) for value in self._all(name, "f", most)]
 
     def array(self, name: str) -> np.ndarray | None:
-        """The values of an input, None if it was not sent."""
+        """Returns the values of an input, or None if it was not sent."""
         return self._values[name] if self.has(name) else None
 
     def _all(self, name: str, kinds: str, most: int) -> list[Any]:
@@ -150,7 +157,10 @@ class Row:
 
 
 def check_size(name: str, size: int, most: int, what: str) -> None:
-    """Before any work for each of so many. what: they are, in the plural."""
+    """Raises InvalidRequestError if an input has more than `most` values, before any of them is processed.
+
+    what: the name of the values, in the plural.
+    """
     if size > most:
         raise InvalidRequestError(f"input {name!r} must hold at most {most} {what} per prompt, got {size}")
 
@@ -165,8 +175,11 @@ def _decode(name: str, value: Any) -> str:
 
 
 def word_list(row: Row, name: str, most: int) -> list[list[int]]:
-    """Words as token ids out of TensorRT-LLM's [2, n] encoding: the ids of all words one after the other, and below
-    them where each word ends, filled up with -1. most: words. Type and shape are looked at before (Row.check)."""
+    """Reads words as lists of token ids from TensorRT-LLM's [2, n] encoding. The first row has the ids of all words one
+    after the other. The second row has the end of each word, filled up with -1. Raises InvalidRequestError.
+
+    most: the most words. Row.check has checked type and shape before.
+    """
     value = row.array(name)
     if value is None:
         return []

@@ -1,7 +1,7 @@
-"""The text interface: tensors of TensorRT-LLM's `ensemble` and `tensorrt_llm_bls`. Text in, text out.
+"""Reads and writes the text interface: the tensors of TensorRT-LLM's `ensemble` and `tensorrt_llm_bls`.
 
-text_input, max_tokens -> text_output. Streaming, text_output is what is new; otherwise all, after the prompt's text
-unless exclude_input_in_output. A stop word stays at the end of the text.
+text_input and max_tokens give text_output. In a stream, text_output is the new text. Otherwise it is all text, after
+the prompt's text unless exclude_input_in_output is set. A stop word stays at the end of the text.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ OUTPUTS: tuple[Tensor, ...] = (Tensor("text_output", "STRING", (-1,)), *replies.
 
 
 def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str, Any]) -> Job:
-    """exclude_input: what holds if the request does not say exclude_input_in_output. defaults: the model's, of
-    sampling."""
+    """Reads one prompt. Raises InvalidRequestError.
+
+    exclude_input: the value of exclude_input_in_output if the request does not send it.
+    defaults: the model's sampling defaults.
+    """
     row.require("text_input", "text")
     row.require("max_tokens", "text")
     fields: dict[str, Any] = sampling_fields(row, "top_k", "top_p", defaults, engine.vocab_size)
@@ -58,8 +61,8 @@ def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
 
 
 def _biases(row: Row, engine: EngineDir) -> dict[int, float] | None:
-    """Each weight goes to every token of its word."""
-    most = bounds.BAD_WORDS  # they are tokenized in the thread that all requests start in
+    """Returns the bias of each token. The weight of a word goes to every token of the word."""
+    most = bounds.BAD_WORDS  # The words are tokenized in the thread in which all requests start.
     words = row.texts("embedding_bias_words", most)
     weights = row.numbers("embedding_bias_weights", most)
     if len(words) != len(weights):

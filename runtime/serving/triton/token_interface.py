@@ -1,9 +1,9 @@
-"""The token interface: tensors of TensorRT-LLM's `tensorrt_llm`. Token ids in, token ids out.
+"""Reads and writes the token interface: the tensors of TensorRT-LLM's `tensorrt_llm`.
 
-input_ids, input_lengths, request_output_len -> output_ids [beams, tokens], sequence_length [beams]; there is one beam.
-Streaming, output_ids is what is new; otherwise all, after the prompt's ids unless exclude_input_in_output. Every
-completion has a response of its own, in which nothing is padded. Only where several prompts share one, without the
-decoupled mode, the shorter output_ids are filled up with pad_id, else with end_id, else with 0.
+input_ids, input_lengths and request_output_len give output_ids [beams, tokens] and sequence_length [beams]; there is
+one beam. In a stream, output_ids has the new ids. Otherwise it has all ids, after those of the prompt unless
+exclude_input_in_output is set. Every completion has its own response without padding. Only where several prompts share
+a response, without the decoupled mode, shorter output_ids are filled up with pad_id, else with end_id, else with 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tensorwright.runtime.serving.triton.sampling_inputs import by_input, option
 from tensorwright.runtime.serving.triton.tensors import Row, Tensor, check_size, tensors, word_list
 
 INPUTS: tuple[Tensor, ...] = (
-    Tensor("input_ids", "INT32", (-1,)),  # needed, but optional for the server, as it is in TensorRT-LLM's
+    Tensor("input_ids", "INT32", (-1,)),  # The server takes it as optional, as TensorRT-LLM does.
     Tensor("input_lengths", "INT32", required=True),
     Tensor("request_output_len", "INT32", required=True),
     *tensors("INT32", "stop_words_list bad_words_list", (2, -1)),
@@ -49,8 +49,11 @@ OUTPUTS: tuple[Tensor, ...] = (
 
 
 def read(row: Row, engine: EngineDir, exclude_input: bool, defaults: Mapping[str, Any]) -> Job:
-    """exclude_input: what holds if the request does not say exclude_input_in_output. defaults: the model's, of
-    sampling."""
+    """Reads one prompt. Raises InvalidRequestError.
+
+    exclude_input: the value of exclude_input_in_output if the request does not send it.
+    defaults: the model's sampling defaults.
+    """
     for name in ("input_ids", "input_lengths", "request_output_len"):
         row.require(name, "token")
     ids, length = row.integers("input_ids", bounds.TOKENS), row.required_integer("input_lengths")
@@ -85,8 +88,8 @@ def write(asked: Asked, part: Part) -> dict[str, np.ndarray]:
 
 
 def _stops(words: list[list[int]], tokens: list[int], engine: EngineDir) -> dict[str, Any]:
-    """Words of one token stop at that token. Longer ones stop where their text is complete, however it is spelled; so
-    the text is followed only if there are such."""
+    """Returns the keywords of SamplingParams for stop words. A word of one token stops at that token. A longer word
+    stops where its text is complete, whatever its tokens are, so text is decoded only if there are longer words."""
     single = [word[0] for word in words if len(word) == 1]
     longer = [word for word in words if len(word) > 1]
     check_size("stop_words_list", len(longer), bounds.STOP_STRINGS, "words of several tokens")

@@ -1,4 +1,4 @@
-"""Watches what Triton 2.51 does not: an engine that stopped in a living process."""
+"""Watches for an engine that stopped in a living process, which Triton 2.51 does not notice."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ PERIOD = 0.5  # seconds
 
 
 class Watch:
-    """A thread until `close`. pb_utils: the module that Triton gives to its Python models.
+    """Runs a thread until `close`. pb_utils: the module that Triton gives to its Python models.
 
-    A model whose engine stopped unloads itself, so that it is not ready; Triton allows that in explicit mode only, in
+    A model whose engine stopped unloads itself, so that it is not ready. Triton allows this only in explicit mode. In
     other modes each request is answered with the engine's error.
     """
 
@@ -24,7 +24,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Before the engine is shut down, lest that look like its death."""
+        """Ends the thread. Call it before the engine is shut down, for the watch would take that for a failure."""
         self._stop.set()
         self._thread.join()
 

@@ -1,7 +1,7 @@
-"""The tritonserver out of the nvidia-pytriton wheel, in a virtual environment of its own, and whether it can run here.
+"""Runs the tritonserver of the nvidia-pytriton wheel in a virtual environment of its own, and checks that it can run.
 
 `make triton-venv` makes that environment: the server's embedded Python needs numpy 1, and tensorwright beside it.
-`make triton-serve REPO=...` starts this module: the server with what it needs to find its parts, on loopback.
+`make triton-serve REPO=...` runs this module, which starts the server on loopback with the paths of its parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import click
 from tensorwright.command import run_command
 from tensorwright.errors import InvalidOptionError, MissingDependencyError
 
-# What a machine without a GPU needs, and an end that waits for requests; anything given replaces it.
+# These arguments suit a machine without a GPU, and let the server wait for requests at its end. An argument of the user
+# replaces the one of the same name.
 _USUAL = (
     "--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--metrics-address=127.0.0.1", "--exit-timeout-secs=60",
     "--pinned-memory-pool-byte-size=0", "--allow-gpu-metrics=false",
@@ -25,7 +26,7 @@ _USUAL = (
 
 
 class ServerVenv:
-    """The virtual environment in which the server runs. `problem`: why it cannot, or None."""
+    """The virtual environment in which the server runs. problem: the reason why the server cannot run, or None."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -60,13 +61,14 @@ class ServerVenv:
         self._find_libpython(stub, version, Path(libraries))
 
     def _find_libpython(self, stub: Path, version: str, libraries: Path) -> None:
-        """The stub embeds libpython: that of the environment's own Python, else one that the loader knows."""
+        """Sets the environment variables with which the stub finds libpython: that of the environment's own Python, or
+        else one that the loader knows."""
         name = f"libpython{version}.so.1.0"
         environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
         environment["PATH"] = (
-            f"{self.path / 'bin'}:{os.environ['PATH']}"  # the stub's interpreter takes its prefix here
+            f"{self.path / 'bin'}:{os.environ['PATH']}"  # The stub's interpreter finds its prefix by this path.
         )
-        # The wheel's own libraries are found by the programs where they are, and not where links lead to them.
+        # A program at its own place finds the wheel's libraries, but one that is started through a link does not.
         paths = [self.root.parents[1] / "nvidia_pytriton.libs", libraries if (libraries / name).exists() else None]
         environment["LD_LIBRARY_PATH"] = ":".join(str(path) for path in paths if path)
         missing = [
@@ -103,7 +105,8 @@ def serve(venv: str, repository: str, arguments: tuple[str, ...]) -> NoReturn:
         raise MissingDependencyError(f"there is no tritonserver: {found.problem}")
     given = {argument.partition("=")[0] for argument in arguments}
     usual = [text for text in (*_USUAL, f"--backend-directory={found.backends}") if text.partition("=")[0] not in given]
-    os.chdir(models)  # the working folder is on the embedded Python's path, where a checkout would hide the package
+    # The embedded Python's path has the working folder. A checkout there would hide the installed package.
+    os.chdir(models)
     command = [str(found.server), f"--model-repository={models}", *usual, *arguments]
     os.execve(found.server, command, found.environment)
 
