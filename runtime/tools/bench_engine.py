@@ -20,12 +20,12 @@ from tensorwright.runtime.requests.prompts import CheckedRequest
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.sizes import parse_size
 
-POLL = 0.5  # seconds that one wait lasts at most
+POLL = 0.5  # the most seconds of one wait
 
 
 @dataclass(frozen=True)
 class Load(LoadFields):
-    """What is asked of the engine: the fields of LoadFields, and options of LLM."""
+    """The load of a benchmark: the fields of LoadFields, and options of LLM."""
 
     threads: int | None = None
     kv_cache_memory: str | None = None
@@ -46,7 +46,7 @@ class Load(LoadFields):
             )
 
     def prompts(self, engine: EngineDir, count: int, part: int = 0) -> list[np.ndarray]:
-        """Random ids, the same for the same seed and part."""
+        """Returns `count` prompts of random ids, int32 [input_len]. The same seed and part give the same prompts."""
         rng = np.random.default_rng([self.seed, part])
         return [rng.integers(0, engine.vocab_size, self.input_len, dtype=np.int32) for _ in range(count)]
 
@@ -57,7 +57,7 @@ def _option(name: str) -> str:
 
 @dataclass
 class Trace:
-    """When a request was submitted and when each of its tokens was there, in seconds of one clock."""
+    """The times at which a request was submitted and at which each of its tokens came, in seconds of one clock."""
 
     submitted: float
     tokens: list[float] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Trace:
 
     @property
     def per_token(self) -> float:
-        """Mean over the tokens after the first; 0 if there is none."""
+        """The mean seconds of a token after the first; 0 if there is none."""
         return (self.tokens[-1] - self.tokens[0]) / max(1, len(self.tokens) - 1)
 
     @property
@@ -81,10 +81,11 @@ class Trace:
 
 
 class BenchEngine:
-    """A running engine without prefix cache: every prompt is computed. Close it, or use it as a context manager."""
+    """A running engine without a prefix cache, so that it computes every prompt. Close it, or use it as a context
+    manager."""
 
     def __init__(self, engine: EngineDir, load: Load, queue: int):
-        """queue: requests submitted at once."""
+        """Starts the engine. queue: the number of requests that are submitted at once."""
         asked = None if load.kv_cache_memory is None else parse_size(load.kv_cache_memory)
         batch, tokens = load.batch_size, load.max_num_tokens
         if tokens is not None or batch > DEFAULT_LIMITS["max_num_tokens"]:
@@ -106,7 +107,8 @@ class BenchEngine:
         self._next_id = 1
 
     def run(self, prompts: Sequence[np.ndarray]) -> list[Trace]:
-        """Submits all at once and waits for all. Greedy, and no end before the last token."""
+        """Submits all prompts at once, waits for all requests, and returns their traces. Sampling is greedy, and no
+        request ends before its last token."""
         sampling = make_sampling(self._request, [])
         traces: dict[int, Trace] = {}
         alive = set()
@@ -128,7 +130,7 @@ class BenchEngine:
         return list(traces.values())
 
     def profiled(self, prompts: Sequence[np.ndarray]) -> dict[str, Any]:
-        """Runs them and returns what the steps took, as `LLM.get_profile` does."""
+        """Runs the prompts and returns the profile of the steps, in the form of `LLM.get_profile`."""
         self._native.profile(True)
         self.run(prompts)
         self._native.profile(False)

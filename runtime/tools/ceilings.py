@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured, and how near to it an op of the engine came.
+"""Measures this machine's ceilings, with which ops of the engine are compared.
 
 The roofline of an op is the time that its bytes or its arithmetic need at the ceilings, whichever is longer.
 """
@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from tensorwright.runtime.engine import native
 
-REPEATS = 32  # rounds of a millisecond or two each; the best counts, so that a busy moment does not
+REPEATS = 32  # rounds of one or two milliseconds; the best round counts, so that a busy moment does no harm
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates per second with so many threads: bytes read from memory, and operations (a multiply-add counts two).
+    """The highest rates per second with `threads` threads: bytes read from memory, and operations by type. A
+    multiply-add counts as two operations.
 
-    bfloat16 is None where the processor has no bf16 dot product: its kernels then compute in float32.
+    bfloat16 is None if the processor has no bf16 dot product; the kernels then compute in float32.
     """
 
     threads: int
@@ -26,7 +27,7 @@ class Ceilings:
     int8: float
 
     def peak(self, op: str, dtype: str) -> float:
-        """Operations per second that an op of an engine of this dtype can reach."""
+        """Returns the operations per second that an op can reach in an engine of this dtype."""
         if op == "quantized_matmul":
             return self.int8
         if op in ("matmul", "paged_attention") and dtype == "bfloat16":
@@ -38,7 +39,8 @@ class Ceilings:
 
 
 def measure_ceilings(threads: int) -> Ceilings:
-    """Takes less than a second; nothing else should run. IsaError where the processor lacks AVX2."""
+    """Measures the ceilings in less than a second, during which nothing else should run. Raises IsaError if the
+    processor lacks AVX2."""
     runtime = native.load_module()
 
     def rate(what: str) -> float:
@@ -49,12 +51,12 @@ def measure_ceilings(threads: int) -> Ceilings:
 
 
 def figures(ceilings: Ceilings) -> str:
-    """For people."""
+    """Describes the ceilings in one line for people."""
     rates = {"int8": ceilings.int8, "bf16": ceilings.bfloat16, "fp32": ceilings.float32}
     peaks = [f"{name} {rate / 1e9:.0f} GOP/s" for name, rate in rates.items() if rate is not None]
     return ", ".join([f"read {ceilings.read / 1e9:.1f} GB/s", *peaks])
 
 
 def describe(ceilings: Ceilings) -> str:
-    """One line of what a command measured."""
+    """Describes the ceilings that a command measured at its start, in one line."""
     return f"ceilings measured at the start with {ceilings.threads} threads: {figures(ceilings)}"

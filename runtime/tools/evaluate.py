@@ -1,7 +1,7 @@
-"""Logprobs of token sequences by the engine itself, many positions at a time: what perplexity is made of.
+"""Computes the logprobs of token sequences, from which perplexity is made, with the engine's own executor.
 
-Sequences go through the executor in steps of hundreds of tokens, so that this is as fast as prefill; every position's
-logits become one number where they are. The cache is used once and shared by nobody.
+Sequences go through the executor in steps of hundreds of tokens, so that scoring is as fast as prefill. The executor
+reduces every position's logits to one number in place. The cache is used once and shared by no one else.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 
-LOGIT_BYTES = 128 << 20  # of a step's logits: bounds its tokens
+LOGIT_BYTES = 128 << 20  # the most bytes of a step's logits, which bounds the tokens of a step
 MAX_TOKENS = 512
 FEWEST_TOKENS = 32
 
 
 class Scorer:
-    """For sequences of 2 to `longest` tokens."""
+    """Scores sequences of 2 to `longest` tokens."""
 
     def __init__(self, engine: EngineDir, longest: int, threads: int):
         self._executor = native.create_executor(engine, threads)
@@ -29,20 +29,20 @@ class Scorer:
         self._chunk = min(computed, step_tokens(engine.vocab_size))
         self._side_by_side = max(1, step_tokens(engine.vocab_size) // computed)
         self._block = engine.block_size
-        self._blocks = -(-computed // engine.block_size)  # of a sequence
+        self._blocks = -(-computed // engine.block_size)  # blocks of one sequence
         self._groups = len(self._executor.facts()["group_windows"])
         tokens = self._chunk * self._side_by_side
         self._executor.allocate([self._blocks * self._side_by_side] * self._groups, tokens, tokens, self._side_by_side)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> Iterator[np.ndarray]:
-        """For each sequence, in order: float64 [tokens - 1], the logprob of every token but the first."""
+        """Yields for each sequence, in order, the logprob of every token but the first: float64 [tokens - 1]."""
         for first in range(0, len(sequences), self._side_by_side):
             yield from self._score_batch([list(ids) for ids in sequences[first : first + self._side_by_side]])
 
     def _score_batch(self, batch: list[list[int]]) -> list[np.ndarray]:
         parts: list[list[np.ndarray]] = [[] for _ in batch]
         for start in range(0, max(len(ids) for ids in batch) - 1, self._chunk):
-            # (which of the batch, its first and last position of this step)
+            # Each span is (index in the batch, first position of this step, end of its positions).
             spans = [(i, start, min(start + self._chunk, len(ids) - 1)) for i, ids in enumerate(batch)]
             spans = [span for span in spans if span[1] < span[2]]
             targets = [token for i, begin, end in spans for token in batch[i][begin + 1 : end + 1]]
@@ -53,7 +53,8 @@ class Scorer:
         return [np.concatenate(each) for each in parts]
 
     def _step(self, batch: list[list[int]], spans: list[tuple[int, int, int]]) -> tuple[Any, ...]:
-        """What CpuExecutor.score takes: sequence i of the batch has its own blocks in every cache group."""
+        """Returns the arguments of CpuExecutor.score. Sequence i of the batch has its own blocks in every cache
+        group."""
         tables = np.array([np.arange(i * self._blocks, (i + 1) * self._blocks) for i, _, _ in spans], np.int32)
         positions = [np.arange(begin, end) for _, begin, end in spans]
         blocks = [table[where // self._block] for table, where in zip(tables, positions, strict=True)]
@@ -70,5 +71,6 @@ class Scorer:
 
 
 def step_tokens(vocab_size: int) -> int:
-    """Enough for the kernels to be at their best, unless the logits would take much memory."""
+    """Returns the tokens of a step: enough for the best speed of the kernels, unless the logits would take too much
+    memory."""
     return max(FEWEST_TOKENS, min(MAX_TOKENS, LOGIT_BYTES // (4 * vocab_size)))

@@ -1,4 +1,4 @@
-"""What `tensorwright inspect` shows: the engine's facts, its passes, its sizes, its record, this machine's kernels."""
+"""Shows an engine for `tensorwright inspect`: its facts, passes, sizes and records, and this machine's kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensorwright.sizes import format_size
 
 
 def describe(engine: EngineDir) -> dict[str, Any]:
-    """config.json and what the checks and this machine add to it; plain data for --json."""
+    """Returns config.json with the facts that the checks and this machine add, as plain data for --json."""
     return {
         "path": str(engine.path),
         **engine.config.to_dict(),
@@ -34,7 +34,8 @@ def describe(engine: EngineDir) -> dict[str, Any]:
 
 
 def _build_report(engine: EngineDir) -> dict[str, Any] | None:
-    """build-report.json: not part of the engine's identity, so it may be missing and is not checksummed."""
+    """Reads build-report.json, or returns None if it is missing. The file is no part of the engine's identity, so no
+    checksum covers it. Raises EngineError if it cannot be read."""
     path = engine.path / REPORT
     try:
         return read_json(path.read_bytes()) if path.exists() else None
@@ -45,7 +46,7 @@ def _build_report(engine: EngineDir) -> dict[str, Any] | None:
 
 
 def show(facts: dict[str, Any], console: Console) -> None:
-    """Prints `describe`'s facts for people."""
+    """Prints the facts of `describe` as tables for people."""
     head = {"engine": facts["path"], "target": facts["target"], "dtype": facts["dtype"]}
     built = {"built by": f"tensorwright {facts['tensorwright_version']}", "size": format_size(facts["total_bytes"])}
     _show_pairs(
@@ -68,7 +69,8 @@ def show(facts: dict[str, Any], console: Console) -> None:
 
 
 def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None) -> dict[str, Any]:
-    """Formats and bits; relative errors by kind of matrix: the mean over the layers and the worst layer."""
+    """Returns the rows of quantization: formats, bits, and the relative errors by kind of matrix, as the mean over the
+    layers and the worst layer."""
     pairs: dict[str, Any] = {"formats": record["spec"]}
     if record["tied"]:
         pairs["tied"] = "embedding and lm_head are one matrix of the checkpoint, stored once for each format"
@@ -80,7 +82,7 @@ def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None)
 
 
 def _spread(row: list[float | None]) -> str:
-    """Of one value per layer, some of which may be absent."""
+    """Describes the mean and the largest of one value per layer. Some values may be absent."""
     values = [(value, layer) for layer, value in enumerate(row) if value is not None]
     if not values:
         return "not a number"
@@ -89,7 +91,7 @@ def _spread(row: list[float | None]) -> str:
 
 
 def _formats(facts: dict[str, Any]) -> dict[str, str]:
-    """The cache's type; engines of before there was a choice say nothing of it."""
+    """Returns the row of the KV cache's type. An engine without the build option has "auto"."""
     asked = facts["build_options"].get("kv_cache_dtype", "auto")
     return {"kv cache": facts["dtype"] if asked == "auto" else asked}
 
@@ -103,13 +105,13 @@ def _show_pairs(console: Console, title: str, pairs: dict[str, Any]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _flat(pairs):
-        table.add_row(Text(f"  {name}"), Text(value))  # a plain text would be read as markup
+        table.add_row(Text(f"  {name}"), Text(value))  # rich would read a plain str as markup.
     console.print(table)
     console.print()
 
 
 def _flat(pairs: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested tables as dotted names."""
+    """Flattens nested tables into rows with dotted names."""
     rows: list[tuple[str, str]] = []
     for name, value in pairs.items():
         if isinstance(value, dict):

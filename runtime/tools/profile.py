@@ -1,7 +1,7 @@
-"""Where the time of an engine's steps went: sums by op and by module, of prefill and decode apart.
+"""Sums the time of an engine's steps by op and by module, separately for prefill and decode.
 
-Steps are told apart by their shape: several tokens of each sequence (prefill), one of each (decode), some of either
-(mixed: prompts that came while others were answered).
+The shape of a step gives its phase: several tokens of each sequence (prefill), one token of each (decode), or both
+kinds of sequences (mixed: prompts that came while other requests were answered).
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ _LAYER = re.compile(r"(?:^|.*?\.)\d+\.")
 
 @dataclass(frozen=True)
 class OpSums:
-    """One op, or one op of one module in all layers. ideal_seconds: at the ceilings, of each instruction by itself."""
+    """The sums of one op, or of one op of one module in all layers.
+
+    ideal_seconds: the time at the ceilings, computed for each instruction by itself.
+    """
 
     op: str
-    module: str  # "" for all
+    module: str  # "" means all modules.
     calls: int
     seconds: float
     bytes: int
@@ -39,13 +42,13 @@ class OpSums:
 
     @property
     def roofline(self) -> float:
-        """More than 1: part of the bytes came from a cache."""
+        """The ideal time over the measured time. More than 1 means that a part of the bytes came from a cache."""
         return self.ideal_seconds / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
 class PhaseProfile:
-    """All steps of a phase. ops and modules: the longest first, each adds up to the whole."""
+    """All steps of a phase. ops, modules: the sums, the longest first; each list adds up to the whole."""
 
     phase: str
     steps: int
@@ -60,7 +63,7 @@ class PhaseProfile:
 
 
 def summarise(measured: dict[str, Any], ceilings: Ceilings, dtype: str) -> list[PhaseProfile]:
-    """measured: of `LLM.get_profile`. Phases without a step are left out."""
+    """Returns the profile of each phase that has steps. measured: the result of `LLM.get_profile`."""
     phases = []
     for name in PHASES:
         steps = measured[name]["steps"]
@@ -73,12 +76,12 @@ def summarise(measured: dict[str, Any], ceilings: Ceilings, dtype: str) -> list[
 
 
 def module_role(path: str) -> str:
-    """What a module is in its layer: model.layers.3.mlp.down_proj -> mlp.down_proj."""
+    """Returns the name of a module within its layer: mlp.down_proj for model.layers.3.mlp.down_proj."""
     return _LAYER.sub("", path) or path
 
 
 def as_dict(phases: list[PhaseProfile], ceilings: Ceilings) -> dict[str, Any]:
-    """Plain data for --json; rates are per second."""
+    """Returns the profile as plain data for --json. Rates are per second."""
     return {
         "ceilings": asdict(ceilings),
         "phases": {

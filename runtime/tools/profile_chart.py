@@ -1,6 +1,6 @@
-"""A profile as a picture: one bar per op, in SVG, which every browser shows.
+"""Draws a profile in SVG, which every browser shows, with one bar per op.
 
-A bar is the time that the op took; its dark part is what it would take at the ceilings of the machine.
+A bar is the time that the op took. Its dark part is the time that the op would take at the ceilings of the machine.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from xml.sax.saxutils import escape
 from tensorwright.runtime.tools.ceilings import Ceilings, describe
 from tensorwright.runtime.tools.profile import OpSums, PhaseProfile
 
-WIDTH, LABEL, BAR = 1000, 190, 440  # pixels: the picture, the names, the longest bar
+WIDTH, LABEL, BAR = 1000, 190, 440  # pixels: the widths of the picture, the names and the longest bar
 ROW, GAP, MARGIN = 22, 46, 16
 TAKEN, IDEAL = "#9ecae1", "#2171b5"
 
 
 def draw_profile(phases: list[PhaseProfile], ceilings: Ceilings, title: str) -> str:
-    """The SVG text."""
+    """Returns the picture as SVG text."""
     parts = [_text(MARGIN, 28, title, size=16, weight="bold"), _text(MARGIN, 48, describe(ceilings), size=11)]
     parts += _legend(66)
     y = 92

@@ -1,4 +1,4 @@
-"""A profile for people: a table per phase by op and by module."""
+"""Prints a profile for people: two tables per phase, one by op and one by module."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""tensorwright doctor: what this machine has, and whether an engine can run here."""
+"""Reports for `tensorwright doctor` what this machine has, and whether an engine can run on it."""

@@ -1,4 +1,4 @@
-"""Whether an engine can run here: every check that opening it makes, one by one, so that all that is wrong is told."""
+"""Checks whether an engine can run on this machine: runs every check of opening it, and reports all that fail."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ NO_TOKENIZER = (
 
 
 def examine_engine(path: str) -> dict[str, Any]:
-    """target, runs (whether it can), facts of it, problems: the error's type and its text, which has the remedy, and
-    warnings: what it cannot do for lack of something, as texts."""
+    """Returns the report of an engine: path, target, runs, facts, problems and warnings.
+
+    runs: whether the engine can run here. problems: the type and the message of each error; the message has the remedy.
+    warnings: texts about things that the engine cannot do because it lacks something.
+    """
     try:
         engine = open_engine(path, read_tokenizer=True)
     except TensorwrightError as error:
@@ -31,7 +34,7 @@ def examine_engine(path: str) -> dict[str, Any]:
         return {"path": path, "target": None, "runs": False, **report}
     problems = []
     of_all: list[Check] = [partial(sampling_defaults, engine, "model")]
-    for check in chain(CHECKS[engine.target](engine), of_all):  # one by one: later ones need what earlier ones found
+    for check in chain(CHECKS[engine.target](engine), of_all):  # Later checks need the results of earlier ones.
         try:
             check()
         except TensorwrightError as error:
@@ -41,7 +44,7 @@ def examine_engine(path: str) -> dict[str, Any]:
         "max_seq_len": engine.max_seq_len,
         "built_by": engine.config.tensorwright_version,
     }
-    with suppress(TensorwrightError):  # a check has told it
+    with suppress(TensorwrightError):  # A check has reported this error.
         facts |= describe_engine(engine)
     report = {"facts": facts, "problems": problems, "warnings": [NO_TOKENIZER] if engine.tokenizer is None else []}
     return {"path": path, "target": engine.target, "runs": not problems, **report}
@@ -55,7 +58,7 @@ def _cpu_checks(engine: EngineDir) -> Iterator[Check]:
     from tensorwright.runtime.engine import native
     from tensorwright.runtime.engine.memory import default_kv_bytes
 
-    yield native.dispatch_choices  # the compiled runtime loads, and TENSORWRIGHT_ISA is one it has
+    yield native.dispatch_choices  # The compiled runtime loads, and has the set of TENSORWRIGHT_ISA.
     yield lambda: default_kv_bytes(engine, 1)
     yield lambda: native.create_executor(engine, 1)
 
@@ -78,7 +81,7 @@ def _tensorrt_checks(engine: EngineDir) -> Iterator[Check]:
     found: list[Manifest] = []
     yield lambda: found.append(read_manifest(engine))
     if not found:
-        return  # nothing to hold this machine against
+        return  # Without the manifest there is nothing to compare this machine with.
     (manifest,), path = found, engine.path / ENGINE_FILE
 
     def ask_device() -> None:
@@ -98,4 +101,4 @@ CHECKS: dict[str, Callable[[EngineDir], Iterator[Check]]] = {
     "tensorrt": _tensorrt_checks,
     "tensorrt-rtx": _tensorrt_checks,
 }
-"""By target."""
+"""The checks of each target."""

@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, the kernels taken, the NVIDIA driver and its GPUs."""
+"""Finds the facts of this machine: processor, memory, the kernels taken, the NVIDIA driver and its GPUs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tensorwright.runtime.base.host import available_memory, default_threads
 
 PROC = Path("/proc")
 SETS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile")
-"""Of /proc/cpuinfo, those that a kernel may ask for."""
+"""The flags of /proc/cpuinfo that a kernel may need."""
 
 
 def examine_machine(proc: Path = PROC) -> dict[str, Any]:
-    """Facts by name; kernels: by family the one taken, or the error why there are none."""
+    """Returns the facts by name. kernels: the kernel taken for each family, or the error if there are none."""
     model, flags = _processor(proc)
     return {
         "tensorwright": tensorwright.__version__,
@@ -54,7 +54,11 @@ def _kernels() -> dict[str, Any]:
 
 
 def examine_nvidia(proc: Path = PROC) -> dict[str, Any]:
-    """driver: its version, None without one. gpus: name, sm, bytes of memory. error: why they could not be asked."""
+    """Returns the facts of the NVIDIA driver.
+
+    driver: its version, or None if there is none. cuda: the CUDA version of the driver. gpus: name, SM and bytes of
+    memory of each GPU. error: the reason why the driver could not be asked, or None.
+    """
     path = proc / "driver/nvidia/version"
     found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", path.read_text()) if path.is_file() else None
     facts: dict[str, Any] = {"driver": found[1] if found else None, "cuda": None, "gpus": [], "error": None}
@@ -64,7 +68,7 @@ def examine_nvidia(proc: Path = PROC) -> dict[str, Any]:
         return {**facts, "error": f"the package cuda-bindings is absent ({error}), so GPUs cannot be listed"}
     try:
         return {**facts, **_ask_driver(driver)}
-    except RuntimeError as error:  # cuda-bindings finds no libcuda
+    except RuntimeError as error:  # cuda-bindings raises this if it finds no libcuda.
         return {**facts, "error": f"no NVIDIA driver: libcuda.so.1 is not found ({type(error).__name__})"}
 
 

@@ -1,6 +1,6 @@
-"""The packages that Tensorwright uses, what is installed of them, and what to install for what is not.
+"""Lists the packages that Tensorwright uses, their installed versions, and how to install those that are missing.
 
-The versions are those of pyproject.toml; a test holds them together.
+The versions are those of pyproject.toml; a test compares them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from tensorwright.installing import install
 
 @dataclass(frozen=True)
 class Package:
-    """A distribution, the oldest version that will do and the first that will not, and the extra that installs it.
+    """A distribution and the versions that Tensorwright can use.
 
-    extra None: it comes with Tensorwright itself. instead: distributions that hold the same module.
+    oldest: the first version that works. too_new: the first later version that does not, or None.
+    extra: the extra that installs the package; None means that it comes with Tensorwright itself.
+    use: what the package is for. instead: distributions that hold the same module.
     """
 
     name: str
@@ -50,7 +52,7 @@ PACKAGES = (
 
 
 def examine_packages() -> list[dict[str, Any]]:
-    """Of each package: name, version (None: absent), wanted, use, ok, and remedy where it is not."""
+    """Returns for each package: name, version (None if absent), wanted, use, ok, and remedy (None if ok)."""
     return [_examine(package) for package in PACKAGES]
 
 
@@ -84,7 +86,7 @@ def _fault(package: Package, found: str) -> str | None:
 
 
 def installed(name: str) -> str | None:
-    """The version of a distribution, None if there is none."""
+    """Returns the version of an installed distribution, or None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -92,6 +94,6 @@ def installed(name: str) -> str | None:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The release part of a version: "2.13.0+cpu" -> (2, 13, 0)."""
+    """Returns the release part of a version: (2, 13, 0) for "2.13.0+cpu"."""
     release = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(int(part) for part in release[0].split(".")) if release else ()
