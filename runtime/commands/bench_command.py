@@ -1,7 +1,7 @@
-"""`tensorwright bench`: how long made-up requests take (latency), and how many of them pass (throughput).
+"""Runs `tensorwright bench`, which measures how long made-up requests take and how many pass per second.
 
-Prompts are random token ids; outputs have a fixed length. Percentiles are of all requests measured (of all gaps
-between tokens for ITL; of the repeats for rates). Rooflines are measured in a round of its own, after the others.
+Prompts are random token ids, and outputs have a fixed length. Percentiles are taken over all measured requests; those
+of ITL over all gaps between tokens, those of rates over the repeats. Rooflines come from a separate last round.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tensorwright.runtime.tools.profile import PhaseProfile, summarise
 
 
 def bench_latency(engine: str, load: Load, as_json: bool) -> None:
-    """Batches one after the other: the next starts when the last request of the former has ended."""
+    """Measures latencies. Batches run one after the other: a batch starts when the last request of the one before has
+    ended."""
     opened = open_engine(engine)
     load.check(opened)
     if load.requests % load.batch_size:
@@ -40,7 +41,7 @@ def bench_latency(engine: str, load: Load, as_json: bool) -> None:
 
 
 def bench_throughput(engine: str, load: Load, repeats: int, as_json: bool) -> None:
-    """All requests at once, --batch-size of them in a step; as often as `repeats` says."""
+    """Measures throughput. Each of `repeats` rounds submits all requests at once; a step runs --batch-size of them."""
     opened = open_engine(engine)
     load.check(opened)
     if repeats < 1:
@@ -54,7 +55,7 @@ def bench_throughput(engine: str, load: Load, repeats: int, as_json: bool) -> No
 
 
 def _ceilings(load: Load) -> Ceilings:
-    """Before the engine is loaded, so that nothing else runs meanwhile."""
+    """Measures the ceilings before the engine is loaded, so that nothing else runs meanwhile."""
     if load.threads is not None and load.threads < 1:
         raise InvalidOptionError(f"--threads must be positive, got {load.threads}")
     return measure_ceilings(choose_threads(load.threads))
@@ -66,7 +67,8 @@ def _warm_up(bench: BenchEngine, load: Load, engine: EngineDir) -> None:
 
 
 def latencies(traces: list[Trace]) -> dict[str, list[float]]:
-    """Seconds: to the first token, per token after it, between tokens, and of whole requests."""
+    """Returns the latencies in seconds, by name: to the first token (ttft), per token after it (tpot), between tokens
+    (itl), and of whole requests (request)."""
     several = [trace for trace in traces if len(trace.tokens) > 1]
     return {
         "ttft": [trace.first for trace in traces],
@@ -77,7 +79,7 @@ def latencies(traces: list[Trace]) -> dict[str, list[float]]:
 
 
 def rates(rounds: list[list[Trace]], load: Load) -> dict[str, list[float]]:
-    """Per second of each round, from the first submission to the last token."""
+    """Returns the rates per second of each round, measured from the first submission to the last token."""
     seconds = [max(t.tokens[-1] for t in traces) - min(t.submitted for t in traces) for traces in rounds]
     counts = [len(traces) for traces in rounds]
     return {
@@ -97,7 +99,7 @@ def _report(
     as_json: bool,
 ) -> None:
     preemptions = bench.stats()["preemptions"]
-    phases: list[PhaseProfile] = []  # only target cpu measures its instructions
+    phases: list[PhaseProfile] = []  # Only target cpu measures its instructions.
     if engine.target == "cpu":
         measured = bench.profiled(load.prompts(engine, min(load.batch_size, load.requests)))
         phases = summarise(measured, ceilings, engine.dtype)
@@ -121,7 +123,7 @@ def _report(
 
 
 def _phase_as_dict(phase: PhaseProfile) -> dict[str, float]:
-    """Of the steps alone, without scheduling and sampling."""
+    """Returns the figures of a phase's steps, without scheduling and sampling."""
     return {
         "steps": phase.steps,
         "tokens": phase.tokens,

@@ -1,4 +1,4 @@
-"""`tensorwright cache`: what the cache of engines holds, and making it smaller."""
+"""Runs `tensorwright cache`, which lists the engines of the cache and removes some."""
 
 from __future__ import annotations
 

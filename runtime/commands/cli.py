@@ -1,4 +1,4 @@
-"""The `tensorwright` command. Everything but click is imported by the subcommand that needs it."""
+"""Declares the `tensorwright` command. A subcommand imports all packages but click when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command: facts as tables or JSON, and the exit code."""
+"""Runs `tensorwright doctor`, which prints facts as tables or JSON and sets the exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensorwright.sizes import format_size
 
 
 def examine(engine: str | None, as_json: bool) -> None:
-    """Prints what there is; exits with 1 if there is an engine and it cannot run here."""
+    """Prints the facts. Exits with 1 if an engine was given that cannot run here."""
     facts: dict[str, Any] = {
         "machine": examine_machine(),
         "nvidia": examine_nvidia(),
@@ -34,7 +34,7 @@ def examine(engine: str | None, as_json: bool) -> None:
 
 
 def show(facts: dict[str, Any], console: Console) -> None:
-    """For people."""
+    """Prints the facts as tables for people."""
     machine = facts["machine"]
     rows = {
         "tensorwright": f"{machine['tensorwright']}, Python {machine['python']}, {machine['system']}",

@@ -1,8 +1,8 @@
-"""`tensorwright eval`: perplexity of text files by the engine itself.
+"""Runs `tensorwright eval`, which computes the perplexity of text files with the engine itself.
 
-Each file is one text, tokenized as the tokenizer does it (with its special tokens, such as a first <s>), and cut into
-windows of N tokens side by side; the last may be shorter. The engine sees one window at a time, so the first token of
-a window has nothing before it and is not scored.
+Each file is one text. The tokenizer encodes it with its special tokens, such as a first <s>. The tokens are cut into
+windows of N tokens side by side, of which the last may be shorter. The engine sees one window at a time, so the first
+token of a window has nothing before it and is not scored.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from tensorwright.runtime.tools.evaluate import Scorer
 
 @dataclass(frozen=True)
 class Score:
-    """Of a file, or of all. tokens: those that were scored; nll: mean negative logprob of one, in nats."""
+    """The score of one file, or of all. tokens: the number of scored tokens. nll: the mean negative logprob of a token,
+    in nats."""
 
     file: str
-    perplexity: float | None  # None: too large for a number
+    perplexity: float | None  # None means that it is too large for a number.
     nll: float
     tokens: int
     windows: int
@@ -40,7 +41,7 @@ class Score:
 
 
 def evaluate(engine: str, files: Sequence[str], window: int, threads: int | None, as_json: bool) -> None:
-    """See cli.eval for the options."""
+    """Scores the files and prints the results. cli.eval documents the options."""
     opened = open_engine(engine)
     require_cpu(opened, "tensorwright eval")
     check_window(window, opened)
@@ -71,7 +72,8 @@ def check_window(window: int, engine: EngineDir) -> None:
 
 
 def read_ids(path: Path, engine: EngineDir) -> list[int]:
-    """The file's tokens, at least two."""
+    """Returns the tokens of a file. Raises InvalidRequestError if the file is no text of at least two tokens of the
+    model."""
     tokenizer = _tokenizer(engine)
     data = path.read_bytes()
     if not data:
@@ -94,7 +96,7 @@ def read_ids(path: Path, engine: EngineDir) -> list[int]:
 
 
 def cut(ids: list[int], window: int) -> list[list[int]]:
-    """Side by side; a last one of a single token has nothing to score and is left out."""
+    """Cuts tokens into windows side by side. A last window of one token has nothing to score and is left out."""
     parts = [ids[start : start + window] for start in range(0, len(ids), window)]
     return [part for part in parts if len(part) > 1]
 

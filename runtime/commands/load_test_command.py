@@ -1,4 +1,4 @@
-"""`tensorwright bench serve`: the command and its options. Everything but click is imported when it runs."""
+"""Declares `tensorwright bench serve` and its options. All packages but click are imported when the command runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tensorwright run --profile`: measures the ceilings first, and at the end shows what the steps came to."""
+"""Profiles a run for `tensorwright run --profile`: measures the ceilings first, shows the steps' times at the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tensorwright.runtime.base.picture_file import check_picture
 from tensorwright.runtime.tools.ceilings import Ceilings, measure_ceilings
 from tensorwright.runtime.tools.profile import as_dict, summarise
 
-WIDTH = 120  # of the tables, also where there is no terminal, or a narrow one
+WIDTH = 120  # the least width of the tables, also without a terminal or with a narrow one
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Profiler:
     svg: Path | None
 
     def finish(self, llm: LLM, as_json: bool) -> None:
-        """Stops measuring. Tables on stderr, or one more object on stdout; and the picture."""
+        """Stops measuring. It prints tables to stderr, or with --json one more object to stdout, and writes the
+        picture."""
         llm.profile(False)
         phases = summarise(llm.get_profile(), self.ceilings, llm.engine.dtype)
         if as_json:
@@ -45,7 +46,8 @@ class Profiler:
 
 
 def start_profiler(threads: int | None, svg: str | None) -> Profiler:
-    """Before the engine is loaded, so that nothing else runs meanwhile."""
+    """Measures the ceilings before the engine is loaded, so that nothing else runs meanwhile. Raises InvalidOptionError
+    for impossible options."""
     path = None if svg is None else check_picture(svg, "--profile-svg")
     if threads is not None and threads < 1:
         raise InvalidOptionError(f"--threads must be positive, got {threads}")

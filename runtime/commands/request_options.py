@@ -1,5 +1,7 @@
-"""The options of `tensorwright run` that are a request's parameters: each goes to the field of SamplingParams or of
-GuidedDecodingParams that has its name, and that class checks it."""
+"""Adds the options of `tensorwright run` that are a request's parameters, and reads them.
+
+Each option goes to the field of its name in SamplingParams or GuidedDecodingParams, and that class checks the value.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +20,30 @@ if TYPE_CHECKING:
     from tensorwright.runtime.requests.sampling_params import SamplingParams
 
 PREFIX = "guided_"
-"""Arguments of guided decoding begin with it, for `json` is also the name of an option of the command."""
+"""The prefix of the arguments of guided decoding, for `json` is also the name of an option of the command."""
 MODELS_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""The fields whose default a model may have; the length is always the command's own."""
+"""The fields that a model may have a default for. The default of the length is always the command's own."""
 
 
 def request_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives the command the options of sampling, and those of guided decoding."""
+    """Adds the options of sampling and those of guided decoding to a command."""
     return add_options(Door.RUN, SAMPLING)(add_options(Door.RUN, GUIDED, prefix=PREFIX)(command))
 
 
 @dataclass(frozen=True)
 class AskedParams:
-    """params: of a model without defaults, greedy unless --temperature says otherwise. left_out: those of their fields
-    that no option set, and that a model may have a default for."""
+    """The parameters that the command's options give.
+
+    params: the parameters for a model without defaults; sampling is greedy unless --temperature says otherwise.
+    left_out: the fields that no option set and that a model may have a default for.
+    """
 
     params: SamplingParams
     left_out: frozenset[str]
 
     def over(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """With the model's defaults, LLM.sampling_defaults. If they say how tokens are drawn, tokens are drawn."""
+        """Returns the parameters with the model's defaults (LLM.sampling_defaults) in the fields of left_out. If the
+        defaults say how tokens are drawn, sampling is not greedy."""
         from tensorwright.runtime.requests.generation_defaults import shapes_distribution
 
         drawn = {"temperature": 1.0} if shapes_distribution(defaults) else {}
@@ -47,7 +53,7 @@ class AskedParams:
 
 
 def take_params(options: dict[str, Any]) -> AskedParams:
-    """Takes what request_options gave out of `options`."""
+    """Removes the options of `request_options` from `options`, and returns their parameters."""
     from tensorwright.runtime.requests.sampling_params import SamplingParams
 
     guided = take_guided(options)
@@ -58,7 +64,8 @@ def take_params(options: dict[str, Any]) -> AskedParams:
 
 
 def take_guided(options: dict[str, Any]) -> GuidedDecodingParams | None:
-    """Takes the options of guided decoding out of `options`; None if the user gave none."""
+    """Removes the options of guided decoding from `options`, and returns their parameters, or None if none was given.
+    Raises click.UsageError if several were given that exclude each other."""
     from tensorwright.runtime.guided.params import KINDS, GuidedDecodingParams
 
     given = take(options, Door.RUN, GUIDED, prefix=PREFIX)

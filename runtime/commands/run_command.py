@@ -1,4 +1,4 @@
-"""`tensorwright run`: prompts in, text out as it comes."""
+"""Runs `tensorwright run`, which generates text from prompts and prints it as it comes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Printing:
-    """How outputs are printed. stats: times and rates go to standard error."""
+    """How outputs are printed. stats: whether times and rates go to standard error."""
 
     stream: bool
     echo: bool
@@ -50,9 +50,9 @@ def run_prompts(
     profiler: Profiler | None,
     **options: Any,
 ) -> None:
-    """All prompts run at once; their texts are printed one after the other, in order. See cli.run for the options.
+    """Runs all prompts at once, and prints their texts one after the other, in order. cli.run documents the options.
 
-    options: those of LLM, by its keywords.
+    options: the keywords of LLM, and the options of the build.
     """
     if options["chat_template"] is not None:
         from tensorwright.runtime.text.chat_template import read_argument  # imports Jinja
@@ -87,7 +87,8 @@ def _print_all(texts: list[str], handles: list[RequestHandle], printing: Printin
 
 
 def _read_prompt() -> str:
-    """Standard input without its last newline, which `echo` adds: after it a model would begin a new line."""
+    """Reads standard input without its last newline, which `echo` adds. After a newline, the model would begin a new
+    line."""
     return _read(sys.stdin, "--prompt -").removesuffix("\n")
 
 
@@ -107,7 +108,8 @@ def _conversation(llm: LLM, text: str, system: str | None) -> RenderedPrompt:
 
 
 def tell_of_build(path: Path, choices: BuildChoices) -> None:
-    """A first use of a model directory takes minutes; silence would look like a fault."""
+    """Announces the build of an engine if a model directory is used for the first time. A build takes minutes, and
+    silence would look like a fault."""
     if is_model(path) and not is_cached(path, choices):
         click.echo(f"building the engine of {path} into {cache_root()}, once; this may take minutes", err=True)
 
@@ -119,7 +121,7 @@ def _print_json(handle: RequestHandle) -> RequestOutput:
 
 
 def _print(handle: RequestHandle, before: str, stream: bool) -> RequestOutput:
-    """before: what stands before each completion."""
+    """Prints the completions of a request. before: the text to print before each completion."""
     if stream:
         click.echo(before, nl=False)
         return _print_stream(handle)
@@ -133,13 +135,13 @@ def _print(handle: RequestHandle, before: str, stream: bool) -> RequestOutput:
 
 def _print_stream(handle: RequestHandle) -> RequestOutput:
     for news in RequestNews(handle):
-        click.echo(news.outputs[0].text, nl=False)  # click flushes
+        click.echo(news.outputs[0].text, nl=False)  # click.echo flushes.
     click.echo()
     return handle.result()
 
 
 def _as_dict(output: RequestOutput) -> dict[str, Any]:
-    """For --json: the whole output, with the first completion's text and tokens where they are easy to reach."""
+    """Returns the whole output for --json. The text and tokens of the first completion stand at the top level."""
     completions = [_completion_as_dict(completion) for completion in output.outputs]
     metrics = {name: value for name, value in asdict(output.metrics).items() if name != "inter_token_times"}
     result = {
@@ -165,7 +167,7 @@ def _completion_as_dict(completion: CompletionOutput) -> dict[str, Any]:
 
 
 def _as_rows(table: dict[int, Logprob]) -> list[dict[str, Any]]:
-    """The token that stands there, then the others; a JSON object could not have integer keys."""
+    """Returns a table of logprobs as a list, the token of the text first, for a JSON object has no integer keys."""
     return [{"token_id": token, **asdict(entry)} for token, entry in table.items()]
 
 

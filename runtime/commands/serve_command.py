@@ -1,5 +1,8 @@
-"""`tensorwright serve`: engines behind OpenAI's API. Everything that can be wrong is found before an engine is loaded,
-and the server's packages are imported only when they are there."""
+"""Runs `tensorwright serve`, which serves engines behind OpenAI's API.
+
+All options are checked before an engine is loaded. The server's packages are imported only after a check that they are
+installed.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,8 @@ def serve_engines(
     log_level: str,
     options: dict[str, Any],
 ) -> None:
-    """Serves until a signal. engines: PATH or NAME=PATH. options: what the declared options of the command are."""
+    """Serves until a signal comes. engines: texts PATH or NAME=PATH. options: the values of the command's declared
+    options."""
     require_serve_extra()
     from tensorwright.runtime.serving.server.listen import Listen
     from tensorwright.runtime.serving.server.options import ServerOptions
@@ -77,14 +81,14 @@ def serve_engines(
         with _terminate_as_interrupt():
             loaded = _load(places, options, running)
             for name, llm in loaded.items():
-                if llm.engine.tokenizer is None and not allow_no_tokenizer:  # of a model directory, built just now
+                if llm.engine.tokenizer is None and not allow_no_tokenizer:  # It was just built.
                     raise _no_tokenizer(name, places[name])
         note_defaults(loaded)
         _run(loaded, server_options, listen, bound)
 
 
 def _run(loaded: dict[str, LLM], server_options: ServerOptions, listen: Listen, bound: socket.socket) -> None:
-    # Texts are tokenized in the server's own pools, whose bounds would not hold for threads of the library's.
+    # Texts are tokenized in the server's own pools, whose bounds would not hold for the library's threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from prometheus_client import disable_created_metrics
 
@@ -94,12 +98,13 @@ def _run(loaded: dict[str, LLM], server_options: ServerOptions, listen: Listen, 
     def announce() -> None:
         click.echo(f"serving {', '.join(loaded)} at {listen.url(bound)}")
 
-    disable_created_metrics()  # a second gauge for each counter, which nobody reads
+    disable_created_metrics()  # Otherwise each counter has a second gauge, which nobody reads.
     serve(create_app(loaded, server_options, local=listen.local), listen, bound, announce)
 
 
 def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) -> dict[str, LLM]:
-    """options: the keywords of LLM, all of them."""
+    """Loads every engine, and builds it first if it is a model directory. options: all keywords of LLM, and the options
+    of the build."""
     from tensorwright.runtime.api.llm import LLM
     from tensorwright.runtime.commands.run_command import tell_of_build
 
@@ -110,7 +115,7 @@ def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) 
 
 
 def _read_template(options: dict[str, Any]) -> None:
-    """The text in place of the file's name."""
+    """Replaces the name of the chat template's file in `options` by the template's text."""
     if options["chat_template"] is not None:
         from tensorwright.runtime.text.chat_template import read_argument  # imports Jinja
 
@@ -125,7 +130,7 @@ def _no_tokenizer(name: str, path: Path) -> InvalidOptionError:
 
 
 def note_defaults(engines: dict[str, LLM]) -> None:
-    """One line in the log for each model with sampling defaults of its own, which would surprise otherwise."""
+    """Logs one line for each model with sampling defaults of its own, which could otherwise surprise."""
     for name, llm in engines.items():
         if llm.sampling_defaults:
             facts = {"model": name, "sampling_defaults": llm.sampling_defaults}
@@ -133,12 +138,13 @@ def note_defaults(engines: dict[str, LLM]) -> None:
 
 
 def name_engines(engines: Iterable[str]) -> dict[str, Path]:
-    """Name -> place. "NAME=PATH", or a path, whose last part is the name."""
+    """Returns the path of each engine by name. engines: texts "NAME=PATH" or "PATH", whose last part is then the name.
+    Raises InvalidOptionError if a name is missing or not unique."""
     places: dict[str, Path] = {}
-    given: set[str] = set()  # names that somebody wrote
+    given: set[str] = set()  # the names that the user gave
     for text in engines:
         own, equals, path = text.partition("=")
-        if not equals or "/" in own:  # a path may hold an "=", a name no "/"
+        if not equals or "/" in own:  # A path may hold an "=", but a name holds no "/".
             own, path = "", text
         place = Path(os.path.expanduser(path))
         name = own or os.path.basename(os.path.realpath(place))
@@ -159,7 +165,8 @@ def name_engines(engines: Iterable[str]) -> dict[str, Path]:
 
 
 def read_keys(file: str | None) -> tuple[str, ...]:
-    """One key per line; empty lines and those that begin with "#" do not count."""
+    """Reads a file with one key per line. Empty lines and lines that begin with "#" do not count. Raises
+    InvalidOptionError for a file that cannot be read or has no key."""
     if file is None:
         return ()
     from tensorwright.runtime.serving.server.options import check_key
@@ -178,7 +185,7 @@ def read_keys(file: str | None) -> tuple[str, ...]:
 
 @contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """While engines load, a polite kill ends as Ctrl-C does: with what was opened closed."""
+    """Makes SIGTERM raise KeyboardInterrupt, as Ctrl-C does, so that open engines are closed when loading is ended."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

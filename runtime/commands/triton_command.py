@@ -1,4 +1,4 @@
-"""The command `tensorwright triton-repo`. Imports little before it is called."""
+"""Declares the command `tensorwright triton-repo`. The module imports little until the command runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def triton_repo(engine: str, repository: str, **options: Any) -> None:
     if options.pop("all_names"):
         options["trtllm_names"] = _NAMES
     asked = take(options, Door.TRITON_REPO, ModelFields, EngineFields)
-    options |= {name: asked.pop(name) for name in ("interface", "max_batch_size")}  # these stand elsewhere in the file
+    options |= {name: asked.pop(name) for name in ("interface", "max_batch_size")}  # not parameters
     if asked.pop("exclude_input_in_output"):
         asked["exclude_input_in_output"] = "true"
     template = asked.pop("chat_template")
@@ -62,7 +62,7 @@ def triton_repo(engine: str, repository: str, **options: Any) -> None:
     if template is not None:
         from tensorwright.runtime.text.chat_template import is_name, read_argument  # imports Jinja
 
-        read_argument(template, "--chat-template")  # or refuses it
+        read_argument(template, "--chat-template")  # This raises if the template cannot be used.
         parameters["chat_template"] = template if is_name(template) else os.path.abspath(template)
     for folder in write_repository(engine, repository, RepositoryOptions(**options, parameters=parameters)):
         click.echo(f"wrote {folder}")
