@@ -36,7 +36,7 @@ def prompts(case: dict[str, Any], seed: int) -> list[list[int]]:
 
 
 class Transformers:
-    """One side: eager use as its users have it, bf16, cache on, logits of the last position only."""
+    """One side: eager, as transformers' users have it, bf16, cache on, logits of the last position only."""
 
     def __init__(self, path: str, threads: int):
         import torch
@@ -63,7 +63,7 @@ class Transformers:
 
 
 class Ours:
-    """The other side: the public API, in-flight batching and sampling included."""
+    """The other side: the public API, with in-flight batching and sampling."""
 
     def __init__(self, path: str, threads: int):
         from tensorwright import LLM
@@ -135,7 +135,7 @@ def main() -> None:
 
     sides = {"tensorwright": Side("tensorwright", args.engine, args.threads),
              "transformers": Side("transformers", args.checkpoint, args.threads)}  # fmt: skip
-    for side in sides.values():  # warm: page in the weights, let libraries pack theirs
+    for side in sides.values():  # warms up: pages in the weights, and lets libraries pack theirs
         for case in CASES:
             side.ask(case, 0)
     rows: dict[str, dict[str, list[float]]] = {c["name"]: {s: [] for s in sides} for c in CASES}

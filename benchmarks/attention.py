@@ -18,9 +18,9 @@ import machine
 from tensorwright.runtime import _runtime, _testing
 
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 3}
-"""Of the cache, and their numbers in plugins/common/kernel_types.h. Beside an int8 cache q is bfloat16."""
+"""Types of the cache, with their numbers in plugins/common/kernel_types.h. With an int8 cache q is bfloat16."""
 DECODE_BYTES = 128 << 20
-"""Of K and V per repeat of a decode run: more than any cache holds."""
+"""Bytes of K and V per repeat of a decode run: more than any cache of a processor holds."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ MODELS = {
 
 
 def ceilings(dtype: str, threads: int, dot: bool) -> tuple[float, float]:
-    """(bytes per second, operations per second of attention)."""
+    """Returns (bytes per second, operations per second of attention)."""
     fma = _runtime.ceiling("float32", threads, 3)
     peak = 2 / (1 / fma + 1 / _runtime.ceiling("bfloat16", threads, 3)) if dot else fma
     return _runtime.ceiling("read", threads, 3), peak

@@ -18,7 +18,7 @@ REPEATS = 8
 
 
 def measure(threads: int) -> dict[str, float]:
-    """GB/s of reads, GFLOP/s of fp32 and, where the processor has it, bf16 dot products, GOP/s of int8."""
+    """Returns GB/s of reads, GFLOP/s of fp32 and, if the processor has them, bf16 dot products, GOP/s of int8."""
     what = {"read GB/s": "read", "fp32 GFLOP/s": "float32"}
     if _runtime.cpu_features()["avx512_bf16"]:
         what["bf16 GFLOP/s"] = "bfloat16"
@@ -27,7 +27,7 @@ def measure(threads: int) -> dict[str, float]:
 
 
 def thread_counts() -> list[int]:
-    """1, 2 and all that this process may use."""
+    """Returns 1, 2 and the number of all processors that this process may use."""
     usable = len(os.sched_getaffinity(0))
     return sorted({1, min(2, usable), usable})
 

@@ -37,8 +37,8 @@ SCHEMA = {
 
 
 def seconds(llm, batch: int, params) -> tuple[float, float]:
-    """Of a batch of different prompts, by the clock and of the processor; raises if any made another number of
-    tokens."""
+    """Returns the seconds of a batch of different prompts, by the clock and of the processor. Raises RuntimeError if an
+    output has another number of tokens."""
     prompts = [f"A list of people, number {index}, as JSON: " for index in range(batch)]
     start, used = time.perf_counter(), time.process_time()
     outputs = llm.generate(prompts, params)
@@ -59,7 +59,7 @@ def compare(llm, batch: int, tokens: int, rounds: int) -> None:
         times[kind].append(seconds(llm, batch, params))
     overheads = []
     for clock in (0, 1):
-        free, shaped = ([each[clock] for each in times[kind][1:]] for kind in times)  # the first warms up
+        free, shaped = ([each[clock] for each in times[kind][1:]] for kind in times)  # the first round warms up
         more = statistics.median(shaped) - statistics.median(free)
         overheads.append(
             f"{more / statistics.median(free):+.1%}, {more / batch / tokens * 1e6:+.0f} us a token (best rounds "
@@ -73,7 +73,7 @@ def compare(llm, batch: int, tokens: int, rounds: int) -> None:
 
 
 def mask_times(llm) -> None:
-    """Of the library alone, over a text that a model might make."""
+    """Times the library alone, over a text that a model might generate."""
     from tensorwright import GuidedDecodingParams
     from tensorwright.errors import InvalidRequestError
     from tensorwright.runtime.guided.reader import guided_vocabulary
@@ -88,7 +88,7 @@ def mask_times(llm) -> None:
         begin = time.perf_counter()
         try:
             place.advance([token])
-        except InvalidRequestError:  # the second "[" is not of the schema
+        except InvalidRequestError:  # the schema does not allow the second "["
             break
         spans.append((time.perf_counter() - begin) * 1e6)
     spans.sort()

@@ -40,7 +40,7 @@ from support.served import Served  # noqa: E402
 MEGABYTE = 1 << 20
 PROBES = ("victim", "health", "newcomer")
 COLUMNS = ("standstill, s", "memory, MB", "outcome")
-AFTERMATH = 0.3  # seconds after an attack's answer that still count as its own
+AFTERMATH = 0.3  # seconds after an attack's answer that belong to the attack
 
 
 def say(text: str) -> None:
@@ -48,7 +48,7 @@ def say(text: str) -> None:
 
 
 def measure(attack: Attack, engine: Path, folder: Path, limit: float, quiet: float) -> dict[str, Any]:
-    """One row, against a server of its own."""
+    """Returns one row, measured against a server of its own."""
     with attacked_by(attack, engine, folder) as (served, target):
         if not attack.watched:
             outcome = timed(attack.ready(attack.size), target, limit)
@@ -63,7 +63,7 @@ def measure(attack: Attack, engine: Path, folder: Path, limit: float, quiet: flo
 
 
 def strike(attack: Attack, served: Served, target: Target, limit: float) -> dict[str, Any]:
-    """The attack itself, with the process's figures round it."""
+    """Runs the attack itself, and reads the process's figures before and after it."""
     ready = attack.ready(attack.size)
     written = served.log.stat().st_size
     with Growth(served.process.pid) as growth:
@@ -117,13 +117,13 @@ def cells(row: dict[str, Any] | None) -> list[str]:
 
 
 def noise(run: Iterable[dict[str, Any]]) -> str:
-    """How long each probe stood still at most without an attack, in any row."""
+    """Says how long each probe stood still at most without an attack, in any row."""
     gaps = [max((row["quiet"][probe]["gap"] for row in run if row["quiet"]), default=0.0) for probe in PROBES]
     return " / ".join(f"{gap:.2f}" for gap in gaps)
 
 
 def table(runs: list[list[dict[str, Any]]], names: list[str]) -> str:
-    """Markdown; a group of columns for each run. Its last line is what the machine itself did."""
+    """Returns a Markdown table with a group of columns for each run. Its last line is the machine's own noise."""
     by_name = [{row["name"]: row for row in run} for run in runs]
     order = list(dict.fromkeys(name for run in by_name for name in run))
     heads = ["row", "attack"]

@@ -22,7 +22,7 @@ BATCH = 16
 
 
 def lengths(groups: int, short: int, long: int, seed: int = 0) -> list[int]:
-    """Output lengths of groups of 16, the long one at a random place in each."""
+    """Returns output lengths of groups of 16, each with the long one at a random place."""
     rng = random.Random(seed)
     table = []
     for _ in range(groups):
@@ -38,7 +38,7 @@ def prompt(index: int, tokens: int = 4) -> dict[str, list[int]]:
 
 
 def static_rate(llm, wanted: list[int]) -> float:
-    """Useful tokens per second of whole batches run to their longest request."""
+    """Returns useful tokens per second of whole batches that run until their longest request is done."""
     from tensorwright import SamplingParams
 
     start = time.perf_counter()
@@ -50,7 +50,7 @@ def static_rate(llm, wanted: list[int]) -> float:
 
 
 def inflight_rate(llm, wanted: list[int]) -> float:
-    """Tokens per second while requests are waiting, counted by the engine itself."""
+    """Returns tokens per second while requests are waiting, as the engine itself counts them."""
     from tensorwright import SamplingParams
 
     handles = [

@@ -33,7 +33,7 @@ PARTS = ("import", "LLM()", "first token", "in all")
 
 
 def measure(engine: str) -> list[tuple[float, float]]:
-    """(wall, processor) seconds of each of PARTS in a process of its own."""
+    """Returns (wall, processor) seconds of each of PARTS, in a process of its own."""
     done = subprocess.run([sys.executable, "-P", "-c", CHILD, engine], capture_output=True, text=True, check=True)
     marks = json.loads(done.stdout)
     spans = [*itertools.pairwise(marks), (marks[0], marks[-1])]

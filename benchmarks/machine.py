@@ -1,4 +1,4 @@
-"""What every benchmark prints first: the processor, and whether anybody else is using it."""
+"""Describes the processor, and whether other processes use it: the first lines of every benchmark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def busy_fraction(seconds: float = 1.0) -> float:
-    """Fraction of all cores' time spent working over the next `seconds`, this process asleep."""
+    """Returns the fraction of all cores' time spent working over the next `seconds`, while this process sleeps."""
 
     def read() -> tuple[int, int]:
         fields = [int(x) for x in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
@@ -22,7 +22,7 @@ def busy_fraction(seconds: float = 1.0) -> float:
 
 
 def wait_until_idle(limit: float = 0.05, patience: float = 300.0) -> float:
-    """Waits until the machine is at most `limit` busy; returns the last reading, which the caller prints."""
+    """Waits until the machine is at most `limit` busy. Returns the last reading, which the caller prints."""
     deadline = time.monotonic() + patience
     while True:
         busy = busy_fraction()

@@ -23,12 +23,12 @@ LANES = 16
 SWIGLU = 1
 FLAT_ROWS = 16
 ROTATED_BYTES = 256 << 20
-"""More than any cache holds, and little enough to fit beside other things."""
+"""More than any cache holds, and little enough for a machine's memory."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A weight matrix: n output columns (of the result, after swiglu), k inputs."""
+    """A weight matrix with k inputs and n output columns (those of the result, after swiglu)."""
 
     name: str
     n: int
@@ -77,13 +77,13 @@ class Kernel:
 
     @property
     def ceiling(self) -> str:
-        """Of its operations. What widens bfloat16 multiplies in float32."""
+        """Returns the ceiling of its operations. A kernel that widens bfloat16 multiplies in float32."""
         if self.format is not None:
             return "int8 avx2" if self.name.endswith("avx2") else "int8"
         return "float32 avx2" if self.name.endswith("avx2") else "bfloat16" if self.name.endswith("bf16") else "float32"
 
     def bytes(self, shape: Shape) -> int:
-        """Of the weights as stored, scales included."""
+        """Returns the bytes of the weights as stored, with scales."""
         if self.format is None:
             return shape.weights * (4 if self.dtype == "float32" else 2)
         return shape.weights // shape.k // LANES * self.format.panel_bytes(shape.k)
@@ -99,13 +99,13 @@ class Kernel:
 class Figure:
     seconds: float
     peak: float
-    """Operations per second."""
+    """The ceiling of operations per second."""
     read: float
-    """Bytes per second."""
+    """The ceiling of bytes read per second."""
 
 
 def measure(shape: Shape, kernel: Kernel, rows: int, threads: int, seconds: float) -> Figure:
-    """The lower decile of the repeats that fit into `seconds`, and the better of two looks at the ceilings."""
+    """Returns the lower decile of the repeats that fit into `seconds`, and the better of two readings of ceilings."""
     copies = max(1, ROTATED_BYTES // kernel.bytes(shape)) if rows <= FLAT_ROWS else 1
 
     def ceilings() -> tuple[float, float]:
@@ -154,7 +154,7 @@ def main() -> None:
                 for shape in MODELS[model]:
                     for rows in options.rows:
                         if shape.name == "head" and rows > FLAT_ROWS:
-                            continue  # logits are wanted for few rows
+                            continue  # logits are computed for few rows only
                         figure = measure(shape, kernel, rows, threads, options.seconds)
                         print(report(shape, kernel, rows, threads, figure), flush=True)
 

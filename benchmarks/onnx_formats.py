@@ -70,7 +70,7 @@ def measure(model: str, variant: dict[str, str], threads: int) -> dict[str, Any]
 
 
 def best(run: Callable[[], object], times: int) -> float:
-    """Seconds of the fastest of some runs: others use this machine too."""
+    """Returns the seconds of the fastest of some runs, because other processes use this machine too."""
     run()
     seconds = []
     for _ in range(times):

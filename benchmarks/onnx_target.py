@@ -37,7 +37,7 @@ def build_engine(model: Path, folder: Path, target: str, form: str) -> Path:
 
 
 def open_bench(path: Path, batch: int, prompt: int, output: int, threads: int | None) -> tuple[Any, list[Any]]:
-    """An engine ready to run, and prompts for it."""
+    """Returns an engine ready to run, and prompts for it."""
     from tensorwright.runtime.engine.engine_dir import open_engine
     from tensorwright.runtime.tools.bench_engine import BenchEngine, Load
 
@@ -51,7 +51,7 @@ def open_bench(path: Path, batch: int, prompt: int, output: int, threads: int | 
 
 
 def rate(traces: list[Any], batch: int) -> float:
-    """Tokens per second: of the prompt for batch 0, else of decode steps."""
+    """Returns tokens per second: of the prompt for batch 0, else of decode steps."""
     if batch == 0:
         return PREFILL / traces[0].first
     begin = max(trace.tokens[0] for trace in traces)
@@ -77,7 +77,7 @@ def main() -> None:
         paths = {(t, f): build_engine(args.model, folder, t, f) for f in args.forms for t in TARGETS}
         print(describe(), f"machine {wait_until_idle():.1%} busy before")
         rates: dict[tuple[str, str, int], list[float]] = {}
-        for batch in (*BATCHES, 0):  # 0: prefill
+        for batch in (*BATCHES, 0):  # 0 stands for prefill
             sizes = (1, PREFILL, 1) if batch == 0 else (batch, PROMPT, DECODED)
             with ExitStack() as running:
                 benches = {key: open_bench(path, *sizes, args.threads) for key, path in paths.items()}

@@ -31,7 +31,7 @@ STEPS = {"prefill 512": (1, 0, 512), "decode, batch 1": (1, 128, 1), "decode, ba
 
 
 def step_inputs(seqs: int, context: int, tokens: int, block: int) -> tuple[Any, ...]:
-    """What CpuExecutor.step takes: every sequence in blocks of its own, logits of its last token."""
+    """Returns the arguments of CpuExecutor.step: each sequence has its own blocks, its last token gets logits."""
     rng = np.random.default_rng(0)
     per_seq = -(-(context + tokens) // block)
     tables = np.arange(seqs * per_seq, dtype=np.int32).reshape(seqs, per_seq)
@@ -48,7 +48,7 @@ def step_inputs(seqs: int, context: int, tokens: int, block: int) -> tuple[Any, 
 
 
 def profile(executor: Any, inputs: tuple[Any, ...], repeats: int) -> tuple[float, dict[str, dict[str, float]]]:
-    """(mean wall seconds of a step, op -> seconds, bytes and ops of one step)."""
+    """Returns (mean wall seconds of a step, op -> seconds, bytes and ops of one step)."""
     executor.step(*inputs)
     executor.profile(True)
     walls = []
@@ -80,7 +80,7 @@ def show(name: str, wall: float, ops: dict[str, dict[str, float]], ceilings: Cei
 
 
 def best(*measured: Ceilings) -> Ceilings:
-    """A ceiling is the most that was seen of it."""
+    """Returns, for each ceiling, the largest measured value."""
     rates = [asdict(ceilings) for ceilings in measured]
     return Ceilings(**{name: max((each[name] for each in rates), key=lambda rate: rate or 0) for name in rates[0]})
 

@@ -38,12 +38,12 @@ SPECS = (
     "int4:g128,embedding=int8,lm_head=int8",
 )  # fmt: skip
 WITH_INT8_KV = (None, "int8:g32", "int4:g32,embedding=int8,lm_head=int8")
-"""Formats that are measured with an int8 KV cache as well."""
+"""Formats that are also measured with an int8 KV cache."""
 
 
 @dataclass
 class Row:
-    """One engine and what was summed over its positions."""
+    """One engine, and the sums over its positions."""
 
     name: str
     files: Path
@@ -64,7 +64,7 @@ class Row:
 
 
 def windows(model: Path, texts: list[str], count: int) -> list[list[int]]:
-    """Token ids, [count][WINDOW] at most, spread evenly over the texts; one text follows the other after token 0."""
+    """Returns token ids, at most [count][WINDOW], spread evenly over the texts, which are joined by token 0."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -82,7 +82,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def measure(rows: list[Row], ids: list[int]) -> None:
-    """Adds one window; the first row is the reference. Engines run side by side, 32 positions at a time."""
+    """Adds one window to the sums. The first row is the reference. Engines run side by side, 32 positions at a time."""
     done = 0
     for blocks in zip(*(engine_logits(row.files, ids) for row in rows), strict=True):
         following = ids[done + 1 : done + 1 + len(blocks[0])]
@@ -96,7 +96,7 @@ def measure(rows: list[Row], ids: list[int]) -> None:
 
 
 def build_all(model: Path, folder: Path) -> list[Row]:
-    """Plan and weights of every engine, as build() makes them; each type of activations is traced once."""
+    """Makes plan and weights of every engine, as build() does. Each type of activations is traced once."""
     checkpoint = open_checkpoint(model)
     rows = []
     plain = [(spec, "auto") for spec in (None, *SPECS)]

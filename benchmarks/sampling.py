@@ -33,11 +33,11 @@ SETTINGS: dict[str, tuple[str, dict[str, float]]] = {
     "greedy, logprobs 5": ("flat", {"temperature": 0, "logprobs": 5}),
     "temperature 1, logprobs 5": ("flat", {"logprobs": 5}),
 }
-"""Rows and parameters; greedy is first, for the ratios."""
+"""Kinds of rows, with parameters. Greedy is first, for the ratios."""
 
 
 def rows_of(kind: str, batch: int, vocab: int) -> np.ndarray:
-    """float32 [batch, vocab]."""
+    """Returns float32 [batch, vocab]."""
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((batch, vocab), np.float32)
     if kind == "peaked":
@@ -55,12 +55,12 @@ def parameters(**values: float) -> _runtime.Sampling:
 
 
 def table(vocab: int, batch: int, threads: int, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Median seconds of each setting, and of reading the logits."""
+    """Returns the median seconds of each setting, and of reading the logits."""
     sampler = _testing.RowSampler(threads)
     rows = {kind: rows_of(kind, batch, vocab) for kind in ("flat", "peaked")}
     cases = {name: (rows[kind], parameters(**values)) for name, (kind, values) in SETTINGS.items()}
     times: dict[str, list[float]] = {name: [] for name in (*cases, "read")}
-    for position in range(rounds + 1):  # the first is not counted
+    for position in range(rounds + 1):  # the first round is not counted
         for name, (logits, sampling) in cases.items():
             begin = clock()
             sampler.sample(logits, sampling, 1, position * batch)

@@ -41,12 +41,12 @@ from tensorwright.runtime.serving.load_test.session import limits_of, load_test 
 from tensorwright.runtime.serving.load_test.settings import LoadSettings  # noqa: E402
 from tensorwright.runtime.serving.load_test.workload import PROFILES  # noqa: E402
 
-TOKEN_RANGE = (10, 30000)  # as benchmarks/peers draws them
+TOKEN_RANGE = (10, 30000)  # the range of benchmarks/peers
 
 
 @dataclass
 class Contest:
-    """One side: its server, its search, and what was measured."""
+    """One side: its server, its search, and the measured trials."""
 
     side: Side
     server: ServerProcess
@@ -62,7 +62,7 @@ def say(text: str) -> None:
 
 
 def trial(contest: Contest, settings: LoadSettings, seconds: float) -> dict[str, Any]:
-    """One load test at the settings' rate, with as many requests as come in `seconds`, but enough for a share."""
+    """Runs one load test at the settings' rate, with the requests of `seconds`, but at least enough for a share."""
     assert settings.rate is not None
     count = max(settings.requests, round(settings.rate * seconds))
     settings = replace(settings, requests=count)
@@ -87,7 +87,7 @@ def trial(contest: Contest, settings: LoadSettings, seconds: float) -> dict[str,
 
 
 def tried(contest: Contest, settings: LoadSettings, seconds: float, what: str) -> dict[str, Any] | None:
-    """A trial that is told of; a side whose server fails is out, with the reason."""
+    """Runs a trial and reports it. A side whose server fails is left out, with the reason."""
     try:
         made = trial(contest, settings, seconds)
     except LoadTestError as error:
@@ -102,7 +102,7 @@ def tried(contest: Contest, settings: LoadSettings, seconds: float, what: str) -
 
 
 def search(args: argparse.Namespace, contests: list[Contest], idleness: list[idle.Idleness]) -> bool:
-    """Rounds of one trial per side that has more to find. True if time or trials were over before the searches were."""
+    """Runs rounds of one trial per unfinished side. Returns True if time or trials ran out before all finished."""
     for round_ in range(args.trials):
         open_ = [c for c in contests if c.failed is None and c.search.next_rate() is not None]
         if not open_:
@@ -120,7 +120,7 @@ def search(args: argparse.Namespace, contests: list[Contest], idleness: list[idl
 
 
 def confirm(args: argparse.Namespace, contests: list[Contest], idleness: list[idle.Idleness]) -> None:
-    """Each side's best rate again, with prompts and arrivals that the search did not see."""
+    """Tries each side's best rate again, with prompts and arrivals that the search did not use."""
     for round_ in range(args.confirm):
         idleness.append(idle.look())
         for contest in [c for c in contests if c.failed is None and c.search.good is not None]:
@@ -131,7 +131,7 @@ def confirm(args: argparse.Namespace, contests: list[Contest], idleness: list[id
 
 
 def set_up(args: argparse.Namespace, failed: dict[str, str]) -> list[Contest]:
-    """Everything converted first, then the servers, one after the other; each is stopped once it is ready."""
+    """Converts everything, then starts the servers one after the other. Each is stopped once it is ready."""
     peers, own = (
         Cache(args.cache.expanduser().resolve(), args.shape),
         Cache(args.servers.expanduser().resolve(), args.shape),
@@ -162,7 +162,7 @@ def set_up(args: argparse.Namespace, failed: dict[str, str]) -> list[Contest]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything, from idle to the report; every server is ended whatever happens."""
+    """Measures everything, from idle to the report, and always ends every server."""
     failed: dict[str, str] = {}
     idleness: list[idle.Idleness] = []
     contests = set_up(args, failed)
@@ -227,7 +227,7 @@ def options() -> argparse.Namespace:
 
 
 def complete(args: argparse.Namespace) -> argparse.Namespace:
-    """Defaults that depend on --quick, and what the trials have in common, checked."""
+    """Returns the arguments with defaults that depend on --quick, and with the trials' common settings, checked."""
     quick = {"seconds": 12.0, "requests": 12, "confirm": 1, "budget": 420.0}
     full = {"seconds": 30.0, "requests": 30, "confirm": 3, "budget": 2400.0}
     for name, value in (quick if args.quick else full).items():
@@ -240,7 +240,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
         itl_limit=args.itl_limit, itl_percentile=args.itl_percentile, warmup=1, timeout=args.timeout,
     )  # fmt: skip
     args.load.check()
-    # Nobody counts these: weights are paged in, kernels compiled, at full prompts and at several sequences.
+    # These requests are not counted. They page in weights and compile kernels, at full prompts and several sequences.
     args.waking = replace(args.load, requests=4, rate=None, arrival="burst", profile="fixed", output_len=8)
     args.capacity = Capacity(args.threads, args.sequences, args.step_tokens, args.input_len + args.output_len + 8)
     return args

@@ -1,8 +1,8 @@
-"""Random-weight checkpoints of real shapes, for speed only.
+"""Makes checkpoints of real shapes with random weights, to measure speed only.
 
     python benchmarks/shapes.py qwen2.5-0.5b OUT
 
-The tokenizer is a plain word-level one ("t0 t1 ..."): prompts are given as token ids.
+The tokenizer is a plain word-level one ("t0 t1 ..."), because prompts are given as token ids.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, out: Path, seed: int = 0) -> Path:
-    """Write the checkpoint of shape `name` to `out` in bfloat16, unless it is there already."""
+    """Writes the checkpoint of shape `name` to `out` in bfloat16, unless it is there already."""
     if (out / "model.safetensors").exists():
         return out
     import torch

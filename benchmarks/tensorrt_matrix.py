@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 FAMILY_KINDS = ("float16", "bfloat16", "int4", "fp8")
 WIDE = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16}
-"""Heads of the tiny models are of 8 dimensions; the GPU kernels take 16 and more."""
+"""Heads of the tiny models have 8 dimensions; the GPU kernels take 16 and more."""
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "vocab_size": 128_256,
     "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -40,7 +40,7 @@ LLAMA = {
 
 
 def run(model: Path, name: str, kind: str, sms: tuple[int, ...]) -> None:
-    """One build, one row."""
+    """Builds one engine and prints its row."""
     from tensorwright import build
     from tensorwright.errors import TensorwrightError
 
@@ -80,7 +80,7 @@ def run_families(only: list[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         for family in only or _FAMILIES:
-            own = {"head_dim"} if family == "falcon" else set()  # it has no such option
+            own = {"head_dim"} if family == "falcon" else set()  # falcon has no such option
             wide = {name: value for name, value in WIDE.items() if name not in own}
             model = make_tiny(Path(folder) / family, family, **wide)
             for kind in FAMILY_KINDS:

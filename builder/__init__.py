@@ -1,3 +1,3 @@
-"""The builder: from a checkpoint to an engine."""
+"""Builds an engine from a checkpoint."""
 
-import tensorwright.plugins.registry  # noqa: F401  (the IR's table of operations holds the plugins' from here on)
+import tensorwright.plugins.registry  # noqa: F401  (this import puts the plugins' operations into the IR's table)

@@ -1,4 +1,4 @@
-"""build(): checkpoint -> engine directory. Trace, rewrite, emit, measure; then the directory appears, whole."""
+"""Builds an engine directory from a checkpoint: traces, rewrites, emits and measures, then puts it in place whole."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BuildResult:
 
     @property
     def config(self) -> dict[str, Any]:
-        """config.json as plain values."""
+        """Returns config.json as plain values."""
         return self.engine_config.to_dict()
 
 
@@ -72,26 +72,25 @@ def build(
     """Compiles a checkpoint (a directory, or a hub name like org/name) into an engine directory at `out`.
 
     target: what the engine runs on: "cpu", "onnx", "tensorrt" or "tensorrt-rtx". dtype: "float32", "bfloat16",
-    "float16" (not on cpu) or their short names, or "auto": what the target makes of the
-    checkpoint's. max_seq_len: prompt and answer
-    together, by default the model's. verify: checks every pass against the graph before it. dump: a directory that
-    gets the graph after each pass. accuracy: "none", "quick" (against the traced graph, streamed) or "full" (against
-    transformers).
+    "float16" (not on cpu) or their short names; with "auto" the target chooses by the checkpoint's type.
+    max_seq_len: the most positions of prompt and answer together, by default as many as the model has. verify: checks
+    every pass against the graph before it. dump: a directory that gets the graph after each pass. accuracy: "none",
+    "quick" (against the traced graph, streamed) or "full" (against transformers).
     quantize: formats of the weights, as in "int4", "int8:g64", "w8a8" or "int4:g64,lm_head=int8"
-    (tensorwright.engine_format.weight_formats); None keeps them in the activation type.
+    (tensorwright.engine_format.weight_formats); None keeps the weights in the activation type.
     kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. keep_weights: the
-    engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can make it again
-    for another target without the checkpoint. overwrite: replaces an engine at `out`. begin: the moment, of
-    time.perf_counter, from which the report counts; what passed before the call is its phase "start".
+    engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can build the engine
+    again for another target without the checkpoint. overwrite: replaces an engine at `out`. begin: the moment, of
+    time.perf_counter, from which the report counts; the time before the call is the phase "start".
 
-    Of target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round them too, as target
-    cpu always does. Of the TensorRT targets alone: sm: compute capabilities, such as 80 and 89, empty for the library's
-    default; max_batch_size and max_num_tokens: the most sequences and tokens of a step; int4_kernel: "tensorrt" or
-    "plugin" (docs/tensorrt.md).
+    For target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round their activations
+    too, as target cpu always does. For the TensorRT targets alone: sm: compute capabilities, such as 80 and 89; ()
+    means the library's default; max_batch_size and max_num_tokens: the most sequences and tokens of a step;
+    int4_kernel: "tensorrt" or "plugin" (docs/tensorrt.md).
 
     Raises InvalidOptionError, CheckpointError, UnsupportedModelError, PassError, LoweringError,
-    MissingDependencyError, OutputExistsError if `out` exists, and BuildError if it cannot be written. Whatever is
-    raised, `out` is as it was; only an interrupt may come when the engine is there, whole.
+    MissingDependencyError, OutputExistsError if `out` exists, and BuildError if it cannot be written. After an error
+    `out` is as it was before; only an interrupt may be raised when the whole engine is already at `out`.
     """
     options = BuildOptions(
         target, dtype, max_seq_len, accuracy, quantize, kv_cache_dtype, keep_weights, activations,
@@ -134,19 +133,19 @@ def build_engine_at(
 
 @dataclass(frozen=True)
 class BuildRun:
-    """What every step of one build works with."""
+    """The objects that every step of one build works with."""
 
     options: BuildOptions
     target: Target
     checkpoint: Checkpoint
-    """What the weights and the text side are read from; for a rebuild, the engine that keeps them."""
+    """The checkpoint that weights and tokenizer are read from; for a rebuild, the engine that keeps the weights."""
     writer: EngineWriter
     phases: Phases
     memory: MemoryWatch
 
 
 def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: SourceRecord) -> BuildResult:
-    """Writes all files of the engine, from the graphs on, and puts it in its place. source: as config.json keeps it."""
+    """Writes all files of the engine from its graphs, and puts it in place. source: the record for config.json."""
     writer, checkpoint, phases = run.writer, run.checkpoint, run.phases
     writer.write(GRAPH, print_graph(report.cached_graph).encode())
     with phases.run("tokenizer"):
@@ -167,7 +166,7 @@ def _trace(run: BuildRun) -> Graph:
     if dtype == "auto":
         dtype = run.target.activation_dtype(options, checkpoint.native_dtype)
     with phases.run("import"):
-        # torch and transformers take seconds to import: what can fail without them has failed by now.
+        # torch and transformers take seconds to import. Every error that can be found without them is raised before.
         try:
             from tensorwright.builder.trace.export import trace_for_engine
         except ModuleNotFoundError as error:
@@ -184,11 +183,11 @@ def _trace(run: BuildRun) -> Graph:
 
 
 QUANTIZATION_FACTS = ("kv_cache_dtype", "activations", "quantize")
-"""The facts of a graph that ask the passes for quantization, in the order in which graph.txt has them."""
+"""The facts of a graph that ask the passes for quantization. Their order is their order in graph.txt."""
 
 
 def quantization_facts(options: BuildOptions) -> dict[str, str]:
-    """The QUANTIZATION_FACTS that the options ask for; a fact that is absent asks for nothing."""
+    """Returns the QUANTIZATION_FACTS that the options ask for; an absent fact asks for nothing."""
     asked = {}
     if options.kv_cache_dtype != "auto":
         asked["kv_cache_dtype"] = options.kv_cache_dtype
@@ -231,13 +230,13 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
 
 
 def _quantized(graph: Graph) -> Quantized:
-    """Which matrices the build was asked to quantize."""
+    """Returns which matrices the build was asked to quantize."""
     spec = parse_spec(str(graph.facts.get("quantize", "none")))
     return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, spec.lm_head)))
 
 
 def _measure(run: BuildRun, graphs: Graphs) -> dict[str, Any] | None:
-    """The accuracy record, None if it is not asked for. Raises CheckpointError and NumericalError for NaN."""
+    """Returns the accuracy record, None if it is not asked for. Raises CheckpointError and NumericalError for NaN."""
     if run.options.accuracy == "none":
         return None
     with run.phases.run("accuracy"):
@@ -268,7 +267,7 @@ def _finish(
     measured: dict[str, Any] | None,
     notes: dict[str, Any],
 ) -> BuildResult:
-    """Writes config.json and the report, and puts the engine in its place. notes: what else the report says."""
+    """Writes config.json and the report, and puts the engine in place. notes: further entries of the report."""
     writer, facts = run.writer, report.graph.facts
     with run.phases.run("checksums"):
         config = engine_config(

@@ -1,4 +1,4 @@
-"""Weights for the interpreter, read from a checkpoint."""
+"""Reads weights from a checkpoint for the interpreter."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tensorwright.models.read_weights import TensorSource, evaluate
 
 
 def checkpoint_weights(source: TensorSource) -> Weights:
-    """Weights read from a checkpoint (or any tensor source) when asked for, in their stored type."""
+    """Returns a function that reads one weight of a checkpoint (or any tensor source), in its stored type."""
 
     def read(expr: WeightExpr) -> torch.Tensor:
         tensor = evaluate(expr, source)
-        array = torch.from_numpy(np.array(tensor.data))  # a copy: files are mapped read-only
+        array = torch.from_numpy(np.array(tensor.data))  # The copy is needed because files are mapped read-only.
         return array.view(torch.bfloat16) if tensor.dtype == "bfloat16" else array
 
     return read

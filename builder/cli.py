@@ -1,4 +1,4 @@
-"""build-engine: compile a Hugging Face checkpoint into an engine directory (exit codes: tensorwright/command.py)."""
+"""Defines build-engine, which compiles a Hugging Face checkpoint to an engine (exit codes: tensorwright/command.py)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def build_engine(
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Any]:
-    """Gives the `progress` function for build(): one line per phase, where somebody watches."""
+    """Gives the `progress` function for build(). It shows one line per phase if stdout is a terminal."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -78,7 +78,7 @@ def progress_bar(console: Console) -> Iterator[Any]:
 
 
 def show(console: Console, result: BuildResult) -> None:
-    """What was built, for a person."""
+    """Prints what was built, for a person."""
     config, report = result.engine_config, result.report
     table = Table(title=f"engine {result.path}", show_header=False)
     model = config.model
@@ -98,7 +98,7 @@ def show(console: Console, result: BuildResult) -> None:
 
 
 def tokenizer_line(record: dict[str, Any]) -> str:
-    """Why it is none, or differs, stands on standard error."""
+    """Returns where the tokenizer comes from. Standard error says why there is none, or why it differs."""
     if not record["source"]:
         return "none, so the engine takes and gives token ids only"
     line = " and ".join(record["source"])
@@ -111,7 +111,7 @@ def memory_note(report: dict[str, Any]) -> str:
 
 
 def tensorrt_lines(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the build of a TensorRT plan had to tell."""
+    """Returns the lines about the build of a TensorRT plan; none for other targets."""
     notes = report.get("tensorrt")
     if notes is None:
         return []
@@ -137,7 +137,7 @@ def accuracy_line(record: AccuracyRecord | None) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command and exits; of sys.argv, that is for a process of its own, at once."""
+    """Runs the command and exits. Without `arguments` it reads sys.argv, and ends the process at once."""
     try:
         run_command(build_engine, arguments, "build-engine")
     except SystemExit as end:
@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> None:
 def leave_at_once(code: int) -> None:
     """Ends the process without taking apart the million objects of an exporter, which takes Python seconds.
 
-    Returns where stdout cannot be written: the usual way out tells of that.
+    Returns only if stdout cannot be written: the usual way out then reports that.
     """
     try:
         sys.stdout.flush()

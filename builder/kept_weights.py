@@ -1,4 +1,4 @@
-"""The checkpoint's tensors kept inside an engine, so that it can be built again for another target.
+"""Keeps the checkpoint's tensors inside an engine, so that the engine can be built again for another target.
 
 weights.safetensors holds every tensor that graph.txt refers to, in the checkpoint's own type, sorted by name.
 """
@@ -24,7 +24,7 @@ _CHUNK_BYTES = 8 << 20
 def write_kept_weights(
     writer: EngineWriter, graph: Graph, checkpoint: Checkpoint, advance: Callable[[int, int], None]
 ) -> None:
-    """Copies the tensors that the weights of `graph` are made of; `advance` is told of bytes done and in total."""
+    """Copies the tensors that the weights of `graph` are made of. `advance` gets (bytes done, bytes in total)."""
     names = sorted({name for node in graph.find("weight") for name in node.attrs["expr"].refs()})
     header, total = _header(checkpoint, names)
     writer.require_space(len(header) + total)
@@ -39,7 +39,7 @@ def write_kept_weights(
 
 
 def _header(checkpoint: Checkpoint, names: list[str]) -> tuple[bytes, int]:
-    """The file's beginning, padded to 8 bytes, and the bytes of all tensors."""
+    """Returns the file's beginning, padded to 8 bytes, and the number of bytes of all tensors."""
     table, offset = {}, 0
     for name in names:
         shape, dtype = checkpoint.shape(name), checkpoint.dtype(name)
@@ -52,9 +52,9 @@ def _header(checkpoint: Checkpoint, names: list[str]) -> tuple[bytes, int]:
 
 
 class EngineSource(Checkpoint):
-    """An engine that keeps its weights, read as the checkpoint that it came from: tensors and the text side.
+    """An engine with kept weights, read as the checkpoint that it came from: tensors and the text side.
 
-    What only tracing needs (config.json of the model) it has not.
+    The model's config.json, which only tracing needs, is not there.
     """
 
     is_engine = True

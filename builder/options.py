@@ -1,4 +1,4 @@
-"""What a build can be asked for: the declared options, checked as a whole."""
+"""Declares the options of a build, and checks them as a whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorwright.options.declare import options_in
 
 @dataclass(frozen=True)
 class BuildOptions(BuildFields):
-    """The fields of BuildFields: what decides the engine, the checkpoint aside.
+    """The fields of BuildFields: all that decides the engine, except the checkpoint.
 
     Raises InvalidOptionError for a value that does not exist, or that the target does not have.
     """
@@ -39,7 +39,7 @@ class BuildOptions(BuildFields):
             )
 
     def _check_dtype(self) -> None:
-        """A name that is no element type; the target refuses those that it lacks, and says why."""
+        """Refuses names of no element type; the target refuses types that it lacks, and says why."""
         if self.dtype not in DTYPE_CHOICES:
             known = " or ".join(self.target_format.dtypes)
             raise InvalidOptionError(f"dtype must be auto, {known} on target {self.target}, not {self.dtype!r}")
@@ -50,11 +50,11 @@ class BuildOptions(BuildFields):
 
     @cached_property
     def quantize_spec(self) -> QuantizeSpec | None:
-        """The formats that `quantize` names, None without. Raises InvalidOptionError for what the target cannot do."""
+        """Returns the formats that `quantize` names, or None. Raises InvalidOptionError if the target lacks one."""
         return None if self.quantize is None else self.target_format.parse_quantize(self.quantize)
 
     def record(self) -> dict[str, Any]:
-        """As config.json keeps them: without the options of other targets."""
+        """Returns the options as config.json keeps them: without those of other targets."""
         options = asdict(self)
         if not self.keep_weights:
             del options["keep_weights"]
@@ -64,7 +64,7 @@ class BuildOptions(BuildFields):
         return options
 
     def max_seq_len_for(self, checkpoint: Checkpoint) -> int:
-        """The engine's context: the model's own, unless a shorter one is asked for."""
+        """Returns the engine's context: the model's own, unless a shorter one is asked for."""
         key = "max_position_embeddings"
         if key not in checkpoint.config and "n_positions" in checkpoint.config:
             key = "n_positions"

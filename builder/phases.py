@@ -1,4 +1,4 @@
-"""How a build tells what it is doing, and how long each of its phases took."""
+"""Reports the phases of a build to its caller, and times each of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Progress = Callable[[str, int, int], None]
-"""(phase, done, total): called with done 0 when a phase starts, then as it goes; total 0 where it is unknown."""
+"""Gets (phase, done, total): done 0 when a phase starts, then as it goes on; total 0 if it is unknown."""
 
 
 @dataclass
 class Phases:
-    """Times every phase of a build and tells `progress` of it.
+    """Times every phase of a build and reports it to `progress`.
 
     begin: the moment of time.perf_counter at which the build began. The time between two phases counts as time of the
     second, so that the sum of all phases is the time from `begin` to the end of the last.
@@ -24,14 +24,14 @@ class Phases:
     progress: Progress
     begin: float = field(default_factory=time.perf_counter)
     seconds: dict[str, float] = field(default_factory=dict)
-    """Phase -> how long it took, for every phase so far."""
+    """The time of every phase so far, in seconds."""
 
     def __post_init__(self) -> None:
         self._end = self.begin
 
     @classmethod
     def since(cls, begin: float | None, progress: Progress | None) -> Phases:
-        """The phases of a build that began at `begin`, by default now. The time since then is the phase "start"."""
+        """Returns the phases of a build that began at `begin`, by default now; the time since is the phase "start"."""
         tell = progress or (lambda phase, done, total: None)
         if begin is None:
             return cls(tell)
@@ -41,12 +41,12 @@ class Phases:
 
     @property
     def total(self) -> float:
-        """Seconds from `begin` to the end of the last phase."""
+        """Returns the seconds from `begin` to the end of the last phase."""
         return self._end - self.begin
 
     @contextmanager
     def run(self, name: str) -> Iterator[Callable[[int, int], None]]:
-        """Around one phase; gives a function of (done, total) for use inside it."""
+        """Times one phase; gives a function of (done, total) for use inside it."""
         self.progress(name, 0, 0)
         yield lambda done, total: self.progress(name, done, total)
         self.mark(name)
@@ -59,7 +59,7 @@ class Phases:
 
 
 def process_start() -> float:
-    """When this process was started, as a moment of time.perf_counter; now, where there is no /proc."""
+    """Returns the start of this process as a moment of time.perf_counter; without /proc, the present moment."""
     now = time.perf_counter()
     try:
         started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -1,4 +1,4 @@
-"""Where a build reads and writes: what is no path, and places that lie in one another, are refused before any work."""
+"""Refuses bad places before any work: values that are no paths, and places that lie in one another."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def check_places(model: Any, out: Any, dump: Any = None) -> None:
     if dump is None:
         return
     _check_path("dump", dump, "a directory")
-    if _within(dump, out):  # that place stays empty until the whole engine is put there
+    if _within(dump, out):  # `out` stays empty until the whole engine is put there
         raise InvalidOptionError(f"dump must lie outside out ({out}), not at {dump}; choose another folder")
 
 
 def make_dump_folder(dump: Path) -> None:
-    """The folder, there and writable, or a BuildError: before the minutes that a build may take."""
+    """Makes the folder, and raises BuildError unless it is writable, before the minutes that a build may take."""
     try:
         dump.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -42,6 +42,6 @@ def _check_path(name: str, value: Any, what: str) -> None:
 
 
 def _within(inner: Any, outer: Any) -> bool:
-    """Whether `inner` is `outer` or lies in it, symbolic links followed."""
+    """Returns whether `inner` is `outer` or lies in it, with symbolic links followed."""
     real = [Path(os.path.realpath(os.path.expanduser(place))) for place in (inner, outer)]
     return real[0].is_relative_to(real[1])

@@ -1,4 +1,4 @@
-"""What a build does about the process that it runs in: its signals, its memory, and Python's collector of cycles."""
+"""Controls the process of a build: its signals, its memory, and Python's collector of cycles."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _INTERVAL_S = 0.02
 """Time between two samples of MemoryWatch."""
 _FIELDS = {"RssAnon:": "anonymous", "VmRSS:": "resident"}
-"""Lines of /proc/<process>/status, and what a build report calls them."""
+"""The lines of /proc/<process>/status, and their names in a build report."""
 
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """A polite kill cleans up as Ctrl-C does."""
+    """Makes SIGTERM clean up as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -29,11 +29,11 @@ def terminate_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A signal that comes within is answered at the end. For what takes moments and must be whole.
+    """Delays signals until the end of the context, for short work that must be whole.
 
     Masking would not do: Python runs handlers in the main thread, whichever thread the system chose.
     """
-    if threading.current_thread() is not threading.main_thread():  # no handler ever runs here
+    if threading.current_thread() is not threading.main_thread():  # Python runs handlers in the main thread only.
         yield
         return
     came: list[tuple[int, FrameType | None]] = []
@@ -52,9 +52,9 @@ def uninterrupted() -> Iterator[None]:
 
 
 class MemoryWatch:
-    """A context that watches a process, by default this one. `peaks` is in bytes, empty where there is no /proc.
+    """A context that watches a process, by default this one. `peaks` is in bytes, empty if there is no /proc.
 
-    anonymous: what the build itself holds; resident: with the pages of mapped files, which the system may drop.
+    anonymous: the memory of the build itself; resident: with the pages of mapped files, which the system may drop.
     """
 
     def __init__(self, process: int | None = None) -> None:
@@ -80,7 +80,7 @@ class MemoryWatch:
 
 
 def sample(process: int | None = None) -> dict[str, int]:
-    """{"anonymous", "resident"} of a process now, in bytes; {} where there is no /proc, or the process has ended."""
+    """Returns {"anonymous", "resident"} of a process now, in bytes; {} without /proc, or if the process has ended."""
     table = {}
     with suppress(OSError):
         lines = Path(f"/proc/{process or 'self'}/status").read_text().splitlines()
@@ -90,7 +90,7 @@ def sample(process: int | None = None) -> dict[str, int]:
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Nothing but reference counts frees memory inside; afterwards the collector is as it was."""
+    """Turns the collector off, so that only reference counts free memory; afterwards the collector is as before."""
     was_on = gc.isenabled()
     gc.disable()
     try:

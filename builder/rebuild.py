@@ -1,7 +1,7 @@
-"""rebuild(): an engine again, for another target or in other formats, from an engine.
+"""Builds an engine again, from an engine, for another target or in other formats: rebuild().
 
 With kept weights (weights.safetensors) it starts from the engine's graph.txt and needs neither the checkpoint nor
-transformers. Else the checkpoint must be given, and must be the one that the engine was made from: it is built anew.
+transformers. Otherwise the checkpoint that the engine was made from must be given, and is built anew.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def rebuild(
 ) -> BuildResult:
     """Builds the engine in directory `engine` again at `out`. `config` is its config.json; its files were checked.
 
-    model: the checkpoint it was built from, where it keeps no weights. changes: options of `build` that are to differ
-    (target, dtype, quantize, ...); the others are those of the engine, and max_seq_len must be. begin: as of `build`.
+    model: the checkpoint that the engine was built from, if it keeps no weights. changes: options of `build` that are
+    to differ (target, dtype, quantize, ...); the other options, and always max_seq_len, are the engine's. begin: see
+    `build`.
     Raises EngineError, CheckpointError, and what `build` raises.
     """
     options = changed_options(config.build_options, changes)
@@ -111,7 +112,7 @@ def _check_source(engine: Path, config: EngineConfig, model: str | Path) -> None
 
 
 def _from_graph(run: BuildRun, graph: Graph, config: EngineConfig) -> BuildResult:
-    """Builds from an engine's own graph and the weights that it keeps. config: of that engine."""
+    """Builds from an engine's own graph and the weights that the engine keeps. config: that of this engine."""
     from tensorwright.passes.pipeline import run_pipeline
 
     phases = run.phases
@@ -129,7 +130,7 @@ def _from_graph(run: BuildRun, graph: Graph, config: EngineConfig) -> BuildResul
 
 
 def read_graph(engine: Path) -> Graph:
-    """graph.txt, verified. Raises EngineError for one that this version cannot read."""
+    """Returns graph.txt, verified. Raises EngineError for one that this version cannot read."""
     try:
         graph = parse_graph((engine / GRAPH).read_text(encoding="utf-8"))
         verify(graph, "cached")
@@ -142,7 +143,7 @@ def read_graph(engine: Path) -> Graph:
 
 
 def plain_graph(graph: Graph) -> Graph:
-    """A copy before quantization: weights and the KV cache as the model has them."""
+    """Returns a copy of the graph before quantization: weights and the KV cache as the model has them."""
     graph = graph.clone()
     for node in graph.nodes:
         if node.op not in ("quantized_linear", "quantized_embedding"):
@@ -165,7 +166,7 @@ def _ask_for_quantization(graph: Graph, options: BuildOptions) -> None:
 
 
 def remaining(run: BuildRun, graph: Graph, config: EngineConfig) -> tuple[tuple[Phase, ...], dict[str, int]]:
-    """The target's phases that are still to run on the cached graph, and the counts of those before."""
+    """Returns the target's phases that still must run on the cached graph, and the counts of the earlier passes."""
     pipeline = run.target.PIPELINE
     asked = {name: graph.facts[name] for name in QUANTIZATION_FACTS if name in graph.facts}
     same = asked == quantization_facts(run.options)
@@ -175,7 +176,7 @@ def remaining(run: BuildRun, graph: Graph, config: EngineConfig) -> tuple[tuple[
 
 
 def activation_dtype(run: BuildRun, config: EngineConfig) -> str:
-    """The engine's own type of activations where the target has it, else what the target makes of it."""
+    """Returns the engine's activation type if the target has it, else the type that the target chooses."""
     options = run.options
     if options.dtype != "auto":
         return options.dtype

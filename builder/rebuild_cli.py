@@ -1,4 +1,4 @@
-"""tensorwright rebuild: an engine again, for another target or in other formats."""
+"""Defines `tensorwright rebuild`, which builds an engine again, for another target or in other formats."""
 
 from __future__ import annotations
 

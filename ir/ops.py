@@ -153,6 +153,12 @@ def names_of_kind(kind: str) -> frozenset[str]:
     return frozenset(op.name for op in _table().graph.values() if op.kind == kind)
 
 
+def kind_of(op: str) -> str:
+    """What the record of a graph's operation says as its kind; empty if it says none or if there is no record."""
+    spec = _table().graph.get(op)
+    return "" if spec is None else spec.kind
+
+
 def find_spec(op: str, stage: str) -> Op | None:
     """Returns the record of `op` at `stage`, or None if the stage has no such operation."""
     table = _table()

@@ -1,3 +1,3 @@
-"""The passes: from the traced graph to what a target takes."""
+"""Holds the passes, which turn the traced graph into the graph that a target takes."""
 
-import tensorwright.plugins.registry  # noqa: F401  (the IR's table of operations holds the plugins' from here on)
+import tensorwright.plugins.registry  # noqa: F401  (this import puts the plugins' operations into the IR's table)

@@ -11,7 +11,7 @@ PAIR = pattern("""
     out   = cast(inner)
 """, shared=["inner"])  # fmt: skip
 
-# What each type can be cast to without losing anything.
+# EXACT maps each type to the types that a cast can reach without loss.
 EXACT = {
     "bool": {"int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"},
     "int8": {"int32", "int64", "float16", "bfloat16", "float32", "float64"},

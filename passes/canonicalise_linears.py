@@ -3,7 +3,7 @@
     transpose(W) -> W^T            matmul(x, W) -> linear(x, W^T)            linear(x, W) + b -> linear(x, W, b)
     linear(view(x, [S, C])) -> view(linear(x), [S, N])                       x: [1, S, ...]
 
-W is a weight of the checkpoint, and W^T another expression over it, so that nothing is computed when the engine runs.
+W is a weight of the checkpoint. W^T is another expression over it, so the running engine computes no transpose.
 """
 
 from __future__ import annotations

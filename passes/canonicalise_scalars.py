@@ -4,7 +4,7 @@
     sub(x, c) -> add(x, -c)                    op(c, x) -> op(x, c)
     mul(x, 1), x / 1 -> x                      x / c -> x * (1/c) where c is a power of two
 
-A constant goes second in add and mul. Division by any other constant stays: 1/c would be rounded.
+A constant becomes the second operand of add and mul. Division by any other constant stays: 1/c would be rounded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def check_division(m: Match) -> None:
     number = m.scalar(m.c)
     m.require(m.x.dtype == m.out.dtype and type(m.c.constant) in (int, float), "integer division", m.x)
     exact = number != 0 and math.isfinite(number) and abs(math.frexp(number)[0]) == 0.5
-    # Far from the smallest and largest numbers of every float type but float16, which widen_activations removed.
+    # The bounds are far from the smallest and largest numbers of every float type except float16, which
+    # widen_activations has removed.
     m.require(exact and 2.0**-60 <= abs(number) <= 2.0**60, "1/c is not exact", m.c)
 
 

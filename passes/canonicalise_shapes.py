@@ -4,7 +4,7 @@
     transpose(transpose(x)) -> x         rms_norm(transpose(x), w) -> transpose(rms_norm(x, w)) of heads
     view, expand, slice, concat that change nothing -> x        concat(x, empty) -> x
 
-A transpose of a dimension of size 1 stays a transpose: patterns see the same layout whatever the number of heads.
+A transpose of a dimension of size 1 stays a transpose, so that patterns see one layout for any number of heads.
 """
 
 from __future__ import annotations

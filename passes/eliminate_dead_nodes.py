@@ -1,4 +1,4 @@
-"""eliminate_dead_nodes:  drop what no output depends on, graph inputs aside"""
+"""eliminate_dead_nodes:  removes nodes that no output depends on, except graph inputs"""
 
 from __future__ import annotations
 

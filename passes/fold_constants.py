@@ -1,6 +1,6 @@
 """fold_constants:  op(constants)  ->  constant
 
-Only small results of fixed shape: what the interpreter computes for them is what the op means, in the op's own type.
+Only small results of fixed shape are folded. The interpreter computes them, in the op's own type.
 Weights are not constants here: they stay in the checkpoint until the engine is written.
 """
 
@@ -13,7 +13,7 @@ from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 LIMIT = 1 << 16
-"""Elements of the largest result worth storing: inverse frequencies, not tables."""
+"""The most elements of a folded result: enough for inverse frequencies, too few for tables."""
 
 SOURCES = ("input", "weight", "constant")
 
@@ -38,7 +38,7 @@ def types(node: Node) -> list[tuple[str, Any]]:
 
 
 def can_fold(node: Node, folded: Mapping[Value, Value]) -> bool:
-    """One result, of known and small size, from constants only."""
+    """Returns whether a node has one result, of known and small size, and constant operands only."""
     if node.op in SOURCES or len(node.outputs) != 1:
         return False
     size = 1
@@ -51,8 +51,8 @@ def can_fold(node: Node, folded: Mapping[Value, Value]) -> bool:
 
 
 def evaluate(node: Node, folded: Mapping[Value, Value]) -> Any:
-    """An array even for rank 0: a Python number would not take part in type promotion as a tensor does."""
-    from tensorwright.ir.interpret import interpret  # torch, so only when there is something to fold
+    """Returns an array even for rank 0: a Python number would not take part in type promotion as a tensor does."""
+    from tensorwright.ir.interpret import interpret  # imports torch, so only when there is something to fold
 
     graph = Graph("fold", "fused")
     operands: list[Value | None] = []
@@ -62,7 +62,7 @@ def evaluate(node: Node, folded: Mapping[Value, Value]) -> Any:
     twin = graph.add(node.op, operands, node.attrs, [(node.output.dtype, node.output.shape)])
     graph.outputs = [twin.output]
     (result,) = interpret(graph, {}, _no_weights)
-    return (result.float() if node.output.dtype == "bfloat16" else result).numpy()  # as the graph keeps them
+    return (result.float() if node.output.dtype == "bfloat16" else result).numpy()  # graphs hold bfloat16 in float32
 
 
 def _no_weights(expr: object) -> Any:

@@ -1,6 +1,6 @@
 """fuse_add_layer_norm:  sum = residual + x;  y = layer_norm(sum, w, b)  ->  y, sum = add_layer_norm(x, residual, w, b)
 
-S tokens, C channels.  x, residual, sum, y: [1, S, C], w, b: [C].  b may be absent.  The sum lives on: it is
+S tokens, C channels.  x, residual, sum, y: [1, S, C], w, b: [C].  b may be absent.  The sum stays a result, since it is
 the residual stream.
 """
 

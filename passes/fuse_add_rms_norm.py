@@ -1,6 +1,6 @@
 """fuse_add_rms_norm:  sum = residual + x;  y = rms_norm(sum, w)  ->  y, sum = add_rms_norm(x, residual, w)
 
-S tokens, C channels.  x, residual, sum, y: [1, S, C], w: [C].  The sum lives on: it is the residual stream.
+S tokens, C channels.  x, residual, sum, y: [1, S, C], w: [C].  The sum stays a result: it is the residual stream.
 """
 
 from __future__ import annotations

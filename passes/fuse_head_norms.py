@@ -1,7 +1,7 @@
 """fuse_head_norms:  concat over h of layer_norm(x[:, h], w_h, b_h)  ->  layer_norm(x, stack(w_h), stack(b_h))
 
-S tokens, H heads, D head dim.  In the trace x is [1, H, S, D], taken apart into heads each of which has its own norm;
-the norm of all of them is on [1, S, H, D], with weights [H, D].  b may be absent, of all heads or of none.
+S tokens, H heads, D head dim.  In the trace x is [1, H, S, D], split into heads, each of which has its own norm. The
+fused norm is on [1, S, H, D], with weights [H, D].  All heads have a b, or none has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PATTERN = pattern("""
     head = slice(x, dim=1, start=start, end=end, step=1)
     out  = layer_norm(head, w, b?, eps=eps, weight_offset=offset)
 """)
-"""One head's norm; the concat around them takes any number."""
+"""Matches one head's norm. The concat around the norms takes any number of them."""
 
 
 def check(m: Match) -> None:
@@ -44,7 +44,7 @@ def fuse_head_norms(graph: Graph) -> int:
 
 
 def read_heads(node: Node) -> list[Match]:
-    """The norm of every head in order, if that is what a concat joins; else nothing."""
+    """Returns the norms of all heads in order if a concat joins such norms; else an empty list."""
     heads = [match_value(v, PATTERN, check) for v in node.inputs if v is not None]
     found = [m for m in heads if m is not None]
     if len(found) < len(heads) or node.attrs["dim"] != 1:
@@ -68,7 +68,7 @@ def replace(heads: Sequence[Match], g: Rewriter) -> Value:
 
 
 def stack(g: Rewriter, parts: Sequence[Value]) -> Value:
-    """One weight node with a row for each of `parts`, which are weight nodes."""
+    """Returns one weight node with a row for each of `parts`, which are weight nodes."""
     exprs = [part.producer.attrs["expr"] for part in parts]
     kind = (parts[0].dtype, (len(parts), *parts[0].shape))
     weight: Value = g.weight(expr=exprs[0].stack(exprs[1:]), type=kind)

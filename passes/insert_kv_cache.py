@@ -1,14 +1,14 @@
 """insert_kv_cache:  one sequence [1, S, ...]  ->  many sequences, token-major [tokens, ...], with a paged KV cache
 
-H query heads, Hkv key-value heads, D head dim, R rotated dims.  Everything in a decoder but attention is per token, so
-an axis of one sequence becomes an axis of tokens of many, and heads are flattened into columns. Attention of layer l is
+H query heads, Hkv key-value heads, D head dim, R rotated dims.  Except attention, everything in a decoder is per token.
+So the axis of one sequence becomes an axis of tokens of many, and heads become columns. Attention of layer l is
 
     q, cache' = rotary_kv_write(qkv, table?, slots, kv_cache.l)       qkv: [tokens, (H + 2 Hkv) D], q: [tokens, H D]
     out       = paged_attention(q, cache', seq_starts, context_lens, block_tables, sinks?)     [tokens, H D]
 
-Where heads do not turn there is no table. Norms of q and k, of each head or of all of them together, come before that:
+Without rotation there is no table. Norms of q and k, of each head or of all heads together, come before the write:
 qkv = rms_norm_columns(qkv, weight), or layer_norm_columns(qkv, weight, bias?).
-From the final norm on, only the rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
+From the final norm on, only rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check(m: Match) -> None:
 
 
 def insert_kv_cache(graph: Graph) -> int:
-    """Returns how many layers got a cache. Raises UnsupportedModelError for what has no per-token form."""
+    """Returns how many layers got a cache. Raises UnsupportedModelError for a node that has no per-token form."""
     conversion = _TokenMajor(graph)
     conversion.run()
     graph.facts["kv_layers"] = conversion.layers
@@ -70,7 +70,7 @@ def insert_kv_cache(graph: Graph) -> int:
 
 
 class _TokenMajor:
-    """Rebuilds the graph in order; `moved` says what each old value has become."""
+    """Rebuilds the graph in order. `moved` maps each old value to its new one."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -86,7 +86,7 @@ class _TokenMajor:
     def emit(
         self, op: str, inputs: Any, attrs: dict[str, Any], kind: tuple[str, Shape] | None = None, name: str = ""
     ) -> Value:
-        """Add a node with one result of type `kind`, inferred if not given."""
+        """Adds a node with one result of type `kind`, which is inferred if not given."""
         return self.emit_all(op, inputs, attrs, [kind] if kind else None, name)[0]
 
     def emit_all(self, op: str, inputs: Any, attrs: dict[str, Any], kinds: Any = None, name: str = "") -> list[Value]:
@@ -133,7 +133,7 @@ class _TokenMajor:
             raise self.refusal(node, "has no form that is per token")
 
     def convert_embedding(self, node: Node) -> Value:
-        """Rows by token, or by position, of which the table must have as many as a sequence may be long."""
+        """Converts a gather of rows by token, or by position. A table of positions must have max_seq_len rows."""
         table, ids = (self.moved[node.operand(i)] for i in (0, 1))
         if ids is self.metadata["positions"]:
             longest, rows = self.graph.facts["max_seq_len"], table.shape[0]
@@ -147,14 +147,14 @@ class _TokenMajor:
         return [None if v is None else self.moved[v] for v in node.inputs]
 
     def flatten(self, node: Node) -> Value:
-        """A view that keeps the sequence axis moves nothing once heads are columns."""
+        """Drops a view that keeps the sequence axis. Such a view moves no element once heads are columns."""
         source = node.operand(0)
         if source.shape[:2] != node.output.shape[:2] or source.shape[0] != 1:
             raise self.refusal(node, "mixes positions, which is not per token")
         return self.moved[source]
 
     def convert_rows(self, node: Node) -> None:
-        """An op on [1, S, C] is the same op on [tokens, C]."""
+        """Converts an op on [1, S, C] to the same op on [tokens, C]."""
         attrs = dict(node.attrs)
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.rank > 2 and value.rank != 3:
@@ -194,7 +194,7 @@ class _TokenMajor:
         return self.emit("paged_attention", read, {**shape, **extra}, kind)
 
     def normalise_columns(self, m: Match, qkv: Value) -> Value:
-        """qkv with its q and k columns normalised as the model does it, if it does."""
+        """Returns qkv with its q and k columns normalised, if the model has norms of them."""
         for start, end, norms in (
             (0, m.q_end, ((m.q_row_norm, m.q_row_eps, m.q_row_offset), (m.q_norm, m.q_eps, m.q_offset))),
             (m.q_end, m.k_end, ((m.k_row_norm, m.k_row_eps, m.k_row_offset), (m.k_norm, m.k_eps, m.k_offset))),
@@ -220,13 +220,13 @@ class _TokenMajor:
 
 
 def is_per_token(node: Node) -> bool:
-    """Whether the record of the op says that it is the same op on [1, S, C] and on [tokens, C]."""
+    """Returns whether the record of the op says that it is the same op on [1, S, C] and on [tokens, C]."""
     spec = find_spec(node.op, "cached")
     return spec is not None and spec.per_token
 
 
 def find_tail(graph: Graph) -> list[Node]:
-    """The nodes from the final norm to the logits: what is computed only for the rows whose logits are wanted."""
+    """Returns the nodes from the final norm to the logits. They run only for the rows whose logits are wanted."""
     if len(graph.outputs) != 1:
         raise UnsupportedModelError(f"a decoder must have one output, its logits, not {len(graph.outputs)}")
     users = graph.users()

@@ -1,18 +1,17 @@
 """lower_to_cpu:  the cached graph  ->  one node per instruction of the CPU plan, with final types
 
 A is the engine's type (float32 or bfloat16): matmul inputs, q, the KV cache, matmul weights and the embedding table are
-A, everything else is float32.  Folded on the way, where the inner value has no other user:
+A, everything else is float32.  These are folded if the inner value has no other user:
 
-    swiglu(x W^T + b)       ->  matmul with a gated epilogue (weight layout panels_gated)
+    gate(x W^T + b)         ->  matmul with a gated epilogue (weight layout panels_gated)
     (x W^T + b) + residual  ->  matmul with a residual
     embedding * number      ->  embedding with a scale
 
-Each tree of ops that are element by element and nothing else becomes one instruction (elementwise_trees.py). Where
-others need the input of a matmul in float32, or the kernel that makes it writes nothing else, the program "x0" rounds
-the input to A.
+Each tree of ops that only compute element by element becomes one instruction (elementwise_trees.py). A matmul's input
+may have another reader that needs float32, or a kernel that writes only float32: then the program "x0" rounds it to A.
 
-Operands are in the order [x, w, bias?, residual?] for matmul and layer_norm, [x, w, residual?] for rms_norm; None where
-absent.
+Operands are in the order [x, w, bias?, residual?] for matmul and layer_norm, [x, w, residual?] for rms_norm. An
+absent operand is None.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any
 
 from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.ir.ops import SOURCES, find_spec, instructions
+from tensorwright.ir.ops import SOURCES, find_spec, instructions, kind_of
 from tensorwright.ir.records import CACHE, SHARED, Instruction
 from tensorwright.passes.rewriting.elementwise_trees import Trees, number_of
 from tensorwright.passes.rewriting.explain import located
@@ -33,7 +32,7 @@ from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 from tensorwright.plugins.paged_attention.op import CPU_MAX_HEAD_DIM
 
 IDS = {"token_ids": 0, "positions": 1}
-"""What an embedding gathers rows by: numbers of plugins/embedding/kernel.h."""
+"""The operands that an embedding gathers rows by, with their numbers in plugins/embedding/kernel.h."""
 
 PANELS, PANELS_GATED = "panels", "panels_gated"
 RAW = "raw"
@@ -44,7 +43,7 @@ EMBEDDINGS = ("embedding", "quantized_embedding")
 
 
 def lower_to_cpu(graph: Graph) -> int:
-    """Returns how many instructions came out.
+    """Returns the number of instructions.
 
     Raises LoweringError for a node without a kernel, UnsupportedModelError for heads wider than kernels take.
     """
@@ -59,7 +58,7 @@ def lower_to_cpu(graph: Graph) -> int:
 
 
 class Lowering:
-    """Rebuilds the graph in order; `moved` says what each old value has become."""
+    """Rebuilds the graph in order. `moved` maps each old value to its new one."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -77,7 +76,9 @@ class Lowering:
         self.scope = node.scope
         if node.op in ("weight", "constant") or id(node) in self.folded | self.trees.inside:
             return
-        rule = RULES.get(node.op) or (lower_tree if id(node) in self.trees.roots else None)
+        rule = RULES.get(node.op) or RULES_OF_KINDS.get(kind_of(node.op))
+        if rule is None and id(node) in self.trees.roots:
+            rule = lower_tree
         if rule is None and instruction_of(node) is not None:
             rule = lower_by_record
         if rule is None:
@@ -92,13 +93,13 @@ class Lowering:
         return node.outputs
 
     def value(self, value: Value) -> Value:
-        """What an activation or input has become."""
+        """Returns the new value for an activation or input."""
         if value not in self.moved:
             raise self.refusal(value, "is used as an activation, but it is a weight or constant")
         return self.moved[value]
 
     def weight(self, value: Value, layout: str) -> Value:
-        """A weight or constant array in one layout; each layout of it is stored once. RAW is flat."""
+        """Returns a weight or constant array in one layout. Each layout is stored once. RAW is flat."""
         source = value.producer
         if source.op not in ("weight", "constant"):
             raise self.refusal(value, "must be a weight of the checkpoint or a constant")
@@ -116,7 +117,7 @@ class Lowering:
         return self.weights[value, layout]
 
     def input_type(self, value: Value) -> str:
-        """A if `value` feeds only matmuls, float32 if it feeds anything else (matmul_operand then rounds it)."""
+        """Returns A if only matmuls read `value`, else float32 (matmul_operand then rounds it)."""
         users = self.users[value]
         return self.act if users and all(self.feeds_matmul(user, value) for user in users) else "float32"
 
@@ -124,7 +125,7 @@ class Lowering:
         return user.op in LINEARS and user.inputs[0] is value
 
     def matmul_operand(self, value: Value) -> Value:
-        """The input of a matmul, in A; an instruction rounds it where the kernel that makes it writes float32."""
+        """Returns the input of a matmul in A. An instruction rounds the input if its kernel writes float32."""
         x = self.value(value)
         if x.dtype == self.act:
             return x
@@ -139,10 +140,11 @@ class Lowering:
 
 
 def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
-    """Linears that become part of the node after them: of a swiglu, or of an addition on at most one side."""
+    """Finds linears that become part of the node after them: of a gate, or of an addition on at most one side."""
     folded: set[int] = set()
     for node in graph.nodes:
-        candidates = node.inputs if node.op == "add" else node.inputs[:1] if node.op in ("swiglu", "mul") else []
+        takes_first = node.op == "mul" or kind_of(node.op) == "gate"
+        candidates = node.inputs if node.op == "add" else node.inputs[:1] if takes_first else []
         wanted = EMBEDDINGS if is_scaling(node) else LINEARS if node.op != "mul" else ()
         for value in reversed(candidates):
             if value is None or value.node is None or value.node.op not in wanted or value in graph.outputs:
@@ -154,17 +156,17 @@ def find_folded(graph: Graph, users: dict[Value, list[Node]]) -> set[int]:
 
 
 def is_scaling(node: Node) -> bool:
-    """A product with one number, which stands second (canonicalise_scalars)."""
+    """Returns whether a node multiplies by one number, which is the second operand (canonicalise_scalars)."""
     return node.op == "mul" and node.inputs[1] is not None and number_of(node.inputs[1]) is not None
 
 
 def residual_adds(graph: Graph, folded: set[int]) -> set[int]:
-    """Nodes that a folded producer has become part of; they are no part of any tree."""
+    """Returns the nodes that have absorbed a folded linear or embedding. Such a node belongs to no tree."""
     return {id(n) for n in graph.nodes if any(v is not None and v.node and id(v.node) in folded for v in n.inputs)}
 
 
 def instruction_of(node: Node) -> Instruction | None:
-    """The instruction that takes the operands and attributes of `node` as they are; None if there is none."""
+    """Returns the instruction that takes the operands and attributes of `node` unchanged; None if there is none."""
     spec = find_spec(node.op, "cached")
     if spec is None or spec.reference is None:
         return None
@@ -176,7 +178,7 @@ def instruction_of(node: Node) -> Instruction | None:
 
 
 def lower_by_record(low: Lowering, node: Node) -> list[Value]:
-    """The instruction whose record has the operands of the op's record, by name."""
+    """Emits the instruction whose record names the same operands as the op's record."""
     instruction, spec = instruction_of(node), find_spec(node.op, "cached")
     assert instruction is not None
     assert spec is not None
@@ -206,7 +208,7 @@ def lower_tree(low: Lowering, node: Node) -> list[Value]:
 
 
 def lower_mul(low: Lowering, node: Node) -> list[Value]:
-    """A scaled embedding, or else part of a tree."""
+    """Lowers a scaled embedding, or else a tree that ends in this product."""
     x, factor = node.operand(0), node.operand(1)
     if x.node is not None and id(x.node) in low.folded:
         return lower_embedding(low, x.node, float(number_of(factor) or 0.0))
@@ -228,12 +230,12 @@ def lower_embedding(low: Lowering, node: Node, factor: float = 1.0) -> list[Valu
 
 
 def format_attr(node: Node) -> dict[str, str]:
-    """The format of a quantized op; nothing for others."""
+    """Returns the format of a quantized op as an attribute; {} for other ops."""
     return {"format": node.attrs["format"]} if "format" in node.attrs else {}
 
 
 def layout_of(node: Node, layout: str) -> str:
-    """`layout`, or what takes its place for a quantized op."""
+    """Returns `layout`, or the quantized layout that replaces it for a quantized op."""
     if "format" not in node.attrs:
         return layout
     return f"{layout.replace('panels', 'quantized')}:{node.attrs['format']}"
@@ -246,7 +248,7 @@ def lower_linear(low: Lowering, node: Node) -> list[Value]:
 def lower_matmul(
     low: Lowering, linear: Node, last: Node, layout: str, epilogue: int, residual: Value | None
 ) -> list[Value]:
-    """The instruction for `linear` and what is folded into it; `last` is the node whose result it gives."""
+    """Emits the instruction for `linear` and what is folded into it. `last` is the node whose result it gives."""
     x, w, b = linear.operand(0), linear.operand(1), linear.optional(2)
     bias = None if b is None else low.weight(b, RAW)
     out = last.output
@@ -257,7 +259,7 @@ def lower_matmul(
     return low.emit(op, operands, [kind], **format_attr(linear), epilogue=epilogue, n=out.shape[-1])
 
 
-def lower_swiglu(low: Lowering, node: Node) -> list[Value]:
+def lower_gate(low: Lowering, node: Node) -> list[Value]:
     x = node.operand(0)
     activation = node.attrs["activation"]
     if x.node is not None and id(x.node) in low.folded:
@@ -303,8 +305,8 @@ def kv_attrs(node: Node, *more: str) -> dict[str, int]:
 
 
 def lower_layer_norm(low: Lowering, node: Node) -> list[Value]:
-    """The one instruction of the three ops: the norm of rows, of rows after a sum, or of runs of columns."""
-    at = 2 if node.op == "add_layer_norm" else 1  # where the weight stands; the bias follows it
+    """Emits layer_norm for the three ops: the norm of rows, of rows after a sum, or of runs of columns."""
+    at = 2 if node.op == "add_layer_norm" else 1  # the position of the weight; the bias follows
     b = node.optional(at + 1)
     bias = None if b is None else low.weight(b, RAW)
     residual = low.value(node.operand(1)) if at == 2 else None
@@ -325,9 +327,11 @@ RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "linear": lower_linear,
     "quantized_linear": lower_linear,
     "quantized_embedding": lower_embedding,
-    "swiglu": lower_swiglu,
     "add": lower_add,
     "mul": lower_mul,
     "rotary_kv_write": lower_rotary_kv_write,
     "paged_attention": lower_paged_attention,
 }
+
+RULES_OF_KINDS: dict[str, Callable[[Lowering, Node], list[Value]]] = {"gate": lower_gate}
+"""The rules of all ops whose record says a kind."""

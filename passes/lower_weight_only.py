@@ -1,11 +1,11 @@
 """lower_weight_only:  quantized_linear(x, w, b?){format}  ->  weight_only_linear(x, w, b?){format}
 
-T tokens, K inner, N outer.  x: [T, K], w: [N, K].  For targets whose products keep activations as they are (all but
-cpu): the same rounded weights, x not rounded to integers. An embedding has rows of int8 there.
+T tokens, K inner, N outer.  x: [T, K], w: [N, K].  This pass is for targets whose products keep activations (all but
+cpu): the weights are rounded alike, but x is not rounded to integers. Their embedding has rows of int8.
 
-With the fact "activations" int8 (target onnx has such products) linears stay: x is rounded with its weights.
+With the fact "activations" = "int8", which target onnx allows, linears stay: x is rounded as the weights are.
 
-Last for these targets: what follows is their emitter.
+This pass is the last one of these targets. Their emitters follow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """merge_common_subexpressions:  two nodes with the same op, operands and attributes -> the first one
 
-Weights merge by their expression and type: a tied embedding becomes one weight with two users.
+Weights with the same expression and type merge: a tied embedding becomes one weight with two users.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tensorwright.ir import Graph, Node, Value
 
 
 def merge_common_subexpressions(graph: Graph) -> int:
-    """Returns how many nodes went."""
+    """Returns how many nodes were removed."""
     first: dict[Any, Node] = {}
     merged: dict[Value, Value] = {}
     kept: list[Node] = []
@@ -31,7 +31,7 @@ def merge_common_subexpressions(graph: Graph) -> int:
 
 
 def key(node: Node) -> Any:
-    """Equal exactly for nodes that compute the same values with the same types."""
+    """Returns a key that is equal exactly for nodes that compute the same values with the same types."""
     operands = tuple(None if v is None else id(v) for v in node.inputs)
     types = tuple((v.dtype, v.shape) for v in node.outputs)
     return node.op, operands, types, _frozen(node.attrs)
@@ -44,5 +44,5 @@ def _frozen(attr: Any) -> Any:
         return tuple(_frozen(v) for v in attr)
     if isinstance(attr, np.ndarray):
         return "array", str(attr.dtype), attr.shape, attr.tobytes()
-    # 1, 1.0 and True are equal in Python and 0.0 == -0.0, but they are not the same constant.
+    # In Python 1, 1.0 and True are equal, and so are 0.0 and -0.0, but they are different constants.
     return type(attr).__name__, repr(attr) if isinstance(attr, float) else attr

@@ -54,7 +54,7 @@ def check(m: Match) -> None:
 
 
 def pairs_split(order: np.ndarray) -> int | None:
-    """How many of the first columns are in the order evens, odds; None if it is another order."""
+    """Returns how many of the first columns have the order evens, odds; None for another order."""
     size = len(order)
     for rotary_dim in range(2, size + 1, 2):
         columns = np.arange(size)
@@ -72,7 +72,7 @@ def replace(m: Match, g: Rewriter) -> Value:
 
 
 def permuted(g: Rewriter, value: Value, heads: int, size: int, turned: int) -> Value:
-    """The weight with the rows of each head in the order evens, odds, rest: views, a transpose and a concat."""
+    """Returns the weight with each head's rows in the order evens, odds, rest: views, a transpose and a concat."""
     expr, scope = value.producer.attrs["expr"], value.producer.scope
     rest = tuple(int(n) for n in value.shape[1:])
     by_head = expr.reshape((heads, size, *rest))
@@ -84,6 +84,6 @@ def permuted(g: Rewriter, value: Value, heads: int, size: int, turned: int) -> V
 
 
 def permute_rotary_rows(graph: Graph) -> int:
-    """Returns how many weights of q and k were permuted: two a layer."""
+    """Returns how many weights of q and k were permuted: two in each layer."""
     apply(graph, SCORES, check_scores, lambda m, g: g.attention(m.q_heads, m.k_heads, m.v, **m.root.attrs))
     return apply(graph, PATTERN, check, replace)

@@ -1,4 +1,4 @@
-"""The passes, in order, in phases: traced graph in, lowered graph with a memory plan out.
+"""Runs the passes in order, in phases: from a traced graph to a lowered graph with a memory plan.
 
 `run_pipeline` verifies the graph around every pass, counts rewrites, holds the counts against what is expected, and,
 when asked, compares what the graph computes before and after each pass (`compare.py`) and dumps the graph after each.
@@ -50,17 +50,17 @@ WEIGHT_ONLY_PIPELINE: tuple[Phase, ...] = (
         Step(lower_weight_only, "these targets do not round activations", after=("quantize_weights",), lossy="always"),
     )),
 )  # fmt: skip
-"""The passes of every target but cpu. The emitters of these targets take a graph at stage "cached"."""
+"""The passes of every target except cpu. The emitters of these targets take a graph at stage "cached"."""
 
 
 @dataclass
 class PassReport:
-    """What `run_pipeline` did. Counts and times sum over all runs of a pass, in order of first run."""
+    """The results of `run_pipeline`. Counts and times are sums over all runs of a pass, in order of first run."""
 
     graph: Graph
-    """The graph after the last phase: lowered, with a memory plan, or what the target's emitter takes."""
+    """The graph after the last phase: lowered, with a memory plan, or in the form that the target's emitter takes."""
     cached_graph: Graph
-    """The target-independent graph, at stage "cached", before the last phase: what graph.txt holds."""
+    """The target-independent graph, at stage "cached", before the last phase. graph.txt holds this graph."""
     counts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     differences: dict[str, float] = field(default_factory=dict)
@@ -78,13 +78,13 @@ def run_pipeline(
     pipeline: tuple[Phase, ...] = PIPELINE,
     done: Mapping[str, int] | None = None,
 ) -> PassReport:
-    """Take a traced graph through all passes; `graph` itself stays as it is.
+    """Takes a traced graph through all passes. `graph` itself does not change.
 
-    verify: compare outputs before and after each pass on real inputs; needs `weights`, which gives the tensor of an
+    verify: compares outputs before and after each pass on real inputs; needs `weights`, which returns the tensor of an
     expression. dump: a folder that gets NN_<pass>.txt after each pass. expectations: pass -> count. progress is called
-    with (pass, count, seconds). done: passes that were run on it before, with their counts; `pipeline` is the rest.
-    Raises PassError naming the pass, the passes before it and the node; LoweringError and UnsupportedModelError for
-    models that cannot be built; InvalidOptionError.
+    with (pass, count, seconds). done: the passes that ran on the graph before, with their counts; `pipeline` has the
+    rest. Raises PassError that names the pass, the passes before it and the node; LoweringError and
+    UnsupportedModelError for models that cannot be built; InvalidOptionError.
     """
     if verify and weights is None:
         raise InvalidOptionError("verify needs weights: a function that gives the tensor of a weight expression")
@@ -105,7 +105,7 @@ def run_pipeline(
 
 
 def check_order(pipeline: tuple[Phase, ...], done: tuple[str, ...] = ()) -> None:
-    """Raise PassError if a pass stands before one it must follow. done: passes that were run before the first."""
+    """Raises PassError if a pass stands before one that it must follow. done: passes that ran before the first."""
     names = [*done, *(step.name for phase in pipeline for step in phase.steps)]
     at = len(done)
     for phase in pipeline:
@@ -120,7 +120,7 @@ def check_order(pipeline: tuple[Phase, ...], done: tuple[str, ...] = ()) -> None
 
 
 class _Run:
-    """One trip through the pipeline."""
+    """One run of the pipeline."""
 
     def __init__(
         self, graph: Graph, pipeline: tuple[Phase, ...], expected: dict[str, int], comparison: Comparison | None
@@ -164,7 +164,7 @@ class _Run:
             self.comparison.check(self.report.graph, "trace", lossy=False)
 
     def explain(self, step: Step, error: TensorwrightError) -> TensorwrightError:
-        """The same kind of error, saying where in the pipeline it happened."""
+        """Returns an error of the same kind that says where in the pipeline it happened."""
         before = f"after {', '.join(self.done)}" if self.done else "as the first pass"
         kind = PassError if type(error) is GraphError else type(error)
         return kind(f"pass {step.name} (number {len(self.done) + 1}, {before}) failed: {error}")
@@ -175,7 +175,7 @@ class _Run:
             (self.dump / f"{len(self.done):02d}_{step.name}.txt").write_text(print_graph(self.report.graph))
 
     def check_expectation(self, step: Step) -> None:
-        """After a pass's last run, its total must be what was expected."""
+        """Raises PassError after a pass's last run if its total count is not the expected one."""
         if step.name not in self.expected or step.name in self.names[len(self.done) :]:
             return
         wanted, got = self.expected[step.name], self.report.counts[step.name]
@@ -194,7 +194,7 @@ class _Run:
 
 
 def explain_miss(step: Step, graph: Graph) -> str:
-    """Why the pass's PATTERN does not match (again) in `graph`."""
+    """Explains why the pass's PATTERN does not match (again) in `graph`."""
     module: Any = sys.modules[step.run.__module__]
     found = getattr(module, "PATTERN", None)
     return closest(graph, found, getattr(module, "check", None)) if isinstance(found, Pattern) else "none is known"

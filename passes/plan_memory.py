@@ -1,12 +1,12 @@
 """plan_memory:  every result of the lowered graph gets a place in an arena, shared by results that never live together
 
-Two arenas, one measured in bytes per token and one in bytes per logit row. A buffer of C columns takes its stride (C
-elements, rounded up to 64 bytes) per token or row, from `offset` on; two may overlap only if they never live together.
-A result is written over one of its operands where its op may work in place (`in_place` of its record) and nobody reads
-that operand afterwards.
-Runs last: the plan holds for this order of nodes only.
+There are two arenas, one measured in bytes per token and one in bytes per logit row. A buffer of C columns takes its
+stride (C elements, rounded up to 64 bytes) per token or row, from `offset` on. Two buffers overlap only if they never
+live together. A result takes the buffer of an operand if its op may work in place (`in_place` of its record) and no
+node reads that operand afterwards.
+This pass runs last, because the plan holds for this order of nodes only.
 
-    node.attrs["buffers"]       index of the buffer of every result; -1 for a cache, which lives elsewhere
+    node.attrs["buffers"]       index of the buffer of every result; -1 for a cache, which has none
     graph.facts["buffers"]      [kind, dtype, cols, stride_bytes, offset]
     graph.facts["token_arena_bytes"], ["row_arena_bytes"], ["logits_buffer"]
 """
@@ -23,13 +23,13 @@ from tensorwright.passes.rewriting.matcher import describe
 
 ALIGNMENT = 64
 DTYPES = ("float32", "int32", "bfloat16", "int8")
-"""Element types that a buffer can have."""
+"""The element types that a buffer can have."""
 KINDS = ("tokens", "rows")
 
 
 @dataclass
 class Buffer:
-    """One place and the span of node indices, both ends included, over which it is taken."""
+    """One place in an arena, and the first and the last index of the nodes that use it."""
 
     kind: str
     dtype: str
@@ -40,7 +40,7 @@ class Buffer:
 
     @property
     def stride(self) -> int:
-        """Bytes per token or row."""
+        """Returns the bytes per token or row."""
         return align(self.cols * ITEM_BYTES[self.dtype])
 
     def meets(self, other: Buffer) -> bool:
@@ -52,7 +52,7 @@ def align(size: int) -> int:
 
 
 def plan_memory(graph: Graph) -> int:
-    """Returns how many buffers there are."""
+    """Returns the number of buffers."""
     last_use = find_last_uses(graph)
     buffers: list[Buffer] = []
     index: dict[Value, int] = {}
@@ -79,14 +79,14 @@ def plan_memory(graph: Graph) -> int:
 
 
 def find_last_uses(graph: Graph) -> dict[Value, int]:
-    """The index of the last node that reads each value; past the end for the graph's outputs."""
+    """Returns the index of the last node that reads each value; for the graph's outputs, an index past the end."""
     last = {v: i for i, node in enumerate(graph.nodes) for v in node.inputs if v is not None}
     last.update((v, len(graph.nodes)) for v in graph.outputs)
     return last
 
 
 def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> tuple[int, Value] | None:
-    """The result of `node` that takes the memory of an operand nobody reads afterwards, and that operand."""
+    """Returns (index of a result, operand) if that result may take the operand's memory; None if no result may."""
     record = instructions()[node.op]
     named = dict(zip((operand.name for operand in record.operands), node.inputs, strict=True))
     results = dict(zip((result.name for result in record.results), enumerate(node.outputs), strict=False))
@@ -112,7 +112,7 @@ def describe_buffer(value: Value, first: int, last: int) -> Buffer:
 
 
 def place(buffers: list[Buffer]) -> int:
-    """Give every buffer the lowest offset that is free while it lives, widest first. Returns the arena's size."""
+    """Gives every buffer the lowest offset that is free while it lives, widest first. Returns the arena's size."""
     placed: list[Buffer] = []
     for buffer in sorted(buffers, key=lambda b: (-b.stride, b.first)):
         offset = 0

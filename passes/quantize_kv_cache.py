@@ -1,8 +1,9 @@
 """quantize_kv_cache:  kv_layers[l]  ->  kv_layers[l] with dtype "int8"
 
-The fact "kv_cache_dtype" asks for it; without it, or with "auto", the cache keeps the activations' type. Target-
-independent: rotary_kv_write then rounds each head of K (rotated) and V to 8 bits and a scale, and paged_attention each
-head of q to 15, as plugins/paged_attention/quantize.py defines it. Nothing is calibrated: scales belong to a token.
+The fact "kv_cache_dtype" asks for it; without that fact, or with "auto", the cache keeps the activations' type. The
+rewrite is the same for all targets: rotary_kv_write then rounds each head of K (rotated) and V to 8 bits and a scale,
+and paged_attention rounds each head of q to 15 bits, as plugins/paged_attention/quantize.py defines it. Nothing is
+calibrated: a scale belongs to a token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tensorwright.plugins.paged_attention.quantize import MAX_HEAD_DIM
 
 
 def quantize_kv_cache(graph: Graph) -> int:
-    """Returns how many layers' caches became int8. Raises UnsupportedModelError for heads too wide for it."""
+    """Returns how many layers' caches became int8. Raises UnsupportedModelError for heads that are too wide."""
     asked = graph.facts.get("kv_cache_dtype", "auto")
     if asked not in KV_CACHE_DTYPES:
         raise InvalidOptionError(f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {asked!r}")

@@ -3,7 +3,7 @@
 T tokens, K inner, N outer.  x: [T, K], W: [N, K].  The fact "quantize" says which format serves the linears, the
 embedding and lm_head (the linear over the rows that need logits); without it nothing is rewritten.
 
-Target-independent: the graph says what is rounded and how; packing belongs to the target.
+The rewrite is the same for all targets: the graph says what is rounded and how, and the target packs the weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 
 def quantize_weights(graph: Graph) -> int:
-    """Returns how many ops were rewritten. What is no weight of the checkpoint (a constant) stays as it is.
+    """Returns how many ops were rewritten. An op on a constant, not on a weight of the checkpoint, does not change.
 
     Raises UnsupportedModelError for a product whose rows are too long for its format.
     """
@@ -43,7 +43,7 @@ def quantize_weights(graph: Graph) -> int:
 
 
 def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
-    """Sums of a whole row must be exact in 32 bits. (An embedding sums nothing up.)"""
+    """Refuses rows whose sums may not fit in 32 bits. An embedding sums nothing, so its rows may have any length."""
     if node.op != "linear" or fmt.kind != "int" or fmt.group != 0:
         return
     weight = node.operand(1)
@@ -56,13 +56,13 @@ def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
 
 
 def format_for(node: Node, spec: QuantizeSpec) -> WeightFormat | None:
-    """What a node's weights become; None: they stay."""
+    """Returns the format that a node's weights get; None if they stay."""
     if node.op not in ("linear", "embedding"):
         return None
     weight = node.inputs[1] if node.op == "linear" else node.inputs[0]
     if weight is None or weight.node is None or weight.node.op != "weight":
         return None
-    if node.op == "embedding":  # one gathered by positions is small, and adds to every activation
+    if node.op == "embedding":  # a table of positions is small, and its rows add to every activation
         ids = node.inputs[1]
         return spec.embedding if ids is not None and ids.name == "token_ids" else None
     return spec.lm_head if node.output.shape[0] == "rows" else spec.linears

@@ -1,9 +1,9 @@
 """recognise_attention:  softmax(scale * q k^T + mask) v  ->  attention(q, k, v, sinks?, scale, mask, window, softcap)
 
-S tokens, H heads, D head dim.  In the trace q, k, v are [1, H, S, D]; attention takes and gives [1, S, H, D]. One head
-of k and v may serve all of q. The mask must be one that recognise_masks has spelled. The scale may be a divisor. With a
-cap, scores are cap * tanh(scores / cap) before the mask. With sinks [H], the softmax is over one column more, a learned
-score of each head, whose probability is then dropped.
+S tokens, H heads, D head dim.  In the trace q, k, v are [1, H, S, D]; attention takes and gives [1, S, H, D]. k and v
+may have one head for all heads of q. The mask must have the form that recognise_masks writes. The scale may be a
+divisor. With a cap, scores are cap * tanh(scores / cap) before the mask. With sinks [H], the softmax has one more
+column, a learned score of each head, whose probability is then dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check(m: Match) -> None:
     m.require(divisor != 0, "scores are divided by zero", m.divisor)
     m.notes["scale"] = 1.0 / divisor if m.scale is None else m.scalar(m.scale)
     m.notes["softcap"] = 0.0 if m.cap is None else m.scalar(m.cap)
-    # Division by a power of two is spelled as a product (canonicalise_scalars).
+    # canonicalise_scalars turns division by a power of two into a product.
     inverse_fits = m.inverse is None or m.scalar(m.inverse) * m.notes["softcap"] == 1.0
     m.require(inverse_fits, "scores are not divided by what bounds them", m.inverse)
     check_sinks(m)
@@ -54,7 +54,7 @@ def check_sinks(m: Match) -> None:
     m.require(m.sinks.node is not None and m.sinks.node.op == "weight", "sinks that are no weight", m.sinks)
     m.bind_shape(m.sinks, "H")
     m.bind_shape(m.column, "1 H S 1")
-    m.bind_shape(m.weights, "1 H S S")  # of the columns from 0 on: what is dropped is the last one
+    m.bind_shape(m.weights, "1 H S S")  # only the last column, the sinks', is dropped
 
 
 def replace(m: Match, g: Rewriter) -> Value:

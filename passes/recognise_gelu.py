@@ -1,6 +1,6 @@
 """recognise_gelu:  x/2 * (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))  ->  gelu(x, approximate="tanh")
 
-Some models write out what torch has as one op, which one word of an elementwise program computes.
+Some models write out what is one op in torch. In an elementwise program it is one word.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """recognise_interleaved_rotary:  x * cos + turn_pairs(x) * sin  ->  a rotary by halves, between two permutations
 
-S tokens, H heads, D head dim, R rotated dims (even, the first ones of D; often all).  x is [1, H, S, D]; pairs are the
+S tokens, H heads, D head dim, R rotated dims (even, the first ones of D; often all).  x is [1, H, S, D]. Pairs are the
 neighbours (x[2i], x[2i + 1]) here, and (x[i], x[i + R/2]) in rotary, so that
 
     out = index(rotary(index(x, evens then odds), rotary_table(...)), back again)     turn_pairs(x) = (-x[1], x[0], ...)
 
-The kernels know halves only: permute_rotary_rows moves the permutations into the weights.
+The kernels know only halves, so permute_rotary_rows moves the permutations into the weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTIAL = pattern(
 )
 
 _FREQUENCIES = '    angles = mul(view?(cast(view?(positions), dtype="float32")), view?(inv_freq))\n'
-# Every angle twice in a row, before the cosine; or two halves alike, of whose cosines the first is repeated after it.
+# Each angle comes twice in a row before the cosine; or the halves are alike, and each cosine is repeated afterwards.
 _BEFORE = _FREQUENCIES + "    out = view?(mul?(cos(view(expand(view(angles)))), scale))\n"
 _AFTER = _FREQUENCIES + (
     "    halves = view?(mul?(cos(concat(angles, angles, dim=-1)), scale))\n"
@@ -58,7 +58,7 @@ def check(m: Match) -> None:
 
 
 def match_angles(m: Match, table: Value, spellings: tuple) -> Match:
-    """The parts of a cosine or sine table of neighbours; refuses m where it is none."""
+    """Matches the parts of a cosine or sine table of neighbours; refuses m if `table` is none."""
     found = m.read(table, spellings, "not a cosine or sine of positions times constant frequencies, each twice")
     frequencies = found.inv_freq.constant
     m.require(isinstance(frequencies, np.ndarray), "the inverse frequencies are not constant", found.inv_freq)
@@ -71,7 +71,7 @@ def match_angles(m: Match, table: Value, spellings: tuple) -> Match:
 
 
 def split_pairs(head_dim: int, rotary_dim: int) -> np.ndarray:
-    """Which column of a head comes where: the even rotated ones, the odd ones, the rest."""
+    """Returns the new order of a head's columns: the even rotated ones, the odd ones, the rest."""
     columns = np.arange(head_dim, dtype=np.int64)
     return np.concatenate([columns[0:rotary_dim:2], columns[1:rotary_dim:2], columns[rotary_dim:]])
 

@@ -1,7 +1,7 @@
 """recognise_layer_norm:  rms_norm(x - mean(x), w)  ->  layer_norm(x, w);   layer_norm(x, w + 1, b)  ->  the same of w
 
-C channels.  x: [..., C], w: [C].  Most models call the operation by its name, which the tracer keeps; Cohere writes it
-out, and the part after the mean is what recognise_rms_norm knows. Nemotron stores weights as differences from one.
+C channels.  x: [..., C], w: [C].  Most models call torch's operation, which the tracer keeps. Cohere writes it out, and
+recognise_rms_norm knows the part after the mean. Nemotron stores weights as differences from one.
 """
 
 from __future__ import annotations

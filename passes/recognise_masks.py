@@ -1,7 +1,8 @@
-"""recognise_masks:  whatever computes an attention mask  ->  where(k <= q [and k > q - window], 0, -inf)
+"""recognise_masks:  any computation of an attention mask  ->  where(k <= q [and k > q - window], 0, -inf)
 
-S positions.  The mask is recognised by what it is, not by how it is computed: its subgraph is evaluated at lengths past
-every number in it, and must equal a causal or a sliding-window mask exactly, everywhere. Anything else is refused.
+S positions.  The pass looks at the mask's values, not at how they are computed: it evaluates the mask's subgraph at
+lengths past every number in it. The result must equal a causal or a sliding-window mask exactly, everywhere. Other
+masks are refused.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ WINDOW = pattern("""
 """)
 
 HIDDEN = -1e30
-"""Scores below this become probabilities of exactly zero beside any visible one."""
+"""A lower score has a probability of exactly zero beside any visible score."""
 
 LOWEST_FLOAT16 = -65504.0
-"""What hides in a model of float16, whose scores are a fraction of it: the lowest that its type has."""
+"""The lowest number of float16, which hides scores in a model of float16, where scores are far smaller."""
 
 ALWAYS = 512
-"""Positions that are evaluated however small the numbers are, in case several of them multiply."""
+"""The least number of positions to evaluate, even if all numbers are small: several of them may multiply."""
 
 INTEGERS = ("int32", "int64")
 
 LONGEST = 12288
-"""Positions beyond which evaluating a mask of S x S elements takes more memory than a build should."""
+"""The most positions to evaluate: beyond it a mask of S x S elements takes more memory than a build should."""
 
 
 def recognise_masks(graph: Graph) -> int:
-    """Returns how many different masks there were. Raises UnsupportedModelError for one that does not fit."""
+    """Returns how many different masks there were. Raises UnsupportedModelError for a mask that does not fit."""
     forward: dict[Value, Value] = {}
     inserted: dict[int, list[Node]] = {}
     for mask in find_masks(graph):
@@ -54,7 +55,7 @@ def recognise_masks(graph: Graph) -> int:
 
 
 def find_masks(graph: Graph) -> list[Value]:
-    """What is added to scores before a softmax and depends on positions alone, and is not spelled canonically yet."""
+    """Finds addends of scores before a softmax that depend on positions alone and are not in the canonical form."""
     found: dict[Value, None] = {}
     for node in graph.find("softmax"):
         scores = masked_scores(node)
@@ -67,7 +68,7 @@ def find_masks(graph: Graph) -> list[Value]:
 
 
 def masked_scores(softmax: Node) -> Node | None:
-    """What goes into a softmax, without the maximum taken off and the column of the sinks put on."""
+    """Returns the scores that go into a softmax, before the maximum is subtracted and the sinks' column is added."""
     value = softmax.inputs[0]
     for op in ("sub", "concat"):
         if value is not None and value.node is not None and value.node.op == op:
@@ -76,7 +77,7 @@ def masked_scores(softmax: Node) -> Node | None:
 
 
 def read_mask(mask: Value) -> int | None:
-    """The window of a canonical mask, 0 for a causal one; None for any other value."""
+    """Returns the window of a canonical mask, 0 for a causal one; None for any other value."""
     if match_value(mask, CAUSAL, check_hidden) is not None:
         return 0
     match = match_value(mask, WINDOW, check_hidden)
@@ -88,7 +89,7 @@ def check_hidden(m: Match) -> None:
 
 
 def cone(value: Value) -> list[Node]:
-    """Every node that `value` depends on, in no particular order."""
+    """Returns every node that `value` depends on, in no particular order."""
     seen: dict[int, Node] = {}
     stack = [value.node]
     while stack:
@@ -100,7 +101,7 @@ def cone(value: Value) -> list[Node]:
 
 
 def depends_on_positions_only(value: Value) -> bool:
-    """Integer inputs of one sequence and constants; a mask of weights or embeddings is no mask."""
+    """Returns whether `value` depends on positions and constants only. A mask of weights or embeddings is no mask."""
     if value.rank < 2 or value.is_scalar_constant:
         return False
     nodes = cone(value)
@@ -109,10 +110,10 @@ def depends_on_positions_only(value: Value) -> bool:
 
 
 def fit(graph: Graph, mask: Value) -> int:
-    """The sliding window that `mask` has at every length tried, 0 if it is causal."""
+    """Returns the sliding window that `mask` has at every length tried, 0 if it is causal."""
     windows = {length: fit_at(graph, mask, length) for length in lengths(graph, mask)}
     longest = max(windows)
-    # A window shows only at lengths past it; below, the mask must be causal.
+    # A window shows only at lengths past it. At shorter lengths the mask must be causal.
     window = windows[longest]
     for length, found in windows.items():
         if found != (window if window < length else 0):
@@ -121,7 +122,7 @@ def fit(graph: Graph, mask: Value) -> int:
 
 
 def lengths(graph: Graph, mask: Value) -> list[int]:
-    """Short ones, and one past every number that the mask's subgraph contains."""
+    """Returns some short lengths, and one past every number that the mask's subgraph contains."""
     limit = int(graph.facts.get("max_seq_len", 2**31))
     numbers = [n for n in numbers_in(cone(mask)) if 1 < n < limit]
     longest = min(limit, max(max(numbers, default=0) + 67, ALWAYS))
@@ -131,7 +132,7 @@ def lengths(graph: Graph, mask: Value) -> list[int]:
 
 
 def numbers_in(nodes: list[Node]) -> Iterator[int]:
-    """Absolute values of all integers in constants and attributes; the lowest float16 is no length."""
+    """Yields absolute values of all integers in constants and attributes, but not the lowest float16: no length."""
     for node in nodes:
         for attr in node.attrs.values():
             items: Any = np.ravel(np.asarray(attr)) if not isinstance(attr, str) else ()
@@ -158,14 +159,14 @@ def fit_at(graph: Graph, mask: Value, length: int) -> int:
 
 
 def evaluate(graph: Graph, mask: Value, length: int) -> np.ndarray:
-    """The mask of one sequence at positions 0 .. length - 1."""
+    """Returns the mask of one sequence at positions 0 .. length - 1."""
     import torch
 
     from tensorwright.ir.interpret import interpret
 
     part = graph.clone()
     part.outputs = [part.value(mask.name)]
-    # The inputs say what the length is, even if the mask reads none of them.
+    # The evaluation takes the length from the inputs, even if the mask reads none of them.
     ids = [n for n in part.find("input") if n.output.dtype in INTEGERS]
     needed = {id(n) for n in (*cone(part.outputs[0]), *ids)}
     part.nodes = [n for n in part.nodes if id(n) in needed]
@@ -187,7 +188,7 @@ def refusal(mask: Value, why: str) -> UnsupportedModelError:
 
 
 def spell(g: Rewriter, mask: Value, window: int) -> Value:
-    """The canonical mask of the type and rank of `mask`."""
+    """Writes the canonical mask of the type and rank of `mask`."""
     length = mask.shape[-1]
     ones = [1] * (mask.rank - 2)
     positions = g.arange(start=0, end=length, step=1, dtype="int64")

@@ -1,6 +1,6 @@
 """recognise_rms_norm:  w' * (x * rsqrt(mean(x*x, -1) + eps))  ->  rms_norm(x, w, eps, weight_offset)
 
-C channels.  x: [..., C], w: [C], eps a constant.  w' is w, or w + offset where the checkpoint stores w as a difference
+C channels.  x: [..., C], w: [C], eps a constant.  w' is w, or w + offset if the checkpoint stores differences
 from one.  The mean is over C.
 """
 

@@ -59,7 +59,7 @@ def check(m: Match) -> None:
 
 
 def match_angles(m: Match, table: Value, spelling: Pattern) -> Match:
-    """The parts of a cosine or sine table; refuses m where it is none, or its frequencies depend on the input."""
+    """Matches the parts of a cosine or sine table; refuses m if `table` is none or its frequencies are computed."""
     found = m.read(table, [spelling], "not a cosine or sine of positions times constant frequencies")
     frequencies = found.inv_freq.constant
     m.require(isinstance(frequencies, np.ndarray), "the inverse frequencies are not constant", found.inv_freq)
@@ -78,5 +78,5 @@ def replace(m: Match, g: Rewriter) -> Value:
 
 
 def recognise_rotary(graph: Graph) -> int:
-    """The tables come out one per use; merge_common_subexpressions makes them one per model."""
+    """Makes one table for each use. merge_common_subexpressions leaves one per model."""
     return apply(graph, PARTIAL, check, replace) + apply(graph, PATTERN, check, replace)

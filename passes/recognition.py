@@ -1,6 +1,6 @@
-"""The passes of one sequence, in order, in phases: from the traced graph to one whose ops are recognised and fused.
+"""Lists the passes of one sequence in order, in phases: from the traced graph to recognised and fused ops.
 
-What follows them is in pipeline.py.
+pipeline.py has the passes after these.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tensorwright.passes.widen_activations import widen_activations
 
 @dataclass(frozen=True)
 class Step:
-    """One pass and why it is here. `after`, `before`: names of passes of which one run must come earlier, later.
+    """One pass, and why it is here. `after`, `before`: passes that must run at least once earlier, or later.
 
-    `lossy`: when the numbers change by design, so that --verify reports the change instead of bounding it.
+    `lossy`: whether the numbers change by design, so that --verify reports the change instead of bounding it.
     """
 
     run: Callable[[Graph], int]
@@ -56,7 +56,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Phase:
-    """Passes that leave the graph at `stage`; the first one may find it at the stage before."""
+    """Passes that leave the graph at `stage`. The first one may take the graph at the stage before."""
 
     name: str
     stage: str

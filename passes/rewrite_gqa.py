@@ -1,7 +1,7 @@
 """rewrite_gqa:  attention(q, repeat(k, G), repeat(v, G))  ->  attention(q, k, v)
 
-S tokens, H = Hkv * G query heads, Hkv key-value heads, D head dim.  Repeating must give KV head h // G to query head h,
-which is what fewer KV heads mean to attention. [1, Hkv, S, D] -> [1, Hkv, 1, S, D] -> [1, Hkv, G, S, D] -> [1, H, S, D]
+S tokens, H = Hkv * G query heads, Hkv key-value heads, D head dim.  The repetition must give KV head h // G to query
+head h, as attention with fewer KV heads does. [1, Hkv, S, D] -> [1, Hkv, 1, S, D] -> [1, Hkv, G, S, D] -> [1, H, S, D]
 Or both repeat before k turns: rotary(repeat(k)) -> rotary(k), [1, S, Hkv, 1, D] -> [1, S, Hkv, G, D] -> [1, S, H, D]
 """
 

@@ -3,9 +3,9 @@
     slice(view(linear(x, W, b)), dim=d)  ->  view(linear(x, W', b'))          select(...) likewise
 
 S tokens, C channels, H heads, Hkv key-value heads, D head dim.  A checkpoint may hold q, k and v of each head (or group
-of heads) side by side: W is [H, 3, D] or [Hkv, H / Hkv + 2, D] rows of C channels, which the view takes apart. W' is W
-with those dimensions, sliced in the same way, so that fuse_qkv can join the parts in the order that the cache wants.
-Only where every user of the view takes a slice of it.
+of heads) side by side: W is [H, 3, D] or [Hkv, H / Hkv + 2, D] rows of C channels, and the view shows these dimensions.
+W' is W with these dimensions, sliced in the same way, so that fuse_qkv can join the parts in the order that the cache
+needs. The pass applies only if every user of the view takes a slice.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def check_slice(m: Match) -> None:
 
 
 def take(m: Match, g: Rewriter, end: int) -> Value:
-    """The linear that gives elements [start, end) of dimension `dim` of the view, and nothing else."""
+    """Returns the linear that gives only elements [start, end) of dimension `dim` of the view."""
     parts = [None if v is None else take_rows(g, v, m.heads.shape[2:], m.dim - 2, m.start, end) for v in (m.w, m.b)]
     rows: Value = g.linear(m.x, *parts, scope=m.rows.node.scope)
     return rows
 
 
 def take_rows(g: Rewriter, value: Value, shape: tuple[int, ...], dim: int, start: int, end: int) -> Value:
-    """The weight or bias node of the rows that a slice keeps; `shape` is that of all rows together."""
+    """Returns the weight or bias node of the rows that a slice keeps. `shape` is the shape of all rows together."""
     source, rest = value.producer, value.shape[1:]
     kept = (*shape[:dim], end - start, *shape[dim + 1 :])
     expr = source.attrs["expr"].reshape([*shape, *rest]).slice(dim, start, end).reshape([prod(kept), *rest])
@@ -83,7 +83,7 @@ def split_interleaved_linears(graph: Graph) -> int:
             takes_part(user) or (user.op == "transpose" and all_slices(user.output)) for user in users[value]
         )
 
-    # The nodes themselves are kept, so that no later node gets the id of one that went.
+    # The dictionary holds the nodes, so that no later node gets the id of a removed one.
     whole = {id(node): node for node in graph.find("view") if not all_slices(node.output)}
 
     def only_parts(inner: Check) -> Check:
@@ -99,6 +99,6 @@ def split_interleaved_linears(graph: Graph) -> int:
 
 
 def takes_part(node: Node) -> bool:
-    """A slice or an element, the same at every length."""
+    """Returns whether a node takes a slice or an element that is the same at every length."""
     ends = [node.attrs.get(name, 0) for name in ("start", "end", "index")]
     return node.op in ("slice", "select") and node.attrs["dim"] >= 2 and all(isinstance(end, int) for end in ends)

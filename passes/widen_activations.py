@@ -1,10 +1,10 @@
 """widen_activations:  round16(f(x))  ->  f(x), all in float32
 
-A model traced in bfloat16 rounds after every operation; builds trace in float32, where only a model that narrows values
-by itself does. The engine computes activations in float32 and rounds only matmul inputs and the KV cache (the numeric
-contract), so rounding points of the trace are dropped here, once, and every later pass sees one spelling. More exact
-than the trace, and so not equal to it: --verify reports the difference.
-Weights are widened exactly; lowering stores those of matmuls in the engine's type.
+A model traced in bfloat16 rounds after every operation. Builds trace in float32, where only a model that narrows values
+itself rounds. The engine computes activations in float32 and rounds only matmul inputs and the KV cache (the numeric
+contract). So this pass drops rounding points of the trace, once, and every later pass sees one spelling. The result is
+more exact than the trace, and so not equal to it: --verify reports the difference.
+Weights are widened exactly; lowering stores weights of matmuls in the engine's type.
 """
 
 from __future__ import annotations
@@ -34,6 +34,6 @@ def widen_activations(graph: Graph) -> int:
 
 
 def _widen(node: Node) -> Any:
-    """float16 arrays change their type; numpy has no bfloat16, so those are held as float32 already."""
+    """Widens float16 arrays to float32. numpy has no bfloat16, so such constants are float32 already."""
     data = node.attrs["value"]
     return data.astype(np.float32) if isinstance(data, np.ndarray) and data.dtype == np.float16 else data

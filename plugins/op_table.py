@@ -1,4 +1,4 @@
-"""The C++ table of instructions, runtime/core/plan/op_table.h, made of the plugins' records.
+"""Writes the C++ table of instructions, runtime/core/plan/op_table.h, from the plugins' records.
 
 python -m tensorwright.plugins.op_table        writes the file; run it after a change of a record
 """
@@ -44,7 +44,7 @@ FOOTER = """\
 
 
 def render() -> str:
-    """The text of the header."""
+    """Returns the text of the header."""
     records = [record for record in instructions().values() if not record.shares_number_of]
     return "\n".join([HEADER, *_enum(records), *_functions(records), *_rows(records), *_sharings(records), FOOTER])
 
@@ -62,7 +62,7 @@ def _counts(operands: tuple[Operand, ...]) -> str:
 
 
 def _stored(record: Instruction) -> tuple[str, str]:
-    """What the comment says of ints and floats."""
+    """Returns the comment's text about ints and floats."""
     if record.encode is not None:
         return "encoded", "encoded"
     return ", ".join(record.ints) or "-", ", ".join(record.floats) or "-"
@@ -78,7 +78,7 @@ def _enum(records: list[Instruction]) -> list[str]:
 
 
 def _functions(records: list[Instruction]) -> list[str]:
-    """The two functions that plugins/<op>/instruction.cc defines for each."""
+    """Declares the two functions of each instruction, which plugins/<op>/instruction.cc defines."""
     lines = [
         "// Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker",
         "// takes only what was checked.",
@@ -142,6 +142,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    import tensorwright.plugins.registry  # noqa: F401  (its records are the table)
+    import tensorwright.plugins.registry  # noqa: F401  (this import fills the table)
 
     main()

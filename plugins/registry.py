@@ -1,6 +1,6 @@
-"""The plugins. Importing this module puts their records into the IR's table of operations (ir/ops.py).
+"""Imports the plugins, which puts their records into the IR's table of operations (ir/ops.py).
 
-A plugin's module holds OP, INSTRUCTION or both; a new operation is its folder and its line here.
+A plugin's module holds OP, INSTRUCTION or both. A new operation needs its folder and its line here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODULES = (
 
 
 def read_records(modules: tuple[str, ...] = MODULES) -> Iterator[Op]:
-    """The records of some modules. Raises ValueError for a module without one."""
+    """Yields the records of some modules. Raises ValueError for a module without one."""
     for name in modules:
         module = import_module(f"tensorwright.plugins.{name}")
         records = [getattr(module, kind) for kind in ("OP", "INSTRUCTION") if hasattr(module, kind)]

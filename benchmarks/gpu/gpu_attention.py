@@ -35,7 +35,7 @@ DECODE = ((64, 4096), (8, 4096), (1, 32768), (64, 512))
 PREFILL = ((1, 8192, 0), (4, 2048, 0), (1, 8192, 1024), (1, 2048, 0))
 """(sequences, tokens of each, window)"""
 LAYER_BYTES = 1 << 30
-"""Of K and V that a decode case goes over before it comes back."""
+"""Bytes of K and V that a decode case reads before it returns to the first layer."""
 KV_DTYPES = ("auto", "int8")
 REPEATS = 50
 
@@ -48,7 +48,7 @@ def attributes(window: int, kv_dtype: str) -> dict[str, Any]:
 
 
 def kv_bytes(seqs: int, context: int, kv_dtype: str) -> int:
-    """K and V of one layer, with int8's scales."""
+    """Returns the bytes of K and V of one layer, with int8's scales."""
     of_head = HEAD_DIM + 4 if kv_dtype == "int8" else 2 * HEAD_DIM
     return 2 * seqs * context * KV_HEADS * of_head
 
@@ -58,7 +58,7 @@ def layers_of(seqs: int, context: int, kv_dtype: str) -> int:
 
 
 def operations(seqs: int, tokens: int, window: int) -> int:
-    """Multiplications and additions for the pairs of positions that are visible."""
+    """Returns the multiplications and additions for the visible pairs of positions."""
     seen = np.arange(1, tokens + 1)
     pairs = int(np.minimum(seen, window).sum() if window else seen.sum())
     return 4 * HEAD_DIM * HEADS * seqs * pairs
@@ -68,7 +68,7 @@ def work(
     memory: Memory, seqs: int, tokens: int, context: int, layers: int, dtype: str, sm: int, *, window: int = 0,
     kv_dtype: str = "auto",
 ) -> list[Launch]:  # fmt: skip
-    """The launches of all layers; `tokens` of each sequence stand at the end of its `context`."""
+    """Returns the launches of all layers. The `tokens` of each sequence are at the end of its `context`."""
     attrs, width = attributes(window, kv_dtype), -(-context // BLOCK_SIZE)
     kv = "int8" if kv_dtype == "int8" else dtype
     page = (seqs * width, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
@@ -93,7 +93,7 @@ def work(
 
 
 def seconds(device: Device, dtype: str, seqs: int, tokens: int, context: int, layers: int, **options: Any) -> float:
-    """Of one layer."""
+    """Returns the seconds of one layer."""
     memory = Memory()
     started = work(memory, seqs, tokens, context, layers, dtype, device.sm, **options)
     attrs = attributes(options.get("window", 0), options.get("kv_dtype", "auto"))

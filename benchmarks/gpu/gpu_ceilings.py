@@ -1,4 +1,4 @@
-"""What a GPU can do at most, measured: the rate of a copy on the device and of a large bf16 product."""
+"""Measures what a GPU can do at most: the rate of a copy on the device, and of a large bf16 product."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tensorwright.plugins.rounding import to_bfloat16_bits
 
 COPY_BYTES = 1 << 30
 PRODUCT = 8192
-"""Rows, columns and depth of the product that is timed."""
+"""The rows, the columns and the depth of the timed product."""
 TILE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64}
 REPEATS = 50
 RANDOM = 1 << 24
 
 
 def filled(memory: Memory, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Random numbers, the same few over and over: zeros would let the clock run higher."""
+    """Returns random numbers, the same few repeated: with zeros the clock would be higher."""
     tensor, rng = memory.empty(name, shape, dtype), np.random.default_rng(0)
     data = memory.blocks[name].data
     count = min(RANDOM, data.size)
@@ -35,10 +35,10 @@ def filled(memory: Memory, name: str, shape: tuple[int, ...], dtype: str) -> Ten
 
 
 def copy_rate(device: Device) -> float:
-    """Bytes read and written per second by the driver's own copy."""
+    """Returns the bytes read and written per second by the driver's own copy."""
     source, target = (int(device.call("cuMemAlloc", COPY_BYTES)) for _ in range(2))
     device.call("cuMemsetD32", source, 0x3F8CCCCD, COPY_BYTES // 4)
-    device.call("cuCtxSynchronize")  # the stream of the copies does not wait for it
+    device.call("cuCtxSynchronize")  # the copies' stream does not wait for the memory
 
     def copy(stream: int) -> None:
         device.call("cuMemcpyDtoDAsync", target, source, COPY_BYTES, stream)
@@ -50,7 +50,7 @@ def copy_rate(device: Device) -> float:
 
 
 def product_rate(device: Device) -> tuple[float, str]:
-    """(operations per second of a bf16 product, whose): Triton's, or cuBLAS's where torch has it and it is faster."""
+    """Returns (operations per second of a bf16 product, the library): Triton, or cuBLAS if torch has it faster."""
     memory = Memory()
     a, b, c = (filled(memory, name, (PRODUCT, PRODUCT), "bfloat16") for name in "abc")
     spec, launch = product(a, b, c)
@@ -62,7 +62,7 @@ def product_rate(device: Device) -> tuple[float, str]:
 
 
 def product(a: Tensor, b: Tensor, c: Tensor) -> tuple[KernelSpec, Launch]:
-    """c [M, N] = a [M, K] b [K, N]; sizes are multiples of the tile."""
+    """Returns a launch of c [M, N] = a [M, K] b [K, N]; sizes are multiples of the tile."""
     (m, k), n = a.shape, b.shape[1]
     names = ("a", "b", "c")
     signature = (*((name, "*bf16") for name in names), ("n", "i32"), ("k", "i32"))
@@ -72,7 +72,7 @@ def product(a: Tensor, b: Tensor, c: Tensor) -> tuple[KernelSpec, Launch]:
 
 
 def _cublas_rate() -> float:
-    """0 without torch or without its CUDA."""
+    """Returns cuBLAS's operations per second, 0 without torch or without its CUDA."""
     if importlib.util.find_spec("torch") is None:
         return 0.0
     import torch

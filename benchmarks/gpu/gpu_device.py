@@ -1,6 +1,6 @@
-"""An NVIDIA GPU for tests and benchmarks: runs the launches that plugins/gpu/interpret.py interprets, and times them.
+"""Runs on an NVIDIA GPU, and times, the launches that plugins/gpu/interpret.py interprets, for tests and benchmarks.
 
-Through cuda-bindings and plugins/gpu/driver.py, as the TensorRT plugins start them; neither torch nor Triton's runtime.
+It uses cuda-bindings and plugins/gpu/driver.py, as the TensorRT plugins do, but neither torch nor Triton's runtime.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tensorwright.plugins.gpu.interpret import Memory
 from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
 
 PORTABLE_SM = 80
-"""Whose PTX an SM takes that nothing is compiled for."""
+"""The SM whose PTX runs on an SM that nothing is compiled for."""
 STREAM = 0
-"""The default one."""
+"""The default stream."""
 
 
 class Device:
-    """Device 0. Raises MissingDependencyError where there is no driver. `api`: cuda.bindings.driver, or a stand-in."""
+    """Device 0. Raises MissingDependencyError if there is no driver. `api`: cuda.bindings.driver, or a stand-in."""
 
     def __init__(self, api: Any = None) -> None:
         self._driver = CudaDriver(api)
@@ -34,13 +34,13 @@ class Device:
         self._api = api
 
     def run(self, specs: Iterable[KernelSpec], launches: Sequence[Launch], memory: Memory) -> None:
-        """As Interpreter.run: in order, and `memory` then holds the results."""
+        """Runs the launches in order, as Interpreter.run does. `memory` then holds the results."""
         with_memory(self, memory, lambda real: [start(STREAM) for start in self.prepared(specs, launches, real)])
 
     def prepared(
         self, specs: Iterable[KernelSpec], launches: Sequence[Launch], real: dict[int, int]
     ) -> list[Callable[[int], None]]:
-        """One function per launch that puts it on a stream. `real`: device addresses by those of `memory`."""
+        """Returns a function per launch that puts it on a stream. `real`: `memory`'s addresses -> device addresses."""
         target = self.sm if self.sm in SMS else PORTABLE_SM
         kernels = bundle.from_bytes(bundle.to_bytes(compile_kernel(spec, target) for spec in specs))
         starts = []
@@ -52,9 +52,9 @@ class Device:
         return starts
 
     def microseconds(self, starts: Sequence[Callable[[int], None]], repeats: int = 200) -> float:
-        """Of all of them once, on the GPU: the median over `repeats`, after a tenth as many to warm up.
+        """Returns the GPU's time for all of them once: the median over `repeats`, after a tenth as many to warm up.
 
-        They are replayed from a CUDA graph: Python starts kernels more slowly than these run.
+        A CUDA graph replays them, because Python starts kernels more slowly than these run.
         """
         stream, run = self._recorded(starts)
         begin, end = self.call("cuEventCreate", 0), self.call("cuEventCreate", 0)
@@ -68,7 +68,7 @@ class Device:
         return float(np.median(times[repeats // 10 :]))
 
     def _recorded(self, starts: Sequence[Callable[[int], None]]) -> tuple[Any, Any]:
-        """(a stream, a graph of the launches that runs on it)."""
+        """Returns (a stream, a graph of the launches that runs on it)."""
         stream = self.call("cuStreamCreate", self._api.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self.call("cuStreamBeginCapture", stream, self._api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         for start in starts:
@@ -80,7 +80,7 @@ class Device:
         return int(self.call("cuDeviceGetAttribute", getattr(self._api.CUdevice_attribute, name), device))
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """A function of the CUDA driver; its result without the status."""
+        """Calls a function of the CUDA driver. Returns its result without the status."""
         status, *values = getattr(self._api, name)(*arguments)
         if int(status):
             raise RuntimeError(f"{name} failed: {self._api.cuGetErrorName(status)[1]!r}")
@@ -88,7 +88,7 @@ class Device:
 
 
 def with_memory(device: Device, memory: Memory, work: Callable[[dict[int, int]], Any]) -> Any:
-    """work(device addresses by those of `memory`), with every tensor copied there before and back after it."""
+    """Returns work({`memory`'s address: device address}), with all tensors copied there before and back after it."""
     real: dict[int, int] = {}
     try:
         for block in memory.blocks.values():
@@ -97,7 +97,7 @@ def with_memory(device: Device, memory: Memory, work: Callable[[dict[int, int]],
             if block.nbytes:
                 data = np.ascontiguousarray(block.data)
                 device.call("cuMemcpyHtoD", pointer, data.ctypes.data, block.nbytes)
-        # a copy from pageable memory may return before it has arrived, and a non-blocking stream does not wait for it
+        # A copy from pageable memory may return before its end, and a non-blocking stream does not wait for the copy.
         device.call("cuCtxSynchronize")
         result = work(real)
         device.call("cuCtxSynchronize")
@@ -113,7 +113,7 @@ def with_memory(device: Device, memory: Memory, work: Callable[[dict[int, int]],
 
 
 def _moved(value: Any, real: dict[int, int]) -> Any:
-    """A tensor at the device's address: of the last block that begins at or before it."""
+    """Returns a tensor with its device address, which lies in the last block that begins at or before it."""
     if not isinstance(value, Tensor):
         return value
     base = max(address for address in real if address <= value.address)

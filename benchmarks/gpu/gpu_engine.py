@@ -38,7 +38,7 @@ def prompts(case: dict[str, Any], vocab_size: int, seed: int) -> list[dict[str, 
 
 
 def tokens_per_second(llm: Any, case: dict[str, Any], seed: int) -> float:
-    """Of prompts, where no steps are asked for; else of answers once the last prompt is done."""
+    """Returns tokens per second: of prompts without steps; else of answers after the last prompt is done."""
     from tensorwright import SamplingParams
 
     params = SamplingParams(max_tokens=case["steps"] + 1, temperature=0.0, ignore_eos=True, detokenize=False)
@@ -54,13 +54,13 @@ def tokens_per_second(llm: Any, case: dict[str, Any], seed: int) -> float:
 
 
 def tokens_after(metrics: list[Any], first: float) -> int:
-    """Sampled later than `first`: while the last prompts were worked on, the others decoded already."""
+    """Counts tokens sampled later than `first`: during the last prompts, the other sequences decoded already."""
     times = [m.time_to_first_token + at for m in metrics for at in itertools.accumulate(m.inter_token_times)]
     return sum(time > first for time in times)
 
 
 def open_llm(path: str) -> tuple[Any, dict[str, str]]:
-    """(LLM at the engine's own limits, what it runs on)"""
+    """Returns (LLM at the engine's own limits, facts of the machine that it runs on)."""
     from tensorwright import LLM
     from tensorwright.runtime.engine.engine_dir import open_engine
     from tensorwright.runtime.engine.tensorrt.cuda import Cuda, load_driver
@@ -68,12 +68,12 @@ def open_llm(path: str) -> tuple[Any, dict[str, str]]:
 
     manifest = read_manifest(open_engine(path))
     cuda = Cuda(load_driver(manifest.flavour))
-    about = {"gpu": cuda.name, "sm": str(cuda.sm), "library": f"{manifest.flavour} {manifest.library_version}"}
+    facts = {"gpu": cuda.name, "sm": str(cuda.sm), "library": f"{manifest.flavour} {manifest.library_version}"}
     cuda.close()
     batch, tokens = manifest.limit("seqs"), min(TOKENS_OF_A_STEP, manifest.limit("tokens"))
     llm = LLM(path, max_batch_size=min(batch, tokens), max_num_tokens=tokens, max_prompt_logprob_rows=1,
               enable_prefix_caching=False)  # fmt: skip
-    return llm, about
+    return llm, facts
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
     from tensorwright.errors import TensorwrightError
 
     try:
-        llm, about = open_llm(args.engine)
+        llm, facts = open_llm(args.engine)
     except TensorwrightError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from error
@@ -98,7 +98,7 @@ def main() -> None:
         for round_ in range(args.rounds):
             for case in fitting:
                 rows.setdefault(case["name"], []).append(tokens_per_second(llm, case, round_ + 1))
-    print(", ".join(f"{name}: {value}" for name, value in about.items()))
+    print(", ".join(f"{name}: {value}" for name, value in facts.items()))
     print(f"{'':18}{'tokens/s':>12}{'lowest':>12}{'highest':>12}   (median of {args.rounds})")
     for name, values in rows.items():
         print(f"{name:18}{statistics.median(values):12.1f}{min(values):12.1f}{max(values):12.1f}")
@@ -106,7 +106,7 @@ def main() -> None:
         if case["name"] not in rows:
             print(f"{case['name']:18} not run: the engine's max_seq_len is {llm.engine.max_seq_len}")
     if args.json:
-        Path(args.json).write_text(json.dumps({**about, "rows": rows}, indent=2))
+        Path(args.json).write_text(json.dumps({**facts, "rows": rows}, indent=2))
 
 
 if __name__ == "__main__":

@@ -25,17 +25,17 @@ from tensorwright.plugins.gpu.launch import Launch, ceil_div
 from tensorwright.plugins.quantized_matmul import launch
 
 CACHE_MULTIPLE = 4
-"""How many times the L2 cache the weights fill together."""
+"""The weights together are so many times as large as the L2 cache."""
 
 
 def bytes_of(n: int, k: int, group: int, dtype: str, tokens: int) -> int:
-    """Read and written by one product, each byte once."""
+    """Returns the bytes that one product reads and writes, each byte once."""
     item = ITEM_BYTES[dtype]
     return ceil_div(k, 8) * n * 4 + ceil_div(k, group) * n * item + tokens * (k + n) * item
 
 
 def products(memory: Memory, attrs: dict[str, int], dtype: str, tokens: int, copies: int, sm: int) -> list[Launch]:
-    """The launches of one product with each of `copies` matrices."""
+    """Returns the launches of one product with each of `copies` matrices."""
     n, k, group = attrs["n"], attrs["k"], attrs["group"]
     rng = np.random.default_rng(0)
     x = memory.put("x", rng.standard_normal((tokens, k)), dtype)
@@ -56,7 +56,7 @@ def products(memory: Memory, attrs: dict[str, int], dtype: str, tokens: int, cop
 
 
 def stated_bandwidth(device: Device) -> float:
-    """Bytes per second: two transfers per clock, in kHz, on a bus of so many bits."""
+    """Returns the bytes per second of the memory: two transfers per clock, which is in kHz, over the bus's width."""
     clock = device.attribute("CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE")
     return 2 * clock * 1e3 * device.attribute("CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH") / 8
 

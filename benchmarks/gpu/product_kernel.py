@@ -1,4 +1,4 @@
-"""A plain bf16 product in the Triton language: a ceiling for kernels that use tensor cores in the same way."""
+"""Computes a plain bf16 product in the Triton language: a ceiling for kernels that use tensor cores in the same way."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 
 WIDE = tl.constexpr(8)
-"""Tiles of rows that neighbouring programs share columns of b over, so that both stay in the L2 cache."""
+"""Tiles of rows over which neighbouring programs share columns of b, so that both stay in the L2 cache."""
 
 
 @triton.jit
 def product_kernel(a, b, c, n, k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Grid: tiles of c. Sizes are multiples of the tile."""
+    """The grid is the tiles of c. Sizes are multiples of the tile."""
     across = n // BLOCK_N
     rows = tl.num_programs(0) // across
     wide = tl.minimum(WIDE, rows)

@@ -1,4 +1,4 @@
-"""What is measured, and the order of it."""
+"""Lists the cases that are measured, and their order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Case:
-    """steps 0: prefill of `prompt` tokens. Else: decode of `steps` tokens each of `batch` sequences after `prompt`."""
+    """steps 0: prefill of `prompt` tokens. Else decode of `steps` tokens in each of `batch` sequences after it."""
 
     name: str
     prompt: int
@@ -43,13 +43,13 @@ QUICK = (
     Case("decode, batch 16", 128, 16, 16),
 )
 CHECK = Case("check", 32, 8)
-"""Before the rounds: wakes the worker, and its first tokens say whether it runs the same model."""
+"""A case before the rounds. It wakes the worker, and its first tokens show whether all run the same model."""
 WARM = (CHECK, Case("warm prefill", 512), Case("warm decode", 32, 1, 4), Case("warm batch", 32, 16, 2))
 
 
 def interleaved(rounds: int, cases: Sequence[Case], sides: Sequence[T]) -> Iterator[tuple[int, Case, T]]:
-    """A B C A B C ...: within a round all sides run a case one after the other, so a machine that drifts drifts for
-    all."""
+    """Yields A B C A B C ...: in each round all sides run a case one after the other, so that drift of the machine
+    affects them alike."""
     for round_ in range(rounds):
         for case in cases:
             for side in sides:
@@ -57,5 +57,5 @@ def interleaved(rounds: int, cases: Sequence[Case], sides: Sequence[T]) -> Itera
 
 
 def seed_of(round_: int, case: Case) -> int:
-    """The same prompts for all sides, others in every round and case: no cache of prefixes helps."""
+    """Returns a seed: equal for all sides, different in every round and case, so that no cache of prefixes helps."""
     return 1000 * (round_ + 1) + sum(case.name.encode())

@@ -1,9 +1,9 @@
-"""An environment and converted models for every peer, under one cache folder, made once.
+"""Makes an environment and converted models for every peer once, under one cache folder.
 
-CACHE/envs/PEER          its virtual environment, with installed.json of what was asked for
+CACHE/envs/PEER          the peer's virtual environment; installed.json lists the requested packages
 CACHE/checkpoints/SHAPE  the random weights
-CACHE/models/SHAPE/PEER-FORM       what the peer made of them, with PEER-FORM.json beside it: time, memory, bytes
-CACHE/logs               what pip, converters and workers said
+CACHE/models/SHAPE/PEER-FORM       the peer's conversion, with PEER-FORM.json beside it: time, memory, bytes
+CACHE/logs               the output of pip, converters and workers
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Side:
 
     @property
     def bits(self) -> int:
-        """Of a weight, about: which sides are compared with which."""
+        """Returns the approximate bits of a weight, which decide the sides that are compared."""
         forms = self.module.FORMS
         return forms[self.form] if self.form in forms else 4 if self.form.startswith("int4") else 8
 
@@ -59,7 +59,7 @@ class Side:
 
 
 def parse_sides(texts: list[str] | None) -> list[Side]:
-    """PEER or PEER=FORM; None: everything. Forms of this project beyond its own are specs of quantize."""
+    """Parses PEER or PEER=FORM; None means all sides. This project also takes any spec of quantize as a form."""
     modules = {peer: Side(peer, "").module for peer in MODULES}
     if not texts:
         return [Side(peer, form) for peer, module in modules.items() for form in module.FORMS]
@@ -76,7 +76,7 @@ def parse_sides(texts: list[str] | None) -> list[Side]:
 
 
 def run_logged(command: list[str], log: Path, environment: dict[str, str] | None = None) -> None:
-    """Runs to the end with all it says in `log`; PeerError with the last lines if it fails."""
+    """Runs a command to its end with its output in `log`. Raises PeerError with the last lines if it fails."""
     with log.open("w") as out:
         code = subprocess.run(command, stdout=out, stderr=out, env=os.environ | (environment or {})).returncode
     if code != 0:
@@ -98,7 +98,7 @@ class Cache:
         return out
 
     def python(self, peer: str) -> str:
-        """The interpreter of a peer's environment; installs what is missing. This project runs in the tool's own."""
+        """Returns the interpreter of a peer's environment; installs what is missing. This project uses the tool's."""
         if peer == OURS:
             return sys.executable
         module = Side(peer, "").module
@@ -118,11 +118,11 @@ class Cache:
         return [self.python(side.peer), str(FOLDER / f"{MODULES[side.peer]}.py"), *words]
 
     def variables(self, peer: str) -> dict[str, str]:
-        """Environment variables of its processes: they find protocol.py beside them, and only their own packages."""
+        """Returns a peer's environment variables: its processes find protocol.py, and only their own packages."""
         return {"PYTHONSAFEPATH": ""} | ({} if peer == OURS else {"PYTHONPATH": ""})
 
     def convert(self, side: Side, checkpoint: Path, *, again: bool) -> dict[str, Any]:
-        """The facts of a converted model: seconds, peak_bytes, bytes_per_token, file_bytes."""
+        """Returns the facts of a converted model: seconds, peak_bytes, bytes_per_token, file_bytes."""
         out = self.models / side.file_name
         record = self.models / f"{side.file_name}.json"
         if record.exists() and out.exists() and not again:
@@ -140,7 +140,7 @@ class Cache:
 
 
 def _answer(command: list[str], log: Path, variables: dict[str, str]) -> dict[str, Any]:
-    """The last line of standard output of a command, as JSON."""
+    """Returns the last line of a command's standard output, as JSON."""
     with log.open("w") as errors:
         variables = os.environ | variables
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables)

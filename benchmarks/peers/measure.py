@@ -1,4 +1,4 @@
-"""The run itself: workers started one by one, woken, then asked in turn; only the one that is asked runs."""
+"""Runs the comparison: starts and wakes workers one by one, then asks them in turn; only the asked one runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker import PeerError, Worker
 
 @dataclass
 class Results:
-    """rows: tokens per second by case, side and round; others: fraction of the machine that others took meanwhile."""
+    """rows: tokens per second by case, side and round; others: the fraction of the machine that others used."""
 
     rows: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     others: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -24,13 +24,13 @@ class Results:
 
 
 def wake(worker: Worker) -> list[int]:
-    """First jobs, which nobody counts: weights are paged in, kernels compiled. The first tokens of the check."""
+    """Runs jobs that are not counted, to page in weights and compile kernels. Returns the check's first tokens."""
     answers = {case.name: worker.ask(case.job(cases.seed_of(0, case))) for case in cases.WARM}
     return answers[cases.CHECK.name]["tokens"]
 
 
 def timed(worker: Worker, case: cases.Case, seed: int) -> tuple[float, float]:
-    """(tokens per second, fraction of the machine that went to others)."""
+    """Returns (tokens per second, fraction of the machine that others used)."""
     worker.resume()
     try:
         before, own, start = idle.read_busy(), worker.cpu_seconds(), time.process_time()
@@ -48,7 +48,7 @@ def run_rounds(
     begin_round: Callable[[Results], None],
     say: Callable[[str], None],
 ) -> Results:
-    """Interleaved. A side that fails is out for the rest, with its reason; the others go on."""
+    """Runs sides and cases interleaved. A side that fails is left out from then on, with its reason."""
     results = Results()
     begun = -1
     for round_, case, side in cases.interleaved(rounds, selected, list(workers)):
@@ -70,7 +70,7 @@ def run_rounds(
 
 
 def finish(workers: dict[str, Worker], failed: dict[str, str]) -> dict[str, Any]:
-    """Peak memory of each side that still lives; ends all."""
+    """Returns the peak memory of each side that still lives, and ends all sides."""
     peaks = {}
     for side, worker in workers.items():
         worker.resume()

@@ -1,4 +1,4 @@
-"""llama.cpp, through llama-cpp-python compiled for this processor: Q4_0 (as its quantizer makes it), Q8_0, F16."""
+"""Runs llama.cpp by llama-cpp-python, compiled for this processor: Q4_0 (as its quantizer makes it), Q8_0, F16."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TENSORS = {
 
 
 def gguf_name(name: str) -> str:
-    """ "model.layers.3.mlp.up_proj.weight" -> "blk.3.ffn_up.weight"."""
+    """Maps "model.layers.3.mlp.up_proj.weight" to "blk.3.ffn_up.weight"."""
     whole = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
@@ -45,7 +45,7 @@ def gguf_name(name: str) -> str:
 
 
 def rope_factors(rope: dict[str, Any], head_dim: int) -> Any:
-    """Llama 3's scaling of frequencies, as llama.cpp wants it: a divisor for each."""
+    """Returns Llama 3's scaling of frequencies in llama.cpp's form: a divisor for each frequency."""
     import numpy as np
 
     inverse = rope["rope_theta"] ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
@@ -55,7 +55,7 @@ def rope_factors(rope: dict[str, Any], head_dim: int) -> Any:
 
 
 def rotated_rows(weight: Any, heads: int) -> Any:
-    """Rows of q or k in the order of llama.cpp's Llama: the two halves of a head side by side."""
+    """Returns the rows of q or k in the order of llama.cpp's Llama: the two halves of a head side by side."""
     rows = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return rows.swapaxes(1, 2).reshape(weight.shape)
 
@@ -116,7 +116,7 @@ def bytes_per_token(checkpoint: Path, folder: Path, form: str) -> int:
     import gguf
 
     tensors = {t.name: int(t.n_bytes) for t in gguf.GGUFReader(folder / FILE).tensors}
-    if "output.weight" in tensors:  # else the embedding is the head as well
+    if "output.weight" in tensors:  # otherwise the embedding is also the head
         del tensors["token_embd.weight"]
     return sum(tensors.values())
 
@@ -147,7 +147,7 @@ class Llama:
         return context
 
     def fill(self, batch: Any, rows: list[list[int]], position: int) -> None:
-        """The tokens `rows` of every sequence from `position` on; logits of the last of each."""
+        """Puts the tokens `rows` of every sequence, from `position` on, into the batch; the last ones get logits."""
         entries = [(s, i, token) for s, row in enumerate(rows) for i, token in enumerate(row)]
         batch.n_tokens = len(entries)
         for n, (sequence, i, token) in enumerate(entries):
@@ -156,7 +156,7 @@ class Llama:
             batch.logits[n] = i == len(rows[sequence]) - 1
 
     def step(self, context: Any, batch: Any, sequences: int) -> list[int]:
-        """Computes the batch; the likeliest token of each sequence."""
+        """Computes the batch. Returns the likeliest token of each sequence."""
         import numpy as np
 
         if self.lib.llama_decode(context, batch) != 0:

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's LLMPipeline: int4 in groups of 128 and int8, its own defaults for the rest (int8 KV cache)."""
+"""Runs OpenVINO GenAI's LLMPipeline: int4 in groups of 128, and int8; otherwise its defaults (int8 KV cache)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import protocol
 NAME = "openvino-genai"
 FORMS = {"int4:g128": 4, "int8": 8}
 PACKAGES = ("torch==2.13.0", "optimum-intel[openvino]", "openvino-genai", "openvino-tokenizers")
-REMOVE = ("torchvision",)  # comes along in a build that does not fit torch's
+REMOVE = ("torchvision",)  # this comes in a build that does not fit torch's
 ENVIRONMENT: dict[str, str] = {}
 OPTIONS = {"int4:g128": ["int4", "--group-size", "128", "--ratio", "1.0"], "int8": ["int8"]}
 STEP_TOKENS = 8192
-"""More than any case's prompts: all of them are computed in one step."""
+"""More than the prompts of any case, so that one step computes all of them."""
 
 
 def convert(checkpoint: Path, folder: Path, form: str) -> None:

@@ -1,4 +1,4 @@
-"""ONNX Runtime GenAI with its own model builder: int4, int8 arithmetic (accuracy level 4)."""
+"""Runs ONNX Runtime GenAI with its own model builder: int4, int8 arithmetic (accuracy level 4)."""
 
 from __future__ import annotations
 

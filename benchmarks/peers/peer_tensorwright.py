@@ -1,4 +1,4 @@
-"""This project, through its public API: in-flight batching and sampling included. Forms: bf16, what quantize takes."""
+"""Runs this project by its public API, with in-flight batching and sampling. Forms: bf16, and specs of quantize."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def convert(checkpoint: Path, folder: Path, form: str) -> None:
 
 
 def bytes_per_token(checkpoint: Path, folder: Path, form: str) -> int:
-    """All weights, scales included; an embedding that is not the head as well only gives a row."""
+    """Returns the bytes of all weights with scales; an embedding that is not also the head counts one row."""
     from tensorwright.engine_format.weight_formats import LANES, parse_spec
 
     total = (folder / ENGINE / "cpu" / "weights.bin").stat().st_size

@@ -1,4 +1,4 @@
-"""transformers on torch's CPU kernels, as its users have it: bf16, cache on, logits of the last position only."""
+"""Runs transformers on torch's CPU kernels, as its users do: bf16, cache on, logits of the last position only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENVIRONMENT: dict[str, str] = {}
 
 
 def convert(checkpoint: Path, folder: Path, form: str) -> None:
-    """Nothing to convert: links to the checkpoint."""
+    """Links to the checkpoint, since nothing must be converted."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in checkpoint.iterdir():
         (folder / file.name).symlink_to(file.resolve())

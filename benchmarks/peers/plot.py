@@ -1,4 +1,4 @@
-"""The figures as bars: one panel per case, one bar per side. Plain SVG, no library."""
+"""Draws the figures as bars: one panel per case, one bar per side. Plain SVG, no library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH, LABEL, VALUE, BAR, GAP, TITLE = 760, 210, 70, 16, 5, 34
 
 
 def panel(case: str, row: dict[str, float], peers: dict[str, str], top: int) -> list[str]:
-    """One case: its title and a bar for each side, the longest as wide as the space allows."""
+    """Draws one case: its title and a bar for each side, the longest as wide as the space allows."""
     longest = max(row.values())
     parts = [f'<text x="8" y="{top + 22}" font-weight="bold">{escape(case)} (tokens per second)</text>']
     for i, (side, value) in enumerate(row.items()):

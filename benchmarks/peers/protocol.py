@@ -1,14 +1,14 @@
-"""What the tool and its workers say to each other. Standard library only: every peer's environment runs this file.
+"""Defines the messages between the tool and its workers. Every peer's environment runs it: standard library only.
 
-A worker is `python peer_x.py serve FOLDER FORM THREADS`. It loads once, says {"ready": ...}, and then answers each line
-of JSON on its standard input with one line on its standard output:
+A worker is `python peer_x.py serve FOLDER FORM THREADS`. It loads once, prints {"ready": ...}, and then answers each
+line of JSON on its standard input with one line on its standard output:
 
     {"job": "run", "prompt": 512, "batch": 1, "steps": 16, "seed": 3}
         -> {"prefill_seconds": 0.9, "decode_seconds": 0.2, "tokens": [first token of each sequence]}
     {"job": "memory"}  -> {"peak_bytes": ...}
 
-An exception is answered with {"error": text}. `python peer_x.py convert CHECKPOINT FOLDER FORM` writes the peer's files
-and says {"seconds": ..., "peak_bytes": ..., "bytes_per_token": ...}.
+A worker answers {"error": text} for an exception. `python peer_x.py convert CHECKPOINT FOLDER FORM` writes the peer's
+files and prints {"seconds": ..., "peak_bytes": ..., "bytes_per_token": ...}.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALLEST_TOKEN, LARGEST_TOKEN = 10, 30000
 
 @dataclass(frozen=True)
 class Timing:
-    """One job: its prompts until the first token of each was there, then `steps` more tokens of each."""
+    """The times of one job: of the prompts, until each had a first token, then of `steps` more tokens of each."""
 
     prefill_seconds: float
     decode_seconds: float
@@ -46,7 +46,7 @@ class Runner(Protocol):
 
 
 class Peer(Protocol):
-    """What a peer file defines, as a module. FORMS: bits of a weight by the name of the form."""
+    """The contents of a peer's module. FORMS: the bits of a weight by the name of the form."""
 
     NAME: str
     FORMS: dict[str, int]
@@ -56,13 +56,13 @@ class Peer(Protocol):
 
 
 def prompts(job: dict[str, Any]) -> list[list[int]]:
-    """The same token ids in every worker."""
+    """Returns the prompts of a job, the same token ids in every worker."""
     rng = random.Random(job["seed"])
     return [[rng.randrange(SMALLEST_TOKEN, LARGEST_TOKEN) for _ in range(job["prompt"])] for _ in range(job["batch"])]
 
 
 def peak_bytes() -> int:
-    """Largest resident memory of this process so far, mapped files included."""
+    """Returns the largest resident memory of this process so far, with mapped files."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -78,7 +78,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def own_stdout() -> TextIO:
-    """The real standard output; whatever libraries print goes to standard error from now on."""
+    """Returns the real standard output. From now on libraries print to standard error."""
     sys.stdout.flush()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -86,7 +86,7 @@ def own_stdout() -> TextIO:
 
 
 def die_with_parent() -> None:
-    """A stopped worker cannot see that the tool has gone: the kernel ends it then."""
+    """Makes the kernel end this process with its parent. A stopped worker cannot notice that the tool has ended."""
     set_death_signal = 1  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
@@ -124,7 +124,7 @@ def main(
     bytes_per_token: Callable[[Path, Path, str], int],
     packages: Sequence[str],
 ) -> None:
-    """The whole command line of a peer file."""
+    """Runs the command line of a peer file."""
     answers = own_stdout()
     match sys.argv[1:]:
         case ["convert", checkpoint, folder, form]:
@@ -143,10 +143,10 @@ def main(
 
 
 def read_at_each_token(constants: dict[str, int], users: dict[str, list[tuple[str, str]]], passes: set[str]) -> int:
-    """Bytes of the constants of a network that one token reads: all but those that only a lookup of rows takes.
+    """Returns the bytes of a network's constants that one token reads: all but those that only a row lookup takes.
 
-    constants: bytes by name. users: of every value, the (kind of node, its output) that take it. passes: the kinds that
-    only change the form of a weight on its way.
+    constants: bytes by name. users: for every value, the (kind of node, its output) that take it. passes: the kinds
+    that only change the form of a weight.
     """
 
     def ends(name: str) -> set[str]:

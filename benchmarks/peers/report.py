@@ -1,4 +1,4 @@
-"""From a run's figures to medians, ratios and a page of Markdown."""
+"""Turns a run's figures into medians, ratios and a page of Markdown."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ DECODE = "decode, batch 1"
 
 
 def medians(report: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Tokens per second by case and side."""
+    """Returns tokens per second by case and side."""
     return {case: {side: median(v) for side, v in row.items()} for case, row in report["rows"].items()}
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Median of the ratios of each round: what drifts for both cancels out."""
+    """Returns the median of the ratios of each round, in which drift of the machine cancels out."""
     return median(a / b for a, b in zip(ours, theirs, strict=False))
 
 
 def ratios(report: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """ "ours / theirs" -> case -> ratio, for sides whose weights have about as many bits."""
+    """Returns "ours / theirs" -> case -> ratio, for sides whose weights have about as many bits."""
     facts = report["sides"]
     found: dict[str, dict[str, float]] = {}
     for ours in [s for s in facts if facts[s]["peer"] == OURS]:
@@ -43,7 +43,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def number(value: float | None, scale: float = 1.0) -> str:
-    """Three figures, or all that stand before the point."""
+    """Formats a number with three figures, or with all figures before the point."""
     if value is None:
         return "-"
     value /= scale
@@ -51,7 +51,7 @@ def number(value: float | None, scale: float = 1.0) -> str:
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     parts = [_heading(report), _speed(report), _ratios(report), _facts(report)]
     out = {**report["refused"], **report["failed"]}
     if out:
@@ -91,7 +91,7 @@ def _ratios(report: dict[str, Any]) -> str:
 
 
 def read_share(report: dict[str, Any], side: str) -> float | None:
-    """Part of the read ceiling that the weights of one token per step take."""
+    """Returns which part of the read ceiling the weights of one token per step take."""
     rates = medians(report).get(DECODE, {})
     if side not in rates:
         return None

@@ -39,7 +39,7 @@ REFERENCE = "transformers bf16"
 
 @dataclass
 class Ready:
-    """What was set up: workers by side, their facts, and why others are missing."""
+    """The sides that were set up: workers by side, their facts, and the reasons why others are missing."""
 
     workers: dict[str, Worker]
     sides: dict[str, dict[str, Any]]
@@ -51,14 +51,14 @@ def say(text: str) -> None:
 
 
 def ceilings(threads: int) -> dict[str, float]:
-    """In a process of its own, so that this one stays small."""
+    """Measures the ceilings in a process of its own, so that this one stays small."""
     command = [sys.executable, str(FOLDER.parent / "ceilings.py"), "--json", "--threads", str(threads)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)[str(threads)]
 
 
 def prepare(cache: Cache, sides: list[Side], checkpoint: Path, again: set[str]) -> Ready:
-    """Environments and conversions, before anything is timed; of the peers in `again` anew."""
+    """Makes environments and conversions before anything is timed, and makes them anew for the peers in `again`."""
     ready = Ready({}, {}, {})
     for side in sides:
         say(f"{side}: environment and conversion")
@@ -82,7 +82,7 @@ def prepare(cache: Cache, sides: list[Side], checkpoint: Path, again: set[str]) 
 
 
 def start(cache: Cache, sides: list[Side], ready: Ready, threads: int, timeout: float) -> None:
-    """One worker per side, loaded and woken one after the other, then stopped until it is asked."""
+    """Starts one worker per side. Each is loaded, woken, and then stopped until it is asked."""
     for side in [s for s in sides if str(s) in ready.sides]:
         command = cache.command(side, "serve", str(cache.models / side.file_name), side.form, str(threads))
         variables = cache.variables(side.peer) | {"OMP_NUM_THREADS": str(threads)}
@@ -105,7 +105,7 @@ def start(cache: Cache, sides: list[Side], ready: Ready, threads: int, timeout: 
 
 
 def require_idle(patience: float, force: bool) -> bool:
-    """True if the machine is not idle and --force goes on regardless; ends the program without it."""
+    """Returns True if the machine is not idle but --force is given; ends the program if it is not given."""
     say("is the machine idle?")
     seen = idle.wait_until_idle(0.0 if force else patience)
     say(f"{seen}: {'idle' if seen.idle else 'NOT idle'}")
@@ -205,7 +205,7 @@ def main() -> None:
     cache = Cache(args.cache.expanduser().resolve(), args.shape)
     forced = not args.setup_only and require_idle(args.patience, args.force)  # conversions are timed too
     checkpoint = args.checkpoint.resolve() if args.checkpoint else cache.checkpoint()
-    # An engine of this project is of its code today; what others made stays as it is.
+    # An engine of this project is always built by the present code. Other peers' conversions stay.
     again = set(MODULES) if args.reconvert else set() if args.setup_only else {OURS}
     ready = prepare(cache, sides, checkpoint, again)
     if args.setup_only:

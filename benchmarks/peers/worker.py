@@ -1,4 +1,4 @@
-"""The tool's side of a worker: starts it, asks it, and keeps it stopped while others are measured."""
+"""Starts a worker, asks it for jobs, and keeps it stopped while others are measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PeerError(Exception):
 
 
 class Worker:
-    """A worker process of one peer in one form. `ready` is what it said after loading."""
+    """A worker process of one peer in one form. `ready` is its message after loading."""
 
     def __init__(self, command: list[str], log: Path, timeout: float, environment: dict[str, str] | None = None):
         self.timeout, self.log = timeout, log
@@ -30,7 +30,7 @@ class Worker:
                 stderr=errors,
                 text=True,
                 env=os.environ | (environment or {}),
-                start_new_session=True,  # else stopping one may hang up the tool, when its shell has gone
+                start_new_session=True,  # otherwise a stopped worker may hang up the tool after its shell ended
             )
         assert self.process.stdout is not None
         self.lines: queue.Queue[str] = queue.Queue()
@@ -44,7 +44,7 @@ class Worker:
     def _listen(self, answers: IO[str]) -> None:
         for line in answers:
             self.lines.put(line)
-        self.lines.put("")  # the end
+        self.lines.put("")  # marks the end
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -59,7 +59,7 @@ class Worker:
         return message
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """One job. Raises PeerError if the worker answers with an error, ends, or takes too long."""
+        """Runs one job. Raises PeerError if the worker answers with an error, ends, or takes too long."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(job) + "\n")
@@ -69,7 +69,7 @@ class Worker:
         return self._read()
 
     def pause(self) -> None:
-        """Nothing of it runs any more, threads that spin included."""
+        """Stops the worker's processes, with threads that spin."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -80,7 +80,7 @@ class Worker:
             self.process.send_signal(number)
 
     def cpu_seconds(self) -> float:
-        """Processor time of all its threads so far."""
+        """Returns the processor time of all its threads so far."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         except OSError:
@@ -100,6 +100,6 @@ class Worker:
 
 
 def last_lines(log: Path, count: int = 3) -> str:
-    """The end of a log, for an error's reason."""
+    """Returns the end of a log, for an error's reason."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return " | ".join(lines[-count:]) or "nothing said"

@@ -1,7 +1,7 @@
-"""A GGUF file again, with a vocabulary of made-up words: `python gguf_vocabulary.py SOURCE OUT`.
+"""Copies a GGUF file, and adds a vocabulary of made-up words: `python gguf_vocabulary.py SOURCE OUT`.
 
-Runs in the environment of the peer llama.cpp. The benchmark's conversion writes no vocabulary, which llama-server needs
-to make text of tokens. Tensors are copied as they are. Token i is " t<i>", as in the checkpoint's own tokenizer.
+It runs in the environment of the peer llama.cpp. The benchmark's conversion writes no vocabulary, which llama-server
+needs to turn tokens into text. Tensors do not change. Token i is " t<i>", as in the checkpoint's own tokenizer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-NORMAL, UNKNOWN = 1, 2  # kinds of tokens in GGUF
+NORMAL, UNKNOWN = 1, 2  # the kinds of tokens in GGUF
 
 
 def copy_with_vocabulary(source: Path, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""llama-server, compiled for this processor from the very sources of the peer's llama-cpp-python package."""
+"""Compiles llama-server for this processor from the sources of the peer's llama-cpp-python package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION = "import importlib.metadata as m; print(m.version('llama-cpp-python'))"
 
 
 def build(own: Cache, python: str) -> Path:
-    """The server of the version that `python` has installed; minutes, once."""
+    """Returns the server of the version that `python` has installed. The first call takes minutes."""
     place = own.folder / "llama-server"
     server = place / "build" / "bin" / "llama-server"
     if server.exists():

@@ -1,10 +1,10 @@
-"""OpenVINO GenAI's ContinuousBatchingPipeline behind as little HTTP as a load test needs.
+"""Serves OpenVINO GenAI's ContinuousBatchingPipeline over as little HTTP as a load test needs.
 
     python openvino_server.py FOLDER PORT THREADS SEQUENCES STEP_TOKENS
 
-Runs in the peer's environment, with the standard library and openvino_genai only: POST /v1/completions with a prompt of
-token ids, streaming, greedy; GET /v1/models. A step holds Python's lock, so the pipeline has a process of its own: it
-takes new requests between steps, as its own loop would, and hands tokens to this one, which talks to the clients.
+It runs in the peer's environment, with the standard library and openvino_genai only: POST /v1/completions with a
+prompt of token ids, streaming, greedy; GET /v1/models. A step holds Python's lock, so the pipeline has a process of its
+own, which takes new requests between steps, as its own loop would, and sends tokens to this one for the clients.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NAME = "openvino-genai"
 
 
 def run_pipeline(pipe: Connection, folder: str, threads: int, sequences: int, step_tokens: int) -> None:
-    """In: (number, ids, max_tokens), or (number, None, 0) to cancel. Out: (number, ids, ended); first of all None."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped process cannot see its parent go
+    """Receives (number, ids, max_tokens), or (number, None, 0) to cancel. Sends None, then (number, ids, ended)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a stopped process cannot notice its parent's end
     import numpy as np
     import openvino
     import openvino_genai
@@ -69,7 +69,7 @@ class Server:
         self.number = 0
 
     def listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tokens of the pipeline to the queue of their request. If it is gone, this server goes, too."""
+        """Puts tokens of the pipeline into the queue of their request. If the pipeline ends, this server ends, too."""
         try:
             while True:
                 number, tokens, ended = self.pipe.recv()
@@ -82,7 +82,7 @@ class Server:
             self.queues[number].put_nowait((tokens, ended))
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Requests one after the other, as long as the client keeps the connection."""
+        """Answers requests one after the other, as long as the client keeps the connection."""
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 lines = head.decode().lower().splitlines()
@@ -151,7 +151,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     context.Process(target=run_pipeline, args=(there, folder, *map(int, numbers)), daemon=True).start()
     there.close()
-    here.recv()  # loaded; EOFError if it could not be
+    here.recv()  # waits until the model is loaded; EOFError if that failed
     asyncio.run(serve(here, folder, int(port)))
 
 

@@ -1,4 +1,4 @@
-"""The highest rate at which enough requests are good: doubled or halved until it is bracketed, then bisected."""
+"""Finds the highest rate at which enough requests are good: doubles or halves it to a bracket, then bisects that."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class RateSearch:
-    """Of one side. `start`: the first rate; it is found when the bracket is narrower than `precision`."""
+    """The search of one side. `start`: the first rate. It ends when the bracket is narrower than `precision`."""
 
     start: float
     precision: float = 1.1
@@ -17,7 +17,7 @@ class RateSearch:
     bad: float | None = field(default=None, init=False)
 
     def next_rate(self) -> float | None:
-        """What to try now; None when there is nothing more to find."""
+        """Returns the rate to try now; None when the search is over."""
         if self.good is None and self.bad is None:
             return self.start
         if self.good is None:
@@ -28,7 +28,7 @@ class RateSearch:
         return math.sqrt(self.good * self.bad) if self.bad / self.good > self.precision else None
 
     def tell(self, rate: float, enough: bool) -> None:
-        """A rate is no longer good when a lower one is not: the bracket never turns round."""
+        """Records a trial. A rate above one that is not good counts as not good, so the bracket never turns round."""
         if enough and (self.bad is None or rate < self.bad):
             self.good = max(rate, self.good or 0.0)
         elif not enough:

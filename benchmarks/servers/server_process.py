@@ -1,4 +1,4 @@
-"""A server under test: started, waited for, held still while others are measured, and ended with all its processes."""
+"""Runs a server under test: starts it, waits for it, stops it while others are measured, ends all its processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ServerProcess:
         self.ready = ready
 
     def wait_until_ready(self, timeout: float) -> float:
-        """Seconds that it took. Raises PeerError if the process ends first, or is not ready in time."""
+        """Returns the seconds it took. Raises PeerError if the process ends first, or is not ready in time."""
         start = time.monotonic()
         while time.monotonic() - start < timeout:
             if self.process.poll() is not None:
@@ -51,7 +51,7 @@ class ServerProcess:
         raise PeerError(f"its server was not ready within {timeout:.0f} s: {last_lines(self.log)}")
 
     def pause(self) -> None:
-        """Nothing of it runs any more, threads that spin included."""
+        """Stops all the server's processes, with threads that spin."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

@@ -1,8 +1,8 @@
-"""How each side is served: this project by `tensorwright serve`, llama.cpp by its llama-server, OpenVINO GenAI's
+"""Says how each side is served: this project by `tensorwright serve`, llama.cpp by its llama-server, OpenVINO GenAI's
 ContinuousBatchingPipeline behind openvino_server.py.
 
-The peers' environments and conversions are those of benchmarks/peers, read from its cache. What is made here lies under
-a folder of its own: today's engine of this project, llama-server, and its GGUF file with a vocabulary.
+The peers' environments and conversions are read from the cache of benchmarks/peers. Files made here lie in a folder of
+their own: an engine of this project's present code, llama-server, and its GGUF file with a vocabulary.
 All sides get the same number of sequences at once, tokens of a step and threads, and no cache of prefixes.
 """
 
@@ -24,7 +24,7 @@ DEFAULT_SIDES = [f"{OURS}=int4", f"{LLAMA}=Q4_0", f"{OPENVINO}=int4:g128"]
 
 @dataclass(frozen=True)
 class Capacity:
-    """length: tokens of the longest sequence."""
+    """length: the tokens of the longest sequence."""
 
     threads: int
     sequences: int
@@ -37,7 +37,7 @@ class Sides:
         self.peers, self.own, self.llama_server = peers, own, llama_server
 
     def prepare(self, side: Side) -> Path:
-        """What the side's server is given; converted if it is not there."""
+        """Returns the model of the side's server, converted if it is not there."""
         if side.peer not in (OURS, LLAMA, OPENVINO):
             raise PeerError(f"it has no server here; those with one are {OURS}, {LLAMA}, {OPENVINO}")
         checkpoint = self.peers.checkpoint()
@@ -52,7 +52,7 @@ class Sides:
         return self._with_vocabulary(side, converted / "model.gguf")
 
     def _with_vocabulary(self, side: Side, source: Path) -> Path:
-        """llama-server needs the text of tokens, which the benchmark's GGUF files leave out."""
+        """Adds the vocabulary that llama-server needs, which the benchmark's GGUF files leave out."""
         out = self.own.models / f"{side.file_name}.gguf"
         if not out.exists() or out.stat().st_mtime < source.stat().st_mtime:
             script = str(FOLDER / "gguf_vocabulary.py")

@@ -1,4 +1,4 @@
-"""A run of benchmarks/serving.py as a page of Markdown."""
+"""Writes a run of benchmarks/serving.py as a page of Markdown."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from report import number, table
 
 
 def highest(facts: dict[str, Any], name: str) -> float | None:
-    """Median of the confirming trials at the side's best rate."""
+    """Returns the median of the confirming trials at the side's best rate."""
     values = [trial[name] for trial in facts["confirmed"]]
     return median(values) if values else None
 
 
 def ratio_to_best(report: dict[str, Any]) -> float | None:
-    """Goodput of the best of ours over that of the best of the others."""
+    """Returns the goodput of our best side over that of the best other side."""
     values = {side: highest(facts, "goodput") for side, facts in report["sides"].items()}
     ours = [v for side, v in values.items() if v is not None and report["sides"][side]["peer"] == OURS]
     others = [v for side, v in values.items() if v is not None and report["sides"][side]["peer"] != OURS]

@@ -1,10 +1,10 @@
-"""plan.bin of target cpu: a graph at stage "lowered", memory planned, as records (runtime/core/plan/plan_format.h).
+"""Writes plan.bin of target cpu: a "lowered" graph with its memory plan, as records (runtime/core/plan/plan_format.h).
 
-What it reads, besides the nodes (one instruction each):
-    node.attrs["buffers"]        buffer index of every result, in order; -1 for a cache, which lives elsewhere
+The emitter reads, besides the nodes (one instruction each):
+    node.attrs["buffers"]        buffer index of every result, in order; -1 for a cache, which has no buffer
     graph.facts["buffers"]       [(kind, dtype, cols, stride_bytes, offset)], kind "tokens" or "rows"
     graph.facts["token_arena_bytes"], ["row_arena_bytes"]
-    graph.facts["kv_layers"]     [{group, kv_heads, head_dim, window, dtype?}], without a dtype the activations'
+    graph.facts["kv_layers"]     [{group, kv_heads, head_dim, window, dtype?}]; without a dtype: the activations'
     graph.facts["vocab_size"], ["max_seq_len"], ["block_size"], ["dtype"]
 """
 
@@ -54,7 +54,7 @@ class _Emitter:
     buffer_of: dict[Value, int] = field(default_factory=dict)
 
     def name(self, text: str) -> int:
-        """Offset of a NUL-terminated string in the table, each stored once."""
+        """Returns the offset of a NUL-terminated string in the table. Equal strings are stored once."""
         if text not in self.name_offsets:
             self.name_offsets[text] = len(self.names)
             self.names += text.encode().replace(b"\0", b"?") + b"\0"
@@ -83,7 +83,7 @@ class _Emitter:
         )
 
     def _operands(self, node: Node) -> list[int]:
-        """Buffers of the operands that some instruction computes; weights, metadata and caches are not among them."""
+        """Returns the buffers of the operands that an instruction computes: not of weights, metadata and caches."""
         values = [
             v
             for v in node.inputs
@@ -126,7 +126,7 @@ class _Emitter:
         return self.weights.add(value.node.attrs["expr"], layout, dtype)
 
     def _quantized_weight(self, weight: Node, layout: str) -> int:
-        """The weight's own layout, which says the format too."""
+        """Adds a weight in the layout that the weight itself names, which also names the format."""
         wanted = str(weight.attrs.get("layout", ""))
         fmt = format_of(wanted)
         if weight.op != "weight" or fmt is None or wanted.partition(":")[0] != layout:
@@ -135,9 +135,9 @@ class _Emitter:
 
 
 def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
-    """The plan of a lowered graph; reads shapes from `source`, no weight bytes.
+    """Returns the plan of a lowered graph. Reads shapes from `source`, but no weight bytes.
 
-    Raises LoweringError that names a node without a record, BuildError for a fact that is missing.
+    Raises LoweringError, which names the node, for a node without a record, and BuildError for a missing fact.
     """
     _check(graph)
     facts = graph.facts

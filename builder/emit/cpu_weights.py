@@ -1,12 +1,12 @@
-"""weights.bin of target cpu: every weight once, packed, streamed out a few megabytes at a time.
+"""Writes weights.bin of target cpu: every weight once, packed, streamed out a few megabytes at a time.
 
 A weight is an expression over the checkpoint (or a constant of the graph) in a layout:
-    raw            float32, as it is
+    raw            float32, unchanged
     bias           float32, padded with zeros to whole panels
     bias_gated    float32, halves (gate, up) interleaved by panel
     panels         activation dtype, packed panels (tensorwright.plugins.packing)
     panels_gated  the same, halves (gate, up) of the rows interleaved by panel, each padded to whole panels
-    quantized:F, quantized_gated:F    likewise, in a format of tensorwright.engine_format.weight_formats
+    quantized:F, quantized_gated:F    the same in the format F of tensorwright.engine_format.weight_formats
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels
 LAYOUTS = ("raw", "bias", "bias_gated", "panels", "panels_gated", "quantized", "quantized_gated")
 ALIGNMENT = 64
 _CHUNK_BYTES = 8 << 20
-_LAYOUT_NUMBERS = {"raw": 0, "panels": 1, "quantized": 2}  # WeightLayout of plan_format.h
+_LAYOUT_NUMBERS = {"raw": 0, "panels": 1, "quantized": 2}  # numbers of WeightLayout in plan_format.h
 
 
 class Sink(Protocol):
@@ -41,7 +41,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class ConstantArray:
-    """An array that the graph itself carries; equal bytes are equal arrays."""
+    """An array that the graph itself carries. Two arrays with equal bytes are equal."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class ConstantArray:
 
 @dataclass(frozen=True)
 class WeightKey:
-    """What makes two uses share one record."""
+    """The identity of a record: uses of weights with equal keys share one record."""
 
     source: WeightExpr | ConstantArray
     layout: str
@@ -65,7 +65,7 @@ class WeightKey:
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """One record of the plan; `rows` and `k` are the matrix's own, `n` what is stored. `offset` is into weights.bin."""
+    """One record of the plan. `rows` and `k` are the matrix's; `n` rows are stored, at `offset` in weights.bin."""
 
     key: WeightKey
     name: str
@@ -82,12 +82,12 @@ class WeightPlan:
 
     @property
     def group(self) -> int:
-        """Elements of K under one scale; 0 for a whole row, and for floats."""
+        """Returns how many elements of K share one scale; 0 if a whole row does, and for floats."""
         return self.format.group if self.format else 0
 
     @property
     def format(self) -> WeightFormat | None:
-        """How it is quantized, if it is."""
+        """Returns the format of a quantized weight, None for other weights."""
         return format_of(self.key.layout)
 
     @property
@@ -96,7 +96,7 @@ class WeightPlan:
 
 
 def format_of(layout: str) -> WeightFormat | None:
-    """The format in "quantized:int4:g32"; None for layouts that keep floats."""
+    """Returns the format that "quantized:int4:g32" names; None for layouts that keep floats."""
     kind, _, name = layout.partition(":")
     return parse_format(name) if kind.startswith("quantized") else None
 
@@ -114,10 +114,10 @@ class WeightTable:
         self.plans: list[WeightPlan] = []
         self.total_bytes = 0
         self.errors: dict[WeightKey, RelativeError] = {}
-        """The error of each quantized weight that was streamed."""
+        """The error of each quantized weight that has been streamed so far."""
 
     def add(self, source: WeightExpr | ConstantArray, layout: str, dtype: str, name: str = "") -> int:
-        """The index of the record for this weight, new or shared."""
+        """Returns the index of the record for this weight. Equal weights share one record."""
         if layout.partition(":")[0] not in LAYOUTS:
             raise BuildError(f"weight layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
         key = WeightKey(source, layout, dtype)
@@ -157,18 +157,18 @@ class WeightTable:
 
 
 class StoredPanels:
-    """The quantized matrices of a weights.bin that was written: a `PanelSource` of what an engine multiplies."""
+    """A `PanelSource` of the quantized matrices in a finished weights.bin: those that the engine multiplies."""
 
     def __init__(self, table: WeightTable, path: Path):
         self._plans = {(plan.key.source, plan.format): plan for plan in table.plans if plan.format is not None}
-        self._bytes = np.memmap(path, np.uint8, "c")  # the kernels take what may be written; nobody writes
+        self._bytes = np.memmap(path, np.uint8, "c")  # The kernels take only writable memory; nobody writes to it.
 
     def halves(self, expr: WeightExpr, fmt: WeightFormat) -> int:
-        """2 where gate and up were packed one after the other."""
+        """Returns 2 where the rows of gate and up were packed as two runs, else 1."""
         return 2 if self._is_gated(self._plans[expr, fmt]) else 1
 
     def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
-        """The packed panels of rows [start, end), uint8. The rows start with a panel of their half."""
+        """Returns the packed panels of rows [start, end), uint8. The rows start with a panel of their half."""
         plan = self._plans[expr, fmt]
         stored = np.asarray(self._bytes[plan.offset : plan.offset + plan.bytes]).reshape(-1, plan.panel_bytes)
         if not self._is_gated(plan):
@@ -193,7 +193,7 @@ def _stored_rows(layout: str, rows: int, name: str) -> int:
 
 
 def _chunks(plan: WeightPlan, source: TensorSource, errors: dict[WeightKey, RelativeError]) -> Iterator[np.ndarray]:
-    """The record's bytes in order, as contiguous arrays."""
+    """Yields the record's bytes in order, as contiguous arrays."""
     if plan.key.layout == "raw":
         yield _rows(plan, source, 0, plan.rows)
     elif plan.key.layout == "bias":
@@ -220,14 +220,14 @@ def _chunks(plan: WeightPlan, source: TensorSource, errors: dict[WeightKey, Rela
 
 
 def _row_steps(plan: WeightPlan, rows: int) -> Iterator[tuple[int, int]]:
-    """[start, end) ranges of whole panels, about a chunk of bytes each."""
+    """Yields [start, end) ranges of whole panels, about a chunk of bytes each."""
     step = max(1, _CHUNK_BYTES // plan.panel_bytes) * LANES
     for start in range(0, rows, step):
         yield start, min(rows, start + step)
 
 
 def _rows(plan: WeightPlan, source: TensorSource, start: int, end: int) -> np.ndarray:
-    """Rows [start, end) of the matrix or vector, in the record's dtype."""
+    """Returns rows [start, end) of the matrix or vector, in the record's dtype."""
     key = plan.key
     if isinstance(key.source, ConstantArray):
         tensor = Tensor(
@@ -236,6 +236,6 @@ def _rows(plan: WeightPlan, source: TensorSource, start: int, end: int) -> np.nd
     else:
         tensor = evaluate_rows(key.source, source, start, end)
     dtype = key.dtype
-    if format_of(key.layout) is not None:  # the packer reads both
+    if format_of(key.layout) is not None:  # the packer reads float32 and bfloat16
         dtype = tensor.dtype if tensor.dtype == "bfloat16" else "float32"
     return np.ascontiguousarray(convert(tensor, dtype).data)

@@ -1,6 +1,6 @@
-"""Writes an engine directory: beside its place, checksummed as it goes, synced and renamed when whole. Never half an
-engine, whenever the process ends or the power goes: at its place is the old one or the new one. What a killed process
-left beside it is removed by the next that writes there.
+"""Writes an engine directory whole or not at all. The files are written beside the directory's final place,
+checksummed while they are written, synced, and then renamed. Whenever the process ends or the power fails, the final
+place holds the old engine or the new one. The next writer removes what a killed process left beside the place.
 
 checksums.txt has a line "<xxh3_128 hex>  <bytes>  <relative path>" for every file but itself and build-report.json,
 sorted by path, and a last line "<hex>  <bytes>  ." over the text of the lines above.
@@ -32,7 +32,7 @@ _BUILDING = ".building-"
 
 
 class HashingFile:
-    """A file being written: counts its bytes and hashes them on the way."""
+    """A file that counts and hashes its bytes while they are written."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -51,9 +51,9 @@ class HashingFile:
 
 
 class EngineWriter:
-    """A context in which an engine's files are written; `commit` puts the directory in place.
+    """A context in which an engine's files are written; `commit` puts the directory in its final place.
 
-    Left without a commit, or by any exception, it removes all it wrote. OSErrors become BuildErrors.
+    On exit without a commit, or by any exception, it removes all that was written. OSErrors become BuildErrors.
     """
 
     def __init__(self, out: str | Path, *, overwrite: bool = False):
@@ -62,7 +62,7 @@ class EngineWriter:
         self._sums: dict[str, FileSum] = {}
         self._made: list[Path] = []
         self._committed = False
-        self._marks: list[int] = []  # descriptors that say that we are at work
+        self._marks: list[int] = []  # open descriptors: they show other writers that this process is alive
         self.directory = Path()
         """The folder that holds the files until the commit."""
 
@@ -83,14 +83,14 @@ class EngineWriter:
             for parent in reversed([p for p in self.out.parents if not p.exists()]):
                 parent.mkdir()
                 self._made.append(parent)
-            for _ in range(3):  # another writer may take it for a dead one's between the two steps
+            for _ in range(3):  # between the two steps another writer may remove the folder as a dead process's
                 self.directory = self.out.parent / f".{self.out.name}{_BUILDING}{secrets.token_hex(4)}"
                 self.directory.mkdir()
                 if self._mark(self.directory):
                     break
 
     def _mark(self, folder: Path) -> bool:
-        """Tells other writers that a living process needs the folder, whatever its name is. False if that cannot be."""
+        """Marks the folder, whatever its name is, as used by a living process. Returns False where that fails."""
         mark = durable.hold(folder)
         if mark is not None:
             self._marks.append(mark)
@@ -103,7 +103,7 @@ class EngineWriter:
             self._clean_up()
 
     def _clean_up(self) -> None:
-        """Unless it was put in place."""
+        """Removes all that was written, unless the engine was put in place."""
         while self._marks:
             os.close(self._marks.pop())
         if self._committed:
@@ -111,12 +111,12 @@ class EngineWriter:
         if self.directory.name:
             shutil.rmtree(self.directory, ignore_errors=True)
         for parent in reversed(self._made):
-            with suppress(OSError):  # somebody else may have put something there since
+            with suppress(OSError):  # another process may have put a file there
                 parent.rmdir()
 
     @contextmanager
     def open(self, name: str) -> Iterator[HashingFile]:
-        """A new file of the engine, by its relative path; its checksum is taken while it is written."""
+        """Opens a new file of the engine, by its relative path. The checksum is taken while the file is written."""
         path = self.directory / name
         with self.os_errors(f"{name} cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,9 +131,9 @@ class EngineWriter:
             file.write(data)
 
     def adopt(self, name: str, path: Path) -> None:
-        """A finished file becomes one of the engine: moved if it is on the same disk, and read once for its checksum.
+        """Takes a finished file into the engine: moves it if it is on the same disk, and reads it for its checksum.
 
-        For what another process wrote. `path` is gone afterwards.
+        This is for files that another process wrote. `path` is gone afterwards.
         """
         place = self.directory / name
         with self.os_errors(f"{name} cannot be written"):
@@ -146,11 +146,11 @@ class EngineWriter:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of every checksummed file so far, by path."""
+        """Returns the size of every checksummed file so far, in bytes, by path."""
         return {name: entry.size for name, entry in sorted(self._sums.items())}
 
     def require_space(self, need: int) -> None:
-        """Raises BuildError if the file system plainly has not `need` bytes left."""
+        """Raises BuildError if the file system certainly has less than `need` bytes left."""
         free = shutil.disk_usage(self.directory).free
         if free < need:
             raise BuildError(
@@ -159,12 +159,12 @@ class EngineWriter:
             )
 
     def commit(self) -> None:
-        """Writes checksums.txt, syncs all files, and puts the directory in its place."""
+        """Writes checksums.txt, syncs all files, and puts the directory in its final place."""
         self.write(CHECKSUMS, checksum_text(self._sums).encode())
         with self.os_errors("the finished engine could not be written to the disk"):
             durable.sync_tree(self.directory)
         with self.os_errors("the finished engine could not be put in place"), uninterrupted():
-            check_output(self.out, self.overwrite)  # somebody else may have put something there since
+            check_output(self.out, self.overwrite)  # another process may have put a file there
             if self.out.exists():
                 self._mark(self.out)
             old = durable.put_in_place(self.directory, self.out)
@@ -184,7 +184,7 @@ class EngineWriter:
 
     @contextmanager
     def os_errors(self, what: str) -> Iterator[None]:
-        """An OSError inside becomes a BuildError that says `what`, where, and what to do."""
+        """Turns an OSError inside into a BuildError that says `what` failed, where, and what to do."""
         try:
             yield
         except OSError as error:
@@ -194,8 +194,8 @@ class EngineWriter:
 
 
 def clean_up_after_killed(out: Path) -> None:
-    """Removes what processes that were killed left beside `out`. One that was killed between the two renames of a disk
-    that cannot exchange names left nothing at `out`: then the old engine gets its place back."""
+    """Removes what killed processes left beside `out`. On a disk that cannot exchange two names, a process may have
+    been killed between two renames, with nothing at `out`: then the old engine is put back there."""
     for left in durable.abandoned(out.parent, f".{out.name}{durable.REPLACED}"):
         if not os.path.lexists(out):
             left.rename(out)
@@ -206,7 +206,7 @@ def clean_up_after_killed(out: Path) -> None:
 
 
 def check_output(out: Path, overwrite: bool) -> None:
-    """Raises OutputExistsError unless an engine may be put at `out`: nothing there, or an engine and `overwrite`."""
+    """Raises OutputExistsError unless `out` does not exist, or is an engine and `overwrite` is set."""
     if not os.path.lexists(out):
         return
     there = f"{out}: already exists"

@@ -1,4 +1,4 @@
-"""The engine's small files: config.json and build-report.json."""
+"""Writes the engine's small files: config.json and build-report.json."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def engine_config(
     sizes: dict[str, int],
     kv_block_bytes: int,
 ) -> EngineConfig:
-    """Returns config.json. facts: those of the graph. accuracy, quantization: what was measured."""
+    """Returns config.json. facts: the facts of the graph. accuracy, quantization: the measured records."""
     return EngineConfig(
         tensorwright_version=tensorwright.__version__,
         target=target,
@@ -67,9 +67,9 @@ def engine_config(
 
 
 def kv_block_bytes(layers: list[dict[str, Any]], dtype: str, block_size: int) -> int:
-    """Bytes of one KV block over all layers, as plugins/paged_attention/layout.h pads keys and values.
+    """Returns the bytes of one KV block over all layers, as plugins/paged_attention/layout.h pads keys and values.
 
-    A layer without a dtype of its own has `dtype`, the activations'.
+    A layer that has no dtype of its own has `dtype`, the activation type.
     """
     total = 0
     for layer in layers:
@@ -83,7 +83,7 @@ def kv_block_bytes(layers: list[dict[str, Any]], dtype: str, block_size: int) ->
 
 
 def build_report(phases: Phases, pass_seconds: dict[str, float], notes: dict[str, Any]) -> dict[str, Any]:
-    """build-report.json: what differs from build to build. Times in seconds, memory in bytes."""
+    """Returns build-report.json: what differs from build to build. Times are in seconds, memory in bytes."""
     return {
         "phase_seconds": {name: round(value, 3) for name, value in phases.seconds.items()},
         "pass_seconds": {name: round(value, 4) for name, value in pass_seconds.items()},

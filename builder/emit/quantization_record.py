@@ -1,4 +1,4 @@
-"""What quantization costs, for config.json: the formats, bits per weight as stored, the error of every weight.
+"""Records what quantization costs, for config.json: the formats, bits per stored weight, the error of every weight.
 
 Errors are kept by place: {name of the weight within a layer: [error in layer 0, 1, ...]}, None where a layer lacks it.
 The embedding and lm_head have one entry each.
@@ -27,34 +27,34 @@ MATRIX_OPS = {
 _LAYER = re.compile(r"\.(\d+)\.")
 
 Place = tuple[str, int]
-"""(name within a layer, layer)."""
+"""(name of the weight within its layer, number of the layer)."""
 
 
 @dataclass(frozen=True)
 class StoredMatrix:
-    """A matrix of the checkpoint as a target keeps it: in which form, how many weights in how many bytes."""
+    """A matrix of the checkpoint as a target stores it: its form, how many weights it has, and in how many bytes."""
 
     source: object
     form: str
     weights: int
     bytes: int
     error: float | None = None
-    """Root of the mean squared error over that of the weight; None where it was not rounded to fewer bits."""
+    """Root of the mean squared error over that of the weight; None if the matrix was not rounded to fewer bits."""
 
 
 Use = tuple[str, Place, StoredMatrix]
-"""(role, place, what is read there)."""
+"""(role, place, the matrix that is read there)."""
 
 
 def quantization_record(lowered: Graph, weights: WeightTable) -> dict[str, Any] | None:
-    """The record of weights.bin after it was streamed; None if nothing is quantized."""
+    """Returns the record of weights.bin after it was streamed; None if nothing is quantized."""
     return make_record(lowered, lambda: matrix_uses(lowered, weights), lambda: all_bits(weights))
 
 
 def make_record(
     graph: Graph, uses: Callable[[], Iterable[Use]], bits: Callable[[], float | None]
 ) -> dict[str, Any] | None:
-    """The record of a graph's matrices; None if none is quantized.
+    """Returns the record of a graph's matrices; None if none is quantized.
 
     bits_per_weight: bytes stored, scales and padding included, over weights of the checkpoint; "all" counts norms and
     biases, and a matrix that is stored in two formats once. weight_errors: root of the mean squared error over that of
@@ -78,7 +78,7 @@ def make_record(
 
 
 def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
-    """Every matrix of the checkpoint that an instruction of target cpu reads."""
+    """Yields every matrix of the checkpoint that an instruction of target cpu reads."""
     plans = {(plan.key.source, plan.key.layout): plan for plan in weights.plans}
     for node in lowered.nodes:
         expr = matrix_of(node)
@@ -91,7 +91,7 @@ def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
 
 
 def matrix_of(node: Node) -> WeightExpr | None:
-    """The matrix that a node multiplies or gathers from, if it is the checkpoint's."""
+    """Returns the checkpoint matrix that a node multiplies with or gathers from, None for other nodes."""
     at = MATRIX_OPS.get(node.op)
     if at is None or node.operand(at).producer.op != "weight":
         return None
@@ -100,14 +100,14 @@ def matrix_of(node: Node) -> WeightExpr | None:
 
 
 def role_of(node: Node) -> str:
-    """A table of positions counts as a layer's."""
+    """Returns the role of a node's matrix. A table of positions has the role of a layer's matrix."""
     if node.op.endswith("embedding"):
         return EMBEDDING if node.operand(1).name == "token_ids" else LAYERS
     return LM_HEAD if node.output.shape[0] == "rows" else LAYERS
 
 
 def place_of(node: Node) -> Place:
-    """The place of a node's matrix. Matrices that were joined have names such as "self_attn.q_proj+k_proj".
+    """Returns the place of a node's matrix. Joined matrices have names such as "self_attn.q_proj+k_proj".
 
     Raises GraphError for a node without a matrix of the checkpoint.
     """
@@ -134,13 +134,13 @@ def by_name(values: dict[Place, float]) -> dict[str, list[float | None]]:
 
 
 def role_bits(matrices: Iterable[StoredMatrix]) -> float | None:
-    """Bits per weight of the distinct ones; None where there are none."""
+    """Returns the bits per weight of the distinct matrices; None if there are none."""
     distinct = {(matrix.source, matrix.form): matrix for matrix in matrices}.values()
     count = sum(matrix.weights for matrix in distinct)
     return rounded(8 * sum(matrix.bytes for matrix in distinct) / count, 4) if count else None
 
 
 def all_bits(weights: WeightTable) -> float | None:
-    """Bits of weights.bin per weight of the checkpoint."""
+    """Returns the bits of weights.bin per weight of the checkpoint."""
     counts = {plan.key.source: plan.rows * (plan.k if plan.n > 1 else 1) for plan in weights.plans}
     return rounded(8 * weights.total_bytes / sum(counts.values()), 4)

@@ -1,4 +1,4 @@
-"""Weights quantized and packed while they stream: what cpu_weights.py does for formats of fewer bits.
+"""Quantizes and packs weights while they stream: the part of cpu_weights.py for formats of fewer bits.
 
 The packer is the runtime's own C++ (plugins/quantized_matmul/quantize.cc): in numpy a build would take minutes.
 """
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,11 +22,14 @@ from tensorwright.models.read_weights import TensorSource, evaluate_rows
 from tensorwright.plugins.packing import LANES, panels_of
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights, unpack
 
-_NUMBERS = {"int8": 3, "int4": 4}  # tw_dtype
+if TYPE_CHECKING:
+    from tensorwright.runtime import _runtime
+
+_NUMBERS = {"int8": 3, "int4": 4}  # numbers of tw_dtype
 _CHUNK_ELEMENTS = 2 << 20
 
 Rows = Callable[[int, int], np.ndarray]
-"""[start, end) -> those rows of the matrix, float32 or bfloat16 bits (uint16)."""
+"""Takes [start, end), and returns those rows of the matrix: float32, or bfloat16 bits as uint16."""
 
 
 @dataclass
@@ -48,9 +51,9 @@ class RelativeError:
 def quantized_chunks(
     name: str, fmt: WeightFormat, rows: int, k: int, read: Rows, *, gated: bool, total: RelativeError
 ) -> Iterator[np.ndarray]:
-    """The panels of a matrix [rows, k] in order, uint8; of a gated product, panels of gate and up take turns.
+    """Yields the panels of a matrix [rows, k] in order, uint8; of a gated product, panels of gate and up take turns.
 
-    Adds what was lost to `total`. Raises CheckpointError for a weight that is infinite or not a number.
+    Adds the error to `total`. Raises CheckpointError for a weight that is infinite or not a number.
     """
     runtime = _native()
     halves = 2 if gated else 1
@@ -77,14 +80,14 @@ def quantized_chunks(
 
 
 class QuantizingWeights:
-    """Weights of a checkpoint for the interpreter, with quantized matrices made by the packer: `QuantizedSource`.
+    """A `QuantizedSource` of a checkpoint's weights for the interpreter, quantized by the C++ packer.
 
-    The bytes are those that an engine gets, and the packer's are those of quantize.py, some hundred times sooner.
+    The bytes are those that an engine gets. The packer gives the bits of quantize.py about a hundred times faster.
     """
 
     def __init__(self, source: TensorSource):
         from tensorwright.builder.checkpoint_weights import (
-            checkpoint_weights,  # torch: only where weights are computed with
+            checkpoint_weights,  # imports torch, so only if weights are needed
         )
 
         self._read = checkpoint_weights(source)
@@ -104,17 +107,17 @@ class QuantizingWeights:
 
 
 class PackedPanels:
-    """Panels of a checkpoint's matrices, packed when they are asked for: the bytes that an engine would get."""
+    """Packs panels of a checkpoint's matrices when they are asked for, with the bytes that an engine would get."""
 
     def __init__(self, source: TensorSource):
         self._source = source
 
     def halves(self, expr: WeightExpr, fmt: WeightFormat) -> int:
-        """Rows are packed in one run."""
+        """Returns 1: the rows are packed in one run."""
         return 1
 
     def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
-        """The packed panels of rows [start, end), uint8. Raises CheckpointError for an infinite weight or a NaN."""
+        """Returns packed panels of rows [start, end), uint8. Raises CheckpointError for an infinite weight or a NaN."""
         tensor = evaluate_rows(expr, self._source, start, end)
         w = np.ascontiguousarray(tensor.data if tensor.dtype == "bfloat16" else to_float32(tensor))
         out = np.empty(panels_of(end - start) * fmt.panel_bytes(w.shape[1]), np.uint8)
@@ -124,29 +127,17 @@ class PackedPanels:
 
 
 class Multiplier:
-    """x [T, K] float32 in the form in which the kernels of quantized_matmul read it; any thread may use it."""
+    """x [T, K] float32 in the form that the kernels of quantized_matmul read; any thread may use it."""
 
     def __init__(self, x: np.ndarray, fmt: WeightFormat):
-        runtime = _native()
-        self._fmt, (rows, self._k) = fmt, x.shape
-        groups = fmt.groups(self._k)
-        self._x = np.empty((rows, groups * fmt.stored_group(self._k)), np.int8)
-        self._scale, self._sum = np.empty((groups, rows), np.float32), np.empty((groups, rows), np.int32)
-        best = _best(runtime.quantize_rows_table())
-        runtime.quantize_rows(_NUMBERS[fmt.dtype], best, fmt.group, x, self._x, self._scale, self._sum)
+        self._count = len(x)
+        self._rows: _runtime.QuantizedRows = _native().QuantizedRows(_NUMBERS[fmt.dtype], fmt.group, x)
 
     def product(self, panels: np.ndarray, n: int) -> np.ndarray:
-        """float32 [T, n]: with the first n rows of a matrix in panels."""
-        runtime, number = _native(), _NUMBERS[self._fmt.dtype]
-        y = np.empty((len(self._x), n), np.float32)
-        best = _best(runtime.quantized_matmul_table(number))
-        runtime.run_quantized_matmul(number, best, self._fmt.group, self._k, self._x, self._scale, self._sum, panels, y)
+        """Returns float32 [T, n], the product of x with the first n rows of a matrix in panels."""
+        y = np.empty((self._count, n), np.float32)
+        self._rows.product(panels, y)
         return y
-
-
-def _best(table: list[tuple[str, str, bool]]) -> int:
-    """The first kernel that this processor runs; all give the same bits."""
-    return next(i for i, (_, _, here) in enumerate(table) if here)
 
 
 def _require_finite(finite: bool, name: str, fmt: WeightFormat) -> None:
@@ -155,7 +146,7 @@ def _require_finite(finite: bool, name: str, fmt: WeightFormat) -> None:
 
 
 def _in_order(work: Callable[[int], Any], starts: Iterable[int]) -> Iterator[Any]:
-    """Results in order, a few at work at a time on as many threads as this process may use."""
+    """Yields results in order, computed on as many threads as this process may use."""
     threads = len(os.sched_getaffinity(0))
     with ThreadPoolExecutor(threads) as pool:
         waiting: deque[Future[Any]] = deque()

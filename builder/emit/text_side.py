@@ -1,7 +1,7 @@
-"""The engine's text side: tokenizer, what is special of it, chat templates, generation_config.json.
+"""Writes the engine's text side: tokenizer, its special tokens, chat templates, generation_config.json.
 
-A checkpoint without tokenizer.json gets one from its older files, by transformers. No tokenizer fails a build: what an
-engine then cannot do, or does otherwise than transformers, is a TensorwrightWarning and in build-report.json.
+transformers converts the older files of a checkpoint that has no tokenizer.json. A missing tokenizer fails no build:
+what the engine then cannot do, or does otherwise than transformers, is a TensorwrightWarning and in build-report.json.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ CONSEQUENCE = (
     "the engine takes and gives token ids only, and tensorwright serve refuses it; put a tokenizer.json beside the "
     "weights and build again"
 )
-SHOWN = 3  # differences in a warning; the report has all
+SHOWN = 3  # the most differences in a warning; the report has all
 
 TEXTS = (
     "", " ", " leading", "  two leading", "\n\nlines\n", "\ttab", "trailing ", "a  b   c", "<b>&amp;</b>",
     "Hello, world! It's 1234567.89", "def f(x):\n    return x[0] ** 2  # note\n",
     "naïve café 日本語 Ελληνικά 👩\u200d👩\u200d👧", "e\u0301 \ufb01 \uff21",
 )  # fmt: skip
-"""What is encoded both ways, beside a text of each special token."""
+"""Texts that both tokenizers encode, together with one text for each special token."""
 
 
 def write_text_side(writer: EngineWriter, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Writes the files, and returns what build-report.json says of the tokenizer: "source", the files it is made of
-    (none without one); "warnings", as texts; "differences" from transformers, each with text, ids, transformers_ids."""
+    """Writes the files. Returns the tokenizer's entry of build-report.json: "source", the files that it is made of,
+    empty without a tokenizer; "warnings", texts; "differences" from transformers, each with text, ids,
+    transformers_ids."""
     for path in (checkpoint.path / TOKENIZER_CONFIG, checkpoint.path / GENERATION_CONFIG):
         if path.is_file():
             writer.write(path.name, path.read_bytes())
@@ -53,7 +54,7 @@ def _record(*source: str) -> dict[str, Any]:
 
 
 def _copy(writer: EngineWriter, engine: Checkpoint) -> dict[str, Any]:
-    """Of an engine that is built again: its files are finished."""
+    """Copies the finished files of an engine that is built again."""
     files = [engine.tokenizer_files[name] for name in (TOKENIZER, SPECIAL_TOKENS_MAP) if name in engine.tokenizer_files]
     for path in files:
         writer.write(path.name, path.read_bytes())
@@ -93,8 +94,8 @@ def _write_tokenizer(writer: EngineWriter, checkpoint: Checkpoint) -> dict[str, 
 
 
 def _special_map(checkpoint: Checkpoint, tokenizer: LibraryTokenizer, reference: Reference | None) -> dict[str, Any]:
-    """special_tokens_map.json: the checkpoint's, and what else transformers' class of this tokenizer calls special,
-    such as Gemma's <mask>. Tokens that the vocabulary lacks are none of the model's."""
+    """Returns special_tokens_map.json: the checkpoint's entries, and those that only transformers' tokenizer class
+    names, such as Gemma's <mask>. Tokens that the vocabulary lacks are left out."""
     stored = checkpoint.special_tokens_map
     known = named_tokens(checkpoint.tokenizer_config, stored)
     more = {} if reference is None else reference.special_tokens()
@@ -103,7 +104,7 @@ def _special_map(checkpoint: Checkpoint, tokenizer: LibraryTokenizer, reference:
 
 
 def _compare(record: dict[str, Any], tokenizer: Tokenizer, reference: Reference) -> None:
-    """Notes every text that the engine encodes otherwise than transformers, or than the files it was converted from."""
+    """Records each text that the engine encodes otherwise than transformers, or than the files before conversion."""
     marked = sorted(set(reference.special_tokens().values()))
     for text in (*TEXTS, *(f"a{token} b" for token in marked)):
         ids, theirs = tokenizer.encode(text), reference.encode(text)

@@ -1,5 +1,5 @@
-"""A checkpoint's tokenizer as transformers reads it: what ours is compared with, and made of where a checkpoint has
-only the older files (a sentencepiece model, vocab.json and merges.txt, tiktoken's)."""
+"""Reads a checkpoint's tokenizer by transformers, to compare with ours, and to convert a checkpoint that has only the
+older files (a sentencepiece model, vocab.json and merges.txt, tiktoken's)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tokenizers import normalizers
 from tensorwright.models.checkpoint import Checkpoint
 
 SENTENCEPIECE = (".model", ".v1", ".v2", ".v3")
-LEAST = 2  # tokens beside the special ones
+LEAST = 2  # the fewest tokens beside the special ones
 CACHE = "TIKTOKEN_CACHE_DIR"
-BLANK = "\u2581"  # what sentencepiece writes for one
+BLANK = "\u2581"  # sentencepiece writes a blank as this
 
 
 class Unreadable(Exception):
-    """Why there is no tokenizer of transformers for a checkpoint."""
+    """There is no transformers tokenizer for a checkpoint; the text says why."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """converted: what the older files became, where the class has another form of it. faults: what is known to be wrong
-    with it, as texts."""
+    """converted: the tokenizer made of the older files, if it differs from the class's own; None otherwise. faults:
+    texts that say what is known to be wrong with it."""
 
     tokenizer: Any
     converted: LibraryTokenizer | None = None
@@ -44,24 +44,24 @@ class Reference:
         return list(self.tokenizer(text)["input_ids"])
 
     def special_tokens(self) -> dict[str, str]:
-        """bos_token and its like -> the token's text, those that only the class names too."""
+        """Returns bos_token and the like -> the token's text, including those that only the class names."""
         return {name: str(text) for name, text in self.tokenizer.special_tokens_map.items() if isinstance(text, str)}
 
     def tokenizer_json(self) -> bytes:
-        """The same from build to build."""
+        """Returns tokenizer.json, with the same bytes in every build."""
         return (self.converted or self.tokenizer.backend_tokenizer).to_str(pretty=True).encode()
 
 
 def load(checkpoint: Checkpoint) -> Reference:
-    """Raises Unreadable."""
+    """Opens the checkpoint's tokenizer. Raises Unreadable."""
     from transformers import AutoTokenizer
 
     return Reference(_open(AutoTokenizer, checkpoint))
 
 
 def convert(checkpoint: Checkpoint, texts: Sequence[str]) -> Reference:
-    """From the older files. A sentencepiece model itself is asked for the texts: of the forms that could be its, the
-    one that encodes most of them alike is taken. Raises Unreadable."""
+    """Converts the older files. Each possible form of a sentencepiece model encodes the texts; the form with the fewest
+    texts that the model itself encodes otherwise is taken. Raises Unreadable."""
     from transformers import AutoTokenizer
 
     model = next((path for path in checkpoint.older_tokenizer_files if _is_sentencepiece(path)), None)
@@ -79,8 +79,8 @@ def convert(checkpoint: Checkpoint, texts: Sequence[str]) -> Reference:
 
 
 def _other_forms(checkpoint: Checkpoint) -> Iterator[LibraryTokenizer]:
-    """Llama's class, and as Llama 2's published tokenizer.json: a blank before each text, where the class adds none to
-    a text that begins with one."""
+    """Yields Llama's class, then the form of Llama 2's published tokenizer.json, which puts a blank before each text;
+    the class adds none to a text that begins with one."""
     from transformers import LlamaTokenizer
 
     try:
@@ -97,7 +97,7 @@ def _open(kind: Any, checkpoint: Checkpoint) -> Any:
     with _quiet():
         try:
             opened = kind.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # whatever its many readers raise for files that they were not made for
+        except Exception as error:  # its many readers raise anything for files in other formats
             raise Unreadable(" ".join(str(error).split())[:300] or repr(error)) from error
     if getattr(opened, "backend_tokenizer", None) is None:
         raise Unreadable(f"{type(opened).__name__} is written in Python, with no form that tokenizer.json could hold")
@@ -107,7 +107,7 @@ def _open(kind: Any, checkpoint: Checkpoint) -> Any:
 
 
 def _check_vocabulary(opened: Any, checkpoint: Checkpoint) -> None:
-    """A class that does not know the files makes a tokenizer of nothing but special tokens."""
+    """Raises Unreadable for a tokenizer of special tokens only: a class makes one from files that it does not know."""
     stored = checkpoint.path / "vocab.json"
     if stored.is_file():
         vocabulary = json.loads(stored.read_text(encoding="utf-8"))
@@ -120,7 +120,7 @@ def _check_vocabulary(opened: Any, checkpoint: Checkpoint) -> None:
 
 
 def _is_sentencepiece(path: Path) -> bool:
-    """Rather than one of tiktoken, whose lines are text: a model begins with the field of a piece."""
+    """Returns whether a file is a sentencepiece model, which begins with a piece's field. tiktoken's files are text."""
     if path.suffix not in SENTENCEPIECE:
         return False
     with path.open("rb") as file:
@@ -136,12 +136,12 @@ def _open_sentencepiece(path: Path) -> Any:
         raise Unreadable(
             f"it needs sentencepiece, which is not installed: pip install sentencepiece ({error})"
         ) from error
-    except Exception as error:  # of protobuf, in versions that do not fit; of the library, for a damaged file
+    except Exception as error:  # protobuf raises for versions that do not fit, the library for a damaged file
         raise Unreadable(" ".join(str(error).split())[:300]) from error
 
 
 def _differing(backend: LibraryTokenizer, original: Any, texts: Sequence[str]) -> list[str]:
-    """The texts that are encoded otherwise than by the sentencepiece model, with the ids."""
+    """Returns the texts that are encoded otherwise than by the sentencepiece model, with the ids."""
     wrong = []
     for text in texts:
         ids, wanted = backend.encode(text, add_special_tokens=False).ids, original.encode(text)
@@ -152,8 +152,8 @@ def _differing(backend: LibraryTokenizer, original: Any, texts: Sequence[str]) -
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own remarks, for what matters is told by us with what follows; and without tiktoken's
-    cache, which knows files by their names and would give the contents of an earlier one."""
+    """Turns off transformers' own log lines, since our messages say what matters, and tiktoken's cache, which would
+    give the contents of an earlier file of the same name."""
     from transformers.utils import logging
 
     verbosity, cache = logging.get_verbosity(), os.environ.get(CACHE)

@@ -1,6 +1,6 @@
-"""Measures a finished engine on a fixed text: the accuracy record of its config.json.
+"""Measures a finished engine on a fixed text, for the accuracy record of its config.json.
 
-quick: against the traced graph in float32, weights streamed. full: against the whole model in transformers, float32.
+"quick" compares with the traced graph in float32, its weights streamed; "full" with the float32 model in transformers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tensorwright.models.checkpoint import Checkpoint
 if TYPE_CHECKING:
     from tensorwright.builder.measure.streamed_weights import PanelSource
 
-_LOGIT_BYTES = 64 << 20  # of the reference's logits, which are held whole
-_MULTIPLY_ADDS = 64 * 10**9  # of the reference's products
+_LOGIT_BYTES = 64 << 20  # the most bytes of the reference's logits, which are all in memory
+_MULTIPLY_ADDS = 64 * 10**9  # the most in the reference's products
 QUANTIZED = ("quantized_linear", "weight_only_linear")
-CHUNK = 32  # tokens per step, and so logit rows held at a time
+CHUNK = 32  # tokens per step, and thus rows of logits in memory
 _SEED = 20240229
 _TEXT = Path(__file__).with_name("text.txt")
 
@@ -34,7 +34,7 @@ _TEXT = Path(__file__).with_name("text.txt")
 def measure_accuracy(
     kind: str, checkpoint: Checkpoint, cpu_files: Path, traced: Graph, cached: Graph, weights: WeightTable
 ) -> dict[str, Any]:
-    """The record of the engine whose plan.bin and weights.bin are in `cpu_files`; kind "quick" or "full".
+    """Returns the record of the engine whose plan.bin and weights.bin are in `cpu_files`; kind "quick" or "full".
 
     `traced` and `cached` are the graphs that the engine was made from, at these stages. Raises
     MissingDependencyError if the C++ runtime is not built, CheckpointError if the tokenizer and the model disagree.
@@ -53,10 +53,10 @@ def measure_logits(
     panels: PanelSource | None = None,
     measured_on: str | None = None,
 ) -> dict[str, Any]:
-    """The record of whatever `run` is: it gives the logits of consecutive positions of one sequence, block by block.
+    """Returns the record of `run`, which yields the logits of consecutive positions of one sequence, block by block.
 
-    `quantized`: the graph at stage "cached" with the products that the engine makes; the errors of their outputs are
-    measured in it. measured_on: what ran, where that is not the engine's own executor.
+    `quantized`: the graph at stage "cached" with the engine's products; the errors of their outputs are measured in it.
+    measured_on: the name of the executor, if it is not the engine's own.
     """
     from tensorwright.builder.measure.outputs import compute_reference
 
@@ -77,23 +77,23 @@ def measure_logits(
 
 
 def multiply_adds(graph: Graph) -> int:
-    """What the products of a graph at stage "cached" take for each token."""
+    """Returns the multiply-adds that the products of a graph at stage "cached" take for each token."""
     matrices = (node.inputs[1] for node in graph.nodes if node.op in ("linear", *QUANTIZED))
     return sum(prod(int(dim) for dim in w.shape) for w in matrices if w is not None)
 
 
 def token_budget(vocab_size: int, multiply_adds: int) -> int:
-    """How many tokens are measured: 512, fewer for a large vocabulary and for a large model, never below 64.
+    """Returns how many tokens are measured: 512, fewer for a large vocabulary or model, never below 64.
 
-    A function of the model alone, so that two builds measure the same. Logits have a bound, so that memory stays small,
-    and so have multiplications, so that a build of a small model does not wait for them. From the model on where 64 is
-    the least, both a weight's work here (64 multiplications) and in the rest of the build stay as they are.
+    The number depends on the model alone, so that two builds measure the same. Logits have a bound to keep memory
+    small, and multiplications have one so that a small model builds fast. For models so large that 64 is the number,
+    the work per weight no longer grows, neither here (64 multiplications) nor in the rest of the build.
     """
     return max(64, min(512, _LOGIT_BYTES // (4 * vocab_size), _MULTIPLY_ADDS // max(1, multiply_adds)))
 
 
 def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[list[int], str]:
-    """Up to `count` token ids and where they come from: the bundled text, or random ids without a tokenizer."""
+    """Returns up to `count` token ids and their source: the bundled text, or random ids without a tokenizer."""
     path = checkpoint.tokenizer_files.get(TOKENIZER)
     if path is None:
         return np.random.default_rng(_SEED).integers(0, vocab_size, count).tolist(), "random token ids"
@@ -109,7 +109,7 @@ def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[lis
 
 
 def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:
-    """Yields [up to 32, vocab] float32 logits of consecutive positions, one sequence in the engine."""
+    """Yields [up to 32, vocab] float32 logits of consecutive positions, with one sequence in the engine."""
     try:
         from tensorwright.runtime import _runtime
     except ImportError as error:
@@ -124,7 +124,7 @@ def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:
     groups = len(facts["block_bytes"])
     executor.allocate([blocks] * groups, CHUNK, CHUNK, 1)
     table = np.arange(blocks, dtype=np.int32)[None]
-    with in_another_thread() as call:  # a step of a large engine takes seconds, and Ctrl-C is to be heard in it
+    with in_another_thread() as call:  # a step of a large engine takes seconds, and Ctrl-C must work meanwhile
         for start in range(0, len(ids), CHUNK):
             positions = list(range(start, min(len(ids), start + CHUNK)))
             count = len(positions)

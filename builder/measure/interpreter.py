@@ -1,7 +1,7 @@
-"""What a target without its device at hand computes: the lowered graph in the interpreter, rounded as it rounds.
+"""Computes what a target without its device would: the lowered graph in the interpreter, with the target's rounding.
 
-On targets beside cpu every activation is of one type A. A graph at stage "cached" says float32 everywhere; `narrowed`
-gives one that says A, and the interpreter then rounds after each op, as the plugin form of ONNX does.
+On targets other than cpu all activations have one type A. A graph at stage "cached" says float32 everywhere; `narrowed`
+returns one that says A. The interpreter then rounds after each op, as the plugin form of ONNX does.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FLOAT32_OPERANDS = {
     "rotary_table": frozenset((1,)), "paged_attention": frozenset((5,)),
     "weight_only_linear": frozenset((1,)), "quantized_embedding": frozenset((0,)),
 }  # fmt: skip
-"""Stored operands that stay float32: weights of norms, frequencies, sinks, and what is quantized from the original."""
+"""Stored operands that stay float32: weights of norms, frequencies, sinks, and weights quantized from float32."""
 
 
 def measure_on_interpreter(
     graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions, act_dtype: str
 ) -> dict[str, Any]:
-    """The accuracy record of graphs.lowered in `act_dtype`; "measured_on" says that no engine ran."""
+    """Returns the accuracy record of graphs.lowered in `act_dtype`; "measured_on" says that no engine ran."""
     return measure_logits(
         options.accuracy, checkpoint, graphs.traced, graphs.lowered,
         lambda ids: [interpreted_logits(graphs.lowered, checkpoint, ids, act_dtype)], measured_on=MEASURED_ON,
@@ -39,7 +39,7 @@ def measure_on_interpreter(
 
 
 def interpreted_logits(lowered: Graph, checkpoint: Checkpoint, ids: list[int], act_dtype: str) -> np.ndarray:
-    """[len(ids), vocab] float32 of one sequence in one step; memory stays near one layer's weights.
+    """Returns [len(ids), vocab] float32 of one sequence in one step. Memory stays near one layer's weights.
 
     The weights are quantized by the packer of the CPU engine, whose bits are those of quantize.py.
     """
@@ -59,7 +59,7 @@ def interpreted_logits(lowered: Graph, checkpoint: Checkpoint, ids: list[int], a
 
 
 def _of_type(value: Value, data: Any) -> Any:
-    """Gathered rows come in float32."""
+    """Returns the data in the type of `value`, since gathered rows arrive in float32."""
     if value.dtype == "kv":
         return data
     from tensorwright.ir.interpret_ops import torch_dtype
@@ -68,10 +68,10 @@ def _of_type(value: Value, data: Any) -> Any:
 
 
 def narrowed(graph: Graph, act_dtype: str) -> Graph:
-    """A copy of a graph at stage "cached" whose activations, matrices and caches are of `act_dtype`.
+    """Returns a copy of a graph at stage "cached" whose activations, matrices and caches are of `act_dtype`.
 
-    Rotary tables, weights of norms and sinks stay float32. Sums before a norm are ops of their own, for the norm reads
-    them as they are stored.
+    Rotary tables, weights of norms and sinks stay float32. Sums before a norm become ops of their own, because the norm
+    reads the sums as they are stored.
     """
     graph = graph.clone()
     graph.nodes = [part for node in graph.nodes for part in _split_sum(node)]
@@ -89,7 +89,7 @@ def narrowed(graph: Graph, act_dtype: str) -> Graph:
 
 
 def _separate_weights(graph: Graph) -> None:
-    """A weight that is read in float32 and in A (a table that is also quantized as lm_head) becomes two."""
+    """Splits a weight that is read in float32 and in A (a table that is also quantized as lm_head) into two."""
     users = graph.users()
     for node in graph.find("weight"):
         value = node.output

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 MAX_SLEEP_S = 0.2
-"""An interrupt that comes just before a thread begins to wait does not wake it: Python notices it at the next call."""
+"""The longest wait in one call, in seconds. An interrupt just before a wait begins ends it only at the next call."""
 
 
 @contextmanager
 def in_another_thread() -> Iterator[Callable[..., Any]]:
-    """Gives a function that calls another one in a thread, and waits for it in the caller's.
+    """Gives a function that calls another one in a thread, and waits for it in the caller's thread.
 
-    An interrupt while it waits is raised at once; what was called goes on to its end, and is waited for by nobody but
-    the process's exit.
+    An interrupt while it waits is raised at once. The called function runs to its end; only the exit of the process
+    waits for it.
     """
     threads = ThreadPoolExecutor(max_workers=1)
 
@@ -33,9 +33,9 @@ def in_another_thread() -> Iterator[Callable[..., Any]]:
 
 
 def short_products(max_operations: int = 4_000_000_000) -> Any:
-    """A context in which torch computes no product of a matrix of weights with more operations at a time.
+    """Returns a context in which torch computes no product with a weight matrix of more operations at a time.
 
-    A larger one is computed for some columns of the result after the others: each is the same sum over the same row.
+    A larger product is computed for some columns of the result at a time. Each element is still one sum over one row.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -72,6 +72,6 @@ def short_products(max_operations: int = 4_000_000_000) -> Any:
 
 
 def free_weights(model: Any) -> None:
-    """Gives back the memory of a torch module's weights, one after the other; the module is of no use any more."""
+    """Frees the memory of a torch module's weights, one after the other. The module cannot be used any more."""
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.new_empty(0)

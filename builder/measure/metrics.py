@@ -1,4 +1,4 @@
-"""How far an engine's logits are from the reference's: the numbers of the accuracy record."""
+"""Compares an engine's logits with the reference's: the numbers of the accuracy record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Comparison:
     losses: list[float] = field(default_factory=list)
 
     def add(self, reference: np.ndarray, logits: np.ndarray, next_ids: list[int]) -> None:
-        """Some positions in order, and the token that follows each; the last position of the text has none."""
+        """Adds some positions in order, and the token after each position; the text's last position has none."""
         if reference.shape != logits.shape:
             raise ValueError(f"logits must be {reference.shape} as the reference's, are {logits.shape}")
         for i, (wanted, got) in enumerate(zip(reference, logits, strict=True)):
@@ -40,7 +40,7 @@ class Comparison:
             self.losses.append(-float(log_q[next_id]))
 
     def record(self) -> dict[str, Any]:
-        """The numbers, rounded to six digits. kl_divergence is KL(reference || engine) in nats, mean over positions."""
+        """Returns the numbers to six digits. kl_divergence is KL(reference || engine) in nats, mean over positions."""
         return {
             "tokens": self.positions,
             "largest_logit_error": rounded(self.largest_error),
@@ -64,7 +64,7 @@ def rounded(value: float, digits: int = 6) -> float | None:
 
 
 def _largest(a: float, b: float) -> float:
-    """The larger one; NaN if either is, so that a broken engine shows."""
+    """Returns the larger number, or NaN if either is NaN, so that a broken engine is noticed."""
     return b if math.isnan(b) or b > a else a
 
 

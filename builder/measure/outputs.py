@@ -1,7 +1,7 @@
-"""The reference that an engine is measured against, and how far the output of each quantized product is from that of
-the checkpoint's weights, on a text's real activations.
+"""Computes the reference that an engine is measured against, and how far the output of each quantized product is from
+that of the checkpoint's weights, on a text's real activations.
 
-The cached graph runs in the reference interpreter. Every product is repeated with the weights as they are, one part of
+The cached graph runs in the reference interpreter. Every product is repeated with the unquantized weights, one part of
 the matrix after the other, so memory stays small.
 """
 
@@ -21,33 +21,33 @@ from tensorwright.ir.walk import Walk, in_step
 from tensorwright.models.checkpoint import Checkpoint
 
 OUTPUT_TOKENS = 32
-"""How many tokens of the text the errors of outputs are measured over."""
+"""The number of tokens of the text over which the errors of outputs are measured."""
 
 
 class OutputErrors:
-    """What the products of a graph at stage "cached" lose; `add` is for StreamedWeights."""
+    """The errors of the products of a graph at stage "cached". StreamedWeights calls `add`."""
 
     def __init__(self) -> None:
         self._totals: dict[Place, RelativeError] = {}
 
     def add(self, node: Node, error: float, size: float) -> None:
-        """Sums of squares: of a product's error, and of the product with the weights as they are."""
+        """Adds the sums of squares of a product's errors, and of the product with unquantized weights."""
         self._totals.setdefault(place_of(node), RelativeError()).add(error, size)
 
     def record(self) -> dict[str, list[float | None]]:
-        """Root of the mean squared error over that of the output (bias left out), as quantization_record.py has it."""
+        """Returns the root mean squared error over that of the output without bias, as in quantization_record.py."""
         return by_name({place: total.value for place, total in self._totals.items()})
 
 
 def outputs_walk(cached: Graph, checkpoint: Checkpoint, ids: list[int], weights: Weights) -> Walk:
-    """A run over the first OUTPUT_TOKENS of `ids`. What reaches a matmul has passed the quantized ones before it."""
+    """Runs the first OUTPUT_TOKENS of `ids`. The input of a product comes from the quantized products before it."""
     return reference_walk(cached, checkpoint, ids[:OUTPUT_TOKENS], weights)
 
 
 def output_errors(
     cached: Graph, checkpoint: Checkpoint, ids: list[int], panels: PanelSource | None = None
 ) -> dict[str, list[float | None]]:
-    """OutputErrors.record() of such a run. panels: of the quantized matrices, where they are packed already."""
+    """Runs the text and returns OutputErrors.record(). panels: the quantized matrices, if they are packed already."""
     errors = OutputErrors()
     with StreamedWeights(checkpoint, panels, errors.add) as weights:
         outputs_walk(cached, checkpoint, ids, weights).finish()
@@ -62,9 +62,9 @@ def compute_reference(
     quantized: Graph | None,
     panels: PanelSource | None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """The logits to compare with, float32 [len(ids), vocab], and what the record says of the outputs of `quantized`.
+    """Returns the logits to compare with, float32 [len(ids), vocab], and the record of the outputs of `quantized`.
 
-    Without `quantized` the record says nothing of outputs. For kind "quick" both are computed side by side, so that a
+    Without `quantized` that record is empty. For kind "quick" both are computed side by side, so that a
     checkpoint larger than memory is read once.
     """
     if kind == "full":

@@ -1,4 +1,4 @@
-"""The logits an engine is compared with: of the traced graph, streamed, or of the model in transformers."""
+"""Computes the logits that an engine is compared with: the traced graph's, streamed, or transformers' model's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize
 
 
 def reference_walk(graph: Graph, checkpoint: Checkpoint, ids: list[int], weights: Weights) -> Walk:
-    """A run of `graph`, of stage "traced" or "cached", that gives the logits of every token. It stays as it is."""
+    """Runs `graph`, of stage "traced" or "cached", for the logits of every token. The graph does not change."""
     graph = graph.clone()
     if graph.stage == "cached":
         inputs = RaggedAdapter(graph, [ids]).inputs([len(ids)])
@@ -36,20 +36,20 @@ def reference_walk(graph: Graph, checkpoint: Checkpoint, ids: list[int], weights
 
 
 def as_rows(logits: torch.Tensor) -> np.ndarray:
-    """[tokens, vocab] float32 of one sequence's logits of either stage."""
+    """Returns one sequence's logits of either stage as [tokens, vocab] float32."""
     rows: np.ndarray = logits.reshape(-1, logits.shape[-1]).float().numpy()
     return rows
 
 
 def transformers_logits(path: Path, ids: list[int], max_seq_len: int) -> np.ndarray:
-    """[len(ids), vocab] float32 of the whole model in float32 with eager attention, longrope fixed as in the engine."""
+    """Returns [len(ids), vocab] float32 of the model in float32, eager attention, longrope fixed as in the engine."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     from tensorwright.builder.trace.fix_longrope import fix_longrope
 
     shows_progress = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # the build has its own
+    logging.disable_progress_bar()  # the build has a progress bar
     try:
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
@@ -58,14 +58,14 @@ def transformers_logits(path: Path, ids: list[int], max_seq_len: int) -> np.ndar
         if shows_progress:
             logging.enable_progress_bar()
     fix_longrope(model, max_seq_len)
-    with torch.inference_mode(), short_products():  # a large vocabulary's product alone takes seconds
+    with torch.inference_mode(), short_products():  # a product with a large vocabulary takes seconds
         logits = model(torch.tensor([ids])).logits[0].numpy()
-        free_weights(model)  # all at once, gigabytes take seconds
+        free_weights(model)  # freeing gigabytes at once takes seconds
     return logits
 
 
 def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Turns every look-up of `ids` in a table of the checkpoint into a graph input. Gives these inputs' values."""
+    """Turns every look-up of `ids` in a table of the checkpoint into a graph input. Returns these inputs' values."""
     values: dict[str, torch.Tensor] = {}
     for node in [*graph.find("embedding"), *graph.find("quantized_embedding")]:
         source, index = node.operand(0).producer, node.operand(1)

@@ -1,7 +1,7 @@
-"""Weights that stay in the checkpoint: products with them are computed some rows at a time, on all threads.
+"""Multiplies with weights that stay in the checkpoint: products are computed some rows at a time, on all threads.
 
-A part of a matrix is converted, multiplied and forgotten while it is in a core's cache, so memory and its traffic stay
-near what the file holds. Every part is computed by one thread: the numbers do not depend on how many there are.
+A part of a matrix is converted, multiplied and dropped while it is in a core's cache, so memory and its traffic stay
+near the size of the file. One thread computes each part, so the numbers do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tensorwright.plugins.quantized_matmul.quantize import quantize_weights, unp
 from tensorwright.plugins.quantized_matmul.weight_only import restored
 
 CHUNK_ELEMENTS = 1 << 20
-"""Elements of a matrix that each thread converts to float32 at a time: what a second level cache holds."""
+"""Elements of a matrix that each thread converts to float32 at a time: they fit a second level cache."""
 
 OnProduct = Callable[[Node, float, float], None]
 """Takes a node, the sum of the squared errors of its quantized product, and the sum of the squares of the product with
@@ -40,15 +40,16 @@ class PanelSource(Protocol):
         """Returns in how many equal runs the rows are packed. No panel holds rows of two runs."""
 
     def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
-        """Rows [start, end) of one run, which start with a panel: uint8."""
+        """Returns rows [start, end) of one run as uint8. The rows start with a panel."""
 
 
 class StreamedWeights:
-    """A checkpoint's weights in float32 for the interpreter, and products with them: `ProductSource`.
+    """A `ProductSource` for the interpreter: a checkpoint's weights in float32, and products with them.
 
-    panels: of quantized matrices, by default packed anew. on_product is told of every quantized product; it costs the
-    product with the weights as they are. A context: inside, torch itself runs on one thread, for what is beside
-    products is too small for more, and threads that wait for others would take the processor from those that multiply.
+    panels: the packed quantized matrices; by default they are packed anew. on_product: called for every quantized
+    product; each call costs the product with the stored weights. Inside this context torch itself runs on one thread:
+    the work beside products is too small for more, and waiting threads would take the processor from those that
+    multiply.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class StreamedWeights:
         torch.set_num_threads(self._threads)
 
     def __call__(self, expr: WeightExpr) -> torch.Tensor:
-        """The whole of it; the interpreter reads it and drops it."""
+        """Returns the whole weight; the interpreter reads it and drops it."""
         return torch.from_dlpack(np.ascontiguousarray(to_float32(evaluate(expr, self._source))))
 
     def product(self, node: Node, x: torch.Tensor) -> torch.Tensor:
-        """The result of a node that multiplies x [..., K] with a stored matrix, in its own type."""
+        """Returns the result of a node that multiplies x [..., K] with a stored matrix, in the node's type."""
         w, bias = node.operand(1), node.optional(2)
         kind = torch_dtype(node.output.dtype)
         expr = stored(w)
@@ -89,12 +90,12 @@ class StreamedWeights:
             self._multiply_quantized(node, wide, rows, y)
         if bias is not None:
             b = self(stored(bias)).to(torch_dtype(bias.dtype)).float()
-            # A product of weights that alone are quantized is rounded before the bias is added, as its plugin does.
+            # A product whose weights alone are quantized is rounded before the bias is added, as the plugin does it.
             y = y.to(kind).float() + b.to(kind).float() if node.op == "weight_only_linear" else y + b
         return y.to(kind).reshape(*x.shape[:-1], y.shape[1])
 
     def rows(self, expr: WeightExpr, start: int, end: int) -> torch.Tensor:
-        """Rows [start, end) in float32: memory that this thread uses again at its next call."""
+        """Returns rows [start, end) in float32. The same thread's next call overwrites this memory."""
         tensor = evaluate_rows(expr, self._source, start, end)
         if tensor.dtype == "bfloat16":
             data = torch.from_dlpack(tensor.data).view(torch.bfloat16)
@@ -103,7 +104,7 @@ class StreamedWeights:
         return self._buffer(data.shape).copy_(data)
 
     def _buffer(self, shape: torch.Size) -> torch.Tensor:
-        """New memory for every part would cost more than converting it: each page of it would be cleared first."""
+        """Returns memory that the thread keeps. New memory is cleared first, which costs more than the conversion."""
         held: torch.Tensor | None = getattr(self._held, "buffer", None)
         if held is None or held.numel() < shape.numel():
             held = self._held.buffer = torch.empty(shape.numel())
@@ -119,7 +120,7 @@ class StreamedWeights:
         self._each([y.shape[1]], x.shape[1], part)
 
     def _each(self, runs: list[int], k: int, work: Callable[[int, int], Any]) -> list[Any]:
-        """work(start, end) of all parts, in order."""
+        """Returns work(start, end) of all parts, in order."""
         return list(self._workers().map(lambda ends: work(*ends), parts_of(runs, k)))
 
     def _workers(self) -> ThreadPoolExecutor:
@@ -149,7 +150,7 @@ class StreamedWeights:
             self._on_product(node, sum(error for error, _ in sums), sum(size for _, size in sums))
 
     def _restored(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int, kind: str) -> torch.Tensor:
-        """What rows [start, end) have become, in numbers of the activation type."""
+        """Returns quantized rows [start, end) converted back, in numbers of the activation type."""
         k = expr.shape(self._source)[1]
         if fmt.kind == "fp":
             made = quantize_weights(self.rows(expr, start, end).numpy(), fmt)
@@ -159,13 +160,13 @@ class StreamedWeights:
 
 
 def stored(value: Value) -> WeightExpr:
-    """The expression of a weight of the graph."""
+    """Returns the expression of a weight of the graph."""
     expr: WeightExpr = value.producer.attrs["expr"]
     return expr
 
 
 def parts_of(runs: list[int], k: int) -> list[tuple[int, int]]:
-    """Ranges of rows of about CHUNK_ELEMENTS; each starts with a panel of its run and ends in it."""
+    """Returns ranges of about CHUNK_ELEMENTS. Each starts with a panel of its run and ends in that run."""
     step = max(1, CHUNK_ELEMENTS // (k * LANES)) * LANES
     parts = []
     for i, rows in enumerate(runs):

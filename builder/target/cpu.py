@@ -1,4 +1,4 @@
-"""Target cpu: plan.bin and weights.bin, measured by running them."""
+"""Builds for target cpu: plan.bin and weights.bin, measured by running them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK_SIZE = 32
 
 
 def block_size(max_seq_len: int) -> int:
-    """Positions in one block of the KV cache."""
+    """Returns the positions in one block of the KV cache."""
     return BLOCK_SIZE
 
 
@@ -33,7 +33,7 @@ def check(options: BuildOptions) -> None:
 
 
 def activation_dtype(options: BuildOptions, native: str) -> str:
-    """bfloat16 checkpoints stay so, all others run in float32."""
+    """Returns bfloat16 for bfloat16 checkpoints and float32 for all others."""
     return "bfloat16" if native == "bfloat16" else "float32"
 
 
@@ -55,10 +55,10 @@ def emit(
 
 
 def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
-    """The engine itself runs a text."""
+    """Runs a text on the engine itself."""
     from tensorwright.builder.measure.accuracy import measure_accuracy
 
-    weights = emit_cpu_plan(graphs.lowered, checkpoint).weights  # where each lies; a moment's work
+    weights = emit_cpu_plan(graphs.lowered, checkpoint).weights  # finds each weight's offset in a moment
     return measure_accuracy(
         options.accuracy, checkpoint, writer.directory / "cpu", graphs.traced, graphs.cached, weights
     )

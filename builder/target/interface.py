@@ -1,10 +1,10 @@
-"""What targets differ in, as a build sees them: one module each, imported when an engine is built for it.
+"""Defines the interface of a target's module, which is imported when an engine is built for the target.
 
 A module has PIPELINE (the passes, in phases), block_size(max_seq_len), and
 
     check(options)                                        raises InvalidOptionError before any work
-    activation_dtype(options, native)                     what dtype "auto" means for a checkpoint of type `native`
-    emit(writer, report, checkpoint, options, phases)     writes the target's files, gives Emitted
+    activation_dtype(options, native)                     the meaning of dtype "auto" for a checkpoint of type `native`
+    emit(writer, report, checkpoint, options, phases)     writes the target's files, returns Emitted
     measure(writer, graphs, checkpoint, options)          the accuracy record; not called for accuracy "none"
 """
 
@@ -32,9 +32,9 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Emitted:
-    """What a target's files hold: the quantization record, None without, and bytes of one block of the KV cache.
+    """The facts of a target's files: the quantization record, or None, and the bytes of one block of the KV cache.
 
-    notes: for the build report.
+    notes: entries of the build report.
     """
 
     quantization: dict[str, Any] | None
@@ -44,7 +44,7 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Graphs:
-    """The graphs that an engine was made from: as traced, at stage "cached", and as the target's passes left it."""
+    """The graphs that an engine was made from: as traced, at stage "cached", and after the target's passes."""
 
     traced: Graph
     cached: Graph
@@ -72,6 +72,6 @@ class Target(Protocol):
 
 
 def find_target(name: str) -> Target:
-    """The module of a target in `engine_format.targets.TARGETS`."""
+    """Returns the module of a target in `engine_format.targets.TARGETS`."""
     module: Any = import_module(MODULES[name])
     return module

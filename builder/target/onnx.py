@@ -1,4 +1,4 @@
-"""Target onnx: onnx/model.onnx with its weights beside it, and onnx/io.json; measured by ONNX Runtime."""
+"""Builds for target onnx: onnx/model.onnx with its weights beside it, and onnx/io.json; measured by ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIPELINE = WEIGHT_ONLY_PIPELINE
 
 
 def block_size(max_seq_len: int) -> int:
-    """A sequence has one slot of the cache, of all its positions."""
+    """Returns max_seq_len: a sequence has one slot of the cache, for all its positions."""
     return max_seq_len
 
 
@@ -36,14 +36,14 @@ def check(options: BuildOptions) -> None:
 
 
 def activation_dtype(options: BuildOptions, native: str) -> str:
-    """float32, which every provider computes in; it holds bfloat16 and float16 checkpoints exactly."""
+    """Returns float32, in which every provider computes; it holds bfloat16 and float16 checkpoints exactly."""
     return "float32"
 
 
 def emit(
     writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> Emitted:
-    """Writes the model, its weights streamed, and io.json; ONNX's checker reads them back."""
+    """Writes the model with streamed weights, and io.json. ONNX's checker reads them back."""
     from tensorwright.builder.emit.onnx.portable import emit_portable
     from tensorwright.builder.emit.onnx.portable_io import make_manifest
     from tensorwright.builder.emit.onnx.portable_model import OPSET
@@ -66,7 +66,7 @@ def emit(
 
 
 def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
-    """The model itself runs a text, on ONNX Runtime's provider for processors."""
+    """Runs a text on the model itself, on ONNX Runtime's provider for processors."""
     from tensorwright.builder.emit.onnx.onnxruntime_logits import PROVIDER, model_logits
     from tensorwright.builder.measure.accuracy import measure_logits
 

@@ -1,6 +1,6 @@
-"""Targets tensorrt and tensorrt-rtx: a TensorRT plan whose plugins carry their kernels, and its io manifest.
+"""Builds for targets tensorrt and tensorrt-rtx: a TensorRT plan whose plugins carry their kernels, and its io manifest.
 
-The graph becomes an ONNX model in the engine's folder, which a process of its own builds into the plan; the model is
+The graph becomes an ONNX model in the engine's folder. A separate process builds it into the plan; the model is
 then removed. Nothing here needs a GPU for tensorrt-rtx; tensorrt builds on the GPU that the engine is for.
 """
 
@@ -38,7 +38,7 @@ _log = logging.getLogger("tensorwright.build")
 
 
 def block_size(max_seq_len: int) -> int:
-    """Positions in one block of the KV cache."""
+    """Returns the positions in one block of the KV cache."""
     return BLOCK_SIZE
 
 
@@ -63,7 +63,7 @@ def check(options: BuildOptions) -> None:
 
 
 def activation_dtype(options: BuildOptions, native: str) -> str:
-    """bfloat16 checkpoints stay so, all others run in float16. Raises InvalidOptionError if an SM lacks it."""
+    """Returns bfloat16 for bfloat16 checkpoints, else float16. Raises InvalidOptionError if an SM lacks the type."""
     dtype = "bfloat16" if native == "bfloat16" else "float16"
     check_pairs([dtype], options.sm)
     return dtype
@@ -72,7 +72,7 @@ def activation_dtype(options: BuildOptions, native: str) -> str:
 def emit(
     writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> Emitted:
-    """Writes tensorrt/rank0.engine and tensorrt/io.json; what was seen of the build goes into the report."""
+    """Writes tensorrt/rank0.engine and tensorrt/io.json. Facts of the plan's build go into the report."""
     from tensorwright.builder.emit.onnx.plugin_form import emit_plugin_form
 
     library = find_library(FLAVOURS[options.target])
@@ -104,15 +104,15 @@ def emit(
 def _build_plan(
     writer: EngineWriter, work: Path, manifest: Manifest, library: Library, phases: Phases
 ) -> dict[str, Any]:
-    """Writes both files of the engine; returns what the report says of it."""
+    """Writes both files of the engine; returns their entry in the report."""
     shapes = tuple(input_shapes(manifest.inputs, profile) for profile in manifest.profiles)
     job = Job(manifest.flavour, MODEL, PLAN, LAYERS, manifest.sms, manifest.kernel_sms, shapes)
-    # What this writes for the first time (compiled Python) must not be the child's to write: see fixed_addresses.py.
+    # The child must not be the first to write the files of compiled Python: see fixed_addresses.py.
     import_module("tensorwright.builder.emit.tensorrt.child")
     with phases.run("engine") as advance:
         done = run_child(job, library, advance, folder=work)
         if done["fresh_kernels"]:
-            # Compiling kernels moves what the process allocates later: see fixed_addresses.py. Now they are cached.
+            # A child that compiles kernels allocates later memory elsewhere (fixed_addresses.py). Now they are cached.
             done = run_child(job, library, advance, folder=work) | {"compiled_kernels": done["fresh_kernels"]}
     writer.adopt(ENGINE_FILE, work / PLAN)
     writer.write(MANIFEST_FILE, with_version(manifest, done["library_version"]).to_json().encode())
@@ -120,7 +120,7 @@ def _build_plan(
 
 
 def _check_layers(path: Path, manifest: Manifest, onnx_facts: OnnxFacts) -> dict[str, Any] | str:
-    """What the engine consists of; raises BuildError if it would copy the KV cache."""
+    """Returns the kinds of layers in the engine. Raises BuildError if the engine would copy the KV cache."""
     if not path.exists():
         if FLAVOURS[manifest.flavour].any_sm:
             raise BuildError("TensorRT logged no list of layers, so nothing shows that the KV cache is not copied")
@@ -137,7 +137,7 @@ def _check_layers(path: Path, manifest: Manifest, onnx_facts: OnnxFacts) -> dict
 
 
 def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, options: BuildOptions) -> dict[str, Any]:
-    """No GPU is assumed: the lowered graph in the interpreter, rounded as the engine's types; the record says so."""
+    """Runs the lowered graph in the interpreter with the engine's rounding, for want of a GPU; the record says so."""
     from tensorwright.builder.measure.interpreter import measure_on_interpreter
 
     return measure_on_interpreter(graphs, checkpoint, options, graphs.lowered.facts["dtype"])

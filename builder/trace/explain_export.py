@@ -1,4 +1,4 @@
-"""Why the exporter gave up, in words of the model: the module, its line of code, and what is in the way."""
+"""Explains why the exporter failed, in terms of the model: the module, its line of code, and the cause."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _DATA_DEPENDENT = re.compile(r"data-dependent|Could not guard", re.IGNORECASE)
 
 
 def explain_export(model: nn.Module, error: Exception) -> str:
-    """One sentence, without the exporter's own advice."""
+    """Returns one sentence, without the exporter's own advice."""
     place = _place(model, error)
     return f"{place}{_cause(error)}" if place else f"its code {_cause(error)}"
 
 
 def _place(model: nn.Module, error: Exception) -> str:
-    """The innermost module of the model that was running, and where in its source; empty if none was."""
+    """Returns the innermost module that was running, and its line of source; "" if none was running."""
     names = {id(module): name or "(top)" for name, module in model.named_modules()}
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):

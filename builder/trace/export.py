@@ -1,4 +1,4 @@
-"""trace(): checkpoint -> graph at stage "traced", of one sequence of length "seq".
+"""Traces a checkpoint: trace() gives a graph at stage "traced", of one sequence of length "seq".
 
 input_ids int64 [1, seq], position_ids int64 [1, seq] -> logits [1, seq, vocab], in the model's own arithmetic.
 """
@@ -26,32 +26,32 @@ from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 
 _EXAMPLE_LENGTH = 7
-_MIN_BOUND = 64  # a bound near the example's length would make the exporter specialise on it
+_MIN_BOUND = 64  # With a bound near the example's length the exporter would specialise on that length.
 
 
 def trace_for_engine(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
-    """The graph that an engine in `dtype` is made from: float32 in every constant and operation, `dtype` in its facts.
+    """Returns the graph of an engine in `dtype`: float32 in every constant and operation, `dtype` in its facts.
 
-    An engine rounds weights and activations to its type where its kernels do; a trace in that type would round the
-    constants too (Gemma's root of the hidden size), and a graph outlives the type: an engine is rebuilt in another one,
-    and measured in float32. Raises what `trace` raises, and UnsupportedModelError for weights that must stay float32
-    in an engine of a narrower type.
+    An engine rounds weights and activations to its type in its kernels. A trace in that type would round the constants
+    too, such as Gemma's root of the hidden size. Besides, a graph is used for more than one type: an engine is rebuilt
+    in another type, and measured in float32. Raises what `trace` raises, and UnsupportedModelError for weights that
+    must stay float32 in an engine of a narrower type.
     """
     return _trace(checkpoint, "float32", dtype, max_seq_len)
 
 
 def trace(checkpoint: Checkpoint, *, dtype: str, max_seq_len: int) -> Graph:
-    """The graph of `checkpoint` as transformers computes it in `dtype` (one of DTYPES) with eager attention.
+    """Returns the graph of `checkpoint` as transformers computes it in `dtype` (one of DTYPES) with eager attention.
 
     Weights are expressions over checkpoint names; none is read. longrope is fixed to the frequencies it has at
-    `max_seq_len`; the fact "longrope" says which these are. Raises UnsupportedModelError, CheckpointError,
+    `max_seq_len`, which the fact "longrope" names. Raises UnsupportedModelError, CheckpointError,
     TraceError (which names the operation and its module path), InvalidOptionError.
     """
     return _trace(checkpoint, dtype, dtype, max_seq_len)
 
 
 def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int) -> Graph:
-    """`arithmetic`: the type that the model computes in; `dtype`: that of the engine."""
+    """Traces. `arithmetic`: the type that the model computes in; `dtype`: the type of the engine."""
     if dtype not in DTYPES:
         raise InvalidOptionError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     if max_seq_len < 2:
@@ -70,7 +70,7 @@ def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int
 
 
 class _LogitsOnly(nn.Module):
-    """The model as a function of token ids and positions; no cache, logits of every position."""
+    """The model as a function of token ids and positions, without a cache, with logits of every position."""
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -84,7 +84,7 @@ class _LogitsOnly(nn.Module):
 
 
 class _IndexListsOnCpu(TorchFunctionMode):
-    """x[[1, 2]] makes a tensor on x's device, and on the meta device the numbers would be lost."""
+    """Makes the index of x[[1, 2]] on the CPU: on the meta device of x, its numbers would be lost."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
@@ -104,7 +104,7 @@ def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedPr
             return torch.export.export(
                 _LogitsOnly(model), (ids, ids.clone()), dynamic_shapes=({1: seq}, {1: seq}), strict=False
             )
-    except Exception as error:  # the exporter has no common error type; all of it means the same to the user
+    except Exception as error:  # The exporter has no common error type; every error means the same to the user.
         raise TraceError(
             f"{model.config.model_type} could not be exported with a dynamic length: {explain_export(model, error)}; "
             "a decoder must compute the same for every length, with its weights and inputs alone"
@@ -112,7 +112,7 @@ def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedPr
 
 
 def model_facts(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str, max_seq_len: int) -> dict[str, Any]:
-    """Plain facts that later stages and the engine's config need; a fact the config lacks is left out."""
+    """Returns plain facts for later stages and the engine's config; a fact that the config lacks is left out."""
     config = model.config.get_text_config()
     facts: dict[str, Any] = {"model_type": model.config.model_type, "dtype": dtype, "max_seq_len": max_seq_len}
     names = {

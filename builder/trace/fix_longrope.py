@@ -1,4 +1,4 @@
-"""longrope has two sets of frequencies and takes the long one when a sequence grows past its original length.
+"""Fixes longrope, which has two sets of frequencies and takes the long one beyond the model's original length.
 
 An engine serves many sequences in one step, so the set is chosen once: by the longest sequence it may see.
 """
@@ -21,8 +21,8 @@ LONGROPE = "longrope"
 def fix_longrope(model: PreTrainedModel, max_seq_len: int) -> dict[str, Any]:
     """Makes every longrope of `model` use, at all lengths, the frequencies it has at `max_seq_len`, in place.
 
-    Gives {"factors": "short" or "long", "original_max_position_embeddings"}, by layer type if the model has tables per
-    layer type; {} if it has no longrope. Raises UnsupportedModelError if a module has its own kind of longrope.
+    Returns {"factors": "short" or "long", "original_max_position_embeddings"}, by layer type if the model has tables
+    per layer type; {} without longrope. Raises UnsupportedModelError if a module has its own kind of longrope.
     """
     chosen: dict[str, Any] = {}
     for name, module in model.named_modules():
@@ -38,7 +38,7 @@ def fix_longrope(model: PreTrainedModel, max_seq_len: int) -> dict[str, Any]:
 
 
 def _fix(name: str, module: Any, layer_type: str | None, max_seq_len: int) -> dict[str, Any]:
-    """Sets the frequencies and proves that the module then gives what it gave by itself at the longest length."""
+    """Sets the frequencies, and checks that the module gives what it gave before at the longest length."""
     config = module.config
     parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
     original = parameters["original_max_position_embeddings"]

@@ -1,4 +1,4 @@
-"""The model's own class, built from config.json: parameters without storage (meta), buffers real on the CPU."""
+"""Builds the model's own class from config.json: parameters without storage (meta), buffers real on the CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 """Rotary embeddings whose frequencies do not depend on the request, or can be fixed at build (fix_longrope.py)."""
 
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
-"""Layers that attend; the rest carry a state from token to token, or convolve."""
+"""Layers that attend. Other layers carry a state from token to token, or convolve."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
 
@@ -35,15 +35,15 @@ _ROPE_REFUSALS = {
 
 
 _ONE_AT_A_TIME = threading.Lock()
-"""While a class is built, torch's default type and nn.Module are changed for the whole process: by transformers, to the
-type that buffers are made in, and by `_parameters_on_meta`. Another build in another thread waits."""
+"""While a class is built, torch's default type and nn.Module are changed for the whole process: transformers sets the
+type of buffers, and `_parameters_on_meta` changes nn.Module. Builds in other threads wait for this lock."""
 
 
 def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
-    """The causal language model of `checkpoint` in `dtype`, eval mode, eager attention, weights not read.
+    """Returns the causal language model of `checkpoint` in `dtype`, eval mode, eager attention, weights not read.
 
-    Buffers and constants are of `dtype`, whatever type config.json marks the checkpoint with. Raises
-    UnsupportedModelError for what is refused by name, CheckpointError for a config.json that is wrong.
+    Buffers and constants are of `dtype`, whatever type config.json names. Raises UnsupportedModelError for features
+    that are refused by name, CheckpointError for a config.json that is wrong.
     """
     config = _load_config(checkpoint)
     _refuse(checkpoint, config)
@@ -51,7 +51,7 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
     try:
         with _ONE_AT_A_TIME, no_init_weights(), _parameters_on_meta():
             model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # an unknown activation, say
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # such as an unknown activation
         raise CheckpointError(
             f"{checkpoint.path}/config.json: no {model_class.__name__} can be made of it: {error!r}; correct the config"
         ) from error
@@ -62,9 +62,9 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
 
 
 def wide_weights(model: PreTrainedModel, dtype: str) -> list[str]:
-    """Names of attention's sinks, where the family keeps them in float32 beside a narrower `dtype`.
+    """Returns the names of attention's sinks if the family keeps them in float32 beside a narrower `dtype`.
 
-    Raises UnsupportedModelError for other weights that it keeps so: no op of ours reads them in float32.
+    Raises UnsupportedModelError for other weights that stay float32: no op of ours reads them so.
     """
     kept = model._get_dtype_plan(getattr(torch, dtype))
     patterns = {key: re.compile(key.replace("*", ".*")) for key in kept}
@@ -126,11 +126,11 @@ def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 
 
 def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
-    """What no pass could make a decoder of, by its name in the config; the trace would only say where it fails."""
+    """Refuses, by its config name, what no pass could make a decoder of. The trace would only say where it fails."""
     text = config.get_text_config()
     experts = [key for key in EXPERTS if isinstance(getattr(text, key, None), int) and getattr(text, key) > 1]
     if set(range(text.num_hidden_layers)) <= set(getattr(text, "mlp_only_layers", None) or ()):
-        experts = []  # the config could have some, but no layer does
+        experts = []  # the config could have experts, but no layer does
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES)
     alibi = getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False)
     found = (
@@ -148,7 +148,7 @@ def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 
 
 def _rope_types(config: PreTrainedConfig) -> set[str]:
-    """Every rotary variant in use: one, or one per layer type."""
+    """Returns every rotary variant in use: one, or one per layer type."""
     parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
     tables = [parameters, *(v for v in parameters.values() if isinstance(v, dict))]
     return {table["rope_type"] for table in tables if isinstance(table.get("rope_type"), str)}
@@ -172,7 +172,7 @@ def _model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTr
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Within it every parameter loses its storage as soon as its module registers it; buffers keep theirs."""
+    """Makes every parameter lose its storage when its module registers it; buffers keep theirs."""
     original = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

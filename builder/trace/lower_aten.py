@@ -1,4 +1,4 @@
-"""The tables: ATen overload -> IR. A handler gets the walk and the arguments by schema name, and returns Values.
+"""Maps ATen overloads to IR. A handler gets the walk and the arguments by schema name, and returns Values.
 
 Names are looked up with overload first ("aten.view.default"), then without ("aten.add").
 """
@@ -75,7 +75,7 @@ def _cumsum(low: Lowering, a: Args) -> Value:
 
 
 def _max_over(low: Lowering, a: Args) -> list[Value | None]:
-    """max.dim gives the maxima and where they are, which nobody may ask for."""
+    """Lowers max.dim to the maxima; a use of the indices, its second result, is an error."""
     x = a["self"]
     return [low.emit("amax", x, dims=(a["dim"] % x.rank,), keepdim=bool(a.get("keepdim", False))), None]
 
@@ -102,18 +102,18 @@ def _embedding(low: Lowering, a: Args) -> Value:
 
 
 def _layer_norm(low: Lowering, a: Args) -> Value:
-    """An absent weight is ones."""
+    """Lowers layer_norm. An absent weight becomes ones."""
     x, w, b = a["input"], a["weight"], a["bias"]
     if len(a["normalized_shape"]) != 1:
         raise low.error(f"normalises over {list(a['normalized_shape'])}; only the last dimension has a meaning")
     if w is None:
-        ones = np.ones(x.shape[-1:], np.float32)  # bfloat16 constants are held so too
+        ones = np.ones(x.shape[-1:], np.float32)  # bfloat16 constants are held as float32 too
         w = low.graph.add("constant", (), {"value": ones}, [(x.dtype, x.shape[-1:])], scope=low.scope).output
     return low.emit("layer_norm", x, w, *([] if b is None else [b]), eps=float(a["eps"]), weight_offset=0.0)
 
 
 def _native_layer_norm(low: Lowering, a: Args) -> list[Any]:
-    """Its mean and deviation have no meaning here: who reads them is an error."""
+    """Lowers native_layer_norm. A use of its second or third result, mean and deviation, is an error."""
     return [_layer_norm(low, a), None, None]
 
 
@@ -141,7 +141,7 @@ def _rsub(low: Lowering, a: Args) -> Value:
 
 
 def _in_place(handler: Handler) -> Handler:
-    """A change in place is a new value where nobody else can see the old one: fresh from arithmetic, with one user."""
+    """Makes a new value for a change in place, if the old one is a fresh result of arithmetic with no other user."""
 
     def checked(low: Lowering, a: Args) -> Value:
         source = low.current.args[0]
@@ -155,7 +155,7 @@ def _in_place(handler: Handler) -> Handler:
 
 _CHANGES = {"add_": _binary("add"), "sub_": _binary("sub"), "mul_": _binary("mul"), "div_": _div}
 _FRESH = [["aten", name] for name in ("matmul", "mm", "bmm", "addmm", "linear", "add", "sub", "mul", "div", *_CHANGES)]
-"""Operations whose result shares memory with none of their operands, or only with one that nobody reads."""
+"""Operations whose result shares memory with no operand, or only with one that has no other reader."""
 
 
 def _reciprocal(low: Lowering, a: Args) -> Value:
@@ -171,7 +171,7 @@ def _masked_fill(low: Lowering, a: Args) -> Value:
 
 
 def _logical(op: str) -> Handler:
-    """torch spells the logic of masks as bitwise operations; on integers they would mean something else."""
+    """Lowers torch's bitwise operations, which masks use for logic. On integers they would mean something else."""
 
     def handler(low: Lowering, a: Args) -> Value:
         operands = [a["self"]] + ([a["other"]] if "other" in a else [])
@@ -201,7 +201,7 @@ def _full(value: Any = None) -> Handler:
 
 
 def _triangle(keep_lower: bool) -> Handler:
-    """tril / triu: where(column - row <= or >= diagonal, x, 0)."""
+    """Lowers tril or triu to where(column - row <= or >= diagonal, x, 0)."""
 
     def handler(low: Lowering, a: Args) -> Value:
         x = a["self"]

@@ -1,4 +1,4 @@
-"""The walk over an exported FX graph: every node becomes IR nodes by a table of handlers, or a TraceError."""
+"""Walks an exported FX graph: every node becomes IR nodes by a table of handlers, or a TraceError."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorwright.ir.ops import emit
 from tensorwright.ir.weights import WeightExpr
 
 SEQ = "seq"
-_WRAPPER = "model"  # the attribute of the module that export.py wraps the model in
+_WRAPPER = "model"  # the attribute of export.py's wrapper that holds the model
 _INLINED = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 
@@ -30,7 +30,7 @@ CHECKS = frozenset(
         "sym_constrain_range.default", "sym_constrain_range_for_size.default", "_functional_assert_async.msg",
     )
 )  # fmt: skip
-"""Operations without a result, dropped."""
+"""Operations without a result, which are dropped."""
 
 
 def lower(
@@ -66,7 +66,7 @@ def _length_symbol(program: torch.export.ExportedProgram) -> sympy.Symbol:
 
 
 class Lowering:
-    """One walk: `env` maps FX nodes to a Value, a Dim, a list of them, or a thunk that makes a Value on first use."""
+    """One walk. `env` maps FX nodes to a Value, a Dim, a list of them, or a thunk that makes a Value on first use."""
 
     def __init__(self, graph: Graph, length: sympy.Symbol, table: Mapping[str, Handler]):
         self.graph = graph
@@ -78,7 +78,7 @@ class Lowering:
 
     @property
     def current(self) -> torch.fx.Node:
-        """The node that the walk is at. Raises TraceError before it began."""
+        """Returns the node that the walk is at. Raises TraceError before the walk began."""
         if self.node is None:
             raise TraceError("the exported model has no operation")
         return self.node
@@ -102,7 +102,7 @@ class Lowering:
             raise TraceError(f"the exported model takes an input of kind {spec.kind} ({target}), which has no meaning")
 
     def _lazily(self, op: str, attrs: dict[str, Any], node: torch.fx.Node, name: str) -> Any:
-        """Weights and constants appear right before their first use, so that a walk loads them late."""
+        """Returns a thunk: weights and constants come right before their first use, so that they are loaded late."""
         kind = self.type_of(node.meta["val"])
         return lambda: self.graph.add(op, (), attrs, [kind], names=[name], scope=name.rpartition(".")[0]).output
 
@@ -150,13 +150,13 @@ class Lowering:
         return result
 
     def _name(self, result: Any, name: str) -> None:
-        """The value that stands for an FX node gets its name, unless it stood for another one before."""
+        """Gives the FX node's name to its value, unless the value has the name of another FX node."""
         made = self.graph.nodes[-1].outputs if self.graph.nodes else []
         if any(v is result for v in made) and result.name.isdigit():
             result.name = self.graph.fresh_name(name)
 
     def _inline(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> Any:
-        """Torch's grad-mode and autocast wrappers carry no arithmetic, unless autocast is on."""
+        """Lowers the body of torch's grad-mode and autocast wrappers. Autocast that is on is an error."""
         position = next(i for i, a in enumerate(node.args) if isinstance(a, torch.fx.Node) and a.op == "get_attr")
         if node.target.__name__ == "wrap_with_autocast" and node.args[2] is not False:  # type: ignore[union-attr]
             raise self.error("runs under autocast, whose casts are not traced")
@@ -168,13 +168,13 @@ class Lowering:
         return results
 
     def _arguments(self, node: torch.fx.Node) -> dict[str, Any]:
-        """Arguments by the schema's names, defaults filled in, FX nodes read; Dims for symbolic sizes."""
+        """Returns arguments by the schema's names, with defaults, and FX nodes read; symbolic sizes are Dims."""
         schema = node.target._schema.arguments  # type: ignore[union-attr]
         given = dict(zip((a.name for a in schema), node.args, strict=False)) | node.kwargs
         return {a.name: self.read(given.get(a.name, a.default_value)) for a in schema}
 
     def read(self, argument: Any) -> Any:
-        """An FX argument as IR: nodes looked up (and made, if waiting), lists element by element."""
+        """Returns an FX argument as IR. Nodes are looked up, and made if they are thunks; lists are read by item."""
         if isinstance(argument, torch.fx.Node):
             found = self.env[argument]
             if callable(found):
@@ -187,7 +187,7 @@ class Lowering:
         return argument
 
     def _check(self, result: Any, val: Any) -> None:
-        """What the table says must be what torch said; a difference is a bug in the table."""
+        """Raises TraceError if the table's result differs from torch's type: that is a bug in the table."""
         pairs = zip(result, val, strict=True) if isinstance(result, list) else [(result, val)]
         for value, fake in pairs:
             if isinstance(value, Value) and isinstance(fake, torch.Tensor):
@@ -199,7 +199,7 @@ class Lowering:
 
     @property
     def scope(self) -> str:
-        """Path of the module that the current FX node was traced in."""
+        """Returns the path of the module that the current FX node was traced in."""
         stack = (self.node.meta.get("nn_module_stack") or {}) if self.node is not None else {}
         path = [entry[0] for entry in stack.values()][-1] if stack else ""
         return "" if path == _WRAPPER else path.removeprefix(_WRAPPER + ".")
@@ -209,12 +209,12 @@ class Lowering:
         return TraceError(f"{target} in module {self.scope or '(top)'} ({self.node}) {message}")
 
     def emit(self, op: str, *inputs: Any, **attrs: Any) -> Value:
-        """One IR node whose operands may be numbers or Dims."""
+        """Adds one IR node, whose operands may be numbers or Dims."""
         operands = [None if x is None else self.value(x) for x in inputs]
         return emit(self.graph, op, operands, scope=self.scope, **attrs).output
 
     def value(self, x: Any) -> Value:
-        """An operand: numbers become constants, symbolic sizes rank-0 integers."""
+        """Returns an operand as a Value: numbers become constants, symbolic sizes integers of rank 0."""
         if isinstance(x, Value):
             return x
         if isinstance(x, str):
@@ -225,7 +225,7 @@ class Lowering:
         raise self.error(f"has an operand of type {type(x).__name__}")
 
     def result_type(self) -> tuple[str, Shape]:
-        """What torch says the current node gives."""
+        """Returns the dtype and shape that torch gives for the current node."""
         return self.type_of(self.current.meta["val"])
 
     def type_of(self, tensor: torch.Tensor) -> tuple[str, Shape]:

@@ -1,4 +1,4 @@
-"""The part of the ATen table that moves elements and computes none: views, slices, joins, indices."""
+"""Lowers the ATen operations that move elements and compute none: views, slices, joins, indices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Args = dict[str, Any]
 
 
 def _view(low: Lowering, a: Args) -> Value:
-    """Every spelling of reshape: the target shape is what torch computed, so -1 is gone."""
+    """Lowers every spelling of reshape. The target shape is the one that torch computed, so it has no -1."""
     shape = low.result_type()[1]
     return a["self"] if a["self"].shape == shape else low.emit("view", a["self"], shape=shape)
 
@@ -27,14 +27,14 @@ def _expand(low: Lowering, a: Args) -> Value:
 
 def _transpose(low: Lowering, a: Args) -> Value:
     x = a["self"]
-    if "dim0" not in a:  # aten.t, which leaves vectors alone
+    if "dim0" not in a:  # aten.t, which does not change vectors
         return x if x.rank < 2 else low.emit("transpose", x, dim0=0, dim1=1)
     first, second = sorted((a["dim0"] % x.rank, a["dim1"] % x.rank))
     return x if first == second else low.emit("transpose", x, dim0=first, dim1=second)
 
 
 def _reversed(low: Lowering, a: Args) -> Value:
-    """numpy's T; of a matrix its transpose."""
+    """Lowers numpy's T, which transposes a matrix."""
     x = a["self"]
     if x.rank == 2:
         return low.emit("transpose", x, dim0=0, dim1=1)
@@ -66,7 +66,7 @@ def _stack(low: Lowering, a: Args) -> Value:
 
 
 def take(low: Lowering, x: Value, dim: int, start: Dim, end: Dim, step: int = 1) -> Value:
-    """x[start:end:step] along dim; x itself where that is everything."""
+    """Returns x[start:end:step] along dim, or x itself if that is everything."""
     if start == 0 and step == 1 and dims.same(end, x.shape[dim]):
         return x
     return low.emit("slice", x, dim=dim, start=start, end=end, step=step)
@@ -78,11 +78,11 @@ def _slice(low: Lowering, a: Args) -> Value:
     size, length = x.shape[dim], low.result_type()[1][dim]
     start = 0 if a["start"] is None else a["start"]
     if isinstance(start, int) and start < 0:
-        # torch clamps at 0; the difference of sizes says where it landed.
+        # torch clamps the start at 0. The difference of the sizes gives the clamped start.
         start = dims.sub(size, length) if step == 1 and a["end"] in (None, 2**63 - 1) else dims.add(size, start)
     if isinstance(start, int) and isinstance(size, int):
         start = min(start, size)
-    # The result's length is torch's own; it settles ends that are negative, absent or past the size.
+    # The result's length is torch's own. The end follows from it where it is negative, absent or past the size.
     end = dims.add(start, length) if step == 1 else size if a["end"] in (None, 2**63 - 1) else a["end"]
     return take(low, x, dim, dims.canonical(start), dims.canonical(end), step)
 
@@ -96,7 +96,7 @@ def _select(low: Lowering, a: Args) -> Value:
 
 
 def _pieces(low: Lowering, a: Args) -> list[Value]:
-    """split, split_with_sizes and chunk: as long as torch made each piece."""
+    """Lowers split, split_with_sizes and chunk to slices of the lengths that torch gave the pieces."""
     x = a["self"]
     dim = a["dim"] % x.rank
     ends: list[Dim] = [0]
@@ -123,7 +123,7 @@ def _index(low: Lowering, a: Args) -> Value:
 
 
 def _constant_run(x: Value, indices: list[Value | None]) -> tuple[int, int, int] | None:
-    """(dim, start, end) if x[..., [i, i + 1, ...]] of constant numbers is asked for: a slice."""
+    """Returns (dim, start, end) if x[..., [i, i + 1, ...]] has constant, consecutive indices: a slice."""
     at = [i for i, v in enumerate(indices) if v is not None]
     index = indices[at[0]] if len(at) == 1 else None
     if index is None or not isinstance(index.constant, np.ndarray) or index.rank != 1:
@@ -136,7 +136,7 @@ def _constant_run(x: Value, indices: list[Value | None]) -> tuple[int, int, int]
 
 
 def _repeat_interleave(low: Lowering, a: Args) -> Value:
-    """[.., n, ..] -> [.., n, r, ..] -> [.., n*r, ..]"""
+    """Lowers [.., n, ..] -> [.., n, r, ..] -> [.., n*r, ..]."""
     x, repeats = a["self"], a["repeats"]
     if a["dim"] is None or not isinstance(repeats, int):
         raise low.error("repeats without a dimension, or by a dynamic count")

@@ -1,4 +1,4 @@
-"""Which checkpoint tensor each parameter of the model is: renames that transformers applies, and tied weights."""
+"""Finds the checkpoint tensor of each parameter of the model, through transformers' renames and tied weights."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _COMPARED_ROWS = 4096
 
 
 def weight_expressions(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, WeightExpr]:
-    """Parameter or persistent buffer name -> where its values are in the checkpoint.
+    """Maps each parameter or persistent buffer to the place of its values in the checkpoint.
 
-    Parameters tied to each other get the same expression. Raises CheckpointError that names every parameter that is
-    missing or mis-shaped, at once; UnsupportedModelError where loading would convert values, not just rename.
+    Tied parameters get the same expression. Raises CheckpointError that names every missing or mis-shaped parameter at
+    once, and UnsupportedModelError if loading would convert values, not just rename.
     """
     stored = _stored_names(model, checkpoint)
     homes = {name: stored.get(name, name) for name, _ in model.named_parameters()}
@@ -50,9 +50,9 @@ def _require_floats(names: list[str], checkpoint: Checkpoint) -> None:
 
 
 def _refuse_more_weights(model: PreTrainedModel, checkpoint: Checkpoint, taken: set[str]) -> None:
-    """Stored tensors that tell of a config.json which leaves something out. Others are ignored, as by transformers.
+    """Raises CheckpointError if stored tensors show that config.json leaves out weights. Other tensors are ignored.
 
-    They differ from a weight of the model in their layer number only, or stand beside one, as a bias does.
+    Such tensors differ from a weight of the model in their layer number only, or stand beside one, as a bias does.
     """
 
     def without_number(name: str) -> str:
@@ -77,7 +77,7 @@ def _refuse_more_weights(model: PreTrainedModel, checkpoint: Checkpoint, taken: 
 
 
 def _stored_names(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, str]:
-    """Model state name -> checkpoint name, for every checkpoint tensor that the model takes."""
+    """Maps model state names to checkpoint names, for every checkpoint tensor that the model takes."""
     state: dict[str, torch.Tensor] = model.state_dict()
     transforms = get_model_conversion_mapping(model)
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
@@ -100,7 +100,7 @@ def _stored_names(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, s
 
 
 def _tie(homes: dict[str, str], target: str, source: str, checkpoint: Checkpoint) -> None:
-    """As transformers: what is stored wins; two stored tensors with different values stay apart."""
+    """Ties as transformers does: a stored tensor wins; two stored tensors with different values stay apart."""
     if target not in homes or source not in homes:
         return
     has_target, has_source = homes[target] in checkpoint, homes[source] in checkpoint
@@ -113,7 +113,7 @@ def _tie(homes: dict[str, str], target: str, source: str, checkpoint: Checkpoint
 
 
 def _equal(a: str, b: str, checkpoint: Checkpoint) -> bool:
-    """Whether two stored tensors hold the same bits; a few rows at a time, since they are as large as they come."""
+    """Returns whether two stored tensors hold the same bits; reads a few rows at a time, as tensors may be huge."""
     if checkpoint.shape(a) != checkpoint.shape(b) or checkpoint.dtype(a) != checkpoint.dtype(b):
         return False
     left, right = checkpoint.read(a).data, checkpoint.read(b).data

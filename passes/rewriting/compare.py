@@ -1,7 +1,7 @@
-"""--verify: what a graph computes on real inputs, before and after a pass; not a pass itself.
+"""Compares, for --verify, what a graph computes on real inputs before and after a pass; not a pass itself.
 
-A rewrite may change the order of a sum, never more. Passes that are lossy in bfloat16 (widening, lowering) are measured
-and not bounded: the accuracy record of the finished engine says what they cost.
+A rewrite may change the order of a sum, nothing else. Passes that are lossy in bfloat16 (widening, lowering) are
+measured and not bounded; the accuracy record of the finished engine says what they cost.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     import torch
 
 Weights = Callable[[Any], Any]
-"""The tensor of a weight expression."""
+"""Returns the tensor of a weight expression."""
 
 LENGTH = 24
 SEED = 20240607
 EPSILON = 2.0**-23
-"""Spacing of float32 at 1."""
+"""The spacing of float32 at 1."""
 
 
 class Comparison:
-    """Remembers what the graph computed last, and holds the next result against it."""
+    """Remembers the last outputs of the graph, and compares the next ones with them."""
 
     def __init__(self, weights: Weights):
         self.weights = weights
@@ -36,9 +36,9 @@ class Comparison:
         self.text = ""
 
     def check(self, graph: Graph, step: str, *, lossy: bool) -> float:
-        """The largest change of a logit over the pass `step`; 0 for the first graph seen.
+        """Returns the largest change of a logit over the pass `step`; 0 for the first graph.
 
-        Raises PassError if that is more than reordered sums explain, unless the pass is lossy by design.
+        Raises PassError if reordered sums do not explain the change, unless the pass is lossy by design.
         """
         text = print_graph(graph)
         if text == self.text:
@@ -57,7 +57,7 @@ class Comparison:
         return difference
 
     def outputs(self, graph: Graph) -> torch.Tensor:
-        """Logits [LENGTH, vocab] of one sequence; from stage "cached" on in two chunks, one beside another sequence."""
+        """Returns logits [LENGTH, vocab] of one sequence; from stage "cached" on in two chunks, beside another one."""
         import torch
 
         ids = tokens(graph)
@@ -76,7 +76,7 @@ class Comparison:
 
 
 def tokens(graph: Graph) -> torch.Tensor:
-    """[1, LENGTH] int64: seeded, so that a failure comes back."""
+    """Returns [1, LENGTH] int64, seeded, so that a failure can be repeated."""
     import torch
 
     length = min(LENGTH, int(graph.facts.get("max_seq_len", LENGTH)))
@@ -85,7 +85,7 @@ def tokens(graph: Graph) -> torch.Tensor:
 
 
 def tolerance(graph: Graph, largest: float) -> float:
-    """A sum of k terms moves by about eps * sqrt(k) of its size when reordered; `depth` of them follow each other."""
+    """Returns the bound: reordering moves a sum of k terms by about eps * sqrt(k) of it; `depth` sums are chained."""
     widths = [1]
     depth = 0
     summing = summing_ops()

@@ -1,4 +1,4 @@
-"""Trees of element by element ops that become one `elementwise` instruction each; not a pass, part of lower_to_cpu.
+"""Finds trees of element by element ops, each for one `elementwise` instruction; not a pass, part of lower_to_cpu.
 
 An op joins the tree of its only user while the program stays within what a kernel takes. Operands of a tree are
 activations of the result's shape [T, C], vectors [C] (one per tree), and numbers.
@@ -17,7 +17,7 @@ from tensorwright.plugins.elementwise.op import BINARY, INPUTS, UNARY, encode
 
 @dataclass
 class Tree:
-    """One instruction: its program, its activations x0 .. x3, and w."""
+    """One instruction: the program, the activations x0 .. x3, and the vector w."""
 
     program: str = ""
     x: list[Value] = field(default_factory=list)
@@ -25,14 +25,14 @@ class Tree:
 
 
 def word_of(node: Node) -> str | None:
-    """The operation of a program that `node` is; None if it is none."""
+    """Returns the program's word for `node`; None if there is none."""
     if node.op == "gelu":
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(node.attrs["approximate"])
     return node.op if node.op in BINARY or node.op in UNARY else None
 
 
 def number_of(value: Value) -> float | None:
-    """A constant that is one number, whatever its shape."""
+    """Returns the number of a constant that has one element, of any rank; None for other values."""
     if value.constant is None or np.size(value.constant) != 1:
         return None
     return float(np.float32(np.asarray(value.constant).reshape(())))
@@ -55,7 +55,7 @@ class Trees:
         return word_of(node) is not None and id(node) not in self.taken and node.output.rank == 2
 
     def grow(self, root: Node) -> None:
-        """Take in one producer after the other, nearest first, as long as the program can be run."""
+        """Adds one producer after the other, nearest first, while a kernel can run the program."""
         members = [root]
         tree = self.write(root, members)
         if tree is None:
@@ -79,7 +79,7 @@ class Trees:
         return self.may_be_part(value.producer) and only_here and once and value not in self.outputs
 
     def write(self, root: Node, members: list[Node]) -> Tree | None:
-        """The tree of these nodes; None if it has operands or a size that no kernel takes."""
+        """Returns the tree of these nodes; None if it has operands or a size that no kernel takes."""
         tree = Tree()
         inside = {id(n) for n in members}
         words = self.words(root, inside, tree)
@@ -107,7 +107,7 @@ class Trees:
 
 
 def operand(value: Value, out: Value, tree: Tree) -> list[str] | None:
-    """The word for a leaf, which the tree learns of; None if it has none."""
+    """Returns the word for a leaf, and adds the leaf to the tree; None if a kernel cannot read it."""
     number = number_of(value)
     if number is not None:
         return [repr(number)] if np.isfinite(number) else None

@@ -1,4 +1,4 @@
-"""Error messages of passes: the node, where it is in the model, and which pattern nearly claimed it; not a pass."""
+"""Writes error messages of passes: the node, its module, and the pattern that nearly matched it; not a pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RULES = {
 
 
 def located(graph: Graph, node: Node, message: str) -> str:
-    """`message`, the closest partial match that reached `node`, and the node underlined among its neighbours."""
+    """Returns `message`, the closest partial match that reached `node`, and `node` underlined among its neighbours."""
     misses = [(find_miss(graph, *rule, through=node), name) for name, rule in RULES.items()]
     reached = [(miss.depth, name, miss) for miss, name in misses if miss is not None]
     lines = [message]

@@ -1,4 +1,4 @@
-"""What the fusions of several linears into one share; not a pass."""
+"""Holds what the passes share that fuse several linears into one; not a pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorwright.passes.rewriting.rewriter import Rewriter
 
 
 def join_weights(g: Rewriter, parts: Sequence[Value], scope: str) -> Value:
-    """One weight node with the rows (elements) of all `parts`, which are weight nodes, in order."""
+    """Returns one weight node with the rows (elements) of all `parts`, which are weight nodes, in order."""
     exprs = [part.producer.attrs["expr"] for part in parts]
     rows = dim_math.add(*(p.shape[0] for p in parts))
     shape = (rows, *parts[0].shape[1:])
@@ -19,7 +19,7 @@ def join_weights(g: Rewriter, parts: Sequence[Value], scope: str) -> Value:
 
 
 def slice_columns(g: Rewriter, x: Value, widths: Sequence[Dim]) -> list[Value]:
-    """Consecutive slices of the last dimension of `x`, of these widths."""
+    """Returns consecutive slices of the last dimension of `x`, of these widths."""
     start: Dim = 0
     slices = []
     for width in widths:
@@ -30,7 +30,7 @@ def slice_columns(g: Rewriter, x: Value, widths: Sequence[Dim]) -> list[Value]:
 
 
 def shared_scope(parts: Sequence[Value]) -> str:
-    """The module that holds the modules all `parts` come from."""
+    """Returns the innermost module that contains the modules of all `parts`."""
     scopes = [part.producer.scope.split(".") for part in parts]
     depth = next((i for i, names in enumerate(zip(*scopes, strict=False)) if len(set(names)) > 1), None)
     return ".".join(scopes[0][:depth])

@@ -1,8 +1,8 @@
 """Finds a pattern in a graph and rewrites it: match backwards from the root, then `check`, then `replace`.
 
-`apply(graph, PATTERN, check, replace)` is the body of most passes. A match is refused when a value inside it is used
-outside of it as well (unless the pattern lists it among its outputs or as shared), and every refusal has a reason,
-which `closest` reports for the attempt that got furthest.
+`apply(graph, PATTERN, check, replace)` is the body of most passes. A match is refused if a node outside of it uses a
+value inside it (unless the pattern lists that value among its outputs or as shared). Every refusal has a reason, and
+`closest` reports the reason of the attempt that got furthest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensorwright.passes.rewriting.rewriter import Rewriter, splice
 __all__ = ["Match", "Pattern", "apply", "closest", "describe", "find_miss", "match_value", "pattern"]
 
 Reason = str | Callable[[], str]
-"""Why something did not match; a function makes the text only when somebody reads it."""
+"""Why an attempt did not match. A function makes the text only when the text is read."""
 
 DIM_ATTRS = frozenset({"dim", "dims", "dim0", "dim1"})
 
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 @dataclass
 class Miss:
-    """Why an attempt failed, and how many ops it had matched by then. The text is made only when read."""
+    """Why an attempt failed, and how many ops it had matched before. The text is made only when it is read."""
 
     depth: int
     root: Node
@@ -44,7 +44,7 @@ class Miss:
 
 
 def describe(value: Value) -> str:
-    """%name = op in its module, for messages."""
+    """Returns "%name = op in its module", for messages."""
     op = value.node.op if value.node is not None else "?"
     scope = f" in {value.node.scope}" if value.node is not None and value.node.scope else ""
     return f"%{value.name} ({op} {value.dtype}{list(value.shape)}{scope})".replace("'", "")
@@ -52,9 +52,9 @@ def describe(value: Value) -> str:
 
 @dataclass(frozen=True)
 class State:
-    """What one attempt has bound so far. It is extended by copying, so that another attempt can go back.
+    """The bindings of one attempt so far. An extension is a copy, so that another attempt can go back.
 
-    root: the node that the attempt began with. nodes: the nodes that it has matched.
+    root: the node that the attempt began with. nodes: the nodes that the attempt has matched.
     """
 
     root: Node
@@ -66,7 +66,7 @@ class State:
 
 
 class Match:
-    """Names of the pattern as attributes: values for names and variables, plain data for attributes, None if absent."""
+    """A match. Its attributes are the pattern's names: values, or plain data for attributes of ops; None if absent."""
 
     def __init__(self, pattern: Pattern, state: State):
         self._pattern = pattern
@@ -75,7 +75,7 @@ class Match:
         self.root = state.root
         self.dims: dict[str, Dim] = {}
         self.notes: dict[str, Any] = {}
-        """What `check` learned for `replace`."""
+        """Results of `check` that `replace` needs."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -85,12 +85,12 @@ class Match:
         return self._bound.get(name)
 
     def require(self, condition: object, reason: Reason, value: Value | None = None) -> None:
-        """Refuse this match unless `condition`; `reason` may be a function, called only when somebody reads it."""
+        """Refuses this match unless `condition`. `reason` may be a function, which is called only for a message."""
         if not condition:
             raise Refused(reason, value)
 
     def read(self, value: Value, patterns: Sequence[Pattern], reason: Reason) -> Match:
-        """The match of the first of `patterns` that ends in `value`. Refuses this match where there is none."""
+        """Returns the match of the first of `patterns` that ends in `value`. Refuses this match if there is none."""
         for other in patterns:
             found = match_value(value, other)
             if found is not None:
@@ -98,7 +98,7 @@ class Match:
         raise Refused(reason, value)
 
     def bind_shape(self, value: Value, letters: str) -> None:
-        """Unify the shape of `value` with letters such as "1 S H*D": numbers are literal, letters equal everywhere.
+        """Unifies the shape of `value` with letters such as "1 S H*D". Numbers are literal; a letter has one value.
 
         A leading "..." stands for any dimensions. A product of letters must already be bound.
         """
@@ -118,7 +118,7 @@ class Match:
             self.require(dim_math.same(wanted, dim), f"[{letters}] needs {token} = {wanted}", value)
 
     def scalar(self, value: Value) -> float:
-        """The number that a scalar constant is, as a Python float; refuses anything else."""
+        """Returns the number in a scalar constant, as a Python float. Refuses any other value."""
         self.require(value.is_scalar_constant, "not a scalar constant", value)
         return float(value.constant)
 
@@ -134,11 +134,11 @@ class _Matcher:
     outputs: frozenset[Value]
     check: Check | None
     through: Node | None = None
-    """Only misses that reached this node are remembered; None: all are."""
+    """If not None, only misses that reached this node are remembered."""
     best: Miss | None = None
 
     def at(self, root: Node) -> Match | None:
-        """The first way to match with `root` as the last line's op that also passes `check`."""
+        """Returns the first match with `root` as the last line's op that also passes `check`."""
         start = State(root, {}, ())
         for state in self._value(self.pattern.root, root.outputs[self.pattern.root.result], start):
             match = Match(self.pattern, state)
@@ -153,12 +153,12 @@ class _Matcher:
         return None
 
     def _miss(self, state: State, reason: Reason, value: Value | None, closer: int = 0) -> None:
-        """Remember why this attempt failed, if it got further than the others (and reached the node asked for)."""
+        """Remembers why this attempt failed, if it got further than the others (and reached `through`)."""
         depth = len(state.nodes) + closer
         wanted = self.through
         if wanted is not None and wanted not in state.nodes and (value is None or value.node is not wanted):
             return
-        # Of attempts that got equally far the first at the last root: it is nearest to what the pattern says.
+        # Of attempts that got equally far, the first one at the last root is kept: it is nearest to the pattern's text.
         best = self.best
         if best is None or depth > best.depth or (depth == best.depth and best.root is not state.root):
             self.best = Miss(depth, state.root, reason, value)
@@ -177,7 +177,7 @@ class _Matcher:
                 match.require(not outside, reason, value)
 
     def _value(self, expr: Expr, value: Value | None, state: State) -> Iterator[State]:
-        """Every way in which `value` is `expr`."""
+        """Yields a state for every way in which `value` can be `expr`."""
         if isinstance(expr, Var):
             yield from self._var(expr, value, state)
         elif value is None:
@@ -242,7 +242,7 @@ class _Matcher:
         return learned
 
     def _orders(self, expr: Call, node: Node) -> Iterator[list[Value | None]]:
-        """The operands in every order the op allows; absent ones at the end may be missing from the node."""
+        """Yields the operands in every order that the op allows. The node may lack absent ones at the end."""
         operands = list(node.inputs)
         while len(operands) < len(expr.args) and isinstance(expr.args[len(operands)], Var):
             operands.append(None)
@@ -261,7 +261,7 @@ class _Matcher:
 
 
 def _absolute(key: str, wanted: object, node: Node) -> object:
-    """Dimensions written as -1 and the like, counted as the graph counts them."""
+    """Turns negative dimensions, such as -1, into the numbers that the graph uses."""
     if key not in DIM_ATTRS or not node.inputs or node.inputs[0] is None:
         return wanted
     rank = node.inputs[0].rank
@@ -275,7 +275,7 @@ def _plain(attr: object) -> object:
 
 
 def apply(graph: Graph, pattern: Pattern, check: Check | None, replace: Replace) -> int:
-    """Rewrite every match until none is left. Returns how many; leaves no dead nodes behind."""
+    """Rewrites every match until none is left. Returns the number of rewrites. Leaves no dead nodes."""
     total = 0
     while True:
         count = _sweep(graph, pattern, check, replace)
@@ -285,7 +285,7 @@ def apply(graph: Graph, pattern: Pattern, check: Check | None, replace: Replace)
 
 
 def _sweep(graph: Graph, pattern: Pattern, check: Check | None, replace: Replace) -> int:
-    """Rewrite matches that do not overlap, first come first served."""
+    """Rewrites matches that do not overlap, in order of discovery."""
     matcher = _Matcher(pattern, graph.users(), frozenset(graph.outputs), check)
     inserted: dict[int, list[Node]] = {}
     forward: dict[Value, Value] = {}
@@ -310,7 +310,7 @@ def _sweep(graph: Graph, pattern: Pattern, check: Check | None, replace: Replace
 
 
 def find_miss(graph: Graph, pattern: Pattern, check: Check | None = None, through: Node | None = None) -> Miss | None:
-    """The attempt that got furthest without matching; with `through`, among those that reached this node."""
+    """Returns the attempt that got furthest without matching; with `through`, among those that reached this node."""
     matcher = _Matcher(pattern, graph.users(), frozenset(graph.outputs), check, through)
     for root in graph.nodes:
         if root.op == pattern.root.op:
@@ -319,13 +319,13 @@ def find_miss(graph: Graph, pattern: Pattern, check: Check | None = None, throug
 
 
 def closest(graph: Graph, pattern: Pattern, check: Check | None = None) -> str:
-    """find_miss as text for error messages."""
+    """Returns find_miss as text for error messages."""
     miss = find_miss(graph, pattern, check)
     return f"no {pattern.root.op} that could end the pattern" if miss is None else str(miss)
 
 
 def match_value(value: Value, pattern: Pattern, check: Check | None = None) -> Match | None:
-    """Match `pattern` ending in `value`, without asking who else uses what is inside; for a check's look upstream."""
+    """Matches `pattern` ending in `value`. Values inside may have other users; for a check that looks upstream."""
     if value.node is None:
         return None
     return _Matcher(pattern, {}, frozenset(), check).at(value.node)

@@ -1,4 +1,4 @@
-"""The pattern language: what a rewrite looks for, written in the graph's own op vocabulary.
+"""Parses the pattern language, which says in the graph's own op vocabulary what a rewrite looks for.
 
     pattern('''
         sq  = mul(x, x)                      # a line names the result of an op; the last line is the root
@@ -30,7 +30,7 @@ _OPTIONAL = "optional_"
 
 @dataclass(frozen=True)
 class Var:
-    """A free variable; `optional` if the operand may be absent."""
+    """A free variable. `optional` means that the operand may be absent."""
 
     name: str
     optional: bool = False
@@ -38,7 +38,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Literal:
-    """A scalar constant of this value."""
+    """A scalar constant with this value."""
 
     value: float | int | bool
 
@@ -52,7 +52,7 @@ class AttrVar:
 
 @dataclass(frozen=True)
 class Call:
-    """One op. `names` are the names of its results, empty for a nested one; `result` is the one this stands for."""
+    """One op. `names` are its results' names, empty for a nested op; `result` is the index of the one meant here."""
 
     op: str
     args: tuple[Var | Literal | Call, ...]
@@ -67,7 +67,7 @@ Expr = Var | Literal | Call
 
 @dataclass(frozen=True)
 class Pattern:
-    """A parsed pattern. `outputs` are what a replacement provides; those and `shared` results may have other users."""
+    """A parsed pattern. A replacement provides `outputs`. Only `outputs` and `shared` results may have other users."""
 
     root: Call
     outputs: tuple[str, ...]
@@ -77,10 +77,10 @@ class Pattern:
 
 
 def pattern(text: str, *, commute: bool = False, outputs: Iterable[str] = (), shared: Iterable[str] = ()) -> Pattern:
-    """Parse `text`.
+    """Parses `text`.
 
-    `outputs`: the results that the replacement stands in for (default: the root's); others may use them.
-    `shared`: inner results that others may use too; the rewrite leaves those in place.
+    `outputs`: the results that the replacement provides (default: the root's); they may have other users.
+    `shared`: inner results that may have other users too; the rewrite does not remove them.
     Raises ValueError for text outside the language: patterns are written by us, not by users.
     """
     source = re.sub(r"([A-Za-z_]\w*)\?", _OPTIONAL + r"\1", textwrap.dedent(text))
@@ -98,7 +98,7 @@ def pattern(text: str, *, commute: bool = False, outputs: Iterable[str] = (), sh
 
 
 class _Parser:
-    """Turns lines into expressions, replacing a line's name by what it names."""
+    """Turns lines into expressions, and replaces a line's name by the expression that it names."""
 
     def __init__(self) -> None:
         self.lines: dict[str, Call] = {}

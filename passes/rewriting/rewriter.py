@@ -1,4 +1,4 @@
-"""Where a replacement builds its nodes, and the splice of the new nodes into the graph."""
+"""Builds the nodes of a replacement, and splices them into the graph."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Types = Sequence[tuple[str, Sequence[Dim]]]
 
 
 class Rewriter:
-    """Collects the nodes that stand in for one match: `g.rms_norm(x, w, eps=...)` adds a node and returns its result.
+    """Collects the nodes that replace one match: `g.rms_norm(x, w, eps=...)` adds a node and returns its result.
 
-    Result types are inferred from the op table; `type=` (dtype, shape) or `types=` (several) says them where the table
+    Result types are inferred from the op table. `type=` (dtype, shape) or `types=` (several) gives them where the table
     cannot (constants, lowered ops). An op with several results returns them as a tuple.
     """
 
@@ -38,7 +38,7 @@ class Rewriter:
         scope: str | None = None,
         **attrs: Any,
     ) -> Any:
-        """One node. Returns its result, or a tuple of its results if there are several."""
+        """Adds one node. Returns its result, or a tuple of its results if there are several."""
         if types is None:
             types = [type] if type is not None else infer(op, inputs, attrs)
         scope = self.root.scope if scope is None else scope
@@ -47,7 +47,7 @@ class Rewriter:
         return node.outputs[0] if len(node.outputs) == 1 else tuple(node.outputs)
 
     def constant(self, value: Any, dtype: str, shape: Sequence[Dim] = ()) -> Value:
-        """A constant: a Python scalar for rank 0, else a numpy array."""
+        """Adds a constant: a Python scalar for rank 0, else a numpy array."""
         result: Value = self.add("constant", type=(dtype, shape), value=value)
         return result
 
@@ -61,7 +61,7 @@ def make_node(
     scope: str,
     name: str = "",
 ) -> Node:
-    """A node that is not in the graph's list yet; its results get fresh names like `name`, or else `op`."""
+    """Makes a node that is not in the graph's list yet. Its results get new names like `name`, or else `op`."""
     outputs = [Value(graph.fresh_name(name or op), dtype, tuple(shape)) for dtype, shape in types]
     node = Node(op, list(inputs), attrs, outputs, scope)
     for value in outputs:
@@ -70,9 +70,9 @@ def make_node(
 
 
 def splice(graph: Graph, inserted: dict[int, list[Node]], forward: dict[Value, Value]) -> None:
-    """Put the nodes of `inserted` before the node with that id, send every use of forward's keys to its values.
+    """Puts the nodes of `inserted` before the node with that id, and replaces forward's keys by its values in all uses.
 
-    Then drops what died and restores the order of definitions, stably.
+    Then it drops dead nodes and restores the order of definitions, stably.
     """
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -95,7 +95,7 @@ def _follow(value: Value, forward: dict[Value, Value]) -> Value:
 
 
 def sort_nodes(graph: Graph) -> None:
-    """Definitions before uses; nodes that already are in order stay where they are."""
+    """Sorts definitions before uses. Nodes that are in order already stay in place."""
     placed: set[int] = set()
     ordered: list[Node] = []
     for start in graph.nodes:

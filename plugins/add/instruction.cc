@@ -1,4 +1,5 @@
-// add: y = a + b, float32. Plain code: the compiler vectorises it, and every width gives the same bits.
+// add: y = a + b, float32. The code is plain: the compiler vectorises it, and every width gives the same
+// bits.
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 

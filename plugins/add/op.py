@@ -1,6 +1,6 @@
 """add(a, b):  y = a + b
 
-a, b, y: the same shape, float32.  The instruction of the lowered stage; broadcasting adds never reach it.
+a, b, y: the same shape, float32.  This is the instruction of the lowered stage; adds that broadcast do not reach it.
 """
 
 from __future__ import annotations

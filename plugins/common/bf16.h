@@ -1,5 +1,5 @@
-// bfloat16 in plain C: exact widening, and narrowing by round-to-nearest-even. The vector twin is
-// x86_avx512.h.
+// bfloat16 in plain C: exact widening, and narrowing by round-to-nearest-even. The vector twins are in
+// x86_avx2.h and x86_avx512.h.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_BF16_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_BF16_H_
 
@@ -13,7 +13,7 @@ static inline float tw_bf16_to_f32(uint16_t h) {
   return value;
 }
 
-// NaN stays NaN (made quiet), overflow becomes infinity, subnormals are kept whatever the FTZ mode.
+// NaN stays NaN (made quiet), overflow becomes infinity, and subnormals are kept in every FTZ mode.
 static inline uint16_t tw_f32_to_bf16(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof bits);

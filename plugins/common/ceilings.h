@@ -1,5 +1,5 @@
-// What this machine can do at most, measured: the yardstick of the benchmarks. Call after asking
-// cpu_features().
+// Loops that run at the highest rate of the machine, with which the benchmarks compare. A caller must first
+// ask cpu_features() whether the processor has their instructions.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_CEILINGS_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_CEILINGS_H_
 

@@ -86,7 +86,7 @@ const char* needs(Isa isa) {
 
 // The families by their plugin's place. Families of one place stay in the order in which they were added.
 std::multimap<int, KernelFamily>& registered_families() {
-  static std::multimap<int, KernelFamily> families;  // made on first use: objects of other files fill it
+  static std::multimap<int, KernelFamily> families;  // made on first use: other files' objects fill it
   return families;
 }
 

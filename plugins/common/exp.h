@@ -1,11 +1,11 @@
-// The one exponential of the CPU kernels, scalar form; x86_avx512.h holds its twin, which gives the same
-// bits.
+// The exponential of all CPU kernels, in scalar form. x86_avx2.h and x86_avx512.h have the vector twins,
+// which give the same bits.
 //
 //   n = rint(x * log2 e),  r = x - n * ln 2 (in two parts),  exp(x) = 2^n * (1 + r + r^2 * P(r)),  P of
 //   degree 4
 //
-// Monotone; error below 1 ulp. exp(0) is exactly 1, exp(x < -87.33) exactly 0 (no subnormal results, so FTZ
-// does not matter), exp(x > 88.72) infinity, exp(NaN) NaN.
+// The function is monotone, with an error below 1 ulp. exp(0) is exactly 1, exp(x < -87.33) is exactly 0 (no
+// result is subnormal, so FTZ does not matter), exp(x > 88.72) is infinity, and exp(NaN) is NaN.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_EXP_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_EXP_H_
 
@@ -34,8 +34,7 @@ static inline float tw_exp2_integer(int32_t n) {
 }
 
 static inline float tw_exp(float x) {
-  // Written as comparisons so that a NaN takes the bound here, as the vector min and max do, and is put back
-  // below.
+  // With these comparisons a NaN becomes the bound, as in the vector min and max. The NaN is put back below.
   float c = x > TW_EXP_LOW ? x : TW_EXP_LOW;
   c = c < TW_EXP_HIGH ? c : TW_EXP_HIGH;
   float n = fmaf(c, TW_EXP_LOG2E, TW_EXP_ROUND) - TW_EXP_ROUND;
@@ -46,7 +45,7 @@ static inline float tw_exp(float x) {
   p = fmaf(p, r, TW_EXP_C3);
   p = fmaf(p, r, TW_EXP_C2);
   p = fmaf(p, r * r, r) + 1.0f;  // the last addition rounds once, which keeps the function monotone
-  // Two factors, since 2^128 is not a float.
+  // 2^n is multiplied in as two factors, because 2^128 is not a float.
   int32_t whole = (int32_t)n, half = whole >> 1;
   float y = p * tw_exp2_integer(half) * tw_exp2_integer(whole - half);
   if (x < TW_EXP_LOW) y = 0.0f;

@@ -1,8 +1,8 @@
-// Spellings that the x86 kernels share.
+// Macros that the x86 kernels share.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_X86_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_X86_H_
 
-// Loops over an array of registers must unroll early, or the array goes through memory.
+// Loops over an array of registers must be unrolled early, or the compiler puts the array in memory.
 #define TW_UNROLL _Pragma("GCC unroll 16")
 #define TW_ALWAYS __attribute__((always_inline))
 #define TW_INLINE inline TW_ALWAYS

@@ -1,4 +1,4 @@
-// The activations of a gate, for any instruction set (`Avx2`, `Avx512`) of its header. Same bits as
+// The activations of a gate, for an instruction set `Set` (Avx2 or Avx512). They give the same bits as
 // tw_activate.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_X86_ACTIVATION_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_X86_ACTIVATION_H_

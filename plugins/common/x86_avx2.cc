@@ -1,4 +1,4 @@
-// Read bandwidth and fp32 peak of AVX2.
+// Loops that reach the read bandwidth, the fp32 peak and the int8 peak of AVX2.
 #include "plugins/common/x86_avx2.h"
 
 #include "plugins/common/ceilings.h"
@@ -19,7 +19,7 @@ extern "C" float tw_ceiling_fma_avx2(int64_t iterations) {
   for (int i = 0; i < 12; ++i) acc[i] = _mm256_set1_ps((float)i);
   for (int64_t n = 0; n < iterations; ++n) {
     for (int i = 0; i < 12; ++i) acc[i] = _mm256_fmadd_ps(a, b, acc[i]);
-    __asm__ volatile("" : "+x"(a), "+x"(b));  // or the compiler would hoist the product
+    __asm__ volatile("" : "+x"(a), "+x"(b));  // keeps the compiler from hoisting the product
   }
   for (int i = 2; i < 12; ++i) acc[i % 2] = _mm256_add_ps(acc[i % 2], acc[i]);
   return tw_tree_sum_avx2(acc[0], acc[1]);
@@ -32,7 +32,7 @@ extern "C" float tw_ceiling_int8_avx2(int64_t iterations) {
   for (int64_t n = 0; n < iterations; ++n) {
     for (int i = 0; i < 8; ++i) {
       acc[i] = _mm256_add_epi32(acc[i], _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), ones));
-      __asm__ volatile("" : "+x"(a));  // each product anew, or the compiler would make one serve all
+      __asm__ volatile("" : "+x"(a));  // keeps the compiler from computing the product only once
     }
   }
   for (int i = 1; i < 8; ++i) acc[0] = _mm256_add_epi32(acc[0], acc[i]);

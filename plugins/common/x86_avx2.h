@@ -1,5 +1,6 @@
-// AVX2 twins of bf16.h and exp.h, lane for lane the same bits, and loads and stores of the first `count` of 8
-// lanes. Included only by x86_avx2.cc files. What other sets hold in one register of 16 lanes is two here.
+// AVX2 twins of bf16.h and exp.h, which give the same bits lane for lane, and loads and stores of the first
+// `count` of 8 lanes. Only x86_avx2.cc files may include it. Where AVX-512 has one register of 16 lanes, AVX2
+// has two.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_X86_AVX2_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_X86_AVX2_H_
 
@@ -13,13 +14,13 @@
 
 enum { TW_LANES_AVX2 = 8 };
 
-// The first `count` of 8 lanes; all of them from 8 up, none from 0 down.
+// Returns the mask of the first `count` of 8 lanes: all lanes from 8 up, none from 0 down.
 static inline __m256i tw_lanes_avx2(int64_t count) {
   const int n = count >= 8 ? 8 : count <= 0 ? 0 : (int)count;
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-// `count` lanes from x, zero in the others, of which nothing is read.
+// Loads `count` lanes from x. The other lanes are zero, and nothing is read for them.
 static inline __m256 tw_load_avx2(const float* x, int64_t count) {
   return count >= 8 ? _mm256_loadu_ps(x) : _mm256_maskload_ps(x, tw_lanes_avx2(count));
 }
@@ -50,7 +51,7 @@ static inline __m256 tw_exp2_integer_avx2(__m256i n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
 
-// 1 + r + r^2 * P(r) of exp.h.
+// Returns 1 + r + r^2 * P(r) of exp.h.
 static inline __m256 tw_exp_polynomial_avx2(__m256 r) {
   __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(TW_EXP_C6), r, _mm256_set1_ps(TW_EXP_C5));
   p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(TW_EXP_C4));
@@ -59,7 +60,7 @@ static inline __m256 tw_exp_polynomial_avx2(__m256 r) {
   return _mm256_add_ps(_mm256_fmadd_ps(p, _mm256_mul_ps(r, r), r), _mm256_set1_ps(1.0f));
 }
 
-// rint(x * log2 e), and what is left of x after that many ln 2.
+// Returns n = rint(x * log2 e), and sets r to x - n * ln 2.
 static inline __m256 tw_exp_reduce_avx2(__m256 x, __m256* r) {
   const __m256 round = _mm256_set1_ps(TW_EXP_ROUND);
   const __m256 n = _mm256_sub_ps(_mm256_fmadd_ps(x, _mm256_set1_ps(TW_EXP_LOG2E), round), round);
@@ -105,7 +106,7 @@ static inline void tw_store_avx2(void* y, int y_dtype, int64_t at, int64_t count
   }
 }
 
-// The sum of 16 lanes: lane i takes i + 8, then + 4, + 2, + 1.
+// Returns the sum of 16 lanes: lane i adds lane i + 8, then i + 4, i + 2 and i + 1.
 static inline float tw_tree_sum_avx2(__m256 low, __m256 high) {
   const __m256 h = _mm256_add_ps(low, high);
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -113,7 +114,7 @@ static inline float tw_tree_sum_avx2(__m256 low, __m256 high) {
   return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
-// The first and the second bf16 of 8 pairs, widened.
+// The next two functions return the first and the second bf16 of 8 pairs, widened.
 static TW_INLINE __m256 tw_low_halves_avx2(const void* pairs) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)pairs), 16));
 }
@@ -123,14 +124,15 @@ static TW_INLINE __m256 tw_high_halves_avx2(const void* pairs) {
   return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i*)pairs), high));
 }
 
-// acc += x * w, in place: of the intrinsic GCC may put the sum where x was, and run out of registers.
+// Computes acc += x * w in place. With the intrinsic, GCC may put the sum where x was, and run out of
+// registers.
 static TW_INLINE void tw_add_product_avx2(__m256& acc, __m256 x, __m256 w) {
   __asm__("vfmadd231ps %2, %1, %0" : "+x"(acc) : "x"(x), "x"(w));
 }
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
-// acc[r][i] += x(r) * w(i). What there is more of, rows or vectors, is read one at a time.
+// Computes acc[r][i] += x(r) * w(i). The more numerous of rows and vectors is read one at a time.
 template <int R, int N, typename X, typename W>
 TW_INLINE void tw_multiply_avx2(__m256 (&acc)[R][N], X x, W w) {
   if constexpr (N > R) {
@@ -156,8 +158,7 @@ TW_INLINE void tw_multiply_avx2(__m256 (&acc)[R][N], X x, W w) {
   }
 }
 
-// The instruction set as the code sees it that serves AVX-512 as well: `Set` in x86_tanh.h and the ops'
-// x86.h.
+// The instruction set for code that serves AVX-512 as well: `Set` in x86_tanh.h and in the x86.h of the ops.
 struct Avx2 {
   using Vector = __m256;
   using Mask = __m256;

@@ -1,4 +1,4 @@
-// AVX2 names of x86_tanh.h. Included only by x86_avx2*.cc files.
+// AVX2 names for x86_tanh.h. Only x86_avx2*.cc files may include it.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_X86_AVX2_TANH_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_X86_AVX2_TANH_H_
 

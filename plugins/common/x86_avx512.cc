@@ -1,4 +1,4 @@
-// Read bandwidth and fp32 peak.
+// Loops that reach the read bandwidth and the fp32 peak of AVX-512.
 #include "plugins/common/x86_avx512.h"
 
 #include "plugins/common/ceilings.h"
@@ -17,7 +17,7 @@ extern "C" float tw_ceiling_fma_avx512(int64_t iterations) {
   for (int i = 0; i < 16; ++i) acc[i] = _mm512_set1_ps((float)i);
   for (int64_t n = 0; n < iterations; ++n) {
     for (int i = 0; i < 16; ++i) acc[i] = _mm512_fmadd_ps(a, b, acc[i]);
-    __asm__ volatile("" : "+v"(a), "+v"(b));  // or the compiler would hoist the product
+    __asm__ volatile("" : "+v"(a), "+v"(b));  // keeps the compiler from hoisting the product
   }
   for (int i = 1; i < 16; ++i) acc[0] = _mm512_add_ps(acc[0], acc[i]);
   return _mm512_reduce_add_ps(acc[0]);

@@ -1,5 +1,5 @@
-// AVX-512 twins of bf16.h and exp.h, lane for lane the same bits, and masked loads and stores. Included only
-// by x86_avx512*.cc files.
+// AVX-512 twins of bf16.h and exp.h, which give the same bits lane for lane, and masked loads and stores.
+// Only x86_avx512*.cc files may include it.
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_X86_AVX512_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_X86_AVX512_H_
 
@@ -15,7 +15,7 @@
 #include "plugins/common/kernel_types.h"
 #include "plugins/common/x86.h"
 
-// The first `count` of 16 lanes; all of them from 16 up, none from 0 down.
+// Returns the mask of the first `count` of 16 lanes: all lanes from 16 up, none from 0 down.
 static inline __mmask16 tw_lanes_avx512(int64_t count) {
   return count >= 16 ? (__mmask16)0xffff : count <= 0 ? (__mmask16)0 : (__mmask16)((1u << count) - 1u);
 }
@@ -37,7 +37,7 @@ static inline __m512 tw_exp2_integer_avx512(__m512i n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
 
-// 1 + r + r^2 * P(r) of exp.h.
+// Returns 1 + r + r^2 * P(r) of exp.h.
 static inline __m512 tw_exp_polynomial_avx512(__m512 r) {
   __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(TW_EXP_C6), r, _mm512_set1_ps(TW_EXP_C5));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(TW_EXP_C4));
@@ -46,7 +46,7 @@ static inline __m512 tw_exp_polynomial_avx512(__m512 r) {
   return _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
 }
 
-// rint(x * log2 e), and what is left of x after that many ln 2.
+// Returns n = rint(x * log2 e), and sets r to x - n * ln 2.
 static inline __m512 tw_exp_reduce_avx512(__m512 x, __m512* r) {
   const __m512 round = _mm512_set1_ps(TW_EXP_ROUND);
   const __m512 n = _mm512_sub_ps(_mm512_fmadd_ps(x, _mm512_set1_ps(TW_EXP_LOG2E), round), round);
@@ -74,7 +74,7 @@ static inline __m512 tw_silu_avx512(__m512 x) {
   return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), tw_exp_avx512(minus_x)));
 }
 
-// Stores lanes of `value` at element `at` of y, as float or rounded to bfloat16.
+// Stores the chosen lanes of `value` at element `at` of y, as float or rounded to bfloat16.
 static inline void tw_store_avx512(void* y, int y_dtype, int64_t at, __mmask16 lanes, __m512 value) {
   if (y_dtype == TW_BF16) {
     _mm256_mask_storeu_epi16((uint16_t*)y + at, lanes, tw_f32_to_bf16_avx512(value));
@@ -83,7 +83,7 @@ static inline void tw_store_avx512(void* y, int y_dtype, int64_t at, __mmask16 l
   }
 }
 
-// The sum of 16 lanes: lane i takes i + 8, then + 4, + 2, + 1.
+// Returns the sum of 16 lanes: lane i adds lane i + 8, then i + 4, i + 2 and i + 1.
 static inline float tw_tree_sum_avx512(__m512 lanes) {
   const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -93,7 +93,7 @@ static inline float tw_tree_sum_avx512(__m512 lanes) {
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
-// The instruction set as the code sees it that serves AVX2 as well: `Set` in x86_tanh.h and the ops' x86.h.
+// The instruction set for code that serves AVX2 as well: `Set` in x86_tanh.h and in the x86.h of the ops.
 struct Avx512 {
   using Vector = __m512;
   using Mask = __mmask16;

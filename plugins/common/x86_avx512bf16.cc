@@ -1,4 +1,4 @@
-// bf16 dot peak.
+// A loop that reaches the peak of bf16 dot products.
 #include "plugins/common/ceilings.h"
 #include "plugins/common/x86_avx512.h"
 

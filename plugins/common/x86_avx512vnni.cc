@@ -1,4 +1,4 @@
-// int8 dot peak.
+// A loop that reaches the peak of int8 dot products.
 #include "plugins/common/ceilings.h"
 #include "plugins/common/x86_avx512.h"
 

@@ -1,5 +1,5 @@
-// Vector twins of tanh.h, lane for lane the same bits, for any instruction set (`Avx2`, `Avx512`) of its
-// header.
+// Vector twins of tanh.h, which give the same bits lane for lane, for an instruction set `Set` (Avx2 or
+// Avx512).
 #ifndef TENSORWRIGHT_PLUGINS_COMMON_X86_TANH_H_
 #define TENSORWRIGHT_PLUGINS_COMMON_X86_TANH_H_
 

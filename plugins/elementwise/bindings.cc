@@ -22,7 +22,7 @@ using Rows = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;  // rows of
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Matrix = nb::ndarray<nb::ndim<2>, nb::device::cpu>;
 
-// The program must be sound: only a plan's is checked.
+// The caller's program must be sound: only programs of plans are checked.
 void run_elementwise(size_t index, const nb::bytes& code, const std::vector<float>& constants,
                      const std::vector<Rows>& x, const std::optional<Vector>& w, const Matrix& y) {
   const tw_elementwise_fn kernel = kernel_at(elementwise_kernels(), index);

@@ -48,7 +48,7 @@ class Elementwise : public Operation {
   }
 
  private:
-  static constexpr int kWork = 4;  // a program costs about as much as so many plain operations
+  static constexpr int kWork = 4;  // a program costs about as much as this many plain operations
 
   BufferRef x_[TW_EW_INPUTS], y_;
   int inputs_ = 0;
@@ -58,7 +58,8 @@ class Elementwise : public Operation {
   tw_elementwise_fn kernel_;
 };
 
-// What the stack machine needs: operands that are there, a stack that neither runs dry nor over, one result.
+// Checks what the stack machine needs: operands that are present, a stack that neither underflows nor
+// overflows, and one result.
 void check_program(const InstructionCheck& c) {
   uint8_t code[TW_EW_BYTES];
   std::memcpy(code, c.instruction.ints, sizeof code);

@@ -6,7 +6,7 @@
 
 #include "plugins/common/kernel_types.h"
 
-// Numbers are stored in plans; append only. op.py has the same table.
+// Plans store these numbers, so new ones are only appended. op.py has the same table.
 enum tw_elementwise_code {
   TW_EW_END = 0,
   TW_EW_X0 = 1,
@@ -47,7 +47,7 @@ static inline int tw_ew_is_unary(int code) { return code >= TW_EW_NEG && code <=
 
 typedef struct tw_elementwise_args {
   int32_t rows, width;
-  const uint8_t* code;             // [TW_EW_BYTES], zeros from its end on; sound (instruction.cc)
+  const uint8_t* code;             // [TW_EW_BYTES], zeros after the program; checked by instruction.cc
   const float* constants;          // [TW_EW_CONSTANTS]
   const float* x[TW_EW_INPUTS];    // [rows, width] each; absent ones NULL
   int64_t x_stride[TW_EW_INPUTS];  // elements

@@ -1,7 +1,7 @@
 """elementwise(x0, x1?, x2?, x3?, w?){program}:  y = program, column by column
 
-x: the same shape [T, C] each, float32; w: [C].  A program is words in the order of a stack machine: "x0 30.0 div tanh
-30.0 mul" is 30 * tanh(x0 / 30).  Words: x0 .. x3, w, numbers, and the operations of BINARY and UNARY.
+x: the same shape [T, C] each, float32; w: [C].  A program is a list of words in the order of a stack machine: "x0 30.0
+div tanh 30.0 mul" is 30 * tanh(x0 / 30).  Words: x0 .. x3, w, numbers, and the operations of BINARY and UNARY.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import InPlace, Instruction, rows, shared
 from tensorwright.plugins.rounding import round_to
 
-# What a kernel can take: kernel.h has the same numbers.
+# These are the limits of a kernel. kernel.h has the same numbers.
 BYTES, STACK, INPUTS, CONSTANTS = 32, 8, 4, 4
 OPERANDS = {"x0": 1, "x1": 2, "x2": 3, "x3": 4, "w": 5}
 FIRST_CONSTANT = 6
@@ -50,7 +50,7 @@ UNARY: dict[str, tuple[int, Callable[[Any], Any]]] = {
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """The shape of x0, float32."""
+    """Returns float32 of the shape of x0."""
     encode(attrs["program"])
     x = inputs[0]
     for other in inputs[1:INPUTS]:
@@ -76,7 +76,7 @@ def reference(inputs: list[np.ndarray | None], attrs: dict[str, Any], act_dtype:
 
 
 def encode(program: str) -> tuple[list[int], list[float]]:
-    """The eight ints and four floats of the instruction. Raises GraphError for what no kernel can run."""
+    """Returns the eight ints and four floats of the instruction. Raises GraphError for what no kernel can run."""
     code, constants, depth = bytearray(), [], 0
     for word in program.split():
         taken = 2 if word in BINARY else 1 if word in UNARY else 0

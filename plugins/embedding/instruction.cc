@@ -1,4 +1,4 @@
-// embedding: y[t, :] = scale * table[ids[t], :], ids the step's tokens or positions.
+// embedding: y[t, :] = scale * table[ids[t], :], where ids are the step's tokens or positions.
 #include "plugins/embedding/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"

@@ -16,7 +16,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """float32, ids' shape and the table's columns."""
+    """Returns float32, with the shape of ids and the columns of the table."""
     table, ids = inputs
     if table.rank != 2:
         raise GraphError(f"embedding: the table must be [vocabulary, width], got {list(table.shape)}")

@@ -1,4 +1,4 @@
-// embedding from a quantized table: few bytes a token, so plain C serves every instruction set.
+// embedding from a quantized table, in plain C for every instruction set, because a token takes few bytes.
 #include "plugins/common/bf16.h"
 #include "plugins/embedding/kernel.h"
 #include "plugins/quantized_matmul/layout.h"

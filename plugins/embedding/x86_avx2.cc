@@ -5,7 +5,7 @@
 
 namespace {
 
-// Groups lie 64 bytes apart.
+// Groups of one lane lie 64 bytes apart.
 inline __m256i group_offsets(void) { return _mm256_slli_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), 6); }
 
 inline const char* row_of(const tw_embedding_args* a, int dtype, int64_t t) {
@@ -41,7 +41,7 @@ extern "C" void tw_embedding_bf16_avx2(const tw_embedding_args* a) {
       const __m256i pairs = gather(row + c * 32, (a->width - c + 1) / 2);
       const __m256i even = _mm256_slli_epi32(pairs, 16);
       const __m256i odd = _mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000u));
-      // Elements 0-3 and 8-11, elements 4-7 and 12-15.
+      // a0 has elements 0-3 and 8-11, a1 has elements 4-7 and 12-15.
       const __m256 a0 = _mm256_castsi256_ps(_mm256_unpacklo_epi32(even, odd));
       const __m256 a1 = _mm256_castsi256_ps(_mm256_unpackhi_epi32(even, odd));
       const __m256 low = _mm256_permute2f128_ps(a0, a1, 0x20), high = _mm256_permute2f128_ps(a0, a1, 0x31);

@@ -5,7 +5,7 @@
 
 namespace {
 
-// Groups lie 64 bytes apart.
+// Groups of one lane lie 64 bytes apart.
 inline __m512i group_offsets(void) {
   return _mm512_slli_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 6);
 }

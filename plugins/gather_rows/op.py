@@ -15,7 +15,7 @@ from tensorwright.ir.records import Instruction, Op, metadata, rows
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """x's type and shape, rows for tokens."""
+    """Returns the type and shape of x, with rows in place of tokens."""
     x, rows = inputs
     if rows.rank != 1:
         raise GraphError(f"gather_rows: logit_rows must be a vector, got {list(rows.shape)}")

@@ -1,7 +1,7 @@
-"""What each kernel may take of a multiprocessor, and the specialisations that docs/gpu-kernels.md shows.
+"""Limits what each kernel may take of a multiprocessor, and lists the specialisations that docs/gpu-kernels.md shows.
 
-A budget is a promise about occupancy: registers of a thread times threads against the 65536 of a multiprocessor, and
-shared memory against what the smallest of the SMs gives to one block, for code of SM 80 also runs on 86 and 89.
+A budget is a promise about occupancy. It limits the registers of all threads to the 65536 of a multiprocessor, and the
+shared memory to what the smallest SM gives to one block, because code of SM 80 also runs on 86 and 89.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tensorwright.plugins.rotary import launch as rotary
 
 SHOWN_SMS = (80, 86, 89, 90, 120)
 MAX_SHARED = {**dict.fromkeys(SHOWN_SMS, 99 * 1024), 90: 227 * 1024}
-"""Bytes that a block may have. SM 80 has 163 KiB, but its code must also run on 86 and 89."""
+"""Bytes that a block may have. SM 80 has 163 KiB, but its code must also run on SM 86 and 89."""
 REGISTERS = 65536
-"""Registers of one multiprocessor, the same on all these SMs."""
+"""Registers of one multiprocessor. All these SMs have as many."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a kernel may take at most, on every SM."""
+    """The most that a kernel may take, on every SM."""
 
     registers: int
     shared_bytes: int
@@ -36,17 +36,17 @@ BUDGETS = {
     "rms_norm_kernel": Budget(96, 1024),
     "add_rms_norm_kernel": Budget(96, 1024),
     "rotary_kv_write_kernel": Budget(64, 4096),
-    # Of the GEMV three blocks of 128 threads (four but for 4 tokens on SM 86 and 89), of the GEMM two or one of 256.
+    # A multiprocessor holds 3 GEMV blocks of 128 threads (4 but for 4 tokens on SM 86, 89), 2 or 1 GEMM blocks of 256.
     "int4_gemv_kernel": Budget(152, 24576),
     "int4_gemm_kernel": Budget(176, 49152),
     "int4_reduce_kernel": Budget(64, 0),
-    # One block of 256 threads with two tiles of K and V on the SMs of 99 KiB, three on 90. What is spilt is some of the
-    # addresses: 8 bytes are one register, written and read once a tile.
+    # A multiprocessor holds one block of 256 threads, with two tiles of K and V on SMs of 99 KiB, three on 90. The
+    # spilt values are addresses: 8 bytes are one register, written and read once for each tile.
     "attention_prefill_kernel": Budget(255, 128 * 1024, 160),
     "attention_decode_kernel": Budget(255, 74 * 1024, 64),
     "attention_combine_kernel": Budget(64, 2560),
 }
-"""By the name of the kernel. Without one a kernel may not be shown or shipped."""
+"""The budget of each kernel, by name. A kernel without a budget may not be shown or shipped."""
 
 
 def check(kernel: CompiledKernel) -> None:
@@ -64,7 +64,7 @@ def check(kernel: CompiledKernel) -> None:
 
 
 def shown() -> list[tuple[str, KernelSpec]]:
-    """(what it is, specialisation): the kernels of an 8 B Llama in float16, and their other forms."""
+    """Returns (name, specialisation) of the kernels of an 8 B Llama in float16, and of their other forms."""
     half = dict.fromkeys(("x", "y", "scales", "qkv", "k_pages"), "float16")
     heads = {"heads": 32, "kv_heads": 8, "head_dim": 128}
     products = int4.kernels({"n": 4096, "k": 4096, "group": 128}, half, 80)
@@ -85,7 +85,7 @@ def shown() -> list[tuple[str, KernelSpec]]:
 
 
 def _attention() -> list[tuple[str, KernelSpec]]:
-    """An 8 B Llama's; the same with an int8 cache, a window and sinks; a Gemma's heads of 256."""
+    """Returns an 8 B Llama's kernels; those with an int8 cache, a window and sinks; those of a Gemma's heads of 256."""
     llama = {"heads": 32, "kv_heads": 8, "head_dim": 128, "scale": 0.0884, "window": 0, "softcap": 0.0, "has_sinks": 0,
              "int8_kv": 0}  # fmt: skip
     forms = {

@@ -1,11 +1,11 @@
-"""What the plugins of one TensorRT build, or of one running engine, share: `building_for(sms)`, `running_with(driver)`.
+"""Holds what the plugins of one TensorRT build, or of one running engine, share: `building_for`, `running_with`.
 
 TensorRT calls plugins through C++ functions that cannot throw. An exception of a Python plugin is printed and becomes,
 depending on the method, a failed build, a crash, or (workspace, aliases, fields to serialize) a plan that silently
-lacks something. So a plugin notes every exception here as well, and leaving `building_for` raises the first one.
+lacks parts. So a plugin also notes every exception here, and at the end `building_for` raises the first one.
 
-The kernels of a build are compiled once per specialisation, and each set travels in one layer of the plan: the first
-that asks for it. The other layers name it by its digest.
+The kernels of a build are compiled once per specialisation. The first layer that asks for a set of kernels stores the
+set in the plan. The other layers name the set by its digest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("tensorwright.gpu")
 
 
 class PluginContext:
-    """`sms`: what a build compiles for; empty where an engine runs, which writes what it read."""
+    """`sms`: the SMs that a build compiles for; empty in a running engine, which writes the kernels that it read."""
 
     def __init__(self, sms: tuple[int, ...] = (), driver: Driver | None = None) -> None:
         self.sms = sms
@@ -37,7 +37,7 @@ class PluginContext:
         self._carriers: dict[str, str] = {}
 
     def compile(self, specs: Iterable[tuple[int, tuple[KernelSpec, ...]]]) -> str:
-        """Compiles (SM, its specialisations); the digest of all of them."""
+        """Compiles pairs (SM, specialisations). Returns the digest of all kernels."""
         wanted = tuple((sm, tuple(kernels)) for sm, kernels in specs)
         if wanted not in self._by_specs:
             compiled = [compile_kernel(spec, sm) for sm, kernels in wanted for spec in kernels]
@@ -45,7 +45,7 @@ class PluginContext:
         return self._by_specs[wanted]
 
     def add(self, data: bytes) -> str:
-        """Kernels that a layer brought, or a build made; returns their digest."""
+        """Adds kernels that a layer had or a build made. Returns their digest."""
         digest = hashlib.sha256(data).hexdigest()
         self._bytes[digest] = data
         return digest
@@ -59,7 +59,7 @@ class PluginContext:
         return sum(map(len, self._bytes.values()))
 
     def carries(self, digest: str, layer: str) -> bool:
-        """Whether this layer holds the kernels for all; by name, for a layer is cloned and written more than once."""
+        """Returns whether this layer stores the kernels for all. Goes by name, as a layer is cloned and rewritten."""
         return self._carriers.setdefault(digest, layer) == layer
 
     def kernels(self, digest: str) -> bundle.Bundle:
@@ -72,13 +72,13 @@ class PluginContext:
         return self._bundles[digest]
 
     def note(self, where: str, error: Exception) -> None:
-        """Logs it, and keeps the first, which TensorRT will not hand on."""
+        """Logs an exception and keeps the first one, which TensorRT would not hand on."""
         _log.error("TensorRT plugin %s: %s", where, error)
         if self._first_error is None:
             self._first_error = error
 
     def raise_first(self) -> None:
-        """The first exception of a plugin since the last call, if there was one."""
+        """Raises the first exception of a plugin since the last call, if there was one."""
         first, self._first_error = self._first_error, None
         if first is not None:
             raise first
@@ -90,8 +90,8 @@ _running = PluginContext()
 
 @contextmanager
 def building_for(sms: Iterable[int], driver: Driver | None = None) -> Iterator[PluginContext]:
-    """Parse and build inside: plugins made here compile for these SMs. Raises at its end what a plugin raised in it,
-    in place of the less telling error that TensorRT made of that."""
+    """A context for parsing and building: plugins made inside compile for these SMs. At the end it raises the first
+    exception of a plugin, in place of TensorRT's less clear error."""
     global _building
     if _building is not None:
         raise BuildError("one TensorRT build at a time in a process: another one has not ended")
@@ -110,7 +110,7 @@ def building_for(sms: Iterable[int], driver: Driver | None = None) -> Iterator[P
 
 @contextmanager
 def running_with(driver: Driver) -> Iterator[PluginContext]:
-    """Deserialize an engine inside: its plugins start kernels through `driver` and note their errors in the result."""
+    """A context for deserializing an engine, whose plugins start kernels by `driver` and note errors in the result."""
     global _running
     before, _running = _running, PluginContext((), driver)
     try:
@@ -127,5 +127,5 @@ def build_context() -> PluginContext:
 
 
 def run_context() -> PluginContext:
-    """Of the engine that is being deserialized; outside `running_with` it is the process's, on the CUDA driver."""
+    """Returns the context of the engine being deserialized; outside `running_with` the process's, on CudaDriver."""
     return _running

@@ -1,6 +1,6 @@
-"""The compiled kernels that an engine carries, as bytes: machine code per SM, and PTX of the lowest SM for later ones.
+"""Stores the compiled kernels of an engine as bytes: machine code per SM, and PTX of the lowest SM for later ones.
 
-magic 8 bytes, sha256 of the rest 32 bytes, zlib(length of the index 4 bytes, index as JSON, code one after another)
+The bytes are: magic 8, sha256 of the rest 32, zlib(length of the index 4, index as JSON, code one after another).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 from tensorwright.errors import EngineError, KernelError
 
 MAGIC = b"TWGPUK\x00\x01"
-"""The last byte is the version."""
+"""The last byte is the version of the format."""
 _HEAD = len(MAGIC) + 32
 _ARCH_SPECIFIC = 90
-"""Code for this SM and above runs on its SM only (sm_90a, sm_120a), and so does its PTX."""
+"""Code for this SM and above runs only on its own SM (sm_90a, sm_120a). The same is true of its PTX."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledKernel:
-    """Machine code of a specialisation for one SM, and all that a launch must know."""
+    """Machine code of a specialisation for one SM, with all facts that a launch needs."""
 
     kernel: str
     variant: str
@@ -48,7 +48,7 @@ class CompiledKernel:
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """Kernels by (kernel, variant, sm). The `ptx` of all but the lowest SM is empty."""
+    """Kernels by (kernel, variant, sm). Only the lowest SM's kernels have a `ptx` that is not empty."""
 
     kernels: dict[tuple[str, str, int], CompiledKernel]
 
@@ -56,8 +56,8 @@ class Bundle:
         return tuple(sorted({sm for _, _, sm in self.kernels}))
 
     def find(self, kernel: str, variant: str, sm: int) -> tuple[CompiledKernel, bytes]:
-        """The kernel's facts and what to load on this SM: its own code, that of a lower SM of its generation, or PTX,
-        which the driver compiles (a text that ends in a zero byte). Raises KernelError."""
+        """Returns the kernel's facts and the code to load on this SM: its own code, that of a lower SM of its
+        generation, or PTX, a text that ends in a zero byte and that the driver compiles. Raises KernelError."""
         known = {at: k for (name, form, at), k in self.kernels.items() if (name, form) == (kernel, variant)}
         if sm in known:
             return known[sm], known[sm].cubin
@@ -74,7 +74,7 @@ class Bundle:
 
 
 def to_bytes(kernels: Iterable[CompiledKernel]) -> bytes:
-    """The same bytes for the same kernels, in whichever order."""
+    """Returns the same bytes for the same kernels in any order."""
     ordered = sorted({(k.kernel, k.variant, k.sm): k for k in kernels}.items())
     lowest: dict[tuple[str, str], int] = {}
     for (name, variant, sm), _ in ordered:
@@ -92,7 +92,7 @@ def to_bytes(kernels: Iterable[CompiledKernel]) -> bytes:
 
 
 def from_bytes(data: bytes) -> Bundle:
-    """Raises EngineError where the bytes are not what `to_bytes` made."""
+    """Reads what `to_bytes` made. Raises EngineError for other bytes."""
     if data[: len(MAGIC) - 1] != MAGIC[:-1]:
         raise EngineError("the GPU kernels of the engine do not begin as they must: rebuild the engine")
     if data[len(MAGIC) - 1] != MAGIC[-1]:
@@ -119,7 +119,7 @@ def _kernel(entry: dict[str, Any], cubin: bytes, ptx: str) -> CompiledKernel:
 
 
 def read_cached(path: Path) -> CompiledKernel | None:
-    """A kernel of the user's cache; None where there is none, or a file that a crash or a disk spoilt."""
+    """Returns a kernel of the user's cache; None if it is not there, or a crash or a disk fault damaged the file."""
     try:
         (kernel,) = from_bytes(path.read_bytes()).kernels.values()
     except (OSError, EngineError):
@@ -128,7 +128,7 @@ def read_cached(path: Path) -> CompiledKernel | None:
 
 
 def write_cached(path: Path, kernel: CompiledKernel) -> None:
-    """Nobody sees half a file. A cache that cannot be written costs time only."""
+    """Writes the file whole or not at all. A cache that cannot be written costs only time."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

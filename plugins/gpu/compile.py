@@ -1,6 +1,6 @@
-"""Triton kernels compiled ahead of time: `compile_kernel(spec, sm)` needs neither a GPU nor its driver.
+"""Compiles Triton kernels ahead of time: `compile_kernel(spec, sm)` needs neither a GPU nor its driver.
 
-What the machine code expects of a raw cuLaunchKernel (triton 3.9: backends/nvidia/compiler.py, driver.py, driver.c):
+A raw cuLaunchKernel of the machine code needs (triton 3.9: backends/nvidia/compiler.py, driver.py, driver.c):
     parameters   the arguments that are not constexpr, in the order of the function, each of its own size: a pointer is
                  8 bytes, i32 4, i64 8, fp32 4; then two more pointers, global scratch and profile scratch, null where
                  the compiler asks for no such memory. Kernels that ask for some are refused. compile_kernel compares
@@ -32,20 +32,20 @@ from tensorwright.plugins.gpu.bundle import CompiledKernel, read_cached, write_c
 from tensorwright.plugins.gpu.launch import ALIGNMENT, SCRATCH, KernelSpec
 
 SMS = (75, 80, 86, 89, 90, 120)
-"""What kernels are compiled for."""
+"""The SMs that kernels are compiled for."""
 MAX_SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 """Bytes of shared memory that a block of threads may have (CUDA C programming guide, compute capabilities)."""
 CACHE_VERSION = 1
-"""Grows whenever the same spec may give other bytes for a reason that Triton's own keys do not see."""
+"""Must grow when the same spec may give other bytes for a reason that is not part of Triton's own keys."""
 PTX_SIZES = {"u64": 8, "b64": 8, "s64": 8, "u32": 4, "b32": 4, "s32": 4, "f32": 4}
 _COMPILING = threading.Lock()
-"""Triton's settings are the process's, and the compiler's report goes through sys.stdout."""
+"""Guards Triton's settings, which the whole process shares, and sys.stdout, which receives the compiler's report."""
 
 
 def compile_kernel(spec: KernelSpec, sm: int, *, cache: Path | None = None) -> CompiledKernel:
-    """Returns the kernel, from the cache where it is known. The bytes depend on `spec` and `sm` only.
+    """Returns the kernel, from the cache if it is there. The bytes depend only on `spec` and `sm`.
 
-    cache: a folder; None: the cache of the user. Raises KernelError for what cannot be compiled for the SM.
+    cache: a folder; None means the user's cache. Raises KernelError for a kernel that cannot be compiled for the SM.
     """
     if sm not in SMS:
         raise KernelError(f"GPU kernels are compiled for SM {', '.join(map(str, SMS))}, not {sm}")
@@ -66,7 +66,7 @@ def compile_kernel(spec: KernelSpec, sm: int, *, cache: Path | None = None) -> C
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/tensorwright/gpu-kernels; a relative XDG_CACHE_HOME is ignored, as its specification says."""
+    """Returns $XDG_CACHE_HOME/tensorwright/gpu-kernels; a relative XDG_CACHE_HOME is ignored, as XDG specifies."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tensorwright" / "gpu-kernels"
 
@@ -120,7 +120,7 @@ def _compile(spec: KernelSpec, sm: int, function: Any) -> CompiledKernel:
 
 @contextlib.contextmanager
 def _settings() -> Iterator[io.StringIO]:
-    """No paths or line numbers in the code, no cache of Triton's; yields what ptxas reports."""
+    """Keeps paths and line numbers out of the code, and turns Triton's cache off. Yields ptxas' report."""
     from triton import knobs
 
     log = io.StringIO()
@@ -163,7 +163,7 @@ def _result(spec: KernelSpec, sm: int, result: Any, log: str) -> CompiledKernel:
 
 
 def _check_parameters(spec: KernelSpec, ptx: str, parameters: tuple[str, ...]) -> None:
-    """The PTX's own list: a change of Triton's calling convention must not be found on a GPU."""
+    """Compares with the PTX's own list, so that a change of Triton's calling convention fails here, not on a GPU."""
     entry = re.search(r"\.visible \.entry \w+\(([^)]*)\)", ptx)
     found = re.findall(r"\.param \.(\w+)", entry.group(1)) if entry else []
     sizes = [PTX_SIZES.get(kind, 0) for kind in found]

@@ -1,7 +1,7 @@
-"""Tells TensorRT of our plugins: `register(trt)`, before an ONNX file is parsed or an engine deserialized.
+"""Registers our plugins with TensorRT: `register(trt)`, before an ONNX file is parsed or an engine deserialized.
 
-In the build phase a creator gets the attributes of an ONNX node; in the runtime phase the fields that the plugin wrote
-into the plan, its kernels among them: nothing is compiled then, and Triton is not needed.
+In the build phase a creator gets the attributes of an ONNX node. In the runtime phase it gets the fields that the
+plugin wrote into the plan, with its kernels: nothing is compiled then, and Triton is not needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tensorwright.plugins.rotary.tensorrt import ROTARY_KV_WRITE
 
 OPS = (ROTARY_KV_WRITE, PAGED_ATTENTION, ADD_RMS_NORM, RMS_NORM, WEIGHT_ONLY_LINEAR)
 _registered: dict[tuple[str, str], Any] = {}
-"""Creators by (module, op): TensorRT does not keep them alive."""
+"""Creators by (module, op). TensorRT does not keep them alive, so this dictionary does."""
 
 
 def register(trt: Any, ops: tuple[PluginOp, ...] = OPS) -> None:
@@ -41,7 +41,7 @@ def register(trt: Any, ops: tuple[PluginOp, ...] = OPS) -> None:
 
 
 def make_creator(trt: Any, op: PluginOp) -> Any:
-    """An IPluginCreatorV3One of this op."""
+    """Returns an IPluginCreatorV3One of this op."""
 
     class Creator(trt.IPluginCreatorV3One):
         def __init__(self) -> None:
@@ -94,5 +94,5 @@ def restore_plugin(trt: Any, op: PluginOp, name: str, fields: Any, context: Plug
 
 
 def _bytes(data: Any) -> bytes:
-    """A field's data: a string, bytes, or an array of int8."""
+    """Returns a field's data as bytes: a string, bytes, or an array of int8."""
     return data.encode() if isinstance(data, str) else bytes(memoryview(data))

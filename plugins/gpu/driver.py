@@ -1,7 +1,7 @@
-"""Kernels started on an NVIDIA GPU through cuda-bindings: `CudaDriver`; no torch, no Triton, nothing loaded at import.
+"""Starts kernels on an NVIDIA GPU by cuda-bindings: `CudaDriver`; no torch, no Triton, nothing loaded at import.
 
-`Driver` is what the TensorRT plugins ask of it; tests pass a stand-in that records (tests/support/recording_driver.py).
-A launch is prepared once for its addresses and sizes, and started as often as they stay the same.
+`Driver` is the interface that TensorRT plugins use. Tests pass one that records (tests/support/recording_driver.py).
+A launch is prepared once for its addresses and sizes, and then started again as long as they stay the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensorwright.plugins.gpu.bundle import CompiledKernel
 from tensorwright.plugins.gpu.launch import Launch, kernel_params
 
 PLAIN_SHARED_BYTES = 48 * 1024
-"""Shared memory that a kernel may have without asking for it first."""
+"""Bytes of shared memory that a kernel may have without asking for more first."""
 THREADS_OF_A_WARP = 32
 NO_DRIVER = "no NVIDIA driver can be used: this target runs on an NVIDIA GPU with its driver, the target cpu without"
 
@@ -26,10 +26,10 @@ class Driver(Protocol):
     """Starts launches on the device of the calling thread."""
 
     def sm(self) -> int:
-        """Compute capability times ten: 80, 89, 120."""
+        """Returns the compute capability times ten: 80, 89, 120."""
 
     def prepare(self, kernel: CompiledKernel, image: bytes, launch: Launch) -> Any:
-        """`image`: machine code or PTX of `kernel`, as Bundle.find returns it. The result is for `start`."""
+        """Prepares a launch for `start`. `image`: machine code or PTX of `kernel`, as Bundle.find returns it."""
 
     def start(self, prepared: Any, stream: int) -> None:
         """Puts the launch on a CUDA stream and does not wait for it."""
@@ -48,7 +48,7 @@ class Prepared:
 
 
 class Arguments:
-    """The array of pointers to arguments that a raw cuLaunchKernel reads: `address`. It must outlive the call."""
+    """The array of pointers to arguments that a raw cuLaunchKernel reads, at `address`. It must outlive the call."""
 
     def __init__(self, values: tuple[Any, ...], types: tuple[Any, ...]) -> None:
         self._values = [kind(value) for kind, value in zip(types, values, strict=True)]
@@ -60,9 +60,9 @@ class Arguments:
 
 
 class CudaDriver:
-    """The device of the calling thread's CUDA context, which TensorRT sets; without one, device 0's primary context.
+    """Uses the calling thread's CUDA context, which TensorRT sets; without one, device 0's primary context.
 
-    `api` is cuda.bindings.driver, or in tests what answers like it. A module is loaded once per context and kept.
+    `api` is cuda.bindings.driver, or a stand-in of a test. A module is loaded once per context and then kept.
     """
 
     def __init__(self, api: Any = None) -> None:
@@ -83,7 +83,7 @@ class CudaDriver:
         return self._sms[context]
 
     def prepare(self, kernel: CompiledKernel, image: bytes, launch: Launch) -> Prepared:
-        # bytes remember their hash: the code itself is the cheapest key that cannot be wrong
+        # A bytes object remembers its hash, so the code itself is the cheapest key that is always right.
         key = (self._context(), kernel.name, image)
         if key not in self._functions:
             self._functions[key] = self._load(kernel, image)
@@ -102,7 +102,7 @@ class CudaDriver:
         self._check(f"starting {prepared.name} on a grid of {prepared.grid}", answer)
 
     def close(self) -> None:
-        """Unloads the modules and gives the primary context back; nothing may run any more."""
+        """Unloads the modules and releases the primary context. No kernel may run any more."""
         for module in self._modules:
             self._check("unloading a module", self._api.cuModuleUnload(module))
         if self._retained is not None:
@@ -119,13 +119,13 @@ class CudaDriver:
         return self._ready_api
 
     def _context(self) -> int:
-        """Returns the context of the calling thread. Makes the primary one of device 0 current where there is none."""
+        """Returns the calling thread's context. Without one, it makes the primary context of device 0 current."""
         current = self._check("asking for the context", self._api.cuCtxGetCurrent())
         if int(current):
             return int(current)
         device = self._check("asking for device 0", self._api.cuDeviceGet(0))
         primary = self._check("retaining the primary context", self._api.cuDevicePrimaryCtxRetain(device))
-        if self._retained is not None:  # another thread of ours came first: one reference is enough
+        if self._retained is not None:  # another thread of ours retained it before; one reference is enough
             self._check("releasing the primary context", self._api.cuDevicePrimaryCtxRelease(device))
         self._retained = device
         self._check("setting the context", self._api.cuCtxSetCurrent(primary))
@@ -146,7 +146,7 @@ class CudaDriver:
                 )
             allowed = self._api.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._check(what, self._api.cuFuncSetAttribute(function, allowed, kernel.shared_bytes))
-            # as Triton's own launcher does: several such blocks fit a multiprocessor only if its L1 cache gives way
+            # Triton's own launcher does so too: several such blocks fit a multiprocessor only if the L1 cache shrinks.
             self._check(
                 what, self._api.cuFuncSetCacheConfig(function, self._api.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED)
             )
@@ -166,7 +166,7 @@ class CudaDriver:
 
 
 def _initialised(api: Any) -> Any:
-    """cuda.bindings.driver with the driver loaded; one sentence where there is none."""
+    """Returns cuda.bindings.driver with the driver loaded. Raises MissingDependencyError if there is no driver."""
     if api is None:
         try:
             api = importlib.import_module("cuda.bindings.driver")
@@ -177,7 +177,7 @@ def _initialised(api: Any) -> Any:
             ) from error
     try:
         (status,) = api.cuInit(0)
-    except RuntimeError as error:  # what cuda-bindings raise where libcuda is not found
+    except RuntimeError as error:  # cuda-bindings raise it if libcuda is not found
         raise MissingDependencyError(f"{NO_DRIVER} (libcuda was not found)") from error
     if int(status):
         name = api.cuGetErrorName(status)[1]

@@ -1,14 +1,14 @@
-"""Launches run on the CPU by Triton's interpreter, as a GPU would run them: grid, arguments, strides and all.
+"""Runs launches on the CPU by Triton's interpreter, as a GPU would run them: grid, arguments, strides and all.
 
     memory = Memory()
     x = memory.put("x", array, "float16")          # a Tensor: an address, a shape, strides
-    y = memory.empty("y", array.shape, "float16")  # every byte 0xFF, so that what nobody writes is NaN
+    y = memory.empty("y", array.shape, "float16")  # every byte is 0xFF, so that unwritten elements are NaN
     with Interpreter() as interpreter:
         interpreter.run(kernels(...), launches(..., {"x": x}, {"y": y}, ...), memory)
     memory.array("y")
 
-Triton decides at import whether it interprets, so a child process with TRITON_INTERPRET=1 does it, and this one can
-still compile. It lives until `close`. Each load and store must lie in the memory of a tensor, or the run fails.
+Triton decides at import whether it interprets. So a child process with TRITON_INTERPRET=1 does it, and this process
+can still compile. The child lives until `close`. Each load and store must lie in a tensor's memory, or the run fails.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
 
 STORAGE = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "int8": np.int8, "int32": np.int32}
-"""numpy has no bfloat16: bit patterns."""
+"""The numpy type of each element type. numpy has no bfloat16, so uint16 holds its bit patterns."""
 FIRST_ADDRESS = 1 << 40
-"""The first address of the memory that a launch gets. It is above 32 bits, as on a GPU."""
+"""The first address of the memory that a launch gets. It needs more than 32 bits, as on a GPU."""
 ADDRESS_ALIGNMENT = 256
 MODULE = "tensorwright.plugins.gpu.interpret_child"
 
 
 @dataclass
 class Block:
-    """One tensor's bytes and the address that launches know it by."""
+    """One tensor's bytes, and the tensor's address in launches."""
 
     tensor: Tensor
     data: np.ndarray
@@ -52,14 +52,14 @@ class Block:
 
 
 class Memory:
-    """The memory of a pretended GPU."""
+    """The memory of a simulated GPU."""
 
     def __init__(self) -> None:
         self.blocks: dict[str, Block] = {}
         self._next = FIRST_ADDRESS
 
     def put(self, name: str, values: np.ndarray, dtype: str) -> Tensor:
-        """A dense tensor of these values; floats are rounded to `dtype`."""
+        """Returns a dense tensor of these values; floats are rounded to `dtype`."""
         values = np.asarray(values)
         if dtype == "bfloat16":
             return self._add(name, to_bfloat16_bits(values).reshape(values.shape), dtype)
@@ -71,7 +71,7 @@ class Memory:
         return self._add(name, data, dtype)
 
     def array(self, name: str) -> np.ndarray:
-        """A copy of what the tensor holds; bfloat16 comes as float32."""
+        """Returns a copy of the tensor's values; bfloat16 becomes float32."""
         block = self.blocks[name]
         return from_bfloat16_bits(block.data) if block.tensor.dtype == "bfloat16" else block.data.copy()
 
@@ -84,14 +84,14 @@ class Memory:
 
 
 class Interpreter:
-    """The child process; it starts with the first run. Not for several threads at once."""
+    """The child process, which starts with the first run. Only one thread at a time may use it."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
 
     def run(self, specs: Iterable[KernelSpec], launches: Sequence[Launch], memory: Memory) -> None:
-        """Runs the launches in order, each to the end. `memory` then holds the results. Raises KernelError with what
-        the child reports."""
+        """Runs the launches in order, each to its end. `memory` then holds the results. Raises KernelError with the
+        child's report."""
         known = {(spec.kernel, spec.variant): spec for spec in specs}
         for launch in launches:
             if (launch.kernel, launch.variant) not in known:
@@ -151,6 +151,6 @@ def send(pipe: IO[bytes], message: Any) -> None:
 
 
 def receive(pipe: IO[bytes]) -> Any:
-    """None where the other side has closed."""
+    """Reads an object; returns None if the other side has closed."""
     head = pipe.read(8)
     return pickle.loads(pipe.read(struct.unpack("<Q", head)[0])) if len(head) == 8 else None

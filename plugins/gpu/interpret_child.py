@@ -1,4 +1,4 @@
-"""The other side of interpret.py: a process with TRITON_INTERPRET=1 that runs launches on copies of the memory."""
+"""Runs launches on copies of the memory: the process with TRITON_INTERPRET=1 that interpret.py starts."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _bounds = Bounds([])
 
 
 def _watch() -> None:
-    """Each access of Triton's interpreter is checked first."""
+    """Makes Triton's interpreter check each access first."""
     builder = interpreter.InterpreterBuilder
     load, store, update = builder.create_masked_load, builder.create_masked_store, builder.create_atomic_rmw
 
     def as_bool(mask: Any) -> Any:
-        """The `and` of a block's mask and a scalar condition comes as integers."""
+        """Returns a mask as booleans: the `and` of a block's mask and a scalar condition has integers."""
         return interpreter.TensorHandle(mask.data.astype(np.bool_), tl.int1)
 
     def checked_load(self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any) -> Any:
@@ -76,7 +76,10 @@ def _watch() -> None:
 
 
 def _compute_bfloat16() -> None:
-    """Triton 3.9's interpreter cuts bfloat16 off and multiplies its bit patterns; a GPU rounds, to nearest even."""
+    """Makes the interpreter round bfloat16 to nearest even, as a GPU does.
+
+    Triton 3.9's interpreter truncates, and multiplies the bit patterns.
+    """
     builder = interpreter.InterpreterBuilder
     cast, dot, binary = builder.cast_impl, builder.create_dot, builder.binary_op
 
@@ -107,7 +110,7 @@ def _compute_bfloat16() -> None:
 
 
 def run(work: list[tuple[KernelSpec, Launch]], blocks: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """What the blocks hold afterwards, by the addresses that launches know."""
+    """Runs the launches and returns the blocks' contents, by the addresses of the launches."""
     global _bounds
     real = {address: _aligned_copy(data) for address, data in blocks.items()}
     _bounds = Bounds([(copy.ctypes.data, copy.ctypes.data + copy.nbytes) for copy in real.values()])
@@ -120,7 +123,7 @@ def run(work: list[tuple[KernelSpec, Launch]], blocks: dict[int, np.ndarray]) ->
 
 
 def _aligned_copy(data: np.ndarray) -> np.ndarray:
-    """Aligned as a GPU's memory is, with as much room in front."""
+    """Returns a copy that is aligned as a GPU's memory is, with as much room in front."""
     raw = np.empty(data.nbytes + 2 * ADDRESS_ALIGNMENT, np.uint8)
     start = ADDRESS_ALIGNMENT - raw.ctypes.data % ADDRESS_ALIGNMENT
     copy = raw[start : start + data.nbytes].view(data.dtype).reshape(data.shape)
@@ -129,7 +132,7 @@ def _aligned_copy(data: np.ndarray) -> np.ndarray:
 
 
 def _argument(kind: str, value: Any, real: dict[int, np.ndarray]) -> Any:
-    """A scalar or a pointer as Triton's interpreter holds it."""
+    """Returns a scalar or a pointer in the form of Triton's interpreter."""
     if not kind.startswith("*"):
         handle = interpreter.TensorHandle(np.array([value], NUMPY[kind]), TYPES[kind])
         return tl.tensor(handle, TYPES[kind])
@@ -148,7 +151,7 @@ def _real_address(tensor: Tensor, real: dict[int, np.ndarray]) -> int:
 def main() -> None:
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what kernels print must not go between the answers
+    os.dup2(2, 1)  # the kernels' own prints must not go between the answers
     _watch()
     _compute_bfloat16()
     np.seterr(all="ignore")

@@ -1,10 +1,11 @@
-"""What a GPU kernel is called with: tensors as addresses and ints, a grid, and which compiled form of the kernel.
+"""Describes a call of a GPU kernel: tensors as addresses and ints, a grid, and the compiled form of the kernel.
 
-Plain Python that every side shares: compile.py makes a `KernelSpec` into machine code, driver.py starts a `Launch` on a
-GPU, interpret.py runs the same `Launch` on the CPU. An op's launch.py makes both. Neither Triton nor torch is imported.
+This plain Python is shared: compile.py turns a `KernelSpec` into machine code, driver.py starts a `Launch` on a GPU,
+interpret.py runs the same `Launch` on the CPU. An op's launch.py makes both. Neither Triton nor torch is imported.
 
-The constants of a specialisation must not depend on the SM, so that code of another SM of the family can stand in;
-`num_warps` and `num_stages` may, they belong to the machine code. What else depends on the SM is a run-time argument.
+The constants of a specialisation must not depend on the SM, so that code of another SM of the family can be used;
+`num_warps` and `num_stages` may: they belong to the machine code. All else that depends on the SM is a run-time
+argument.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import KernelError
 
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16", "int8": "*i8", "int32": "*i32"}
-"""Triton's name of a pointer to each element type."""
+"""The name of a pointer to each element type, in Triton."""
 SCALARS = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 SCRATCH = "scratch"
-"""Type of the two pointers that each kernel takes after its arguments; both are null (see compile.py)."""
+"""The type of the two pointers that each kernel takes after its arguments; both are null (see compile.py)."""
 ALIGNMENT = 16
 MAX_BLOCKS = (2**31 - 1, 65535, 65535)
 """The largest CUDA grid in x, y and z."""
@@ -34,7 +35,7 @@ Argument = "Tensor | int | float"
 
 @dataclass(frozen=True)
 class Tensor:
-    """Memory as a kernel sees it. Strides count elements."""
+    """A tensor in a GPU's memory, as a kernel gets it. Strides count elements."""
 
     name: str
     address: int
@@ -44,7 +45,7 @@ class Tensor:
 
     @staticmethod
     def dense(name: str, address: int, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Row-major, without gaps."""
+        """Returns a row-major tensor without gaps."""
         strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
         return Tensor(name, address, tuple(shape), strides, dtype)
 
@@ -55,11 +56,11 @@ class Tensor:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One specialisation of a kernel: what compile.py needs.
+    """One specialisation of a kernel, with all that compile.py needs.
 
     `constants` and `signature` together are the kernel's parameters: those that are fixed when it is compiled (an
     absent tensor is the constant None) and those that a launch gives, in the order of the function. `aligned`:
-    arguments that every launch promises to be multiples of 16; `make_launch` checks it.
+    arguments that are multiples of 16 in every launch; `make_launch` checks it.
     """
 
     kernel: str
@@ -74,7 +75,7 @@ class KernelSpec:
 
     @property
     def variant(self) -> str:
-        """Names this specialisation among those of its kernel; warps and stages do not count."""
+        """Returns the name of this specialisation among those of its kernel, without warps and stages."""
         aligned = tuple(sorted(self.aligned))
         content = (self.kernel, self.module, self.signature, self.constants, aligned, self.fp_fusion)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
@@ -96,7 +97,7 @@ class Launch:
 
 
 def make_launch(spec: KernelSpec, grid: tuple[int, int, int], values: Mapping[str, Any]) -> Launch:
-    """`values` by the names of the signature. Raises KernelError for what the specialisation does not allow."""
+    """Makes a launch. `values` by the names of the signature. Raises KernelError for values that the spec forbids."""
     names = [name for name, _ in spec.signature]
     if set(values) != set(names):
         raise KernelError(f"{spec.kernel}: arguments must be {', '.join(names)}; got {', '.join(values)}")
@@ -127,9 +128,9 @@ def _check_argument(spec: KernelSpec, name: str, kind: str, value: Any) -> None:
 
 
 def kernel_params(parameters: tuple[str, ...], launch: Launch) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """(values, ctypes types) of a raw cuLaunchKernel, as cuda-bindings takes them: `parameters` of the CompiledKernel.
+    """Returns (values, ctypes types) for cuLaunchKernel of cuda-bindings. `parameters`: those of the CompiledKernel.
 
-    A pointer is its address; the scratch pointers at the end are null, for compile.py refuses kernels that need any.
+    A pointer is its address. The scratch pointers at the end are null, since compile.py refuses kernels that need any.
     """
     own = parameters[: len(parameters) - parameters.count(SCRATCH)]
     if len(own) != len(launch.args):
@@ -160,7 +161,7 @@ def require_shape(tensor: Tensor, shape: tuple[int, ...], dtype: str) -> None:
 
 
 def grid_of(*sizes: int) -> tuple[int, int, int]:
-    """Sizes along x, y, z; those left out are 1."""
+    """Returns the sizes along x, y, z; missing sizes are 1."""
     x, y, z = (*sizes, 1, 1)[:3]
     return x, y, z
 

@@ -1,6 +1,6 @@
-"""python -m tensorwright.plugins.gpu.report [PAGE]: what the shown kernels take on each SM.
+"""python -m tensorwright.plugins.gpu.report [PAGE]: prints what the shown kernels take on each SM.
 
-Printed; the table of a page, docs/gpu-kernels.md, is replaced.
+With PAGE, such as docs/gpu-kernels.md, it replaces the table of that page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
 def cell(kernel: CompiledKernel) -> str:
-    """Registers of a thread / KiB of shared memory of a block / bytes spilt."""
+    """Returns "registers of a thread / KiB of shared memory of a block / bytes spilt"."""
     return f"{kernel.registers} / {kernel.shared_bytes / 1024:.1f} / {kernel.spill_bytes}"
 
 
@@ -40,7 +40,7 @@ def heading() -> list[str]:
 
 
 def table(compiled: Callable[[KernelSpec, int], CompiledKernel] = compile_kernel) -> str:
-    """Raises KernelError where a kernel goes over its budget."""
+    """Returns the table. Raises KernelError if a kernel goes over its budget."""
     lines = heading()
     for name, spec in budget.shown():
         kernels = [compiled(spec, sm) for sm in budget.SHOWN_SMS]
@@ -51,7 +51,7 @@ def table(compiled: Callable[[KernelSpec, int], CompiledKernel] = compile_kernel
 
 
 def table_of(page: str) -> str:
-    """The table that stands in a page. Raises InvalidOptionError if there is none."""
+    """Returns the table of a page. Raises InvalidOptionError if there is none."""
     found = re.search(f"{BEGIN}\n(.*)\n{END}", page, re.DOTALL)
     if found is None:
         raise InvalidOptionError(f"the page must have a part between {BEGIN} and {END}, and has none")

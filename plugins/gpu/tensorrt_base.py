@@ -1,8 +1,8 @@
-"""A PluginOp as a TensorRT plugin: IPluginV3 with the core, build (V2: aliased outputs) and runtime capabilities.
+"""Makes a PluginOp a TensorRT plugin: IPluginV3 with the core, build (V2: aliased outputs) and runtime capabilities.
 
-`plugin_class(trt)` makes the class for `tensorrt` or `tensorrt_rtx`, which is handed in. All methods are those that
-TensorRT calls. Where it would take an exception for an answer, or crash, the method returns a refusal instead; either
-way the exception is noted in the PluginContext, which raises it where a person sees it.
+`plugin_class(trt)` makes the class for the module `tensorrt` or `tensorrt_rtx`. TensorRT calls all its methods. If
+TensorRT would take an exception for an answer, or crash, the method returns a refusal instead. In both cases the
+exception is noted in the PluginContext, which raises it for the user.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ VERSION = "1"
 NAMESPACE = "tensorwright"
 WORKSPACE = "workspace"
 _TYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "INT32": "int32"}
-"""TensorRT's names of the types that kernels take."""
+"""The names in TensorRT of the types that kernels take."""
 _R = TypeVar("_R")
 
 
 def _noted(method: Callable[..., _R]) -> Callable[..., _R]:
-    """Wraps a method whose exception TensorRT turns into a failure of the build or of the step."""
+    """Wraps a method whose exceptions TensorRT turns into a failure of the build or of the step."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any) -> _R:
@@ -43,7 +43,7 @@ def _noted(method: Callable[..., _R]) -> Callable[..., _R]:
 
 
 def _answering(refusal: Any) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
-    """Wraps a method whose exception TensorRT would not survive, or not notice."""
+    """Wraps a method whose exceptions would crash TensorRT, or pass unnoticed; `refusal` is returned instead."""
 
     def decorate(method: Callable[..., _R]) -> Callable[..., _R]:
         @functools.wraps(method)
@@ -60,7 +60,7 @@ def _answering(refusal: Any) -> Callable[[Callable[..., _R]], Callable[..., _R]]
 
 
 class PluginMethods:
-    """What a plugin does, apart from the base classes of the module it is for."""
+    """The methods of a plugin that do not depend on the base classes of its module."""
 
     trt: Any
 
@@ -97,7 +97,7 @@ class PluginMethods:
 
     @_noted
     def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], exprs: Any) -> list[Any]:
-        """Also compiles: an error in the parser's time ends the parse, one in the builder's might end the process."""
+        """Returns the shapes, and compiles: an error now ends the parse, a later one might end the process."""
         known = [[dim.get_constant_value() if dim.is_constant() else UNKNOWN for dim in dims] for dims in inputs]
         sizes = self.op.sizes(self.attrs, known)
         if not self.digest:
@@ -115,7 +115,7 @@ class PluginMethods:
 
     @_answering(False)
     def supports_format_combination(self, position: int, operands: Sequence[Any], num_inputs: int) -> bool:
-        """Row-major memory, each operand of the one type it was given. Those after `position` are not set."""
+        """Accepts row-major memory, with each operand's only type. Operands after `position` are not set yet."""
         desc = operands[position].desc
         if desc.format != self.trt.TensorFormat.LINEAR:
             return False
@@ -125,7 +125,7 @@ class PluginMethods:
 
     @_answering(None)
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Checks the profile's sizes, which the parser did not know, and measures the memory for the largest."""
+        """Checks the profile's sizes, which the parser did not know, and computes the workspace for the largest."""
         for shapes in ([x.min for x in inputs], [x.opt for x in inputs]):
             self.op.sizes(self.attrs, [tuple(shape) for shape in shapes])
         self.workspace_bytes = self._workspace_bytes(inputs, outputs)
@@ -140,12 +140,12 @@ class PluginMethods:
         return self.op.workspace_bytes(attrs, dict(zip(self.dtypes, shapes, strict=True)))
 
     def get_valid_tactics(self) -> list[int]:
-        """None of our own."""
+        """Returns none: the plugin has no tactics of its own."""
         return []
 
     @_answering(-1)
     def get_aliased_input(self, output: int) -> int:
-        """The pages are written in place."""
+        """Returns the input whose memory an output shares, -1 for none: the pages are written in place."""
         alias = self.op.alias_of(output, self.attrs)
         if not alias:
             return -1
@@ -155,10 +155,10 @@ class PluginMethods:
     # runtime
 
     def set_tactic(self, tactic: int) -> None:
-        """There is one only."""
+        """Does nothing: there is only one tactic."""
 
     def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """`enqueue` looks at the shapes of each call."""
+        """Does nothing: `enqueue` reads the shapes of each call."""
 
     def attach_to_context(self, resources: Any) -> Any:
         return self.clone()
@@ -173,12 +173,12 @@ class PluginMethods:
         workspace: int,
         stream: int,
     ) -> None:
-        if self.context.sms:  # a build on a GPU times layers on made-up numbers, and such block tables lead anywhere
+        if self.context.sms:  # a build on a GPU times layers on made-up numbers, which are bad block tables
             return
-        # a slice of Dims is a tuple, made in a fifth of the time
+        # A slice of Dims is a tuple. It takes a fifth of the time of tuple(Dims).
         shapes = tuple(desc.dims[:] for desc in (*input_desc, *output_desc))
         key = (shapes, tuple(inputs), tuple(outputs), workspace)
-        if self._prepared[0] != key:  # in decode steps nothing moves, and the launches of the last step serve again
+        if self._prepared[0] != key:  # in decode steps all stays the same, and the last step's launches are used again
             if self._prepared[0] is None:
                 self._check_types((*input_desc, *output_desc))
             self._prepared = (key, self._prepare(shapes, (*inputs, *outputs), len(inputs), workspace))
@@ -194,7 +194,7 @@ class PluginMethods:
         values["workspace_bytes"] = np.array([self.workspace_bytes], np.int64)
         if self.is_carrier or (self.context.sms and self.context.carries(self.digest, self.layer)):
             values["kernels"] = self.context.kernel_bytes(self.digest)
-        # TensorRT keeps pointers only: the arrays must live as long as the plugin
+        # TensorRT keeps only pointers, so the arrays must live as long as the plugin.
         self._field_data = [(name, *_field(value)) for name, value in values.items()]
         kinds = self.trt.PluginFieldType
         fields = [self.trt.PluginField(name, data, getattr(kinds, kind)) for name, data, kind in self._field_data]
@@ -212,7 +212,7 @@ class PluginMethods:
     def _prepare(
         self, shapes: Sequence[tuple[int, ...]], addresses: Sequence[int], num_inputs: int, workspace: int
     ) -> list[Any]:
-        """The launches of one call. An output that shares an input's memory has the input's name there."""
+        """Returns the launches of one call. An output that shares an input's memory has that input's name."""
         attrs = self.op.full_attrs(self.attrs, self.op.sizes(self.attrs, shapes[:num_inputs]))
         floats = self.workspace_bytes // ITEM_BYTES["float32"]
         scratch = Tensor.dense(WORKSPACE, int(workspace), (floats,), "float32") if floats else None
@@ -234,7 +234,7 @@ class PluginMethods:
 
 
 def _field(value: Any) -> tuple[np.ndarray, str]:
-    """A PluginField's data and the name of its type."""
+    """Returns the data of a PluginField and the name of its type."""
     if isinstance(value, np.ndarray):
         return value, "INT64"
     if isinstance(value, bytes):
@@ -248,11 +248,11 @@ def _field(value: Any) -> tuple[np.ndarray, str]:
 
 @functools.cache
 def plugin_class(trt: Any) -> type:
-    """For the module `tensorrt` or `tensorrt_rtx`."""
+    """Returns the plugin class for the module `tensorrt` or `tensorrt_rtx`."""
 
     class Plugin(PluginMethods, trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):
         def __init__(self, op: PluginOp, layer: str, attrs: dict[str, int | float], context: PluginContext) -> None:
-            # pybind11 asks that each base is initialised by name
+            # pybind11 requires that each base is initialised by name.
             for base in (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuildV2, trt.IPluginV3OneRuntime):
                 base.__init__(self)
             self._set_up(op, layer, attrs, context)

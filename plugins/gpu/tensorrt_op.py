@@ -1,6 +1,6 @@
-"""The table that describes an op to TensorRT: operands, results, types, sizes, aliases. Plain Python, no TensorRT.
+"""Describes an op to TensorRT by a table: operands, results, types, sizes, aliases. Plain Python, no TensorRT.
 
-A size is a symbol (the same wherever it appears), an attribute's name, or a function of the attributes.
+A size is a symbol (the same value wherever it appears), an attribute's name, or a function of the attributes.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from tensorwright.plugins.gpu.launch import KernelSpec, Launch, Tensor
 Attrs = Mapping[str, Any]
 Dim = str | Callable[[Attrs], int]
 ACTIVATION = "activation"
-"""Type of an operand: float32, float16 or bfloat16, one for all operands of the node that have it."""
+"""The type of an operand: float32, float16 or bfloat16, one type for all such operands of a node."""
 PAGES = "pages"
-"""Likewise: int8 where the attribute int8_kv is 1, else the activation type."""
+"""The type of an operand: int8 if the attribute int8_kv is 1, else the activation type."""
 WIDE = "wide"
-"""The activation type or float32, as the graph has it."""
+"""The type of an operand: the activation type or float32, as the graph has it."""
 UNKNOWN = -1
 """A size that TensorRT does not know yet."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """An input or output. `when`: the attribute that is 0 where it is absent; `optional`: the node may leave it out, at
-    the end; `alias`: of an output, the input whose memory it is."""
+    """An input or output. `when`: the attribute that is 0 if the operand is absent; `optional`: the node may leave it
+    out, at the end; `alias`: the input whose memory an output shares."""
 
     name: str
     dtype: str
@@ -40,8 +40,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class PluginOp:
-    """One op. Attributes with a default may be missing in a node. `kernel_sizes`: symbols that kernels are compiled
-    for; the three functions get them among the attributes."""
+    """One op. Attributes with a default may be missing in a node. `kernel_sizes`: the symbols that kernels are compiled
+    for; the three functions get their sizes among the attributes."""
 
     name: str
     attrs: Mapping[str, type]
@@ -54,14 +54,14 @@ class PluginOp:
     defaults: Mapping[str, int | float] = field(default_factory=dict)
 
     def read_attrs(self, given: Mapping[str, Any]) -> dict[str, int | float]:
-        """Attributes in the table's order and types. Raises GraphError for one that is missing."""
+        """Returns the attributes in the table's order and types. Raises GraphError for a missing one."""
         missing = [name for name in self.attrs if name not in given and name not in self.defaults]
         if missing:
             raise GraphError(f"{self.name}: the node must have the attributes {', '.join(missing)}, which are missing")
         return {name: kind(given.get(name, self.defaults.get(name))) for name, kind in self.attrs.items()}
 
     def inputs_of(self, attrs: Attrs, count: int) -> tuple[Operand, ...]:
-        """Those that a node with these attributes and `count` inputs has, in order."""
+        """Returns the inputs of a node with these attributes and `count` inputs, in order."""
         present = [operand for operand in self.inputs if not operand.when or attrs[operand.when]]
         needed = [operand for operand in present if not operand.optional]
         if not len(needed) <= count <= len(present):
@@ -73,7 +73,7 @@ class PluginOp:
         return tuple(operand for operand in self.outputs if not operand.when or attrs[operand.when])
 
     def dtypes(self, attrs: Attrs, types: Sequence[str]) -> dict[str, str]:
-        """Types of all operands by name, from the inputs' types. Raises GraphError where these do not fit."""
+        """Returns the types of all operands by name, from the inputs' types. Raises GraphError for wrong inputs."""
         result = self.expected(attrs, len(types), types)
         for (name, wanted), got in zip(result.items(), types, strict=False):
             if got != wanted:
@@ -81,7 +81,7 @@ class PluginOp:
         return result
 
     def expected(self, attrs: Attrs, count: int, types: Sequence[str]) -> dict[str, str]:
-        """Types of all operands of a node with `count` inputs, of which the first ones have these `types`."""
+        """Returns the types of all operands of a node with `count` inputs, the first of which have these `types`."""
         inputs = self.inputs_of(attrs, count)
         activation = types[0] if types else "no type"
         if activation not in DTYPES:
@@ -92,7 +92,7 @@ class PluginOp:
         return {**result, **dict.fromkeys(wide, "float32")}
 
     def sizes(self, attrs: Attrs, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """Symbols by name, from the inputs' shapes, as far as known. Raises GraphError where these do not fit."""
+        """Returns the known symbols by name, from the inputs' shapes. Raises GraphError for shapes that do not fit."""
         known: dict[str, int] = {}
         for operand, shape in zip(self.inputs_of(attrs, len(shapes)), shapes, strict=True):
             fits, wanted = len(shape) == len(operand.dims), []
@@ -107,14 +107,14 @@ class PluginOp:
         return known
 
     def full_attrs(self, attrs: Attrs, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """With the sizes that kernels are compiled for."""
+        """Returns the attributes with the sizes that kernels are compiled for."""
         missing = [name for name in self.kernel_sizes if name not in sizes]
         if missing:
             raise GraphError(f"{self.name}: {', '.join(missing)} must be a number in the graph, got a dynamic size")
         return {**attrs, **{name: sizes[name] for name in self.kernel_sizes}}
 
     def source(self, symbol: str, attrs: Attrs, count: int) -> tuple[int, int]:
-        """(input, axis) that a symbol of an output's shape is read from."""
+        """Returns (input, axis) that has the size of a symbol in an output's shape."""
         for index, operand in enumerate(self.inputs_of(attrs, count)):
             if symbol in operand.dims:
                 return index, operand.dims.index(symbol)
@@ -125,7 +125,7 @@ class PluginOp:
 
 
 def constant(attrs: Attrs, dim: Dim) -> int | None:
-    """The size, or None of a symbol."""
+    """Returns the size, or None for a symbol."""
     if callable(dim):
         return dim(attrs)
     return int(attrs[dim]) if dim in attrs else None

@@ -17,7 +17,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """y and sum have x's type and shape."""
+    """Returns x's type and shape, for y and for sum."""
     x, residual, w, b = (*inputs, None)[:4]
     assert x is not None
     assert residual is not None

@@ -1,5 +1,5 @@
-// layer_norm: of whole rows, with or without a residual that is added first; or of runs of columns inside a
-// row of qkv (the norms of q and k), every other column of y being x's.
+// layer_norm of whole rows, with or without a residual that is added first, or of runs of columns inside a
+// row of qkv (the norms of q and k). Columns of y outside the runs are those of x.
 #include <cstring>
 
 #include "plugins/layer_norm/kernels.h"
@@ -46,7 +46,7 @@ class LayerNorm : public Operation {
   }
 
  private:
-  // The plan's check sees to it that y is float32 wherever a column is not normalised.
+  // The check of the plan ensures that y is float32 if a column is not normalised.
   void copy_other_columns(const StepView& view, int32_t begin, int32_t end) const {
     if (heads_ * width_ == x_.cols || x_.at(view) == y_.at(view)) return;
     for (int32_t row = begin; row < end; ++row) {

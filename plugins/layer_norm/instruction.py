@@ -1,7 +1,7 @@
-"""The instruction layer_norm(x, w, b?, residual?) -> (y, sum?): what three ops of the graph are lowered to.
+"""The instruction layer_norm(x, w, b?, residual?) -> (y, sum?), to which three ops of the graph are lowered.
 
-Without a residual it is layer_norm_columns, of which layer_norm is the case of one run as wide as the row; with one it
-is add_layer_norm.
+Without a residual it is layer_norm_columns; layer_norm has one run as wide as the row. With a residual it is
+add_layer_norm.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tensorwright.plugins.layer_norm import add_layer_norm, layer_norm_columns
 
 
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
-    """y, and the sum if there is a residual."""
+    """Returns y, and the sum if there is a residual."""
     x, w, b, residual = inputs
     if residual is None:
         return layer_norm_columns.reference([x, w, b], attrs, act_dtype)

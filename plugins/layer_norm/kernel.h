@@ -1,5 +1,5 @@
-// layer_norm: y = (s - mean) / sqrt(mean((s - mean)^2) + eps) * (w + weight_offset) + b, s = x or, with a
-// residual, x + residual.
+// layer_norm: y = (s - mean) / sqrt(mean((s - mean)^2) + eps) * (w + weight_offset) + b, where s is x or,
+// with a residual, x + residual.
 #ifndef TENSORWRIGHT_PLUGINS_LAYER_NORM_KERNEL_H_
 #define TENSORWRIGHT_PLUGINS_LAYER_NORM_KERNEL_H_
 

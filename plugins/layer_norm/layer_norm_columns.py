@@ -1,7 +1,7 @@
 """layer_norm_columns(x, w, b?):  x, with each of `heads` runs of `width` columns from `start` on normalised alone
 
-x: [T, N], w, b: [width], shared by the runs, or [heads, width] (flat once lowered).  Norms of q and k inside a row of
-qkv.
+x: [T, N], w, b: [width], shared by the runs, or [heads, width] (flat once lowered).  The op serves norms of q and k
+inside a row of qkv.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """y has x's type and shape."""
+    """Returns x's type and shape, for y."""
     x, w, b = (*inputs, None)[:3]
     assert x is not None
     assert w is not None

@@ -1,7 +1,7 @@
 """layer_norm(x, w, b?):  y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * (w + weight_offset) + b
 
-Means are over the last dimension.  x: [..., C], w and b: [C], or [H, C] for x [..., H, C] where every head has its own.
-weight_offset is 0, or 1 where the checkpoint stores the weight's difference from one.  An absent b is zero.
+Means are over the last dimension.  x: [..., C], w and b: [C], or [H, C] for x [..., H, C] if every head has its own.
+weight_offset is 0, or 1 if the checkpoint stores the weight's difference from one.  An absent b is zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """y has x's type and shape."""
+    """Returns x's type and shape, for y."""
     x, w, b = (*inputs, None)[:3]
     assert x is not None
     check_weights(x, w, b)
@@ -25,7 +25,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
 
 
 def check_weights(x: Value, w: Value | None, b: Value | None) -> None:
-    """Raise GraphError unless w is a vector or one per head, and b, if there is one, is like w."""
+    """Raises GraphError unless w is a vector or has one row per head, and b, if there is one, has w's shape."""
     assert w is not None
     fits = 1 <= w.rank <= min(2, x.rank) and w.shape == x.shape[x.rank - w.rank :]
     if not fits or x.shape[-1] == 0:
@@ -37,7 +37,7 @@ def check_weights(x: Value, w: Value | None, b: Value | None) -> None:
 
 
 def normalise(x: np.ndarray, w: np.ndarray, b: np.ndarray | None, eps: float, weight_offset: float) -> np.ndarray:
-    """float64 arithmetic throughout; the result is not rounded."""
+    """Normalises with float64 arithmetic throughout. The result is not rounded."""
     centred = x.astype(np.float64)
     centred -= np.mean(centred, axis=-1, keepdims=True)
     inverse = 1.0 / np.sqrt(np.mean(centred * centred, axis=-1, keepdims=True) + eps)

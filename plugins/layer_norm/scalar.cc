@@ -9,7 +9,7 @@
 namespace tensorwright {
 namespace {
 
-// Lane i takes i + 8, then + 4, + 2, + 1: the order of a vector reduction.
+// Lane i adds lane i + 8, then i + 4, i + 2 and i + 1, in the order of a vector reduction.
 float tree_sum(float* lanes) {
   for (int step = TW_LANES / 2; step > 0; step /= 2) {
     for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];
@@ -23,7 +23,7 @@ float mean_of(const float* x, int32_t width) {
   return tree_sum(lanes) / (float)width;
 }
 
-// After the mean is known: squares of what is left have no digits to cancel.
+// Takes the variance once the mean is known: squares of differences from the mean have no digits that cancel.
 float variance_of(const float* x, int32_t width, float mean) {
   float lanes[TW_LANES] = {0};
   for (int32_t c = 0; c < width; ++c) {

@@ -33,7 +33,7 @@ inline float add_and_sum(const float* x, const float* residual, float* sum, int3
   return tw_tree_sum_avx2(lanes[0], lanes[1]);
 }
 
-// Lanes past the end hold no mean: they add nothing.
+// Lanes past the end do not subtract the mean, so they add nothing.
 inline float centred_square_sum(const float* x, int32_t width, __m256 mean) {
   __m256 lanes[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()};
   for (int32_t c = 0; c < width; c += TW_LANES) {

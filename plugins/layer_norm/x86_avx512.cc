@@ -1,4 +1,4 @@
-// layer_norm on AVX-512: one register of 16 lane sums, so that the bits are those of scalar.cc.
+// layer_norm on AVX-512: one register holds the 16 lane sums, so that the bits are those of scalar.cc.
 #include "plugins/common/x86_avx512.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ inline float add_and_sum(const float* x, const float* residual, float* sum, int3
   return tw_tree_sum_avx512(lanes);
 }
 
-// Lanes past the end hold no mean: they add nothing.
+// Lanes past the end do not subtract the mean, so they add nothing.
 inline float centred_square_sum(const float* x, int32_t width, __m512 mean) {
   __m512 lanes = _mm512_setzero_ps();
   for (int32_t c = 0; c < width; c += TW_LANES) {

@@ -38,8 +38,8 @@ static TW_INLINE double exp_negative(double x) {
   memcpy(&power, &shifted, sizeof power);
   memcpy(&magnitude, &x, sizeof magnitude);
   bits += power << 52;
-  // Too far below, -inf too: whatever came out is masked. In integers, since a comparison keeps the loops
-  // scalar.
+  // The result for x too far below 0, or -inf, is masked to 0. The mask is computed with integers, because a
+  // comparison would keep the loops scalar.
   const uint64_t k700 = 0x4085e00000000000u;
   const uint64_t keep = ((k700 - (magnitude & ~((uint64_t)1 << 63))) >> 63) - 1;
   bits &= keep;
@@ -47,7 +47,7 @@ static TW_INLINE double exp_negative(double x) {
   return p;
 }
 
-// The sum of the lanes, as a tree, when those of the rest are added.
+// Adds the weights of the last `count` values, and returns the sum of the lanes, taken as a tree.
 static double tw_finish_sum(double* lanes, const float* rest, int64_t count, double max) {
   for (int64_t j = 0; j < count; ++j) lanes[j] += exp_negative((double)rest[j] - max);
   for (int width = 4; width > 0; width /= 2) {
@@ -66,7 +66,7 @@ static void tw_divide(const float* x, int64_t count, float divisor, float* out) 
   for (int64_t i = 0; i < count; ++i) out[i] = x[i] / divisor;
 }
 
-// A bit of its own for each lane: what needs no shift by lane is fast on every instruction set.
+// Each lane tests a bit of its own, because code without shifts by lane is fast on every instruction set.
 static void tw_mask(const float* __restrict x, int64_t count, const uint32_t* words, float* __restrict out) {
   uint32_t bits[32];
   for (int j = 0; j < 32; ++j) bits[j] = (uint32_t)1 << j;

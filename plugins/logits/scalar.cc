@@ -18,7 +18,7 @@ static int32_t maxima(const float* x, int64_t count, int64_t block, float* out) 
   return nan;
 }
 
-// Lane i takes i + 8, then + 4, + 2, + 1.
+// Lane i adds lane i + 8, then i + 4, i + 2 and i + 1.
 static double tree_sum(double* lanes) {
   for (int width = TW_LANES / 2; width > 0; width /= 2) {
     for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
@@ -26,7 +26,7 @@ static double tree_sum(double* lanes) {
   return lanes[0];
 }
 
-// Four values of a lane are added as floats, then all in double; at last the lanes, as a tree.
+// Adds four values of a lane as floats, and these sums in double; adds the lanes at the end, as a tree.
 static double weight_sum(const float* x, int64_t count, float divisor, float scale,
                          const tw_row_block* block) {
   double lanes[TW_LANES] = {0};
@@ -80,7 +80,8 @@ static int64_t collect(const float* x, int64_t count, float low, float high, int
   return found;
 }
 
-// Eight at a time, so that their exponentials hide the additions, each of which waits for the one before.
+// Takes eight values at a time, so that their exponentials hide the additions, each of which waits for the
+// one before.
 static double exp_all(const float* x, int64_t count, double max, double* out) {
   double total = 0;
   int64_t i = 0;

@@ -1,4 +1,4 @@
-// The estimates of 2^y, scalar form. The two good ones: n = rint(y), 2^y = 2^n * P(y - n).
+// The estimates of 2^y, in scalar form. The two good ones use n = rint(y) and 2^y = 2^n * P(y - n).
 #ifndef TENSORWRIGHT_PLUGINS_LOGITS_WEIGHT_H_
 #define TENSORWRIGHT_PLUGINS_LOGITS_WEIGHT_H_
 
@@ -10,9 +10,10 @@
 #define TW_LOG2E_LOW 0x1.4ae0cp-26f
 #define TW_LN2 0x1.62e43p-1f
 #define TW_WEIGHT_LOWEST -125.0f
-// Adding and subtracting it rounds to the nearest integer, and leaves it in the low bits.
+// Adding this number rounds to the nearest integer and leaves the integer in the low bits; subtracting it
+// gives the integer as a float.
 #define TW_WEIGHT_ROUND 12582912.0f
-// Within 2^-23 of 2^f for |f| <= 1/2, rounding included.
+// This polynomial is within 2^-23 of 2^f for |f| <= 1/2, rounding included.
 #define TW_WEIGHT_C0 1.0f
 #define TW_WEIGHT_C1 0x1.62e43p-1f
 #define TW_WEIGHT_C2 0x1.ebfbdcp-3f
@@ -21,17 +22,17 @@
 #define TW_WEIGHT_C5 0x1.5f0f76p-10f
 #define TW_WEIGHT_C6 0x1.417834p-13f
 
-// A rough weight reads y, in fixed point, as the bits of a float: 2^n (1 + f) for 2^(n + f), which is up to
+// A rough weight takes y, in fixed point, as the bits of a float: 2^n (1 + f) for 2^(n + f). This is up to
 // 6.2 % too much, so the exponent starts lower by half of that.
 #define TW_ROUGH_ONE 8388608.0f  // 2^23, of the exponent's lowest bit
 #define TW_ROUGH_BIAS 126.957f
-// From so many powers of two below on, a block's weights are rough.
+// A block's weights are rough if the block is more than this many powers of two below the largest value.
 #define TW_ROUGH_FROM 16.0f
 
 #define TW_WIDE_LOWEST -1000.0
 #define TW_WIDE_ROUND 0x1.8p52
 #define TW_WIDE_LOG2E 0x1.71547652b82fep+0
-// Within 2^-34 of it.
+// This polynomial is within 2^-34 of 2^f.
 #define TW_WIDE_C0 0x1.ffffffffabbd7p-1
 #define TW_WIDE_C1 0x1.62e42ff116295p-1
 #define TW_WIDE_C2 0x1.ebfbe0a4bed95p-3
@@ -41,14 +42,14 @@
 #define TW_WIDE_C6 0x1.446a2015566aep-13
 #define TW_WIDE_C7 0x1.fe17846c4339fp-17
 
-// The integer power of two by which weights of scores up to max are divided: 2^(max * log2 e - power) is
-// near 1.
+// Returns the integer power of two by which weights of scores up to max are divided, so that 2^(max * log2 e
+// - power) is near 1.
 static inline float tw_weight_power(float max) {
   const float shifted = max * TW_LOG2E_HIGH + TW_WEIGHT_ROUND;
   return shifted - TW_WEIGHT_ROUND;
 }
 
-// exp(score) / 2^power.
+// Returns exp(score) / 2^power.
 static inline float tw_weight(float score, float power) {
   const float lowest = (power + TW_WEIGHT_LOWEST) * TW_LN2, round = TW_WEIGHT_ROUND - power;
   score = score > lowest ? score : lowest;
@@ -68,7 +69,7 @@ static inline float tw_weight(float score, float power) {
   return p;
 }
 
-// About 2^(x * scale - power), for an exponent of at most 1.
+// Returns about 2^(x * scale - power), for an exponent of at most 1.
 static inline float tw_rough_weight(float x, float scale, float power) {
   const float fixed = fmaf(x, scale * TW_ROUGH_ONE, (TW_ROUGH_BIAS - power) * TW_ROUGH_ONE);
   const int32_t bits = (int32_t)(fixed > 0.0f ? fixed : 0.0f);

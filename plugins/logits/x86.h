@@ -7,7 +7,7 @@
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
-// `count` values, and -inf up to the next whole group: the last ones of a row.
+// The last `count` values of a row, and -inf up to the next whole group.
 struct Padded {
   float x[TW_ROW_BLOCK];
   int64_t count;
@@ -17,7 +17,7 @@ struct Padded {
   }
 };
 
-// Of whole groups.
+// count must be a multiple of TW_ROW_GROUP.
 template <typename Row>
 TW_INLINE float largest(const float* x, int64_t count, int32_t* nan) {
   typename Row::Floats max[4];
@@ -53,7 +53,7 @@ int32_t maxima(const float* x, int64_t count, int64_t block, float* out) {
   return nan;
 }
 
-// exp(score) / 2^power.
+// Computes exp(score) / 2^power.
 template <typename Row>
 struct Weight {
   typename Row::Floats lowest, round;
@@ -76,7 +76,7 @@ struct Weight {
   }
 };
 
-// The same of score / divisor.
+// Computes the same for the score x / divisor.
 template <typename Row>
 struct DividedWeight {
   Weight<Row> weight;
@@ -86,7 +86,7 @@ struct DividedWeight {
   }
 };
 
-// tw_rough_weight().
+// Computes tw_rough_weight().
 template <typename Row>
 struct RoughWeight {
   typename Row::Floats slope, start;
@@ -97,7 +97,7 @@ struct RoughWeight {
   }
 };
 
-// Of whole groups.
+// count must be a multiple of TW_ROW_GROUP.
 template <typename Row, typename Fn>
 TW_INLINE double weight_sum(const float* x, int64_t count, const Fn& weight) {
   typename Row::Doubles lanes = Row::zero();
@@ -110,7 +110,8 @@ TW_INLINE double weight_sum(const float* x, int64_t count, const Fn& weight) {
   return Row::tree_sum(lanes);
 }
 
-// One block, of whole groups: read once for the maximum, and once more while it is near.
+// Weighs one block of whole groups. It reads the block once for the maximum, and once more while the block is
+// in the cache.
 template <typename Row>
 TW_INLINE void weigh_block(const float* x, int64_t count, float divisor, float* max, int32_t* nan,
                            tw_row_block* block) {
@@ -144,7 +145,7 @@ int32_t weigh(const float* x, int64_t count, float divisor, tw_row_block* blocks
   return nan;
 }
 
-// Of whole groups.
+// count must be a multiple of TW_ROW_GROUP.
 template <typename Row, int kBounds>
 TW_INLINE void add_weights_above(const float* x, int64_t count, float divisor, double shift,
                                  const float* bounds, double* sums) {
@@ -177,7 +178,7 @@ void weights_above(const float* x, int64_t count, float divisor, double shift, i
   }
 }
 
-// 2^y of a register of doubles.
+// Returns 2^y for a register of doubles.
 template <typename Wide>
 TW_INLINE typename Wide::Vector wide_weight(typename Wide::Vector y) {
   y = Wide::max(y, Wide::all(TW_WIDE_LOWEST));
@@ -208,7 +209,7 @@ int64_t collect(const float* x, int64_t count, float low, float high, int32_t fi
   return found;
 }
 
-// exp_negative() of definition.h of each: FMA only where it rounds nothing away.
+// Computes exp_negative() of definition.h for each lane. FMA is used only where the product is exact.
 template <typename Wide, int kCount>
 TW_INLINE void exp_lanes(typename Wide::Vector* x) {
   const double taylor[] = {1.0 / 479001600.0,
@@ -243,7 +244,8 @@ TW_INLINE void exp_lanes(typename Wide::Vector* x) {
   for (int j = 0; j < kCount; ++j) x[j] = Wide::zero_below_700(Wide::times_power(p[j], shifted[j]), x[j]);
 }
 
-// Adds the exponentials of kCount registers to the lanes' sums; none waits for another.
+// Adds the exponentials of kCount registers to the sums of the lanes; the registers do not depend on each
+// other.
 template <typename Wide, int kCount>
 TW_INLINE void add_exp(const float* x, double max, typename Wide::Vector* sums) {
   constexpr int kRegisters = 8 / Wide::kLanes;
@@ -269,7 +271,8 @@ double sum_exp(const float* x, int64_t count, double max) {
   return tw_finish_sum(lanes, x + i, count - i, max);
 }
 
-// Eight at a time, so that their exponentials hide the additions, each of which waits for the one before.
+// Takes eight values at a time, so that their exponentials hide the additions, each of which waits for the
+// one before.
 template <typename Wide>
 double exp_all(const float* x, int64_t count, double max, double* out) {
   constexpr int kRegisters = 8 / Wide::kLanes;

@@ -51,7 +51,7 @@ struct Row256 {
   static TW_INLINE Floats fma_minus(Floats x, Floats y, Floats z) {
     return {_mm256_fmsub_ps(x.a, y.a, z.a), _mm256_fmsub_ps(x.b, y.b, z.b)};
   }
-  // The integers, as the bits of floats.
+  // Converts to integers, and takes them as the bits of floats.
   static TW_INLINE Floats bits_of(Floats x) {
     return {_mm256_castsi256_ps(_mm256_cvttps_epi32(x.a)), _mm256_castsi256_ps(_mm256_cvttps_epi32(x.b))};
   }
@@ -78,7 +78,7 @@ struct Row256 {
     const __m256d z = _mm256_setzero_pd();
     return {{z, z, z, z}};
   }
-  // Four of the sixteen.
+  // Returns four of the sixteen values as doubles.
   static TW_INLINE __m256d quarter(Floats x, int which) {
     const __m256 half = which < 2 ? x.a : x.b;
     return _mm256_cvtps_pd(which % 2 ? _mm256_extractf128_ps(half, 1) : _mm256_castps256_ps128(half));

@@ -39,9 +39,9 @@ struct Row512 {
   static TW_INLINE Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
   static TW_INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
   static TW_INLINE Floats fma_minus(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
-  // The integers, as the bits of floats.
+  // Converts to integers, and takes them as the bits of floats.
   static TW_INLINE Floats bits_of(Floats a) { return _mm512_castsi512_ps(_mm512_cvttps_epi32(a)); }
-  // Bits of lanes that were in order so far.
+  // A bit is set for each lane that has had no NaN so far.
   static TW_INLINE Unordered ordered() { return 0xffff; }
   static TW_INLINE void note(Unordered* found, Floats a, Floats b) {
     *found = _mm512_mask_cmp_ps_mask(*found, a, b, _CMP_ORD_Q);

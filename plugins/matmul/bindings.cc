@@ -85,7 +85,7 @@ void require_weight_dtype(int dtype) {
           "panels hold float32 (0) or bfloat16 (1), not dtype " + std::to_string(dtype));
 }
 
-// A new numpy vector of `count` elements that frees itself.
+// Returns a new numpy array of the given shape that frees itself.
 template <typename T>
 nb::ndarray<nb::numpy, T> new_array(std::initializer_list<size_t> shape) {
   size_t count = 1;
@@ -107,7 +107,7 @@ nb::object pack(int dtype, const Array& rows) {
   return out.cast();
 }
 
-nb::object pack_swiglu(int dtype, const Array& gate, const Array& up) {
+nb::object pack_gated(int dtype, const Array& gate, const Array& up) {
   require_weight_dtype(dtype);
   const PackSource g = source_of(gate, "gate"), u = source_of(up, "up");
   require(g.rows == u.rows && g.k == u.k, "gate and up must have the same shape");
@@ -115,7 +115,7 @@ nb::object pack_swiglu(int dtype, const Array& gate, const Array& up) {
   auto out = new_array<uint8_t>({2 * static_cast<size_t>(panels_of(g.rows)) * bytes});
   {
     nb::gil_scoped_release release;
-    pack_swiglu_panels(dtype, g, u, out.data());
+    pack_gated_panels(dtype, g, u, out.data());
   }
   return out.cast();
 }
@@ -135,8 +135,8 @@ nb::object unpack(int dtype, const Array& packed, int64_t rows, int64_t k) {
                           : unpack_as<float>(dtype, packed, rows, k);
 }
 
-// One matmul as a plan would run it. by_rows: threads split rows, else panels. Weight copies rotate so that
-// caches do not hold them.
+// Times one matmul as a plan would run it. by_rows: threads split rows, else panels. The copies of the
+// weights take turns, so that the caches do not hold them.
 std::vector<double> time_matmul(int dtype, size_t index, int rows, int n, int k, int epilogue, int threads,
                                 int repeats, int copies, bool by_rows) {
   const tw_matmul_fn kernel = kernel_at(matmul_kernels(dtype), index);
@@ -177,7 +177,7 @@ void bind(nb::module_& m) {
   m.def("pack_panels", &pack, "dtype"_a, "rows"_a,
         "rows [n, k] float32 or uint16 (bfloat16) -> uint8 panels of `dtype`; n may be any 16-aligned part "
         "of a matrix.");
-  m.def("pack_swiglu_panels", &pack_swiglu, "dtype"_a, "gate"_a, "up"_a,
+  m.def("pack_gated_panels", &pack_gated, "dtype"_a, "gate"_a, "up"_a,
         "gate and up [n, k] -> panels gate 0, up 0, gate 1, up 1, ...");
   m.def("unpack_panels", &unpack, "dtype"_a, "packed"_a, "n"_a, "k"_a, "The inverse of pack_panels: [n, k].");
   m.def("panel_bytes", [](int dtype, size_t k) { return tw_panel_bytes(dtype, k); }, "dtype"_a, "k"_a);

@@ -1,4 +1,4 @@
-// How benchmarks split one matmul over threads, for plain and quantized weights.
+// Splits one matmul over threads for benchmarks, with plain or quantized weights.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_BINDINGS_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_BINDINGS_H_
 

@@ -1,4 +1,4 @@
-// What the instructions of matrix products have in common, float and quantized.
+// The checks that the instructions of float and quantized matrix products share.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_INSTRUCTION_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_INSTRUCTION_H_
 
@@ -8,8 +8,8 @@
 
 namespace tensorwright {
 
-// Checks all but x and w; returns how many panels w must have: ceil(n / 16), twice that if the epilogue is
-// gated. A bias has as many floats as w has rows, in panel order.
+// Checks all operands but x and w. Returns how many panels w must have: ceil(n / 16), or twice that if the
+// epilogue is gated. A bias has as many floats as w has rows, in panel order.
 uint64_t check_product(const InstructionCheck& c);
 
 }  // namespace tensorwright

@@ -1,28 +1,29 @@
-// matmul: y[rows, n] = epilogue(x[rows, k] * w[n, k]^T + bias) + residual, w in packed panels.
+// matmul: y[rows, n] = epilogue(x[rows, k] * w[n, k]^T + bias) + residual, with w in packed panels.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_KERNEL_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_KERNEL_H_
 
 #include "plugins/common/kernel_types.h"
 
-// Numbers are stored in plans; append only.
+// Plans store these numbers, so new ones are only appended.
 enum tw_matmul_epilogue {
   TW_EPILOGUE_NONE = 0,
-  // 1 + tw_activation. Panels come in pairs (gate, up); column j of the output is act(gate_j) * up_j. n
-  // counts output columns.
-  TW_EPILOGUE_SWIGLU = 1 + TW_SILU,
+  // A gated epilogue is 1 + tw_activation. Panels come in pairs (gate, up); column j of the output is
+  // act(gate_j) * up_j. n counts output columns.
+  TW_EPILOGUE_GATED = 1 + TW_SILU,
   TW_EPILOGUE_LAST = TW_ACTIVATIONS,
 };
 
-// Panels that make one panel of output.
+// Returns the number of panels of w that make one panel of output.
 static inline int tw_epilogue_panels(int epilogue) { return epilogue == TW_EPILOGUE_NONE ? 1 : 2; }
 
-// How to cut work for threads. Any cut gives the same bits; these multiples keep the register blocks full.
+// Work is cut for threads at multiples of these. Any cut gives the same bits, but these multiples keep the
+// register blocks full.
 enum {
   TW_MATMUL_ROW_BLOCK = 6,
   TW_MATMUL_PANEL_BLOCK = 4,
-  // Up to this many rows a call reads each weight from memory once: cut by panels only, several blocks of
-  // panels to a call, for a call fetches its next block while it computes. Beyond, cutting rows too costs
-  // little.
+  // Up to this many rows, a call reads each weight from memory once. Work is then cut by panels only, with
+  // several blocks of panels per call, because a call fetches the next block while it computes. With more
+  // rows, cutting the rows as well costs little.
   TW_MATMUL_FLAT_ROWS = 96,
 };
 
@@ -30,7 +31,7 @@ typedef struct tw_matmul_args {
   int32_t rows;         // activation rows to compute
   int32_t k;            // reduction length
   int32_t n;            // output columns of the whole matrix
-  int32_t panel_begin;  // weight panels to compute, [panel_begin, panel_end); even if gated
+  int32_t panel_begin;  // weight panels to compute, [panel_begin, panel_end); both even if gated
   int32_t panel_end;
   int32_t epilogue;         // tw_matmul_epilogue
   int32_t y_dtype;          // TW_F32 or TW_BF16

@@ -7,7 +7,7 @@
 
 namespace tensorwright {
 
-// dtype: of x and of the weights, TW_F32 or TW_BF16.
+// dtype: the dtype of x and of the weights, TW_F32 or TW_BF16.
 std::span<const KernelEntry<tw_matmul_fn>> matmul_kernels(int dtype);
 
 }  // namespace tensorwright

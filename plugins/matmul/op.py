@@ -21,11 +21,11 @@ from tensorwright.plugins.rounding import round_to
 
 EPILOGUE_NONE = 0
 EPILOGUES = {activation: 1 + i for i, activation in enumerate(ACTIVATIONS)}
-"""Numbers of kernel.h: of the activation of a gate."""
+"""The epilogue of each activation of a gate, a number of kernel.h."""
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """[T, n]: of x's type if gated, since another matmul reads it; else float32."""
+    """Returns [T, n]: of x's type if gated, since another matmul reads it; else float32."""
     x, w, bias, residual = (*inputs, None, None)[:4]
     if x is None or w is None:
         raise GraphError("matmul: x and w must be present")
@@ -44,13 +44,13 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
 
 
 def product(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """x w^T + bias in float64."""
+    """Returns x w^T + bias in float64."""
     y = x.astype(np.float64) @ w.astype(np.float64).T
     return y if bias is None else y + bias.astype(np.float64)
 
 
 def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
-    """float64 sums, rounded once at the end: to the activation type if gated, else to float32."""
+    """Sums in float64 and rounds once at the end: to the activation type if gated, else to float32."""
     x, w, bias, residual = (*inputs, None, None)[:4]
     assert x is not None
     assert w is not None

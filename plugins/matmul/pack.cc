@@ -1,4 +1,4 @@
-// Packing and unpacking of weight panels. Reads 16 rows side by side and writes whole 64-byte groups.
+// Packs and unpacks panels of weights. It reads 16 rows side by side and writes whole 64-byte groups.
 #include "plugins/matmul/pack.h"
 
 #include <algorithm>
@@ -20,9 +20,9 @@ To convert(From value) {
   }
 }
 
-// One panel from `rows` <= 16 rows; the rest of the panel is zero. Goes by squares of 16 rows x 16 groups
-// through a small buffer: rows a power of two apart would evict each other from the cache if read side by
-// side.
+// Packs one panel from `rows` <= 16 rows; the rest of the panel is zero. It copies squares of 16 rows x 16
+// groups through a small buffer, because rows that lie a power of two apart would evict each other from the
+// cache if they were read side by side.
 template <typename From, typename To>
 void pack_panel(const From* data, int64_t stride, int64_t rows, int64_t k, uint32_t* panel) {
   constexpr int64_t kGroup = 4 / sizeof(To), kSquare = TW_LANES * kGroup;
@@ -34,7 +34,7 @@ void pack_panel(const From* data, int64_t stride, int64_t rows, int64_t k, uint3
       const From* from = data + row * stride + at;
       for (int64_t i = 0; i < columns; ++i) square[row][i] = convert<From, To>(from[i]);
     }
-    uint32_t units[TW_LANES][TW_LANES];  // [row][group]: a group moves as one, whatever is in it
+    uint32_t units[TW_LANES][TW_LANES];  // [row][group]: a group moves as a whole
     std::memcpy(units, square, sizeof units);
     uint32_t* out = panel + at / kGroup * TW_LANES;
     for (int64_t group = 0; group < groups; ++group) {
@@ -81,7 +81,7 @@ void pack_panels(int dtype, const PackSource& source, void* panels) {
   pack(dtype, source, panels, static_cast<int64_t>(tw_panel_bytes(dtype, static_cast<size_t>(source.k))));
 }
 
-void pack_swiglu_panels(int dtype, const PackSource& gate, const PackSource& up, void* panels) {
+void pack_gated_panels(int dtype, const PackSource& gate, const PackSource& up, void* panels) {
   const auto bytes = static_cast<int64_t>(tw_panel_bytes(dtype, static_cast<size_t>(gate.k)));
   pack(dtype, gate, panels, 2 * bytes);
   pack(dtype, up, static_cast<char*>(panels) + bytes, 2 * bytes);

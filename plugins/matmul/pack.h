@@ -1,5 +1,6 @@
 // The packed weight layout: panels of 16 rows, zero-padded, K interleaved by 4 bytes. Byte o of a panel, with
-// e bytes per element and g = 4 / e, is element k = o / 64 * g + o % 4 / e of row o % 64 / 4. Invertible.
+// e bytes per element and g = 4 / e, is element k = o / 64 * g + o % 4 / e of row o % 64 / 4. The layout can
+// be inverted.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_PACK_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_PACK_H_
 
@@ -7,8 +8,8 @@
 
 namespace tensorwright {
 
-// Rows of a matrix [rows, k] of TW_F32 or TW_BF16, in memory. Streaming: pass any 16-aligned range of a
-// bigger matrix.
+// Rows of a matrix [rows, k] of TW_F32 or TW_BF16 in memory. To pack a larger matrix part by part, pass any
+// range of its rows that is aligned to 16.
 struct PackSource {
   const void* data;
   int dtype;
@@ -21,8 +22,8 @@ inline int64_t panels_of(int64_t rows) { return (rows + TW_LANES - 1) / TW_LANES
 // Packs into panels_of(rows) panels of `dtype` (TW_F32 or TW_BF16, converted by round-to-nearest-even).
 void pack_panels(int dtype, const PackSource& source, void* panels);
 
-// The layout of TW_EPILOGUE_SWIGLU: panel 2i holds rows 16i.. of gate, panel 2i + 1 the same rows of up.
-void pack_swiglu_panels(int dtype, const PackSource& gate, const PackSource& up, void* panels);
+// The layout of TW_EPILOGUE_GATED: panel 2i holds rows 16i.. of gate, panel 2i + 1 the same rows of up.
+void pack_gated_panels(int dtype, const PackSource& gate, const PackSource& up, void* panels);
 
 // The inverse of pack_panels: rows [rows, k] of the same dtype, contiguous.
 void unpack_panels(int dtype, const void* panels, int64_t rows, int64_t k, void* out);

@@ -10,7 +10,7 @@ float element(int dtype, const void* data, int64_t at) {
   return dtype == TW_BF16 ? tw_bf16_to_f32(((const uint16_t*)data)[at]) : ((const float*)data)[at];
 }
 
-// sum over k of x[k] * w[lane, k] for the 16 lanes of a panel.
+// Computes the sum over k of x[k] * w[lane, k] for the 16 lanes of a panel.
 void panel_dot(const tw_matmul_args* a, int dtype, int64_t row, int64_t panel, float acc[TW_LANES]) {
   const char* w = (const char*)a->w + (size_t)panel * tw_panel_bytes(dtype, (size_t)a->k);
   const int64_t group = tw_k_group(dtype);

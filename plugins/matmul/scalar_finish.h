@@ -1,4 +1,5 @@
-// What follows the sums of a matmul in plain C, float and quantized: bias, activation, residual, rounding.
+// The steps after the sums of a float or quantized matmul, in plain C: bias, activation, residual and
+// rounding.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_SCALAR_FINISH_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_SCALAR_FINISH_H_
 
@@ -8,7 +9,7 @@
 
 namespace {  // each including file gets its own copy
 
-// A lane's sum with its bias. Lanes past n are never asked for: the bias need not be padded.
+// Returns a lane's sum with the bias. It is never called for lanes past n, so the bias need not be padded.
 float biased(const tw_matmul_args* a, int64_t panel, int64_t lane, float sum) {
   return a->bias ? sum + a->bias[panel * TW_LANES + lane] : sum;
 }
@@ -23,7 +24,7 @@ void store(const tw_matmul_args* a, int64_t row, int64_t column, float value) {
   }
 }
 
-// Every output of a call; dot(row, panel, sums) gives the 16 sums of a row and a panel.
+// Computes every output of a call. dot(row, panel, sums) writes the 16 sums of a row and a panel.
 template <typename Dot>
 void for_outputs(const tw_matmul_args* a, Dot dot) {
   const int step = tw_epilogue_panels(a->epilogue);

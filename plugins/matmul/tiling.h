@@ -1,5 +1,5 @@
-// How a matmul's output is cut into tasks: by panels for few rows, which are bound by reading w once; by
-// tiles of rows x panels for many, sized so that a tile of x and a block of panels share a core's L2 cache.
+// Cuts a matmul's output into tasks: for few rows by panels, because reading w once takes the time; for many
+// rows by tiles of rows x panels, sized so that a tile of x and a block of panels share a core's L2 cache.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_TILING_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_TILING_H_
 
@@ -19,14 +19,14 @@ struct MatmulTiling {
   int32_t panel(int task) const { return task / row_tiles * panel_block; }
 };
 
-// x_row_bytes, panel_bytes: of one row of x and one panel of w, as the kernel reads them.
+// x_row_bytes, panel_bytes: the bytes of one row of x and of one panel of w, as the kernel reads them.
 inline MatmulTiling tile_matmul(int32_t rows, int32_t panels, int64_t x_row_bytes, int64_t panel_bytes,
                                 int threads) {
-  // Bytes of weights in a task, at least. One block of rows: some microseconds. More rows: a kernel fetches
-  // ahead inside its own task only, so tasks are larger.
+  // A task has at least this many bytes of weights. With one block of rows that is some microseconds. With
+  // more rows tasks are larger, because a kernel fetches ahead only inside a task.
   constexpr int64_t kTaskBytes = 64 << 10, kFlatTaskBytes = 512 << 10;
   constexpr int64_t kRowTileBytes = 256 << 10, kPanelBlockBytes = 512 << 10;
-  constexpr int64_t kTasksPerThread = 4;  // a small matrix is cut finer, so that threads end together
+  constexpr int64_t kTasksPerThread = 4;  // small matrices are cut finer, so that threads end together
   const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   const int64_t most = std::clamp<int64_t>(kRowTileBytes / std::max<int64_t>(1, x_row_bytes), 24, 192);
   const int64_t even = ceil_div(rows, ceil_div(rows, most));

@@ -1,4 +1,4 @@
-// What the matmul kernels of every x86 instruction set share, float and quantized.
+// Constants and functions that the float and quantized matmul kernels of every x86 instruction set share.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_X86_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_X86_H_
 

@@ -4,13 +4,13 @@
 //     for each R <= 6 rows of the chunk: widen x of these rows, then micro kernels, R x P panels in registers
 //   then bias, activation, residual and rounding for the chunk
 //
-// A panel takes two registers, so that 6 rows and 1 panel, or 1 row and 4 panels, fill the 16 that there are.
-// Partial sums are stored and reloaded between blocks of K, so blocking never shows.
+// A panel takes two registers, so 6 rows and 1 panel, or 1 row and 4 panels, fill the 16 registers. Partial
+// sums are stored and reloaded between blocks of K, so the blocks change no bit.
 #include "plugins/matmul/x86_avx2_finish.h"
 
 namespace {
 
-constexpr int64_t kRows = 6;     // rows of a micro kernel at most
+constexpr int64_t kRows = 6;     // the most rows of a micro kernel
 constexpr int64_t kChunk = 96;   // rows
 constexpr int64_t kBlock = 512;  // elements of K: x of 6 rows stays in the L1 cache, a unit in the L2
 constexpr int64_t kStride = kBlock + 16;  // floats between rows of x
@@ -40,7 +40,7 @@ TW_INLINE void step_bf16(__m256 (&acc)[R][N], const float* x, const char* w, int
   tw_multiply_avx2(
       acc, [=](int r) TW_ALWAYS { return _mm256_broadcast_ss(x + r * kStride); },
       [=](int i) TW_ALWAYS { return tw_low_halves_avx2(w + i / 2 * w_stride + i % 2 * 32); });
-  __asm__("" : "+r"(w));  // load again: there are no registers to keep the first halves in
+  __asm__("" : "+r"(w));  // makes the compiler load again: no registers are free for the first halves
   tw_multiply_avx2(
       acc, [=](int r) TW_ALWAYS { return _mm256_broadcast_ss(x + r * kStride + 1); },
       [=](int i) TW_ALWAYS { return tw_high_halves_avx2(w + i / 2 * w_stride + i % 2 * 32); });
@@ -91,7 +91,8 @@ void micro(const Tile* t) {
   }
 }
 
-// Panels that go through a micro kernel together; widened weights leave no register for 3 rows and 2 panels.
+// Returns how many panels go through a micro kernel together. Widened weights leave no register for 3 rows
+// and 2 panels.
 constexpr int64_t panels_at_once(int dtype, int64_t rows) {
   return rows == 1 ? 4 : rows == 2 || (rows == 3 && dtype == TW_F32) ? 2 : 1;
 }
@@ -109,8 +110,8 @@ Micro micro_for(int64_t rows, int64_t panels) {
   return panels == 3 ? micro<kDtype, 1, 3> : micro<kDtype, 1, 4>;
 }
 
-// x of one row, `count` elements as floats. What fills the last group is -0: times the zero of the weights it
-// leaves every sum as it is, even -0.
+// Converts `count` elements of one row of x to floats. The last group is filled with -0: multiplied with the
+// zero of the weights, it leaves every sum as it is, even -0.
 template <int kDtype>
 void widen(const void* x, int64_t count, float* to) {
   const int64_t bytes = kDtype == TW_BF16 ? 2 : 4;
@@ -132,15 +133,15 @@ struct Work {
 struct Pass {
   int64_t row, rows, begin, depth;
   const char* next;  // x of the pass that follows in this chunk, or NULL
-  bool last_rows;    // of the chunk
+  bool last_rows;    // whether these are the last rows of the chunk
 };
 
-// What a micro kernel for the panels from `p` on fetches meanwhile.
+// Sets what a micro kernel for the panels from `p` on fetches while it computes.
 template <int kDtype>
 void look_ahead(const Work& work, const Pass& pass, int64_t p, int64_t panels, Tile* t) {
   const tw_matmul_args* a = work.a;
   const int64_t bytes = (int64_t)tw_dtype_bytes(kDtype);
-  // The last rows of a block fetch the next block, of these panels or of the next unit's.
+  // The last rows of a block fetch the next block, either of these panels or of those of the next unit.
   if (pass.last_rows && pass.begin + pass.depth < a->k) {
     t->ahead = pass.depth * bytes * kLanes;
   } else if (pass.last_rows && work.panel + p + kUnit + panels <= a->panel_end) {

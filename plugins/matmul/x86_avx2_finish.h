@@ -1,6 +1,6 @@
-// What follows the sums of a matmul in the kernels of 256 bits, float and quantized: bias, activation,
-// residual, rounding. In an unnamed namespace: this header is compiled under instruction-set flags and must
-// not leak.
+// The steps after the sums of a float or quantized matmul in the kernels of 256 bits: bias, activation,
+// residual and rounding. All of it is in an unnamed namespace, because this header is compiled under
+// instruction-set flags and must not leak.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX2_FINISH_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX2_FINISH_H_
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-// Bias, activation, residual, rounding: once the whole of K is summed. For the half panels of one row.
+// Finishes the half panels of one row, once the whole of K is summed.
 template <int kEpilogue>
 void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel, int64_t panels, const float* sum) {
   constexpr int64_t pair = kEpilogue == TW_EPILOGUE_NONE ? 1 : 2;

@@ -12,7 +12,7 @@ struct F32 {
 
 // A group holds k in its low half and k + 1 in its high half.
 struct WidenedBf16 {
-  static constexpr int64_t kRowsAtOnce = 5;  // the widened weights take twice the registers
+  static constexpr int64_t kRowsAtOnce = 5;  // widened weights take twice the registers
   static inline __m512 low(__m512i pair) { return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)); }
   static inline __m512 high(__m512i pair) {
     return _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000u)));

@@ -1,13 +1,13 @@
-// The matmul of the AVX-512 kernels, for any way (`Dot`) to multiply a 4-byte group of K into 16 lanes.
+// The matmul of the AVX-512 kernels. `Dot` is the way to multiply a 4-byte group of K into 16 lanes.
 //
 //   for each unit of 4 panels, for each chunk of rows, for each block of K:
 //     for each R <= 6 rows of the chunk:  micro kernel, R x 4 accumulators in registers
 //   then bias, activation, residual and rounding for the chunk
 //
 // A weight vector is loaded once per R rows; a block of weights comes from memory once and is found in the L2
-// cache by the other rows of the chunk. Partial sums are stored and reloaded between blocks of K, so blocking
-// never shows. Everything is in an unnamed namespace: this header is compiled under instruction-set flags and
-// must not leak.
+// cache by the other rows of the chunk. Partial sums are stored and reloaded between blocks of K, so the
+// blocks change no bit. Everything is in an unnamed namespace: this header is compiled under instruction-set
+// flags and must not leak.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_H_
 
@@ -17,28 +17,27 @@
 
 namespace {
 
-constexpr int64_t kRows = 6;          // rows of a micro kernel at most: with 4 panels 29 of 32 registers
+constexpr int64_t kRows = 6;          // the most rows of a micro kernel: 29 of 32 registers with 4 panels
 constexpr int64_t kChunk = 96;        // rows
-constexpr int64_t kDeepBlock = 2048;  // groups of K: a unit's block takes half the L2 cache
+constexpr int64_t kDeepBlock = 2048;  // groups of K: a block of a unit takes half the L2 cache
 constexpr int64_t kFlatBlock = 512;   // shorter for few rows, so that the next block is fetched ahead in time
 
 // One call of a micro kernel.
 struct Tile {
-  const char* x;     // first row, at the block's first K
-  int64_t x_stride;  // bytes
-  const char* w;     // first panel, at the block's first K
-  int64_t w_stride;  // bytes between panels
-  int64_t groups;    // whole 4-byte groups of K
-  bool tail;         // one more group, of which x has only the first half
-  bool first;        // sums start at zero
-  float* sum;        // [rows, kUnit, 16] partial sums
-  const char*
-      ahead[2];  // lines of a later block to fetch meanwhile: one per group of K, ahead_step bytes apart
+  const char* x;         // first row, at the block's first K
+  int64_t x_stride;      // bytes
+  const char* w;         // first panel, at the block's first K
+  int64_t w_stride;      // bytes between panels
+  int64_t groups;        // whole 4-byte groups of K
+  bool tail;             // there is one more group, of which x has only the first half
+  bool first;            // sums start at zero
+  float* sum;            // [rows, kUnit, 16] partial sums
+  const char* ahead[2];  // lines to fetch meanwhile, one per group of K, ahead_step bytes apart
   int64_t ahead_step[2];
 };
 
-// Row r is at x[r / 3] + r % 3 * stride, panel p at w[p / 3] + p % 3 * stride: forms that x86 addresses
-// directly.
+// Row r is at x[r / 3] + r % 3 * stride, and panel p at w[p / 3] + p % 3 * stride, because x86 addresses
+// these forms directly.
 struct Cursor {
   const char *x[2], *w[2];
 };
@@ -102,7 +101,7 @@ Micro micro_for(int64_t rows, int64_t panels) {
 }
 #undef TW_MICROS
 
-// How a call is cut up; the same for every unit of panels.
+// How a call is cut; every unit of panels is cut alike.
 struct Cut {
   int64_t groups, block;       // whole groups of K, and per block
   int64_t chunk;               // rows
@@ -120,7 +119,8 @@ Cut cut_of(const tw_matmul_args* a, int dtype, int64_t rows_at_once) {
   const int64_t limit = a->rows > rows_at_once && a->rows <= kChunk ? kFlatBlock : kDeepBlock;
   const int64_t blocks = c.groups > limit ? ceil_div(c.groups, limit) : 1;
   c.block = ceil_div(c.groups, blocks);
-  // With one block the sums need not wait for the next: keep them few, in the L1 cache.
+  // With one block of K, the sums need not wait for the next block, so the chunk is small and they stay in
+  // the L1 cache.
   c.chunk = blocks == 1 && a->rows > kChunk ? rows_at_once : kChunk;
   return c;
 }
@@ -165,13 +165,13 @@ void sum_block(const tw_matmul_args* a, const Cut& c, int64_t row, int64_t rows,
               sum + first * kUnit * kLanes,
               {w, w},
               {0, 0}};
-    // One pass leaves no time to fetch weights ahead; of several, the last ones share it.
+    // A single pass has no time to fetch weights ahead. With several passes, the last ones fetch them.
     if (passes > 1 && pass >= passes - kUnit) {
       take(&next, &t, 0);
       if (passes < kUnit) take(&next, &t, 1);
     }
     if (end == rows && row + rows < a->rows &&
-        t.groups > 0) {  // the rows that come next, spread over this pass
+        t.groups > 0) {  // fetches the next rows, spread over this pass
       t.ahead[1] = t.x + (end - first) * c.x_stride;
       t.ahead_step[1] = (end - first) * c.x_stride / t.groups;
     }

@@ -1,5 +1,6 @@
-// What follows the sums of a matmul in the AVX-512 kernels, float and quantized: bias, activation, residual,
-// rounding. In an unnamed namespace: this header is compiled under instruction-set flags and must not leak.
+// The steps after the sums of a float or quantized matmul in the AVX-512 kernels: bias, activation, residual
+// and rounding. All of it is in an unnamed namespace, because this header is compiled under instruction-set
+// flags and must not leak.
 #ifndef TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_FINISH_H_
 #define TENSORWRIGHT_PLUGINS_MATMUL_X86_AVX512_FINISH_H_
 
@@ -8,7 +9,7 @@
 
 namespace {
 
-// Bias, activation, residual, rounding: once the whole of K is summed. For P panels from `panel` of one row.
+// Finishes P panels, from `panel` on, of one row, once the whole of K is summed.
 template <int P, int kEpilogue>
 inline __attribute__((always_inline)) void finish_row(const tw_matmul_args& a, int64_t row, int64_t panel,
                                                       const float* sum) {

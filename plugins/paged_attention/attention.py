@@ -1,8 +1,8 @@
 """attention(q, k, v, sinks?):  softmax(softcap(scale * q k^T), what each query may see) v,  one sequence, causal
 
-q: [1, S, H, D], k and v: [1, S, Hkv, D]; query head h reads KV head h // (H / Hkv).  mask "causal" sees every earlier
-position and its own; "window" only the last `window` of those.  softcap c > 0: c * tanh(score / c).
-sinks: [H] float32, a score of each head that joins its softmax and has no value.
+q: [1, S, H, D], k and v: [1, S, Hkv, D]; query head h reads KV head h // (H / Hkv).  With mask "causal" a query sees
+every position up to its own; with "window" only the last `window` of those.  softcap c > 0: c * tanh(score / c).
+sinks: [H] float32, one score per head that joins the softmax and has no value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """The result has q's type and shape."""
+    """Returns q's type and shape."""
     q, k, v, sinks = with_sinks(inputs, 3)
     if q.rank != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         raise GraphError(
@@ -38,7 +38,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
 
 
 def with_sinks(inputs: list[Any], count: int) -> list[Any]:
-    """`count` operands and the sinks, None where the op has none."""
+    """Returns `count` operands and the sinks, None if the op has no sinks."""
     return [*inputs[:count], inputs[count] if len(inputs) > count else None]
 
 
@@ -57,7 +57,7 @@ def attend(
     softcap: float,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """q [Q, H, D] at positions first_position + i over k, v [L, Hkv, D] -> [Q, H, D], all in float64."""
+    """Attends with q [Q, H, D], at positions first_position + i, to k, v [L, Hkv, D] -> [Q, H, D], all in float64."""
     group = q.shape[1] // k.shape[1]
     # [Hkv, group, Q, D] times [Hkv, 1, D, L]
     q64 = q.astype(np.float64).reshape(len(q), k.shape[1], group, -1).transpose(1, 2, 0, 3)

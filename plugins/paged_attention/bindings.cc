@@ -106,7 +106,7 @@ struct Work {
   tw_attention_fn attention;
   tw_attention_combine_fn combine;
 
-  int q_dtype() const { return dtype == TW_I8 ? TW_BF16 : dtype; }  // as bf16 engines do it
+  int q_dtype() const { return dtype == TW_I8 ? TW_BF16 : dtype; }  // as in bf16 engines
   int group() const { return heads / kv_heads; }
   int blocks() const { return (context + block_size - 1) / block_size; }
   int splits() const { return (context + TW_ATTENTION_SPLIT - 1) / TW_ATTENTION_SPLIT; }
@@ -116,12 +116,12 @@ struct Work {
   }
 };
 
-struct Scratch {  // of one thread
+struct Scratch {  // the scratch of one thread
   std::vector<float> acc, max, sum;
   std::vector<int64_t> offsets;
 };
 
-// One KV head and tile of queries over all its splits, and their combination.
+// Runs one KV head and tile of queries over all splits, and combines the splits.
 void run_task(const Work& w, const char* q, const char* pages, const int32_t* table, char* y, int kv_head,
               int tile, Scratch& scratch) {
   const int begin = tile * w.query_tile, count = std::min(w.query_tile, w.queries - begin);
@@ -173,7 +173,8 @@ void run_task(const Work& w, const char* q, const char* pages, const int32_t* ta
   w.combine(&c);
 }
 
-// Seconds of each repeat over all layers. Every layer has its own pages, so that caches hold none of them.
+// Returns the seconds of each repeat over all layers. Every layer has its own pages, so that the caches hold
+// none of them.
 std::vector<double> time_all(const Work& w, int threads, int repeats) {
   const int64_t layer_bytes = w.blocks() * w.block_bytes();
   const int64_t q_bytes = static_cast<int64_t>(w.queries) * w.heads * w.head_dim * 4;
@@ -190,7 +191,8 @@ std::vector<double> time_all(const Work& w, int threads, int repeats) {
       Scratch scratch;
       for (int i; (i = next.fetch_add(1)) < tasks;) {
         const int layer = i / per_layer, rest = i % per_layer;
-        // The last queries see most: they go first, so that no thread waits for a long task at the end.
+        // The last queries see the most positions. They go first, so that no thread waits for a long task at
+        // the end.
         run_task(w, q.get(), pages.get() + layer * layer_bytes, table.data(), y.get(), rest % w.kv_heads,
                  w.tiles() - 1 - rest / w.kv_heads, scratch);
       }

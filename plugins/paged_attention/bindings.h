@@ -1,4 +1,4 @@
-// Checks what the tests of the attention and rotary kernels give as the cache's dtype.
+// Checks the dtype of the cache that tests of the attention and rotary kernels pass.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_BINDINGS_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_BINDINGS_H_
 
@@ -9,7 +9,7 @@
 
 namespace tensorwright {
 
-// Returns the dtype of the cache: `asked`, or q's if nothing was asked.
+// Returns the dtype of the cache: `asked`, or that of q if there is none.
 inline int cache_dtype(std::optional<int> asked, int q_dtype, int head_dim) {
   const int dtype = asked.value_or(q_dtype);
   require(dtype == q_dtype || dtype == TW_I8, "kv_dtype must be q's or int8");

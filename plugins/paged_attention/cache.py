@@ -1,4 +1,4 @@
-"""The paged KV cache of one layer in plain numpy: what the interpreter runs on, and the oracle of the page layout."""
+"""Defines the paged KV cache of one layer in plain numpy, for the interpreter and as the oracle of the page layout."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tensorwright.plugins.paged_attention.quantize import KV_LEVELS, quantize_he
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 
 TILE = 16
-"""Positions of one K tile: TW_LANES of plugins/common/kernel_types.h."""
+"""Positions of one K tile, as TW_LANES of plugins/common/kernel_types.h."""
 STORAGE = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
 UNWRITTEN = -128
-"""What an int8 slot holds before it is written: no value becomes it."""
+"""The content of an int8 slot before it is written. No value is rounded to it."""
 
 
 @dataclass(frozen=True)
 class PagedCache:
     """k and v: [blocks, kv_heads, block_size, head_dim] float32, every value representable in `dtype`.
 
-    In "int8" they are integers, and k_scale and v_scale [blocks, kv_heads, block_size] float32 say what 1 stands for.
+    In "int8" they are integers, and k_scale and v_scale [blocks, kv_heads, block_size] float32 hold the value of 1.
     """
 
     k: np.ndarray
@@ -31,7 +31,7 @@ class PagedCache:
 
     @staticmethod
     def empty(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: str) -> PagedCache:
-        """Slots start as NaN, in int8 their scales: nobody may read one before it is written."""
+        """Returns a cache of NaN, in int8 with scales of NaN, so that a read before a write shows."""
         shape = (blocks, kv_heads, block_size, head_dim)
         if dtype == "int8":
             k, v = np.full((2, *shape), UNWRITTEN, np.float32)
@@ -43,7 +43,7 @@ class PagedCache:
         return self.k.shape[2]
 
     def write(self, slots: np.ndarray, k: np.ndarray, v: np.ndarray) -> PagedCache:
-        """A copy with k and v [tokens, kv_heads, head_dim], rounded to `dtype`, at `slots` [tokens]."""
+        """Returns a copy with k and v [tokens, kv_heads, head_dim], rounded to `dtype`, at `slots` [tokens]."""
         block, offset = slots // self.block_size, slots % self.block_size
         if self.k_scale is None or self.v_scale is None:
             new = PagedCache(self.k.copy(), self.v.copy(), self.dtype)
@@ -57,9 +57,9 @@ class PagedCache:
         return new
 
     def read(self, block_table: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions [0, length) of the sequence with this block table: k and v [length, kv_heads, head_dim].
+        """Returns positions [0, length) of the sequence with this block table: k and v [length, kv_heads, head_dim].
 
-        float32, of an int8 cache float64: integers times scales, exactly.
+        They are float32, or float64 from an int8 cache: integers times scales, exactly.
         """
         position = np.arange(length)
         block, offset = block_table[position // self.block_size], position % self.block_size
@@ -69,7 +69,7 @@ class PagedCache:
         return restore_heads(k, self.k_scale[block, :, offset]), restore_heads(v, self.v_scale[block, :, offset])
 
     def to_pages(self) -> np.ndarray:
-        """The bytes of plugins/paged_attention/layout.h: [blocks, bytes of a block] uint8."""
+        """Returns the bytes of plugins/paged_attention/layout.h: uint8 [blocks, bytes of a block]."""
         blocks, kv_heads, block_size, head_dim = self.k.shape
         k, v = (self._store(x) for x in (self.k, self.v))
         group = 4 // k.itemsize
@@ -86,7 +86,7 @@ class PagedCache:
 
     @staticmethod
     def from_pages(pages: np.ndarray, kv_heads: int, block_size: int, head_dim: int, dtype: str) -> PagedCache:
-        """The inverse of `to_pages`."""
+        """Inverts `to_pages`."""
         storage = np.dtype(STORAGE[dtype])
         group, blocks, tiles = 4 // storage.itemsize, len(pages), block_size // TILE
         padded = -(-head_dim // group) * group

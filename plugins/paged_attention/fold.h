@@ -1,5 +1,5 @@
-// How a row's splits add up, in ascending order, the sink after the last of them: what the combine kernels of
-// every instruction set share.
+// Adds the splits of a row in ascending order, and the sink after the last split. The combine kernels of
+// every instruction set share it.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_FOLD_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_FOLD_H_
 
@@ -10,11 +10,12 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 struct Fold {
   float max = -INFINITY, sum = 0;
 
-  // Whether a row sees nothing of a split. Scores that are all NaN may leave no maximum either, but a sum.
+  // Returns whether a row sees nothing of a split. Scores that are all NaN may also leave no maximum, but
+  // they leave a sum.
   static bool nothing(float max, float sum) { return max == -INFINITY && sum == 0; }
 
-  // The factor of what there is (mine) and of what joins it (other). False for the first split that the row
-  // sees something of: it is taken as it is.
+  // Adds a split, and sets the factors of the sums so far (mine) and of the new split's (other). Returns
+  // false for the first split of which the row sees something: its sums are taken as they are.
   bool join(float split_max, float split_sum, float* mine, float* other) {
     if (nothing(max, sum)) {
       max = split_max, sum = split_sum;
@@ -27,7 +28,7 @@ struct Fold {
     return true;
   }
 
-  // Takes in a score without a value. The factor of what there is.
+  // Adds a score without a value. Returns the factor of the sums so far.
   float sink(float score) {
     float mine, other;
     return join(score, 1.0f, &mine, &other) ? mine : 1.0f;

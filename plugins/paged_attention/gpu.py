@@ -1,9 +1,9 @@
-"""Prefill: attention of every sequence that brings more than one token, tiles of queries against pages of K and V.
+"""Computes prefill: attention of every sequence with more than one token, tiles of queries against pages of K and V.
 
 A tile is BLOCK_Q tokens of one sequence times HEADS query heads of one KV head: BLOCK_M rows, so that grouped and
-multi-query heads read each page once. The host knows shapes only, so the grid is an upper bound, tokens // BLOCK_Q +
-seqs tiles: sequence s starts at tile seq_starts[s] // BLOCK_Q + s, and has at least as many tiles to the next one as it
-needs. A program finds its sequence by bisection of seq_starts, and those left over end at once.
+multi-query heads read each page once. The host knows only shapes, so the grid is an upper bound, tokens // BLOCK_Q +
+seqs tiles: sequence s starts at tile seq_starts[s] // BLOCK_Q + s, and there are enough tiles up to the next sequence.
+A program finds its sequence by bisection of seq_starts. Programs beyond the last tile end at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorwright.plugins.paged_attention.gpu_fold import LOG2E, LOWEST, fold_al
 
 @triton.jit
 def find_sequence(seq_starts, seqs, tile, BLOCK_Q: tl.constexpr):
-    """The last sequence whose first tile is not behind `tile`."""
+    """Returns the last sequence whose first tile is not behind `tile`."""
     low = 0
     high = seqs - 1
     while low < high:
@@ -36,14 +36,14 @@ def attention_prefill_kernel(
     BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     INT8: tl.constexpr,
 ):  # fmt: skip
-    """Grid: tiles, KV heads * parts of a group of HEADS heads.
+    """The grid is: tiles, KV heads * parts of a group of HEADS heads.
 
     q, out [tokens, KV_HEADS * GROUP * HEAD_DIM]; pages [pages, KV_HEADS, BLOCK_SIZE, HEAD_DIM], scales
     [pages, KV_HEADS, BLOCK_SIZE].
     """
     BLOCK_Q: tl.constexpr = BLOCK_M // HEADS
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the tiles with most positions first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # tiles with the most positions run first
     seq = find_sequence(seq_starts, seqs, tile, BLOCK_Q)
     start = tl.load(seq_starts + seq)
     count = tl.load(seq_starts + seq + 1) - start
@@ -62,8 +62,8 @@ def attention_prefill_kernel(
     at = (start + token).to(tl.int64)[:, None]
     rows_of_q = tl.load(q + at * q_stride + column, mask=mask, other=0)
 
-    # first: the position of the sequence's first token. [begin, end): what any row of the tile sees; [inner, causal):
-    # the whole tiles that all rows see, which need no mask.
+    # first: the position of the sequence's first token. [begin, end): positions that any row of the tile sees;
+    # [inner, causal): the whole tiles that all rows see, which need no mask.
     context = tl.load(context_lens + seq)
     first = context - count
     end = tl.minimum(first + first_token + BLOCK_Q, context)

@@ -1,9 +1,9 @@
-"""Decode: attention of every sequence that brings one token, its positions split among many programs.
+"""Computes decode: attention of every sequence with one token, its positions split among many programs.
 
-A split is a stretch of `length` positions that starts at a multiple of `length`, and `length` follows from the
-sequence's own context alone: a token's bits do not depend on who else is in the step. `decode` folds one split for
-HEADS heads of one KV head, which share each page, and writes (top, total) and acc to the workspace; `combine` adds
-them up in the order of positions. A sequence of one split needs no workspace: `decode` writes its result.
+A split is a range of `length` positions that starts at a multiple of `length`, and `length` follows from the
+sequence's own context alone: a token's bits do not depend on other sequences in the step. `decode` folds one split for
+HEADS heads of one KV head, which share each page, and writes (top, total) and acc to the workspace. `combine` adds
+the splits in the order of positions. A sequence of one split needs no workspace: `decode` writes its result.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tensorwright.plugins.paged_attention.gpu_fold import LOG2E, LOWEST, fold_al
 
 @triton.jit
 def plan_splits(context, window, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr):
-    """(start of the first split, positions of a split, splits): at most MOST_SPLITS of a multiple of SPLIT."""
+    """Returns (start of the first split, positions of a split, splits): at most MOST_SPLITS, of a multiple of SPLIT."""
     visible = context
     if HAS_WINDOW:
         visible = tl.minimum(context, window)
-    # stretches of a window start anywhere in the first one, so one more may be touched
+    # A window may start anywhere in the first split, so the window may touch one more split.
     length = SPLIT * tl.cdiv(visible, SPLIT * (MOST_SPLITS - 1 if HAS_WINDOW else MOST_SPLITS))
     first = (context - visible) // length * length
     return first, length, tl.cdiv(context - first, length)
@@ -34,7 +34,7 @@ def attention_decode_kernel(
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
-    """Grid: sequences, KV heads * parts of a group of HEADS heads, splits.
+    """The grid is: sequences, KV heads * parts of a group of HEADS heads, splits.
 
     partials: acc [seqs, splits, heads, HEAD_DIM], then (top, total) [seqs, splits, heads, 2], float32.
     """
@@ -58,7 +58,7 @@ def attention_decode_kernel(
     column = head[:, None] * HEAD_DIM + d[None, :]
     rows_of_q = tl.load(q + token.to(tl.int64) * q_stride + column, mask=mask, other=0)
 
-    # [begin, end): what this split has to see; only its last tile, and with a window its first, need a mask.
+    # This split sees [begin, end). Only its last tile, and with a window its first, need a mask.
     end = tl.minimum(first + (split + 1) * length, context)
     begin = first + split * length
     seen_from = begin
@@ -72,7 +72,7 @@ def attention_decode_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     top = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    if HAS_SINKS:  # the first split brings the sink
+    if HAS_SINKS:  # the first split adds the sink
         sink = tl.load(sinks + head, mask=valid, other=0.0).to(tl.float32) * LOG2E
         top = tl.where(split == 0, sink, top)
         total = tl.where(split == 0, 1.0, total)
@@ -102,7 +102,7 @@ def attention_combine_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Grid: sequences, heads. Partial results of AT_ONCE splits are in flight at a time, added up in order."""
+    """The grid is: sequences, heads. The kernel loads AT_ONCE splits at a time and adds them in order."""
     seq = tl.program_id(0)
     head = tl.program_id(1)
     token = tl.load(seq_starts + seq)

@@ -1,13 +1,13 @@
-"""Parts that the attention kernels share: pages to rows, and tiles of K and V folded into a running softmax.
+"""Holds the common parts of the attention kernels: pages to rows, and tiles of K and V folded into a running softmax.
 
 M rows of queries (tokens x heads of one KV head) meet BLOCK_N positions at a time. `top` [M] is the largest score so
 far, `total` [M] the sum of 2^(score - top), `acc` [M, BLOCK_D] the same sum of V, all float32. Scores are in units of
 log2 e: the softmax is one exp2, and its factor is folded into `scale`. The dots run on tensor cores in the activation
-type, P rounded to it as V is. Over int8 pages the integers enter the dots as they are (exact in fp16 and bf16), K's
-scales multiply the scores and V's multiply P, which is then rounded to bf16, whose range holds any scale.
+type, to which P is rounded as V is. From int8 pages the integers go into the dots directly (exact in fp16 and bf16).
+K's scales multiply the scores and V's multiply P, which is then rounded to bf16, whose range holds any scale.
 
-A tile's K and V rows are read 16 bytes a thread, without a detour, by asynchronous copies that run num_stages - 1 tiles
-ahead. Of a tile of BLOCK_N x head_dim in 16 bits that is 2 x 16 KiB for 64 x 128.
+Each thread reads 16 bytes of a tile's K and V rows by asynchronous copies, which run num_stages - 1 tiles ahead. A
+tile of BLOCK_N x head_dim in 16 bits takes 2 x 16 KiB at 64 x 128.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)
-"""Where `top` starts: finite, so that a row which sees nothing of a tile yields zeros and no NaN."""
+"""The first value of `top`. It is finite, so that a row that sees nothing of a tile yields zeros and no NaN."""
 
 
 @triton.jit
 def load_pages(table, start, seen_from, seen_to, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The pages of the BLOCK_N positions from `start`, a multiple of BLOCK_N: a scalar where one page holds them, else
-    [BLOCK_N]. Only entries of positions in [seen_from, seen_to) are read: others may be -1."""
+    """Returns the pages of the BLOCK_N positions from `start`, a multiple of BLOCK_N: a scalar if one page holds them,
+    else [BLOCK_N]. Reads only entries of positions in [seen_from, seen_to): others may be -1."""
     if BLOCK_SIZE % BLOCK_N == 0:
         pages = tl.load(table + start // BLOCK_SIZE, mask=start < seen_to, other=0)
     else:
@@ -34,7 +34,7 @@ def load_pages(table, start, seen_from, seen_to, BLOCK_SIZE: tl.constexpr, BLOCK
 
 @triton.jit
 def load_rows(pages, rows, seen, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """[BLOCK_N, BLOCK_D]; what is not seen is zero: a slot nobody wrote may hold NaN, and 0 * NaN is one."""
+    """Returns [BLOCK_N, BLOCK_D], zero if not seen: an unwritten slot may hold NaN, and 0 * NaN is NaN."""
     d = tl.arange(0, BLOCK_D)
     pointers = pages + rows[:, None] * HEAD_DIM + d[None, :]
     if MASKED:
@@ -48,7 +48,7 @@ def load_rows(pages, rows, seen, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, 
 
 @triton.jit
 def cap(score, scale, softcap, HAS_SOFTCAP: tl.constexpr):
-    """scale * score, or softcap * tanh(scale * score / softcap), times log2 e (`scale` comes with that factor)."""
+    """Returns scale * score, or softcap * tanh(scale * score / softcap), times log2 e (`scale` has that factor)."""
     score = score * scale
     if HAS_SOFTCAP:
         power = tl.exp2(score * (2.0 / softcap))
@@ -63,14 +63,14 @@ def fold(
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     INT8: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Tiles of [begin, end), begin a multiple of BLOCK_N. MASKED: rows see different parts of them, by `position` [M],
-    and no position outside [seen_from, seen_to) is read. Otherwise every row sees every position."""
+    """Folds tiles of [begin, end), begin a multiple of BLOCK_N. MASKED: `position` [M] decides what each row sees, and
+    no position outside [seen_from, seen_to) is read. Otherwise every row sees every position."""
     pages = load_pages(table, begin, seen_from, seen_to, BLOCK_SIZE, BLOCK_N)
     for start in tl.range(begin, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         seen = (n >= seen_from) & (n < seen_to)
-        # rows of [pages * kv_heads * block_size]; the next ones' pages are fetched a tile ahead, so that copies of K
-        # and V are not chained to a load of this tile, which would take the pipeline's stages
+        # These are rows of [pages * kv_heads * block_size]. Pages are loaded a tile ahead, so that copies of K and V
+        # do not depend on a load of this tile, which would take the pipeline's stages.
         rows = (pages.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_SIZE + n % BLOCK_SIZE
         pages = load_pages(table, start + BLOCK_N, seen_from, seen_to, BLOCK_SIZE, BLOCK_N)
         k = load_rows(k_pages, rows, seen, HEAD_DIM, BLOCK_D, MASKED)
@@ -106,7 +106,7 @@ def fold_all(
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     INT8: tl.constexpr,
 ):  # fmt: skip
-    """Positions [begin, end) in order: only the tiles of [inner, edge) are seen by all rows and need no mask."""
+    """Folds positions [begin, end) in order. All rows see the tiles of [inner, edge), which need no mask."""
     if HAS_WINDOW:
         acc, top, total = fold(
             acc, top, total, q, position, begin, inner, seen_from, end, table, kv_head, k_pages, v_pages, k_scales,

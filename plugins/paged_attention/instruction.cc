@@ -1,10 +1,10 @@
-// paged_attention: every query of the step over its sequence's pages.
+// paged_attention: every query of the step attends to the pages of its sequence.
 //
 // The queries of a sequence are cut into tiles; a unit is a tile of one KV head, and its rows are (query,
 // head of the group). With enough units, a task is a unit: all its splits in turn, then the combination. With
-// few (decode of few sequences), a task is one split of a unit, and whoever finishes a unit's last split
-// combines it. Either way each split is computed alone and splits are combined in ascending order, so the
-// result is the same.
+// few (decode of few sequences), a task is one split of a unit, and the thread that finishes a unit's last
+// split combines the unit. In both cases each split is computed alone and splits are combined in ascending
+// order, so the result is the same.
 #include <atomic>
 
 #include "plugins/paged_attention/kernels.h"
@@ -110,7 +110,8 @@ class PagedAttention : public Operation {
            (static_cast<size_t>(head_dim_) + 2);
   }
 
-  // The heads of a KV head, over and over: the rows of a tile are (query, head of the group).
+  // Repeats the sinks of each KV head's heads for every query, because the rows of a tile are (query, head of
+  // the group).
   void place_sinks() {
     const int32_t rows = tile_queries_ * group_;
     sink_rows_.resize(static_cast<size_t>(kv_heads_) * static_cast<size_t>(rows));
@@ -136,8 +137,8 @@ class PagedAttention : public Operation {
     }
   }
 
-  // Places each unit in the scratch and lists the tasks; false if there are units enough, or too much to
-  // place.
+  // Places each unit in the scratch and lists the tasks. Returns false if there are enough units, or if they
+  // do not fit the scratch.
   bool split_in_parallel(int64_t units) {
     if (threads_ == 1 || units >= static_cast<int64_t>(unit_scratch_.size())) return false;
     size_t used = 0;
@@ -162,7 +163,7 @@ class PagedAttention : public Operation {
     });
   }
 
-  // A unit's scratch: acc [splits, rows, head_dim], then max [splits, rows], then sum [splits, rows].
+  // The scratch of a unit is acc [splits, rows, head_dim], then max [splits, rows], then sum [splits, rows].
   void attend(const StepView& view, int32_t unit, int32_t split, float* scratch) const {
     const QueryTile& tile = tile_of(unit);
     const GroupTables& tables = view.step.groups[layer_.group];
@@ -227,7 +228,7 @@ class PagedAttention : public Operation {
   int threads_ = 1;
   size_t thread_floats_ = 0;                           // scratch of a thread: a full tile with all splits
   std::vector<int64_t> y_offsets_;                     // [tile_queries * group]
-  std::vector<float> sink_rows_;                       // [kv_heads, tile_queries * group], if any
+  std::vector<float> sink_rows_;                       // [kv_heads, tile_queries * group], if there are sinks
   std::vector<QueryTile> tiles_;                       // of this step
   std::vector<SplitTask> split_tasks_;                 // of this step
   std::vector<size_t> unit_scratch_;                   // per unit, where its scratch begins

@@ -1,12 +1,12 @@
 // paged_attention: softmax(scale * q k^T, causal or windowed) v over paged K and V, in splits of absolute
-// position. With sinks, a logit per head joins that softmax, and has no value.
+// position. With sinks, one logit per head joins the softmax without a value.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_KERNEL_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_KERNEL_H_
 
 #include "plugins/paged_attention/layout.h"
 
-// Positions in one split. Split s covers [s * TW_ATTENTION_SPLIT, (s+1) * TW_ATTENTION_SPLIT); block sizes
-// divide it.
+// TW_ATTENTION_SPLIT is the number of positions in one split. Split s covers [s * TW_ATTENTION_SPLIT, (s+1) *
+// TW_ATTENTION_SPLIT); block sizes divide it.
 enum { TW_ATTENTION_SPLIT = 512 };
 
 typedef struct tw_attention_args {
@@ -15,11 +15,11 @@ typedef struct tw_attention_args {
   int32_t head_dim;
   int32_t block_size;      // positions in a page, a multiple of 16
   int32_t first_position;  // absolute position of query 0; query i sees positions <= first_position + i
-  int32_t window;          // 0: all of them; else only the last `window` positions, its own included
+  int32_t window;          // 0: none; else a query sees only the last `window` positions, its own included
   int32_t split;           // index of the split to attend to
   float scale;
   float softcap;               // 0: none; else scores become softcap * tanh(score / softcap)
-  int32_t q_dtype;             // TW_F32 or TW_BF16: the cache's, unless that is int8
+  int32_t q_dtype;             // TW_F32 or TW_BF16: the dtype of the cache, unless that is int8
   const void* q;               // query 0, head 0 of the group; [queries, group, head_dim]
   int64_t q_stride;            // elements between tokens
   const char* pages;           // this layer's pages, at this KV head's part
@@ -30,7 +30,8 @@ typedef struct tw_attention_args {
   float* sum;                  // [queries, group]: sum of exp(score - max), 0 where nothing is visible
 } tw_attention_args;
 
-// One (query, head) per row: left fold of the splits in ascending order, then the sink, then acc / sum.
+// Each row is one (query, head). The kernel folds the splits in ascending order, adds the sink, and divides
+// acc by sum.
 typedef struct tw_attention_combine_args {
   int32_t rows;
   int32_t splits;

@@ -1,5 +1,5 @@
-// The attention kernels, best first. The int8 kernels give the same bits, and so do the bf16
-// kernels that widen; the one with dot instructions need not.
+// The attention kernels, best first. All int8 kernels give the same bits, and so do the bf16 kernels that
+// widen; the bf16 kernel with dot instructions need not.
 #include "plugins/paged_attention/kernels.h"
 
 #include "runtime/core/base/error.h"

@@ -1,10 +1,10 @@
-"""What a call of paged attention starts on a GPU, from shapes alone: enqueue cannot read a device's memory.
+"""Decides from shapes alone what a call of paged attention starts on a GPU: enqueue cannot read a device's memory.
 
     prefill   takes the sequences of more than one token   (tokens // BLOCK_Q + seqs tiles, KV heads)
     decode    takes those of one token                     (seqs, KV heads, splits)
     combine   adds up decode's splits                      (seqs, heads)
-Which sequence is which is decided on the device, so a mixed step starts all three; each leaves the others' rows alone.
-What the shapes rule out is not started: one token is a decode, one sequence of more a prefill, one split needs no sum.
+The device decides which kernel takes a sequence, so a mixed step starts all three. Each leaves the other rows alone.
+Shapes rule some out: one token is a decode, one sequence of more tokens a prefill, and one split needs no sum.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tensorwright.plugins.paged_attention.tiles import (
 
 ROOM = "tensorwright.plugins.paged_attention"
 AT_ONCE = 8
-"""Splits that `combine` holds at a time."""
+"""The number of splits that `combine` loads at a time."""
 WORKSPACE_DTYPE = "float32"
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
-    """prefill, decode and combine, the same for every SM; `dtypes`: of the node's operands, of which q's is needed."""
+    """Returns prefill, decode and combine, the same for every SM. Only q's type of `dtypes` is needed."""
     op = Attention.of(attrs, dtypes["q"])
     return _prefill_spec(op), _decode_spec(op), _combine_spec(op)
 
@@ -52,7 +52,7 @@ def launches(
     workspace: Tensor | None,
     sm: int,
 ) -> list[Launch]:
-    """Operands by the names of the node: q, k_pages, v_pages, k_scales, ..., block_tables, sinks; out."""
+    """Makes the launches. Operands have the node's names: q, k_pages, v_pages, k_scales, ..., sinks; out."""
     op = Attention.of(attrs, inputs["q"].dtype)
     _check_operands(op, inputs, outputs)
     tokens, seqs = inputs["q"].shape[0], inputs["context_lens"].shape[0]
@@ -67,22 +67,22 @@ def launches(
 
 
 def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int:
-    """`shapes_max`: the largest shape of each operand; block_tables [seqs, max_blocks] decides."""
+    """Returns the bytes for the largest shapes, `shapes_max`. That of block_tables, [seqs, max_blocks], decides."""
     op = Attention.of(attrs, "float32")
     seqs, max_blocks = shapes_max["block_tables"]
     return _partials(op, seqs, op.splits(max_blocks)) * ITEM_BYTES[WORKSPACE_DTYPE]
 
 
 def _partials(op: Attention, seqs: int, splits: int) -> int:
-    """Numbers of the workspace: acc, top and total of each split; one split has none."""
+    """Returns how many numbers the workspace holds: acc, top and total of each split; none for one split."""
     return seqs * splits * op.heads * (op.head_dim + 2) if splits > 1 else 0
 
 
 def _spec(
     kernel: str, module: str, types: Mapping[str, str | None], constants: Mapping[str, Any], tile: Tile
 ) -> KernelSpec:
-    """`types` in the function's order; None: an operand that this node has not. Dense tensors, so all rows are aligned
-    where their width is."""
+    """`types` are in the function's order; None is an operand that this node lacks. All tensors are dense, so each row
+    is aligned if the width is."""
     signature = tuple((name, kind) for name, kind in types.items() if kind)
     fixed = tuple((name, None) for name, kind in types.items() if not kind) + tuple(constants.items())
     pointers = tuple(name for name, kind in signature if kind.startswith("*") and kind != "*i32")
@@ -137,7 +137,7 @@ def _combine_spec(op: Attention) -> KernelSpec:
 
 
 def _values(op: Attention, inputs: Mapping[str, Tensor], out: Tensor) -> dict[str, Any]:
-    """What prefill and decode both take, by name."""
+    """Returns the arguments that prefill and decode share, by name."""
     operands = {name: inputs[name] for name, kind in _operand_types(op).items() if kind and name != "out"}
     return {
         **operands, "out": out, "max_blocks": inputs["block_tables"].shape[1], "q_stride": inputs["q"].strides[0],
@@ -161,7 +161,7 @@ def _decode(op: Attention, inputs: Mapping[str, Tensor], out: Tensor, workspace:
     if needed:
         got = 0 if workspace is None or workspace.dtype != WORKSPACE_DTYPE else workspace.shape[0]
         require(got >= needed, f"the workspace must be float32 [{needed}] or more", got)
-    # Where there is one split for all, nothing is written to the workspace, and any address will do.
+    # If all sequences have one split, the workspace is not written, and any address will do.
     partials = workspace if needed and workspace else Tensor.dense("partials", out.address, (0,), WORKSPACE_DTYPE)
     grid = grid_of(seqs, op.kv_heads * ceil_div(op.group, tile.heads), splits)
     values = {**_values(op, inputs, out), "partials": partials, "splits": splits}
@@ -174,7 +174,7 @@ def _decode(op: Attention, inputs: Mapping[str, Tensor], out: Tensor, workspace:
 
 
 def _check_operands(op: Attention, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-    """Shapes and types against one another. Contents are the device's."""
+    """Compares shapes and types with one another. The contents are on the device."""
     tokens, (seqs, max_blocks) = inputs["q"].shape[0], inputs["block_tables"].shape
     pages = inputs["k_pages"].shape[0]
     page = (pages, op.kv_heads, op.block_size, op.head_dim)

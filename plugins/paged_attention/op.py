@@ -3,7 +3,7 @@
 q: [T, H * D]; sequence s owns tokens seq_starts[s] .. seq_starts[s + 1], which are the last ones of its
 context_lens[s] positions; block_tables: [seqs, max_blocks]; sinks: [H].  Result: [T, H * D].
 
-Over an int8 cache every head of q is rounded to 15 bits and a scale (quantize.py).
+If the cache is int8, every head of q is rounded to 15 bits and a scale (quantize.py).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize
 from tensorwright.plugins.rounding import round_to
 
 CPU_MAX_HEAD_DIM = 4096
-"""TW_MOST_HEAD_DIM of layout.h: kernels of target cpu keep some rows of q on their stack."""
+"""Equal to TW_MOST_HEAD_DIM of layout.h: kernels of target cpu keep some rows of q on their stack."""
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """The result has q's type and shape."""
+    """Returns q's type and shape."""
     q, cache, _, context_lens, block_tables, sinks = with_sinks(inputs, 5)
     heads, kv_heads, width = attrs["heads"], attrs["kv_heads"], attrs["heads"] * attrs["head_dim"]
     if q.rank != 2 or q.shape[1] != width or heads % kv_heads:
@@ -44,7 +44,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
 
 
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
-    """The cache operand is a tensorwright.plugins.paged_attention.cache.PagedCache."""
+    """Computes attention. The cache operand is a tensorwright.plugins.paged_attention.cache.PagedCache."""
     q, cache, seq_starts, context_lens, block_tables, sinks = with_sinks(inputs, 5)
     rows = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
     if cache.dtype == "int8":

@@ -1,5 +1,6 @@
-// How one head of one token becomes integers and a scale: to 8 bits when K and V are written, to 15 when q is
-// read. quantize.py is the definition; one spelling serves every instruction set, and gives the same bits.
+// Quantizes one head of one token to integers and a scale: to 8 bits when K and V are written, and to 15 bits
+// when q is read. quantize.py is the definition. All instruction sets use this code, so the bits are the
+// same.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_QUANTIZE_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_QUANTIZE_H_
 
@@ -13,10 +14,11 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 constexpr float kKvLevels = 127.0f, kQueryLevels = 127.0f * 128.0f;
 
 struct HeadScale {
-  float inverse, scale;  // inverse 0: the integers are zeros
+  float inverse, scale;  // inverse 0 makes all integers zero
 };
 
-// Magnitudes are compared as integers, where NaN is above infinity: what is not finite gives a NaN scale.
+// Returns the scale of a head. Magnitudes are compared as integers, in which NaN is above infinity, so values
+// that are not finite give a NaN scale.
 inline HeadScale head_scale(const float* x, int count, float levels) {
   uint32_t most = 0;
   for (int i = 0; i < count; ++i) {
@@ -32,7 +34,7 @@ inline HeadScale head_scale(const float* x, int count, float levels) {
   return {levels / largest, largest / levels};
 }
 
-// Rounds to nearest, ties to even: the sum has no bits below 1.
+// Rounds to nearest, ties to even, because the sum has no bits below 1.
 inline int32_t quantized(float x, float inverse) {
   const float shifted = x * inverse + 0x1.8p23f;
   int32_t bits;
@@ -40,7 +42,7 @@ inline int32_t quantized(float x, float inverse) {
   return bits - 0x4b400000;
 }
 
-// The integers of x; zeros from `count` up to a multiple of 4. Returns the scale.
+// Writes the integers of x to q, and zeros from `count` up to a multiple of 4. Returns the scale.
 template <typename T>
 inline float quantize_head(const float* x, int count, float levels, T* q) {
   const HeadScale s = head_scale(x, count, levels);
@@ -54,7 +56,7 @@ inline float quantize_head(const float* x, int count, float levels, T* q) {
   return s.scale;
 }
 
-// One position of K and of V into a head's part of an int8 page.
+// The next two functions write one position of K, and of V, into a head's part of an int8 page.
 inline void put_k_i8(char* page, int head_dim, int position, const float* k) {
   int8_t q[TW_KV_I8_HEAD_DIM];
   const float scale = quantize_head(k, head_dim, kKvLevels, q);

@@ -1,4 +1,4 @@
-"""How one head of one token becomes integers and a scale; quantize.h gives the same bits.
+"""Turns one head of one token into integers and a scale; quantize.h gives the same bits.
 
 levels / max|x| and its product with each element are float32, rounded to nearest, ties to even.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import numpy as np
 
 KV_LEVELS = 127
-"""K and V, when they are written: 8 bits."""
+"""The levels of K and V in the cache: 8 bits."""
 QUERY_LEVELS = 127 * 128
-"""q, when attention reads it: 15 bits, so that products with 8 sum up exactly in 32."""
+"""The levels of q in attention: 15 bits, so that sums of products with 8 bits are exact in 32."""
 MAX_HEAD_DIM = 1024
-"""TW_KV_I8_HEAD_DIM of layout.h."""
+"""Equal to TW_KV_I8_HEAD_DIM of layout.h."""
 SMALLEST = np.float32(2.0**-110)
-"""A head whose largest magnitude is below becomes zeros: the inverse of its scale might overflow."""
+"""A head with a smaller largest magnitude becomes zeros, since the inverse of its scale might overflow."""
 
 
 def quantize_heads(x: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray]:
-    """x [..., D] -> integers [..., D] as float32, scales [...] float32: NaN for a head that holds NaN or infinity."""
+    """Returns integers [..., D] as float32, scales [...] float32 of x [..., D]; NaN for a head with NaN or infinity."""
     x = np.asarray(x, np.float32)
     largest = np.abs(x).max(axis=-1)
     finite, some = np.isfinite(largest), np.isfinite(largest) & (largest >= SMALLEST)
@@ -30,5 +30,5 @@ def quantize_heads(x: np.ndarray, levels: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def restore_heads(q: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """What the integers stand for, exactly: [..., D] float64."""
+    """Returns the integers' values, exactly: [..., D] float64."""
     return q.astype(np.float64) * scale.astype(np.float64)[..., None]

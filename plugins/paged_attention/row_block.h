@@ -1,5 +1,5 @@
-// What the AVX2 and AVX-512 attention kernels share: (query, head) rows that go through a split together,
-// where its tiles lie, and the loop over row blocks.
+// What the AVX2 and AVX-512 attention kernels share: the (query, head) rows that go through a split together,
+// the places of the split's tiles, and the loop over row blocks.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ROW_BLOCK_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_ROW_BLOCK_H_
 
@@ -13,7 +13,7 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 
 constexpr int kChunk = 4;  // tiles that go through the steps together
 
-// What is known of a row block while it goes through a split.
+// The state of a row block while it goes through a split.
 template <int kMost>
 struct Rows {
   int tile_begin, tile_end;                 // tiles that some row sees
@@ -21,19 +21,20 @@ struct Rows {
   uint8_t whole[TW_SPLIT_TILES];            // every row sees all of the tile
   float max[kMost];                         // so far
   alignas(64) float sum[kMost][TW_LANES];   // so far
-  // Of the current chunk:
-  unsigned rescaled;                                   // bit i: some row's maximum grew in tile i
-  float rescale[kMost][kChunk];                        // what the sums of earlier tiles are multiplied with
+  // The following members describe the current chunk.
+  unsigned rescaled;                                   // bit i: the maximum of some row grew in tile i
+  float rescale[kMost][kChunk];                        // factors for the sums of earlier tiles
   alignas(64) float weight[kMost][kChunk * TW_LANES];  // dot products, then exp(score - max)
 };
 
-// Tiles of the split, and the first ones after it as far as there are any.
+// The tiles of the split, and the first tiles after it as far as there are any.
 struct TilePointers {
   const char *k[TW_SPLIT_TILES + kChunk], *v[TW_SPLIT_TILES + kChunk];
-  const float* v_scale[TW_SPLIT_TILES + kChunk];  // of an int8 cache
+  const float* v_scale[TW_SPLIT_TILES + kChunk];  // only for an int8 cache
 };
 
-// What rows [row, row + rows) see, row = query * group + head. False if that is nothing.
+// Finds the tiles that rows [row, row + rows) see, where row = query * group + head. Returns false if they
+// see nothing.
 template <int kMost>
 inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMost>& block) {
   tw_visible range[kMost];
@@ -56,8 +57,8 @@ inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMost>&
   return begin < end;
 }
 
-// Where the tiles lie that some query sees. Those that do not exist stand for the last one, which is fetched
-// ahead in their place.
+// Finds where the tiles lie that some query sees. The pointers of tiles that do not exist are those of the
+// last tile, which is fetched ahead in their place.
 inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tiles) {
   const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT;
   const int64_t begin = a->window > 0 ? (int64_t)a->first_position - a->window + 1 - start : 0;
@@ -80,8 +81,8 @@ inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tile
   }
 }
 
-// q of a row block as float32, packed [head_dim][rows] so that one base register reaches every broadcast;
-// head_dim as K has it, padded with zeros.
+// q of a row block is packed as float32 [head_dim][rows], so that one base register reaches every broadcast.
+// head_dim is padded with zeros, as in K.
 template <int kDtype>
 inline size_t widened_q_bytes(int head_dim, int rows) {
   return tw_k_padded(kDtype, (size_t)head_dim) * rows * sizeof(float);
@@ -100,8 +101,8 @@ inline void pack_widened(const tw_attention_args* a, int64_t row, int rows, floa
   }
 }
 
-// q of a row block over an int8 cache: the scales [rows], then for every four dimensions [rows] pairs of
-// 16-bit integers (0, 2) and [rows] pairs (1, 3).
+// With an int8 cache, q of a row block is packed as the scales [rows], then for every four dimensions [rows]
+// pairs of 16-bit integers (0, 2) and [rows] pairs (1, 3).
 inline size_t quantized_q_words(int head_dim, int rows) {
   return (size_t)(1 + (head_dim + 3) / 4 * 2) * rows;
 }
@@ -126,9 +127,9 @@ inline void pack_quantized(const tw_attention_args* a, int64_t row, int rows, in
   }
 }
 
-// Kernel: kDtype, kMaxRows, Q (a packed element of q), packed_bytes, pack, rows(count) (what takes that many
-// rows through a split), and tree_sum.
-// The plan reader admits head_dim up to tw_most_head_dim(), so q takes 128 KiB of the stack at most.
+// Kernel must have kDtype, kMaxRows, Q (a packed element of q), packed_bytes, pack, rows(count) (returns the
+// function that takes `count` rows through a split), and tree_sum. The plan reader admits head_dim up to
+// tw_most_head_dim(), so q takes 128 KiB of the stack at most.
 template <typename Kernel>
 inline void attend(const tw_attention_args* a) {
   const int64_t rows = (int64_t)a->queries * a->group;

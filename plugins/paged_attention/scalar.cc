@@ -12,7 +12,7 @@
 namespace tensorwright {
 namespace {
 
-// How a row reads one kind of cache: float32 or bfloat16, its q of the same type,
+// Plain reads a cache of float32 or bfloat16, with q of the same dtype.
 template <int kDtype>
 struct Plain {
   const tw_attention_args* a;
@@ -36,7 +36,7 @@ struct Plain {
   static float value(const char* v) { return widen(v, 0); }
 };
 
-// or integers of 8 bits, q quantized here to 15: their dot product is exact.
+// Quantized reads a cache of 8-bit integers and quantizes q to 15 bits, so that the dot product is exact.
 struct Quantized {
   const tw_attention_args* a;
   int32_t q[TW_KV_I8_HEAD_DIM];
@@ -64,7 +64,7 @@ struct Quantized {
   static float value(const char* v) { return (float)*(const int8_t*)v; }
 };
 
-struct Softmax {  // of one row, over the tiles so far
+struct Softmax {  // the softmax of one row over the tiles so far
   float max = -INFINITY;
   float sum[TW_LANES] = {0};
 };
@@ -79,8 +79,7 @@ void score_tile(const Cache& cache, const char* page, int position, uint32_t vis
   }
 }
 
-// Turns the visible scores of a tile into weights; returns what the earlier tiles' sums must be multiplied
-// with.
+// Turns the visible scores of a tile into weights. Returns the factor for the sums of the earlier tiles.
 float soften_tile(Softmax& softmax, uint32_t visible, float* score) {
   float max = softmax.max;
   for (int j = 0; j < TW_LANES; ++j) {
@@ -120,7 +119,7 @@ void attend_row(const Cache& cache, int query, float* acc, float* max, float* su
     const float rescale = soften_tile(softmax, visible, weight);
     for (int d = 0; d < a->head_dim; ++d) acc[d] *= rescale;
     for (int j = 0; j < TW_LANES; ++j) {
-      if (!(visible >> j & 1)) continue;  // such a slot may hold NaN, and 0 * NaN is NaN
+      if (!(visible >> j & 1)) continue;  // a slot that the row does not see may hold NaN, and 0 * NaN is NaN
       const char* v = page + tw_kv_v_offset(kDtype, a->head_dim, a->block_size, position + j, 0);
       const float p = weight[j] * cache.value_scale(page, position + j);
       for (int d = 0; d < a->head_dim; ++d) acc[d] = fmaf(p, Cache::value(v + (size_t)d * bytes), acc[d]);
@@ -147,7 +146,7 @@ void attention_f32_scalar(const tw_attention_args* a) { attend<TW_F32, Plain<TW_
 void attention_bf16_scalar(const tw_attention_args* a) { attend<TW_BF16, Plain<TW_BF16>>(a); }
 void attention_i8_scalar(const tw_attention_args* a) { attend<TW_I8, Quantized>(a); }
 
-// Splits in which a row sees nothing are left out, so the first that counts is taken as it is.
+// Splits in which a row sees nothing are left out, so the first split that counts is taken as it is.
 void attention_combine_scalar(const tw_attention_combine_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {
     for (int d = 0; d < a->head_dim; ++d) {

@@ -1,4 +1,4 @@
-"""PagedAttention as a TensorRT plugin: attention of a ragged batch over pages, with or without sinks, int8 or not."""
+"""Describes PagedAttention as a TensorRT plugin: a ragged batch over pages, with or without sinks, int8 or not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SCALE = ("pages", "kv_heads", "block_size")
 
 
 def width(attrs: Attrs) -> int:
-    """All heads side by side."""
+    """Returns the columns of all heads."""
     heads: int = attrs["heads"] * attrs["head_dim"]
     return heads
 

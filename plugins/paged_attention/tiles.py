@@ -1,9 +1,9 @@
-"""How paged attention is cut up on a GPU: the op's attributes, checked, and the tiles of its kernels for them.
+"""Decides how paged attention is cut up on a GPU: checks the op's attributes, and chooses the tiles of its kernels.
 
-Counted, not measured: no GPU was at hand.
-* Decode reads each KV byte once, so bandwidth bounds it. A program computes one tile while the next is on its way: at
-  head_dim 128 in 16 bits 32 KiB, and three programs fit an SM 90, two an SM 80, one an SM 86, 89 or 120. In flight must
-  be bandwidth x latency: about 20 KiB for each of 132 SMs at 3.3 TB/s and 800 ns.
+The numbers are counted, not measured, because no GPU was at hand.
+* Decode reads each KV byte once, so bandwidth bounds it. A program computes one tile while the next is loaded: at
+  head_dim 128 in 16 bits 32 KiB, and three programs fit an SM 90, two an SM 80, one an SM 86, 89 or 120. The bytes
+  being loaded must be bandwidth x latency: about 20 KiB for each of 132 SMs at 3.3 TB/s and 800 ns.
   64 sequences x 4096 positions x 8 KV heads are 4096 programs of 512 positions, 10 rounds of what 132 SMs hold; one
   sequence of 32768 is 512 programs, more than one round. Partial results, written and read again, are group / 256 of
   the KV bytes: 1.6% for a group of 4.
@@ -23,18 +23,18 @@ from tensorwright.errors import KernelError
 from tensorwright.plugins.gpu.launch import ceil_div, next_power_of_2
 
 BLOCK_SIZE = 32
-"""Positions of a page where the attributes say nothing else."""
+"""Positions of a page, unless the attributes say otherwise."""
 BLOCK_SIZES = (16, 32, 64, 128)
 HEAD_DIMS = range(16, 257)
 SPLIT = 512
 """Positions of the shortest split: its partial result costs group / 256 of the 16-bit K and V that it reads."""
 DECODE_PROGRAMS = 512
-"""One long sequence is cut into about so many: two to four for each of 132 SMs."""
+"""The approximate number of programs for one long sequence: two to four for each of 132 SMs."""
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One node's attributes and types, checked."""
+    """The checked attributes and types of one node."""
 
     heads: int
     kv_heads: int
@@ -49,7 +49,7 @@ class Attention:
 
     @staticmethod
     def of(attrs: Mapping[str, Any], dtype: str) -> Attention:
-        """Attributes as the PagedAttention node has them, and optionally block_size; `dtype` is q's."""
+        """Reads the attributes of a PagedAttention node, with an optional block_size. `dtype` is q's."""
         self = Attention(
             heads=int(attrs["heads"]),
             kv_heads=int(attrs["kv_heads"]),
@@ -91,7 +91,7 @@ class Attention:
         return min(max(next_power_of_2(DECODE_PROGRAMS // self.kv_heads), 8), 128)
 
     def splits(self, max_blocks: int) -> int:
-        """What no sequence of this many blocks exceeds: plan_splits of gpu_decode.py."""
+        """Returns the most splits of a sequence of this many blocks, as plan_splits of gpu_decode.py makes them."""
         bound = ceil_div(max_blocks * self.block_size, SPLIT)
         if self.window:
             bound = min(bound, ceil_div(self.window, SPLIT) + 1)
@@ -105,7 +105,7 @@ def require(holds: bool, what: str, got: Any) -> None:
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows of queries (tokens x `heads` of a KV head) by positions, and how a program works on them."""
+    """Rows of queries (tokens x `heads` of a KV head) by positions, and the warps and stages of a program."""
 
     block_m: int
     block_n: int
@@ -115,8 +115,8 @@ class Tile:
 
 
 def prefill_tile(op: Attention) -> Tile:
-    """The largest that (nearly) spill no registers, and the most stages that the 99 KiB of SM 86, 89 and 120 hold.
-    float32 has no tensor cores; int8 is widened in registers."""
+    """Returns the largest tile that (nearly) spills no registers, with the most stages that the 99 KiB of SM 86, 89 and
+    120 hold. float32 has no tensor cores; int8 is widened in registers."""
     block_m, block_n, stages = 128, 64, 3
     if op.dtype == "float32":
         block_m, block_n, stages = 16, 32, 2
@@ -130,7 +130,7 @@ def prefill_tile(op: Attention) -> Tile:
 
 
 def decode_tile(op: Attention) -> Tile:
-    """The heads of a group are the rows of one dot, at least 16; the next tile is on its way while one is computed."""
+    """Returns a tile whose rows are the heads of a group, at least 16. The next tile loads while one is computed."""
     if op.dtype == "float32":
         return Tile(16, 32, min(op.group, 16), 8, 2)
     block_m = min(max(next_power_of_2(op.group), 16), 64)

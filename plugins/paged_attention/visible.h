@@ -1,5 +1,5 @@
-// Which positions of a split a query sees, and the soft cap: what the attention kernels of every instruction
-// set share.
+// Says which positions of a split a query sees, and where the split's tiles lie in the pages, for the
+// attention kernels of every instruction set.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_VISIBLE_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_VISIBLE_H_
 
@@ -24,7 +24,7 @@ static inline tw_visible tw_visible_positions(const tw_attention_args* a, int32_
   return visible;
 }
 
-// Bit j: position 16 * tile + j of the split is seen.
+// Returns a mask whose bit j says that the query sees position 16 * tile + j of the split.
 static inline uint16_t tw_visible_in_tile(tw_visible visible, int32_t tile) {
   const int32_t begin = visible.begin - tile * TW_LANES, end = visible.end - tile * TW_LANES;
   if (end <= 0 || begin >= TW_LANES) return 0;

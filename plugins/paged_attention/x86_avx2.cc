@@ -1,4 +1,5 @@
-// Attention on AVX2: fp32, bf16 by exact widening, and int8; the bits of scalar.cc. And the combine kernel.
+// Attention on AVX2: fp32, bf16 by exact widening, and int8, with the bits of scalar.cc; and the combine
+// kernel.
 //
 // Up to 6 (query, head) rows go through a split together, so that each K and V vector is loaded once for all
 // of them. For each chunk of tiles: scores, online softmax, sums of V by weight in registers. Every output
@@ -23,7 +24,7 @@ TW_INLINE __m256 load_value(const char* v, int64_t count) {
                            : tw_load_avx2((const float*)v, count);
 }
 
-// Dot products of R rows of q, packed [head_dim][R], with N tiles of K.
+// Computes dot products of R rows of q, packed [head_dim][R], with N tiles of K.
 template <int kStored>
 struct Widened {
   using Q = float;
@@ -71,8 +72,8 @@ struct Widened {
   }
 };
 
-// Adds position after position of a tile. What a row does not see is added to none of its sums, not even
-// times 0. `ahead` is as long as the tile of V and is fetched meanwhile.
+// Adds position after position of a tile. Positions that a row does not see are not added to the row's sums,
+// not even times 0. `ahead` is as long as the tile of V and is fetched meanwhile.
 template <int kDtype, bool kWhole, int R, int W>
 TW_INLINE void add_tile(const RowBlock& block, int tile, int in_chunk, const char* v, const char* ahead,
                         int64_t row_bytes, int64_t count, __m256 (&acc)[R][W]) {
@@ -97,7 +98,8 @@ TW_INLINE void add_tile(const RowBlock& block, int tile, int in_chunk, const cha
   }
 }
 
-// Sums of V for R rows and W vectors of head_dim from `column` on, of which `count` elements exist if W is 1.
+// Computes the sums of V for R rows and W vectors of head_dim from `column` on, of which `count` elements
+// exist if W is 1.
 template <int kDtype, int R, int W>
 void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim,
                   int column, float* out) {
@@ -142,8 +144,8 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
                  const typename Scores::Q* q, int64_t row) {
   constexpr int kDtype = Scores::kDtype;
   float* out = a->acc + row * a->head_dim;
-  constexpr int kTiles = R == 1 ? 4 : R <= 3 ? 2 : 1;    // whose scores are summed together
-  constexpr int kVectors = R == 1 ? 8 : R <= 3 ? 4 : 2;  // of head_dim that are summed together
+  constexpr int kTiles = R == 1 ? 4 : R <= 3 ? 2 : 1;    // tiles whose scores are summed together
+  constexpr int kVectors = R == 1 ? 8 : R <= 3 ? 4 : 2;  // vectors of head_dim that are summed together
   for (int begin = block.tile_begin; begin < block.tile_end; begin += kChunk) {
     const int end = begin + kChunk < block.tile_end ? begin + kChunk : block.tile_end;
     for (int tile = begin; tile < end;) {
@@ -168,7 +170,7 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
   }
 }
 
-// What attend() of row_block.h wants to know, for one way to compute scores.
+// The Kernel of attend() in row_block.h, for one way to compute scores.
 template <typename Scores>
 struct Attention : Scores {
   static constexpr int kMaxRows = ::kMaxRows;
@@ -185,8 +187,8 @@ struct Attention : Scores {
   }
 };
 
-// 8 columns of one row: the splits in ascending order. The first that the row sees something of is taken as
-// it is.
+// Folds 8 columns of one row over the splits in ascending order. The first split of which the row sees
+// something is taken as it is.
 void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
   const int64_t count = a->head_dim - column;
   Fold fold;

@@ -1,5 +1,5 @@
-// What attention over an int8 cache needs on AVX2: its scores, its V, and the scales of V. K is widened to 16
-// bits, even and odd elements apart, and multiplied with q of 15 bits: a lane's sum is exact.
+// Attention over an int8 cache on AVX2: the scores, V, and the scales of V. K is widened to 16 bits, even and
+// odd elements apart, and multiplied with q of 15 bits, so a lane's sum is exact.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX2_I8_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX2_I8_H_
 
@@ -17,7 +17,8 @@ inline __m256 load_i8(const char* v, int64_t count) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(eight)));
 }
 
-// Weights times the scales of V. Also fetches the next chunk's scales, which lie behind K panels and V rows.
+// Multiplies the weights with the scales of V. Also fetches the next chunk's scales, which lie behind K
+// panels and V rows.
 template <int R>
 inline void scale_weights(RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim) {
   const size_t panel_bytes = tw_panel_bytes(TW_I8, (size_t)head_dim);

@@ -28,7 +28,7 @@ TW_INLINE __m256 final_score(const tw_attention_args* a, const float* dot) {
   return _mm256_mul_ps(softcap, tw_tanh_avx2(_mm256_div_ps(score, softcap)));
 }
 
-// All ones in the lanes whose bit is set.
+// Returns all ones in the lanes whose bit is set.
 inline __m256 lanes_of(unsigned bits) {
   const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32((int)bits), bit), bit));
@@ -41,7 +41,8 @@ inline float largest(__m256 low, __m256 high) {
   return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
 }
 
-// For one row and one tile, of which it sees `visible`. A tile in which it sees nothing is left out.
+// Updates the softmax of one row with one tile, of which the row sees `visible`. A tile in which the row sees
+// nothing is left out.
 template <bool kCapped>
 inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, unsigned visible,
                         int in_chunk) {

@@ -1,5 +1,5 @@
-// Attention on AVX-512: fp32 scores, bf16 scores by exact widening, int8 scores (the bits of scalar.cc), and
-// the combine kernel.
+// Attention on AVX-512: fp32 scores, bf16 scores by exact widening, int8 scores (all with the bits of
+// scalar.cc), and the combine kernel.
 #include <stdint.h>
 
 #include "plugins/paged_attention/fold.h"

@@ -3,7 +3,7 @@
 //
 // Up to 8 (query, head) rows go through a split together, so that each K and V vector is loaded once for all
 // of them. For each chunk of tiles:
-//   1. scores of its tiles,  2. online softmax row by row,  3. sums of V by weight, in registers.
+//   1. scores of the chunk's tiles, 2. online softmax row by row, 3. sums of V by weight, in registers.
 // Steps 1 and 3 fetch ahead the V of this chunk and the K of the next, so that memory and arithmetic overlap.
 // Every output lane sees the operations of scalar.cc in the same order; grouping and chunks change no bit.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_H_
@@ -25,8 +25,8 @@ inline __m512 load_value(const char* v, __mmask16 lanes) {
   return _mm512_maskz_loadu_ps(lanes, v);
 }
 
-// A tile that some row sees only in part: what a row does not see is added to none of its sums, not even
-// times 0.
+// Adds a tile that some row sees only in part. Positions that a row does not see are not added to the row's
+// sums, not even times 0.
 template <int kDtype, int R, int W>
 TW_INLINE void add_partial_tile(const RowBlock& block, int tile, int in_chunk, const char* v,
                                 int64_t row_bytes, __mmask16 lanes, __m512 (&acc)[R][W]) {
@@ -44,7 +44,7 @@ TW_INLINE void add_partial_tile(const RowBlock& block, int tile, int in_chunk, c
   }
 }
 
-// A tile that every row sees. `ahead` is as long as the tile of V and is fetched meanwhile.
+// Adds a tile that every row sees. `ahead` is as long as the tile of V and is fetched meanwhile.
 template <int kDtype, int R, int W>
 TW_INLINE void add_whole_tile(const float* weight, const char* v, const char* ahead, int64_t row_bytes,
                               __mmask16 lanes, __m512 (&acc)[R][W]) {
@@ -64,7 +64,7 @@ TW_INLINE void add_whole_tile(const float* weight, const char* v, const char* ah
   }
 }
 
-// Step 3 for R rows and W vectors of head_dim from `column` on; `lanes` masks them if W is 1.
+// Does step 3 for R rows and W vectors of head_dim from `column` on; `lanes` masks them if W is 1.
 template <int kDtype, int R, int W>
 inline void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim,
                          int column, __mmask16 lanes, float* out) {
@@ -104,7 +104,8 @@ inline void weigh_values(const RowBlock& block, const TilePointers& tiles, int b
   }
 }
 
-// Step 1: dot products of R rows with a chunk of tiles, several tiles at a time to hide latency and reuse q.
+// Does step 1: dot products of R rows with a chunk of tiles, several tiles at a time to hide latency and
+// reuse q.
 template <typename Scores, int R>
 inline void score_tiles(RowBlock& block, const TilePointers& tiles, int begin, int end,
                         const typename Scores::Q* q, int head_dim) {
@@ -120,8 +121,8 @@ inline void score_tiles(RowBlock& block, const TilePointers& tiles, int begin, i
   }
 }
 
-// Over an int8 cache: weights times the scales of V. Also fetches the next chunk's scales, which lie behind K
-// panels and V rows.
+// Multiplies the weights with the scales of V, for an int8 cache. Also fetches the next chunk's scales, which
+// lie behind K panels and V rows.
 template <int R>
 inline void scale_weights(RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim) {
   const size_t panel_bytes = tw_panel_bytes(TW_I8, (size_t)head_dim);
@@ -158,7 +159,7 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
   }
 }
 
-// What attend() of row_block.h wants to know, for one way to compute scores.
+// The Kernel of attend() in row_block.h, for one way to compute scores.
 template <typename Scores>
 struct Attention : Scores {
   static constexpr int kMaxRows = ::kMaxRows;

@@ -1,5 +1,5 @@
 // Scores over an int8 cache on AVX-512. K is widened to 16 bits, even and odd elements apart, and multiplied
-// with q of 15 bits: a lane's sum is exact, whatever the order.
+// with q of 15 bits, so a lane's sum is exact in any order.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_I8_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_I8_H_
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Pairs: acc + the sum of each pair of 16-bit products.
+// Pairs::add(acc, a, b) returns acc plus the sum of each pair of 16-bit products.
 template <typename Pairs>
 struct ScoresI8 {
   using Q = int32_t;
@@ -44,7 +44,7 @@ struct ScoresI8 {
         TW_UNROLL
         for (int n = 0; n < N; ++n) {
           acc[r][n] = Pairs::add(Pairs::add(acc[r][n], even[n], x), odd[n], y);
-          __asm__("" : "+v"(acc[r][n]));  // stays in a register; GCC stores some in every turn otherwise
+          __asm__("" : "+v"(acc[r][n]));  // keeps it in a register; otherwise GCC stores some in every turn
         }
       }
     }

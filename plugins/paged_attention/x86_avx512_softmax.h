@@ -1,5 +1,5 @@
-// The online softmax of the AVX-512 attention kernels: step 2 of x86_avx512.h, and the state that its steps
-// share.
+// The online softmax of the AVX-512 attention kernels, which is step 2 of x86_avx512.h, and the state that
+// the steps share.
 #ifndef TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_SOFTMAX_H_
 #define TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_X86_AVX512_SOFTMAX_H_
 
@@ -11,7 +11,7 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 
 constexpr int kMaxRows = 8;
 using RowBlock = Rows<kMaxRows>;
-static_assert(kChunk == 4);  // soften_chunk spells out four
+static_assert(kChunk == 4);  // soften_chunk is written for four tiles
 
 // tw_exp for x <= 0 or NaN: the power of two goes straight into the exponent, which cannot overflow there.
 inline __m512 exp_nonpositive(__m512 x) {
@@ -30,7 +30,8 @@ TW_INLINE __m512 final_score(const tw_attention_args* a, const float* dot) {
   return _mm512_mul_ps(softcap, tw_tanh_avx512(_mm512_div_ps(score, softcap)));
 }
 
-// Step 2 for one row and one tile, of which it sees `visible`. A tile in which it sees nothing is left out.
+// Does step 2 for one row and one tile, of which the row sees `visible`. A tile in which the row sees nothing
+// is left out.
 template <bool kCapped>
 inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, __mmask16 visible,
                         int in_chunk) {
@@ -54,7 +55,7 @@ inline void soften_tile(const tw_attention_args* a, RowBlock& block, int row, __
   block.max[row] = higher;
 }
 
-// The largest element of each of four vectors.
+// Returns the largest element of each of four vectors.
 inline __m128 four_maxima(const __m512 (&x)[kChunk]) {
   __m512 pair[2];
   for (int i = 0; i < 2; ++i) {
@@ -68,8 +69,8 @@ inline __m128 four_maxima(const __m512 (&x)[kChunk]) {
   return _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-// Step 2 for one row and a whole chunk, all of which it sees: the operations of soften_tile, tile after tile,
-// with the four maxima found together.
+// Does step 2 for one row and a chunk that the row sees as a whole. The operations are those of soften_tile,
+// tile after tile, but the four maxima are found together.
 template <bool kCapped>
 inline void soften_chunk(const tw_attention_args* a, RowBlock& block, int row) {
   __m512 score[kChunk];

@@ -17,7 +17,8 @@ struct ScoresDot {
       const uint16_t* q = (const uint16_t*)a->q + query * a->q_stride + head * a->head_dim;
       for (int pair = 0; pair < a->head_dim / 2; ++pair)
         memcpy(to + pair * rows + r, q + 2 * pair, sizeof(Q));
-      if (a->head_dim % 2) to[a->head_dim / 2 * rows + r] = q[a->head_dim - 1];  // beside a zero, as in K
+      // The last element of an odd head_dim is paired with a zero, as in K.
+      if (a->head_dim % 2) to[a->head_dim / 2 * rows + r] = q[a->head_dim - 1];
     }
   }
 

@@ -1,5 +1,5 @@
-// The quantized matmul kernels in Python, for tests and benchmarks. Weights of 8 bits are dtype 3, of 4 bits
-// dtype 4.
+// The quantized matmul kernels in Python, for tests and benchmarks. Weights of 8 bits have dtype 3, weights
+// of 4 bits dtype 4.
 #include "plugins/matmul/bindings.h"
 
 #include <nanobind/nanobind.h>
@@ -111,7 +111,8 @@ QuantizationSums quantize_with(size_t index, int dtype, int64_t group, const Sou
   return quantize(kernel_at(quantize_weights_kernels(), index), dtype, group, source, out, first, step);
 }
 
-// The same of a quantized matmul; quantizing x is not counted. Every byte is 0x3c, as weight and as scale.
+// Times a quantized matmul as time_matmul() times a plain one, without the quantization of x. Every byte is
+// 0x3c, in weights and in scales.
 std::vector<double> time_quantized_matmul(int dtype, int group, size_t index, int rows, int n, int k,
                                           int epilogue, int threads, int repeats, int copies, bool by_rows) {
   const tw_quantized_matmul_fn kernel = kernel_at(quantized_matmul_kernels(dtype), index);

@@ -1,8 +1,8 @@
-"""Weight-only int4 products: y = x w^T + bias, w as integers of 4 bits and one scale for each group along K.
+"""Computes weight-only int4 products: y = x w^T + bias, w as 4-bit integers with a scale for each group along K.
 
 packed [ceil(K / 8), N] int32: element k of row n is bits 4 (k % 8) of word [k / 8, n], two's complement; scales
-[ceil(K / group), N]. A weight is half a byte and 2 / group bytes of its scale: at one token nothing else counts, at N =
-K = 4096 and groups of 128 it is 8.7 MB. Words are read along N, 16 bytes per thread.
+[ceil(K / group), N]. A weight takes half a byte and 2 / group bytes of its scale. At one token only these count, at N =
+K = 4096 and groups of 128 they are 8.7 MB. Words are read along N, 16 bytes per thread.
 
 Integers are exact in float16 and bfloat16, and each group's sum is scaled in float32: the weights are never rounded.
 """
@@ -15,14 +15,14 @@ import triton.language as tl
 
 @triton.jit
 def _nibble(words, j):
-    """Element j of each word as float32: its bits, with the sign's turned over, are the last of 2^23 + value + 8."""
+    """Returns element j of each word as float32: its bits, with the sign flipped, are the last of 2^23 + value + 8."""
     bits = ((words >> (4 * j)) & 15) ^ 8
     return (bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0
 
 
 @triton.jit
 def _store(y, parts, bias, acc, rows, columns, part, splits, tokens, N):
-    """acc [rows, columns] with the bias to y [tokens, N]; as it is to its part of [splits, tokens, N], if there are."""
+    """Stores acc [rows, columns] with the bias in y [tokens, N], or without it in a part of [splits, tokens, N]."""
     mask = (rows < tokens)[:, None] & (columns < N)[None, :]
     at = rows.to(tl.int64)[:, None] * N + columns[None, :]
     if splits > 1:
@@ -39,9 +39,9 @@ def int4_gemv_kernel(
     TOKENS: tl.constexpr, GROUP: tl.constexpr, WORDS: tl.constexpr, COLUMNS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, s, r): COLUMNS columns from i * COLUMNS, words from s * words_of_a_split, WORDS rows of them at a
-    time, for TOKENS (1, 2, 4) rows of x from r * TOKENS. Each thread keeps its words' sums apart until the end, so that
-    nothing is exchanged within the loop. STAGES - 1 steps of WORDS * COLUMNS * 4 bytes are on the way meanwhile."""
+    """Program (i, s, r) computes COLUMNS columns from i * COLUMNS, over words from s * words_of_a_split, WORDS rows of
+    them at a time, for TOKENS (1, 2, 4) rows of x from r * TOKENS. Each thread keeps its words' sums apart until the
+    end, so that the loop exchanges nothing. STAGES - 1 steps of WORDS * COLUMNS * 4 bytes are loaded meanwhile."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.program_id(1)
     begin = part * words_of_a_split
@@ -96,8 +96,8 @@ def int4_gemm_kernel(
     x, packed, scales, bias, y, parts, tokens, N, K, splits, words_of_a_split,
     GROUP: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, r, s): COLUMNS columns, ROWS rows of x, the words of split s; DEPTH elements of K, all of one group,
-    at a time on tensor cores. A word's eight weights are unpacked by the thread that read it."""
+    """Program (i, r, s) computes COLUMNS columns for ROWS rows of x over the words of split s; DEPTH elements of K, all
+    of one group, at a time on tensor cores. The thread that read a word unpacks its eight weights."""
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(2)
@@ -125,7 +125,7 @@ def int4_gemm_kernel(
 
 @triton.jit
 def int4_reduce_kernel(parts, bias, y, tokens, N, splits, BLOCK: tl.constexpr):
-    """y = the sum of parts [splits, tokens, N] float32, first to last, with the bias."""
+    """Computes y, the sum of parts [splits, tokens, N] float32, first to last, with the bias."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     size = tokens.to(tl.int64) * N
     mask = at < size

@@ -1,4 +1,5 @@
-// quantized_matmul: rows of x to int8 with a scale per group, then y = epilogue(x * w^T + bias) + residual.
+// quantized_matmul quantizes rows of x to int8 with a scale per group, then computes y = epilogue(x * w^T +
+// bias) + residual.
 #include "plugins/matmul/instruction.h"
 
 #include "plugins/matmul/tiling.h"
@@ -9,7 +10,7 @@
 namespace tensorwright {
 namespace {
 
-constexpr int64_t kFewElements = 16384;  // of x: quantizing them takes less than waking the other threads
+constexpr int64_t kFewElements = 16384;  // to quantize these takes less time than to wake the other threads
 
 int64_t align64(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -35,7 +36,7 @@ class QuantizedMatmul : public Operation {
     if (has_residual_) residual_ = context.buffer(instruction.in[1]);
   }
 
-  // [rows][row_] int8, then [groups_][rows] scales and as many sums.
+  // The scratch is [rows][row_] int8, then [groups_][rows] scales and as many sums.
   size_t reserve(const StepLimits& limits, int) override {
     const int64_t rows = x_.kind == static_cast<int>(BufferKind::kTokens) ? limits.tokens : limits.rows;
     return static_cast<size_t>(scales_at(rows) + 2 * align64(rows * groups_ * 4));

@@ -1,5 +1,5 @@
-// quantized_matmul: y = epilogue(x * w^T + bias) + residual, w quantized in panels (layout.h), x to int8 by
-// tw_quantize_rows with the same groups.
+// quantized_matmul: y = epilogue(x * w^T + bias) + residual. w is quantized in panels (layout.h), and
+// tw_quantize_rows quantizes x to int8 with the same groups.
 //
 //   group sums are exact:  dot = sum over the group of x_q * w_q, in int32
 //   grouped:     acc = fma(float(dot), x_scale * w_scale, acc), groups ascending
@@ -20,7 +20,7 @@ typedef struct tw_quantized_matmul_args {
   int64_t group_stride;   // elements between groups of x_scale and of x_sum
 } tw_quantized_matmul_args;
 
-// x [rows, k] -> int8 in [-127, 127], a scale and a sum per row and group:
+// Quantizes x [rows, k] to int8 in [-127, 127], with a scale and a sum per row and group:
 //   scale = max|x| / 127,  q = rint(x * (127 / max|x|)),  all 0 where max|x| is 0,  sum = factor * sum of q.
 // Elements past k are 0. A group with an infinity or a NaN gets the scale NaN, so that results are NaN.
 typedef struct tw_quantize_rows_args {
@@ -37,19 +37,19 @@ typedef struct tw_quantize_rows_args {
   int32_t factor;  // tw_sum_factor(dtype of the weights)
 } tw_quantize_rows_args;
 
-// One panel of layout.h from up to 16 rows of weights, by the range search of quantize.py.
+// Quantizes up to 16 rows of weights into one panel of layout.h, by the range search of quantize.py.
 typedef struct tw_quantize_weights_args {
   int32_t dtype;     // TW_I8 or TW_I4
   int32_t w_dtype;   // TW_F32 or TW_BF16
   int64_t group;     // 0: whole rows
-  int64_t rows, k;   // rows from `rows` to 15 are zeros
+  int64_t rows, k;   // rows of the panel from `rows` to 15 are zeros
   const void* w;     // [rows, k]
   int64_t w_stride;  // elements
-  void* panel;       // zeros before
+  void* panel;       // must be zeros before the call
   float* x;          // scratch [tw_quantized_group(k, group), 16]
   double* error;     // the sum of squared errors is added to it
-  double* weight;    // and that of squared weights
-  int32_t* finite;   // becomes 0 if a weight is infinite or NaN; the panel means nothing then
+  double* weight;    // the sum of squared weights is added to it
+  int32_t* finite;   // set to 0 if a weight is infinite or NaN; the panel means nothing then
 } tw_quantize_weights_args;
 
 typedef void (*tw_quantize_weights_fn)(const tw_quantize_weights_args*);

@@ -7,11 +7,11 @@
 
 namespace tensorwright {
 
-// dtype: of the weights, TW_I8 or TW_I4.
+// dtype: the dtype of the weights, TW_I8 or TW_I4.
 std::span<const KernelEntry<tw_quantized_matmul_fn>> quantized_matmul_kernels(int dtype);
-// They quantize the rows of x before a quantized matmul.
+// These kernels quantize the rows of x before a quantized matmul.
 std::span<const KernelEntry<tw_quantize_rows_fn>> quantize_rows_kernels();
-// They quantize weights when an engine is built.
+// These kernels quantize weights when an engine is built.
 std::span<const KernelEntry<tw_quantize_weights_fn>> quantize_weights_kernels();
 
 }  // namespace tensorwright

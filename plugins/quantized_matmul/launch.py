@@ -1,10 +1,10 @@
-"""Launches of weight-only int4 products: y = x w^T + bias.
+"""Makes the launches of weight-only int4 products: y = x w^T + bias.
 
     inputs   x [T, K], packed [ceil(K / 8), N] int32, scales [ceil(K / group), N] of x's type, bias [N] (may be absent)
     outputs  y [T, N]: x's type or float32; bias: either, too
-attrs: n, k, group. Up to 4 tokens are multiplied by the GEMV, more by tensor cores in blocks of 16 or 64 rows; float32
-has no tensor cores and takes the GEMV, 4 tokens at a time. Where this gives a GPU too few blocks, K is split; the
-parts' sums go through the workspace and are added in order.
+attrs: n, k, group. The GEMV multiplies up to 4 tokens. Tensor cores multiply more, in blocks of 16 or 64 rows. float32
+has no tensor cores and uses the GEMV, 4 tokens at a time. If this gives a GPU too few blocks, K is split: the parts'
+sums go through the workspace and are added in order.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from tensorwright.plugins.gpu.launch import (
 MODULE = "tensorwright.plugins.quantized_matmul.gpu"
 GROUPS = (32, 64, 128)
 GEMV_TOKENS = (1, 2, 4)
-"""Rows of x that a specialisation of the GEMV takes at most."""
+"""The most rows of x that each specialisation of the GEMV takes."""
 GEMM_ROWS = (16, 64)
 COLUMNS = 128
 GEMV_WORDS = {1: 16, 2: 8, 4: 8}
-"""Rows of words at once, by rows of x: 8 or 4 KiB, as registers allow four blocks of 128 threads."""
+"""Rows of words at once, by rows of x: 8 or 4 KiB, so that registers allow four blocks of 128 threads."""
 GEMV_STAGES = 3
-"""Two steps are on their way while one is computed: 64 or 32 KiB in four blocks of a multiprocessor."""
+"""Two steps are loaded while one is computed: 64 or 32 KiB in four blocks of a multiprocessor."""
 NARROW_WORDS = 4
-"""Where columns are no multiple of 16 and each word is loaded alone, which takes registers; then for one token only."""
+"""Rows if N is no multiple of 16: each word is then loaded alone, which takes registers; only for one token."""
 GEMM_DEPTH = 64
-"""Elements of K at once, at most: twice as many would take a thread's last registers."""
+"""The most elements of K at once: twice as many would take a thread's last registers."""
 GEMM_STAGES = {(16, 32): 4, (16, 64): 4, (64, 32): 4, (64, 64): 3}
-"""Steps under way, by rows and depth: two blocks fit the smallest SM's 100 KiB of shared memory."""
+"""The steps being loaded, by rows and depth: two blocks fit the smallest SM's 100 KiB of shared memory."""
 SPLIT_UNIT = 16
-"""Splits begin at multiples of as many words, 128 elements of K: the largest group."""
+"""Splits begin at multiples of this many words, 128 elements of K, which is the largest group."""
 LEAST_SPLIT = 64
 MOST_SPLITS = 16
 BLOCKS_OF_AN_SM = {"gemv": 4, "gemm": 2}
-"""How many blocks of threads shall be there for each multiprocessor."""
+"""The wanted number of blocks of threads for each multiprocessor."""
 MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 120: 170}
-"""Of the largest usual card of an SM: what a product is split for."""
+"""The multiprocessors of the largest usual card of each SM. Products are split for these."""
 REDUCE_BLOCK = 1024
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
-    """For every number of tokens."""
+    """Returns the kernels for all numbers of tokens."""
     _check_sizes(attrs)
     gemv = [_gemv(attrs, dtypes, tokens) for tokens in _gemv_tokens(attrs)]
     gemm = [_gemm(attrs, dtypes, rows) for rows in GEMM_ROWS if dtypes["x"] != "float32"]
@@ -67,7 +67,7 @@ def launches(
     workspace: Tensor | None,
     sm: int,
 ) -> list[Launch]:
-    """No launch for no tokens; two where K is split. `workspace`: bytes of any type, as `workspace_bytes` says."""
+    """Makes no launch for no tokens, two if K is split. `workspace`: any type, of at least `workspace_bytes`."""
     x, y = inputs["x"], outputs["y"]
     _check_sizes(attrs)
     _check(attrs, inputs, y)
@@ -99,7 +99,7 @@ def launches(
 
 
 def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int, ...]]) -> int:
-    """Enough for every number of tokens up to that of shapes_max["x"], on every SM."""
+    """Returns enough for every number of tokens up to that of shapes_max["x"], on every SM."""
     most = shapes_max["x"][0]
     needed = 0
     for dtype in ("float16", "float32"):
@@ -108,14 +108,14 @@ def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int
             rows = _rows(attrs, tokens, dtype)
             last = min(ceil_div(tokens, rows) * rows, most)
             found = [_part_bytes(split(attrs, dtype, last, sm)[0], last, attrs) for sm in MULTIPROCESSORS]
-            if not any(found):  # more tokens give more blocks, and no fewer splits than none
+            if not any(found):  # more tokens give more blocks, and so no splits either
                 break
             needed, tokens = max(needed, *found), last + 1
     return needed
 
 
 def split(attrs: Mapping[str, Any], dtype: str, tokens: int, sm: int) -> tuple[int, int]:
-    """(parts of K, words of each)."""
+    """Returns (parts of K, words of each part)."""
     words, rows = ceil_div(attrs["k"], 8), _rows(attrs, tokens, dtype)
     blocks = ceil_div(attrs["n"], COLUMNS) * ceil_div(tokens, rows)
     wanted = MULTIPROCESSORS.get(sm, MULTIPROCESSORS[89]) * BLOCKS_OF_AN_SM["gemv" if rows in GEMV_TOKENS else "gemm"]
@@ -137,7 +137,7 @@ def _gemv_tokens(attrs: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _rows(attrs: Mapping[str, Any], tokens: int, dtype: str) -> int:
-    """Rows of x that one program takes; GEMV_TOKENS are those of the GEMV."""
+    """Returns the rows of x that one program takes; a number of GEMV_TOKENS means the GEMV."""
     forms = _gemv_tokens(attrs)
     if tokens <= forms[-1] or dtype == "float32":
         return min((size for size in forms if size >= tokens), default=forms[-1])
@@ -157,7 +157,7 @@ def _check(attrs: Mapping[str, Any], inputs: Mapping[str, Tensor], y: Tensor) ->
 
 
 def _tensors(dtypes: Mapping[str, str], names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """The signature's pointers; the bias only if there is one."""
+    """Returns the signature's pointers, with the bias only if there is one."""
     kinds = {**dtypes, "packed": "int32", "parts": "float32"}
     return tuple((name, POINTERS[kinds[name]]) for name in names if name in kinds)
 

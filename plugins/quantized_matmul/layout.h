@@ -14,43 +14,46 @@
 
 #include "plugins/common/kernel_types.h"
 
-enum { TW_SCALE_BYTES = 64 };  // of a pair of groups, or of a whole row
+enum { TW_SCALE_BYTES = 64 };  // bytes of the scales of a pair of groups, or of whole rows
 
-// The most columns of a matrix of whole rows: x is in [-127, 127] and a stored w in [-128, 127], and the sum
-// of their products, like tw_sum_factor times the sum of x, is an int32. (Groups have 128 columns at most.)
+// The most columns of a matrix of whole rows. x is in [-127, 127] and a stored w in [-128, 127]; the sum of
+// their products must fit an int32, and so must tw_sum_factor times the sum of x. (Groups have 128 columns at
+// most.)
 enum { TW_MOST_WHOLE_ROW = INT32_MAX / (127 * 128) };
 
-// Groups of a row; 1 for whole rows.
+// Returns the number of groups of a row; 1 for whole rows.
 static inline int64_t tw_quantized_groups(int64_t k, int64_t group) {
   return group == 0 ? 1 : (k + group - 1) / group;
 }
 
-// Elements of a group as stored.
+// Returns the number of stored elements of a group.
 static inline int64_t tw_quantized_group(int64_t k, int64_t group) {
   return group == 0 ? (k + 3) / 4 * 4 : group;
 }
 
-// Elements of a row of activations: every group at full length.
+// Returns the number of elements of a row of activations, with every group at full length.
 static inline int64_t tw_quantized_row(int64_t k, int64_t group) {
   return tw_quantized_groups(k, group) * tw_quantized_group(k, group);
 }
 
-// Bytes of one group of a panel, scales not counted.
+// Returns the bytes of one group of a panel, without the scales.
 static inline int64_t tw_quantized_group_bytes(int dtype, int64_t k, int64_t group) {
   return tw_quantized_group(k, group) * TW_LANES / (dtype == TW_I4 ? 2 : 1);
 }
 
-// Bytes of one panel.
+// Returns the bytes of one panel.
 static inline int64_t tw_quantized_panel_bytes(int dtype, int64_t k, int64_t group) {
   const int64_t groups = tw_quantized_groups(k, group);
   return (groups + 1) / 2 * TW_SCALE_BYTES + groups * tw_quantized_group_bytes(dtype, k, group);
 }
 
-// A weight plus 8, or plus 128 for TW_I8, is unsigned, as dot product instructions want it. A sum over
-// weights made so is too large by 8 or 128 times the sum of x: this is what the sum of x is multiplied with.
+// Returns the factor by which the sum of x is multiplied to correct a sum of products. Dot product
+// instructions take unsigned weights, so 8 is added to each weight, or 128 for TW_I8, which makes the sum too
+// large by 8 or 128 times the sum of x.
 static inline int32_t tw_sum_factor(int dtype) { return dtype == TW_I4 ? -8 : -128; }
 
-// Offset in a panel of group i's first element, and of its 16 scales.
+// The next two functions return the offset in a panel of the first element of group i, and of the group's 16
+// scales.
 static inline int64_t tw_quantized_group_offset(int dtype, int64_t k, int64_t group, int64_t i) {
   return (i / 2 + 1) * TW_SCALE_BYTES + i * tw_quantized_group_bytes(dtype, k, group);
 }

@@ -20,7 +20,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """float32 [T, N]."""
+    """Returns float32 [T, N]."""
     x, w, bias = (*inputs, None)[:3]
     if x is None or w is None:
         raise GraphError("quantized_linear: x and w must be present")
@@ -33,7 +33,7 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
 
 
 def product(x: np.ndarray, w: np.ndarray | Quantized, format_name: str) -> np.ndarray:
-    """float32 [T, N], as the kernels sum it but for the fused rounding of each step, which is done in float64."""
+    """Returns float32 [T, N], with the kernels' order of sums; each step's fused rounding is done in float64."""
     fmt = parse_format(format_name)
     b = w if isinstance(w, Quantized) else quantize_weights(np.asarray(w, np.float32), fmt)
     a = quantize_activations(x, fmt)
@@ -46,7 +46,7 @@ def product(x: np.ndarray, w: np.ndarray | Quantized, format_name: str) -> np.nd
 
 
 def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
-    """w may have been quantized before."""
+    """Computes the product. w may be quantized already."""
     x, w, bias = (*inputs, None)[:3]
     assert x is not None
     assert w is not None

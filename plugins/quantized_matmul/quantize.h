@@ -1,4 +1,4 @@
-// Quantizes weights into the panels of layout.h. quantize.py defines it; the bytes are the same.
+// Quantizes weights into the panels of layout.h. quantize.py is the definition; the bytes are the same.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_QUANTIZE_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_QUANTIZE_H_
 
@@ -7,14 +7,14 @@
 
 namespace tensorwright {
 
-// What quantization did to some weights: sums of squares of the errors and of the weights.
+// The error of quantization: the sums of squares of the errors and of the weights.
 struct QuantizationError {
   double error = 0, weight = 0;
-  bool finite = true;  // false: a weight was infinite or NaN, and what was written means nothing
+  bool finite = true;  // false: a weight was infinite or NaN, and the panels mean nothing
 };
 
-// Panels of `source` (TW_F32 or TW_BF16) with weights of `dtype` (TW_I8 or TW_I4), `stride` bytes apart.
-// group: 0 (whole rows, TW_I8 only), 32, 64 or 128. kernel: an entry of quantize_weights_kernels().
+// Quantizes `source` (TW_F32 or TW_BF16) into panels with weights of `dtype` (TW_I8 or TW_I4), `stride` bytes
+// apart. group: 0 (whole rows, TW_I8 only), 32, 64 or 128. kernel: an entry of quantize_weights_kernels().
 QuantizationError quantize_panels(tw_quantize_weights_fn kernel, int dtype, int64_t group,
                                   const PackSource& source, void* panels, int64_t stride);
 

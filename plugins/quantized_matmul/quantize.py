@@ -1,11 +1,11 @@
-"""How weights and activations are quantized, in numpy: the definition that the C++ must meet bit for bit.
+"""Defines in numpy how weights and activations are quantized. The C++ must give the same bits.
 
-Weights, per group of a row: of a ladder of scales, the one with the least sum of squared errors; the first wins a tie.
+The weights of a group take, of a list of scales, the one with the least sum of squared errors; the first wins a tie.
     int8   largest / 127 * t, values in [-127, 127]
     int4   signed largest / -8 * t, then largest / 7 * t, values in [-8, 7]: a negative scale lets the largest be -8
     fp8    largest / 448, values E4M3; a row of zeros has scale 1
-Grouped scales are bfloat16, those of whole rows float32; of fp8 float32 numbers that bfloat16 holds, so that a target
-may store them in either.
+Grouped scales are bfloat16, those of whole rows float32. Scales of fp8 are float32 numbers that bfloat16 can hold, so
+that a target may store them in either type.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ LADDERS = {
     8: tuple(np.float32(1 - 0.02 * i) for i in range(3)),
     0: tuple(np.float32(1 - 0.05 * i) for i in range(10)),
 }
-"""Factors t, for 4 bits, for 8 bits, and for whole rows."""
+"""The factors t, for 4 bits, for 8 bits, and for whole rows."""
 TINY = np.float32(2.0**-120)
-"""Smaller magnitudes count as zero: their reciprocals overflow."""
+"""Smaller magnitudes count as zero, because their reciprocals overflow."""
 
 
 @dataclass
 class Quantized:
-    """values: int8 [rows, groups, elements of a group], of fp8 float32; scales: float32 [rows, groups]."""
+    """values: int8 [rows, groups, elements of a group], for fp8 float32; scales: float32 [rows, groups]."""
 
     values: np.ndarray
     scales: np.ndarray
 
 
 def in_groups(x: np.ndarray, fmt: WeightFormat) -> np.ndarray:
-    """float32 [rows, k] -> [rows, groups, elements of a group as stored], padded with zeros."""
+    """Returns float32 [rows, k] as [rows, groups, elements of a group as stored], padded with zeros."""
     rows, k = x.shape
     groups, size = fmt.groups(k), fmt.stored_group(k)
     padded = np.zeros((rows, groups * size), np.float32)
@@ -46,7 +46,7 @@ def in_groups(x: np.ndarray, fmt: WeightFormat) -> np.ndarray:
 
 
 def quantize_weights(w: np.ndarray, fmt: WeightFormat) -> Quantized:
-    """float32 [rows, k]. Raises ValueError for an infinity or a NaN."""
+    """Quantizes float32 [rows, k]. Raises ValueError for an infinity or a NaN."""
     if not np.isfinite(w).all():
         raise ValueError("a weight is infinite or not a number")
     x = in_groups(np.asarray(w, np.float32), fmt)
@@ -67,12 +67,12 @@ def _to_fp8(x: np.ndarray) -> Quantized:
 
 
 def fp8_scales(largest: np.ndarray) -> np.ndarray:
-    """Of rows by their largest magnitude."""
+    """Returns the scales of rows from their largest magnitudes."""
     return round_to(np.where(largest >= TINY, largest, LARGEST) / LARGEST, "bfloat16")
 
 
 def candidates(x: np.ndarray, fmt: WeightFormat) -> list[np.ndarray]:
-    """Scales [rows, groups] to choose from, in order."""
+    """Returns the scales [rows, groups] to choose from, in order."""
     at = np.abs(x).argmax(axis=-1)
     signed = np.take_along_axis(x, at[..., None], axis=-1)[..., 0]
     largest = np.abs(signed)
@@ -85,7 +85,7 @@ def candidates(x: np.ndarray, fmt: WeightFormat) -> list[np.ndarray]:
 
 
 def rounded(x: np.ndarray, scale: np.ndarray, fmt: WeightFormat) -> np.ndarray:
-    """int8 of x / scale, to nearest even, clamped to the format's range."""
+    """Returns x / scale as int8, rounded to nearest even, clamped to the format's range."""
     with np.errstate(divide="ignore"):
         inverse = np.where(scale != 0, np.float32(1) / scale, np.float32(0)).astype(np.float32)
     low = -127 if fmt.bits == 8 else -8
@@ -93,7 +93,7 @@ def rounded(x: np.ndarray, scale: np.ndarray, fmt: WeightFormat) -> np.ndarray:
 
 
 def squared_error(x: np.ndarray, q: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """float32 sums over the group, elements ascending, every step rounded."""
+    """Returns float32 sums over the group, elements ascending, with every step rounded."""
     total = np.zeros(scale.shape, np.float32)
     for k in range(x.shape[-1]):
         difference = x[..., k] - q[..., k].astype(np.float32) * scale
@@ -102,13 +102,13 @@ def squared_error(x: np.ndarray, q: np.ndarray, scale: np.ndarray) -> np.ndarray
 
 
 def dequantized(quantized: Quantized, k: int) -> np.ndarray:
-    """float32 [rows, k]: what the weights have become."""
+    """Returns the quantized weights as float32 [rows, k]."""
     x = quantized.values.astype(np.float32) * quantized.scales[..., None]
     return x.reshape(len(x), -1)[:, :k]
 
 
 def quantize_activations(x: np.ndarray, fmt: WeightFormat) -> Quantized:
-    """float32 [rows, k]; the scale of a group with an infinity or a NaN is NaN."""
+    """Quantizes float32 [rows, k]. The scale of a group with an infinity or a NaN is NaN."""
     groups = in_groups(np.asarray(x, np.float32), fmt)
     largest = np.abs(groups).max(axis=-1)
     finite = np.isfinite(largest)
@@ -121,7 +121,7 @@ def quantize_activations(x: np.ndarray, fmt: WeightFormat) -> Quantized:
 
 
 def pack(quantized: Quantized, fmt: WeightFormat, k: int) -> np.ndarray:
-    """uint8 [panels, panel bytes]: the layout of layout.h."""
+    """Returns uint8 [panels, panel bytes] in the layout of layout.h."""
     rows, groups, size = quantized.values.shape
     panels = -(-rows // LANES)
     values = np.zeros((panels * LANES, groups, size), np.int8)
@@ -140,7 +140,7 @@ def pack(quantized: Quantized, fmt: WeightFormat, k: int) -> np.ndarray:
 
 
 def unpack(panels: np.ndarray, fmt: WeightFormat, rows: int, k: int) -> Quantized:
-    """The inverse of `pack`: uint8 [panels * panel bytes] of `rows` rows."""
+    """Inverts `pack`: takes uint8 [panels * panel bytes] of `rows` rows."""
     panels = panels.reshape(-1, fmt.panel_bytes(k))
     groups, size, count = fmt.groups(k), fmt.stored_group(k), len(panels)
     values = np.empty((count, LANES, groups, size), np.int8)
@@ -155,7 +155,7 @@ def unpack(panels: np.ndarray, fmt: WeightFormat, rows: int, k: int) -> Quantize
 
 
 def _values(data: np.ndarray, fmt: WeightFormat) -> np.ndarray:
-    """The inverse of `_lines`: uint8 [panels, bytes of one group] -> int8 [panels, 16, size]."""
+    """Inverts `_lines`: uint8 [panels, bytes of one group] -> int8 [panels, 16, size]."""
     lines = data.reshape(len(data), -1, LANES, 4)
     if fmt.bits == 8:
         return lines.transpose(0, 2, 1, 3).reshape(len(data), LANES, -1).view(np.int8)
@@ -164,7 +164,7 @@ def _values(data: np.ndarray, fmt: WeightFormat) -> np.ndarray:
 
 
 def _lines(values: np.ndarray, fmt: WeightFormat) -> np.ndarray:
-    """int8 [panels, 16, size] of one group -> its bytes, uint8 [panels, lines, 16, 4]."""
+    """Turns int8 [panels, 16, size] of one group into its bytes, uint8 [panels, lines, 16, 4]."""
     panels, lanes, size = values.shape
     if fmt.bits == 8:
         return values.view(np.uint8).reshape(panels, lanes, size // 4, 4).transpose(0, 2, 1, 3)

@@ -20,7 +20,7 @@ float weight_scale(const char* scales, int64_t group, int64_t lane) {
   return tw_bf16_to_f32(((const uint16_t*)scales)[lane]);
 }
 
-// Sums of a row and the 16 lanes of a panel.
+// Computes the sums of a row and the 16 lanes of a panel.
 void panel_dot(const tw_quantized_matmul_args* a, int dtype, int64_t row, int64_t panel,
                float acc[TW_LANES]) {
   const int64_t k = a->matmul.k, group = a->group, size = tw_quantized_group(k, group);
@@ -49,10 +49,10 @@ float element(const tw_quantize_rows_args* a, int64_t row, int64_t k) {
   return a->x_dtype == TW_BF16 ? tw_bf16_to_f32(((const uint16_t*)a->x)[at]) : ((const float*)a->x)[at];
 }
 
-// One group of one row: elements [begin, end) of x, `size` of q.
+// Quantizes one group of one row: elements [begin, end) of x become `size` elements of q.
 void quantize_group(const tw_quantize_rows_args* a, int64_t row, int64_t i, int64_t begin, int64_t end,
                     int64_t size) {
-  uint32_t most = 0;  // bits of the largest magnitude: ordered as the magnitudes are, NaN above infinity
+  uint32_t most = 0;  // bits of the largest magnitude, ordered as magnitudes are, NaN above infinity
   for (int64_t k = begin; k < end; ++k) {
     const float value = element(a, row, k);
     uint32_t bits;

@@ -1,4 +1,4 @@
-// quantize_weights in plain C: the bytes of quantize.py. Every other entry gives the same.
+// quantize_weights in plain C, which gives the bytes of quantize.py. Every other entry gives the same bytes.
 #include <math.h>
 #include <string.h>
 
@@ -23,7 +23,7 @@ void invert(const float* scale, float* inverse) {
   for (int lane = 0; lane < kLanes; ++lane) inverse[lane] = scale[lane] != 0 ? 1.0f / scale[lane] : 0.0f;
 }
 
-// Round to nearest even by the float's own rounding; values are far below 2^22.
+// Rounds to nearest even, by the rounding of float addition; values are far below 2^22.
 float nearest(float value, float low, float high) {
   const float rounded = (value + TW_EXP_ROUND) - TW_EXP_ROUND;
   const float raised = rounded < low ? low : rounded;
@@ -43,7 +43,8 @@ void squared_error(const GroupOf16& g, const float* scale, float* error) {
   memcpy(error, sum, sizeof sum);
 }
 
-// Keeps in `best` and `scale` what has the smaller error; the earlier one on a tie.
+// Tries the scale top * t. Keeps the smaller error in `best`, and its scale in `scale`; the earlier scale on
+// a tie.
 void consider(const GroupOf16& g, const float* top, float t, float* best, float* scale) {
   float candidate[kLanes], error[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -59,7 +60,7 @@ void consider(const GroupOf16& g, const float* top, float t, float* best, float*
   }
 }
 
-// The signed value of the largest magnitude of each lane; the first of equals.
+// Finds the signed value of the largest magnitude of each lane; the first of equals.
 void find_largest(const GroupOf16& g, float* largest) {
   float most[kLanes] = {};
   memset(largest, 0, sizeof most);
@@ -73,7 +74,7 @@ void find_largest(const GroupOf16& g, float* largest) {
   }
 }
 
-// The scales of a group by range search, and their error.
+// Finds the scales of a group by range search, and their error.
 void search(const GroupOf16& g, float* scale, float* error) {
   float largest[kLanes], top[kLanes];
   find_largest(g, largest);
@@ -115,7 +116,7 @@ void write_values(const GroupOf16& g, const float* scale, uint8_t* to) {
   }
 }
 
-// Columns [begin, begin + size) of the rows, zeros where there are none.
+// Gathers columns [begin, begin + size) of the rows. Columns that do not exist are zeros.
 void gather(const tw_quantize_weights_args* a, int64_t begin, int64_t size, Lanes* x) {
   memset(x, 0, (size_t)size * sizeof(Lanes));
   const int64_t end = begin + size < a->k ? begin + size : a->k;
@@ -129,7 +130,7 @@ void gather(const tw_quantize_weights_args* a, int64_t begin, int64_t size, Lane
 }
 
 void measure(const GroupOf16& g, const float* error, const tw_quantize_weights_args* a) {
-  float sum[kLanes] = {}, none = 0;  // none: stays 0 unless something is infinite or NaN
+  float sum[kLanes] = {}, none = 0;  // none: stays 0 unless a value is infinite or NaN
   for (int64_t k = 0; k < g.size; ++k) {
     for (int lane = 0; lane < kLanes; ++lane) {
       sum[lane] += g.x[k][lane] * g.x[k][lane];

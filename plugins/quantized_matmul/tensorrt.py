@@ -1,4 +1,4 @@
-"""WeightOnlyLinear as a TensorRT plugin: int4 weights in groups, activations as they are."""
+"""Describes WeightOnlyLinear as a TensorRT plugin: int4 weights in groups, activations not rounded."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ WEIGHTS_OF_A_WORD = 8
 
 
 def words(attrs: Attrs) -> int:
-    """Rows of packed: eight weights of a column in each int32."""
+    """Returns the rows of packed: each int32 holds eight weights of a column."""
     return ceil_div(attrs["k"], WEIGHTS_OF_A_WORD)
 
 
 def groups(attrs: Attrs) -> int:
-    """Rows of scales."""
+    """Returns the rows of scales."""
     return ceil_div(attrs["k"], attrs["group"])
 
 

@@ -20,7 +20,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """[T, N] of x's type."""
+    """Returns [T, N] of x's type."""
     x, w, bias = (*inputs, None)[:3]
     if x is None or w is None:
         raise GraphError("weight_only_linear: x and w must be present")
@@ -34,13 +34,13 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
 
 
 def restored(w: np.ndarray | Quantized, format_name: str, k: int, act_dtype: str) -> np.ndarray:
-    """float32 [N, k]: what the weights have become, in numbers of the activation type."""
+    """Returns the quantized weights as float32 [N, k], in numbers of the activation type."""
     made = w if isinstance(w, Quantized) else quantize_weights(np.asarray(w, np.float32), parse_format(format_name))
     return round_to(dequantized(Quantized(made.values, round_to(made.scales, act_dtype)), k), act_dtype)
 
 
 def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
-    """w may have been quantized before."""
+    """Computes the product. w may be quantized already."""
     x, w, bias = (*inputs, None)[:3]
     assert x is not None
     assert w is not None

@@ -1,4 +1,4 @@
-// The range search of quantize.py in numbers: which scales are tried, and what values may be.
+// The numbers of the range search of quantize.py: the scales that are tried, and the ranges of values.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_WEIGHTS_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_WEIGHTS_H_
 
@@ -6,7 +6,7 @@
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
-constexpr float kTiny = 0x1p-120f;  // smaller magnitudes count as zero: their reciprocals overflow
+constexpr float kTiny = 0x1p-120f;  // smaller magnitudes count as zero, because their reciprocals overflow
 
 template <int kSteps>
 struct Ladder {
@@ -20,9 +20,9 @@ constexpr Ladder<8> kInt4Ladder(0.04);
 constexpr Ladder<3> kInt8Ladder(0.02);
 constexpr Ladder<10> kWholeLadder(0.05);
 
-// A format of weights as the search sees it.
+// The format of weights that a search quantizes to.
 struct SearchOf {
-  bool nibbles, narrow;  // narrow: scales are bfloat16
+  bool nibbles, narrow;  // nibbles: weights have 4 bits; narrow: scales are bfloat16
   float low, high;       // range of the values
   const float* ladder;
   int steps;

@@ -1,13 +1,13 @@
-// quantized_matmul in registers of 256 bits: what is cut into which calls of a micro kernel. (AVX-512 has
-// room for the float sums in registers, and its own cut: x86_avx512vnni.cc.)
+// Cuts a quantized_matmul in registers of 256 bits into calls of a micro kernel. (AVX-512 has room for the
+// float sums in registers, and a cut of its own in x86_avx512vnni.cc.)
 //
 //   for each unit of 4 panels, for each chunk of rows, for each block of groups:
 //     for each R <= 6 rows of the chunk, for P panels at once, for each group:
 //       R x P panels of exact sums in registers, then scaled and added to R x P float sums in the L1 cache
 //   then bias, activation, residual and rounding for the chunk
 //
-// A file of an instruction set gives `Kind`: kBits of a weight, panels_at_once(rows), micro(rows, panels) and
-// finish(args, row, rows, panel, panels, sum).
+// The file of an instruction set defines `Kind`: kBits of a weight, panels_at_once(rows), micro(rows, panels)
+// and finish(args, row, rows, panel, panels, sum).
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_H_
 
@@ -18,37 +18,37 @@
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
-constexpr int64_t kRows = 6;                // rows of a micro kernel at most
+constexpr int64_t kRows = 6;                // the most rows of a micro kernel
 constexpr int64_t kChunk = 96;              // rows
-constexpr int64_t kBlockBytes = 512 << 10;  // of a unit's weights: half the L2 cache
+constexpr int64_t kBlockBytes = 512 << 10;  // weights of a unit in a block: half the L2 cache
 
 // One group of K for R rows and P panels.
 struct Group {
   const int8_t* x;  // first row
   int64_t x_stride;
-  const float* x_scale;  // of the R rows
+  const float* x_scale;  // [R]
   const int32_t* x_sum;
   const char* w;  // first panel
   const char* scales;
   int64_t w_stride;  // bytes between panels
-  int64_t lines;     // of 64 bytes, in a panel
+  int64_t lines;     // lines of 64 bytes of the group in a panel
   float* sum;        // [R, kUnit, 16]
 };
 
-// Row r is at x[r / 3] + r % 3 * stride, panel p at w[p / 3] + p % 3 * stride: forms that x86 addresses
-// directly.
+// Row r is at x[r / 3] + r % 3 * stride, and panel p at w[p / 3] + p % 3 * stride, because x86 addresses
+// these forms directly.
 struct Cursor {
   const int8_t* x[2];
   const char* w[2];
 };
 
-// What is the same for all of a call.
+// Values that are the same for a whole call.
 struct Shape {
   int dtype;
   int64_t k, group, groups;
-  int64_t size;  // elements of a group as stored
+  int64_t size;  // stored elements of a group
   int64_t w_stride;
-  int64_t block;  // groups whose weights of a unit stay in the L2 cache
+  int64_t block;  // groups in a block: their weights of a unit stay in the L2 cache
   int64_t chunk;  // rows
 };
 
@@ -91,7 +91,7 @@ void sum_rows(const tw_quantized_matmul_args* a, const Shape& s, int64_t row, in
   }
 }
 
-// Groups [begin, end) for a chunk of rows and a unit of panels.
+// Adds groups [begin, end) for a chunk of rows and a unit of panels to `sum`.
 template <class Kind>
 void sum_chunk(const tw_quantized_matmul_args* a, const Shape& s, int64_t row, int64_t rows, int64_t panel,
                int64_t panels, int64_t begin, int64_t end, float* sum) {

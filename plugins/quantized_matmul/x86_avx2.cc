@@ -1,16 +1,16 @@
-// quantized_matmul, quantize_rows and quantize_weights for AVX2. Same bits as scalar.cc.
+// quantized_matmul, quantize_rows and quantize_weights for AVX2, with the same bits as scalar.cc.
 //
 // vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16 bits, which saturate. Nibbles are
-// unsigned as stored (w + 8): 32 elements of K, 16 products of at most 15 * 127, fit (30480 < 32768); what
-// the 8 adds to a sum is taken off its start. Bytes: |w| times x with the sign of w, two products (32258) at
-// most.
+// stored unsigned (w + 8): 32 elements of K, which are 16 products of at most 15 * 127, fit (30480 < 32768).
+// The sums start at minus what the 8 adds. Bytes are multiplied as |w| times x with the sign of w; two such
+// products are at most 32258.
 #include "plugins/quantized_matmul/x86_rows.h"
 #include "plugins/quantized_matmul/x86_weights.h"
 #include "plugins/quantized_matmul/x86_ymm.h"
 
 namespace {
 
-// In place: of the intrinsic GCC may put the sum elsewhere, and run out of registers.
+// These add in place. With the intrinsics, GCC may put the sum elsewhere, and run out of registers.
 TW_INLINE void add_words(__m256i& sum, __m256i x) { __asm__("vpaddw %1, %0, %0" : "+x"(sum) : "x"(x)); }
 TW_INLINE void add_doubles(__m256i& sum, __m256i x) { __asm__("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x)); }
 
@@ -32,7 +32,7 @@ struct Bytes {
           const __m256i x = _mm256_sign_epi8(elements(c, g->x_stride, r, 0), w);
           add_doubles(acc[r][i], widened(_mm256_maddubs_epi16(size, x)));
         }
-        // Read x again: there are no registers to keep it in.
+        // Makes the compiler read x again, because no registers are free to keep it.
         if (R > 1) __asm__("" : "+r"(c.x[0]), "+r"(c.x[1]));
       }
       pin(acc);
@@ -50,7 +50,7 @@ struct Nibbles {
   static constexpr int kBits = 4;
   static constexpr bool kUnsigned = true;
 
-  // 32 elements of K, in 16 bits.
+  // Sums 32 elements of K in 16 bits.
   template <int R, int N>
   static TW_INLINE void sum_pairs(__m256i (&acc)[R][N], Cursor& c, const Group* g) {
     for (int n = 0; n < 4; ++n) {
@@ -87,7 +87,7 @@ struct Nibbles {
   }
 };
 
-// 8 elements from `at` of a row that has `left` more; zeros past its end.
+// Loads 8 elements from `at` of a row that has `left` more; elements past the row's end are zeros.
 template <int kDtype>
 TW_INLINE __m256 load(const void* x, int64_t at, int64_t left) {
   return kDtype == TW_BF16 ? tw_load_bf16_avx2((const uint16_t*)x + at, left)
@@ -98,7 +98,7 @@ TW_INLINE __m128i halves_max(__m256i x) {
   return _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
 }
 
-// Bits of the largest magnitude: ordered as the magnitudes are, NaN above infinity.
+// Returns the bits of the largest magnitude: the bits have the order of magnitudes, with NaN above infinity.
 template <int kDtype>
 uint32_t largest_magnitude(const void* x, int64_t at, int64_t left, int64_t size) {
   __m256i most = _mm256_setzero_si256();
@@ -119,7 +119,7 @@ TW_INLINE int32_t sum_of(__m256i x) {
   return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
 }
 
-// The first `count`, a multiple of 4, of 8 integers in [-127, 127].
+// Stores the first `count`, a multiple of 4, of 8 integers in [-127, 127].
 TW_INLINE void store_bytes(int8_t* q, int64_t count, __m256i value) {
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(value), _mm256_extracti128_si256(value, 1));
   const __m128i bytes = _mm_packs_epi16(words, words);
@@ -127,7 +127,7 @@ TW_INLINE void store_bytes(int8_t* q, int64_t count, __m256i value) {
   memcpy(q, &all, count >= 8 ? 8 : 4);
 }
 
-// Elements [0, size) of one group, of which the first `left` are there. Returns their sum.
+// Quantizes elements [0, size) of one group, of which the first `left` exist. Returns the sum of q.
 template <int kDtype>
 int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, int8_t* q, float* scale) {
   const RowScale s = row_scale(largest_magnitude<kDtype>(x, at, left, size));
@@ -144,7 +144,7 @@ int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, in
   return sum_of(sum);
 }
 
-// `Set` of x86_weights.h.
+// The `Set` of x86_weights.h.
 struct WeightsAvx2 : Avx2 {
   using Ints = __m256i;
 

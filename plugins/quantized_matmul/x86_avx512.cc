@@ -1,4 +1,4 @@
-// quantize_rows and quantize_weights for AVX-512. Same bits as scalar.cc.
+// quantize_rows and quantize_weights for AVX-512, with the same bits as scalar.cc.
 #include "plugins/common/x86_avx512.h"
 
 #include "plugins/quantized_matmul/x86_rows.h"
@@ -6,7 +6,7 @@
 
 namespace {
 
-// 16 elements from `at` of a row that has `left` more; zeros past its end.
+// Loads 16 elements from `at` of a row that has `left` more; elements past the row's end are zeros.
 template <int kDtype>
 inline __attribute__((always_inline)) __m512 load(const void* x, int64_t at, int64_t left) {
   const __mmask16 lanes = tw_lanes_avx512(left);
@@ -15,7 +15,7 @@ inline __attribute__((always_inline)) __m512 load(const void* x, int64_t at, int
   return _mm512_maskz_loadu_ps(lanes, (const float*)x + at);
 }
 
-// Elements [0, size) of one group, of which the first `left` are there. Returns their sum.
+// Quantizes elements [0, size) of one group, of which the first `left` exist. Returns the sum of q.
 template <int kDtype>
 int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, int8_t* q, float* scale) {
   __m512i most = _mm512_setzero_si512();
@@ -38,7 +38,7 @@ int32_t quantize_group(const void* x, int64_t at, int64_t left, int64_t size, in
   return _mm512_reduce_add_epi32(sum);
 }
 
-// `Set` of x86_weights.h.
+// The `Set` of x86_weights.h.
 struct WeightsAvx512 : Avx512 {
   using Ints = __m512i;
 

@@ -1,11 +1,12 @@
-// R rows times P panels of a quantized matmul in registers of AVX-512 with VNNI, over the whole of K.
+// Computes R rows times P panels of a quantized matmul in registers of AVX-512 with VNNI, over the whole of
+// K.
 //
-// vpdpbusd multiplies unsigned by signed. Nibbles are unsigned as stored (w + 8); bytes become so by flipping
-// their sign bit (w + 128). What this adds to a sum is known beforehand, 8 or 128 times the sum of x, and
-// taken off the start.
+// vpdpbusd multiplies unsigned by signed bytes. Nibbles are stored unsigned (w + 8); bytes become unsigned by
+// flipping the sign bit (w + 128). This adds 8 or 128 times the sum of x to a sum, so the sum starts at minus
+// that number.
 //
-// Exact sums of a group and, where groups have scales of their own, float sums of all groups before: both
-// stay in registers, so that a group costs one multiplication and one fused multiply-add next to its dot
+// The exact sums of a group stay in registers and, where groups have scales of their own, so do the float
+// sums of all groups before. A group then costs one multiplication and one fused multiply-add besides the dot
 // products.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_AVX512_TILE_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_AVX512_TILE_H_
@@ -30,14 +31,14 @@ struct Tile {
   int64_t group_stride;
   const char* w;     // first panel
   int64_t w_stride;  // bytes between panels
-  int64_t ahead;     // bytes to the panels that come next, which are fetched meanwhile; 0 if that is far
+  int64_t ahead;     // bytes to the next panels, which are fetched meanwhile; 0 if they are far
   int64_t groups;
-  int64_t lines;  // of 64 bytes, in a group of a panel
+  int64_t lines;  // lines of 64 bytes in a group of a panel
   float* sum;     // [R, kUnit, 16]
 };
 
-// Row r is at x[r / 3] + r % 3 * stride, panel p at w[p / 3] + p % 3 * stride: forms that x86 addresses
-// directly.
+// Row r is at x[r / 3] + r % 3 * stride, and panel p at w[p / 3] + p % 3 * stride, because x86 addresses
+// these forms directly.
 template <int R, int P>
 struct Cursors {
   const int8_t* x[(R + 2) / 3];
@@ -47,7 +48,7 @@ struct Cursors {
     TW_UNROLL
     for (const int8_t*& row : x) {
       row += elements;
-      __asm__("" : "+r"(row));  // else the compiler makes one pointer of all, and spills the sums
+      __asm__("" : "+r"(row));  // otherwise the compiler joins the pointers and spills the sums
     }
     TW_UNROLL
     for (const char*& panel : w) {
@@ -56,14 +57,14 @@ struct Cursors {
     }
   }
 
-  // Loads again what follows: there are no registers to keep the bytes in.
+  // Makes the compiler load the weights again, because no registers are free to keep the bytes.
   TW_INLINE void forget() {
     TW_UNROLL
     for (const char*& panel : w) __asm__("" : "+r"(panel));
   }
 };
 
-// What 64 bytes of a panel hold: for nibbles, the low or the high half of each byte.
+// Returns the unsigned weights in 64 bytes of a panel: for nibbles, the low or the high half of each byte.
 template <int kBits, bool kHigh>
 TW_INLINE __m512i unsigned_weights(const char* w) {
   const __m512i bytes = _mm512_loadu_si512(w);
@@ -86,7 +87,7 @@ TW_INLINE void step(__m512i (&acc)[R][P], const Cursors<R, P>& at, const Tile& t
   }
 }
 
-// The exact sums of one group. Leaves the cursors behind it.
+// Computes the exact sums of one group, and moves the cursors behind the group.
 template <int kBits, int R, int P>
 TW_INLINE void dot(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t, const int32_t* x_sum) {
   TW_UNROLL
@@ -97,8 +98,8 @@ TW_INLINE void dot(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t, const
   }
   int64_t line = t.lines;
   do {
-    // A panel may be as short as two pages, which ends before the processor's own fetching ahead is under
-    // way: the panels that come next go to the L2 cache, what comes next of these to the L1.
+    // A panel may be as short as two pages, and end before the processor's own prefetch has started. So the
+    // next panels are fetched into the L2 cache, and the next lines of these panels into the L1 cache.
     const char *ahead = at.w[0] + t.ahead, *near = at.w[0] + kNearBytes;
     TW_UNROLL
     for (int p = 0; p < P; ++p) {
@@ -110,7 +111,7 @@ TW_INLINE void dot(__m512i (&acc)[R][P], Cursors<R, P>& at, const Tile& t, const
       at.forget();
       step<kBits, true>(acc, at, t);
     }
-    // Sums that are not pinned here end up in memory: the compiler sees more values alive than registers.
+    // Sums that are not pinned here go to memory, because the compiler sees more live values than registers.
     TW_UNROLL
     for (int r = 0; r < R; ++r) {
       TW_UNROLL
@@ -130,10 +131,10 @@ TW_INLINE Cursors<R, P> start(const Tile& t) {
   return at;
 }
 
-// Groups with scales of their own, in pairs that begin with their scales.
+// For groups with scales of their own, in pairs that begin with the scales.
 template <int kBits>
 struct Grouped {
-  static constexpr int kTile = 12;  // R * P: twice so many sums, 5 registers besides
+  static constexpr int kTile = 12;  // the most R * P: twice as many sums and 5 other registers
 
   template <int R, int P>
   static void run(const Tile* tile) {
@@ -142,7 +143,7 @@ struct Grouped {
     const float* x_scale = t.x_scale;
     const int32_t* x_sum = t.x_sum;
     __m512 sum[R][P] = {};
-    int64_t to_scales = 0;  // from the group's start, back
+    int64_t to_scales = 0;  // bytes back from the group's end to the scales
     for (int64_t i = 0; i < t.groups; ++i) {
       if (i % 2 == 0) at.advance(0, TW_SCALE_BYTES);
       to_scales = i % 2 == 0 ? TW_SCALE_BYTES + t.lines * 64 : to_scales + t.lines * 64 - 32;
@@ -169,7 +170,7 @@ struct Grouped {
   }
 };
 
-// The whole of K under one scale.
+// For whole rows, where all of K has one scale.
 struct Whole {
   static constexpr int kTile = 24;
 

@@ -1,24 +1,24 @@
-// quantized_matmul for AVX-512 with VNNI. Same bits as scalar.cc.
+// quantized_matmul for AVX-512 with VNNI, with the same bits as scalar.cc.
 //
 //   for each unit of 4 panels, for each chunk of rows:
 //     for P panels, for R rows of the chunk: a tile in registers, over the whole of K (x86_avx512_tile.h)
 //   then bias, activation, residual and rounding for the chunk
 //
-// Few rows take many panels at once, since they wait for memory; many rows take one, since the row's share of
-// the work on weights is then least.
+// Few rows take many panels at once, because they wait for memory. Many rows take one panel, because each
+// row's share of the work on weights is then smallest.
 #include "plugins/matmul/x86_avx512_finish.h"
 #include "plugins/quantized_matmul/kernel.h"
 #include "plugins/quantized_matmul/x86_avx512_tile.h"
 
 namespace {
 
-constexpr int64_t kRows = 12;               // of a tile at most
-constexpr int64_t kChunk = 48;              // rows: their sums stay in the L1 cache
-constexpr int64_t kAheadBytes = 128 << 10;  // of panels: what is further off than that is not fetched ahead
+constexpr int64_t kRows = 12;               // the most rows of a tile
+constexpr int64_t kChunk = 48;              // rows whose sums stay in the L1 cache
+constexpr int64_t kAheadBytes = 128 << 10;  // panels further off than this are not fetched ahead
 
 typedef void (*Micro)(const Tile*);
 
-// The tile of R rows and P panels, where it fits into the registers.
+// Returns the micro kernel of R rows and P panels, if its tile fits the registers.
 template <class Of, int R, int P>
 constexpr Micro tile() {
   if constexpr (R * P <= Of::kTile) {
@@ -51,10 +51,10 @@ Micro tile_of(int64_t rows, int64_t panels) {
   }
 }
 
-// 4, 2 or 1: units have 4 panels.
+// Returns 4, 2 or 1, because units have 4 panels.
 int64_t panels_at_once(int64_t rows, int64_t most) { return rows * 4 <= most ? 4 : rows * 2 <= most ? 2 : 1; }
 
-// The sums of a chunk of rows and a unit of panels.
+// Computes the sums of a chunk of rows and a unit of panels.
 template <class Of>
 void sum_chunk(const Tile& first, int64_t rows, int64_t panels, float* sum) {
   const int64_t passes = ceil_div(rows, kRows);

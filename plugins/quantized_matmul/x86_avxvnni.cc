@@ -1,7 +1,7 @@
-// quantized_matmul for AVX-VNNI, in registers of 256 bits. Same bits as scalar.cc.
+// quantized_matmul for AVX-VNNI, in registers of 256 bits, with the same bits as scalar.cc.
 //
-// vpdpbusd multiplies unsigned by signed. Nibbles are unsigned as stored (w + 8); bytes become so by flipping
-// their sign bit (w + 128). What this adds to a sum is taken off its start.
+// vpdpbusd multiplies unsigned by signed bytes. Nibbles are stored unsigned (w + 8); bytes become unsigned by
+// flipping the sign bit (w + 128). The sums start at minus what this adds.
 #include "plugins/quantized_matmul/x86_ymm.h"
 
 namespace {

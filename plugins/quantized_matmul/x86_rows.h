@@ -1,4 +1,4 @@
-// quantize_rows on any x86 instruction set: the scale of a group, and the walk over rows and groups.
+// quantize_rows for every x86 instruction set: the scale of a group, and the loop over rows and groups.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_ROWS_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_ROWS_H_
 
@@ -13,7 +13,7 @@ struct RowScale {
   float inverse, scale;
 };
 
-// `most`: bits of the largest magnitude, NaN above infinity.
+// Returns the scale of a group. most: the bits of the largest magnitude, with NaN above infinity.
 inline RowScale row_scale(uint32_t most) {
   if (most >= 0x7f800000u) return {0.0f, NAN};
   const float largest = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)most)));
@@ -21,10 +21,11 @@ inline RowScale row_scale(uint32_t most) {
   return {127.0f / largest, largest / 127.0f};
 }
 
-// group(x, at, left, size, q, scale): sum.
+// Quantizes all groups of all rows. group(x, at, left, size, q, scale) quantizes one group and returns the
+// sum of q.
 template <typename Group>
 inline void quantize_rows(const tw_quantize_rows_args* args, Group group) {
-  const tw_quantize_rows_args a = *args;  // a copy: q, of a character type, might alias it
+  const tw_quantize_rows_args a = *args;  // a copy: q has a character type and might alias it
   const int64_t size = tw_quantized_group(a.k, a.group), groups = tw_quantized_groups(a.k, a.group);
   for (int64_t row = 0; row < a.rows; ++row) {
     for (int64_t i = 0; i < groups; ++i) {

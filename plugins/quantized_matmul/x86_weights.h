@@ -1,8 +1,8 @@
-// quantize_weights on any x86 instruction set. Same bytes as scalar_weights.cc.
+// quantize_weights for every x86 instruction set. It gives the same bytes as scalar_weights.cc.
 //
-// Lanes are rows, as there: a group is laid out [elements][16] first, and a vector goes through it for every
-// scale that is tried. `Set` is Avx2 or Avx512 with integers: Ints, narrow, integers, byte_of, shifted_or,
-// put.
+// Lanes are rows, as in scalar_weights.cc: a group is first laid out as [elements][16], and a vector goes
+// through it for every scale that is tried. `Set` is Avx2 or Avx512 with functions for integers: Ints,
+// narrow, integers, byte_of, shifted_or and put.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_WEIGHTS_H_
 
@@ -12,7 +12,7 @@
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
-// 8 columns from `at` of a row that has `left` more; zeros past its end.
+// Loads 8 columns of a row from column `at` on; columns past the end are zeros.
 TW_INLINE __m256 columns(const tw_quantize_weights_args* a, int64_t row, int64_t at) {
   if (row >= a->rows) return _mm256_setzero_ps();
   const int64_t from = row * a->w_stride + at;
@@ -20,7 +20,7 @@ TW_INLINE __m256 columns(const tw_quantize_weights_args* a, int64_t row, int64_t
                                : tw_load_avx2((const float*)a->w + from, a->k - at);
 }
 
-// 8 rows of 8 become 8 columns of 8, 16 floats apart.
+// Transposes 8 rows of 8 to 8 columns of 8, 16 floats apart.
 TW_INLINE void transpose(const __m256 (&row)[8], float* to) {
   __m256 pair[8], quad[8];
   TW_UNROLL
@@ -42,7 +42,8 @@ TW_INLINE void transpose(const __m256 (&row)[8], float* to) {
   }
 }
 
-// Columns [begin, begin + size) of the rows, zeros where there are none: [size][16], rounded up to 8 columns.
+// Gathers columns [begin, begin + size) of the rows as [size][16], with size rounded up to 8. Columns that do
+// not exist are zeros.
 void gather(const tw_quantize_weights_args* a, int64_t begin, int64_t size, float* x) {
   for (int64_t k = 0; k < size; k += 8) {
     for (int64_t half = 0; half < 2; ++half) {
@@ -57,7 +58,7 @@ void gather(const tw_quantize_weights_args* a, int64_t begin, int64_t size, floa
   }
 }
 
-// As many rows of a group as a vector has lanes.
+// The search for the scales of one group, for as many rows as a vector has lanes.
 template <class Set>
 struct Search {
   using Vector = typename Set::Vector;
@@ -65,7 +66,7 @@ struct Search {
   const float* x;  // [size][16]
   int64_t size;
   SearchOf format;
-  Vector best, scale;  // so far
+  Vector best, scale;  // the best error and the scale so far
   Vector largest, weight, none;
 
   TW_INLINE Vector at(int64_t k) const { return Set::load(x + k * TW_LANES, Set::kLanes); }
@@ -75,14 +76,14 @@ struct Search {
     return Set::choose(Set::less(Set::abs(s), Set::all(kTiny)), zero, Set::div(Set::all(1.0f), s));
   }
 
-  // Round to nearest even by the float's own rounding.
+  // Rounds to nearest even, by the rounding of float addition.
   static TW_INLINE Vector nearest(Vector v) {
     const Vector round = Set::all(TW_EXP_ROUND);
     return Set::sub(Set::add(v, round), round);
   }
 
-  // The signed value of the largest magnitude, the first of equals; the sum of squares; and what stays 0
-  // unless something is infinite or NaN.
+  // Finds the signed value of the largest magnitude (the first of equals), the sum of squares, and `none`,
+  // which stays 0 unless a value is infinite or NaN.
   void survey() {
     Vector most = Set::all(0.0f);
     largest = weight = none = most;
@@ -131,7 +132,7 @@ struct Search {
     try_ladder(Set::div(magnitude, Set::all(7.0f)));
   }
 
-  // kStep elements a line: `to` is where the first row's bytes of the first line go.
+  // Writes kStep elements per line. `to` is the place of the first row's bytes in the first line.
   template <int kStep>
   void write(char* to) const {
     const Vector inverse = inverse_of(scale), low = Set::all(format.low), high = Set::all(format.high);
@@ -141,7 +142,8 @@ struct Search {
       TW_UNROLL
       for (int e = 0; e < kStep; ++e) {
         const Vector q = Set::min(Set::max(Set::mul(at(k + e), inverse), low), high);
-        // Rounded before 8 is added: halves would go the other way after it.
+        // The value is rounded before 8 is added, because after the addition halves would round the other
+        // way.
         const auto value = Set::integers(Set::add(nearest(q), excess));
         line = Set::shifted_or(line, kStep == 8 ? value : Set::byte_of(value), e % 4 * 8 + e / 4 * 4);
       }

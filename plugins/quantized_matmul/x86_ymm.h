@@ -1,8 +1,8 @@
-// quantized_matmul in registers of 256 bits: what AVX2 and AVX-VNNI share. A panel takes two of the 16
-// registers, so that 6 rows and 1 panel, or 1 row and 4 panels, fill them.
+// quantized_matmul in registers of 256 bits, shared by AVX2 and AVX-VNNI. A panel takes two of the 16
+// registers, so 6 rows and 1 panel, or 1 row and 4 panels, fill them.
 //
-// The instruction set gives `Dot`: kBits of a weight, kUnsigned if it adds 8 or 128 to them, and
-//   dot(acc, group): adds the sums of a group; they start at what takes that off again, x_sum.
+// The instruction set defines `Dot`: kBits of a weight, kUnsigned if 8 or 128 is added to the weights, and
+//   dot(acc, group), which adds the sums of a group to acc; acc starts at x_sum, which cancels the 8 or 128.
 #ifndef TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
 #define TENSORWRIGHT_PLUGINS_QUANTIZED_MATMUL_X86_YMM_H_
 
@@ -11,14 +11,14 @@
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
-// Four elements of row r, in each of 8 lanes.
+// Returns four elements of row r in each of 8 lanes.
 TW_INLINE __m256i elements(const Cursor& c, int64_t x_stride, int r, int at) {
   int32_t bits;
   memcpy(&bits, c.x[r / 3] + r % 3 * x_stride + at, sizeof bits);
   return _mm256_set1_epi32(bits);
 }
 
-// The i-th half line, of panel i / 2.
+// Returns the i-th half line of weights, which is of panel i / 2.
 TW_INLINE __m256i weights(const Cursor& c, int64_t w_stride, int i) {
   return _mm256_loadu_si256((const __m256i*)(c.w[i / 6] + i / 2 % 3 * w_stride + i % 2 * 32));
 }
@@ -35,10 +35,10 @@ TW_INLINE void advance(Cursor& c, int64_t elements) {
   __asm__("" : "+r"(c.x[0]), "+r"(c.x[1]), "+r"(c.w[0]), "+r"(c.w[1]));
 }
 
-// Loads again what follows: there are no registers to keep it in.
+// Makes the compiler load the weights again, because no registers are free to keep them.
 TW_INLINE void forget(Cursor& c) { __asm__("" : "+r"(c.w[0]), "+r"(c.w[1])); }
 
-// Sums that are not pinned in the loop over K end up in memory: the compiler sees more values alive than
+// Sums that are not pinned in the loop over K go to memory, because the compiler sees more live values than
 // registers.
 template <int R, int N>
 TW_INLINE void pin(__m256i (&acc)[R][N]) {
@@ -49,7 +49,8 @@ TW_INLINE void pin(__m256i (&acc)[R][N]) {
   }
 }
 
-// acc[r][i] = add(acc[r][i], x(r), w(i)). What there is more of, rows or vectors, is read one at a time.
+// Computes acc[r][i] = add(acc[r][i], x(r), w(i)). The more numerous of rows and vectors is read one at a
+// time.
 template <int R, int N, typename X, typename W, typename Add>
 TW_INLINE void multiply(__m256i (&acc)[R][N], X x, W w, Add add) {
   if constexpr (N > R) {
@@ -85,7 +86,7 @@ TW_INLINE void start(__m256i (&acc)[R][N], const Group* g) {
   }
 }
 
-// A group with scales of its own: its sums join those of the groups before.
+// Computes a group with scales of its own, and adds its sums to those of the groups before.
 template <class Dot, int R, int P>
 void grouped(const Group* g) {
   __m256i acc[R][2 * P];
@@ -104,7 +105,7 @@ void grouped(const Group* g) {
   }
 }
 
-// The whole of K under one scale.
+// Computes whole rows, where all of K has one scale.
 template <class Dot, int R, int P>
 void whole(const Group* g) {
   __m256i acc[R][2 * P];
@@ -129,7 +130,7 @@ constexpr Micro micro_of() {
   return kWhole ? whole<Dot, R, P> : grouped<Dot, R, P>;
 }
 
-// `Kind` of x86.h.
+// The `Kind` of x86.h.
 template <class Dot, bool kWhole = false>
 struct Kernels {
   static constexpr int kBits = Dot::kBits;

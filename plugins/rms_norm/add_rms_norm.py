@@ -17,7 +17,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """y and sum have x's type and shape."""
+    """Returns x's type and shape, for y and for sum."""
     x, residual, w = inputs
     if residual.shape != x.shape:
         raise GraphError(f"add_rms_norm: residual {list(residual.shape)} must have the shape of x {list(x.shape)}")

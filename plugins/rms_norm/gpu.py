@@ -1,7 +1,7 @@
-"""RMS norm of whole rows, one program per row, which stays in registers between the sum and the scaling.
+"""Computes the RMS norm of whole rows. Each program keeps one row in registers between the sum and the scaling.
 
-Bytes of a row of C channels of b bytes: rms_norm 2 b C, add_rms_norm 4 b C; the weight (4 C) comes from the L2 cache
-after the first row. Nothing is read twice.
+A row of C channels of b bytes moves 2 b C bytes in rms_norm, 4 b C in add_rms_norm. The weight (4 C) comes from the L2
+cache after the first row. Nothing is read twice.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def rms_norm_kernel(x, w, y, eps, weight_offset, C: tl.constexpr, BLOCK: tl.constexpr):
-    """x, y: [rows, C], w: [C] float32; a program per row, BLOCK >= C."""
+    """Normalises x [rows, C] to y with w [C] float32; one program per row, BLOCK >= C."""
     row = tl.program_id(0).to(tl.int64) * C
     at = tl.arange(0, BLOCK)
     inside = at < C
@@ -24,7 +24,7 @@ def rms_norm_kernel(x, w, y, eps, weight_offset, C: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def add_rms_norm_kernel(x, residual, w, y, total, eps, weight_offset, C: tl.constexpr, BLOCK: tl.constexpr):
-    """total = x + residual, rounded to its type; y: the norm of what was stored."""
+    """Stores total = x + residual, rounded to its type, and y, the norm of the stored sum."""
     row = tl.program_id(0).to(tl.int64) * C
     at = tl.arange(0, BLOCK)
     inside = at < C

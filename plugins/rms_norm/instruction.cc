@@ -1,4 +1,5 @@
-// rms_norm: y = rms_norm(x) * (w + weight_offset); with a residual, sum = x + residual and y is sum's norm.
+// rms_norm: y = rms_norm(x) * (w + weight_offset); with a residual, sum = x + residual, and y is the norm of
+// sum.
 #include <cstring>
 
 #include "plugins/rms_norm/kernels.h"
@@ -61,8 +62,8 @@ class RmsNorm : public Operation {
   tw_rms_norm_fn kernel_;
 };
 
-// The norms of q and k inside a row of qkv. A row's runs of columns are the rows of the rms_norm kernel;
-// every other column of y is that of x.
+// Normalises q and k inside a row of qkv. The runs of columns of a row are the rows of the rms_norm kernel;
+// the other columns of y are those of x.
 class RmsNormColumns : public Operation {
  public:
   RmsNormColumns(const Instruction& instruction, const OpContext& context)

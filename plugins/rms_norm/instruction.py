@@ -11,7 +11,7 @@ from tensorwright.plugins.rms_norm import add_rms_norm, op
 
 
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
-    """y, and the sum if there is a residual."""
+    """Returns y, and the sum if there is a residual."""
     x, w, residual = inputs
     if residual is None:
         return op.reference([x, w], attrs, act_dtype)

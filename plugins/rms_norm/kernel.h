@@ -1,4 +1,5 @@
-// rms_norm: y = s / sqrt(mean(s*s) + eps) * (w + weight_offset), s = x or, with a residual, x + residual.
+// rms_norm: y = s / sqrt(mean(s*s) + eps) * (w + weight_offset), where s is x or, with a residual, x +
+// residual.
 #ifndef TENSORWRIGHT_PLUGINS_RMS_NORM_KERNEL_H_
 #define TENSORWRIGHT_PLUGINS_RMS_NORM_KERNEL_H_
 

@@ -1,4 +1,4 @@
-"""Launches of rms_norm and add_rms_norm: the second where there is a residual.
+"""Makes the launches of rms_norm, and of add_rms_norm if there is a residual.
 
     inputs   x [..., C], residual [..., C] (add_rms_norm), w [C] float32
     outputs  y [..., C], sum [..., C] (add_rms_norm)
@@ -27,13 +27,13 @@ from tensorwright.plugins.gpu.launch import (
 
 MODULE = "tensorwright.plugins.rms_norm.gpu"
 MOST_CHANNELS = 16384
-"""A row stays in the registers of one block of threads."""
+"""The most channels: a row stays in the registers of one block of threads."""
 MOST_WARPS = 16
 ELEMENTS_OF_A_THREAD = 16
 
 
 def kernels(attrs: Mapping[str, Any], dtypes: Mapping[str, str], sm: int) -> tuple[KernelSpec, ...]:
-    """One specialisation per number of channels and type."""
+    """Returns one specialisation per number of channels and type."""
     return (_spec(attrs["channels"], dtypes["x"], "residual" in dtypes),)
 
 
@@ -44,7 +44,7 @@ def launches(
     workspace: Tensor | None,
     sm: int,
 ) -> list[Launch]:
-    """No launch for no rows."""
+    """Makes no launch for no rows."""
     x, w = inputs["x"], inputs["w"]
     with_sum = "residual" in inputs
     rows = {name: inputs[name] for name in ("x", "residual") if name in inputs}

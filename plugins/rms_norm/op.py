@@ -1,6 +1,6 @@
 """rms_norm(x, w):  y = x / sqrt(mean(x*x, -1) + eps) * (w + weight_offset)
 
-x: [..., C], w: [C].  weight_offset is 0, or 1 where the checkpoint stores the weight's difference from one.
+x: [..., C], w: [C].  weight_offset is 0, or 1 if the checkpoint stores the weight's difference from one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """y has x's type and shape."""
+    """Returns x's type and shape, for y."""
     x, w = inputs
     check_weight(x, w)
     return [(x.dtype, x.shape)]
@@ -28,7 +28,7 @@ def check_weight(x: Value, w: Value) -> None:
 
 
 def normalise(x: np.ndarray, w: np.ndarray, eps: float, weight_offset: float) -> np.ndarray:
-    """float64 arithmetic throughout; the result is not rounded."""
+    """Normalises with float64 arithmetic throughout. The result is not rounded."""
     x64 = x.astype(np.float64)
     inverse = 1.0 / np.sqrt(np.mean(x64 * x64, axis=-1, keepdims=True) + eps)
     return x64 * inverse * (w.astype(np.float64) + weight_offset)

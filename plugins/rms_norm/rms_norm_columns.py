@@ -1,6 +1,6 @@
 """rms_norm_columns(x, w):  x, with each of `heads` runs of D columns from `start` on normalised alone
 
-x: [T, N], w: [D], shared by the runs.  Norms of q and k inside a row of qkv: one run per head, or a single wide one.
+x: [T, N], w: [D], shared by the runs.  It serves norms of q and k in a row of qkv: a run per head, or one wide run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """y has x's type and shape."""
+    """Returns x's type and shape, for y."""
     x, w = inputs
     start, heads = attrs["start"], attrs["heads"]
     fits = x.rank == 2 and w.rank == 1 and isinstance(x.shape[1], int) and isinstance(w.shape[0], int)

@@ -8,7 +8,7 @@
 namespace tensorwright {
 namespace {
 
-// Lane i takes i + 8, then + 4, + 2, + 1: the order of a vector reduction.
+// Lane i adds lane i + 8, then i + 4, i + 2 and i + 1, in the order of a vector reduction.
 float tree_sum(float* lanes) {
   for (int step = TW_LANES / 2; step > 0; step /= 2) {
     for (int i = 0; i < step; ++i) lanes[i] += lanes[i + step];

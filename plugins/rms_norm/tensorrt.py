@@ -1,4 +1,4 @@
-"""AddRmsNorm and RmsNorm as TensorRT plugins."""
+"""Describes AddRmsNorm and RmsNorm as TensorRT plugins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-// rms_norm for AVX2 and AVX-512: registers of 16 lane sums together, so that the bits are those of scalar.cc.
+// rms_norm for AVX2 and AVX-512: the registers hold 16 lane sums together, so that the bits are those of
+// scalar.cc.
 #ifndef TENSORWRIGHT_PLUGINS_RMS_NORM_X86_H_
 #define TENSORWRIGHT_PLUGINS_RMS_NORM_X86_H_
 
@@ -10,7 +11,7 @@
 
 namespace {  // each including file gets its own copy, compiled with its own flags
 
-// The sum of the squares of x or, with a residual, of x + residual, which is then written to `sum`.
+// Returns the sum of the squares of x or, with a residual, of x + residual, which it then writes to `sum`.
 template <typename Set, bool kResidual>
 inline float square_sum(const float* x, const float* residual, float* sum, int32_t width) {
   constexpr int kRegisters = TW_LANES / Set::kLanes;

@@ -1,11 +1,11 @@
-"""Rotary embedding of q and k, and the write of k and v into the pages, in one pass over the qkv rows.
+"""Rotates q and k, and writes k and v into the pages, in one pass over the qkv rows.
 
-A program takes HEADS heads of one token and one kind (q, k or v): 16 bytes per thread at heads of 64 and 128. Bytes of
-a token: (H + 2 Hkv) D of the activation type read, H D of it and 2 Hkv D of the cache's type written, the table's row
-(4 rotary_dim) from L1 and L2 for all heads but the first, and of an int8 cache 8 Hkv bytes of scales.
+A program takes HEADS heads of one token and one kind (q, k or v): 16 bytes per thread at heads of 64 and 128. A token
+reads (H + 2 Hkv) D of the activation type and writes H D of it and 2 Hkv D of the cache's type. The table's row (4
+rotary_dim bytes) comes from L1 and L2 for all heads but the first. An int8 cache adds 8 Hkv bytes of scales.
 
-Compiled without contraction: products are rounded before they are added, as the definition does it, and the int8
-values of the cache are the definition's.
+The kernel is compiled without contraction: products are rounded before they are added, as in the definition, and
+the int8 values of the cache are the definition's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import triton.language as tl
 
 @triton.jit
 def _scale_of(largest):
-    """(scale, its inverse times 127 / largest, is a number): quantize_heads of plugins/paged_attention/quantize.py."""
-    finite = largest < float("inf")  # a NaN is not
+    """Returns (scale, inverse 127 / largest, whether `largest` is finite), as quantize_heads of quantize.py does."""
+    finite = largest < float("inf")  # a NaN compares false
     some = finite & (largest >= 7.703719777548943e-34)
     safe = tl.where(some, largest, 1.0)
     scale = tl.where(some, tl.div_rn(safe, 127.0), tl.where(finite, 0.0, float("nan")))
@@ -26,20 +26,20 @@ def _scale_of(largest):
 
 @triton.jit
 def _to_int8(x, inverse, finite):
-    """Rounded to nearest, ties to even: the sum with 1.5 * 2^23 has no bits below 1."""
+    """Rounds to nearest, ties to even: the sum with 1.5 * 2^23 has no bits below 1."""
     x = tl.where(finite[:, None], x, 0.0) * inverse[:, None]
     return ((x + 12582912.0) - 12582912.0).to(tl.int8)
 
 
 @triton.jit
 def _largest(x):
-    """Of each row, in magnitude; infinite where one is NaN, for a maximum may pass over it."""
+    """Returns each row's largest magnitude; infinity if one is NaN, because a maximum may ignore a NaN."""
     return tl.max(tl.where(x == x, tl.abs(x), float("inf")), axis=1)
 
 
 @triton.jit
 def _rotated(x, table, heads, inside, D: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
-    """The two halves of the first 2 HALF dimensions of these heads, float32 [HEADS, HALF_BLOCK], turned."""
+    """Returns the rotated halves of the first 2 HALF dimensions of these heads, each float32 [HEADS, HALF_BLOCK]."""
     at = tl.arange(0, HALF_BLOCK)
     mask = inside[:, None] & (at < HALF)[None, :]
     first = tl.load(x + heads[:, None] * D + at[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -51,7 +51,7 @@ def _rotated(x, table, heads, inside, D: tl.constexpr, HALF: tl.constexpr, HALF_
 
 @triton.jit
 def _straight(x, heads, inside, D: tl.constexpr, START: tl.constexpr, BLOCK: tl.constexpr):
-    """Dimensions from START on, float32 [HEADS, BLOCK]."""
+    """Returns the dimensions from START on, float32 [HEADS, BLOCK]."""
     at = START + tl.arange(0, BLOCK)
     mask = inside[:, None] & (at < D)[None, :]
     return tl.load(x + heads[:, None] * D + at[None, :], mask=mask, other=0.0).to(tl.float32)
@@ -59,7 +59,7 @@ def _straight(x, heads, inside, D: tl.constexpr, START: tl.constexpr, BLOCK: tl.
 
 @triton.jit
 def _put(to, rows, inside, x, START: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
-    """x [HEADS, BLOCK] to dimensions START..END of the rows at these offsets, in the target's type."""
+    """Stores x [HEADS, BLOCK] in dimensions START..END of the rows at these offsets, in the target's type."""
     at = tl.arange(0, BLOCK)
     mask = inside[:, None] & (START + at < END)[None, :]
     tl.store(to + rows[:, None] + START + at[None, :], x.to(to.dtype.element_ty), mask=mask)
@@ -82,7 +82,7 @@ def _write_heads(
     REST_BLOCK: tl.constexpr,
     QUANTIZED: tl.constexpr,
 ):
-    """Heads of x: the first 2 HALF dimensions turned, to their rows; int8 with a scale per head if QUANTIZED."""
+    """Writes heads of x to their rows, the first 2 HALF dimensions rotated; int8 with scales if QUANTIZED."""
     if HALF > 0:
         first, second = _rotated(x, table, heads, inside, D, HALF, HALF_BLOCK)
     if REST_BLOCK > 0:
@@ -131,8 +131,8 @@ def rotary_kv_write_kernel(
     QUANTIZED: tl.constexpr,
 ):
     """qkv [T, (H + 2 KV) D], table [T, 2 HALF] float32, slots [T], q [T, H D], pages [P, KV, block_size, D], scales
-    [P, KV, block_size]. Program (t, i): the i-th HEADS heads of q, then those of k, then of v. HALF_BLOCK and
-    REST_BLOCK are powers of two that hold HALF and D - 2 HALF; 0: there are none. A slot below 0 is not written."""
+    [P, KV, block_size]. Program (t, i) takes the i-th HEADS heads, of q first, then of k, then of v. HALF_BLOCK and
+    REST_BLOCK are powers of two that hold HALF and D - 2 HALF, or 0 for none. A slot below 0 is not written."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     q_parts: tl.constexpr = (H + HEADS - 1) // HEADS

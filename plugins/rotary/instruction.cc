@@ -18,7 +18,7 @@ class RotaryTable : public Operation {
         kernel_(choose("rotary_table", rotary_table_kernels(), context.isa)) {}
 
   void run(const StepView& view, ThreadTeam& team) override {
-    constexpr int64_t kElementsPerCosine = 16;  // a cosine costs about as much as so many plain elements
+    constexpr int64_t kElementsPerCosine = 16;  // a cosine costs about as much as this many plain elements
     split_rows(team, table_.rows(view), table_.cols * kElementsPerCosine, [&](int32_t begin, int32_t end) {
       tw_rotary_table_args args{};
       args.tokens = end - begin;

@@ -1,4 +1,4 @@
-"""Launches of rotary_kv_write.
+"""Makes the launches of rotary_kv_write.
 
     inputs   qkv [T, (H + 2 Hkv) D], table [T, rotary_dim] float32 (absent at rotary_dim 0), slots [T] int32,
              k_pages, v_pages [P, Hkv, block_size, D], for int8 also k_scales, v_scales [P, Hkv, block_size] float32
@@ -28,7 +28,7 @@ from tensorwright.plugins.gpu.launch import (
 
 MODULE = "tensorwright.plugins.rotary.gpu"
 ELEMENTS = 1024
-"""Of a program: 8 of each half for each of 64 threads."""
+"""Elements of a program: 8 of each half for each of 64 threads."""
 MAX_HEAD_DIM = 1024
 
 
@@ -43,7 +43,7 @@ def launches(
     workspace: Tensor | None,
     sm: int,
 ) -> list[Launch]:
-    """No launch for no tokens."""
+    """Makes no launch for no tokens."""
     qkv, pages = inputs["qkv"], inputs["k_pages"]
     _check(attrs, inputs, outputs)
     tokens = qkv.shape[0]
@@ -126,7 +126,7 @@ def _spec(attrs: Mapping[str, Any], dtype: str, cache_dtype: str) -> KernelSpec:
         "HEADS": _heads_of_a_program(attrs),
         "QUANTIZED": quantized,
     }
-    # Heads that begin at multiples of 16 bytes; a page's and a head's stride are then multiples of 16 elements too.
+    # Heads begin at multiples of 16 bytes if this holds. Page and head strides are then multiples of 16 elements too.
     wide = head_dim % 16 == 0
     pointers = tuple(name for name, _ in tensors if name != "slots")
     return KernelSpec(

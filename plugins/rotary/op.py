@@ -1,6 +1,6 @@
-"""rotary(x, table):  pairs (x[i], x[i + half]) of the first rotary_dim dimensions turn by the table's angles
+"""rotary(x, table):  pairs (x[i], x[i + half]) of the first rotary_dim dimensions rotate by the table's angles
 
-x: [1, S, heads, D], table: [1, S, rotary_dim] = cos | sin, half = rotary_dim / 2.  Dimensions from rotary_dim on pass.
+x: [1, S, heads, D], table: [1, S, rotary_dim] = cos | sin, half = rotary_dim / 2.  Later dimensions do not change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """The result has x's type and shape."""
+    """Returns x's type and shape."""
     x, table = inputs
     n = attrs["rotary_dim"]
     if table.shape[-1] != n:
@@ -27,7 +27,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
 
 
 def rotate(x: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """x [..., heads, D], table [..., rotary_dim] -> float32, products rounded before they are added."""
+    """Rotates x [..., heads, D] by table [..., rotary_dim] -> float32; products are rounded before they are added."""
     half = table.shape[-1] // 2
     cos, sin = table[..., None, :half], table[..., None, half:]
     x = x.astype(np.float32)

@@ -2,7 +2,7 @@
 
 qkv: [T, (H + 2 Hkv) * D] = all q heads, k heads, v heads; table: [T, rotary_dim]; slots: [T] = block * block_size +
 offset.  q: [T, H * D].  q is rounded to the activation type, K and V to the cache's: the same type, or int8 with a
-scale for each head (plugins/paged_attention/quantize.py). Without a table rotary_dim is 0, and nothing turns.
+scale for each head (plugins/paged_attention/quantize.py). Without a table rotary_dim is 0, and no head rotates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """q has qkv's type; cache' is a kv state."""
+    """Returns qkv's type for q, and a kv state for cache'."""
     qkv, table, slots, cache = inputs
     assert qkv is not None
     assert slots is not None
@@ -43,7 +43,7 @@ def infer(inputs: list[Value | None], attrs: dict[str, Any]) -> list[tuple[str, 
 
 
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[Any]:
-    """The last operand is a tensorwright.plugins.paged_attention.cache.PagedCache; a changed copy is returned."""
+    """Rotates and writes. The last operand is a paged_attention.cache.PagedCache; a changed copy is returned."""
     qkv, table, slots, cache = inputs
     heads, kv_heads = attrs["heads"], attrs["kv_heads"]
     parts = qkv.astype(np.float32).reshape(len(qkv), heads + 2 * kv_heads, attrs["head_dim"])

@@ -25,7 +25,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     positions, inv_freq = inputs
     angle = positions.astype(np.float32)[..., None] * inv_freq.astype(np.float32)
-    # The angle is float32 by definition, its cosine as exact as may be.
+    # The angle is float32 by definition. The cosine is as exact as possible.
     exact = angle.astype(np.float64)
     table = np.concatenate([np.cos(exact), np.sin(exact)], axis=-1).astype(np.float32)
     return [table * np.float32(attrs["scale"])]

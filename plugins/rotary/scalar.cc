@@ -17,7 +17,8 @@ void store(void* at, int dtype, float value) {
   }
 }
 
-// Element d of one rotated head. Products are rounded before the sum, as the model's own arithmetic does.
+// Returns element d of one rotated head. Products are rounded before the sum, as in the model's own
+// arithmetic.
 float rotated(const float* x, const float* table, int half, int d) {
   if (d >= 2 * half) return x[d];
   const int i = d < half ? d : d - half;

@@ -1,4 +1,4 @@
-"""RotaryKvWrite as a TensorRT plugin: q is turned, K and V go into the pages, in place."""
+"""Describes RotaryKvWrite as a TensorRT plugin: it rotates q, and puts K and V into the pages, in place."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ SCALE = ("pages", "kv_heads", "block_size")
 
 
 def qkv_width(attrs: Attrs) -> int:
-    """All heads of q, of k and of v."""
+    """Returns the columns of all heads of q, of k and of v."""
     heads: int = attrs["heads"] + 2 * attrs["kv_heads"]
     return heads * int(attrs["head_dim"])
 
 
 def q_width(attrs: Attrs) -> int:
-    """The heads of q."""
+    """Returns the columns of the heads of q."""
     return int(attrs["heads"]) * int(attrs["head_dim"])
 
 

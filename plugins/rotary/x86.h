@@ -1,5 +1,5 @@
-// rotary_kv_write for AVX2 and AVX-512: a register of pairs at a time; K elements go to their tile one 4-byte
-// group at a time.
+// rotary_kv_write for AVX2 and AVX-512: it rotates a register of pairs at a time, and writes K to the tile
+// one 4-byte group at a time.
 #ifndef TENSORWRIGHT_PLUGINS_ROTARY_X86_H_
 #define TENSORWRIGHT_PLUGINS_ROTARY_X86_H_
 
@@ -56,7 +56,7 @@ struct TileSink {
   }
 };
 
-// One head: dimensions [0, 2 * half) rotate, the rest passes.
+// Rotates dimensions [0, 2 * half) of one head, and copies the rest.
 template <typename Set, typename Sink>
 inline void rotate_head(const float* x, const float* table, int half, int head_dim, const Sink& sink) {
   const auto at_most = [](int count) { return count < Set::kLanes ? count : Set::kLanes; };

@@ -1,4 +1,5 @@
-// swiglu: y = act(gate) * up, x holding gate and then up. (Mostly it is an epilogue of matmul instead.)
+// swiglu: y = act(gate) * up, where x holds first gate and then up. (Mostly swiglu is an epilogue of matmul
+// instead.)
 #include "plugins/swiglu/kernels.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"

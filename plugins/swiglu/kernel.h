@@ -1,5 +1,5 @@
-// swiglu: y = act(gate) * up, where act is silu or another tw_activation and x holds the gate columns and
-// then the up columns.
+// swiglu: y = act(gate) * up, where act is silu or another tw_activation, and x holds first the gate columns
+// and then the up columns.
 #ifndef TENSORWRIGHT_PLUGINS_SWIGLU_KERNEL_H_
 #define TENSORWRIGHT_PLUGINS_SWIGLU_KERNEL_H_
 

@@ -1,7 +1,7 @@
 """swiglu(gate_up){activation}:  y = act(gate) * up
 
-gate_up: [..., 2I], gate columns and then up columns.  y: [..., I].  act is one of ACTIVATIONS, elementwise's words for
-them; named after the one that most models have, silu(g) = g / (1 + exp(-g)).
+gate_up: [..., 2I], gate columns and then up columns.  y: [..., I].  act is one of ACTIVATIONS, which are words of
+elementwise. The op has the name of the most common one, silu(g) = g / (1 + exp(-g)).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """Half of gate_up's columns, of its type."""
+    """Returns half of gate_up's columns, of its type."""
     if attrs["activation"] not in ACTIVATIONS:
         raise GraphError(f"swiglu: activation must be one of {', '.join(ACTIVATIONS)}, got {attrs['activation']!r}")
     (gate_up,) = inputs
@@ -38,6 +38,7 @@ OP = Op(
     attrs={"activation": "str"},
     infer=infer,
     reference=reference,
+    kind="gate",
     per_token=True,
 )
 INSTRUCTION = Instruction(

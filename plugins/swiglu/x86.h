@@ -1,4 +1,4 @@
-// swiglu for any x86 instruction set (`Avx2`, `Avx512`) of its header.
+// swiglu for an x86 instruction set `Set` (Avx2 or Avx512).
 #ifndef TENSORWRIGHT_PLUGINS_SWIGLU_X86_H_
 #define TENSORWRIGHT_PLUGINS_SWIGLU_X86_H_
 

@@ -1,4 +1,4 @@
-// Checks of arrays that Python passes to kernels. Arrays of bfloat16 travel as uint16.
+// Checks arrays that Python passes to kernels. Arrays of bfloat16 travel as uint16.
 #ifndef TENSORWRIGHT_RUNTIME_BINDINGS_ARRAYS_H_
 #define TENSORWRIGHT_RUNTIME_BINDINGS_ARRAYS_H_
 
@@ -53,7 +53,7 @@ inline void require_rows(const Array& array, int dtype, const char* name) {
           std::string(name) + " must be two-dimensional with contiguous rows");
 }
 
-// Requires the panels of packed weights: a uint8 vector with room for so many panels of k columns.
+// Requires the panels of packed weights: a uint8 vector with room for `panels` panels of k columns.
 inline void require_packed(const Array& packed, int dtype, int64_t panels, int64_t k) {
   require(packed.dtype() == nanobind::dtype<uint8_t>() && packed.ndim() == 1,
           "packed weights must be a uint8 vector");
@@ -62,7 +62,7 @@ inline void require_packed(const Array& packed, int dtype, int64_t panels, int64
                                       std::to_string(packed.size()));
 }
 
-// Whether the array holds what travels for a tw_dtype: int8 travels as uint8.
+// Returns whether the array has the type in which a tw_dtype travels: int8 travels as uint8.
 inline bool is_dtype(const Array& array, int dtype) {
   switch (dtype) {
     case TW_F32:

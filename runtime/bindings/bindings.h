@@ -1,4 +1,4 @@
-// The bind functions of this folder, which module.cc calls, and what they share.
+// Declares the bind functions of this folder, which module.cc calls, and what they share.
 #ifndef TENSORWRIGHT_RUNTIME_BINDINGS_BINDINGS_H_
 #define TENSORWRIGHT_RUNTIME_BINDINGS_BINDINGS_H_
 
@@ -21,7 +21,7 @@ void bind_step(nanobind::module_& m);      // the step that an executor written 
 
 LoadMode load_mode(const std::string& name);  // throws Error{"InvalidOptionError"}
 
-// Python types whose parts stand in _runtime.pyi.
+// Python types that _runtime.pyi describes.
 using Facts = nanobind::typed<nanobind::dict, nanobind::str, nanobind::any>;
 using FactsList = nanobind::typed<nanobind::list, Facts>;
 using ProfileTable = FactsList;

@@ -21,8 +21,9 @@ namespace tensorwright {
 namespace {
 
 constexpr size_t kReadBytes = size_t{256} << 20;  // more than the caches hold between two visits
-constexpr size_t kReadPart = size_t{32} << 20;    // per round, some milliseconds: a quiet moment is enough
-constexpr int64_t kIterations = 250000;           // likewise
+constexpr size_t kReadPart = size_t{32} << 20;    // per round, so that a quiet moment of the machine is
+                                                  // enough
+constexpr int64_t kIterations = 250000;           // per round: some milliseconds too
 
 std::vector<double> time_reads(int threads, int repeats) {
   static std::atomic<float> sink;
@@ -40,7 +41,7 @@ std::vector<double> time_operations(float (*run)(int64_t), int threads, int repe
   return timed(threads, repeats, [&](int, int) { sink = run(kIterations); });
 }
 
-// One rate that the vector units can reach: what runs, and how many operations an iteration of it is.
+// One rate that the vector units can reach: the loop to run, and the number of operations in one iteration.
 struct Peak {
   const char* name;
   bool runs;
@@ -48,7 +49,8 @@ struct Peak {
   double operations;
 };
 
-// By name, best first: the first that runs here is the ceiling of that name.
+// Returns the peaks, of each name the best first: the first that this processor can run is the ceiling of
+// that name.
 std::vector<Peak> peaks() {
   const CpuFeatures& has = cpu_features();
   return {{"float32", has.avx512, tw_ceiling_fma_avx512, 16 * 32},
@@ -60,7 +62,7 @@ std::vector<Peak> peaks() {
           {"int8 avx2", true, tw_ceiling_int8_avx2, 8 * 64}};
 }
 
-// Best of `repeats` rounds: bytes per second of reads, or operations per second.
+// Returns the best of `repeats` rounds: bytes per second for reads, else operations per second.
 double ceiling(const std::string& what, int threads, int repeats) {
   const CpuFeatures& has = cpu_features();
   if (!has.avx2 || !has.fma) throw Error("IsaError", "ceilings: needs AVX2, which this processor lacks");

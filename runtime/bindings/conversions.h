@@ -1,4 +1,4 @@
-// What Python and C++ pass each other, for all modules of this folder.
+// Converts between Python and C++, for all modules of this folder.
 #ifndef TENSORWRIGHT_RUNTIME_BINDINGS_CONVERSIONS_H_
 #define TENSORWRIGHT_RUNTIME_BINDINGS_CONVERSIONS_H_
 
@@ -12,8 +12,9 @@
 
 namespace tensorwright {
 
-// From then on a C++ Error raises the class of tensorwright.errors that it names, and std::bad_alloc raises
-// OutOfMemoryError. Each module calls it once, because each has its own copy of these types.
+// Registers the translation of exceptions: from then on a C++ Error raises the class of tensorwright.errors
+// that it names, and std::bad_alloc raises OutOfMemoryError. Each module calls it once, because each has its
+// own copy of these types.
 void translate_errors();
 
 // (token, logprob, rank) of each entry.

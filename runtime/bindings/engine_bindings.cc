@@ -1,5 +1,5 @@
 // Engine, its options and its events in Python. The GIL is free wherever a call may wait; the engine's own
-// thread touches Python only where its executor is written in it.
+// thread touches Python only where the executor is written in Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -82,7 +82,8 @@ class PyEngine {
     nb::gil_scoped_release release;
     running_->shutdown(drain, timeout_s);
   }
-  // The garbage collector's three questions: an executor may refer to whoever holds its engine.
+  // The next three functions serve the garbage collector, because an executor may refer to an object that
+  // holds the engine.
   static int traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
     const PyEngine* engine = nb::inst_ready(self) ? nb::inst_ptr<PyEngine>(self) : nullptr;
@@ -90,7 +91,7 @@ class PyEngine {
       Py_VISIT(engine->running_->python->object().ptr());
     return 0;
   }
-  static void finalize(PyObject* self) {  // while the executor is whole
+  static void finalize(PyObject* self) {  // runs while the executor is still whole
     PyEngine* engine = nb::inst_ptr<PyEngine>(self);
     if (nb::inst_ready(self) && engine->is_here() && !engine->called_here()) engine->shutdown(false, 0);
   }
@@ -135,7 +136,7 @@ class PyEngine {
   }
 
   std::shared_ptr<RunningEngine> running_;
-  Profile* profile_ = nullptr;  // of a cpu executor, which lives as long as the engine
+  Profile* profile_ = nullptr;  // the profile of a cpu executor, which lives as long as the engine
 };
 
 Facts PyEngine::stats() const {

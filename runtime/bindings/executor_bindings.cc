@@ -1,5 +1,5 @@
 // CpuExecutor in Python: one step at a time, for build-time accuracy, tests and profiles. The GIL is free
-// while it runs.
+// while a step runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -25,7 +25,7 @@ using Ints = std::vector<int32_t>;
 using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
-// An int32 array at one go, else a sequence of ints. Anything else raises TypeError.
+// Converts an int32 array at once, or a sequence of ints one by one. Anything else raises TypeError.
 Ints to_ints(nb::handle object) {
   nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> array;
   if (nb::try_cast(object, array, false)) return Ints(array.data(), array.data() + array.size());
@@ -53,7 +53,7 @@ Step to_step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts, 
   return step;
 }
 
-// The executor and a lock: Python may call from any thread, the executor takes one at a time.
+// An executor with a lock, because Python may call from any thread and the executor takes one call at a time.
 class PyCpuExecutor {
  public:
   PyCpuExecutor(const std::string& plan, const std::string& weights, int threads, const std::string& load)
@@ -97,7 +97,8 @@ class PyCpuExecutor {
     return Logits(data, {step.logit_rows.size(), vocab}, owner);
   }
 
-  // As step(), but of each row only the logprob of one token: nothing as large as the logits is copied.
+  // Runs a step as step() does, but returns only the logprob of one token per row, so nothing as large as the
+  // logits is copied.
   std::vector<double> score(nb::handle token_ids, nb::handle positions, nb::handle seq_starts,
                             nb::handle context_lens, nb::handle logit_rows, const Groups& groups,
                             nb::handle targets) {

@@ -1,4 +1,4 @@
-// What the plugins' bindings.cc files share. They make up the module that tests and benchmarks use.
+// Helpers for the plugins' bindings.cc files, which make up the module that tests and benchmarks use.
 #ifndef TENSORWRIGHT_RUNTIME_BINDINGS_KERNEL_BINDINGS_H_
 #define TENSORWRIGHT_RUNTIME_BINDINGS_KERNEL_BINDINGS_H_
 
@@ -13,14 +13,15 @@
 
 namespace tensorwright {
 
-// Adds functions to the module for tests. A plugin's bindings.cc defines one object of it at namespace scope.
+// Adds functions to the module for tests. A plugin's bindings.cc defines one object of this class at
+// namespace scope.
 class RegisteredBindings {
  public:
   using Bind = void (*)(nanobind::module_& m);
   explicit RegisteredBindings(Bind bind) { all().push_back(bind); }
 
   static std::vector<Bind>& all() {
-    static std::vector<Bind> functions;  // made on first use: objects of other files fill it
+    static std::vector<Bind> functions;  // made on first use, because objects of other files fill it
     return functions;
   }
 };

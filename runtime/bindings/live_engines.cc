@@ -36,11 +36,10 @@ void LiveEngines::add(const std::shared_ptr<RunningEngine>& engine) {
 
 void LiveEngines::destroy(std::shared_ptr<RunningEngine> engine) {
   if (engine && !engine->is_here()) {
-    new std::shared_ptr<RunningEngine>(std::move(engine));  // for good
+    new std::shared_ptr<RunningEngine>(std::move(engine));  // never freed
     return;
   }
-  if (!PythonExecutor::calls_here())
-    return;  // here and now: the caller's reference was the last but stop()'s
+  if (!PythonExecutor::calls_here()) return;  // destroyed at this return, unless stop() has a reference too
   std::lock_guard lock(mutex_);
   ++destroying_;
   std::thread([this, engine = std::move(engine)]() mutable {
@@ -51,7 +50,7 @@ void LiveEngines::destroy(std::shared_ptr<RunningEngine> engine) {
   }).detach();
 }
 
-// Not under the lock: the loops that end here may destroy other engines.
+// Shuts the engines down without the lock, because the loops that end may destroy other engines.
 void LiveEngines::stop() {
   std::vector<std::shared_ptr<RunningEngine>> engines;
   {
@@ -71,14 +70,14 @@ void LiveEngines::after_fork_in_child() {
   engines_.clear();
   destroying_ = 0;
   mutex_.unlock();
-  nb::set_leak_warnings(false);  // what frames of the parent's threads hold is never freed here
+  nb::set_leak_warnings(false);  // objects in frames of the parent's threads are never freed here
 }
 
 LiveEngines& live_engines() {
   static LiveEngines* engines = [] {
     pthread_atfork([] { live_engines().before_fork(); }, [] { live_engines().after_fork_in_parent(); },
                    [] { live_engines().after_fork_in_child(); });
-    return new LiveEngines;  // never destroyed: outlives whoever asks
+    return new LiveEngines;  // never destroyed, so it outlives every caller
   }();
   return *engines;
 }

@@ -22,7 +22,7 @@ using TableView = nb::ndarray<nb::numpy, const int32_t, nb::ndim<2>>;
 
 thread_local const PythonExecutor* current = nullptr;
 
-// Marks the thread while it is inside a call.
+// Marks the thread while it is inside a call of an executor.
 class Inside {
  public:
   explicit Inside(const PythonExecutor* executor) : before_(std::exchange(current, executor)) {}
@@ -36,7 +36,8 @@ class Inside {
 
 [[noreturn]] void refuse(const std::string& fault) { throw Error("InvalidRequestError", fault); }
 
-// Not what the contract says: TensorwrightError, as whoever wrote the executor has to mend it.
+// Throws TensorwrightError if the executor breaks its contract, because the author of the executor must mend
+// it.
 template <typename... Parts>
 void require(bool holds, const Parts&... fault) {
   if (!holds)
@@ -56,7 +57,7 @@ Error to_error(const char* method, const nb::python_error& raised) {
           concat("[executor] ", method, " raised ", name, message.empty() ? "" : ": ", message)};
 }
 
-// What an array is, or what is there instead of one.
+// Describes an array, or the object that is there instead of one.
 std::string described(nb::handle object) {
   if (!nb::hasattr(object, "dtype") || !nb::hasattr(object, "shape")) return text(nb::repr(object.type()));
   std::string order;
@@ -138,7 +139,7 @@ void PythonExecutor::close() {
 
 void PythonExecutor::run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) {
   team_.run(tasks, [&](int task, int thread) {
-    const DenormalGuard guard(false);  // what is drawn must not depend on where
+    const DenormalGuard guard(false);  // a draw must not depend on the thread
     fn(task, thread);
   });
 }
@@ -186,7 +187,7 @@ void PythonExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
 
 namespace {
 
-// Lives as long as the step does, which its owner keeps alive.
+// Returns a view of the values; the view keeps its owner, and so the step, alive.
 View view(nb::handle owner, const Ints& values) { return View(values.data(), {values.size()}, owner); }
 
 template <Ints Step::* member>

@@ -1,5 +1,5 @@
-// An executor that is written in Python: what stands behind the engine's own thread for targets whose
-// runtimes have Python bindings. Its methods are those of PythonExecutor::kMethods in python_executor.cc.
+// Runs an executor that is written in Python, for targets whose runtimes have Python bindings. The Python
+// object must have the methods facts, allocate, run, copy_block and close.
 #ifndef TENSORWRIGHT_RUNTIME_BINDINGS_PYTHON_EXECUTOR_H_
 #define TENSORWRIGHT_RUNTIME_BINDINGS_PYTHON_EXECUTOR_H_
 
@@ -15,14 +15,15 @@
 
 namespace tensorwright {
 
-// Every call takes the GIL, from whatever thread, and lets go of it before it returns or throws. What Python
-// raises comes out as Error: of its class if that is one of tensorwright.errors, else as TensorwrightError
-// with the class named in the message.
+// Every call takes the GIL, on any thread, and releases it before it returns or throws. An exception of
+// Python becomes an Error: of the same class if tensorwright.errors has the class, else a TensorwrightError
+// whose message names the class.
 class PythonExecutor final : public Executor {
  public:
-  // With the GIL held; asks for facts(). threads: of the team that draws tokens between steps. Throws Error.
+  // Must be called with the GIL held; asks Python for facts(). threads: the size of the team that draws
+  // tokens between steps. Throws Error.
   PythonExecutor(nanobind::object executor, int threads);
-  ~PythonExecutor() override;  // closes it
+  ~PythonExecutor() override;  // closes the executor
 
   const ModelFacts& facts() const override { return facts_; }
   void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
@@ -32,14 +33,15 @@ class PythonExecutor final : public Executor {
   int threads() const override { return team_.threads(); }
   void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
 
-  // Python's object.
+  // Returns the executor's Python object.
   const nanobind::object& object() const { return executor_; }
-  // Frees what it holds; a second call does nothing. No other call may be under way. An error of Python is
-  // reported as unraisable.
+  // Calls the Python executor's close(); a second call does nothing. No other call may be under way. An error
+  // of Python is reported as unraisable.
   void close();
-  // Whether the caller is inside a call of this executor: the engine's thread, which cannot wait for itself.
+  // Returns whether the caller is inside a call of this executor. The caller is then the engine's thread,
+  // which cannot wait for itself.
   bool called_here() const;
-  // Whether the caller is inside a call of any.
+  // Returns whether the caller is inside a call of any such executor.
   static bool calls_here();
 
  private:
@@ -55,7 +57,7 @@ class PythonExecutor final : public Executor {
   ModelFacts facts_;
   std::unique_ptr<StepChecker> checker_;  // null before allocate()
   std::vector<int32_t> blocks_;           // per cache group
-  Logits logits_;                         // of the last step: keeps the array alive
+  Logits logits_;                         // the logits of the last step; keeps the array alive
   bool closed_ = false;                   // guarded by the GIL
 };
 

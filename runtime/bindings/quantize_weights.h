@@ -22,8 +22,8 @@ using QuantizationSums = std::tuple<double, double, bool>;
 // scale per row.
 void require_quantized_format(int dtype, int64_t group);
 
-// Quantizes source [rows, k] into panels of out: panel i goes to place first + i * step, so that step 2
-// leaves room for the other half of a gated layer. Throws Error{"InvalidOptionError"}.
+// Quantizes source [rows, k] into panels of out: panel i goes to place first + i * step, so step 2 leaves
+// room for the other half of a gated layer. Throws Error{"InvalidOptionError"}.
 QuantizationSums quantize(tw_quantize_weights_fn kernel, int dtype, int64_t group, const SourceRows& source,
                           const Bytes& out, int64_t first, int64_t step);
 

@@ -24,7 +24,8 @@ namespace {
 
 using Ints = std::vector<int32_t>;
 
-// Any Python int by its low bits would be a silent change of the seed; out of range is an error by name.
+// Sets the seed. An int out of range is an error that names the seed: taking its low bits would change the
+// seed silently.
 void set_seed(Sampling& sampling, nb::handle seed) {
   if (seed.is_none()) {
     sampling.seed.reset();

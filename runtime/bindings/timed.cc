@@ -24,7 +24,7 @@ std::vector<double> timed(int threads, int repeats, const std::function<void(int
     CPU_ZERO(&set);
     CPU_SET(static_cast<size_t>(thread), &set);
     pthread_setaffinity_np(pthread_self(), sizeof set,
-                           &set);  // best effort: an unpinned thread still measures
+                           &set);  // may fail: an unpinned thread measures too
     auto& mine = marks[static_cast<size_t>(thread)];
     for (int i = 0; i < repeats; ++i) {
       gate.arrive_and_wait();

@@ -1,4 +1,4 @@
-// Timed loops on threads of their own, so that kernels are timed without the executor.
+// Times loops on threads of their own, so that kernels are timed without the executor.
 #ifndef TENSORWRIGHT_RUNTIME_BINDINGS_TIMED_H_
 #define TENSORWRIGHT_RUNTIME_BINDINGS_TIMED_H_
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.engine_format.targets import TARGETS
@@ -13,8 +13,12 @@ from tensorwright.runtime.engine.executors import EXECUTORS, require_cpu, resolv
 from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes, populated_bytes
 from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
 
+if TYPE_CHECKING:
+    from tensorwright.runtime import _runtime
+
 
 def load_module() -> Any:
+    """The compiled module `_runtime`; MissingDependencyError if it does not load."""
     try:
         from tensorwright.runtime import _runtime
     except ImportError as error:
@@ -25,8 +29,8 @@ def load_module() -> Any:
     return _runtime
 
 
-def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[Any, EngineOptions]:
-    """Sizes the KV cache and starts the engine. Returns the `_runtime.Engine` and the options that it runs with."""
+def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.Engine, EngineOptions]:
+    """Sizes the KV cache and starts the engine. Returns the engine and the options that it runs with."""
     asked = options.kv_cache_bytes
     resolved = resolve_options(options, engine, asked or 0)
     batch, tokens = resolved.max_batch_size, resolved.max_num_tokens
@@ -49,10 +53,10 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[Any, Engin
         raise
 
 
-def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = None) -> Any:
-    """Starts the C++ engine, `_runtime.Engine`. executor: of targets other than cpu; it belongs to the engine then."""
+def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = None) -> _runtime.Engine:
+    """Starts the C++ engine. executor: of targets other than cpu; it belongs to the engine then."""
     runtime = load_module()
-    native = runtime.EngineOptions()
+    native: _runtime.EngineOptions = runtime.EngineOptions()
     native.kv_cache_bytes = options.kv_cache_bytes
     native.max_batch_size = options.max_batch_size
     native.max_num_tokens = options.max_num_tokens
@@ -84,10 +88,10 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
     return started
 
 
-def create_executor(engine: EngineDir, threads: int) -> Any:
-    """Opens the plan and the weights to run steps by hand: `_runtime.CpuExecutor`. Its allocate() is yet to call."""
+def create_executor(engine: EngineDir, threads: int) -> _runtime.CpuExecutor:
+    """Opens the plan and the weights to run steps by hand. The executor's allocate() is yet to call."""
     require_cpu(engine, "running steps by hand")
-    executor = load_module().CpuExecutor(str(engine.plan), str(engine.weights), threads, "map")
+    executor: _runtime.CpuExecutor = load_module().CpuExecutor(str(engine.plan), str(engine.weights), threads, "map")
     engine.check_unchanged()
     _check_facts(engine, executor.facts())
     return executor
@@ -105,8 +109,8 @@ def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
             )
 
 
-def read_profile(engine: Any) -> dict[str, Any]:
-    """What a `_runtime.Engine` measured, by phase: its steps, and each instruction's sums."""
+def read_profile(engine: _runtime.Engine) -> dict[str, Any]:
+    """What an engine measured, by phase: its steps, and each instruction's sums."""
     return {
         phase: {"steps": steps, "instructions": engine.profile_table(phase)}
         for phase, steps in engine.profile_steps().items()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.requests.prompts import CheckedRequest
 
+if TYPE_CHECKING:
+    from tensorwright.runtime import _runtime
 
-def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> Any:
-    """SamplingParams as the C++ engine takes them: `_runtime.Sampling`."""
+
+def make_sampling(request: CheckedRequest, eos_token_ids: list[int]) -> _runtime.Sampling:
+    """SamplingParams as the C++ engine takes them."""
     params = request.params
-    sampling = native.load_module().Sampling()
+    sampling: _runtime.Sampling = native.load_module().Sampling()
     sampling.n = int(params.n)
     sampling.max_tokens = request.max_tokens
     sampling.min_tokens = int(params.min_tokens)

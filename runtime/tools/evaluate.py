@@ -52,7 +52,7 @@ class Scorer:
                 parts[i].append(part)
         return [np.concatenate(each) for each in parts]
 
-    def _step(self, batch: list[list[int]], spans: list[tuple[int, int, int]]) -> tuple[Any, ...]:
+    def _step(self, batch: list[list[int]], spans: list[tuple[int, int, int]]) -> tuple[Any, Any, Any, Any, Any, Any]:
         """Returns the arguments of CpuExecutor.score. Sequence i of the batch has its own blocks in every cache
         group."""
         tables = np.array([np.arange(i * self._blocks, (i + 1) * self._blocks) for i, _, _ in spans], np.int32)

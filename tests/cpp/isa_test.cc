@@ -166,7 +166,7 @@ TW_TEST(matmul) {
     }
     for (int k : {1, 2, 3, 511, 512, 513, 1027})
       check_matmul(dtype, tw_test::emulated() ? 2 : 7, 37, k, TW_EPILOGUE_NONE);
-    check_matmul(dtype, tw_test::emulated() ? 13 : 100, 37, 515, TW_EPILOGUE_SWIGLU);
+    check_matmul(dtype, tw_test::emulated() ? 13 : 100, 37, 515, TW_EPILOGUE_GATED);
   }
 }
 

@@ -44,6 +44,11 @@ def test_no_build_packages(environment: Path) -> None:
         assert "ModuleNotFoundError" in call(environment / "python", "-c", f"import {package}", status=1).stderr
 
 
+def test_the_module_of_tests_is_absent(environment: Path) -> None:
+    module = "tensorwright.runtime._testing"
+    assert f"No module named '{module}'" in call(environment / "python", "-c", f"import {module}", status=1).stderr
+
+
 def test_the_command_generates_text(environment: Path, pico_engine: Path) -> None:
     done = call(
         environment / "tensorwright", "run", pico_engine, "--prompt", "def read_file(", "--max-tokens", "24", "--json"

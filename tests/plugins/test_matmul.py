@@ -162,7 +162,7 @@ class TestPacking:
 
     def test_swiglu_interleaves_panels(self) -> None:
         gate, up = np.random.default_rng(0).standard_normal((2, 40, 5)).astype(np.float32)
-        pairs = _testing.pack_swiglu_panels(0, gate, up).reshape(3, 2, -1)
+        pairs = _testing.pack_gated_panels(0, gate, up).reshape(3, 2, -1)
         assert same_bits(pairs[:, 0].reshape(-1), _testing.pack_panels(0, gate))
         assert same_bits(pairs[:, 1].reshape(-1), _testing.pack_panels(0, up))
 

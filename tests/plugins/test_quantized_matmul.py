@@ -11,6 +11,7 @@ from support.made_quantized import (
     SCALAR,
     QuantizedMatmul,
     kernels,
+    number,
     pack,
     quantize_rows,
     row_kernels,
@@ -211,3 +212,22 @@ def test_bindings_refuse_what_would_read_past_an_end() -> None:
         _runtime.quantize_panels(3, 32, w, np.zeros(10, np.uint8))
     with pytest.raises(InvalidOptionError, match="group"):
         _runtime.quantize_panels(4, 0, w, np.zeros(10000, np.uint8))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_builds_multiply_as_an_engine_does(name: str) -> None:
+    made = QuantizedMatmul(name, rows=3, n=37, k=100)
+    y = np.full((3, 37), np.nan, np.float32)
+    _runtime.QuantizedRows(number(made.fmt), made.fmt.group, made.x).product(made.packed, y)
+    assert same_bits(y, made.run(SCALAR))
+
+
+def test_the_product_of_a_build_refuses_what_does_not_fit() -> None:
+    made = QuantizedMatmul("int8", rows=3, n=37, k=100)
+    rows = _runtime.QuantizedRows(number(made.fmt), made.fmt.group, made.x)
+    with pytest.raises(InvalidOptionError, match="as many rows"):
+        rows.product(made.packed, np.empty((2, 37), np.float32))
+    with pytest.raises(InvalidOptionError, match="w must have"):
+        rows.product(made.packed[:-1], np.empty((3, 37), np.float32))
+    with pytest.raises(InvalidOptionError, match="group"):
+        _runtime.QuantizedRows(number(made.fmt), 16, made.x)

@@ -86,7 +86,7 @@ def looks_for_the_end_first(monkeypatch: pytest.MonkeyPatch) -> None:
 LINE_BY_LINE = {
     "kinds": ("await",),
     "at_lines": 0.2,
-    "lines_of": "async_requests",
+    "lines_of": "request_handle",
     "reorder": 0.05,
     "by_priority": True,
     "collects": 0.0,

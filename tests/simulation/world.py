@@ -64,7 +64,7 @@ class Swarm:
             reorder=random.choice((0.05, 0.5, 1.0)),
             by_priority=random.random() < 0.5,
             at_lines=random.choice((0.0, 0.0, 0.0, 0.01, 0.1)),
-            lines_of=random.choice(("", "async_requests", "engine_client", "server/")),
+            lines_of=random.choice(("", "request_handle", "engine_client", "server/")),
             blocks=random.choice((20, 24, 60)),
             batch=random.choice((1, 2, 4)),
             queue=random.choice((1, 2, 4, 20)),

@@ -88,7 +88,7 @@ class Matmul:
         self.b = rng.standard_normal(wide).astype(np.float32) if self.bias else None
         self.r = rng.standard_normal((self.rows, self.n)).astype(np.float32) if self.residual else None
         if self.parts == 2:
-            self.packed = _testing.pack_swiglu_panels(self.dtype, self.w[: self.n], self.w[self.n :])
+            self.packed = _testing.pack_gated_panels(self.dtype, self.w[: self.n], self.w[self.n :])
         else:
             self.packed = _testing.pack_panels(self.dtype, self.w)
 

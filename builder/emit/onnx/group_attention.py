@@ -1,9 +1,9 @@
-"""rotary_kv_write and paged_attention as ONNX Runtime's GroupQueryAttention, with what it needs before and after.
+"""Emits rotary_kv_write and paged_attention as ONNX Runtime's GroupQueryAttention, with the nodes before and after it.
 
 B sequences of S tokens; H query heads, Hkv key-value heads, D head dim.  A row of qkv is [q heads, k heads, v heads].
-Norms of q and k come between the split of the row and the rotation. GroupQueryAttention rotates where its tables fit
-its kernels (D a multiple of 16, half the turned dims of 8); else RotaryEmbedding does. Its D must be a multiple of 8:
-others are padded with zeros, which changes no score and no sum.
+Norms of q and k come between the split of the row and the rotation. GroupQueryAttention rotates where its kernels can
+use the tables (D a multiple of 16, half the rotated dims a multiple of 8); else RotaryEmbedding rotates. The D of
+GroupQueryAttention must be a multiple of 8: other heads are padded with zeros, which changes no score and no sum.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class Heads:
 
     @property
     def stored_dim(self) -> int:
-        """head_dim as the cache has it."""
+        """Returns the head_dim of the cache."""
         return padded_dim(self.head_dim)
 
     @property
     def turns_inside(self) -> bool:
-        """Whether GroupQueryAttention can rotate."""
+        """Returns whether GroupQueryAttention can rotate."""
         return self.rotary_dim > 0 and self.head_dim % 16 == 0 and self.rotary_dim % 16 == 0
 
 
 def padded_dim(head_dim: int) -> int:
-    """The kernel's condition: a multiple of 8."""
+    """Rounds a head_dim up to a multiple of 8, which the kernel requires."""
     return -(-head_dim // 8) * 8
 
 
 def emit_attention(emitter: PortableModel, write: Node, node: Node) -> str:
-    """The output [tokens, H * D] of the layer that `write` and `node` (paged_attention) make up."""
+    """Returns the output [tokens, H * D] of the layer that `write` and `node` (paged_attention) form."""
     model, scope = emitter.model, node.scope
     shape = Heads(*(write.attrs[key] for key in ("layer", "heads", "kv_heads", "head_dim", "rotary_dim")))
     table = write.optional(1)
@@ -94,7 +94,7 @@ def _group_attention(emitter: PortableModel, shape: Heads, node: Node, qkv: list
 
 
 def column_norms(qkv: Value) -> tuple[list[Node], Value]:
-    """The norms of columns that made a row, first ones first, and the row before them."""
+    """Returns the norms of columns that a row passed, first ones first, and the row before them."""
     found: list[Node] = []
     while qkv.node is not None and qkv.node.op in COLUMN_NORMS:
         found.insert(0, qkv.node)
@@ -103,7 +103,7 @@ def column_norms(qkv: Value) -> tuple[list[Node], Value]:
 
 
 def _parts(emitter: PortableModel, shape: Heads, norms: list[Node], grid: str, scope: str) -> list[str]:
-    """q, k and v [B, S, heads * D], normalised."""
+    """Returns q, k and v [B, S, heads * D], normalised."""
     widths = [n * shape.head_dim for n in (shape.heads, shape.kv_heads, shape.kv_heads)]
     sizes = emitter.shape_constant(widths)
     parts = emitter.model.node("Split", [grid, sizes], scope=scope, outputs=["", "", ""], axis=-1)
@@ -122,7 +122,7 @@ def _parts(emitter: PortableModel, shape: Heads, norms: list[Node], grid: str, s
 
 
 def _norm_runs(emitter: PortableModel, norm: Node, x: str, width: int, columns: int) -> str:
-    """Each run of `width` columns of x [B, S, columns] normalised alone."""
+    """Normalises each run of `width` columns of x [B, S, columns] alone."""
     single = width == columns
     runs = x if single else emitter.reshape(x, [0, 0, -1, width], norm.scope)
     y = emitter.normalise(norm, runs)
@@ -143,7 +143,7 @@ def _cut(emitter: PortableModel, x: str, shape: Heads, scope: str) -> str:
 
 
 def rotary_tables(emitter: PortableModel, table: Value, rotary_dim: int) -> list[str]:
-    """The names of cos and sin by position, [max_seq_len, rotary_dim / 2], of the node that makes `table`."""
+    """Returns the names of cos and sin by position, [max_seq_len, rotary_dim / 2], of the node that makes `table`."""
     return emitter.once(("table", table), lambda: _make_tables(emitter, table, rotary_dim))
 
 

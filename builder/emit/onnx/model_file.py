@@ -1,7 +1,7 @@
-"""An ONNX model being made: nodes named after module paths, small initializers inside, weights in model.onnx.data.
+"""Collects an ONNX model: nodes named after module paths, small initializers inside, weights in model.onnx.data.
 
-Weights are streamed into the data file when the model is written, one at a time and a few rows at once; where each
-will lie is known before, from its type and shape. The same graph gives the same bytes.
+Weights are streamed into the data file when the model is written, one at a time and a few rows at once. The offset of
+each weight follows from types and shapes alone. The same graph gives the same bytes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ELEMENTWISE_NAMES = {
     "neg": "Neg", "abs": "Abs", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "tanh": "Tanh", "sigmoid": "Sigmoid",
     "erf": "Erf", "relu": "Relu",
 }  # fmt: skip
-"""The graph's op -> ONNX's of the same meaning."""
+"""Maps the graph's op to the ONNX op of the same meaning."""
 SMALL, LARGE = 64, 4096
-"""Alignments: of the weights of at least LARGE * 16 bytes a page, so that they can be mapped."""
+"""Alignments in bytes. Weights of at least LARGE * 16 bytes are aligned to a page, so that they can be mapped."""
 
 Chunks = Callable[[], Iterator[tuple[int, np.ndarray]]]
-"""(which tensor of the stream, its next bytes); the tensors come one after the other."""
+"""Yields (the index of the tensor in the stream, its next bytes); the tensors come one after the other."""
 
 
 def stored_bytes(dtype: str, shape: Sequence[int]) -> int:
@@ -44,7 +44,7 @@ def stored_bytes(dtype: str, shape: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of the data file."""
+    """A tensor in the data file."""
 
     name: str
     dtype: str
@@ -57,7 +57,7 @@ class Stored:
 
 @dataclass
 class Stream:
-    """Tensors that are made together, and where they lie."""
+    """Tensors that are made together, and their places in the data file."""
 
     tensors: tuple[Stored, ...]
     chunks: Chunks
@@ -65,12 +65,12 @@ class Stream:
 
 
 class ModelFile:
-    """Collects nodes and initializers in order."""
+    """Collects nodes and initializers; both keep the order in which they were added."""
 
     def __init__(self, name: str, opset: int, *, contrib: bool = False, domains: Sequence[str] = ()):
         self.name, self.opset = name, opset
         self.domains = [CONTRIB] * contrib + list(domains)
-        """Domains of the model beside ONNX's own. Each is at version 1."""
+        """The model's domains beside ONNX's own. Each is at version 1."""
         self.value_info: list[onnx.ValueInfoProto] = []
         self.nodes: list[onnx.NodeProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -81,7 +81,7 @@ class ModelFile:
         self._names: set[str] = set()
 
     def unique(self, name: str) -> str:
-        """`name`, with a number where it is taken."""
+        """Returns `name`, with a number added if the name is taken."""
         found, count = name, 1
         while found in self._names:
             count += 1
@@ -94,7 +94,7 @@ class ModelFile:
         return self.unique(name)
 
     def tell(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
-        """The type of a value that ONNX cannot infer."""
+        """Declares the type of a value that ONNX cannot infer."""
         self.value_info.append(helper.make_tensor_value_info(name, TYPES[dtype], list(shape)))
 
     def output(self, name: str, dtype: str, shape: Sequence[int | str]) -> None:
@@ -110,7 +110,7 @@ class ModelFile:
         domain: str = "",
         **attrs: Any,
     ) -> list[str]:
-        """Adds a node "scope/op". Gives its results' names: those given, where "" makes one and "-" leaves it out."""
+        """Adds a node "scope/op". Returns its results' names: those given, where "" makes one and "-" leaves it out."""
         name = self.unique(f"{scope}/{op}" if scope else op)
         named = [
             "" if given == "-" else given or (name if i == 0 else self.unique(f"{name}:{i}"))
@@ -121,14 +121,14 @@ class ModelFile:
         return named
 
     def constant(self, array: np.ndarray, name: str) -> str:
-        """A small initializer; equal ones are one."""
+        """Returns the name of a small initializer. Equal arrays share one."""
         key = f"{array.dtype}{list(array.shape)}{array.tobytes()!r}"
         if key not in self.small:
             self.small[key] = numpy_helper.from_array(np.ascontiguousarray(array), self.unique(name))
         return self.small[key].name
 
     def stream(self, tensors: Sequence[tuple[str, str, tuple[int, ...]]], chunks: Chunks) -> list[str]:
-        """Initializers (name, dtype, shape) of the data file; their names, made unique."""
+        """Adds initializers (name, dtype, shape) to the data file. Returns their names, made unique."""
         stored = tuple(Stored(self.unique(name), dtype, shape) for name, dtype, shape in tensors)
         stream = Stream(stored, chunks)
         for tensor in stored:
@@ -140,7 +140,7 @@ class ModelFile:
         return [tensor.name for tensor in stored]
 
     def serialized(self, data_name: str) -> bytes:
-        """model.onnx, whose weights are in the file `data_name` beside it."""
+        """Returns model.onnx, whose weights are in the file `data_name` beside it."""
         initializers = list(self.small.values())
         for stream in self.streams:
             initializers += map(lambda t, at: _external(t, at, data_name), stream.tensors, stream.offsets)
@@ -153,7 +153,7 @@ class ModelFile:
         return data
 
     def write_data(self, sink: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """The data file, in order. `progress` gets (bytes done, bytes in all)."""
+        """Writes the data file in order. `progress` gets (bytes done, bytes in all)."""
         position = 0
         for stream in self.streams:
             current = -1

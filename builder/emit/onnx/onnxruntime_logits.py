@@ -1,4 +1,4 @@
-"""Runs a portable model on a text in ONNX Runtime, as the runtime would: chunks of a prompt over one slot."""
+"""Runs a portable model on a text in ONNX Runtime, as the runtime does: chunks of a prompt, one slot of the cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROVIDER = "CPU"
 
 
 class OneSlot:
-    """A session on the processor, and the cache of one sequence. threads 0: as many as ONNX Runtime takes."""
+    """A session on the processor, and the cache of one sequence. threads: 0 means that ONNX Runtime chooses."""
 
     def __init__(self, model: Path, threads: int = 0):
         import onnxruntime as ort
@@ -25,7 +25,7 @@ class OneSlot:
         self._slots = {i.name: _empty(i.shape, i.type) for i in self._session.get_inputs() if i.name[:5] == "past_"}
 
     def step(self, ids: list[int], start: int, rows: list[int]) -> np.ndarray:
-        """Logits [rows, vocab] of some of `ids`, whose first one has position `start`."""
+        """Returns the logits [rows, vocab] of some of `ids`, whose first one has position `start`."""
         end = start + len(ids)
         step = {
             "token_ids": [ids],
@@ -48,7 +48,7 @@ class OneSlot:
 
 
 def model_logits(model: Path, ids: list[int]) -> Iterator[np.ndarray]:
-    """Yields [up to 32, vocab] float32 logits of consecutive positions, one sequence in the model."""
+    """Yields [up to 32, vocab] float32 logits of consecutive positions, with one sequence in the model."""
     slot = OneSlot(model)
     for start in range(0, len(ids), CHUNK):
         chunk = ids[start : start + CHUNK]
@@ -56,5 +56,5 @@ def model_logits(model: Path, ids: list[int]) -> Iterator[np.ndarray]:
 
 
 def _empty(shape: list[int | str], kind: str) -> np.ndarray:
-    """One slot."""
+    """Returns an empty array for one slot of the cache."""
     return np.zeros((1, *map(int, shape[1:])), np.float16 if kind == "tensor(float16)" else np.float32)

@@ -1,8 +1,8 @@
-"""The plugin form: a graph at stage "cached" in standard ONNX ops and those of domain tensorwright, for TensorRT.
+"""Emits the plugin form: a "cached" graph in standard ONNX ops and those of domain tensorwright, for TensorRT.
 
-A is the activation type: every activation is A, arithmetic inside norms, gates and rotary tables float32, logits
-float32. The cache is pages [pages, kv_heads, block_size, head_dim] of A or int8, passed in and given back in place;
-each cache group has its own block tables and slots. plugin_io.py has the names.
+A is the activation type. Every activation is A; norms, gates and rotary tables compute in float32; logits are
+float32. The cache consists of pages [pages, kv_heads, block_size, head_dim] of A or int8, which are inputs and are
+updated in place; each cache group has its own block tables and slots. plugin_io.py has the names.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import InvalidOptionError, LoweringError
 from tensorwright.ir.graph import Graph, Node, Value
+from tensorwright.ir.ops import kind_of
 from tensorwright.models.checkpoint import Checkpoint
 
 OPSET = 21
@@ -29,16 +30,16 @@ MODEL, DATA = "model.onnx", "model.onnx.data"
 INT4 = ("native", "plugin")
 PLUGIN = {"plugin_version": "1", "plugin_namespace": DOMAIN}
 EXACT = frozenset(("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "relu", "square"))
-"""One rounding at most, so that A's own arithmetic is right."""
+"""Ops with at most one rounding, which can therefore compute in A."""
 
 
 def emit_plugin_form(
     graph: Graph, checkpoint: Checkpoint, path_dir: str | Path, dtype: str, *, int4: str = "native"
 ) -> dict[str, Any]:
-    """Writes model.onnx and model.onnx.data into a folder; gives what plugin_io.describe_io says, and the record of
-    quantization ("quantization").
+    """Writes model.onnx and model.onnx.data into a folder. Returns what plugin_io.describe_io returns, and the record
+    of quantization ("quantization").
 
-    dtype: A, one of DTYPES. int4: "native" (DequantizeLinear of INT4) or "plugin" (WeightOnlyLinear). Raises
+    dtype: the type A, one of DTYPES. int4: "native" (DequantizeLinear of INT4) or "plugin" (WeightOnlyLinear). Raises
     LoweringError for an op without an ONNX form, CheckpointError for weights that A cannot hold, InvalidOptionError.
     """
     import onnx
@@ -58,7 +59,7 @@ def emit_plugin_form(
 
 
 class PluginEmitter:
-    """One graph on its way into a ModelFile; `names` and `kinds` say what a value is called there and of which type."""
+    """One graph while it is written into a ModelFile. `names` and `kinds` hold each value's name and type there."""
 
     def __init__(self, graph: Graph, checkpoint: Checkpoint, dtype: str, int4: str):
         self.graph, self.dtype, self.int4 = graph, dtype, int4
@@ -67,16 +68,16 @@ class PluginEmitter:
         self.names: dict[Value, str] = {}
         self.kinds: dict[Value, str] = {}
         self.caches: dict[Value, list[str]] = {}
-        """The names of the pages of K and V of each kv value, and of their scales in int8."""
+        """The names of the pages of K and V of each kv value, and of their scales where the cache is int8."""
         self.tables = {node.inputs[0] for node in graph.find("embedding")}
 
     def run(self) -> None:
-        """The whole graph."""
+        """Emits the whole graph."""
         self._inputs()
         for node in self.graph.nodes:
             if node.op in ("weight", "constant", "input"):
                 continue
-            handler = HANDLERS.get(node.op)
+            handler = HANDLERS.get(node.op) or HANDLERS_OF_KINDS.get(kind_of(node.op))
             if handler is None:
                 raise self.refusal(node, f"{node.op} has no ONNX form for TensorRT")
             for value, name in zip(node.outputs, handler(self, node), strict=True):
@@ -104,32 +105,32 @@ class PluginEmitter:
         for name, dtype, shape in outputs_of(self.graph.facts, self.dtype):
             self.model.output(name, dtype, shape)
 
-    # -- what handlers use ------------------------------------------------------------------------------------------
+    # -- methods for the handlers -----------------------------------------------------------------------------------
 
     def refusal(self, node: Node, why: str) -> LoweringError:
         return LoweringError(f"{node.scope or 'the model'}: {why}; build with target cpu")
 
     def add(self, op: str, inputs: Sequence[str], scope: str, **attrs: Any) -> str:
-        """A standard node with one result."""
+        """Adds a standard node with one result, and returns the result's name."""
         return self.model.node(op, inputs, scope=scope, **attrs)[0]
 
     def plugin(self, op: str, inputs: Sequence[str], node: Node, outputs: Sequence[str], **attrs: Any) -> list[str]:
-        """One of our nodes."""
+        """Adds a node of domain tensorwright, and returns its results' names."""
         return self.model.node(op, inputs, scope=node.scope, outputs=outputs, domain=DOMAIN, **PLUGIN, **attrs)
 
     def activation(self, value: Value) -> str:
-        """What a computed value or an input is called."""
+        """Returns the name of a computed value or of an input."""
         if value not in self.names:
             raise LoweringError(f"%{value.name} is used as an activation, but it is a weight or constant")
         return self.names[value]
 
     def wide(self, value: Value) -> str:
-        """An activation in float32."""
+        """Returns the name of an activation, cast to float32."""
         name = self.activation(value)
         return name if self.kinds[value] == "float32" else self._cast(name, "float32", value)
 
     def narrow(self, name: str, scope: str) -> str:
-        """A float32 result in A."""
+        """Returns the name of a float32 result, cast to A."""
         return name if self.dtype == "float32" else self.add("Cast", [name], scope, to=TYPES[self.dtype])
 
     def _cast(self, name: str, dtype: str, value: Value) -> str:
@@ -137,14 +138,14 @@ class PluginEmitter:
         return self.add("Cast", [name], scope, to=TYPES[dtype])
 
     def number(self, value: float, dtype: str) -> str:
-        """A scalar initializer."""
+        """Returns the name of a scalar initializer."""
         return self.model.constant(as_array(np.array(value, np.float32), dtype), f"number.{dtype}")
 
     def ints(self, numbers: Sequence[int]) -> str:
         return self.model.constant(np.array(numbers, np.int64), "ints")
 
     def exact(self, value: float) -> bool:
-        """Whether A holds a number."""
+        """Returns whether A can hold a number exactly."""
         return float(as_array(np.array(value, np.float32), self.dtype).astype(np.float32)) == float(np.float32(value))
 
 
@@ -157,7 +158,7 @@ def _embedding(e: PluginEmitter, node: Node) -> list[str]:
 
 
 def _quantized_embedding(e: PluginEmitter, node: Node) -> list[str]:
-    """TensorRT takes a constant of int8 only before a DequantizeLinear, so that comes before the rows are gathered."""
+    """Dequantizes before the rows are gathered: TensorRT takes an int8 constant only before a DequantizeLinear."""
     table = node.operand(0)
     values, scales = e.weights.grouped_rows(table, node.attrs["format"])
     columns = int(table.shape[1])
@@ -205,7 +206,7 @@ def _layer_norm(e: PluginEmitter, node: Node) -> list[str]:
 
 
 def _add_layer_norm(e: PluginEmitter, node: Node) -> list[str]:
-    """The norm reads the sum as it is stored, in A."""
+    """Adds and normalises. The norm reads the sum as it is stored, in A."""
     total = e.add("Add", [e.activation(node.operand(0)), e.activation(node.operand(1))], node.scope)
     wide = total if e.dtype == "float32" else e.add("Cast", [total], node.scope, to=1)
     y = _layer_normalised(e, node, wide, node.operand(2), node.optional(3))
@@ -213,7 +214,7 @@ def _add_layer_norm(e: PluginEmitter, node: Node) -> list[str]:
 
 
 def _layer_normalised(e: PluginEmitter, node: Node, x: str, w: Value, b: Value | None) -> str:
-    """float32 in and out; w is of the last dimension, or one for each head."""
+    """Normalises float32 rows; w belongs to the last dimension, or has a row for each head."""
     scope, attrs = node.scope, {"axis": -1, "epsilon": float(node.attrs["eps"])}
     gamma = e.weights.plain(w, "float32", plus=float(node.attrs["weight_offset"]))
     beta = None if b is None else e.weights.plain(b, "float32")
@@ -233,7 +234,7 @@ def _rms_normalised(e: PluginEmitter, node: Node, x: str, w: Value) -> str:
 
 
 def _columns_norm(e: PluginEmitter, node: Node) -> list[str]:
-    """Runs of columns of a row, normalised each alone: split off, and joined again."""
+    """Normalises each run of columns of a row alone: the runs are split off, and joined again."""
     x, w = node.operand(0), node.operand(1)
     start, heads, width = node.attrs["start"], node.attrs["heads"], int(w.shape[-1])
     sizes = [start, heads * width, int(x.shape[1]) - start - heads * width]
@@ -251,7 +252,7 @@ def _columns_norm(e: PluginEmitter, node: Node) -> list[str]:
 
 
 def _rotary_table(e: PluginEmitter, node: Node) -> list[str]:
-    """float32, whatever A is."""
+    """Computes the table in float32, whatever A is."""
     scope = node.scope
     wide = e.add("Cast", [e.activation(node.operand(0))], scope, to=1)
     column = e.add("Unsqueeze", [wide, e.ints([-1])], scope)
@@ -299,7 +300,7 @@ def _gather_rows(e: PluginEmitter, node: Node) -> list[str]:
 
 
 def _linear(e: PluginEmitter, node: Node) -> list[str]:
-    """A head tied to the embedding reads the embedding's own rows, so that they are stored once."""
+    """Emits a product. A head tied to the embedding reads the embedding's own rows, so that they are stored once."""
     x, w, bias = node.operand(0), node.operand(1), node.optional(2)
     if w in e.tables:
         product = e.add("Gemm", [e.activation(x), e.weights.plain(w)], node.scope, transB=1)
@@ -314,7 +315,7 @@ def _weight_only_linear(e: PluginEmitter, node: Node) -> list[str]:
     if fmt.bits == 4 and e.int4 == "plugin":
         return _plugin_linear(e, node)
     values, scales = e.weights.dequantizable(w, str(fmt))
-    # A scale for each block of rows of [K, N], or for each column.
+    # int4 and int8 have a scale for each block of rows of [K, N], fp8 has one for each column.
     attrs = {"axis": 1} if fmt.kind == "fp" else {"axis": 0, "block_size": fmt.group}
     matrix = e.add("DequantizeLinear", [values, scales], node.scope, **attrs)
     rows, k = e.activation(x), int(w.shape[1])
@@ -353,7 +354,7 @@ def _elementwise(e: PluginEmitter, node: Node) -> list[str]:
 
 
 def number_of(value: Value) -> float | None:
-    """The number that a scalar constant holds; None for any other value."""
+    """Returns the number that a scalar constant holds; None for any other value."""
     return float(value.constant) if value.is_scalar_constant else None
 
 
@@ -379,7 +380,7 @@ def _compute(e: PluginEmitter, node: Node, x: list[str]) -> str:
 
 
 def activate(e: PluginEmitter, kind: str, x: str, scope: str) -> str:
-    """An activation of plugins/swiglu, in float32."""
+    """Emits an activation, named by its word in elementwise programs, in float32."""
     if kind == "silu":
         return e.add("Mul", [x, e.add("Sigmoid", [x], scope)], scope)
     if kind == "relu":
@@ -387,8 +388,8 @@ def activate(e: PluginEmitter, kind: str, x: str, scope: str) -> str:
     return e.add("Gelu", [x], scope, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-def _swiglu(e: PluginEmitter, node: Node) -> list[str]:
-    """Halves of a row, multiplied in float32 and rounded once."""
+def _gate(e: PluginEmitter, node: Node) -> list[str]:
+    """Multiplies the halves of a row in float32 and rounds once."""
     columns, scope = int(node.output.shape[-1]), node.scope
     halves = [e.wide(node.operand(0)), e.ints([columns, columns])]
     gate, up = e.model.node("Split", halves, scope=scope, outputs=["", ""], axis=-1)
@@ -396,21 +397,21 @@ def _swiglu(e: PluginEmitter, node: Node) -> list[str]:
 
 
 def _clamp(e: PluginEmitter, node: Node) -> list[str]:
-    """Clips in float32, which holds the bounds exactly."""
+    """Clamps in float32, which holds the bounds exactly."""
     bounds = [node.attrs["min"], node.attrs["max"]]
     operands = [e.wide(node.operand(0)), *("" if b is None else e.number(float(b), "float32") for b in bounds)]
     return [e.narrow(e.add("Clip", operands, node.scope), node.scope)]
 
 
 def _slice(e: PluginEmitter, node: Node) -> list[str]:
-    """A slice of columns. Nothing slices tokens at this stage."""
+    """Emits a slice of columns. No node slices tokens at this stage."""
     start, end, step = (int(node.attrs[key]) for key in ("start", "end", "step"))
     bounds = [e.ints([number]) for number in (start, end, node.attrs["dim"], step)]
     return [e.add("Slice", [e.activation(node.operand(0)), *bounds], node.scope)]
 
 
 def _cast(e: PluginEmitter, node: Node) -> list[str]:
-    """A cast between floating types gives its operand, since every activation is A already."""
+    """Returns the operand of a cast between floating types, since every activation is A already."""
     if node.attrs["dtype"] not in ("float32", "float16", "bfloat16"):
         raise e.refusal(node, f"a cast to {node.attrs['dtype']} has no ONNX form for TensorRT")
     value = node.operand(0)
@@ -434,8 +435,10 @@ HANDLERS: dict[str, Callable[[PluginEmitter, Node], list[str]]] = {
     "linear": _linear,
     "weight_only_linear": _weight_only_linear,
     **dict.fromkeys((*ELEMENTWISE_NAMES, "square", "rsqrt", "silu", "gelu"), _elementwise),
-    "swiglu": _swiglu,
     "clamp": _clamp,
     "slice": _slice,
     "cast": _cast,
 }
+
+HANDLERS_OF_KINDS = {"gate": _gate}
+"""The handlers of all ops whose record says a kind."""

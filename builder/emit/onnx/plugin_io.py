@@ -1,6 +1,6 @@
-"""Names, types and shapes of the plugin form's inputs and outputs: what it and the executor of its engine agree on.
+"""Names the plugin form's inputs and outputs, with types and shapes, for the model and for the executor of its engine.
 
-G numbers cache groups, L layers.  Unused entries of block_tables are -1.
+G stands for the number of a cache group, L for that of a layer.  Unused entries of block_tables are -1.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 Tensor = tuple[str, str, tuple[int | str, ...]]
-"""Name, element type, shape."""
+"""(name, element type, shape)."""
 
 STEP: tuple[Tensor, ...] = (
     ("token_ids", "int32", ("tokens",)),
@@ -20,7 +20,7 @@ STEP: tuple[Tensor, ...] = (
 
 
 def groups_of(facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Per cache group, its window and layers."""
+    """Returns the window and the layers of each cache group."""
     layers = facts["kv_layers"]
     numbers = sorted({one["group"] for one in layers})
     members = [[i for i, one in enumerate(layers) if one["group"] == group] for group in numbers]
@@ -28,7 +28,7 @@ def groups_of(facts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def inputs_of(facts: dict[str, Any], dtype: str) -> list[Tensor]:
-    """All inputs, in order."""
+    """Returns all inputs, in order."""
     found = list(STEP)
     for group in range(len(groups_of(facts))):
         found.append((f"block_tables.{group}", "int32", ("seqs", f"max_blocks.{group}")))
@@ -37,12 +37,12 @@ def inputs_of(facts: dict[str, Any], dtype: str) -> list[Tensor]:
 
 
 def outputs_of(facts: dict[str, Any], dtype: str) -> list[Tensor]:
-    """The logits, and the cache that was passed in."""
+    """Returns the outputs: the logits, and the cache."""
     return [("logits", "float32", ("rows", facts["vocab_size"])), *cache_tensors(facts, dtype, "_out")]
 
 
 def cache_tensors(facts: dict[str, Any], dtype: str, ending: str) -> list[Tensor]:
-    """Pages of every layer, each followed by its scales if it is int8."""
+    """Returns the pages of every layer, each followed by its scales if the cache is int8."""
     found: list[Tensor] = []
     for layer, layer_facts in enumerate(facts["kv_layers"]):
         page = (f"pages.{layer_facts['group']}", layer_facts["kv_heads"], facts["block_size"])
@@ -54,7 +54,10 @@ def cache_tensors(facts: dict[str, Any], dtype: str, ending: str) -> list[Tensor
 
 
 def describe_io(facts: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """{"dtype", "block_size", "groups": [{"window", "layers"}], "inputs", "outputs": [{"name", "dtype", "shape"}]}."""
+    """Returns {"dtype", "block_size", "groups": [{"window", "layers"}], "inputs", "outputs"}.
+
+    inputs and outputs: [{"name", "dtype", "shape"}].
+    """
 
     def described(tensors: list[Tensor]) -> list[dict[str, Any]]:
         return [{"name": name, "dtype": kind, "shape": list(shape)} for name, kind, shape in tensors]

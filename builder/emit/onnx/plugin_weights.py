@@ -1,4 +1,4 @@
-"""Weights of the plugin form: matrices as [K, N], streamed by columns of the checkpoint's [N, K], a few MB at a time.
+"""Streams weights of the plugin form: matrices as [K, N], by columns of the checkpoint's [N, K], a few MB at a time.
 
 matrix          [K, N] of the activation type
 dequantizable   int4 and int8: [K', N] and scales [K' / group, N], K' whole groups; fp8: [K, N] and scales [N]
@@ -29,25 +29,25 @@ from tensorwright.plugins.quantized_matmul.quantize import Quantized, fp8_scales
 
 _CHUNK_ELEMENTS = 2 << 20
 _UNIT = 32
-"""Columns that are at least read together."""
+"""The least number of columns that are read together."""
 
 Chunks = Iterator[tuple[int, np.ndarray]]
 Pack = Callable[[np.ndarray, int], np.ndarray]
-"""int8 [K of a chunk in whole groups, N], that K itself -> the chunk's bytes."""
+"""Takes int8 [K of a chunk in whole groups, N] and K without padding; returns the chunk's bytes."""
 
 
 class PluginWeights(Weights):
-    """Each weight once in every form that is asked of it; `plain` keeps the checkpoint's own shape."""
+    """Stores each weight once in every form that is asked for. `plain` keeps the checkpoint's own shape."""
 
     def matrix(self, value: Value) -> str:
-        """[K, N] of a weight [N, K]."""
+        """Returns the initializer [K, N] of a weight [N, K]."""
         expr = expression_of(value, "a product's matrix")
         n, k = (int(d) for d in value.shape)
         chunks = partial(self._transposed, expr, n, k)
         return self._keep(value, "transposed", self.dtype, [("", self.dtype, (k, n))], chunks)[0]
 
     def dequantizable(self, value: Value, format_name: str) -> tuple[str, str]:
-        """Values and scales for DequantizeLinear."""
+        """Returns the values and scales for DequantizeLinear."""
         fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
         expr = expression_of(value, "a quantized matrix")
         if fmt.kind == "fp":
@@ -62,7 +62,7 @@ class PluginWeights(Weights):
         return values, scales
 
     def words(self, value: Value, format_name: str) -> tuple[str, str]:
-        """Packed words and scales for WeightOnlyLinear."""
+        """Returns the packed words and scales for WeightOnlyLinear."""
         fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
         tensors = [(".words", "int32", (-(-k // 8), n)), (".scales", self.dtype, (fmt.groups(k), n))]
         chunks = partial(self._by_columns, expression_of(value, "a quantized matrix"), fmt, n, k, pack_words)
@@ -70,7 +70,7 @@ class PluginWeights(Weights):
         return values, scales
 
     def grouped_rows(self, value: Value, format_name: str) -> tuple[str, str]:
-        """An embedding's rows, and their scales."""
+        """Returns an embedding's rows, and their scales."""
         fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
         groups = fmt.groups(k)
         tensors = [(f".{fmt.dtype}.rows", fmt.dtype, (n, groups * fmt.group))]
@@ -106,7 +106,7 @@ class PluginWeights(Weights):
             yield 0, in_type(part, self.dtype, str(expr)).T
 
     def _by_columns(self, expr: WeightExpr, fmt: WeightFormat, n: int, k: int, pack: Pack) -> Chunks:
-        """Values of some groups of all rows, packed, one after the other; then all scales."""
+        """Yields the packed values, some groups of all rows at a time; then all scales."""
         total, scales = self.errors.setdefault((expr, str(fmt)), RelativeError()), []
         for start, end in column_steps(n, k, fmt.group):
             block = self._floats(expr, (0, n), (start, end))
@@ -126,7 +126,7 @@ class PluginWeights(Weights):
         yield 1, scales_of(str(expr), without_zeros(np.concatenate(scales)), self.dtype)
 
     def _fp8(self, expr: WeightExpr, n: int, k: int) -> Chunks:
-        """Twice over the matrix: for the scale of each row, then for its elements."""
+        """Reads the matrix twice: first for the scale of each row, then for the elements."""
         total, largest = self.errors.setdefault((expr, "fp8"), RelativeError()), np.zeros(n, np.float32)
         for start, end in column_steps(n, k, 8, max(1, _CHUNK_ELEMENTS // 8)):
             block = self._floats(expr, (0, n), (start, end), np.float32)
@@ -145,14 +145,14 @@ class PluginWeights(Weights):
     def _floats(
         self, expr: WeightExpr, rows: tuple[int, int], columns: tuple[int, int], dtype: type | None = None
     ) -> np.ndarray:
-        """A part of a matrix, contiguous: float32, or bfloat16 bits if it is stored so and float32 is not asked for."""
+        """Returns a contiguous part of a matrix: float32, or bfloat16 bits if stored so and `dtype` is not given."""
         tensor: Tensor = read_part(expr, self.checkpoint, (rows, columns))
         kept = "bfloat16" if tensor.dtype == "bfloat16" and dtype is None else "float32"
         return np.ascontiguousarray(convert(tensor, kept).data)
 
 
 def quantized(name: str, fmt: WeightFormat, block: np.ndarray, total: RelativeError) -> Quantized:
-    """A block of whole groups, by the C++ of the CPU engine, whose bits are those of quantize.py."""
+    """Quantizes a block of whole groups by the C++ of the CPU engine, whose bits are those of quantize.py."""
     rows, k = block.shape
     panels = quantized_chunks(name, fmt, rows, k, lambda a, b: block[a:b], gated=False, total=total)
     parts, done = [], 0
@@ -164,12 +164,12 @@ def quantized(name: str, fmt: WeightFormat, block: np.ndarray, total: RelativeEr
 
 
 def without_zeros(scales: np.ndarray) -> np.ndarray:
-    """A group of zeros may have any scale; TensorRT's parser takes none that is zero."""
+    """Replaces scales of 0 by 1. A group of zeros may have any scale; TensorRT's parser takes none that is 0."""
     return np.where(scales == 0, np.float32(1), scales)
 
 
 def column_steps(n: int, k: int, unit: int = _UNIT, most: int | None = None) -> Iterator[tuple[int, int]]:
-    """[start, end) of K in multiples of `unit`, at most about `most` elements of N x K each."""
+    """Yields [start, end) of K in multiples of `unit`, at most about `most` elements of N x K each."""
     step = max(1, (most or _CHUNK_ELEMENTS) // (n * unit)) * unit
     for start in range(0, k, step):
         yield start, min(k, start + step)
@@ -180,13 +180,13 @@ def keep_bytes(values: np.ndarray, k: int) -> np.ndarray:
 
 
 def pack_nibbles(values: np.ndarray, k: int) -> np.ndarray:
-    """int8 -> uint8, ONNX's INT4: elements in order, the first of two in the lower half of a byte."""
+    """Packs int8 into uint8 as ONNX's INT4: elements in order, the first of two in the lower half of a byte."""
     flat = np.ascontiguousarray(values).reshape(-1, 2).view(np.uint8) & 15
     return flat[:, 0] | flat[:, 1] << 4
 
 
 def pack_words(values: np.ndarray, k: int) -> np.ndarray:
-    """int8 [whole groups, N] -> int32 [ceil(k / 8), N]."""
+    """Packs int8 [whole groups, N] into int32 [ceil(k / 8), N]."""
     words = -(-k // 8)
     nibbles = values[: words * 8].view(np.uint8).reshape(words, 8, -1).astype(np.uint32) & 15
     shifts = np.arange(0, 32, 4, dtype=np.uint32)[None, :, None]

@@ -1,8 +1,8 @@
-"""The portable ONNX form: a graph at stage "cached" in standard ops and ONNX Runtime's own, with the cache in slots.
+"""Emits the portable ONNX form: a "cached" graph in standard ops and ONNX Runtime's own, with the cache in slots.
 
-B sequences of S tokens each are a step: a batch of decode steps (S = 1), or a chunk of one prompt (B = 1). Rows are
-token-major, [B * S, C], but around attention, which sees [B, S, C]. The cache of a sequence is one slot of max_seq_len
-positions, read and written in place by GroupQueryAttention. portable_io.py has the inputs and outputs.
+A step has B sequences of S tokens each: a batch of decode steps (S = 1), or a chunk of one prompt (B = 1). Rows are
+token-major, [B * S, C]; only attention works on [B, S, C]. The cache of a sequence is one slot of max_seq_len
+positions, which GroupQueryAttention reads and writes in place. portable_io.py has the inputs and outputs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from tensorwright.builder.emit.onnx.portable_model import PortableModel
 from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import Graph, Node
+from tensorwright.ir.ops import kind_of
 from tensorwright.models.checkpoint import Checkpoint
 
 INT8_ACTIVATIONS = 4
-"""MatMulNBits' accuracy_level; without one it computes in the activation type."""
+"""The accuracy_level of MatMulNBits for int8; without one MatMulNBits computes in the activation type."""
 
 
 def emit_portable(graph: Graph, checkpoint: Checkpoint, dtype: str) -> PortableModel:
-    """The model, whose weights are read when it is written. Raises LoweringError for what has no portable form."""
+    """Returns the model, which reads weights when it is written. Raises LoweringError for an op without such a form."""
     e = PortableModel(graph, checkpoint, dtype)
     _inputs(e)
     for node in graph.nodes:
         if node.op in ("weight", "constant", "input", "rotary_table", "rotary_kv_write", *COLUMN_NORMS):
             continue
-        handler = HANDLERS.get(node.op)
+        handler = HANDLERS.get(node.op) or HANDLERS_OF_KINDS.get(kind_of(node.op))
         if handler is None:
             raise LoweringError(
                 f"{node.op} in {node.scope or 'the model'} has no portable ONNX form; build with target cpu"
@@ -61,7 +62,7 @@ def _outputs(e: PortableModel) -> None:
 
 
 def _slots(e: PortableModel, layer: int) -> tuple[int | str, ...]:
-    """The shape of K or V of one layer: a slot of all positions for each sequence."""
+    """Returns the shape of K or V of one layer: a slot of all positions for each sequence."""
     layer_facts = e.graph.facts["kv_layers"][layer]
     return "batch", layer_facts["kv_heads"], e.graph.facts["max_seq_len"], padded_dim(layer_facts["head_dim"])
 
@@ -73,7 +74,7 @@ def _embedding(e: PortableModel, node: Node) -> list[str]:
 
 
 def _quantized_embedding(e: PortableModel, node: Node) -> list[str]:
-    """Rows of unsigned int8 as lm_head would have them, so that one matrix serves both."""
+    """Gathers rows of the unsigned int8 matrix that lm_head reads too, so that one matrix serves both."""
     table, ids = node.operand(0), node.operand(1)
     fmt, columns = parse_format(node.attrs["format"]), int(table.shape[-1])
     matrix, scales = e.weights.quantized(table, node.attrs["format"])
@@ -104,7 +105,7 @@ def _linear(e: PortableModel, node: Node) -> list[str]:
 
 
 def _quantized_linear(e: PortableModel, node: Node) -> list[str]:
-    """A product with rounded weights. `quantized_linear` rounds the activations in the same groups too."""
+    """Emits a product with rounded weights. `quantized_linear` rounds the activations in the same groups too."""
     x, w, bias = node.operand(0), node.operand(1), node.optional(2)
     n, k = (int(d) for d in w.shape)
     fmt = parse_format(node.attrs["format"])
@@ -118,7 +119,7 @@ def _quantized_linear(e: PortableModel, node: Node) -> list[str]:
 
 
 def _logits(e: PortableModel, node: Node, made: list[str]) -> list[str]:
-    """Logits, and what is computed of them, are float32."""
+    """Returns `made`, or its cast to float32 where the result is logits, or is computed from logits."""
     if node.output.shape[0] != "rows" or e.dtype == "float32":
         return made
     e.wide.add(node.output)
@@ -130,7 +131,7 @@ def _norm(e: PortableModel, node: Node) -> list[str]:
 
 
 def _add_norm(e: PortableModel, node: Node) -> list[str]:
-    """One op for the sum and its norm; the sum is left out where nobody reads it."""
+    """Emits one op for the sum and its norm; the sum is not an output if no node reads it."""
     bias = node.optional(3)
     gamma = e.weights.plain(node.operand(2), plus=node.attrs["weight_offset"])
     operands = [e.name(node.operand(0)), e.name(node.operand(1)), gamma] + (
@@ -145,7 +146,7 @@ def _add_norm(e: PortableModel, node: Node) -> list[str]:
     return [made[0], made[-1]]
 
 
-def _swiglu(e: PortableModel, node: Node) -> list[str]:
+def _gate(e: PortableModel, node: Node) -> list[str]:
     columns = int(node.output.shape[-1])
     sizes = e.shape_constant([columns, columns])
     gate, up = e.model.node("Split", [e.name(node.operand(0)), sizes], scope=node.scope, outputs=["", ""], axis=-1)
@@ -188,7 +189,7 @@ def _elementwise(e: PortableModel, node: Node) -> list[str]:
 
 
 def _clamp(e: PortableModel, node: Node) -> list[str]:
-    """Absent bounds are left out."""
+    """Emits a Clip without the bounds that are absent."""
     value = node.operand(0)
     dtype = "float32" if value in e.wide else e.dtype
     if value in e.wide:
@@ -199,7 +200,7 @@ def _clamp(e: PortableModel, node: Node) -> list[str]:
 
 
 def _slice(e: PortableModel, node: Node) -> list[str]:
-    """A slice of columns. Nothing slices tokens at this stage."""
+    """Emits a slice of columns. No node slices tokens at this stage."""
     bounds = [e.shape_constant([int(node.attrs[key])]) for key in ("start", "end", "dim", "step")]
     return e.model.node("Slice", [e.name(node.operand(0)), *bounds], scope=node.scope)
 
@@ -213,10 +214,12 @@ HANDLERS: dict[str, Callable[[PortableModel, Node], list[str]]] = {
     "layer_norm": _norm,
     "add_rms_norm": _add_norm,
     "add_layer_norm": _add_norm,
-    "swiglu": _swiglu,
     "gather_rows": _gather_rows,
     "paged_attention": _attention,
     "clamp": _clamp,
     "slice": _slice,
     **dict.fromkeys((*ELEMENTWISE_NAMES, "square", "rsqrt", "silu", "gelu"), _elementwise),
 }
+
+HANDLERS_OF_KINDS = {"gate": _gate}
+"""The handlers of all ops whose record says a kind."""

@@ -1,4 +1,4 @@
-"""The io.json of a portable model, from the facts of its graph."""
+"""Makes the io.json of a portable model from the facts of its graph."""
 
 from __future__ import annotations
 

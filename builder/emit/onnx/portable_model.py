@@ -1,7 +1,7 @@
-"""A model in the portable form while it is written: what each value of the graph is called there, and the nodes that
+"""Holds a model in the portable form while it is written: the name of each value of the graph, and the nodes that
 handlers of several ops share.
 
-B sequences of S tokens each are a step. C is the number of columns of a row.
+A step has B sequences of S tokens each. C is the number of columns of a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPSET = 23
 
 
 class PortableModel:
-    """One graph on its way into a ModelFile; `names` says what each value of the graph is called there."""
+    """One graph while it is written into a ModelFile. `names` maps each value of the graph to its name there."""
 
     def __init__(self, graph: Graph, checkpoint: Checkpoint, dtype: str):
         self.graph, self.dtype = graph, dtype
@@ -28,18 +28,18 @@ class PortableModel:
         self.weights = Weights(self.model, checkpoint, dtype)
         self.names: dict[Value, str] = {}
         self.wide: set[Value] = set()
-        """Logits of a model whose activations are not float32, and what is computed of them."""
+        """Values in float32 in a model with narrower activations: logits, and what is computed from logits."""
         self.users = graph.users()
         self._once: dict[Any, Any] = {}
 
     def name(self, value: Value) -> str:
-        """What a value is called; a weight or constant becomes an initializer in the activation type."""
+        """Returns the name of a value. A weight or constant becomes an initializer in the activation type."""
         if value in self.names:
             return self.names[value]
         return self.weights.plain(value)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` made the first time."""
+        """Returns what `make` returned at the first call with this key."""
         if key not in self._once:
             self._once[key] = make()
         return self._once[key]
@@ -51,11 +51,11 @@ class PortableModel:
         return self.model.node("Reshape", [x, self.shape_constant(shape)], scope=scope)[0]
 
     def to_rows(self, x: str, columns: int, scope: str) -> str:
-        """[B, S, C] -> [B * S, C]."""
+        """Reshapes [B, S, C] to [B * S, C]."""
         return self.reshape(x, [-1, columns], scope)
 
     def to_grid(self, x: str, scope: str) -> str:
-        """[B * S, C] -> [B, S, C]."""
+        """Reshapes [B * S, C] to [B, S, C]."""
         shape = self.once("grid", self._grid)
         return self.model.node("Reshape", [x, shape], scope=scope)[0]
 
@@ -64,15 +64,15 @@ class PortableModel:
         return self.model.node("Concat", [sizes, self.shape_constant([-1])], scope="step", axis=0)[0]
 
     def ids(self, name: str) -> str:
-        """token_ids or positions as [B * S]."""
+        """Returns token_ids or positions as [B * S]."""
         return self.once(("ids", name), lambda: self.reshape(name, [-1], "step"))
 
     def position_ids(self) -> str:
-        """positions as RotaryEmbedding reads them."""
+        """Returns positions in the form that RotaryEmbedding reads."""
         return self.once("positions", lambda: self.model.node("Cast", ["positions"], scope="step", to=7)[0])
 
     def normalise(self, node: Node, x: str) -> str:
-        """The norm of a node (of rows, or of runs of columns) on x."""
+        """Applies the norm of a node (of rows, or of runs of columns) to x."""
         weight, bias = node.operand(1), node.optional(2)
         gamma = self.weights.plain(weight, plus=node.attrs["weight_offset"])
         if node.op.startswith("rms"):

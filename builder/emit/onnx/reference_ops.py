@@ -1,7 +1,7 @@
-"""Our ops for ONNX's reference evaluator: the plugins' numpy definitions behind the plugin form's operands.
+"""Computes our ops in ONNX's reference evaluator: the plugins' numpy definitions behind the plugin form's operands.
 
-`evaluator(path)` runs a model of plugin_form.py; pages go in and come out as arrays. MatMul and Gemm are here too: of
-narrow types, sums are float32 and rounded once, as a GPU does it.
+`evaluator(path)` runs a model of plugin_form.py, with pages as arrays. MatMul and Gemm are defined here too: in
+narrow types, they sum in float32 and round once, as a GPU does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DOMAIN = "tensorwright"
 
 
 def evaluator(path: str | Path) -> ReferenceEvaluator:
-    """Runs a model of the plugin form: `run(None, inputs)` gives its outputs in order."""
+    """Returns an evaluator of a plugin form model: `run(None, inputs)` gives its outputs in order."""
     return ReferenceEvaluator(str(path), new_ops=list(OPS))
 
 
@@ -37,7 +37,7 @@ def norm_attrs(more: dict[str, Any]) -> dict[str, Any]:
 
 
 class RmsNorm(OpRun):  # type: ignore[misc]
-    """x [T, C], w [C] float32."""
+    """Normalises x [T, C] with w [C], float32."""
 
     op_domain = DOMAIN
 
@@ -47,7 +47,7 @@ class RmsNorm(OpRun):  # type: ignore[misc]
 
 
 class AddRmsNorm(OpRun):  # type: ignore[misc]
-    """The norm reads the sum as it is stored."""
+    """Adds and normalises. The norm reads the sum as it is stored."""
 
     op_domain = DOMAIN
 
@@ -58,7 +58,7 @@ class AddRmsNorm(OpRun):  # type: ignore[misc]
 
 
 class RotaryKvWrite(OpRun):  # type: ignore[misc]
-    """Operands: qkv, a table where rotary_dim is not 0, slots, pages, and scales where int8_kv is not 0."""
+    """Takes qkv, a table if rotary_dim is not 0, slots, pages, and scales if int8_kv is not 0."""
 
     op_domain = DOMAIN
 
@@ -71,7 +71,7 @@ class RotaryKvWrite(OpRun):  # type: ignore[misc]
 
 
 class PagedAttention(OpRun):  # type: ignore[misc]
-    """Operands: q, pages, scales where int8_kv is not 0, seq_starts, context_lens, block_tables, perhaps sinks."""
+    """Takes q, pages, scales if int8_kv is not 0, seq_starts, context_lens, block_tables, and sinks if any."""
 
     op_domain = DOMAIN
 
@@ -83,7 +83,7 @@ class PagedAttention(OpRun):  # type: ignore[misc]
 
 
 class WeightOnlyLinear(OpRun):  # type: ignore[misc]
-    """packed: int32 [ceil(k / 8), n], element k in bits 4 (k % 8), two's complement."""
+    """Multiplies with `packed`: int32 [ceil(k / 8), n], element k in bits 4 (k % 8), two's complement."""
 
     op_domain = DOMAIN
 
@@ -108,14 +108,14 @@ class WeightOnlyLinear(OpRun):  # type: ignore[misc]
 
 
 class MatMul(OpRun):  # type: ignore[misc]
-    """ONNX's, with float32 sums of narrow types."""
+    """ONNX's MatMul, with float32 sums for narrow types."""
 
     def _run(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, ...]:
         return ((wide(a) @ wide(b)).astype(a.dtype),)
 
 
 class Gemm(OpRun):  # type: ignore[misc]
-    """ONNX's without a third operand, of a transposed matrix, as the plugin form has it."""
+    """ONNX's Gemm of a transposed matrix without a third operand, which is the plugin form's only use of it."""
 
     def _run(self, a: np.ndarray, b: np.ndarray, **attrs: Any) -> tuple[np.ndarray, ...]:
         assert attrs["transB"] == 1
@@ -135,6 +135,6 @@ OPS: tuple[type[OpRun], ...] = (
 
 
 def cache_of(pages: list[np.ndarray]) -> PagedCache:
-    """k, v and perhaps their scales; integers are held as float32."""
+    """Returns the cache of k, v and their scales, if there are any; integers are held as float32."""
     k, v = (wide(page) for page in pages[:2])
     return PagedCache(k, v, pages[0].dtype.name, *pages[2:])

@@ -1,4 +1,4 @@
-"""Weights of a graph as tensors of an ONNX data file: read, converted and rounded a few rows at a time."""
+"""Turns weights of a graph into tensors of an ONNX data file: read, converted and rounded a few rows at a time."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _CHUNK_BYTES = 8 << 20
 
 
 class Weights:
-    """Puts each weight into the model once for every form that is asked of it."""
+    """Puts each weight into the model once for every form that is asked for."""
 
     def __init__(self, model: ModelFile, checkpoint: Checkpoint, dtype: str):
         self.model, self.checkpoint, self.dtype = model, checkpoint, dtype
         self.errors: dict[tuple[WeightExpr, str], RelativeError] = {}
         """The error of each quantized weight that was written, by its expression and format."""
         self.stored: dict[tuple[WeightExpr, str], tuple[int, int]] = {}
-        """(weights, bytes) of everything of the checkpoint that is in the file, by expression and format or type."""
+        """(weights, bytes) of every tensor of the checkpoint that is in the file, by expression and format or type."""
         self._made: dict[Any, list[str]] = {}
 
     def plain(self, value: Value, dtype: str | None = None, *, plus: float = 0.0) -> str:
-        """The initializer of a weight or constant as it is, each element `plus` a number; in the activation type."""
+        """Returns the initializer of a weight or constant in the activation type; `plus` is added to each element."""
         return self._once(value, dtype or self.dtype, plus)
 
     def _once(self, value: Value, dtype: str, plus: float) -> str:
@@ -60,7 +60,7 @@ class Weights:
         return self.model.stream([(initializer_name(value), dtype, shape)], partial(_row_chunks, rows, shape))
 
     def quantized(self, value: Value, format_name: str) -> tuple[str, str]:
-        """MatMulNBits' matrix and scales of a weight [N, K]: uint8 [N, groups, bytes of a group], [N, groups]."""
+        """Returns MatMulNBits' operands of a weight [N, K]: uint8 [N, groups, bytes of a group], scales [N, groups]."""
         expr, fmt = expression_of(value, "a quantized matrix"), parse_format(format_name)
         key = (expr, str(fmt))
         if key not in self._made:
@@ -76,7 +76,7 @@ class Weights:
         return matrix, scale
 
     def record(self, graph: Graph) -> dict[str, Any] | None:
-        """The quantization record, after the weights were written."""
+        """Returns the quantization record. Call it after the weights were written."""
         return make_record(graph, lambda: self._uses(graph), self._all_bits)
 
     def _uses(self, graph: Graph) -> Iterator[Use]:
@@ -106,7 +106,7 @@ class Weights:
 
 
 def source_of(value: Value) -> WeightExpr | bytes:
-    """What makes two weights the same: the expression, or a constant's bytes."""
+    """Returns the identity of a weight: its expression, or a constant's bytes."""
     source = value.producer
     if source.op == "weight":
         expr: WeightExpr = source.attrs["expr"]
@@ -115,7 +115,7 @@ def source_of(value: Value) -> WeightExpr | bytes:
 
 
 def expression_of(value: Value, role: str) -> WeightExpr:
-    """The expression of a weight of the checkpoint. Raises LoweringError, with the role, for a constant."""
+    """Returns the expression of a checkpoint weight. Raises LoweringError, with the role, for a constant."""
     source = source_of(value)
     if not isinstance(source, WeightExpr):
         raise LoweringError(f"%{value.name} is {role}, and must be a weight of the checkpoint")
@@ -123,7 +123,7 @@ def expression_of(value: Value, role: str) -> WeightExpr:
 
 
 def initializer_name(value: Value) -> str:
-    """The weight's name in the checkpoint; joined ones: "model.layers.0.mlp.gate_proj+up_proj.weight"."""
+    """Returns the weight's name in the checkpoint; for joined ones "model.layers.0.mlp.gate_proj+up_proj.weight"."""
     source = source_of(value)
     if not isinstance(source, WeightExpr):
         scope = value.node.scope if value.node is not None else ""
@@ -136,7 +136,7 @@ def initializer_name(value: Value) -> str:
 
 
 def nbits(quantized: Quantized, fmt: WeightFormat) -> np.ndarray:
-    """uint8 [N, groups, bytes]: unsigned, the lower nibble first where there are two in a byte."""
+    """Returns uint8 [N, groups, bytes]: unsigned; where a byte holds two elements, the lower nibble is the first."""
     shifted = (quantized.values.astype(np.int16) + (1 << (fmt.bits - 1))).astype(np.uint8)
     return shifted if fmt.bits == 8 else shifted[..., 0::2] | shifted[..., 1::2] << 4
 
@@ -150,7 +150,7 @@ def scales_of(name: str, scales: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def as_array(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 numbers in another floating type, as onnx takes them."""
+    """Returns float32 numbers in another floating type, in the form that onnx takes."""
     with np.errstate(over="ignore"):
         return values.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
@@ -163,7 +163,7 @@ def _rows(expr: WeightExpr, checkpoint: Checkpoint, dtype: str, plus: float, sta
 
 
 def in_type(tensor: Tensor, dtype: str, name: str) -> np.ndarray:
-    """The elements in the storage of `dtype`. Raises CheckpointError for finite ones that float16 cannot hold."""
+    """Returns the elements in the storage of `dtype`. Raises CheckpointError where float16 cannot hold a finite one."""
     data = convert(tensor, dtype).data
     if dtype == "float16" and not np.isfinite(data).all() and np.isfinite(convert(tensor, "float32").data).all():
         raise CheckpointError(f"{name} has elements beyond 65504, which float16 cannot hold; build with dtype float32")

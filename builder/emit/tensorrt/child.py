@@ -1,7 +1,7 @@
-"""The process that parses the ONNX file and builds the plan: `python -m tensorwright.builder.emit.tensorrt.child`.
+"""Parses the ONNX file and builds the plan as a process, `python -m tensorwright.builder.emit.tensorrt.child`.
 
-The library may abort, crash or eat all memory: it does so here, not in the user's process. job.py has what goes in and
-comes out. Ends by itself when its parent closes its stdin, by dying or on purpose.
+The library may abort, crash or use up all memory; in this process it does not harm the user's. job.py defines the
+input and the answers. The process ends when its parent closes its stdin, or dies.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Send = Callable[[dict[str, Any]], None]
 
 
 def main() -> None:
-    """One job from stdin; answers on what was stdout, while the library's own prints go to stderr."""
+    """Runs one job from stdin and answers on the original stdout; the library's own prints go to stderr."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     lock = threading.Lock()
@@ -50,7 +50,7 @@ def main() -> None:
         send({"failed": "OutOfMemoryError", "text": text})
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the library's destructors have nothing left to do, and threads of ours wait in them
+    os._exit(0)  # The library's destructors would wait for our threads, and have nothing to do.
 
 
 def _die_with_parent() -> None:
@@ -60,7 +60,7 @@ def _die_with_parent() -> None:
 
 
 def build_plan(job: Job, send: Send) -> dict[str, Any]:
-    """Parses, builds, writes the plan; returns what "done" tells."""
+    """Parses the ONNX file, builds the plan and writes it. Returns the content of the message "done"."""
     flavour = FLAVOURS[job.flavour]
     try:
         trt = import_module(flavour.module)
@@ -94,17 +94,17 @@ def build_plan(job: Job, send: Send) -> dict[str, Any]:
 
 
 def _cached_kernels() -> set[str]:
-    """Files of the user's cache of compiled kernels."""
+    """Returns the files of the user's cache of compiled kernels."""
     folder = cache_folder()
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 def _run_builder(trt: Any, job: Job, send: Send) -> Any:
-    """The plan in the library's memory."""
+    """Returns the plan, in the library's memory."""
     log = make_logger(trt)
     try:
         builder = trt.Builder(log)
-    except TypeError as error:  # what the bindings make of a null pointer
+    except TypeError as error:  # the bindings raise a TypeError for a null pointer
         raise BuildError(f"TensorRT cannot start here: {log.account() or error}") from error
     network = builder.create_network(_strongly_typed(trt))
     parser = trt.OnnxParser(network, log)
@@ -123,7 +123,7 @@ def _run_builder(trt: Any, job: Job, send: Send) -> Any:
 
 
 def _strongly_typed(trt: Any) -> int:
-    """Flags of the network; TensorRT 11 knows no other kind and may have no flag for it."""
+    """Returns the flags of the network. TensorRT 11 knows only strongly typed ones and may have no flag for it."""
     flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     return 0 if flag is None else 1 << int(flag)
 
@@ -143,7 +143,7 @@ def _make_config(trt: Any, builder: Any, job: Job) -> Any:
 
 
 def _name_sms(trt: Any, config: Any, job: Job) -> None:
-    """TensorRT for RTX builds for any SM; full TensorRT for the GPU that it finds."""
+    """Names the SMs to TensorRT for RTX, which builds for any SM; full TensorRT builds for the GPU that it finds."""
     if FLAVOURS[job.flavour].any_sm:
         if job.sms:
             config.num_compute_capabilities = len(job.sms)
@@ -159,7 +159,7 @@ def _name_sms(trt: Any, config: Any, job: Job) -> None:
 
 
 def _parser_errors(parser: Any) -> str:
-    """Which node, and why: "model.layers.0.mlp.down/MatMul (MatMul): ..."."""
+    """Returns the errors, each with its node: "model.layers.0.mlp.down/MatMul (MatMul): ..."."""
     found = [parser.get_error(index) for index in range(parser.num_errors)]
     texts = (
         f"{e.node_name() or 'the model'} ({e.node_operator() or 'no op'}): {without_noise(e.desc())}" for e in found

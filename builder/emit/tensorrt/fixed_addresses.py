@@ -1,4 +1,4 @@
-"""Runs child.py at addresses that are the same each time: it is started as this module.
+"""Runs child.py at memory addresses that are the same each time. The parent starts this module, not child.py.
 
 TensorRT orders some tables of a plan by where objects lie in memory, so that two processes write plans that differ in
 that order. Without the randomisation of addresses, and with everything else alike, they are often byte-identical; they
@@ -26,12 +26,12 @@ def is_fixed() -> bool:
 
 
 def main() -> None:
-    """Becomes the child; stdin is not touched."""
+    """Turns this process into the child, without touching stdin."""
     if sys.platform.startswith("linux"):
         libc = ctypes.CDLL(None)
         now = libc.personality(_ASK)
         if now != -1:
-            libc.personality(now | ADDR_NO_RANDOMIZE)  # refused: the child sees it, and the report tells
+            libc.personality(now | ADDR_NO_RANDOMIZE)  # If it is refused, the child notices, and the report says so.
     os.execv(sys.executable, [sys.executable, "-P", "-m", CHILD])
 
 

@@ -1,4 +1,4 @@
-"""The manifest of an engine, from the graph's facts and the ONNX file that the engine is built from."""
+"""Makes the manifest of an engine, from the graph's facts and the ONNX file that the engine is built from."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _TYPES = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "INT
 
 @dataclass(frozen=True)
 class OnnxFacts:
-    """What the ONNX file says of itself, weights aside."""
+    """The contents of the ONNX file except weights."""
 
     inputs: tuple[IoTensor, ...]
     outputs: tuple[IoTensor, ...]
     plugins: dict[str, str]
-    """Version by op, of the nodes of our domain."""
+    """The version of each op of our domain that a node uses."""
     plugin_nodes: dict[str, str]
-    """Op by name, of these nodes."""
+    """The op of each node of our domain, by the node's name."""
 
 
 def read_onnx(path: Path) -> OnnxFacts:
-    """Reads the graph, not the external data."""
+    """Reads the graph of an ONNX file, but not its external data."""
     import onnx
 
     graph = onnx.load(str(path), load_external_data=False).graph
@@ -69,7 +69,10 @@ def make_manifest(
     batch: int,
     tokens: int,
 ) -> Manifest:
-    """Without the library's version, which its process tells. Raises BuildError where the file is not as agreed."""
+    """Returns the manifest without the library's version, which the child reports.
+
+    Raises BuildError if the file's tensors are not those of plugin_io.py.
+    """
     layers = tuple(KvLayer(one["group"], one["kv_heads"], one["head_dim"]) for one in facts["kv_layers"])
     windows = {one["group"]: one["window"] for one in facts["kv_layers"]}
     kv_dtype = facts["kv_layers"][0].get("dtype", facts["dtype"])
@@ -95,12 +98,12 @@ def make_manifest(
 
 
 def with_version(manifest: Manifest, library_version: str) -> Manifest:
-    """As io.json is written."""
+    """Returns the manifest as io.json stores it, with the library's version."""
     return replace(manifest, library_version=library_version)
 
 
 def _agreed(found: Iterable[IoTensor], known: Iterable[IoTensor]) -> tuple[IoTensor, ...]:
-    """The tensors of the file in its order, as the agreement describes them."""
+    """Returns the file's tensors in the file's order, with the names and shapes of `known`."""
     table = {tensor.name: tensor for tensor in known}
     result = []
     for tensor in found:

@@ -1,4 +1,4 @@
-"""What the building process is told, and the messages that it answers with: JSON, one object per line.
+"""Defines the job of the building process, and the messages that it answers with: JSON, one object per line.
 
 {"progress": [done, total]}
 {"failed": class of the error, "text": message}
@@ -29,7 +29,7 @@ class Job:
     layers: str
     """The path that the list of final layers is written to, if the library logs one."""
     sms: tuple[int, ...]
-    """Compute capabilities of the engine. Empty: the default of the library."""
+    """Compute capabilities of the engine. An empty tuple means the library's default."""
     kernel_sms: tuple[int, ...]
     profiles: tuple[dict[str, tuple[tuple[int, ...], ...]], ...]
     """The smallest, the usual and the largest shape of each input, for each profile."""
@@ -44,5 +44,5 @@ class Job:
 
 
 def to_line(message: dict[str, Any]) -> bytes:
-    """A message of the child."""
+    """Returns a message of the child as a line of JSON."""
     return json.dumps(message).encode() + b"\n"

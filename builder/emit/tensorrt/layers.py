@@ -15,7 +15,7 @@ from tensorwright.errors import BuildError
 
 HEADING = "Layers:"
 PLUGIN_KINDS = ("PluginV3", "custom_layer")
-"""Kinds of layers that are plugins: alone, or inside a part of the network that the library compiled as one."""
+"""The kinds of plugin layers: a layer of its own, or one inside a part of the network that was compiled as one."""
 _LINE = re.compile(r"^Name: (?P<name>.*?), LayerType: (?P<kind>\w+), Inputs: \[(?P<ins>.*), Outputs: \[(?P<outs>.*)$")
 _TENSOR = re.compile(r"\{ Name: (.+?), (?:Location|Dimensions): ")
 _NODE = re.compile(r"\[ONNX Layer: (.+?)\]")
@@ -24,7 +24,7 @@ _PROFILE = re.compile(r" \[profile \d+\]")
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of the finished engine. `nodes`: of the ONNX model."""
+    """A layer of the finished engine. `nodes`: the names of the ONNX nodes that it computes."""
 
     name: str
     kind: str
@@ -38,11 +38,11 @@ class Layer:
 
 
 def parse_layers(text: str) -> list[Layer]:
-    """Raises BuildError where a line is not as it is known: what cannot be read proves nothing."""
+    """Returns the layers. Raises BuildError for a line of another form, since it would prove nothing."""
     layers: list[Layer] = []
     for line in text.splitlines():
         if not line.startswith("Name: "):
-            if layers and not line.strip():  # tensors of the engine follow
+            if layers and not line.strip():  # the engine's tensors follow the layers
                 break
             continue
         match = _LINE.match(line)
@@ -59,8 +59,8 @@ def parse_layers(text: str) -> list[Layer]:
 def check_pages(layers: Sequence[Layer], aliases: Mapping[str, str], profiles: int) -> None:
     """Raises BuildError unless only plugins touch the pages of the KV cache.
 
-    aliases: page input -> page output, which lies in the same memory. A copy, cast or reformat of the cache would be a
-    layer of the library between them; and a plugin that writes them must be there in each profile.
+    aliases: page input -> page output, in the same memory. A copy, cast or reformat of the cache would appear as a
+    layer of the library between the two. A plugin that writes the pages must be there in each profile.
     """
     known = {*aliases, *aliases.values()}
     written: Counter[str] = Counter()
@@ -83,9 +83,9 @@ def check_pages(layers: Sequence[Layer], aliases: Mapping[str, str], profiles: i
 
 
 def check_plugins(layers: Sequence[Layer], nodes: Mapping[str, str], profiles: int) -> dict[str, int]:
-    """{op: layers of it in one profile}; raises BuildError if a plugin node has not become a layer of its own.
+    """Returns {op: its layers in one profile}. Raises BuildError if a plugin node is not a layer of its own.
 
-    nodes: the ONNX model's, name -> op.
+    nodes: the plugin nodes of the ONNX model, name -> op.
     """
     found = Counter(node for layer in layers if layer.is_plugin for node in layer.nodes)
     missing = [name for name in nodes if found[name] != profiles]
@@ -98,10 +98,10 @@ def check_plugins(layers: Sequence[Layer], nodes: Mapping[str, str], profiles: i
 
 
 def base(name: str) -> str:
-    """A tensor's name without the profile it is of."""
+    """Returns a tensor's name without the suffix of its profile."""
     return _PROFILE.sub("", name)
 
 
 def count_kinds(layers: Sequence[Layer]) -> dict[str, int]:
-    """How many layers there are of each kind, over all profiles."""
+    """Returns the number of layers of each kind, over all profiles."""
     return dict(sorted(Counter(layer.kind for layer in layers).items()))

@@ -1,8 +1,8 @@
-"""Finds the TensorRT library without loading it, and cures the file name that its ONNX parser misses.
+"""Finds the TensorRT library without loading it, and supplies the file name that its ONNX parser looks for.
 
-The wheel of TensorRT for RTX ships libtensorrt_rtx.so.1; its parser, at the first node of a plugin, looks for
-libtensorrt_rtx.so and aborts the process where that is not found. The cure is a private folder with a link of that
-name, on the LD_LIBRARY_PATH of the child process that parses. The user's installation stays as it is.
+The wheel of TensorRT for RTX has libtensorrt_rtx.so.1. At the first node of a plugin, its parser looks for
+libtensorrt_rtx.so and aborts the process if that is not found. The remedy is a private folder with a link of that
+name, on the LD_LIBRARY_PATH of the child process that parses. The user's installation does not change.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tensorwright.installing import install
 
 @dataclass(frozen=True)
 class Flavour:
-    """One of the two TensorRT packages. `least`: the first version that serves; `stem`: what its parser looks up;
-    `any_sm`: it builds for SMs that it is told, not for the GPU that it finds."""
+    """One of the two TensorRT packages. `least`: the first supported version; `stem`: the file name that its parser
+    looks up; `any_sm`: whether it builds for the SMs that it is given, not for the GPU that it finds."""
 
     name: str
     module: str
@@ -52,21 +52,21 @@ FLAVOURS = {
         any_sm=True,
     ),
 }
-"""By target."""
+"""The package of each target."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """An installed package. `missing`: the name that its parser will look up in vain, None where all is well."""
+    """An installed package. `missing`: the name that its parser would not find, None if there is none."""
 
     flavour: Flavour
     missing: str | None = None
     stands_in: Path | None = None
-    """The file that the missing name is to lead to."""
+    """The file that a link of the missing name must lead to."""
 
     @property
     def note(self) -> str | None:
-        """The missing name and its cure, as the build report and the command tell it."""
+        """Returns a text for the build report and the command: the missing name and its remedy."""
         if self.missing is None or self.stands_in is None:
             return None
         return (
@@ -76,7 +76,7 @@ class Library:
 
 
 def find_library(flavour: Flavour) -> Library:
-    """Raises MissingDependencyError, which names the extra, where the package is absent or too old."""
+    """Finds the package. Raises MissingDependencyError, with the extra to install, if it is absent or too old."""
     spec = find_spec(flavour.module)
     if spec is None:
         raise MissingDependencyError(
@@ -94,7 +94,7 @@ def find_library(flavour: Flavour) -> Library:
 
 
 def installed_version(flavour: Flavour) -> str | None:
-    """Of the first of its distributions that pip knows of; None for an installation without pip."""
+    """Returns the version of the first installed distribution; None if the package was not installed by pip."""
     for name in flavour.distributions:
         try:
             return version(name)
@@ -104,7 +104,7 @@ def installed_version(flavour: Flavour) -> str | None:
 
 
 def require_version(flavour: Flavour, found: str) -> None:
-    """Raises MissingDependencyError for a version before the first that serves."""
+    """Raises MissingDependencyError if the version is older than the first supported one."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", found)[: len(flavour.least)])
     if numbers < flavour.least:
         least = ".".join(map(str, flavour.least))
@@ -115,7 +115,7 @@ def require_version(flavour: Flavour, found: str) -> None:
 
 
 def missing_name(flavour: Flavour, folders: list[Path]) -> Library:
-    """Looks where the package keeps its libraries for the plain name and for versioned ones."""
+    """Looks for the plain name and for versioned names in the folders of the package's libraries."""
     for folder in folders:
         versioned = sorted(folder.glob(f"{flavour.stem}.[0-9]*"), key=lambda path: (len(path.name), path.name))
         if versioned and not (folder / flavour.stem).exists():
@@ -125,7 +125,7 @@ def missing_name(flavour: Flavour, folders: list[Path]) -> Library:
 
 @contextmanager
 def cured_environment(library: Library, environment: Mapping[str, str] | None = None) -> Iterator[dict[str, str]]:
-    """An environment for the child in which every name is found; what it needs on disk is gone afterwards."""
+    """Gives an environment in which the child finds every name. The folder that it needs is removed afterwards."""
     env = dict(os.environ if environment is None else environment)
     if library.missing is None or library.stands_in is None:
         yield env

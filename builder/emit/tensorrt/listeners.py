@@ -1,6 +1,6 @@
-"""What TensorRT calls while it builds: a logger that keeps errors and the list of layers, and a progress monitor.
+"""Makes the objects that TensorRT calls while it builds: a logger for errors and layers, and a progress monitor.
 
-Classes of the library's are only known when it is loaded, so functions make them.
+The library's classes are known only after it is loaded, so functions define the subclasses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tensorwright.builder.emit.tensorrt.layers import HEADING
 
 MAX_ERRORS = 8
 MAX_TEXT = 1500
-"""Characters of one message in an error's text."""
+"""The most characters of one message that an error's text quotes."""
 NOISE = "cudaError 35"
 """A builder without a GPU reports the absent driver beside every real error."""
 STEPS = 1000
@@ -22,7 +22,7 @@ REPORT_EVERY_S = 0.1
 
 
 def make_logger(trt: Any) -> Any:
-    """`errors`: texts; `layers`: the list of final layers, None until it is logged; `account()`: the errors in one."""
+    """Returns a logger. `errors`: texts; `layers`: the list of final layers, or None; `account()`: joins the errors."""
 
     class Log(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -43,19 +43,19 @@ def make_logger(trt: Any) -> Any:
 
 
 def join_errors(errors: list[str]) -> str:
-    """The first ones, without the noise unless there is nothing else."""
+    """Joins the first errors. NOISE counts only if there is no other error."""
     real = [error for error in errors if NOISE not in error] or errors
     return "; ".join(without_noise(error) for error in real[:MAX_ERRORS])
 
 
 def without_noise(text: str) -> str:
-    """Without the lines about the absent driver, unless there are no others; on one line."""
+    """Returns an error on one line, without its lines about the absent driver unless it has no others."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return " ".join([line for line in lines if NOISE not in line] or lines)[:MAX_TEXT]
 
 
 class Tree:
-    """Phases in phases, each of so many steps, as one fraction that never falls."""
+    """Nested phases, each with a number of steps, as one fraction that never falls."""
 
     def __init__(self) -> None:
         self._phases: dict[str, tuple[str | None, int, int]] = {}
@@ -74,7 +74,7 @@ class Tree:
         self._phases.pop(name, None)
 
     def _inside(self, name: str) -> float:
-        """How much of the outermost phase is done, by what is done of this one."""
+        """Returns the done fraction of the outermost phase around this one."""
         parent, done, steps = self._phases[name]
         share = done / steps
         while parent is not None and parent in self._phases:
@@ -84,7 +84,7 @@ class Tree:
 
 
 def make_monitor(trt: Any, advance: Callable[[int, int], None]) -> Any:
-    """An IProgressMonitor; TensorRT calls it from several threads."""
+    """Returns an IProgressMonitor. TensorRT calls it from several threads."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:

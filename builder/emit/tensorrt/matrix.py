@@ -1,6 +1,6 @@
-"""Which data types, weight formats and compute capabilities (SMs) go together, and why the others do not.
+"""Lists which data types, weight formats and compute capabilities (SMs) go together, with a reason for the others.
 
-What TensorRT for RTX 1.7 builds, as benchmarks/tensorrt_matrix.py tries it; docs/tensorrt.md has the table.
+The list is what TensorRT for RTX 1.7 builds. docs/tensorrt.md has the table.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from tensorwright.errors import InvalidOptionError
 SMS = (75, 80, 86, 89, 120)
 """Compute capabilities that an RTX engine can name and that our kernels are compiled for."""
 DEFAULT_KERNEL_SMS = (80, 86, 89, 90, 120)
-"""An engine that names no compute capability holds kernels for these: those that TensorRT's documentation says it runs
-on, and Hopper in case it runs there too."""
+"""The kernels of an engine that names no compute capability: for the SMs that TensorRT's documentation says such an
+engine runs on, and for Hopper in case it runs there too."""
 TOO_SPECIAL = {
     90: "TensorRT for RTX takes no data-centre Hopper as an explicit target",
     100: "TensorRT for RTX takes no data-centre Blackwell as an explicit target",
@@ -24,7 +24,7 @@ TOO_SPECIAL = {
 
 @dataclass(frozen=True)
 class Need:
-    """The lowest SM that something runs on, and the reason."""
+    """The lowest SM that supports a type or format, and the reason."""
 
     sm: int
     why: str
@@ -39,12 +39,12 @@ NEEDS = {
     "int4": Need(80, "TensorRT for RTX unpacks int4 weights from there on"),
     "fp8": Need(89, "the type came with that generation"),
 }
-"""Activation types and kinds of weight format. A KV cache of int8 is our kernels' and needs nothing more."""
+"""The need of each activation type and kind of weight format. An int8 KV cache needs no more: our kernels read it."""
 
 
 def check_sms(sms: tuple[int, ...], *, any_sm: bool = True) -> None:
-    """Raises InvalidOptionError for an SM that no engine can be built for. any_sm: by a library that takes SMs by name;
-    full TensorRT builds for the GPU that it runs on, be it a Hopper."""
+    """Raises InvalidOptionError for an SM that no engine can be built for. any_sm: whether the library builds for the
+    SMs that are named; full TensorRT builds for the GPU that it runs on, which may be a Hopper."""
     known = SMS if any_sm else (*SMS, *(sm for sm in DEFAULT_KERNEL_SMS if sm not in SMS))
     for sm in sms:
         if sm in known:
@@ -61,15 +61,15 @@ def check_sms(sms: tuple[int, ...], *, any_sm: bool = True) -> None:
 
 
 def find_refusal(need: str, sm: int) -> str | None:
-    """Why this type or format cannot be had on this SM; None where it can."""
+    """Returns why an SM does not support this type or format; None if it does."""
     lowest = NEEDS[need]
     return f"it needs SM {lowest.sm} or later: {lowest.why}" if sm < lowest.sm else None
 
 
 def check_pairs(needs: Iterable[str], sms: tuple[int, ...]) -> None:
-    """`needs`: the activation type and the kinds of weight formats; no SM: an engine for the library's default ones.
+    """Checks each pair. `needs`: the activation type and the kinds of formats; without SMs, the library's default.
 
-    Raises InvalidOptionError for the first pair that cannot be, with the reason and what would do.
+    Raises InvalidOptionError for the first impossible pair, with the reason and an alternative.
     """
     for need in needs:
         other = "another --dtype" if need in ACTIVATIONS else "another format"

@@ -1,6 +1,7 @@
-"""The two optimization profiles of an engine: what its symbolic dimensions may be, and what they usually are.
+"""Makes the two optimization profiles of an engine: the range and the usual value of each symbolic dimension.
 
-0 "prefill": up to max_num_tokens tokens in a step, of prompts and answers alike. 1 "decode": a token per sequence.
+Profile 0, "prefill", takes up to max_num_tokens tokens of prompts and answers in a step. Profile 1, "decode", takes one
+token of each sequence.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from tensorwright.errors import InvalidOptionError
 DEFAULT_BATCH_SIZE = 64
 DEFAULT_NUM_TOKENS = 2048
 PROMPT_ROWS = 64
-"""Prompt positions of a step whose logits may be wanted, beside a row per sequence: what LLM asks for by default."""
+"""Prompt positions of a step that may have logits, beside one row per sequence: LLM's default."""
 MAX_ELEMENTS = 2**31 - 1
 """The most elements of one tensor. It bounds the number of pages of a layer."""
 
 
 def make_limits(max_batch_size: int | None, max_num_tokens: int | None) -> tuple[int, int]:
-    """(sequences, tokens) of a step. Raises InvalidOptionError if a step cannot hold a token of every sequence."""
+    """Returns (sequences, tokens) of a step. Raises InvalidOptionError if a step has fewer tokens than sequences."""
     if max_num_tokens is None:
         max_num_tokens = max(DEFAULT_NUM_TOKENS, max_batch_size or 0)
     if max_batch_size is None:
@@ -35,7 +36,7 @@ def make_limits(max_batch_size: int | None, max_num_tokens: int | None) -> tuple
 def make_profiles(
     layers: Sequence[KvLayer], groups: int, *, block_size: int, max_seq_len: int, batch: int, tokens: int
 ) -> tuple[Profile, Profile]:
-    """Every symbol from 1 up. rows of logits: one per sequence, and in the first profile PROMPT_ROWS more."""
+    """Returns both profiles. Symbols start at 1. rows: one per sequence, in the first profile PROMPT_ROWS more."""
     blocks = -(-max_seq_len // block_size)
     shared = {}
     for group in range(groups):
@@ -51,6 +52,6 @@ def make_profiles(
 
 
 def input_shapes(inputs: Sequence[IoTensor], profile: Profile) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """{input: [smallest, usual, largest shape]}, as TensorRT takes a profile."""
+    """Returns {input: (smallest, usual, largest shape)}, the form in which TensorRT takes a profile."""
     bounds = [{name: getattr(r, bound) for name, r in profile.symbols.items()} for bound in ("min", "opt", "max")]
     return {tensor.name: tuple(resolve(tensor.shape, sizes) for sizes in bounds) for tensor in inputs}

@@ -1,4 +1,4 @@
-"""The parent's side of the building process: starts it, listens, and turns every way it can end into an answer."""
+"""Runs the building process from the parent's side: starts it, listens, and turns each possible end into an answer."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tensorwright.errors import BuildError, OutOfMemoryError, TensorwrightError
 
 COMMAND = (sys.executable, "-P", "-m", "tensorwright.builder.emit.tensorrt.fixed_addresses")
 KEPT = ("HOME", "LD_LIBRARY_PATH", "PYTHONPATH", "XDG_CACHE_HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "LANG")
-"""Variables of the environment that the child keeps."""
+"""Environment variables that the child keeps."""
 PATIENCE_S = 1800.0
-"""Without a word from the child. TensorRT tells of every step, and none of those takes minutes."""
+"""The longest silence of the child, in seconds. TensorRT reports every step, and no step takes minutes."""
 LAST_WORDS = 2000
-"""Characters of the child's stderr that an error quotes."""
+"""The most characters of the child's stderr that an error quotes."""
 
 Advance = Callable[[int, int], None]
 
@@ -41,14 +41,14 @@ def run_child(
     command: Sequence[str] = COMMAND,
     patience_s: float = PATIENCE_S,
 ) -> dict[str, Any]:
-    """What the child's "done" tells, and "peak_memory_bytes" of it. folder: where it runs, and the job's paths begin.
+    """Returns the child's "done" message with its "peak_memory_bytes". folder: the child's directory, base of paths.
 
     Raises the child's error; BuildError for an abort, a crash or silence; OutOfMemoryError where the system killed it.
-    Whatever happens here, a Ctrl-C too, the child is gone afterwards.
+    However this ends, by Ctrl-C too, the child has ended afterwards.
     """
     with cured_environment(library) as environment, tempfile.TemporaryFile() as words:
         environment = _same_environment(environment)
-        # A session of its own: Ctrl-C reaches the parent alone, which ends the child.
+        # The child has a session of its own, so Ctrl-C reaches only the parent, which ends the child.
         child = subprocess.Popen(
             command,
             cwd=folder,
@@ -73,7 +73,7 @@ def run_child(
 
 
 def _same_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What the child needs of it, and nothing that differs between two builds: see fixed_addresses.py."""
+    """Keeps what the child needs of the environment, without values that differ between builds (fixed_addresses.py)."""
     kept = {name: value for name, value in given.items() if name in KEPT or name.startswith("TRITON_")}
     home, rest = str(Path(tensorwright.__file__).parent.parent), kept.get("PYTHONPATH")
     path = f"{home}{os.pathsep}{rest}" if rest else home
@@ -117,7 +117,7 @@ def _messages(child: subprocess.Popen[bytes], patience_s: float) -> Iterator[dic
 
 def _close(pipe: IO[bytes] | None) -> None:
     if pipe is not None:
-        with suppress(BrokenPipeError):  # what was not sent is for nobody
+        with suppress(BrokenPipeError):  # nobody reads what was not sent
             pipe.close()
 
 
@@ -132,7 +132,7 @@ def _last_words(file: IO[bytes]) -> str:
 
 
 def _explain(status: int, words: str, peaks: dict[str, int]) -> TensorwrightError:
-    """The error for a child that ended without an answer."""
+    """Returns the error for a child that ended without an answer."""
     said = f"; its last words: {words}" if words else ""
     held = f" with {peaks['resident'] / 1e6:.0f} MB in memory" if "resident" in peaks else ""
     number = -status if status < 0 else status - 128 if status > 128 else 0

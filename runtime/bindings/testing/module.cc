@@ -8,7 +8,7 @@
 NB_MODULE(_testing, m) {
   m.doc() = "Parts of the C++ runtime one by one, for tests and benchmarks.";
   nanobind::module_::import_(
-      "tensorwright.runtime._runtime");  // it defines Sampling, which functions here take
+      "tensorwright.runtime._runtime");  // that module defines Sampling, which functions of this one take
   tensorwright::translate_errors();
   for (const auto bind : tensorwright::RegisteredBindings::all()) bind(m);
 }

@@ -10,7 +10,7 @@ using namespace nb::literals;
 namespace tensorwright {
 namespace {
 
-// What the reader of plans knows of each op; tests hold the builder's tables against it.
+// Returns what the reader of plans knows of each op. Tests compare the builder's tables with it.
 nb::list plan_ops() {
   nb::list ops;
   for (const OpRow& a : kOpTable) {

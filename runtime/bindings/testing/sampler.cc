@@ -22,7 +22,7 @@ namespace {
 using Ints = std::vector<int32_t>;
 using Row = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The engine's own are valid; what a caller of the sampler alone gives is checked.
+// Checks the tokens that a caller of the sampler alone gives. The engine's own tokens are always valid.
 History history(const Row& logits, const Ints& tokens, int32_t prompt_tokens) {
   bool known = std::ranges::all_of(
       tokens, [&](int32_t token) { return token >= 0 && static_cast<size_t>(token) < logits.size(); });
@@ -32,7 +32,7 @@ History history(const Row& logits, const Ints& tokens, int32_t prompt_tokens) {
   return {tokens, prompt_tokens};
 }
 
-// None: no mask.
+// Returns the mask; None means no mask.
 MaskWords mask_of(const Row& logits, nb::handle bits) {
   if (bits.is_none()) return {};
   MaskWords words = to_mask(bits, "mask");

@@ -23,7 +23,8 @@ constexpr size_t kGuard = kPage;  // on each side
 
 constexpr size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Of the pages from `begin` to `end` what is no data. Only that: to mark memory takes an eighth of it.
+// Marks what is no data in the pages from `begin` to `end`. It marks nothing else, because marks take an
+// eighth of the memory that they cover.
 void around(const char* begin, const char* data, size_t bytes, const char* end,
             void (*mark)(const void*, size_t)) {
   mark(begin, static_cast<size_t>(data - begin));
@@ -45,7 +46,7 @@ Arena::Arena(size_t bytes, const char* purpose) : bytes_(bytes) {
   void* mapped =
       mmap(nullptr, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) fail(std::strerror(errno));
-  // Give back what lies before and after the aligned part and its guards.
+  // Give back the pages before and after the aligned part with its guards.
   char* begin = static_cast<char*>(mapped);
   const auto address = reinterpret_cast<uintptr_t>(begin);
   char* aligned = begin + (round_up(address + kGuard, align) - address);
@@ -55,7 +56,7 @@ Arena::Arena(size_t bytes, const char* purpose) : bytes_(bytes) {
   const auto tail = static_cast<size_t>(begin + room - (mapped_ + mapped_bytes_));
   if (tail > 0) munmap(mapped_ + mapped_bytes_, tail);
   data_ = kGuard ? aligned + size - round_up(bytes, kLine) : aligned;
-  madvise(aligned, size, MADV_HUGEPAGE);  // a wish: kernels without huge pages refuse it and nothing is lost
+  madvise(aligned, size, MADV_HUGEPAGE);  // a hint: kernels without huge pages refuse it
   if (!kGuard) return;
   mprotect(mapped_, kGuard, PROT_NONE);
   mprotect(aligned + size, kGuard, PROT_NONE);

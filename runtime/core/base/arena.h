@@ -1,8 +1,8 @@
-// Zeroed anonymous memory, aligned for huge pages and asking for them.
+// Holds zeroed anonymous memory that is aligned for huge pages and asks the system for them.
 //
-// In debug builds pages that fault lie before and behind it, and it ends (but for its alignment, to 64 bytes,
-// which AddressSanitizer watches) where the one behind begins: who runs out of it is stopped there, not in
-// the next arena.
+// In debug builds, a page that faults lies before the arena, and another one behind it. The arena ends where
+// the page behind it begins, but for its alignment to 64 bytes, which AddressSanitizer watches. So code that
+// runs out of the arena is stopped there, and does not reach the next arena.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_ARENA_H_
 #define TENSORWRIGHT_RUNTIME_CORE_ARENA_H_
 
@@ -25,7 +25,7 @@ class Arena {
 
   char* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  // A write to it from now on faults where it happens, if the system can do that.
+  // Makes every later write to the arena fault, where the system can do that.
   void make_read_only();
 
  private:
@@ -38,7 +38,7 @@ class Arena {
 
   char* data_ = nullptr;
   size_t bytes_ = 0;
-  char* mapped_ = nullptr;  // the pages that faults are taken in are a part of it
+  char* mapped_ = nullptr;  // the whole mapping, with the guard pages of debug builds
   size_t mapped_bytes_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// The time that requests are measured by.
+// The clock that measures requests.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_CLOCK_H_
 #define TENSORWRIGHT_RUNTIME_CORE_CLOCK_H_
 
@@ -8,7 +8,7 @@
 
 namespace tensorwright {
 
-// The machine's steady clock; a simulation may hold it, for the whole process.
+// The machine's steady clock. A simulation may stop it for the whole process.
 class Clock {
  public:
   using duration = std::chrono::steady_clock::duration;
@@ -21,7 +21,7 @@ class Clock {
     rep held = held_.load(std::memory_order_relaxed);
     return held == kRunning ? std::chrono::steady_clock::now() : time_point(duration(held));
   }
-  // For tests: time stands still there, until the next call or release().
+  // For tests: the clock shows the time `at` until the next call of hold() or release().
   static void hold(time_point at) { held_.store(at.time_since_epoch().count(), std::memory_order_relaxed); }
   static void release() { held_.store(kRunning, std::memory_order_relaxed); }
 

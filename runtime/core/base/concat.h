@@ -1,4 +1,4 @@
-// concat(a, b, ...): the parts written after each other, for error messages.
+// concat(a, b, ...) writes its arguments into one string, for error messages.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_CONCAT_H_
 #define TENSORWRIGHT_RUNTIME_CORE_CONCAT_H_
 

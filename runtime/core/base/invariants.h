@@ -1,5 +1,5 @@
-// What must hold between any two steps, whatever came: a violation is a bug of ours, and the engine stops
-// rather than go on with it.
+// Checks what must hold between any two steps, whatever the requests were. A violation is a bug of the
+// engine, and the engine stops rather than go on with it.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_INVARIANTS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_INVARIANTS_H_
 

@@ -1,5 +1,4 @@
-// make_room(list, count): what takes memory is taken before anything changes, so that what changes then
-// cannot fail halfway.
+// make_room(list, count) takes memory before anything changes, so that the change itself cannot fail halfway.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_MAKE_ROOM_H_
 #define TENSORWRIGHT_RUNTIME_CORE_MAKE_ROOM_H_
 
@@ -9,7 +8,8 @@
 
 namespace tensorwright {
 
-// The next `count` elements that are added throw nothing. Grows by doubling, as push_back does.
+// Takes the memory for `count` more elements: adding them then throws nothing. The capacity grows by
+// doubling, as in push_back.
 template <typename T>
 void make_room(std::vector<T>& list, size_t count) {
   const size_t needed = list.size() + count;

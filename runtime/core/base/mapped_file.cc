@@ -88,7 +88,7 @@ void MappedFile::map(int file, const std::string& path) {
   if (mapping == MAP_FAILED) fail(path, concat("cannot be mapped (", std::strerror(errno), ")"));
   mapping_ = mapping;
   data_ = static_cast<const char*>(mapping);
-  // Hints only; where the kernel refuses them the first step pays for the page faults instead.
+  // These are hints. Where the kernel refuses them, the first step takes the page faults instead.
   madvise(mapping_, bytes_, MADV_HUGEPAGE);
   madvise(mapping_, bytes_, MADV_WILLNEED);
 #ifdef MADV_POPULATE_READ

@@ -1,4 +1,4 @@
-// The bytes of a file, read-only: mapped from the page cache, or copied into memory of our own.
+// Holds the bytes of a file, read-only: mapped from the page cache, or copied into memory of the process.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_MAPPED_FILE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_MAPPED_FILE_H_
 
@@ -20,7 +20,7 @@ enum class LoadMode {
 
 class MappedFile {
  public:
-  // `expected_bytes` is what the file must have. Throws Error{"EngineError"} naming the file.
+  // Throws Error{"EngineError"} that names the file, also if its size is not `expected_bytes`.
   MappedFile(const std::string& path, uint64_t expected_bytes, LoadMode mode, ThreadTeam& team);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
@@ -39,7 +39,8 @@ class MappedFile {
   Arena memory_;
 };
 
-// The whole of a small file. Throws Error{"EngineError"} naming the file if it is over `limit` bytes.
+// Returns the bytes of a small file. Throws Error{"EngineError"} that names the file, also if it has more
+// than `limit` bytes.
 std::vector<std::byte> read_file(const std::string& path, size_t limit);
 
 }  // namespace tensorwright

@@ -1,5 +1,6 @@
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"): random numbers as a pure
-// function of key and counter. No state, so what a request draws depends on its seed and position alone.
+// function of key and counter. The generator has no state, so what a request draws depends on its seed and
+// position alone.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PHILOX_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PHILOX_H_
 
@@ -20,7 +21,8 @@ inline std::array<uint32_t, 4> philox4x32_10(std::array<uint32_t, 4> counter, st
   return counter;
 }
 
-// Uniform in [0, 1) with 53 bits: the draw of a request with this seed for the token at this position.
+// Returns a uniform number in [0, 1) with 53 bits: the one that a request with this seed draws for the token
+// at this position.
 inline double philox_uniform(uint64_t seed, uint64_t position) {
   auto bits = philox4x32_10({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0},
                             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});

@@ -1,4 +1,4 @@
-// Memory that AddressSanitizer is to report whoever touches it; without that sanitizer nothing happens.
+// Marks memory in which AddressSanitizer reports every access. Without that sanitizer, nothing happens.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_POISON_H_
 #define TENSORWRIGHT_RUNTIME_CORE_POISON_H_
 

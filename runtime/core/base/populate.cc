@@ -17,15 +17,15 @@ namespace {
 
 constexpr size_t kPage = 4096, kPart = size_t{2} << 20;  // a huge page
 
-// Whether the kernel (5.14 or later) did it. Where it does not, for want of memory too, nothing is lost: the
-// pages come when they are used, and with them whatever is wrong.
+// Returns whether the kernel (5.14 or later) populated the piece. Where it did not, also for lack of memory,
+// nothing is lost: the pages, and any error, come when the memory is used.
 bool populate(const MemoryPiece& piece) {
   const auto begin = reinterpret_cast<uintptr_t>(piece.data);
   const uintptr_t from = begin / kPage * kPage;
   return madvise(reinterpret_cast<void*>(from), piece.bytes + (begin - from), MADV_POPULATE_WRITE) == 0;
 }
 
-// For older kernels: only while nobody else writes there.
+// Populates a piece under older kernels. No other thread may write to the piece meanwhile.
 void touch(const MemoryPiece& piece) {
   for (size_t at = 0; at < piece.bytes; at += kPage) {
     volatile char* byte = piece.data + at;
@@ -33,7 +33,7 @@ void touch(const MemoryPiece& piece) {
   }
 }
 
-// Parts of at most a huge page, as many as fit in `limit` bytes.
+// Splits the pieces into parts of at most a huge page, up to `limit` bytes in all.
 std::vector<MemoryPiece> parts_of(const std::vector<MemoryPiece>& pieces, size_t limit) {
   std::vector<MemoryPiece> parts;
   for (const MemoryPiece& piece : pieces) {
@@ -65,7 +65,8 @@ void Populator::start(const std::vector<MemoryPiece>& pieces, size_t limit, Thre
     for (size_t i = now; i < parts.size() && !stop_; ++i) {
       const auto begin = std::chrono::steady_clock::now();
       if (!populate(parts[i])) return;
-      // A quarter of a processor at most: the rest is for the requests that came meanwhile.
+      // The thread takes at most a quarter of a processor. The rest is for the requests that arrived
+      // meanwhile.
       std::this_thread::sleep_for(3 * (std::chrono::steady_clock::now() - begin));
     }
   });

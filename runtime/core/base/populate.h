@@ -1,10 +1,10 @@
-// Takes the page faults of memory that the first requests will write to before they come: a first touch costs
-// as much as the step itself.
+// Takes the page faults of the memory that the first requests write to before these requests arrive, because
+// a first touch costs as much as the step itself.
 //
-// The rule: of the pieces, in the order in which steps come to need them, the first kAtOnce bytes when the
-// engine opens, on all its threads; then, on a thread of its own that works a quarter of the time, the rest
-// up to the limit that the caller gives. What lies beyond faults when it is first used. Nothing that is in
-// memory is changed.
+// The pieces are in the order in which steps need them. All threads of the engine populate the first kAtOnce
+// bytes when the engine opens. Then a thread of its own, which works a quarter of the time, populates the
+// rest up to the caller's limit. Pages beyond the limit fault when they are first used. The contents of the
+// memory do not change.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_POPULATE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_POPULATE_H_
 
@@ -31,9 +31,9 @@ class Populator {
   Populator(const Populator&) = delete;
   Populator& operator=(const Populator&) = delete;
 
-  // Called once. The memory must live as long as this. limit: bytes, 0: nothing is done.
+  // May be called once. The memory must live as long as the Populator. limit: bytes; 0 populates nothing.
   void start(const std::vector<MemoryPiece>& pieces, size_t limit, ThreadTeam& team);
-  // Until the limit is reached.
+  // Waits until the limit is reached.
   void wait();
 
  private:

@@ -1,4 +1,4 @@
-// Starts threads, with a typed error where the system has none to give.
+// Starts threads, and throws a typed error where the system refuses one.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_START_THREAD_H_
 #define TENSORWRIGHT_RUNTIME_CORE_START_THREAD_H_
 

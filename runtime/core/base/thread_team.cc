@@ -15,14 +15,15 @@ namespace tensorwright {
 namespace {
 
 constexpr uint32_t kFlushDenormals = 0x8040;  // FTZ | DAZ of MXCSR
-// Longer than the serial parts of a step, far shorter than a scheduler's time slice.
+// Threads spin longer than the serial parts of a step take, and far shorter than a time slice of the system's
+// scheduler.
 constexpr int kSpinMicroseconds = 50;
-// Epochs are compared modulo 2^32; a share must not go untouched for half of that.
+// Epochs are compared modulo 2^32, so every share must be renewed within 2^31 regions.
 constexpr uint64_t kRegionsPerRenewal = uint64_t{1} << 20;
 
 using Clock = std::chrono::steady_clock;
 
-// Spins until done() or until `limit_us` have passed; true if done.
+// Spins until done(), or until `limit_us` microseconds have passed. Returns whether done() was true.
 template <typename Done>
 bool spin_until(int limit_us, Done&& done) {
   if (done()) return true;
@@ -61,7 +62,8 @@ int usable_processors() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-// With more threads than processors a spinning thread only keeps the one it waits for from running.
+// With more threads than processors, threads do not spin: a spinning thread would keep the thread that it
+// waits for from running.
 ThreadTeam::ThreadTeam(int threads)
     : threads_(checked_threads(threads)),
       spin_us_(threads_ <= usable_processors() ? kSpinMicroseconds : 0),
@@ -90,7 +92,8 @@ void ThreadTeam::publish(int tasks, Call call, void* fn) {
   fn_ = fn;
   const uint32_t epoch = epoch_.load(std::memory_order_relaxed) + 1;
   region_.store(uint64_t{epoch} << 32 | static_cast<uint32_t>(tasks), std::memory_order_release);
-  // Both sides are sequentially consistent: either a worker sees the epoch, or we see it parked.
+  // Both sides are sequentially consistent: either a worker sees the new epoch, or this thread sees that the
+  // worker is parked.
   epoch_.store(epoch, std::memory_order_seq_cst);
   if (parked_.load(std::memory_order_seq_cst) > 0) epoch_.notify_all();
 }
@@ -120,7 +123,7 @@ void ThreadTeam::run_region(int tasks, Call call, void* fn) {
   }
 }
 
-// Between regions: marks every share as all taken in the last one.
+// Marks every share as all taken in the last region. May be called between regions only.
 void ThreadTeam::renew_shares() {
   const uint64_t word = uint64_t{epoch_.load(std::memory_order_relaxed)} << 32 | UINT32_MAX;
   for (int i = 0; i < threads_; ++i)
@@ -147,7 +150,8 @@ uint32_t ThreadTeam::await_region(uint32_t seen) {
   return epoch_.load(std::memory_order_acquire);
 }
 
-// Runs tasks of the current region, the own share first, until none is left; returns how many.
+// Runs tasks of the current region, first those of its own share, until none is left. Returns the number of
+// tasks it ran.
 int ThreadTeam::take_tasks(int thread) {
   const uint64_t region = region_.load(std::memory_order_acquire);
   const auto epoch = static_cast<uint32_t>(region >> 32);
@@ -167,8 +171,8 @@ int ThreadTeam::take_tasks(int thread) {
   return done;
 }
 
-// The next task of a share, or -1. A thread that comes late, with a region that is over, gets nothing: every
-// share of an ended region reads "all taken" or carries a later epoch.
+// Returns the next task of a share, or -1. A late thread, which still asks for a region that has ended, gets
+// -1: every share of an ended region reads "all taken" or has a later epoch.
 int ThreadTeam::claim(int owner, uint32_t epoch, int tasks) {
   const auto begin = static_cast<uint32_t>(int64_t{owner} * tasks / threads_);
   const auto end = static_cast<uint32_t>((int64_t{owner} + 1) * tasks / threads_);

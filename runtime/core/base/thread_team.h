@@ -1,4 +1,4 @@
-// A persistent team of threads that runs one parallel region at a time: N - 1 workers and the caller.
+// A persistent team of threads, N - 1 workers and the caller, runs one parallel region at a time.
 //
 // Each thread owns a contiguous share of a region's tasks (so a thread streams the same weights every step)
 // and steals from the others once its own share is done. Which thread ran a task must not matter to its
@@ -16,8 +16,8 @@
 
 namespace tensorwright {
 
-// Flushes denormals to zero, on input and output, while it lives, or (flush = false) computes with them; then
-// restores the thread's setting.
+// While a guard lives, its thread flushes denormals to zero on input and output, or with flush = false
+// computes with them. The destructor restores the thread's setting.
 class DenormalGuard {
  public:
   explicit DenormalGuard(bool flush = true);
@@ -29,7 +29,7 @@ class DenormalGuard {
   uint32_t saved_;
 };
 
-// Processors this process may run on.
+// Returns the number of processors that this process may run on.
 int usable_processors();
 
 class ThreadTeam {
@@ -46,8 +46,8 @@ class ThreadTeam {
   int threads() const { return threads_; }
 
   // Calls fn(task, thread) once for every task in [0, tasks), on some thread in [0, threads()), with
-  // denormals flushed; returns when all are done. The first exception of a task is thrown again here, after
-  // the others ran. Not to be called from two threads at once, nor from inside a task.
+  // denormals flushed; returns when all are done. The first exception of a task is thrown again by run(),
+  // after the other tasks ran. Two threads must not call run() at once, nor may a task call it.
   template <typename Fn>
   void run(int tasks, Fn&& fn) {
     using Plain = std::remove_reference_t<Fn>;
@@ -59,8 +59,8 @@ class ThreadTeam {
  private:
   using Call = void (*)(void* fn, int task, int thread);
 
-  // Tasks of one thread's share that were taken: epoch in the high half, how many in the low half. An older
-  // epoch means none yet.
+  // Counts the taken tasks of one thread's share: the high half is the epoch, the low half the number. Under
+  // an older epoch none is taken yet.
   struct alignas(64) Share {
     std::atomic<uint64_t> taken{0};
   };
@@ -81,9 +81,10 @@ class ThreadTeam {
   std::unique_ptr<Share[]> shares_;
   uint64_t regions_ = 0;
 
-  // What the caller publishes, on one cache line. call_ and fn_ may be read by whoever has claimed a task.
+  // The fields that the caller publishes, on one cache line. A thread that has claimed a task may read call_
+  // and fn_.
   alignas(64) std::atomic<uint64_t> region_{0};  // epoch << 32 | tasks
-  std::atomic<uint32_t> epoch_{0};               // what idle workers watch
+  std::atomic<uint32_t> epoch_{0};               // idle workers watch it
   Call call_ = nullptr;
   void* fn_ = nullptr;
 

@@ -31,7 +31,7 @@ void BlockRef::reset() noexcept {
 }
 
 BlockAllocator::BlockAllocator(int32_t blocks) : blocks_(blocks) {
-  free_.reserve(blocks);  // so that release never allocates
+  free_.reserve(blocks);  // so that release() never takes memory
   for (int32_t block = blocks - 1; block >= 0; --block) free_.push_back(block);
 }
 

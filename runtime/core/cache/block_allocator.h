@@ -1,7 +1,7 @@
-// Blocks of one cache group, counted: numbers only, no memory behind them.
+// Counts the blocks of one cache group. A block is a number here; the executor owns its memory.
 //
-// A block is free, used (referenced by a sequence) or idle (referenced by nobody, kept by the prefix tree).
-// The tree's hold is a flag, not a reference: what sequences share and what is merely remembered stay apart.
+// A block is free, used (a sequence refers to it) or idle (only the prefix tree keeps it). That the tree
+// keeps a block is a flag and not a reference, so that shared blocks and remembered blocks are counted apart.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_BLOCK_ALLOCATOR_H_
 #define TENSORWRIGHT_RUNTIME_CORE_BLOCK_ALLOCATOR_H_
 
@@ -16,7 +16,8 @@ namespace tensorwright {
 
 class BlockAllocator;
 
-// One reference to one block; gives it back when it goes. Moves, and copies only by name (share).
+// One reference to one block, which the destructor gives back. A BlockRef can be moved; share() makes another
+// reference.
 class BlockRef {
  public:
   BlockRef() = default;
@@ -38,8 +39,8 @@ class BlockRef {
   int32_t id_ = -1;
 };
 
-// Every member throws std::logic_error on misuse (double free, a block out of range): our own bug, never a
-// user's.
+// Every member throws std::logic_error on misuse (double free, a block out of range): a bug of the engine,
+// never a user's.
 class BlockAllocator {
  public:
   explicit BlockAllocator(int32_t blocks);
@@ -47,11 +48,11 @@ class BlockAllocator {
   BlockAllocator& operator=(const BlockAllocator&) = delete;
 
   BlockRef allocate();            // an empty ref if no block is free
-  BlockRef share(int32_t block);  // one more reference, also of an idle block
+  BlockRef share(int32_t block);  // one more reference, also to an idle block
   void release(int32_t block);    // for BlockRef; the last release frees the block or leaves it idle
 
   void keep(int32_t block);    // the prefix tree remembers the block
-  void forget(int32_t block);  // ... no longer: an idle block becomes free
+  void forget(int32_t block);  // the tree no longer remembers the block: an idle block becomes free
 
   int32_t references(int32_t block) const { return at(block).references; }
   bool kept(int32_t block) const { return at(block).kept; }
@@ -71,33 +72,35 @@ class BlockAllocator {
   Block& at(int32_t block) { return const_cast<Block&>(std::as_const(*this).at(block)); }
 
   std::vector<Block> blocks_;
-  std::vector<int32_t> free_;  // a stack: the block freed last is the warmest
-  // Each is counted by itself, so that they can be held against each other.
+  std::vector<int32_t> free_;  // a stack: the block freed last is likely in the processor's cache
+  // Each is counted on its own, so that KvBlocks::check can compare them.
   int32_t idle_ = 0, used_ = 0, all_kept_ = 0;
   int64_t all_references_ = 0;
 };
 
-// The blocks of one sequence in one group, in order of position. Frees them when it goes. Blocks that fell
-// out of the group's window are dropped, from the first on: their places stay.
+// The blocks of one sequence in one group, in the order of positions. The destructor gives them back. Blocks
+// that fell out of the group's window are dropped, the first block first; their entries stay, and are empty.
 class BlockTable {
  public:
   int32_t size() const { return static_cast<int32_t>(blocks_.size()); }
-  int32_t first() const { return first_; }  // before it, all are dropped
+  int32_t first() const { return first_; }  // all entries before it are dropped
   int32_t held() const { return size() - first_; }
   int32_t operator[](int32_t index) const { return index < first_ ? -1 : blocks_[index].id(); }
   void append(BlockRef block) { blocks_.push_back(std::move(block)); }
-  // Up to this size, append() and drop() throw nothing.
+  // Takes the memory for `size` entries: up to this size, append() and drop() throw nothing.
   void reserve(int32_t size) {
     if (size > this->size()) make_room(blocks_, static_cast<size_t>(size - this->size()));
   }
-  // Of index first(); also where an empty table ends, for one that was never held.
+  // Drops the block of entry first(). At the end of the table it appends an empty entry instead, for a block
+  // that the sequence never held.
   void drop();
   void replace(int32_t index, BlockRef block) { blocks_[index] = std::move(block); }
   void truncate(int32_t size) { blocks_.resize(size); }
-  // Another sequence's view of the same blocks, for forks.
+  // Returns a table with more references to the same blocks, for a fork.
   BlockTable share() const;
-  // Copy on write: if anybody else refers to the block, `copy(from, to)` fills a new one that takes its
-  // place. False, and nothing changed, if no block is free. Nothing changed either if copy throws.
+  // Copies on write: if another sequence or the tree has the block too, `copy(from, to)` fills a new block,
+  // which takes the entry. Returns false, and changes nothing, if no block is free. If `copy` throws, nothing
+  // has changed either.
   bool make_writable(int32_t index, BlockAllocator& pool, const std::function<void(int32_t, int32_t)>& copy);
 
  private:

@@ -1,4 +1,4 @@
-// How many blocks a cache group has, and how many of them one sequence holds at most.
+// Says how many blocks a cache group has, and how many of them one sequence holds at most.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_GROUP_SHAPE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_GROUP_SHAPE_H_
 
@@ -7,8 +7,9 @@
 
 namespace tensorwright {
 
-// Blocks that a sequence holds in a group with this window while `chunk` positions are written: those that
-// the first of them sees, and one more, for neither end need lie at the end of a block.
+// Returns how many blocks a sequence holds in a group with this window while it writes `chunk` positions: the
+// blocks that the first of these positions sees and those of the chunk, and one more, because neither end
+// need lie at the end of a block.
 constexpr int64_t window_blocks(int64_t window, int64_t chunk, int64_t block_size) {
   return (window - 1 + chunk + block_size - 1) / block_size + 1;
 }
@@ -18,8 +19,8 @@ struct GroupShape {
   int32_t window = 0;     // 0: none
   int32_t most_held = 0;  // by one sequence; 0: no bound but its length
 
-  // Blocks that n sequences need at once to get on, which share the blocks of `shared` entries and have
-  // `entries` each.
+  // Returns how many blocks n sequences need at once to go on. Each sequence has `entries` entries, and all
+  // share the blocks of the first `shared` ones.
   int64_t needed(int64_t n, int64_t shared, int64_t entries, int64_t block_size) const {
     int64_t all = shared + n * (entries - shared);
     return window > 0 ? std::min(all, n * window_blocks(window, 1, block_size)) : all;

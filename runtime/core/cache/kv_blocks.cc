@@ -19,14 +19,15 @@ KvBlocks::KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool pref
   if (prefix_cache) tree_.emplace(groups_, block_size, hash, windows);
 }
 
-// The first entry that a position from `next` on sees, or the last published one if that is before.
+// Returns the first entry that a position from `next` on sees, or the last published entry if that comes
+// earlier.
 int32_t KvBlocks::first_needed(size_t group, int32_t next, int32_t published) const {
   int32_t window = shapes_[group].window;
   int32_t seen = window > 0 ? std::max(0, next - window + 1) / block_size_ : 0;
   return tree_ ? std::min(seen, std::max(0, published - 1)) : seen;
 }
 
-// Whether a sequence can go on behind the first `length` nodes.
+// Returns whether a sequence can go on behind the first `length` nodes.
 bool KvBlocks::ends_hit(const std::vector<PrefixTree::Node*>& path, size_t length) const {
   auto entries = static_cast<int32_t>(length);
   for (size_t group = 0; group < groups_.size(); ++group) {
@@ -151,7 +152,7 @@ void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
     if (!tree_ || from >= needed) continue;
     PrefixTree::Node* node = held.tail;
     for (int32_t i = held.published - 1; i >= needed; --i) node = node->parent;
-    // The deepest last: a hit further on is worth more.
+    // The deepest block is evicted last, because a hit further on is worth more.
     tree_->let_go_backwards(node, needed - from, group);
   }
 }

@@ -1,5 +1,6 @@
-// The blocks of all cache groups and what is remembered of them. Every group's tables grow together: entry i
-// of each holds the same positions. A group with a window drops the blocks that no later position sees.
+// Owns the blocks of all cache groups and remembers their contents. The tables of all groups grow together:
+// entry i of each holds the same positions. A group with a window drops the blocks that no later position
+// sees.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_KV_BLOCKS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_KV_BLOCKS_H_
 
@@ -18,11 +19,11 @@
 
 namespace tensorwright {
 
-// What one sequence holds. Freed when it goes.
+// The blocks that one sequence holds. The destructor gives them back.
 struct SequenceBlocks {
   std::vector<BlockTable> tables;    // [cache groups]
-  PrefixTree::Node* tail = nullptr;  // node of its last block in the tree
-  int32_t published = 0;             // leading blocks that are in the tree
+  PrefixTree::Node* tail = nullptr;  // the node of its last published block
+  int32_t published = 0;             // the number of leading blocks that are in the tree
   int32_t size() const { return tables.empty() ? 0 : tables[0].size(); }  // entries per group
 };
 
@@ -32,26 +33,26 @@ class KvBlocks {
 
   KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool prefix_cache,
            PrefixTree::Hash hash = secret_hash);
-  // Groups alike, without windows.
+  // Makes groups that are all alike and have no windows.
   KvBlocks(int32_t groups, int32_t blocks, int32_t block_size, bool prefix_cache,
            PrefixTree::Hash hash = secret_hash)
       : KvBlocks(std::vector<GroupShape>(groups, {blocks}), block_size, prefix_cache, hash) {}
-  // Copies a block, before whatever is computed later. Needed by those that fork.
+  // Sets the function that copies a block, before anything is computed later. Only forks need it.
   void on_copy(Copy copy) { copy_ = std::move(copy); }
 
   int32_t block_size() const { return block_size_; }
   int32_t blocks_for(int64_t positions) const {
     return static_cast<int32_t>((positions + block_size_ - 1) / block_size_);
   }
-  // Blocks of a group that can still be handed out, by eviction if need be.
+  // Returns how many blocks of a group can still be handed out, by eviction where necessary.
   int32_t available(int32_t group = 0) const { return groups_[group].free() + groups_[group].idle(); }
   const BlockAllocator& group(int32_t index) const { return groups_[index]; }
   const GroupShape& shape(int32_t group) const { return shapes_[group]; }
   int32_t groups() const { return static_cast<int32_t>(groups_.size()); }
   int64_t evictions() const { return tree_ ? tree_->evictions() : 0; }
 
-  // The longest remembered prefix of full blocks, by a sequence of the same salt, that leaves at least one
-  // token to compute. Of a group with a window, only the blocks are needed that a position behind the prefix
+  // The longest remembered prefix of full blocks, from a sequence of the same salt, that leaves at least one
+  // token to compute. In a group with a window it needs only the blocks that a position behind the prefix
   // sees.
   struct Match {
     std::vector<PrefixTree::Node*> path;
@@ -59,27 +60,30 @@ class KvBlocks {
     std::vector<int32_t> idle;   // [cache groups]: blocks that attach would take out of available()
   };
   Match match(std::span<const int32_t> tokens, std::string_view salt = {}) const;
-  // Gives an empty sequence the matched blocks. What throws changes nothing.
+  // Gives an empty sequence the matched blocks. If it throws, nothing has changed.
   void attach(const Match& match, SequenceBlocks& held);
-  // The same blocks for another sequence.
+  // Returns references to the same blocks for another sequence.
   SequenceBlocks fork(const SequenceBlocks& held) const;
-  // Blocks of a group that it takes to write positions [from, to): new ones, and a copy if the first of those
-  // written is shared with a fork.
+  // Returns how many blocks of a group it takes to write positions [from, to): the new blocks, and a copy if
+  // the first block that is written is shared with a fork.
   int32_t missing(int32_t group, const SequenceBlocks& held, int32_t from, int32_t to) const;
-  // The same, little by little: a window lets go of as many as it takes.
+  // Returns the same as missing(), for positions that are written chunk by chunk: a group with a window gives
+  // back as many blocks as it takes, so a sequence never holds more than its bound.
   int32_t outstanding(int32_t group, const SequenceBlocks& held, int32_t from, int32_t to) const;
-  // How far, up to `to`, positions from `from` on could be made writable now; from if not one could.
+  // Returns the end, up to `to`, of the positions from `from` on that could be made writable now; `from` if
+  // there are none.
   int32_t reach(const SequenceBlocks& held, int32_t from, int32_t to) const;
-  // Makes these positions writable; false, and nothing changed, if the blocks are not available. What throws
-  // leaves the sequence as many blocks as it had.
+  // Makes these positions writable. Returns false, and changes nothing, if the blocks are not available. If
+  // it throws, the sequence has as many blocks as before.
   bool make_writable(SequenceBlocks& held, int32_t from, int32_t to);
   void shrink(SequenceBlocks& held, int32_t blocks);
-  // Remembers the full blocks of `tokens`, all of them computed. A block that the tree already has by the
-  // same tokens is given up for the tree's: same bits, and every ancestor of what a sequence holds stays
-  // held. What throws bad_alloc leaves the rest of them to the next call.
+  // Remembers the full blocks of `tokens`, all of them computed. If the tree already has a block with the
+  // same tokens, the sequence takes that block instead of its own: the bits are the same, and so a sequence
+  // always holds every ancestor of a node that it holds. If it throws bad_alloc, the next call publishes the
+  // remaining blocks.
   void publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt = {});
-  // Lets go of what no position from `next` on sees, but for the last published block: it keeps the
-  // sequence's place in the tree. Takes no memory, nor does release().
+  // Gives back the blocks that no position from `next` on sees, except the last published block, which keeps
+  // the sequence's place in the tree. Neither drop_unseen() nor release() takes memory.
   void drop_unseen(SequenceBlocks& held, int32_t next);
   void release(SequenceBlocks& held);
   // Throws InvariantError unless every block of a group is free, idle or used, and these agree with the tree
@@ -92,7 +96,7 @@ class KvBlocks {
   bool ends_hit(const std::vector<PrefixTree::Node*>& path, size_t length) const;
 
   std::vector<GroupShape> shapes_;
-  std::deque<BlockAllocator> groups_;  // a deque: allocators don't move
+  std::deque<BlockAllocator> groups_;  // a deque, because an allocator cannot move
   int32_t block_size_;
   std::optional<PrefixTree> tree_;  // absent if prefix_cache is off
   Copy copy_;

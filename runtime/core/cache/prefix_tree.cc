@@ -26,7 +26,7 @@ uint64_t PrefixTree::key_of(const Node* parent, std::string_view salt,
   return hash_(parent ? parent->number : salt.empty() ? 0 : secret_hash(salt), tokens);
 }
 
-// salt: of a first block, else not looked at.
+// salt: compared for a first block only.
 PrefixTree::Node* PrefixTree::find(const Node* parent, std::string_view salt, std::span<const int32_t> tokens,
                                    uint64_t key) const {
   auto [first, last] = nodes_.equal_range(key);
@@ -52,7 +52,7 @@ std::vector<PrefixTree::Node*> PrefixTree::match(std::span<const int32_t> tokens
   return path;
 }
 
-// Not yet in the tree, without a number.
+// Makes a node that is not in the tree yet and has no number.
 std::unique_ptr<PrefixTree::Node> PrefixTree::make_node(Node* parent, std::span<const int32_t> tokens,
                                                         std::string_view salt, uint64_t key) const {
   auto node = std::make_unique<Node>();
@@ -148,8 +148,8 @@ void PrefixTree::forget(Node* node, size_t group) {
   node->blocks[group] = kHole;
 }
 
-// Nobody holds any of its blocks: it would be the last that this somebody holds, and that one is never
-// dropped. Returns the parent.
+// Erases a leaf and returns its parent. If a sequence held a block of the leaf, the leaf would be its last
+// published block, which it keeps in every group. So no sequence holds one.
 PrefixTree::Node* PrefixTree::erase(Node* node) {
   if (node->children > 0) throw std::logic_error("[prefix_tree] only a leaf can be erased");
   for (size_t group = 0; group < groups_.size(); ++group) {
@@ -163,7 +163,8 @@ PrefixTree::Node* PrefixTree::erase(Node* node) {
   return parent;
 }
 
-// A leaf with a hole is the end of no hit; nor then may its parent be.
+// Erases leaves with holes, because no hit can end there. When a leaf is erased, its parent may have become
+// such a leaf.
 void PrefixTree::prune(Node* node) {
   while (node && node->children == 0 && std::ranges::find(node->blocks, kHole) != node->blocks.end())
     node = erase(node);

@@ -22,7 +22,7 @@ const Key& process_key() {
   return key;
 }
 
-// SipHash (Aumasson and Bernstein) with one round per word and three at the end.
+// SipHash (Aumasson and Bernstein), with one round per word and three rounds at the end.
 class Sip {
  public:
   Sip() {

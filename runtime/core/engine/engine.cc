@@ -14,20 +14,21 @@ namespace tensorwright {
 
 namespace {
 
-// Longer than anybody waits, and far from overflowing a clock.
+// In seconds: longer than anybody waits, and far from overflowing a clock.
 constexpr double kForever = 1e7;
 
-// Rounds in a row that may find no memory for the news, with nothing else to do.
+// The number of rounds in a row that may find no memory to publish events while there is nothing else to do.
 constexpr int kPublishTries = 2;
 
-// Puts what `list` has before `later`; `list` has room.
+// Puts the elements of `list` before those of `later`, and the result into `list`, which must have room.
 template <typename T>
 void join(std::vector<T>& list, std::vector<T>* later) {
   std::ranges::move(*later, std::back_inserter(list));
   later->swap(list);
 }
 
-// A later event of the same request joins the one that nobody fetched yet. What throws changes nothing.
+// Merges a later event into the event of the same completion that nobody has fetched yet. If it throws,
+// nothing has changed.
 void merge(Event&& later, Event* event) {
   make_room(event->tokens, later.tokens.size());
   make_room(event->logprobs, later.logprobs.size());
@@ -79,10 +80,10 @@ void Engine::submit(Request request) {
   }
   take_in(std::move(request), arrived);
   wake_.notify_one();
-  masks_.wake();  // its deadline counts from now on
+  masks_.wake();  // the wait must also end at the new request's deadline
 }
 
-// Where memory ends halfway, there is no such request.
+// Adds a request to the books. If there is no memory, the request is not added at all.
 void Engine::take_in(Request request, Clock::time_point arrived) {
   const int64_t id = request.id;
   const int32_t n = request.sampling.n;
@@ -181,7 +182,7 @@ bool Engine::turn() {
   return round();
 }
 
-// False once the loop has ended.
+// Runs one round of the loop. Returns false once the loop has ended.
 bool Engine::round() {
   try {
     std::vector<Event> events = std::exchange(untold_, {});
@@ -205,13 +206,13 @@ bool Engine::round() {
   return false;
 }
 
-// Under mutex_, in the loop.
+// The loop calls it, and must hold mutex_.
 bool Engine::has_work() const {
   return state_ != State::kServing || failed_publishes_ > 0 || !inbox_.empty() || !aborts_.empty() ||
          !core_.idle();
 }
 
-// Waits for something to do and hands it to the core; false when the loop is to end.
+// Waits until there is something to do and hands it to the core. Returns false when the loop must end.
 bool Engine::take_inbox(std::vector<Event>* events) {
   {
     std::unique_lock lock(mutex_);
@@ -221,7 +222,8 @@ bool Engine::take_inbox(std::vector<Event>* events) {
   return state == State::kServing || (state == State::kDraining && !core_.idle());
 }
 
-// To the core: what was submitted and aborted, what time it is, and whether all is to end.
+// Hands submitted and aborted requests to the core, ends those whose time is up, and all of them if the state
+// says so.
 Engine::State Engine::hand_over(std::vector<Event>* events) {
   std::vector<std::pair<Request, Clock::time_point>> inbox;
   std::vector<Name> aborts;
@@ -231,7 +233,7 @@ Engine::State Engine::hand_over(std::vector<Event>* events) {
     inbox.swap(inbox_);
     aborts.swap(aborts_);
     state = state_;
-    // For stats() until the next publish counts them.
+    // stats() shows these requests as waiting until the next publish() counts them.
     stats_.waiting += static_cast<int32_t>(inbox.size());
   }
   for (auto& [request, arrived] : inbox) core_.add_or_fail(std::move(request), arrived, events);
@@ -239,14 +241,16 @@ Engine::State Engine::hand_over(std::vector<Event>* events) {
     carry_out(std::move(aborts), events);
     core_.expire(Clock::now(), events);
   } catch (const std::bad_alloc&) {
-    // Nothing changed: the next round finds those whose time is up, and the aborts put back.
+    // Nothing has changed: the next round finds the requests whose time is up, and the aborts that were put
+    // back.
     masks_.wake();
   }
   if (state == State::kAborting) core_.end_all(events);
   return state;
 }
 
-// All of them, or where there is no memory to tell of the end, those up to there; the others are put back.
+// Carries out the aborts. If there is no memory for the events of one, it puts that abort and those behind it
+// back, and throws.
 void Engine::carry_out(std::vector<Name> aborts, std::vector<Event>* events) {
   size_t next = 0;
   try {
@@ -271,35 +275,38 @@ SharedMask Engine::take_mask(int64_t id, int32_t completion, int32_t generated) 
   return masks_.take(id, completion, generated);
 }
 
-// The others' news are told before the wait; submissions, aborts, deadlines and shutdowns end it.
+// Publishes the events of the other completions before it waits. Submissions, aborts, deadlines and shutdowns
+// end the wait.
 bool Engine::wait_for_masks(Clock::time_point until, std::vector<Event>* events) {
   if (!events->empty()) publish(events);
-  if (!stepped_) masks_.wait(std::min(until, core_.next_deadline()));  // else only other rounds bring masks
+  // Without a thread, masks come only between rounds.
+  if (!stepped_) masks_.wait(std::min(until, core_.next_deadline()));
   hand_over(events);
   return !stepped_ && Clock::now() < until;
 }
 
-// News that find no memory stay in `events` for the next round. With nothing else to do, which might free
-// some, the loop ends of it.
+// Publishes events and statistics. Events for which there is no memory stay in `events` for the next round.
+// If that happens again and again while the core is idle, so that no step can free memory, it throws, and the
+// loop ends.
 void Engine::publish(std::vector<Event>* events) {
   std::lock_guard lock(mutex_);
-  size_t told = 0;
+  size_t published = 0;
   try {
     stats_ = core_.stats();
-    for (; told < events->size(); ++told) tell(std::move((*events)[told]));
+    for (; published < events->size(); ++published) tell(std::move((*events)[published]));
     failed_publishes_ = 0;
   } catch (const std::bad_alloc&) {
     if (++failed_publishes_ > kPublishTries && core_.idle()) throw;
   }
-  if (told > 0) news_.notify_all();
-  events->erase(events->begin(), events->begin() + static_cast<std::ptrdiff_t>(told));
+  if (published > 0) news_.notify_all();
+  events->erase(events->begin(), events->begin() + static_cast<std::ptrdiff_t>(published));
   if (failed_publishes_ == 0) {
     check_equal("requests alive", static_cast<int64_t>(alive_.size()),
                 static_cast<int64_t>(core_.open() + inbox_.size()));
   }
 }
 
-// Under mutex_. What throws changes nothing.
+// Publishes one event. The caller must hold mutex_. If it throws, nothing has changed.
 void Engine::tell(Event&& event) {
   const Name name(event.request_id, event.completion);
   const bool last = !event.finish.empty();
@@ -314,7 +321,8 @@ void Engine::tell(Event&& event) {
   if (last) forget(name);
 }
 
-// It has ended: an abort comes too late, and the id may be used again.
+// Removes a completion that has ended: an abort comes too late for it, and after the last one the request's
+// id may be used again.
 void Engine::forget(Name name) {
   auto alive = alive_.find(name.first);
   alive->second.erase(name.second);
@@ -325,8 +333,8 @@ void Engine::forget(Name name) {
   std::erase(aborts_, Name(name.first, kAll));
 }
 
-// The loop's last act. It takes no memory that it cannot do without: whoever is alive still, hears of it when
-// the news are fetched.
+// Ends the engine; the loop calls it last. It must work without memory: the requests that are still alive get
+// their last event when events are fetched.
 void Engine::stop(const char* how, const char* why, int64_t violations) noexcept {
   std::lock_guard lock(mutex_);
   state_ = State::kStopped;
@@ -342,7 +350,8 @@ void Engine::stop(const char* how, const char* why, int64_t violations) noexcept
   news_.notify_all();
 }
 
-// Under mutex_, once the loop has ended. What throws can be called again.
+// Publishes the last events of the requests that are still alive. The loop must have ended, and the caller
+// must hold mutex_. If it throws, it can be called again.
 void Engine::tell_of_stop() {
   while (!alive_.empty()) {
     Event event;

@@ -1,5 +1,5 @@
-// The served engine: one thread that steps an EngineCore, and the doors to it. Every member may be called
-// from any thread, and the destructor at any moment (no other call may then be under way).
+// The served engine: one thread steps an EngineCore, and any thread may call the members of Engine. The
+// destructor may be called at any moment when no other call is under way.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_ENGINE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_ENGINE_H_
 
@@ -23,39 +23,43 @@ class Engine : private MaskSource {
  public:
   // Throws Error: InvalidOptionError, OutOfMemoryError, and what the executor throws.
   Engine(std::unique_ptr<Executor> executor, const EngineOptions& options);
-  ~Engine() override;  // aborts what is alive and waits for the current step
+  ~Engine() override;  // aborts the requests that are alive and waits for the current step
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Throws Error before anything starts: InvalidRequestError (also for an id that is alive),
+  // Throws Error, and then starts nothing: InvalidRequestError (also for an id that is alive),
   // PromptTooLongError, QueueFullError, EngineStoppedError.
   void submit(Request request);
-  // False if no such request is alive. Its blocks are free before the next step; its last event says "abort",
-  // unless it finished in the step under way. With a completion, which must have tokens, only that one ends.
+  // Returns false if no such request is alive. The request's blocks are free before the next step; its last
+  // event says "abort", unless the request finished in the step under way. With `completion`, which must have
+  // tokens, only that completion ends.
   bool abort(int64_t id, int32_t completion = kAll);
   static constexpr int32_t kAll = -1;
-  // The mask of token number `generated` (from 0) of a guided request's completion. The loop computes that
-  // token's logits meanwhile. A completion whose mask comes later sits out the steps until then; the others
-  // go on. False if the completion is not alive. Throws Error{"InvalidRequestError"}: a wrong length, a token
-  // sampled already, a request that is not guided.
+  // Sets the mask of token number `generated` (from 0) of a guided request's completion. The loop computes
+  // that token's logits meanwhile. A completion whose mask comes later sits out the steps until then; the
+  // others go on. Returns false if the completion is not alive. Throws Error{"InvalidRequestError"} for a
+  // mask of a wrong length, a token that was sampled already, and a request that is not guided.
   bool set_mask(int64_t id, int32_t completion, int32_t generated, MaskWords words);
-  // All news so far, in order per completion; waits up to `timeout_s` for some. Empty at once if the engine
-  // has stopped and everything was fetched. What throws loses no news.
+  // Returns all events so far, those of each completion in their order. Waits up to `timeout_s` for the first
+  // one. Returns an empty list at once if the engine has stopped and all events were fetched. If it throws,
+  // no event is lost.
   std::vector<Event> wait_events(double timeout_s);
   EngineStats stats() const;  // as of the last step
   const ModelFacts& facts() const { return facts_; }
   const std::vector<GroupShape>& groups() const { return groups_; }
   bool stopped() const;
-  std::string cause() const;  // why it stopped; empty while it has not
+  std::string cause() const;  // why the engine stopped; empty while it runs
 
-  // Refuses new requests; the loop ends once all requests are done, or without `drain` at once. Does not
+  // Refuses new requests. The loop ends once all requests are done, or at once without `drain`. Does not
   // wait.
   void begin_shutdown(bool drain);
   // Refuses new requests and ends the loop: with `drain` once all requests are done or `timeout_s` is over
-  // (negative: no limit), else at once. What is then alive is aborted. Returns when the loop has ended.
+  // (negative: no limit), else at once. Requests that are still alive are aborted. Returns when the loop has
+  // ended.
   void shutdown(bool drain, double timeout_s);
 
-  // Of an engine with debug_stepped: one round of the loop. False if there is nothing to do, or it has ended.
+  // Runs one round of the loop, for an engine with debug_stepped. Returns false if there is nothing to do or
+  // the loop has ended.
   bool turn();
 
  private:
@@ -77,29 +81,30 @@ class Engine : private MaskSource {
   void forget(Name name);
   void stop(const char* how, const char* why = "", int64_t violations = 0) noexcept;
 
-  EngineCore core_;  // the loop's alone once the thread runs
+  EngineCore core_;  // only the loop uses it once the thread runs
   const ModelFacts facts_;
   const std::vector<GroupShape> groups_;
   const int32_t max_seqs_;
-  TokenMasks masks_;        // of guided requests that are alive
-  const size_t max_alive_;  // running and waiting; a count that no moment of the loop can blur
-  const bool stepped_;      // has no thread
-  // The loop's alone: news that earlier rounds found no memory to tell, and how many such rounds there were
-  // in a row.
+  TokenMasks masks_;        // the masks of guided requests that are alive
+  const size_t max_alive_;  // the most requests that may run or wait together
+  const bool stepped_;      // the engine has no thread
+  // Only the loop uses these: the events that earlier rounds found no memory to publish, and the number of
+  // such rounds in a row.
   std::vector<Event> untold_;
   int failed_publishes_ = 0;
 
   mutable std::mutex mutex_;      // guards what follows
-  std::condition_variable wake_;  // the loop: something to do
-  std::condition_variable news_;  // consumers: events_ or state_ changed
+  std::condition_variable wake_;  // wakes the loop: there is something to do
+  std::condition_variable news_;  // wakes consumers: events_ or state_ changed
   State state_ = State::kServing;
   std::string cause_;  // why the loop ended, for submit
   std::vector<std::pair<Request, Clock::time_point>> inbox_;
   std::vector<Name> aborts_;
-  // Submitted, and the completions whose last event is not yet published; also after the loop has ended.
+  // The submitted requests, each with the completions whose last event is not yet published, also after the
+  // loop has ended.
   std::unordered_map<int64_t, std::set<int32_t>> alive_;
   std::vector<Event> events_;
-  std::map<Name, size_t> unfetched_;  // its entry in events_
+  std::map<Name, size_t> unfetched_;  // the place in events_ of a completion's event
   EngineStats stats_;
 
   std::mutex join_mutex_;

@@ -51,7 +51,7 @@ std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOption
                                         std::to_string(each) + " bytes, got " +
                                         std::to_string(options.kv_cache_bytes) + "; raise it");
   }
-  // Slots are int32, which bounds a group's blocks too.
+  // Slots are numbered in int32, which limits the blocks of a group too.
   const int64_t limit = std::numeric_limits<int32_t>::max() / facts.block_size;
   std::vector<GroupShape> shapes(facts.block_bytes.size());
   int64_t alike = std::min(options.kv_cache_bytes / each, limit), left = options.kv_cache_bytes, open = 0;

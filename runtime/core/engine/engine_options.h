@@ -1,4 +1,4 @@
-// How an engine runs, and what makes that impossible.
+// The options that say how an engine runs, and their checks.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_ENGINE_OPTIONS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_ENGINE_OPTIONS_H_
 
@@ -11,26 +11,27 @@
 namespace tensorwright {
 
 struct EngineOptions {
-  int64_t kv_cache_bytes = 0;  // for all cache groups, see share_blocks
-  int32_t max_batch_size = 1;  // sequences running at once
+  int64_t kv_cache_bytes = 0;  // for all cache groups together; see share_blocks
+  int32_t max_batch_size = 1;  // sequences that run at once
   int32_t max_num_tokens = 1;  // tokens in a step, at least max_batch_size
-  int32_t max_queue = 1024;    // requests alive beyond max_batch_size, before submit refuses more
-  // Prompt positions in a step whose logits are wanted (prompt_logprobs); each takes the memory of a logit
-  // row.
+  int32_t max_queue = 1024;    // requests alive beyond max_batch_size before submit() refuses more
+  // Prompt positions in a step whose logits are reported (prompt_logprobs). Each takes the memory of a row of
+  // logits.
   int32_t max_prompt_rows = 64;
   bool prefix_cache = true;
-  // For tests.
+  // The following options are for tests.
   int32_t max_chunk = 0;            // tokens of one prefill in a step; 0: no cap
   int32_t debug_preempt_every = 0;  // steps between forced preemptions; 0: none
-  uint64_t debug_seed = 0;          // who is preempted
-  bool debug_stepped = false;       // no thread of its own: Engine::turn() does what that would do
-  int32_t debug_lose_block = 0;     // the step after which a block is lost, which check() must find; 0: none
+  uint64_t debug_seed = 0;          // chooses the sequence that is preempted
+  bool debug_stepped = false;       // the engine has no thread; Engine::turn() runs a round of the loop
+  int32_t debug_lose_block = 0;     // the step after which a block is lost, for check() to find; 0: none
 };
 
-// Throws Error{"InvalidOptionError"}.
+// Throws Error{"InvalidOptionError"} if an option is out of its range.
 void validate_options(const EngineOptions& options);
-// Each cache group gets as many blocks as the others, but one with a window no more than a full batch can
-// hold in it; the others then get the more. Throws Error{"OutOfMemoryError"} if not one fits.
+// Divides the memory of the cache. Each cache group gets as many blocks as the others, but a group with a
+// window no more than a full batch can hold in it; groups without a window share the rest. Throws
+// Error{"OutOfMemoryError"} if not one block per group fits.
 std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOptions& options);
 
 }  // namespace tensorwright

@@ -1,5 +1,5 @@
-// Where EngineCore gets the token masks of its guided completions. Engine is one, over a mailbox; a test's
-// may answer by itself.
+// The interface through which EngineCore gets the token masks of its guided completions. Engine implements it
+// with a mailbox; a test may compute the masks itself.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_MASK_SOURCE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_MASK_SOURCE_H_
 
@@ -15,12 +15,13 @@ namespace tensorwright {
 class MaskSource {
  public:
   virtual ~MaskSource() = default;
-  // The mask of a completion's token number `generated`, null if it is not there. Once given, it is not asked
-  // for again. Throws nothing.
+  // Returns the mask of a completion's token number `generated`, or null if it has not come. The core does
+  // not ask again for a mask that it got. Throws nothing.
   virtual SharedMask take_mask(int64_t id, int32_t completion, int32_t generated) = 0;
-  // Called in or between steps while masks are missing, with the events so far; returns when one may have
-  // come. False: it is `until`, and who has no mask sits out. May call add, end, end_completion, end_all and
-  // expire of the core: a row whose completion ends so is given up.
+  // Waits for a mask. The core calls it in or between steps while masks are missing, with the events so far.
+  // Returns true when a mask may have come, and false when the time `until` has come: completions without a
+  // mask then sit out. It may call add, end, end_completion, end_all and expire of the core; the core gives
+  // up the row of a completion that ends in it.
   virtual bool wait_for_masks(std::chrono::steady_clock::time_point until, std::vector<Event>* events) = 0;
 };
 

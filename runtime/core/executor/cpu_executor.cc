@@ -84,8 +84,8 @@ void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_token
   checker_ = std::make_unique<StepChecker>(facts_, limits, blocks);
 }
 
-// The first blocks of every layer, which the first request gets, then what every step writes to, then the
-// other blocks.
+// Populates the first blocks of every layer, which the first request gets, then the memory that every step
+// writes to, then the other blocks.
 void CpuExecutor::populate() {
   std::vector<MemoryPiece> pieces = kv_.pieces();
   const Arena* arenas[] = {&scratch_, &row_arena_, &token_arena_};
@@ -140,7 +140,8 @@ void CpuExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
   kv_.copy_block(group, from, to);
 }
 
-// With denormals, as outside of the team: what is computed must not depend on where.
+// The tasks compute with denormals, as threads outside of the team do: a result must not depend on the
+// thread.
 void CpuExecutor::run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) {
   team_.run(tasks, [&](int task, int thread) {
     const DenormalGuard guard(false);

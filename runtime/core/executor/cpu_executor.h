@@ -1,4 +1,4 @@
-// Runs a plan on the processor: one instruction after the other, each over all the threads of a team.
+// Runs a plan on the processor: one instruction after the other, each on all threads of a team.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_CPU_EXECUTOR_H_
 #define TENSORWRIGHT_RUNTIME_CORE_CPU_EXECUTOR_H_
 
@@ -22,7 +22,7 @@ namespace tensorwright {
 struct CpuExecutorOptions {
   int threads = 0;  // 0: one per usable processor
   LoadMode load = LoadMode::map;
-  size_t populate = 0;  // bytes whose page faults are taken ahead of the first step: populate.h has the rule
+  size_t populate = 0;  // bytes whose page faults are taken before the first step, see populate.h
 };
 
 // Computes a step on the calling thread and the team's threads. Two threads must not use it at once.

@@ -1,5 +1,5 @@
-// Time, bytes and arithmetic of each instruction, summed over the steps run while profiling was on, by the
-// kind of step. Thread-safe: somebody else than who runs the steps may ask.
+// Sums the time, bytes and arithmetic of each instruction over the steps that ran while profiling was on, by
+// the kind of step. It is thread-safe: another thread than the one that runs the steps may read the sums.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PROFILE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PROFILE_H_
 
@@ -16,7 +16,7 @@
 
 namespace tensorwright {
 
-// By the shape of a step: several tokens of each sequence, one token of each, or some of either.
+// The kind of a step: it has several tokens of each sequence, one token of each, or sequences of both kinds.
 enum class Phase { kPrefill, kDecode, kMixed };
 inline constexpr std::array<const char*, 3> kPhaseNames = {"prefill", "decode", "mixed"};
 
@@ -34,7 +34,7 @@ struct PhaseSums {
   int64_t steps = 0, tokens = 0, sequences = 0, rows = 0, nanoseconds = 0;
 };
 
-// What one instruction took in one step.
+// The time and cost of one instruction in one step.
 struct Measured {
   int64_t nanoseconds = 0;
   Cost cost;
@@ -45,7 +45,7 @@ class Profile {
   explicit Profile(const Plan& plan);
 
   bool enabled() const { return enabled_; }
-  // Turning it on starts from zero; turning it off keeps the sums.
+  // Turning profiling on resets the sums to zero; turning it off keeps them.
   void enable(bool on);
   // measured: [instructions]. A step that ends after profiling was turned off is not counted.
   void add(const Step& step, const std::vector<Measured>& measured, int64_t nanoseconds);

@@ -1,5 +1,5 @@
-// Under AddressSanitizer: while it lives, what lies between a row's columns and the next row is nobody's. Of
-// buffers that share memory with one of another shape, nothing is watched.
+// Makes AddressSanitizer report accesses to the padding between a row's columns and the next row, while a
+// WatchedPadding lives. Buffers that share memory with a buffer of another shape are not watched.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_ROW_PADDING_H_
 #define TENSORWRIGHT_RUNTIME_CORE_ROW_PADDING_H_
 

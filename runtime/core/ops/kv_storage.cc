@@ -31,7 +31,7 @@ std::vector<MemoryPiece> KvStorage::pieces() const {
     block = std::max(block, layer.block_bytes);
     most = std::max(most, static_cast<size_t>(blocks_[layer.group]));
   }
-  const size_t blocks = std::max<size_t>(1, kPiece / block);  // of a piece
+  const size_t blocks = std::max<size_t>(1, kPiece / block);  // blocks in a piece
   std::vector<MemoryPiece> pieces;
   for (size_t first = 0; first == 0 || first < most; first += blocks) {
     for (const Layer& layer : layers_) {

@@ -1,4 +1,4 @@
-// The memory of the KV cache: per layer one array of blocks, each laid out as
+// Owns the memory of the KV cache: one array of blocks per layer, each laid out as
 // plugins/paged_attention/layout.h says.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_KV_STORAGE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_KV_STORAGE_H_
@@ -16,17 +16,17 @@ class KvStorage {
  public:
   explicit KvStorage(const Plan& plan);
 
-  // blocks: per cache group. Throws Error{"OutOfMemoryError"}.
+  // blocks: the number of blocks of each cache group. Throws Error{"OutOfMemoryError"}.
   void allocate(const std::vector<int32_t>& blocks);
 
-  // Blocks of each cache group; empty before allocate().
+  // The number of blocks of each cache group; empty before allocate().
   const std::vector<int32_t>& blocks() const { return blocks_; }
-  // [blocks][kv_heads][K, V] of a layer.
+  // Returns the blocks of a layer: [blocks][kv_heads][K, V].
   char* pages(size_t layer) const { return layers_[layer].pages.data(); }
   size_t block_bytes(size_t layer) const { return layers_[layer].block_bytes; }
 
-  // All of it in the order in which blocks are given out: a piece of each layer, each about a huge page, then
-  // the next of each. A layer without any has an empty first piece.
+  // Returns all memory of the cache in the order in which blocks are given out: a piece of each layer, of
+  // about a huge page, then the next piece of each layer. A layer without blocks has an empty first piece.
   std::vector<MemoryPiece> pieces() const;
 
   // Copies one block of a group in all of its layers; both indices must be in range.

@@ -1,4 +1,5 @@
-// One prepared instruction: made once at load, run once per step. Each op is plugins/<op>/instruction.cc.
+// An Operation is one prepared instruction: it is made once at load and runs once per step.
+// plugins/<op>/instruction.cc has the operation of each op.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_OPS_OP_H_
 #define TENSORWRIGHT_RUNTIME_CORE_OPS_OP_H_
 
@@ -16,15 +17,15 @@
 
 namespace tensorwright {
 
-// What the ops of a step see of it.
+// What the operations of a step may read and write.
 struct StepView {
   const Step& step;
   char* arenas[2];    // by BufferKind
   int32_t counts[2];  // by BufferKind: tokens and logit rows of the step
-  char* scratch;      // at least scratch_bytes() of every op; holds nothing between ops
+  char* scratch;      // as many bytes as the largest reserve() returned; it holds nothing between operations
 };
 
-// A buffer of the plan: rows [count of its kind] of `cols` elements.
+// A buffer of the plan: [rows, cols], where rows is the step's count for the buffer's kind.
 struct BufferRef {
   int kind = 0;  // index into StepView::arenas
   int dtype = TW_F32;
@@ -47,7 +48,8 @@ struct BufferRef {
   int64_t row_bytes() const { return int64_t{cols} * static_cast<int64_t>(tw_dtype_bytes(dtype)); }
 };
 
-// What a step costs an op: bytes it must move and arithmetic operations (a multiply-add counts two).
+// What an operation costs in a step: the bytes that it must move and its arithmetic (a multiply-add counts
+// two).
 struct Cost {
   int64_t bytes = 0, operations = 0;
 };
@@ -57,14 +59,15 @@ class Operation {
   virtual ~Operation() = default;
   virtual void run(const StepView& view, ThreadTeam& team) = 0;
   virtual Cost cost(const StepView& view) const = 0;
-  // Sizes tables for the largest step; returns the bytes of scratch that run() may use.
+  // Takes the memory of tables for the largest step. Returns the bytes of scratch that run() may use.
   virtual size_t reserve(const StepLimits& limits, int threads) {
     (void)limits, (void)threads;
     return 0;
   }
 };
 
-// What an instruction needs to become an operation. The plan is checked: indices and shapes are sound.
+// What an instruction needs to become an operation. The plan has been checked, so its indices and shapes are
+// sound.
 struct OpContext {
   const Plan& plan;
   const char* weights;  // weights.bin
@@ -81,11 +84,11 @@ struct OpContext {
   }
 };
 
-// Calls the maker of the instruction's op.
+// Makes the operation of an instruction.
 std::unique_ptr<Operation> make_operation(const Instruction& instruction, const OpContext& context);
 
-// Calls body(begin, end) over ranges of [0, rows), in parallel where that pays: a task has about 16 thousand
-// elements.
+// Calls body(begin, end) for ranges that make up [0, rows), in parallel where that pays: a task has about 16
+// thousand elements.
 template <typename Body>
 void split_rows(ThreadTeam& team, int32_t rows, int64_t elements_per_row, Body&& body) {
   const int64_t elements = int64_t{rows} * elements_per_row;

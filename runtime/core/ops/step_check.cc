@@ -19,7 +19,8 @@ void require_length(const char* name, const std::vector<T>& array, int64_t lengt
           array.size());
 }
 
-// All entries in [0, end); the whole array is read without a branch, and searched only if one is not.
+// Requires that all entries are in [0, end). The array is read without a branch, and searched only if an
+// entry is not.
 void require_below(const char* name, const std::vector<int32_t>& array, int32_t end) {
   bool good = true;
   for (int32_t value : array) good &= static_cast<uint32_t>(value) < static_cast<uint32_t>(end);
@@ -98,8 +99,8 @@ void StepChecker::check_group(const Step& step, size_t group) {
   for (int32_t seq = 0; seq < step.seqs(); ++seq) {
     const auto s = static_cast<size_t>(seq);
     const int32_t queries = step.seq_starts[s + 1] - step.seq_starts[s], context = step.context_lens[s];
-    if (queries == 0) continue;  // nothing of it is read
-    // Blocks from the first position that the first query sees up to the end of the context.
+    if (queries == 0) continue;  // nothing of this sequence is read
+    // The blocks from the first position that the first query sees to the end of the context are read.
     const int32_t visible = window > 0 ? std::max(0, context - queries - window + 1) : 0;
     const int32_t begin = visible / facts_.block_size, end = (context - 1) / facts_.block_size + 1;
     require(end <= tables.max_blocks, "group ", group, ": a context of ", context, " needs ", end,

@@ -1,4 +1,4 @@
-// Refuses malformed steps, so that nothing below ever indexes outside the arenas or the KV cache.
+// Refuses malformed steps, so that no operation ever indexes outside the arenas or the KV cache.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_STEP_CHECK_H_
 #define TENSORWRIGHT_RUNTIME_CORE_STEP_CHECK_H_
 
@@ -17,13 +17,14 @@ struct StepLimits {
 
 class StepChecker {
  public:
-  // blocks: per cache group, as allocated. steps: checked before, for tests of large numbers.
+  // blocks: the allocated blocks of each cache group. steps: the number that the count of steps begins with,
+  // for tests of large numbers.
   StepChecker(const ModelFacts& facts, const StepLimits& limits, const std::vector<int32_t>& blocks,
               int64_t steps = 0);
 
-  // Throws Error{"InvalidRequestError"}. A sequence's tokens must be consecutive positions that end its
-  // context; each slot must be where the block table puts its position; two sequences may not write to one
-  // block.
+  // Throws Error{"InvalidRequestError"}. The tokens of a sequence must have consecutive positions that end
+  // its context. Each slot must be where the block table puts the token's position. Two sequences must not
+  // write to one block.
   void check(const Step& step);
 
  private:
@@ -37,9 +38,9 @@ class StepChecker {
   const StepLimits limits_;
   struct Writer {
     int64_t step = -1;
-    int32_t seq = -1;  // of that step
+    int32_t seq = -1;  // the sequence that wrote in that step
   };
-  std::vector<std::vector<Writer>> writers_;  // [group][block]: who last wrote to it
+  std::vector<std::vector<Writer>> writers_;  // [group][block]: the last write to the block
   int64_t steps_;
 };
 

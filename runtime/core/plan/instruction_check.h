@@ -1,4 +1,5 @@
-// What the check of one instruction of a plan is written in: its operands, and demands on them that name it.
+// Checks one instruction of a plan: looks up its operands, and refuses the plan with an error that names the
+// instruction.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_INSTRUCTION_CHECK_H_
 #define TENSORWRIGHT_RUNTIME_CORE_INSTRUCTION_CHECK_H_
 
@@ -10,10 +11,10 @@
 
 namespace tensorwright {
 
-// Panels that hold so many rows of a matrix.
+// Returns the number of panels that hold `rows` rows of a matrix.
 inline uint64_t ceil_panels(uint64_t rows) { return (rows + TW_LANES - 1) / TW_LANES; }
 
-// One instruction, its operands looked up.
+// One instruction and its operands.
 class InstructionCheck {
  public:
   InstructionCheck(const Plan& plan, size_t index, const char* op)
@@ -69,21 +70,22 @@ class InstructionCheck {
             plan.kv_layers.size(), ", is ", layer);
     return plan.kv_layers[static_cast<size_t>(layer)];
   }
-  // q has the cache's type; beside an int8 cache, the activations'.
+  // q must have the cache's dtype, or with an int8 cache the dtype of activations.
   void require_q(const BufferRecord* q, const KvLayerRecord& layer) const {
     const uint32_t wanted = layer.dtype == TW_I8 ? plan.header.act_dtype : layer.dtype;
     require(q->dtype == wanted, "q must have ", layer.dtype == TW_I8 ? "act_dtype " : "the kv layer's dtype ",
             wanted, ", has ", q->dtype);
   }
 
-  // The heads attribute, in uint64 so that products with it cannot overflow.
+  // Returns the heads attribute, in uint64 so that products with it cannot overflow.
   uint64_t heads(const KvLayerRecord& layer) const {
     const int32_t heads = instruction.ints[1];
     require(heads >= 1 && heads <= (1 << 20) && static_cast<uint32_t>(heads) % layer.kv_heads == 0,
             "heads must be a positive multiple of the layer's ", layer.kv_heads, " kv_heads, is ", heads);
     return static_cast<uint64_t>(heads);
   }
-  // `heads` runs of `width` columns from `start` on, inside a row of `cols`.
+  // Requires that `heads` runs of `width` columns, from column `start` on, lie inside a row of `cols`
+  // columns.
   void require_runs(int32_t start, int32_t heads, int64_t width, uint64_t cols) const {
     require(start >= 0, "start must not be negative, is ", start);
     require(heads >= 1, "heads must be positive, is ", heads);
@@ -92,13 +94,13 @@ class InstructionCheck {
         static_cast<uint64_t>(start) + static_cast<uint64_t>(heads) * static_cast<uint64_t>(width);
     require(end <= cols, "heads must end by column ", cols, ", they end at ", end);
   }
-  // The floats of every norm: eps, weight_offset.
+  // Checks the floats of every norm: eps and weight_offset.
   void require_norm_floats() const {
     require_finite("eps", instruction.floats[0]);
     require(instruction.floats[0] >= 0, "eps must not be negative, is ", instruction.floats[0]);
     require_finite("weight_offset", instruction.floats[1]);
   }
-  // What norms share, with or without a residual that is added first.
+  // Checks what all norms share, with or without a residual that is added first.
   void require_norm() const {
     const BufferRecord *x = in(0), *residual = in(1), *sum = out(1);
     require_same_kind();

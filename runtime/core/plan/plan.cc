@@ -37,7 +37,7 @@ ModelFacts Plan::facts() const {
 
 namespace {
 
-// Sizes are at most this, so that products of two of them fit 64 bits and any one of them fits an int.
+// No size may be larger, so that the product of two sizes fits 64 bits and every size fits an int.
 constexpr uint64_t kLargest = std::numeric_limits<int32_t>::max();
 constexpr uint64_t kLargestArenaRow = uint64_t{1} << 40;
 
@@ -59,7 +59,7 @@ void check_header(const PlanHeader& h, size_t file_bytes) {
           h.header_bytes);
   require(h.file_bytes == file_bytes, "header says ", h.file_bytes, " bytes, the file has ", file_bytes);
   require_size("header: vocab_size", h.vocab_size);
-  // Rotary angles take positions as float32, exact up to 2^24.
+  // Rotary angles take positions as float32, which is exact up to 2^24.
   require(h.max_seq_len >= 1 && h.max_seq_len <= (1u << 24), "header: max_seq_len must be 1 to 2^24, is ",
           h.max_seq_len);
   const uint32_t block = h.block_size;
@@ -101,14 +101,16 @@ void check_kv_layer(const Plan& plan, size_t index) {
   const auto most = static_cast<uint32_t>(tw_most_head_dim(static_cast<int>(layer.dtype)));
   require(layer.head_dim <= most, at, "head_dim must be at most ", most, " in dtype ", layer.dtype, ", is ",
           layer.head_dim);
-  // A position of one layer then takes below 2^24 * 24 bytes, a block 512 times that: no overflow.
+  // A position of one layer then takes less than 2^24 * 24 bytes, and a block 512 times as much, so nothing
+  // overflows.
   require(uint64_t{layer.kv_heads} * layer.head_dim <= (uint64_t{1} << 24), at, "kv_heads * head_dim is ",
           uint64_t{layer.kv_heads} * layer.head_dim, ", over 2^24");
   require(layer.window <= kLargest, at, "window is ", layer.window, ", over ", kLargest);
   require(layer.reserved == 0, at, "reserved must be 0, is ", layer.reserved);
 }
 
-// Every group has a layer, and the layers of a group share one window: the scheduler frees blocks by it.
+// Checks that every group has a layer, and that the layers of a group have the same window, because the
+// scheduler frees the blocks of a group by its window.
 void check_groups(const Plan& plan) {
   std::vector<int64_t> windows(plan.header.cache_groups, -1);
   for (size_t i = 0; i < plan.kv_layers.size(); ++i) {
@@ -150,7 +152,7 @@ uint64_t expected_bytes(const WeightRecord& weight) {
   return uint64_t{weight.n} * weight.k * tw_dtype_bytes(dtype);
 }
 
-// What a layout may hold, as text if `weight` breaks it.
+// Refuses a dtype or a group that the weight's layout cannot hold.
 void check_weight_type(const WeightRecord& weight, const std::string& at) {
   const uint32_t group = weight.group;
   bool known = false;

@@ -1,4 +1,4 @@
-// A plan read from bytes nobody trusts: once parse() returns, every index, size and shape in it is sound.
+// Reads a plan from untrusted bytes: once parse() returns, every index, size and shape in the plan is sound.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PLAN_H_
 
@@ -25,16 +25,15 @@ struct Plan {
 
   // The NUL-terminated name at an offset that parse() has checked.
   const char* name(uint32_t offset) const { return names.data() + offset; }
-  // Bytes of one KV block of one layer.
+  // Returns the bytes of one KV block of one layer.
   size_t kv_block_bytes(const KvLayerRecord& layer) const;
   ModelFacts facts() const;
 };
 
-// "embedding", "rms_norm", ...; null if there is no such op.
+// Returns the name of an op ("embedding", "rms_norm", ...), or null if there is no such op.
 const char* op_name(uint32_t op);
 
-// Throws the error that every fault of a plan ends in: "plan.bin: <fault>; rebuild the engine with
-// build-engine".
+// Throws the error for a fault of a plan: "plan.bin: <fault>; rebuild the engine with build-engine".
 [[noreturn]] void refuse_plan(const std::string& fault);
 
 }  // namespace tensorwright

@@ -7,8 +7,8 @@ namespace {
 
 using Check = InstructionCheck;
 
-// A row of operand indices: the required ones present, the optional ones present or -1, the rest -1; all
-// below `count`.
+// Checks a row of operand indices: required ones must be present, optional ones present or -1, and the rest
+// -1; all must be below `count`.
 template <size_t N>
 void check_operands(const Check& c, const char* what, const int32_t (&operands)[N], int required, int taken,
                     size_t count) {

@@ -1,17 +1,17 @@
-// The binary records of <engine>/cpu/plan.bin, little-endian. builder/emit/cpu_plan.py writes what plan.cc
-// reads; a change here is a new kPlanVersion.
+// Defines the binary records of <engine>/cpu/plan.bin, little-endian. builder/emit/cpu_plan.py writes what
+// plan.cc reads; a change here is a new kPlanVersion.
 //
 //   PlanHeader | KvLayerRecord[kv_layers] | BufferRecord[buffers] | WeightRecord[weights] |
 //   Instruction[instructions] | names: string table, NUL-terminated UTF-8
 //
-// The reader (plan.cc, plan_check.cc) refuses what breaks these rules too:
-// * The file ends with the string table; it is not empty and its last byte is 0. Offset 0 may be the empty
-// name.
-// * Reserved fields, and ints and floats an op does not use, are 0; operands an op does not use are -1.
+// The reader (plan.cc, plan_check.cc) also refuses a plan that breaks one of these rules:
+// * The file ends with the string table, which is not empty and whose last byte is 0. Offset 0 may be the
+//   empty name.
+// * Reserved fields, and ints and floats that an op does not use, are 0. Operands that an op does not use
+//   are -1.
 // * An instruction reads only buffers that an earlier one wrote.
 // * An output may share memory with an input only if both have the same offset, stride and dtype, and only
-// where
-//   op_table.h says so (kOpSharings).
+//   where op_table.h allows it (kOpSharings).
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PLAN_FORMAT_H_
 
@@ -42,8 +42,8 @@ struct PlanHeader {
   uint32_t names_bytes;
   int32_t logits_buffer;  // index of the BufferRecord that holds the logits, rows kind, TW_F32
   uint32_t reserved;
-  uint64_t token_arena_bytes;  // per token: sum that the token-kind buffers were planned into
-  uint64_t row_arena_bytes;    // per logit row, likewise
+  uint64_t token_arena_bytes;  // bytes per token of the arena of the token-kind buffers
+  uint64_t row_arena_bytes;    // bytes per logit row of the arena of the row-kind buffers
 };
 static_assert(sizeof(PlanHeader) == 96);
 
@@ -58,8 +58,8 @@ static_assert(sizeof(KvLayerRecord) == 24);
 enum class BufferKind : uint32_t { kTokens = 0, kRows = 1 };
 
 // A buffer of capacity rows lives at arena + offset * capacity; its row stride is stride_bytes. Offsets and
-// strides are multiples of 64; offset + stride_bytes fits the arena. (Capacity is the step's own number of
-// rows, so that the buffers of a decode step lie close together.)
+// strides are multiples of 64; offset + stride_bytes fits the arena. The capacity is the step's own number of
+// rows, so that the buffers of a decode step lie close together.
 struct BufferRecord {
   uint32_t kind;  // BufferKind
   uint32_t dtype;
@@ -75,10 +75,11 @@ enum class WeightLayout : uint32_t { kRaw = 0, kPanels = 1, kQuantized = 2 };
 struct WeightRecord {
   uint32_t dtype;
   uint32_t layout;  // WeightLayout
-  uint32_t n;       // rows of the matrix as stored: panels * 16 for panels; 1 for vectors
+  uint32_t n;       // rows of the stored matrix: 16 * panels for panels, 1 for vectors
   uint32_t k;       // columns
-  // bytes below is exact: n / 16 * tw_panel_bytes(dtype, k), or tw_quantized_panel_bytes(dtype, k, group), or
-  // n * k * size; raw weights are float32.
+  // The field `bytes` is exact: n / 16 * tw_panel_bytes(dtype, k) for panels, n / 16 *
+  // tw_quantized_panel_bytes(dtype, k, group) for quantized panels, and n * k * size for raw weights, which
+  // are float32.
   uint64_t offset;  // into weights.bin, a multiple of 64
   uint64_t bytes;
   uint32_t name;   // offset into the string table
@@ -86,8 +87,8 @@ struct WeightRecord {
 };
 static_assert(sizeof(WeightRecord) == 40);
 
-// The ops and what each reads stand in op_table.h; what their operands and attributes must be, in the check
-// of each, plugins/<op>/instruction.cc.
+// op_table.h has the ops and what each of them reads. The check in plugins/<op>/instruction.cc says what the
+// operands and attributes of an op must be.
 struct Instruction {
   uint32_t op;
   uint32_t name;      // offset into the string table: module path in the model

@@ -11,7 +11,7 @@ namespace tensorwright {
 
 namespace {
 
-// Sorts keys[from, end). Many of them by their digits: far fewer steps than comparisons would take.
+// Sorts keys[from, end). Many keys are sorted by their digits, in far fewer steps than by comparisons.
 void sort_keys(std::vector<uint64_t>& keys, size_t from, std::vector<uint64_t>* spare) {
   constexpr size_t kMany = 1024, kDigits = 1 << 11;
   const size_t n = keys.size() - from;
@@ -24,7 +24,7 @@ void sort_keys(std::vector<uint64_t>& keys, size_t from, std::vector<uint64_t>* 
   for (int shift = 0; shift < 64; shift += 11) {
     std::array<uint32_t, kDigits> place{};
     for (size_t i = 0; i < n; ++i) ++place[in[i] >> shift & (kDigits - 1)];
-    if (place[in[0] >> shift & (kDigits - 1)] == n) continue;  // all alike
+    if (place[in[0] >> shift & (kDigits - 1)] == n) continue;  // all keys have the same digit
     std::exclusive_scan(place.begin(), place.end(), place.begin(), 0u);
     for (size_t i = 0; i < n; ++i) out[place[in[i] >> shift & (kDigits - 1)]++] = in[i];
     std::swap(in, out);
@@ -40,14 +40,16 @@ double Candidates::weigh(float max) {
   return total_;
 }
 
-// transformers sorts ascending and removes while the cumulative probability is <= 1 - top_p, but for the
-// last. From the other end: a token stays while (total - weight of those after it) / total > 1 - top_p.
-// Compared in fp32 as there; of equal scores the higher id stays, as a stable ascending sort has it.
-Kept Candidates::keep_top_p(double top_p, const Total& total, size_t of, bool more_wanted) {
+// transformers sorts ascending and removes tokens, except the last one, while the cumulative probability is
+// <= 1 - top_p. Seen from the other end, a token stays while (total - weight of the tokens after it) / total
+// > 1 - top_p. The comparison is in fp32, as in transformers. Of equal scores the higher id stays, as with a
+// stable ascending sort.
+Kept Candidates::keep_top_p(double top_p, const Total& total, size_t total_tokens, bool more_wanted) {
   const float bound = static_cast<float>(1.0 - top_p);
-  // What stays has cumulative weight > bound * total made of at most `of` weights no larger than its own; so
-  // only weights above that part need sorting. The slack covers the fp32 comparison.
-  const double floor = bound * total.low / static_cast<double>(of) * (1 - 1e-6);
+  // A token that stays has a cumulative weight above bound * total, which is the sum of at most
+  // `total_tokens` weights no larger than its own. So only weights above bound * total / total_tokens need
+  // sorting. The slack covers the fp32 comparison.
+  const double floor = bound * total.low / static_cast<double>(total_tokens) * (1 - 1e-6);
   order_.clear();
   for (size_t i = 0; i < weights_.size(); ++i) {
     if (weights_[i] >= floor) order_.push_back(descending_key(scores[i], static_cast<uint32_t>(i)));
@@ -76,8 +78,8 @@ Kept Candidates::keep_top_p(double top_p, const Total& total, size_t of, bool mo
   return Kept::yes;
 }
 
-// Sorts the next keys of order_ after the first `sorted`; returns how many are sorted now. Few stay, mostly:
-// no more than it takes.
+// Sorts the next keys of order_ after the first `sorted`, and returns how many are sorted now. Mostly few
+// tokens stay, so the first call sorts only a few keys.
 size_t Candidates::sort_more(size_t sorted) {
   constexpr size_t kFew = 256;
   auto from = order_.begin() + static_cast<std::ptrdiff_t>(sorted);
@@ -90,7 +92,7 @@ size_t Candidates::sort_more(size_t sorted) {
   return kFew;
 }
 
-// It always leaves the likeliest.
+// The likeliest token always stays.
 void Candidates::keep_min_p(double min_p) {
   const float floor = static_cast<float>(min_p);
   size_t kept = 0;

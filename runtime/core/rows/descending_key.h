@@ -1,4 +1,4 @@
-// The order in which top_p counts tokens, as numbers to sort.
+// Makes keys whose ascending order is the order in which top_p counts tokens.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_DESCENDING_KEY_H_
 #define TENSORWRIGHT_RUNTIME_CORE_DESCENDING_KEY_H_
 
@@ -8,7 +8,7 @@
 
 namespace tensorwright {
 
-// Ascending keys are descending scores, of equal ones higher indices first. -0 and 0 are equal.
+// Ascending keys have descending scores; of equal scores, the higher index comes first. -0 and 0 are equal.
 inline uint64_t descending_key(float score, uint32_t index) {
   const uint32_t bits = std::bit_cast<uint32_t>(score + 0.0f);
   const uint32_t ascending = bits >> 31 ? ~bits : bits | 0x80000000u;

@@ -16,7 +16,8 @@ namespace {
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
-// Calls fn(first value, maxima of the next blocks) for the whole row; returns whether there is a NaN.
+// Calls fn(index of the first value, maxima of the next blocks) until the row ends. Returns whether the row
+// has a NaN.
 template <typename Fn>
 bool for_maxima(std::span<const float> row, size_t block, Fn&& fn) {
   constexpr size_t kAtOnce = 64;
@@ -31,9 +32,10 @@ bool for_maxima(std::span<const float> row, size_t block, Fn&& fn) {
   return nan;
 }
 
-// The values that reach a bound below which the k-th largest surely is not: the k-th of the blocks' maxima.
+// Collects the values that are at least as large as the k-th largest of the blocks' maxima. The k-th largest
+// value is one of them, because k values are at least as large as that maximum.
 Collected above_kth_maximum(std::span<const float> row, size_t k) {
-  // Blocks as large as leaves more of them than are wanted, by far.
+  // The blocks are as large as possible while there are far more of them than k.
   const size_t block = row.size() / TW_ROW_BLOCK >= 2 * k ? size_t{TW_ROW_BLOCK} : size_t{TW_ROW_GROUP};
   std::vector<float> maxima;
   maxima.reserve(row.size() / block + 1);

@@ -10,16 +10,17 @@ namespace {
 
 constexpr double kLog2e = 0x1.71547652b82fep+0;
 
-// How far a sum that plugins/logits estimates in float may be off, per unit of the sum: 2^-23 of each weight,
-// as much of the two additions in float; the rest covers those in double, here and in the definition.
+// Bounds the error of a sum that plugins/logits estimates in float, per unit of the sum: 2^-23 for each
+// weight, as much for the two additions in float, and the rest for the additions in double, here and in the
+// definition.
 constexpr double kFloatError = 1.25 * 0x1p-22;
-// The same for what it takes roughly.
+// The same bound for blocks that plugins/logits marks as rough.
 constexpr double kRoughError = 0x1p-4;
 
 }  // namespace
 
 bool RowEstimate::read(std::span<const float> row, float temperature) {
-  constexpr float kLargest = 65536;  // of scores: beyond it the fraction of an exponent has few bits
+  constexpr float kLargest = 65536;  // the largest score; beyond it the fraction of an exponent has few bits
   row_ = row;
   temperature_ = temperature;
   if (!(temperature > 1e-6f && temperature < 1e6f)) return false;
@@ -34,8 +35,8 @@ bool RowEstimate::read(std::span<const float> row, float temperature) {
   return true;
 }
 
-// Brings the blocks' sums to one unit: exp(score) / 2^power was taken, the definition's is exp(score -
-// largest).
+// Brings the sums of the blocks to one unit: they are sums of exp(score) / 2^power, and the definition sums
+// exp(score - largest score).
 void RowEstimate::sum_blocks() {
   sums_.resize(blocks_.size());
   const double top = static_cast<double>(scaled_max_) * kLog2e;
@@ -86,9 +87,10 @@ std::optional<int32_t> RowEstimate::draw(double uniform) {
   return place;
 }
 
-// The token with whose weight the sum passes uniform * total, if it does so by more than the error, and was
-// below by more than that before. The error of that comparison is one of the whole sum: with P the sum before
-// the token and S the rest, it is (1 - uniform) * P against uniform * S.
+// Returns the token with whose weight the sum passes uniform * total, if the sum is more than the error above
+// that target with the token, and more than the error below it before the token. The error of this comparison
+// is one of the whole sum: with P the sum before the token and S the rest, it compares (1 - uniform) * P with
+// uniform * S.
 std::optional<int32_t> RowEstimate::draw_within_bound(double uniform) {
   const double target = uniform * total_;
   double before = 0;

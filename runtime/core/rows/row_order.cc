@@ -14,15 +14,15 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kLog2e = 0x1.71547652b82fep+0;
 
-// The lowest value above a bound; of no bound that itself.
+// Returns the lowest value above a bound, and -inf for -inf, which stands for no bound.
 float above(float bound) { return bound == -kInfinity ? bound : std::nextafter(bound, kInfinity); }
 
 }  // namespace
 
 std::optional<int32_t> RowOrder::draw(RowEstimate* estimate, double top_p, double uniform) {
   estimate_ = estimate;
-  // A token is the last that stays if the weight after it is at most this part of the whole in fp32: up to
-  // half way to the next number.
+  // A token is the last that stays if the weight after it is at most `bound` of the whole in fp32: at most
+  // half way from `bound` to the next fp32 number.
   const float bound = static_cast<float>(1.0 - top_p);
   const double kept = 1 - (static_cast<double>(bound) + std::nextafter(bound, kInfinity)) / 2;
   Part likeliest = take_likeliest(kept, uniform);
@@ -42,12 +42,13 @@ double RowOrder::total() const { return (estimate_->total().low + estimate_->tot
 
 double RowOrder::total_error() const { return (estimate_->total().high - estimate_->total().low) / 2; }
 
-// Of a sum of weights in double, here and in the definition.
+// Returns the error of a sum of weights in double, here and in the definition.
 double RowOrder::sum_error() const {
   return 3 * total() * wide_error(estimate_->row().size(), estimate_->scaled_max());
 }
 
-// The likeliest tokens, with more than this part of the total, cut near there and near the token.
+// Collects the likeliest tokens, which have more than the share `kept` of the total, and cuts them near the
+// end of that share and near the token that `uniform` draws.
 RowOrder::Part RowOrder::take_likeliest(double kept, double uniform) {
   float low = guess_lowest(kept);
   for (;;) {
@@ -66,8 +67,8 @@ RowOrder::Part RowOrder::take_likeliest(double kept, double uniform) {
   }
 }
 
-// The lowest logit to take, by the weights that a sample of the row has below. What few tokens have on top
-// may be missing in the sample, not what many have at the bottom.
+// Guesses the lowest logit to take, from the weight that a sample of the row has below it. The sample may
+// miss weight that few tokens have at the top, but not weight that many tokens have at the bottom.
 float RowOrder::guess_lowest(double kept) {
   constexpr size_t kSample = 4096;
   const std::span<const float> row = estimate_->row();
@@ -81,7 +82,7 @@ float RowOrder::guess_lowest(double kept) {
   const double unit = static_cast<double>(row.size()) / static_cast<double>(sample_.size()) / total();
   double distance = 0;
   size_t i = 0;
-  for (double step_down : {3.0, 3.0 / 7, 3.0 / 49}) {  // each time between two bounds of the last
+  for (double step_down : {3.0, 3.0 / 7, 3.0 / 49}) {  // steps between two bounds of the last
     for (i = 0; i + 1 < TW_ROW_BOUNDS; ++i)
       cut_.bounds[i] = usable_from(scaled_max - distance - step_down * static_cast<double>(i + 1));
     sum_above(sample_);
@@ -97,7 +98,8 @@ float RowOrder::guess_lowest(double kept) {
   return above(cut_.bounds[i]);
 }
 
-// Bounds of about these shares of the part's sum, by a sample, and the sums above them.
+// Sets bounds above which about these shares of the part's sum lie, by a sample, and takes the sums above the
+// bounds.
 void RowOrder::cut_by_shares(const Part& part, Shares shares) {
   const size_t wanted = std::clamp<size_t>(part.values.size() / 32, 64, 512);
   const size_t step = std::max<size_t>(1, part.values.size() / wanted);
@@ -117,7 +119,8 @@ void RowOrder::cut_by_shares(const Part& part, Shares shares) {
   sum_above(part.values);
 }
 
-// Bounds as far from each other as from the next: these always part what is not equal.
+// Sets bounds at equal distances and takes the sums above them. Such bounds always part values that are not
+// equal.
 void RowOrder::cut_evenly(const Part& part) {
   const auto [low, high] = std::ranges::minmax(part.values);
   const float step =
@@ -138,7 +141,8 @@ void RowOrder::sum_above(std::span<const float> values) {
   }
 }
 
-// Of equal scores the place decides, so a bound may not part values that the temperature makes equal.
+// Raises a bound until it parts no values that the temperature makes equal, because the order of equal scores
+// is that of their places.
 float RowOrder::usable(float bound) const {
   const float temperature = estimate_->temperature();
   for (float next = std::nextafter(bound, kInfinity); next / temperature == bound / temperature;
@@ -152,7 +156,7 @@ float RowOrder::usable_from(double score) const {
   return usable(static_cast<float>(score * static_cast<double>(estimate_->temperature())));
 }
 
-// Those of the part, cut, among which the sum passes `target`.
+// Returns the piece of the part in which the sum passes `target`. The part must have been cut.
 RowOrder::Part RowOrder::narrow(const Part& part, double target, Collected* into) {
   size_t i = 0;
   while (i + 1 < TW_ROW_BOUNDS && part.above + cut_.sums[i] < target) ++i;
@@ -171,14 +175,15 @@ RowOrder::Part RowOrder::narrow(const Part& part, double target, Collected* into
           cut_.sums[i] - before};
 }
 
-// `part` has been cut.
+// Returns the token with which the sum passes `target`. The part must have been cut.
 std::optional<RowOrder::Passed> RowOrder::pass(Part part, double target, double error) {
   constexpr size_t kFew = 128;
   bool even = false;
   for (int i = 0; part.values.size() > kFew; i = 1 - i) {
     const size_t size = part.values.size();
     part = narrow(part, target, &collected_[i]);
-    if (part.values.size() <= kFew || (even && part.values.size() == size)) break;  // as many: ties
+    // If even bounds leave as many values as before, these are ties.
+    if (part.values.size() <= kFew || (even && part.values.size() == size)) break;
     even = part.values.size() > size / 2;
     const double share = (target - part.above) / part.sum;
     if (even) {

@@ -1,5 +1,5 @@
-// top_p of a row of which it keeps thousands: the two places that count in the order of likelihood, found by
-// sums of weights above bounds instead of a sort.
+// Draws with top_p from a row of which top_p keeps thousands of tokens. Two places in the order of likelihood
+// count, the last token that stays and the drawn one; sums of weights above bounds find them without a sort.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_ROW_ORDER_H_
 #define TENSORWRIGHT_RUNTIME_CORE_ROW_ORDER_H_
 
@@ -14,33 +14,33 @@
 
 namespace tensorwright {
 
-// Holds scratch only.
+// The object holds scratch only.
 class RowOrder {
  public:
-  // The place of the token that the definition draws from those that top_p < 1 keeps, by a number in [0, 1);
-  // none where the estimates leave it open.
+  // Returns the place of the token that the definition draws, by a number in [0, 1), from the tokens that
+  // top_p < 1 keeps; none where the estimates leave it open.
   std::optional<int32_t> draw(RowEstimate* estimate, double top_p, double uniform);
-  // The most values that a draw had to sort so far: few, but for ties.
+  // The most values that a draw had to sort so far; they are few, except with ties.
   size_t most_sorted() const { return most_sorted_; }
 
  private:
-  // Some of the row's values, and where they stand in it.
+  // Some of the row's values and their places in it.
   struct Part {
     std::span<const float> values;
     std::span<const int32_t> ids;
-    double above = 0;  // weight of all likelier ones
-    double sum = 0;    // of these
+    double above = 0;  // the weight of all likelier values
+    double sum = 0;    // the weight of these values
   };
   using Shares = std::array<double, TW_ROW_BOUNDS - 1>;
-  // How a part is cut in pieces.
+  // The bounds that cut a part into pieces.
   struct Cut {
     std::array<float, TW_ROW_BOUNDS> bounds = {};  // descending, the last one -inf
-    std::array<double, TW_ROW_BOUNDS> sums = {};   // of the part's values above each
+    std::array<double, TW_ROW_BOUNDS> sums = {};   // the weight of the part's values above each bound
   };
-  // The likeliest token with which the sum reaches what was asked for.
+  // The likeliest token with which the sum reaches the target.
   struct Passed {
     int32_t id;
-    double upto;  // the sum with it
+    double upto;  // the sum up to this token, with it
   };
 
   double total() const;
@@ -59,7 +59,7 @@ class RowOrder {
 
   RowEstimate* estimate_ = nullptr;
   size_t most_sorted_ = 0;
-  double guessed_ = 1;  // about the part of the total that likeliest_ has
+  double guessed_ = 1;  // about the share of the total that likeliest_ has
   Cut cut_;
   Collected likeliest_;
   Collected collected_[2];

@@ -21,7 +21,7 @@ bool changes_row(const Sampling& s, const History& history) {
          s.presence_penalty != 0 || !s.bad_words.empty() || too_short(s, history);
 }
 
-// Mostly the first part has one.
+// Returns whether a logit above -inf is left. It looks part by part, because mostly the first part has one.
 bool any_left(std::span<const float> row) {
   constexpr size_t kPart = 2048;
   for (size_t i = 0; i < row.size(); i += kPart) {
@@ -52,7 +52,7 @@ std::span<const float> LogitProcessors::apply(std::span<const float> logits, con
   return row_;
 }
 
-// Masked at once: -inf stays -inf whatever the other steps make of it.
+// Copies the row and applies the mask first: -inf stays -inf in all the other steps.
 void LogitProcessors::copy(std::span<const float> logits, std::span<const uint32_t> mask) {
   if (mask.empty()) {
     row_.assign(logits.begin(), logits.end());
@@ -73,7 +73,7 @@ void LogitProcessors::change(const Sampling& sampling, const History& history) {
 void LogitProcessors::repetition(const Sampling& sampling, const History& history) {
   float penalty = static_cast<float>(sampling.repetition_penalty);
   for (int32_t token : history.tokens) {
-    if (counts_[token]++ > 0) continue;  // once per token, however often it occurs
+    if (counts_[token]++ > 0) continue;  // a token is penalized once, however often it occurs
     float& x = row_[token];
     x = x < 0 ? x * penalty : x / penalty;
   }
@@ -85,7 +85,7 @@ void LogitProcessors::occurrences(const Sampling& sampling, const History& histo
   float presence = static_cast<float>(sampling.presence_penalty);
   for (int32_t token : history.output()) ++counts_[token];
   for (int32_t token : history.output()) {
-    if (counts_[token] == 0) continue;  // done at its first occurrence
+    if (counts_[token] == 0) continue;  // done at the token's first occurrence
     row_[token] -= frequency * static_cast<float>(counts_[token]);
     row_[token] -= presence;
     counts_[token] = 0;

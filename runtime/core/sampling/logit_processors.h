@@ -1,16 +1,16 @@
-// What a request asks to be changed about a row of logits before a token is taken from it.
+// Changes a row of logits as the request asks, before a token is taken from the row.
 //
-// The order of everything that shapes a token, which is transformers' order with presence and frequency put
-// next to the repetition penalty (as vLLM has them):
+// The steps that shape a token are in this order, which is that of transformers with the presence and
+// frequency penalties next to the repetition penalty (as in vLLM):
 //   1. logit_bias          x + bias
 //   2. repetition_penalty  of each token of prompt and output: x < 0 ? x * p : x / p
 //   3. frequency_penalty   x - p * (times in the output)
-//   4. presence_penalty    x - p, if in the output
-//   5. bad_words           -inf for the token that would complete one, prompt included
-//   6. min_tokens          -inf for whatever ends the request, while the output is shorter
-//   7. the mask            -inf for what a guided request's grammar does not allow here
-//   8. temperature, top_k, top_p, min_p: the sampler
-// The answer is a function of the row, the request's parameters and its own tokens.
+//   4. presence_penalty    x - p, if the token is in the output
+//   5. bad_words           -inf for a token that would complete a bad word; words may begin in the prompt
+//   6. min_tokens          -inf for tokens that end the request, while the output is shorter
+//   7. the mask            -inf for tokens that the grammar of a guided request does not allow here
+//   8. temperature, top_k, top_p and min_p, which the sampler applies
+// The result is a function of the row, the request's parameters and the request's own tokens.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_LOGIT_PROCESSORS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_LOGIT_PROCESSORS_H_
 
@@ -22,7 +22,7 @@
 
 namespace tensorwright {
 
-// The tokens of a sequence so far; those from prompt_tokens on are its output.
+// The tokens of a sequence so far. Those from prompt_tokens on are the output.
 struct History {
   std::span<const int32_t> tokens;
   int32_t prompt_tokens = 0;
@@ -32,11 +32,11 @@ struct History {
 
 class LogitProcessors {
  public:
-  // Whether anything is asked for.
+  // Returns whether the request asks for any change of the row.
   static bool change_row(const Sampling& sampling, const History& history, std::span<const uint32_t> mask);
-  // The row as steps 1 to 7 leave it: `logits` itself if nothing is asked for, else a copy that stays valid
-  // until the next call. mask: as token_masks.h has it, empty: none. Throws Error{"InvalidRequestError"} if
-  // no token is left.
+  // Returns the row after steps 1 to 7: `logits` itself if the request asks for no change, else a copy that
+  // stays valid until the next call. mask: as in token_masks.h; an empty mask allows all tokens. Throws
+  // Error{"InvalidRequestError"} if no token is left.
   std::span<const float> apply(std::span<const float> logits, const Sampling& sampling,
                                const History& history, std::span<const uint32_t> mask = {});
 

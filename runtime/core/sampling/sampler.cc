@@ -16,7 +16,7 @@ Sample Sampler::sample(std::span<const float> logits, const Sampling& sampling, 
   Sample sample;
   float max = 0;
   if (sampling.temperature > 0 && !LogitProcessors::change_row(sampling, history, mask)) {
-    // One look at the row serves its check and the draw.
+    // The row is read once, for its check and for the draw.
     const double uniform = philox_uniform(seed, static_cast<uint64_t>(position));
     const bool read = read_estimate(logits, sampling);
     max = read ? estimate_.max() : row_max(logits).value;
@@ -41,7 +41,7 @@ std::vector<TokenLogprob> Sampler::score(std::span<const float> logits, int32_t 
 
 std::vector<int32_t> Sampler::token_set(std::span<const float> logits, const Sampling& sampling,
                                         const History& history, std::span<const uint32_t> mask) {
-  row_max(logits);  // refuses a row without a distribution
+  row_max(logits);  // throws for a row without a distribution
   std::span<const float> processed = processors_.apply(logits, sampling, history, mask);
   if (sampling.temperature == 0) return {row_max(processed).id};
   const bool few = few_allowed(processed, mask);
@@ -66,7 +66,8 @@ bool Sampler::read_estimate(std::span<const float> row, const Sampling& sampling
   return logit_loops().quick && estimate_.read(row, static_cast<float>(sampling.temperature));
 }
 
-// The token of the definition, by the quickest way that is sure of it. `read`: whether estimate_ has the row.
+// Returns the token of the definition, by the quickest way that is sure of it. read: whether estimate_ has
+// the row.
 int32_t Sampler::pick(std::span<const float> row, bool read, const Sampling& sampling, double uniform) {
   if (read) {
     std::optional<int32_t> token;
@@ -89,11 +90,12 @@ int32_t Sampler::pick(std::span<const float> row, bool read, const Sampling& sam
   return candidates_.draw(uniform);
 }
 
-// The definition: leaves the candidates, with their weights, in an order that the row alone decides.
+// Selects the candidates by the definition and leaves them with their weights, in an order that the row alone
+// decides.
 void Sampler::select(std::span<const float> row, const Sampling& sampling) {
   const auto count = static_cast<int32_t>(row.size());
   scaled_.resize(row.size());
-  // fp32 as transformers divides: ties that the division makes are ties for top_k.
+  // The division is in fp32, as in transformers: ties that it makes are ties for top_k.
   divide_row(row, static_cast<float>(sampling.temperature), scaled_.data());
   const RowMax max = row_max(scaled_);  // the division may overflow
   if (sampling.top_k > 0 && sampling.top_k < count) {
@@ -109,15 +111,15 @@ void Sampler::select(std::span<const float> row, const Sampling& sampling) {
   shape(sampling, candidates_.weigh(max.value));
 }
 
-// top_p and min_p of candidates that have weights and are all there is.
+// Applies top_p and min_p to candidates that have weights and are all the tokens there are.
 void Sampler::shape(const Sampling& sampling, double total) {
   if (sampling.top_p < 1)
     candidates_.keep_top_p(sampling.top_p, {total, total}, candidates_.ids.size(), false);
   if (sampling.min_p > 0) candidates_.keep_min_p(sampling.min_p);
 }
 
-// The row's values from `low` on become the candidates, but for those with the lowest score: others might tie
-// with them. Returns the sum of their weights.
+// Makes the row's values from `low` on the candidates, except those with the lowest score, because values
+// below `low` might tie with them. Returns the sum of the candidates' weights.
 double Sampler::take_from(float low) {
   collect_from(low);
   return weigh_collected(low);
@@ -142,7 +144,7 @@ double Sampler::weigh_collected(float low) {
   return candidates_.weigh(estimate_.scaled_max());
 }
 
-// A logit below all whose score is less than `distance` below the largest.
+// Returns a logit below all logits whose score is less than `distance` below the largest score.
 float Sampler::lowest_within(double distance) const {
   const double low =
       (static_cast<double>(estimate_.scaled_max()) - distance) * static_cast<double>(estimate_.temperature());
@@ -153,8 +155,8 @@ float Sampler::lowest_of_min_p(double min_p) const {
   return lowest_within(1e-5 - std::log(static_cast<double>(static_cast<float>(min_p))));
 }
 
-// top_k and what follows, from the values that may be among the k largest scores. False where the
-// temperature leaves more ties than a few.
+// Applies top_k, top_p and min_p to the values that may be among the k largest scores. Returns false where
+// the temperature makes too many ties for that.
 bool Sampler::take_top_k(const Sampling& sampling) {
   const float temperature = estimate_.temperature();
   const float kth = kth_largest(estimate_.row(), sampling.top_k);
@@ -173,8 +175,8 @@ bool Sampler::take_top_k(const Sampling& sampling) {
   return true;
 }
 
-// top_p, and min_p if asked for, from the likeliest tokens. False if it seems to keep too many for that, or
-// if the estimate of the sum leaves open which is the last.
+// Applies top_p, and min_p if the request has it, to the likeliest tokens. Returns false if top_p seems to
+// keep too many tokens for that, or if the estimate of the sum leaves open which token is the last.
 bool Sampler::take_top_p(const Sampling& sampling) {
   const size_t many = sampling.min_p > 0 ? 4096 : 1024;  // order_ has no min_p
   const float lowest =
@@ -201,8 +203,8 @@ bool Sampler::take_top_p(const Sampling& sampling) {
   return false;
 }
 
-// Whether the mask leaves so few tokens that they are better looked at alone: then they are in allowed_,
-// ascending. The others would have the weight zero, so the draw is the same.
+// Returns whether the mask leaves so few tokens that a row of these alone is faster to draw from. If so, they
+// are in allowed_, ascending. The other tokens would have the weight zero, so the draw is the same.
 bool Sampler::few_allowed(std::span<const float> logits, std::span<const uint32_t> mask) {
   constexpr size_t kFewOf = 8;
   size_t count = 0;

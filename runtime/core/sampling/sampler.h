@@ -1,6 +1,6 @@
-// One row of logits to one token. The token set is that of transformers' processors (logit_processors.h has
-// the order of all), then Temperature, TopK, TopP and MinP; the draw is a function of the request's seed and
-// the token's position.
+// Takes one token from one row of logits. The tokens that may be drawn are those that transformers'
+// processors leave (logit_processors.h has their order), then Temperature, TopK, TopP and MinP. The draw is a
+// function of the request's seed and the token's position.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_SAMPLER_H_
 #define TENSORWRIGHT_RUNTIME_CORE_SAMPLER_H_
 
@@ -18,23 +18,24 @@ namespace tensorwright {
 
 struct Sample {
   int32_t token = -1;
-  std::vector<TokenLogprob> logprobs;  // empty unless asked for: the sampled token, then the other likeliest
+  std::vector<TokenLogprob> logprobs;  // if requested: the sampled token, then the likeliest others
 };
 
-// Holds scratch only. Sampling parameters are taken as validated.
+// The object holds scratch only. Sampling parameters must have been validated.
 class Sampler {
  public:
   // `position` is the index of the new token in its sequence. Throws Error{"TensorwrightError"} for a row
   // without a distribution (see row_max), Error{"InvalidRequestError"} if the request forbids all tokens.
-  // Logprobs are those of `logits` as they came. mask: of the tokens allowed (token_masks.h), empty: all.
+  // Logprobs are those of the unchanged `logits`. mask: the allowed tokens (token_masks.h); an empty mask
+  // allows all.
   Sample sample(std::span<const float> logits, const Sampling& sampling, uint64_t seed, int64_t position,
                 const History& history = {}, std::span<const uint32_t> mask = {});
 
-  // The logprobs of one row as it came: of `token`, then of the others among the `top` likeliest. Throws
-  // Error{"NumericalError"} as sample() does.
+  // Returns the logprobs of one unchanged row: of `token`, then of the others among the `top` likeliest.
+  // Throws Error{"NumericalError"} as sample() does.
   std::vector<TokenLogprob> score(std::span<const float> logits, int32_t token, int32_t top);
 
-  // The ids that may be drawn, ascending.
+  // Returns the ids that may be drawn, ascending.
   std::vector<int32_t> token_set(std::span<const float> logits, const Sampling& sampling,
                                  const History& history = {}, std::span<const uint32_t> mask = {});
 
@@ -56,7 +57,7 @@ class Sampler {
   std::vector<TokenLogprob> logprobs(std::span<const float> logits, float max, int32_t token, int32_t top);
 
   LogitProcessors processors_;
-  std::vector<int32_t> allowed_;       // [few] tokens that a mask leaves
+  std::vector<int32_t> allowed_;       // [few]: the tokens that a mask leaves
   std::vector<float> allowed_logits_;  // [few]
   RowEstimate estimate_;
   RowOrder order_;

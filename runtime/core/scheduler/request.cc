@@ -12,7 +12,7 @@ namespace {
 // Below this, logits divided by the temperature leave the range of fp32.
 constexpr double kMinTemperature = 1e-6;
 constexpr double kMaxTimeout = 1e7;  // seconds; far from overflowing a clock
-// So far, penalties and biases keep ordinary logits finite.
+// Within these bounds, penalties and biases keep ordinary logits finite.
 constexpr double kMaxPenalty = 100, kMaxBias = 1e6;
 
 [[noreturn]] void refuse(const char* type, const std::string& must, const std::string& came,
@@ -35,7 +35,7 @@ void validate_range(const char* what, double value, double low, double high) {
          std::to_string(value), "choose one in range");
 }
 
-// What logit_processors.h applies.
+// Validates the parameters that logit_processors.h applies.
 void validate_processors(const Sampling& s, const ModelFacts& facts) {
   validate_range("repetition_penalty", s.repetition_penalty, 1 / kMaxPenalty, kMaxPenalty);
   validate_range("presence_penalty", s.presence_penalty, -kMaxPenalty, kMaxPenalty);
@@ -88,7 +88,7 @@ void validate_sampling(const Sampling& s, const ModelFacts& facts) {
   validate_processors(s, facts);
 }
 
-// What says which tokens a guided request may begin with.
+// Checks that a guided request brings the mask of its first token, and that no other request does.
 void validate_first_mask(const Request& request, const ModelFacts& facts) {
   if (request.sampling.guided) {
     if (request.first_mask.empty())
@@ -135,8 +135,8 @@ void validate_request(const Request& request, const ModelFacts& facts, const std
         "prompt + max_tokens must be at most the engine's max_seq_len " + std::to_string(facts.max_seq_len),
         came, "shorten one, or build the engine with a larger max_seq_len");
   }
-  // The last sampled token is never fed back, so its position needs no room. The full blocks of the prompt
-  // are shared by the completions, the others are not.
+  // The last sampled token is never fed back, so its position needs no room. The completions share the full
+  // blocks of the prompt, and no others.
   int64_t shared = prompt / facts.block_size, entries = (total - 2) / facts.block_size + 1;
   for (const GroupShape& group : groups) {
     if (group.needed(n, shared, entries, facts.block_size) <= group.blocks) continue;

@@ -1,4 +1,4 @@
-// What a caller asks of the engine, what the engine tells back, and what makes a request impossible.
+// Defines what a caller asks of the engine, the events that the engine reports, and the checks of a request.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_REQUEST_H_
 #define TENSORWRIGHT_RUNTIME_CORE_REQUEST_H_
 
@@ -26,18 +26,18 @@ struct Sampling {
   TokenSet stop_token_ids;       // end the request even with ignore_eos
   TokenSet eos_token_ids;
   bool ignore_eos = false;
-  int32_t min_tokens = 0;           // no end-of-sequence or stop token before so many
+  int32_t min_tokens = 0;           // no end-of-sequence or stop token before this many tokens
   double repetition_penalty = 1.0;  // 1: off; over prompt and output
-  double presence_penalty = 0.0;    // 0: off; over the output, as the next
+  double presence_penalty = 0.0;    // 0: off; over the output, like frequency_penalty
   double frequency_penalty = 0.0;
   std::vector<std::pair<int32_t, double>> logit_bias;
-  BannedWords bad_words;         // none empty
+  BannedWords bad_words;         // no word is empty
   double timeout_s = -1;         // from arrival to the end; negative: none
   int32_t priority = 0;          // higher ones start first
-  int32_t logprobs = -1;         // -1: none; 0: of the sampled token; n: of the n likeliest as well
-  int32_t prompt_logprobs = -1;  // the same of each prompt token but the first
+  int32_t logprobs = -1;         // -1: none; 0: the sampled token's; n: those of the n likeliest as well
+  int32_t prompt_logprobs = -1;  // the same for each prompt token but the first
   bool guided = false;           // no token is sampled before its mask has come; see token_masks.h
-  // What the prefix cache remembers of a request is found by those with the same salt alone.
+  // Only requests with the same salt find what the prefix cache remembers of a request.
   std::string cache_salt;
 };
 
@@ -45,37 +45,37 @@ struct Request {
   int64_t id = 0;
   std::vector<int32_t> prompt;
   Sampling sampling;
-  MaskWords first_mask;  // of token 0 of each completion; empty unless guided
+  MaskWords first_mask;  // the mask of token 0 of each completion; empty unless guided
 };
 
 struct TokenLogprob {
   int32_t token;
-  double logprob;  // natural logarithm, of the raw logits' softmax
+  double logprob;  // natural logarithm of the softmax of the raw logits
   int32_t rank;    // 1 + number of tokens with a strictly greater logit
 };
 
-// News of one completion of a request. Tokens of several steps may come in one event if nobody fetched the
-// earlier ones. Every one of the n completions has a last event, also if it never started.
+// What is new of one completion of a request. Tokens of several steps may come in one event if nobody fetched
+// the earlier ones. Every one of the n completions has a last event, also if it never started.
 struct Event {
   int64_t request_id = 0;
   int32_t completion = 0;  // in [0, n)
   std::vector<int32_t> tokens;
   std::vector<std::vector<TokenLogprob>>
-      logprobs;  // [tokens] if asked for: the sampled token, then the others
-  // If asked for, of the next prompt tokens from the second on, each once: the prompt's token, then the
-  // others.
+      logprobs;  // [tokens] if the request asks for them: the sampled token, then the others
+  // If the request asks for them: the logprobs of the next prompt tokens, from the second on, each once:
+  // first the prompt's token, then the others.
   std::vector<std::vector<TokenLogprob>> prompt_logprobs;
   std::string finish;             // "", "stop", "length", "abort", "timeout" or "error"
   int32_t stop_token = -1;        // the end-of-sequence or stop token; it is in `tokens` too
   std::string error_type, error;  // a class of tensorwright.errors, and its message
   int32_t prompt_tokens = 0;
   int32_t cached_tokens = 0;  // prompt tokens that the prefix cache had when the request started
-  double queue_s = -1;        // arrival to the first step it took part in; -1: never
-  double first_token_s = -1;  // arrival to the first token; -1: none yet
+  double queue_s = -1;        // from arrival to the first step of the completion; -1: none yet
+  double first_token_s = -1;  // from arrival to the first token; -1: none yet
 };
 
-// What a completion draws with: that of the request for the first, so that it is the n = 1 run, and odd
-// multiples of it away for the others, so that each is the run of a request with that seed.
+// Returns the seed that a completion draws with. The first completion has the request's seed, so it is the n
+// = 1 run. The others add multiples of an odd constant, so each is the run of a request with that seed.
 constexpr uint64_t completion_seed(uint64_t seed, int32_t completion) {
   return seed + static_cast<uint64_t>(completion) * 0x9E3779B97F4A7C15u;
 }
@@ -84,7 +84,7 @@ constexpr uint64_t completion_seed(uint64_t seed, int32_t completion) {
 void validate_mask(const MaskWords& words, const ModelFacts& facts);
 
 // Throws Error: InvalidRequestError, or PromptTooLongError if the request, with its n completions side by
-// side, could never be finished with the KV blocks there are or within the model's maximum length.
+// side, can never end with the KV blocks that there are, or within the model's maximum length.
 void validate_request(const Request& request, const ModelFacts& facts, const std::vector<GroupShape>& groups,
                       int32_t max_seqs);
 

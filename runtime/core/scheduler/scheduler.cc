@@ -16,7 +16,7 @@ namespace {
 
 using Queue = std::vector<std::unique_ptr<Sequence>>;
 
-// The queue has room.
+// The queue must have room.
 void insert_in_order(Queue& queue, std::unique_ptr<Sequence> sequence) {
   auto after = std::ranges::find_if(queue, [&](const auto& other) { return sequence->before(*other); });
   queue.insert(after, std::move(sequence));
@@ -27,7 +27,8 @@ Queue::iterator find(Queue& queue, int64_t id, int32_t completion) {
       queue, [&](const auto& sequence) { return sequence->id == id && sequence->completion == completion; });
 }
 
-// Each needs one for its first token: a copy of the prompt's last block, or a new one behind it.
+// Returns how many blocks of a group the forks of a sequence need: each needs one for its first token, a copy
+// of the prompt's last block or a new block behind it.
 int32_t blocks_of_forks(const Sequence& sequence) {
   return sequence.sampling->max_tokens > 1 ? sequence.forks : 0;
 }
@@ -82,7 +83,7 @@ std::vector<Sequence*> Scheduler::fork(Sequence& sequence) {
     forks.push_back(fork.get());
     made.push_back(std::move(fork));
   }
-  // Nothing throws once the room is there: all of them run or none.
+  // Nothing throws from here on, so either all forks run or none.
   auto running = static_cast<std::ptrdiff_t>(running_.size());
   running_.resize(running_.size() + made.size());
   std::ranges::move(made, running_.begin() + running);
@@ -110,8 +111,8 @@ void Scheduler::plan_all(StepPlan& plan) {
   } while (plan.chunks.empty() && preempt_idle());
 }
 
-// Of those that sit out, the last gives its blocks to running ones that found none; false if there are not
-// both.
+// Preempts the last sequence that sits out, so that running sequences that found no block get its blocks.
+// Returns false unless there are sequences of both kinds.
 bool Scheduler::preempt_idle() {
   auto sits_out = [](const auto& sequence) { return sequence->pending() == 0; };
   if (std::ranges::all_of(running_, sits_out)) return false;
@@ -122,14 +123,14 @@ bool Scheduler::preempt_idle() {
 }
 
 void Scheduler::plan_each(StepPlan& plan) {
-  // Preemption takes from the back, so an index stays good.
+  // Preemption takes from the back, so an index stays valid.
   for (size_t i = 0; i < running_.size(); ++i) {
     if (running_[i]->pending() == 1) plan_running(*running_[i], plan, true);
   }
   for (size_t i = 0; i < running_.size(); ++i) {
     if (running_[i]->pending() > 1) plan_running(*running_[i], plan, true);
   }
-  // Whoever was sent back just now does not fit again: it needs more blocks than it gave up.
+  // A sequence that was preempted just now does not fit again, because it needs more blocks than it gave up.
   while (!waiting_.empty() && admit(0, plan)) {
   }
 }
@@ -155,7 +156,8 @@ int32_t Scheduler::budget(const StepPlan& plan, const Sequence& sequence) const 
   return limits_.max_chunk > 0 ? std::min(chunk, limits_.max_chunk) : chunk;
 }
 
-// False if the sequence gets nothing: no budget left, or no blocks and nobody behind it to take them from.
+// Plans a chunk of a running sequence. Returns false if no budget is left, or if there are no blocks and no
+// sequence behind it to take them from.
 bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preempt) {
   make_room(plan.chunks, 1);
   int32_t before = sequence.blocks.size();
@@ -168,7 +170,8 @@ bool Scheduler::plan_running(Sequence& sequence, StepPlan& plan, bool may_preemp
       preempt_last(plan);
       continue;
     }
-    // The last takes what is left; with nothing left it keeps what it has until one before it needs it.
+    // The last sequence takes the blocks that are left. If none are left, it keeps its blocks until a
+    // sequence before it needs them.
     chunk = kv_.reach(sequence.blocks, sequence.computed, sequence.computed + chunk) - sequence.computed;
     if (chunk <= 0) return false;
     kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk);
@@ -200,7 +203,8 @@ bool Scheduler::admit(size_t waiting_index, StepPlan& plan) {
   return true;
 }
 
-// The matched blocks and those of its first chunk, whose tokens it returns.
+// Gives a sequence the matched blocks and those of its first chunk. Returns the number of tokens in the
+// chunk.
 int32_t Scheduler::take_blocks(Sequence& sequence, const KvBlocks::Match& match, const StepPlan& plan) {
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
@@ -219,8 +223,8 @@ int32_t Scheduler::places() const {
   return places;
 }
 
-// Whether a waiting sequence finds blocks for all that it has. Alone it finds what it needs, little by
-// little.
+// Returns whether there are blocks for all tokens of a waiting sequence. A sequence that would run alone
+// always starts: it finds its blocks chunk by chunk.
 bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const {
   if (running_.empty()) return true;
   auto hit = static_cast<int32_t>(match.path.size());
@@ -230,7 +234,8 @@ bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& 
   return missing <= kv_.available(group) - match.idle[group] - outstanding_blocks(group);
 }
 
-// Blocks that running sequences still need for the tokens they have, and their forks for the next one.
+// Returns how many blocks the running sequences still need for the tokens that they have, and their forks for
+// the next token.
 int32_t Scheduler::outstanding_blocks(int32_t group) const {
   int32_t blocks = 0;
   for (const auto& sequence : running_) {
@@ -277,8 +282,8 @@ bool Scheduler::preempt(int64_t id, int32_t completion) {
 void Scheduler::debug_preempt() {
   ++plans_;
   if (limits_.debug_preempt_every == 0 || plans_ % limits_.debug_preempt_every != 0) return;
-  // Only those that got a token since their last start: else forced preemption could keep one from ever
-  // finishing.
+  // Only sequences that got a token since their last start are drawn: forced preemption could otherwise keep
+  // one from ever ending.
   std::vector<const Sequence*> grown;
   for (const auto& sequence : running_) {
     if (sequence->size() > sequence->tokens_when_admitted) grown.push_back(sequence.get());
@@ -304,7 +309,8 @@ void Scheduler::commit(const StepPlan& plan) {
       kv_.publish(sequence.blocks, std::span(sequence.tokens).first(sequence.computed),
                   sequence.sampling->cache_salt);
     } catch (const std::bad_alloc&) {
-      // The step is done, and nobody needs the cache to remember it: the sequence's next commit tries again.
+      // The step is done, and nothing depends on the prefix cache remembering it: the sequence's next commit
+      // tries again.
       ++stats_.publishes_without_memory;
     }
     kv_.drop_unseen(sequence.blocks, sequence.computed);
@@ -329,7 +335,7 @@ void Scheduler::rollback(StepPlan& plan) {
 
 int64_t Scheduler::waste_slots() const {
   int64_t slots = 0;
-  std::unordered_set<int32_t> seen;  // last blocks: that of forks is one, until they write
+  std::unordered_set<int32_t> seen;  // last blocks: forks share theirs until they write to it
   for (const auto& sequence : running_) {
     int32_t size = sequence->blocks.size();
     if (size > 0 && seen.insert(sequence->blocks.tables[0][size - 1]).second) slots += waste(*sequence);

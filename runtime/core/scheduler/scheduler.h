@@ -1,33 +1,34 @@
-// Which tokens of which sequences the next step computes. Holds no tensors and knows no clock.
+// Decides which tokens of which sequences the next step computes. It holds no tensors and knows no clock.
 //
-// Sequences are in one order: higher priority first, within a priority the older first. A step: every running
-// sequence that decodes gets one token, then prefill chunks fill the token budget in that order, then the
-// first of those that wait is admitted, and the next, while blocks for all that it has are in sight. When a
-// running sequence finds no block, the last of the running goes back to its place in the queue; its tokens
-// are kept and computed again. Nobody is preempted because somebody of higher priority waits.
+// All sequences are in one order: higher priority first, and within a priority the older first. In a step,
+// every running sequence that decodes gets one token. Then prefill chunks fill the token budget, in that
+// order. Then waiting sequences are admitted, the first one first, as long as there are blocks for all tokens
+// that a sequence has. When a running sequence finds no block, the last running one is preempted: it goes
+// back to its place in the queue, keeps its tokens, and computes them again. No sequence is preempted because
+// one of higher priority waits.
 //
-// A request of n completions starts as one sequence, which keeps places for the others. fork() makes them
-// once its prompt is computed: they share its blocks, the last by copy on write, and are from then on
-// sequences like any other, right behind it in the order.
+// A request of n completions starts as one sequence, which keeps places for the others. fork() makes the
+// others once the prompt is computed. They share the blocks of the first, and copy the last one when they
+// write to it. From then on they are sequences like any other, right behind the first in the order.
 //
-// A sequence whose tokens are all computed, and whose next one is not there, sits out: no step has it until
-// somebody gives it a token. It keeps its place and its blocks, but is preempted as any other, and also, the
-// last of its kind first, if those that could go on find no block for any of them.
+// A sequence sits out when its tokens are all computed and its next token is not there yet: no step has it
+// until it gets a token. It keeps its place and its blocks, but can be preempted like any other. If none of
+// the sequences that could go on finds a block, those that sit out are preempted, the last one first.
 //
-// Fairness bound, for those that do not sit out; one that does comes later by the steps it misses. The first
-// of the running sequences is never preempted and gets on in every step: by one token when it decodes, by c =
-// min(max_chunk, max_tokens - max_seqs + 1) tokens at least when it prefills (sooner if less is left). So it
-// is done S = ceil((prompt + max_tokens) / c) + max_tokens steps after it became the first, however often it
-// was preempted before. Of those that wait, none starts before the first does. So a sequence starts at the
+// The fairness bound holds for sequences that do not sit out; one that does is later by the steps that it
+// misses. The first of the running sequences is never preempted and progresses in every step: by one token
+// when it decodes, and by at least c = min(max_chunk, max_tokens - max_seqs + 1) tokens when it prefills (or
+// by all that are left). With prompt_logprobs, c is max_prompt_rows if that is less. So it ends at most S =
+// ceil((prompt + max_tokens) / c) + max_tokens steps after it became the first, however often it was
+// preempted before. No waiting sequence starts before the first waiting one. So a sequence starts at the
 // latest one step after the sum of S over the sequences that were running or before it in the order when it
-// came (each completion counts), and those of higher priority that came while it waited: these can keep it
-// waiting as long as they keep coming. Nothing else that comes later delays it; with equal priorities,
-// nothing at all. (debug_preempt_every breaks this on purpose.) Wanting prompt_logprobs, a sequence has c =
-// max_prompt_rows if that is less.
+// arrived (each completion counts), and over those of higher priority that arrived while it waited: these can
+// keep it waiting as long as they keep arriving. No other sequence that arrives later delays it; with equal
+// priorities, none at all. (debug_preempt_every breaks this on purpose.)
 //
-// plan() is a proposal: commit() makes it fact, rollback() takes it back: no token counted, no block held,
-// admitted sequences wait again. Preemptions and cache evictions that made room stay: each is harmless by
-// itself.
+// plan() is a proposal: commit() makes it fact, and rollback() takes it back, so that no token is counted, no
+// block is held, and admitted sequences wait again. Preemptions and cache evictions that made room stay; each
+// is harmless by itself.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_SCHEDULER_H_
 #define TENSORWRIGHT_RUNTIME_CORE_SCHEDULER_H_
 
@@ -42,14 +43,14 @@
 namespace tensorwright {
 
 struct SchedulerLimits {
-  int32_t max_seqs = 1;    // running at once
-  int32_t max_tokens = 1;  // in a step; at least max_seqs
-  int32_t max_chunk = 0;   // of one sequence's prefill in a step; 0: no cap
-  // For tests: every n-th step preempts a running sequence drawn by seed, if one has grown since its last
-  // start.
+  int32_t max_seqs = 1;    // sequences that run at once
+  int32_t max_tokens = 1;  // tokens in a step; at least max_seqs
+  int32_t max_chunk = 0;   // tokens of one sequence's prefill in a step; 0: no cap
+  // For tests: every n-th step preempts a running sequence that is drawn by debug_seed, if one has grown
+  // since its last start.
   int32_t debug_preempt_every = 0;
   uint64_t debug_seed = 0;
-  // Prompt positions in a step whose logits are wanted (prompt_logprobs), besides a row per sequence that
+  // Prompt positions in a step whose logits are reported (prompt_logprobs), besides a row per sequence that
   // samples.
   int32_t max_prompt_rows = 1;
 };
@@ -57,11 +58,12 @@ struct SchedulerLimits {
 struct PlannedChunk {
   Sequence* sequence;
   int32_t tokens;         // computed in this step, from sequence->computed on
-  int32_t prompt_rows;    // of these, prompt positions whose logits are wanted, from sequence->scored on
+  int32_t prompt_rows;    // prompt positions among these whose logits are reported
   int32_t blocks_before;  // per group, for rollback
   bool admitted;          // came from the waiting queue in this plan
   bool decode;
-  bool last() const { return tokens == sequence->pending(); }  // before commit: its logits are wanted
+  // Returns whether the next token is drawn from this chunk's logits; valid before commit().
+  bool last() const { return tokens == sequence->pending(); }
 };
 
 struct StepPlan {
@@ -73,46 +75,48 @@ struct StepPlan {
 struct SchedulerStats {
   int64_t steps = 0, rolled_back = 0, preemptions = 0;
   int64_t prefill_tokens = 0, decode_tokens = 0;
-  int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;  // at (re)starts
-  int64_t publishes_without_memory =
-      0;                        // commits of a sequence that the prefix cache remembers later, or never
-  int64_t max_waste_slots = 0;  // largest waste of any sequence after any step; below block_size
+  int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;  // counted at starts and restarts
+  int64_t publishes_without_memory = 0;  // commits that found no memory to publish: the prefix cache
+                                         // remembers those blocks later, or never
+  int64_t max_waste_slots = 0;           // the largest waste of any sequence after any step; below block_size
 };
 
 class Scheduler {
  public:
   Scheduler(KvBlocks& kv, const SchedulerLimits& limits);
 
-  // What throws changes nothing, and the sequence is gone.
+  // If it throws, nothing has changed, and the sequence is destroyed.
   void add(std::unique_ptr<Sequence> sequence);
-  // Frees its blocks at once; null if no such sequence is alive. Not between plan() and commit() or
-  // rollback().
+  // Removes a sequence and frees its blocks at once; returns null if no such sequence is alive. Must not be
+  // called between plan() and commit() or rollback().
   std::unique_ptr<Sequence> remove(int64_t id, int32_t completion = 0);
-  bool preempt(int64_t id, int32_t completion = 0);  // false unless it is running
-  // The other completions of a running sequence, which has all its tokens computed: with the same tokens, in
-  // the same blocks. Valid until they are removed. What throws changes nothing.
+  bool preempt(int64_t id, int32_t completion = 0);  // false unless the sequence is running
+  // Makes the other completions of a running sequence, whose tokens must all be computed: they have the same
+  // tokens in the same blocks. The pointers are valid until the sequences are removed. If it throws, nothing
+  // has changed.
   std::vector<Sequence*> fork(Sequence& sequence);
 
-  // Throws what copying a block throws, and bad_alloc, after a rollback.
+  // Throws what the copy of a block throws, and bad_alloc, after a rollback.
   StepPlan plan();
-  // Only this sequence's share of a step; empty if it has to wait. Throws as plan() does.
+  // Plans only this sequence's share of a step; the plan is empty if the sequence must wait. Throws as plan()
+  // does.
   StepPlan plan_only(int64_t id, int32_t completion = 0);
-  // Neither takes memory that it cannot do without.
+  // Neither commit() nor rollback() fails for lack of memory.
   void commit(const StepPlan& plan);
   void rollback(StepPlan& plan);
 
   bool idle() const { return running_.empty() && waiting_.empty(); }
   int32_t running() const { return static_cast<int32_t>(running_.size()); }
   int32_t waiting() const { return static_cast<int32_t>(waiting_.size()); }
-  int64_t waste_slots() const;  // slots of held blocks without a token, all running sequences
+  int64_t waste_slots() const;  // slots without a token in the blocks of all running sequences
   const SchedulerStats& stats() const { return stats_; }
   void for_each(const std::function<void(const Sequence&)>& visit) const;
-  // Throws InvariantError unless its sequences hold what the blocks say. Not between plan() and commit() or
-  // rollback().
+  // Throws InvariantError unless the counts of the blocks agree with what the sequences hold. Must not be
+  // called between plan() and commit() or rollback().
   void check() const;
 
  private:
-  using Queue = std::vector<std::unique_ptr<Sequence>>;  // in order
+  using Queue = std::vector<std::unique_ptr<Sequence>>;  // sequences in their order
 
   void make_room_for(size_t sequences);
   void plan_all(StepPlan& plan);
@@ -133,7 +137,7 @@ class Scheduler {
 
   KvBlocks& kv_;
   SchedulerLimits limits_;
-  Queue running_, waiting_;  // each with room for the sequences of both: moving one takes no memory
+  Queue running_, waiting_;  // each has room for the sequences of both, so that moving one takes no memory
   uint64_t arrivals_ = 0;
   uint64_t plans_ = 0;
   SchedulerStats stats_;

@@ -16,7 +16,7 @@ void build_group(const StepPlan& plan, int32_t group, int32_t block_size, GroupT
   int32_t* row = out->block_tables.data();
   for (const PlannedChunk& chunk : plan.chunks) {
     const BlockTable& table = chunk.sequence->blocks.tables[group];
-    // What was dropped is never read; block 0 is there, whoever's it is.
+    // Dropped blocks are never read. Block 0 stands in for them, because it always exists.
     for (int32_t i = 0; i < table.size(); ++i) row[i] = std::max(table[i], 0);
     row += out->max_blocks;
     int32_t first = chunk.sequence->computed;

@@ -1,4 +1,4 @@
-// A plan of the scheduler, spelled out for the executor: token ids, positions and where each goes in the
+// Turns a plan of the scheduler into a step for the executor: token ids, positions and their slots in the
 // cache.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_STEP_BUILDER_H_
 #define TENSORWRIGHT_RUNTIME_CORE_STEP_BUILDER_H_
@@ -8,8 +8,8 @@
 
 namespace tensorwright {
 
-// In the order of the chunks, the logit rows: of each chunk its prompt rows, then one if it reaches the end
-// of its sequence. Reuses the vectors of `step`.
+// The logit rows are in the order of the chunks: first the prompt rows of a chunk, then one row if the chunk
+// reaches the end of its sequence. Reuses the vectors of `step`.
 void build_step(const StepPlan& plan, int32_t groups, int32_t block_size, Step* step);
 
 }  // namespace tensorwright

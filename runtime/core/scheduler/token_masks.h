@@ -1,5 +1,5 @@
-// The token masks of guided completions, on their way from whoever computes them to the engine's loop. A
-// mailbox that knows neither grammars nor sequences.
+// A mailbox for the token masks of guided completions, between the thread that computes them and the engine's
+// loop. It knows neither grammars nor sequences.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_TOKEN_MASKS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_TOKEN_MASKS_H_
 
@@ -21,18 +21,19 @@ using SharedMask = std::shared_ptr<const MaskWords>;
 
 constexpr size_t mask_words(int32_t vocab_size) { return (static_cast<size_t>(vocab_size) + 31) / 32; }
 
-// Thread-safe; one thread takes and waits.
+// Thread-safe, but only one thread may call take() and wait().
 class TokenMasks {
  public:
-  // Completions 0 .. n - 1 of the request may get masks from now on; `first` is that of token 0 of each.
+  // Lets completions 0 .. n - 1 of the request get masks from now on. `first` is the mask of token 0 of each.
   void open(int64_t id, int32_t n, MaskWords first);
-  void close(int64_t id, int32_t completion);  // and drops its masks; nothing if it is not open
+  void close(int64_t id, int32_t completion);  // drops the masks; nothing if it is not open
   void close_all();
 
-  // The mask of a completion's token number `generated`; of several for one token the last counts. False if
-  // the completion is not open. Throws Error{"InvalidRequestError"} if the token's mask was taken already.
+  // Puts the mask of a completion's token number `generated`; of several masks for one token the last counts.
+  // Returns false if the completion is not open. Throws Error{"InvalidRequestError"} if the token's mask was
+  // taken already.
   bool put(int64_t id, int32_t completion, int32_t generated, MaskWords words);
-  // The mask of that token, null if it has not come. Those of earlier tokens are dropped.
+  // Takes the mask of that token, null if it has not come. Masks of earlier tokens are dropped.
   SharedMask take(int64_t id, int32_t completion, int32_t generated);
 
   // Returns at `deadline`, or once a mask was put or wake() was called since the last wait() returned.

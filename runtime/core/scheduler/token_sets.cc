@@ -6,8 +6,8 @@ namespace {
 
 using Word = std::vector<int32_t>;
 
-// Where what comes before a word's last token begins, backwards; it ends at rend(). (Views of ranges would
-// say it in one, but clang before 16 does not compile those of libstdc++.)
+// Returns where the tokens before a word's last token begin, read backwards; they end at rend(). A view would
+// be shorter, but clang before 16 does not compile the views of libstdc++.
 Word::const_reverse_iterator before_last(const Word& word) { return word.rbegin() + 1; }
 
 size_t shared_length(const Word& a, const Word& b) {
@@ -32,7 +32,7 @@ BannedWords::BannedWords(std::vector<Word> words) : words_(std::move(words)) {
   });
   int32_t nodes = 1;
   std::vector<int32_t> path = {
-      0};  // of the word before, which has all that this one shares with earlier ones
+      0};  // the nodes of the previous word: no earlier word shares more with this one
   for (size_t i = 0; i < order.size(); ++i) {
     path.resize(1 + (i > 0 ? shared_length(*order[i - 1], *order[i]) : 0));
     const auto known = static_cast<ptrdiff_t>(path.size()) - 1;

@@ -1,4 +1,4 @@
-// Tokens and words of a request, ordered once so that a look at them costs the same however many there are.
+// Holds tokens and words of a request, ordered once so that a lookup is fast however many there are.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_TOKEN_SETS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_TOKEN_SETS_H_
 
@@ -11,7 +11,7 @@
 
 namespace tensorwright {
 
-// Ids, ascending, each once.
+// A set of ids, each once, ascending.
 class TokenSet {
  public:
   TokenSet() = default;
@@ -25,18 +25,18 @@ class TokenSet {
   std::vector<int32_t> ids_;
 };
 
-// Sequences of tokens that must not occur. A tree over each word's tokens but the last, read backwards: one
-// walk from a sequence's end finds all words that its next token could complete.
+// The sequences of tokens that must not occur. They are a tree over the tokens of each word except the last,
+// read backwards: one walk from a sequence's end finds all words that the next token could complete.
 class BannedWords {
  public:
   BannedWords() = default;
-  BannedWords(std::vector<std::vector<int32_t>> words);  // those without a token ban nothing
+  BannedWords(std::vector<std::vector<int32_t>> words);  // words without a token ban nothing
   BannedWords(std::initializer_list<std::vector<int32_t>> words)
       : BannedWords(std::vector<std::vector<int32_t>>(words)) {}
 
   bool empty() const { return words_.empty(); }
-  const std::vector<std::vector<int32_t>>& words() const { return words_; }  // as they came
-  // ban(token) for the last token of every word whose other tokens `tokens` ends in.
+  const std::vector<std::vector<int32_t>>& words() const { return words_; }  // as the caller gave them
+  // Calls ban(token) for the last token of every word whose other tokens are the end of `tokens`.
   template <typename Ban>
   void for_each_last(std::span<const int32_t> tokens, const Ban& ban) const {
     int32_t node = 0;
