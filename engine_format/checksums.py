@@ -51,7 +51,7 @@ class FileMark(NamedTuple):
 
 
 def checksum_text(sums: Mapping[str, FileSum]) -> str:
-    """Returns the text of checksums.txt. sums: by relative path."""
+    """Returns the text of checksums.txt. sums: the sum of each file, by relative path."""
     body = "".join(f"{digest}  {size}  {name}\n" for name, (digest, size) in sorted(sums.items()))
     return body + _last_line(body) + "\n"
 

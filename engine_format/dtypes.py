@@ -1,4 +1,4 @@
-"""Element types by name, their sizes, and the short names that users may write."""
+"""Lists the element types by name, their sizes, and the short names that users may write."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ BITS = {
     "uint8": 8,
     "bool": 8,
 }
-"""Bits of one stored element of each type. Two int4 elements share a byte."""
+"""The bits of one stored element of each type. Two int4 elements share a byte."""
 
 ITEM_BYTES = {dtype: bits // 8 for dtype, bits in BITS.items() if bits >= 8}
-"""Bytes of one element of each type that has whole bytes."""
+"""The bytes of one element of each type that has whole bytes."""
 
 DTYPES = ("float32", "float16", "bfloat16")
-"""Types that the activations of an engine can have. `targets.TARGETS` says which of them a target has."""
+"""The types that the activations of an engine can have. `targets.TARGETS` says which of them a target has."""
 
 SHORT_NAMES = {
     "bf16": "bfloat16",

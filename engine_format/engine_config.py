@@ -74,7 +74,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyRecord:
-    """How far the engine's logits are from those of the reference. A number is None where it is not finite."""
+    """The distance of the engine's logits from those of the reference. A number is None if it is not finite."""
 
     kind: str | None = field(default=None, metadata=OPTIONAL)
     """One of "quick" and "full"."""
@@ -99,7 +99,7 @@ class AccuracyRecord:
 
 @dataclass(frozen=True)
 class QuantizationRecord:
-    """What quantization stored, and the error of every weight."""
+    """The formats and sizes of quantized weights, and the error of every weight."""
 
     spec: QuantizeSpec
     tied: bool
@@ -159,7 +159,7 @@ class EngineConfig:
     build_options: dict[str, Any]
     """The options of the build that its target has, by name: builder/options.py."""
     passes: dict[str, int]
-    """How often each pass fired."""
+    """The number of times that each pass fired, by name."""
     accuracy: AccuracyRecord | None
     """None if the build did not measure it."""
     quantization: QuantizationRecord | None

@@ -1,4 +1,4 @@
-"""Names of the files of an engine, relative to its folder."""
+"""Lists the names of an engine's files, relative to the engine's folder."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class CacheLayer:
     head_dim: int
     dtype: str
     window: int
-    """Positions that attention sees; 0 for all."""
+    """The number of positions that attention sees; 0 means all."""
 
     @property
     def position_bytes(self) -> int:

@@ -23,7 +23,7 @@ class TargetFormat:
     weight_formats: tuple[str, ...]
     """Kinds of quantized weights, of `weight_formats.FORMATS`."""
     shares_prefixes: bool = True
-    """Whether its KV cache has blocks that sequences share."""
+    """Whether the target's KV cache has blocks that sequences share."""
 
     def parse_quantize(self, text: str) -> QuantizeSpec:
         """Reads the text of `--quantize` for this target. Raises InvalidOptionError for what the target cannot do."""

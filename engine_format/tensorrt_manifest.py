@@ -70,7 +70,7 @@ class Manifest:
     library_version: str
     """The version of the package that built the engine, such as "1.7.1.116"."""
     sms: tuple[int, ...]
-    """The SMs that the build named, such as (80, 89). Empty: the library chose the GPUs."""
+    """The SMs that the build named, such as (80, 89). Empty means that the library chose the GPUs."""
     kernel_sms: tuple[int, ...]
     """The SMs that the kernels of the plugins were compiled for. A newer SM runs the PTX of the lowest."""
     dtype: str

@@ -30,12 +30,12 @@ MAX_WHOLE_ROW = (2**31 - 1) // (127 * 128)
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """How one matrix is quantized."""
+    """The quantization of one matrix."""
 
     bits: int
     """Bits of one weight."""
     group: int
-    """Elements of K that share a scale. 0: the whole row shares one."""
+    """The number of elements of K that share a scale. 0 means that the whole row shares one."""
     kind: str = "int"
     """One of "int" and "fp"."""
 

@@ -154,7 +154,7 @@ def names_of_kind(kind: str) -> frozenset[str]:
 
 
 def kind_of(op: str) -> str:
-    """What the record of a graph's operation says as its kind; empty if it says none or if there is no record."""
+    """Returns the kind in the record of a graph's operation, or "" if the record has none or does not exist."""
     spec = _table().graph.get(op)
     return "" if spec is None else spec.kind
 

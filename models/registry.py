@@ -25,7 +25,7 @@ class Expected:
 
 
 class Quantized(NamedTuple):
-    """Which matrices of a model a build quantizes."""
+    """The matrices of a model that a build quantizes."""
 
     layers: bool = False
     embedding: bool = False

@@ -1,4 +1,4 @@
-"""Profiles `tensorwright run --profile`: measures the ceilings first, and shows the times of the steps at the end."""
+"""Profiles a run for `tensorwright run --profile`: measures the ceilings first, shows the steps' times at the end."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _build_report(engine: EngineDir) -> dict[str, Any] | None:
 
 
 def show(facts: dict[str, Any], console: Console) -> None:
-    """Prints `describe`'s facts for people."""
+    """Prints the facts of `describe` as tables for people."""
     head = {"engine": facts["path"], "target": facts["target"], "dtype": facts["dtype"]}
     built = {"built by": f"tensorwright {facts['tensorwright_version']}", "size": format_size(facts["total_bytes"])}
     _show_pairs(

@@ -45,7 +45,7 @@ class SlowLog:
 BACKLOG = 2048  # connections that the system queues until they are accepted
 AT_ONCE = 16  # connections accepted before the event loop runs other work; fewer than SPARE of connections.py
 RETRY_SECONDS = 1.0  # The next attempt comes so much later when the system has no resources left.
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)  # ENOSPC: epoll has no watch left
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC)  # ENOSPC: epoll is out of watches
 
 MakeProtocol = Callable[[Place], asyncio.Protocol]
 

@@ -169,7 +169,7 @@ class Connections:
             group.add(place)
 
 
-SPARE = 32  # for engines, logs, child processes, and sockets that are being closed
+SPARE = 32  # open files that are kept for engines, logs, child processes, and sockets that are being closed
 
 
 def allow_sockets(wanted: int, least: int) -> int:

@@ -72,9 +72,9 @@ class WorkPool:
         """Returns the result of work(*arguments), run in a thread of the pool. Raises the work's own exceptions, and
         QueueFullError.
 
-        If the waiting task is cancelled, a job that has not begun is dropped. A job that has begun goes on.
+        If the waiting task is cancelled, a job that has not begun is dropped. A job that has begun goes on, and `late`,
+        if given, takes its result in the pool's thread.
         client: the client on whose behalf the job runs; clients take turns.
-        late: takes the result of such a job, in the pool's thread.
         """
         job = _Job(partial(work, *arguments), client)
         self._admit(job)
@@ -103,8 +103,8 @@ class WorkPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _admit(self, job: _Job) -> None:
-        """Queues a job. If the queue is full, the client with most waiting jobs loses its newest one. That job may be
-        the new one, for which QueueFullError is raised."""
+        """Queues a job. If the queue is full, the newest job of the client with most waiting jobs fails with
+        QueueFullError. If that is the new job, this raises the error."""
         displaced: _Job | None = None
         with self._lock:
             if self._most_waiting is not None and self._waiting >= self._most_waiting:

@@ -1,6 +1,6 @@
 """Starts, awaits and aborts the engine's requests that serve one HTTP request.
 
-They start together, end together, and are aborted as soon as the client leaves.
+All are started and awaited together, and aborted as soon as the client leaves.
 """
 
 from __future__ import annotations

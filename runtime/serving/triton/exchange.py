@@ -30,7 +30,7 @@ class Channel(Protocol):
     def is_cancelled(self) -> bool: ...
 
 
-class CancelledByClient(Exception):  # This is no TensorwrightError, for nothing failed.
+class CancelledByClient(Exception):  # A cancellation is no error, so the name does not say "Error".
     """The client cancelled the request or went away."""
 
 

@@ -120,7 +120,7 @@ class TritonMetrics:
         stats = self._stats()
         for sample in engine_samples(stats, self._llm.running):
             self._send(sample)
-        # These values change only when the engine steps or has requests, so an idle engine sends nothing.
+        # Values that no step changes, as the time, are sent only with steps or requests; an idle engine sends none.
         if stats is not None and (stats["steps"] != self._steps or stats["waiting"] or stats["running"]):
             self._steps = stats["steps"]
             for sample in trtllm_samples(stats, self._llm.options.max_batch_size or 0):

@@ -10,7 +10,7 @@ from tensorwright.runtime.requests.outputs import RequestOutput
 
 
 def perf_outputs(output: RequestOutput, made: int, longest: int, block_size: int) -> dict[str, np.ndarray]:
-    """Returns the tensors of times, int64 [1], and of counts, int32 [1], by name.
+    """Returns the tensors by name: times, int64 [1]; counts, int32 [1]; and acceptance_rate, float32 [1].
 
     Times are nanoseconds of one clock without a date; 0 stands for an event that never came. Blocks are counted for a
     cache that keeps every position. Draft tokens are always 0.

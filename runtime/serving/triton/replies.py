@@ -115,7 +115,7 @@ class Reply:
         self._asked = job.asked
         self._batch_index = batch_index
         self._block_size = block_size
-        self._made = [0] * job.params.n  # tokens
+        self._made = [0] * job.params.n  # the tokens of each completion so far
         self._texts = [""] * job.params.n  # all text so far, if each response has it
         self._done: set[int] = set()
 

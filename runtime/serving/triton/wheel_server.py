@@ -68,7 +68,7 @@ class ServerVenv:
         environment["PATH"] = (
             f"{self.path / 'bin'}:{os.environ['PATH']}"  # The stub's interpreter finds its prefix by this path.
         )
-        # The programs find the wheel's own libraries in their real folder, not by links to that folder.
+        # A program at its own place finds the wheel's libraries, but one that is started through a link does not.
         paths = [self.root.parents[1] / "nvidia_pytriton.libs", libraries if (libraries / name).exists() else None]
         environment["LD_LIBRARY_PATH"] = ":".join(str(path) for path in paths if path)
         missing = [
