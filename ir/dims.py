@@ -15,11 +15,11 @@ from tensorwright.ir.graph import Dim
 
 Polynomial = dict[tuple[str, ...], int]
 """Maps each monomial, a sorted tuple of symbols and floor-division atoms, to its coefficient, which is never zero."""
-MOST_CHARACTERS = 1000
+MAX_CHARACTERS = 1000
 """The most characters of a dimension as text."""
-MOST_TERMS = 256
+MAX_TERMS = 256
 """The most monomials of a polynomial. A product of two sums may have as many as the product of their numbers."""
-MOST_BITS = 256
+MAX_BITS = 256
 """The most bits of a coefficient."""
 
 
@@ -111,10 +111,10 @@ def _multiply(a: Polynomial, b: Polynomial) -> Polynomial:
     for left, m in a.items():
         for right, n in b.items():
             _accumulate(product, {tuple(sorted(left + right)): m * n}, 1)
-        if len(product) > MOST_TERMS:
-            raise GraphError(f"a dimension must have at most {MOST_TERMS} terms when it is multiplied out")
-    if any(abs(n) >> MOST_BITS for n in product.values()):
-        raise GraphError(f"a dimension must have no number of more than {MOST_BITS} bits")
+        if len(product) > MAX_TERMS:
+            raise GraphError(f"a dimension must have at most {MAX_TERMS} terms when it is multiplied out")
+    if any(abs(n) >> MAX_BITS for n in product.values()):
+        raise GraphError(f"a dimension must have no number of more than {MAX_BITS} bits")
     return product
 
 
@@ -170,8 +170,8 @@ def _spell(poly: Polynomial) -> Dim:
 
 
 def _syntax(dim: str) -> ast.expr:
-    if len(dim) > MOST_CHARACTERS:
-        raise GraphError(f"a dimension must have at most {MOST_CHARACTERS} characters, got {len(dim)}")
+    if len(dim) > MAX_CHARACTERS:
+        raise GraphError(f"a dimension must have at most {MAX_CHARACTERS} characters, got {len(dim)}")
     try:
         return ast.parse(dim, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # Too deep nesting raises the last two.

@@ -20,7 +20,7 @@ from tensorwright.ir.weights import parse_expr
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NUMBER = re.compile(r"-?(?:inf|nan)\b|-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _DIM = re.compile(r"[A-Za-z0-9_ +*()/-]+")
-_MOST_DEPTH = 50
+_MAX_DEPTH = 50
 """The most literals inside each other."""
 _SHOWN = 160
 """The most characters of a line that a message shows before and behind the place of an error."""
@@ -218,8 +218,8 @@ def _string(line: _Line) -> str:
 def parse_literal(line: _Line) -> Any:
     """Parses a literal as text.print_literal writes it."""
     line.depth += 1
-    if line.depth > _MOST_DEPTH:
-        line.fail(f"at most {_MOST_DEPTH} literals may stand inside each other")
+    if line.depth > _MAX_DEPTH:
+        line.fail(f"at most {_MAX_DEPTH} literals may stand inside each other")
     value = _literal(line)
     line.depth -= 1
     return value

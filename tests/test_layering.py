@@ -9,6 +9,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,9 +67,14 @@ def python_files(room: str) -> list[Path]:
     return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
+@cache
+def imports(path: Path) -> list[tuple[str, bool]]:
     """(module, at import time) of every import in a file. "from a import b" counts as a.b and, for "a.b" may be an
     attribute, is judged as such."""
+    return list(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[tuple[str, bool]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     lazy = {id(inner) for node in ast.walk(tree) for inner in _lazy_part(node)}
     for node in ast.walk(tree):

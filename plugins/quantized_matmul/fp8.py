@@ -20,7 +20,7 @@ def _magnitudes() -> np.ndarray:
 
 
 MAGNITUDES = _magnitudes()
-_LEAST_NORMAL = np.float32(2.0**-6)
+_MIN_NORMAL = np.float32(2.0**-6)
 
 
 def to_codes(x: np.ndarray) -> np.ndarray:
@@ -29,7 +29,7 @@ def to_codes(x: np.ndarray) -> np.ndarray:
     size = bits & 0x7FFFFFFF
     # 20 of 23 bits of mantissa are rounded away. A carry goes into the exponent, whose bias is smaller by 120.
     code = (size + 0x7FFFF + (size >> 20 & 1) >> 20).astype(np.int32) - (120 << 3)
-    small = size < _LEAST_NORMAL.view(np.uint32)
+    small = size < _MIN_NORMAL.view(np.uint32)
     # Small numbers are multiples of 2^-9. The code is the multiple, up to the least normal number itself.
     code[small] = np.rint(size[small].view(np.float32) * np.float32(512)).astype(np.int32)
     return (np.minimum(code, NAN) | (bits >> 24 & 0x80)).astype(np.uint8).reshape(np.shape(x))

@@ -43,8 +43,8 @@ GEMM_STAGES = {(16, 32): 4, (16, 64): 4, (64, 32): 4, (64, 64): 3}
 """The steps being loaded, by rows and depth: two blocks fit the smallest SM's 100 KiB of shared memory."""
 SPLIT_UNIT = 16
 """Splits begin at multiples of this many words, 128 elements of K, which is the largest group."""
-LEAST_SPLIT = 64
-MOST_SPLITS = 16
+MIN_SPLIT = 64
+MAX_SPLITS = 16
 BLOCKS_OF_AN_SM = {"gemv": 4, "gemm": 2}
 """The wanted number of blocks of threads for each multiprocessor."""
 MULTIPROCESSORS = {75: 40, 80: 108, 86: 84, 89: 128, 90: 132, 120: 170}
@@ -119,7 +119,7 @@ def split(attrs: Mapping[str, Any], dtype: str, tokens: int, sm: int) -> tuple[i
     words, rows = ceil_div(attrs["k"], 8), _rows(attrs, tokens, dtype)
     blocks = ceil_div(attrs["n"], COLUMNS) * ceil_div(tokens, rows)
     wanted = MULTIPROCESSORS.get(sm, MULTIPROCESSORS[89]) * BLOCKS_OF_AN_SM["gemv" if rows in GEMV_TOKENS else "gemm"]
-    splits = max(min(wanted // max(blocks, 1), words // LEAST_SPLIT, MOST_SPLITS), 1)
+    splits = max(min(wanted // max(blocks, 1), words // MIN_SPLIT, MAX_SPLITS), 1)
     of_each = ceil_div(ceil_div(words, splits), SPLIT_UNIT) * SPLIT_UNIT
     return ceil_div(words, of_each), of_each
 

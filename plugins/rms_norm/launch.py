@@ -26,9 +26,9 @@ from tensorwright.plugins.gpu.launch import (
 )
 
 MODULE = "tensorwright.plugins.rms_norm.gpu"
-MOST_CHANNELS = 16384
+MAX_CHANNELS = 16384
 """The most channels: a row stays in the registers of one block of threads."""
-MOST_WARPS = 16
+MAX_WARPS = 16
 ELEMENTS_OF_A_THREAD = 16
 
 
@@ -65,11 +65,11 @@ def workspace_bytes(attrs: Mapping[str, Any], shapes_max: Mapping[str, tuple[int
 
 
 def _spec(channels: int, dtype: str, with_sum: bool) -> KernelSpec:
-    if not 1 <= channels <= MOST_CHANNELS:
-        raise KernelError(f"rms_norm on a GPU: rows must have 1 to {MOST_CHANNELS} channels, got {channels}")
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise KernelError(f"rms_norm on a GPU: rows must have 1 to {MAX_CHANNELS} channels, got {channels}")
     names = ("x", "residual", "w", "y", "total") if with_sum else ("x", "w", "y")
     block = next_power_of_2(channels)
-    warps = min(max(block // (32 * ELEMENTS_OF_A_THREAD), 1), MOST_WARPS)
+    warps = min(max(block // (32 * ELEMENTS_OF_A_THREAD), 1), MAX_WARPS)
     tensors = tuple((name, "*fp32" if name == "w" else POINTERS[dtype]) for name in names)
     return KernelSpec(
         kernel="add_rms_norm_kernel" if with_sum else "rms_norm_kernel",

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from tensorwright.runtime.text.tokenizer import Tokenizer
 
-LONGEST_CHARACTER = 4  # in bytes; each token has at least one byte
+MAX_CHARACTER_BYTES = 4  # each token has at least one byte
 REPLACEMENT = "\ufffd"  # a decoder writes this character for bytes that are not, or not yet, UTF-8
 PIECE = 64  # the number of byte tokens of a run that are decoded together
 
@@ -113,7 +113,7 @@ class IncrementalDetokenizer:
         """
         if self._tokenizer.decodes_bytes:
             end = len(self._window)
-            for cut in range(end - 1, max(self._given, end - LONGEST_CHARACTER), -1):
+            for cut in range(end - 1, max(self._given, end - MAX_CHARACTER_BYTES), -1):
                 left, right = self._decode(self._window[:cut]), self._decode(self._window[cut:])
                 if left + right == text:
                     rest, self._window = self._window[cut:], self._window[:cut]

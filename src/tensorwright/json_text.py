@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-MOST_DEPTH = 100
+MAX_DEPTH = 100
 """The greatest number of lists and objects inside each other."""
 
 
@@ -22,7 +22,7 @@ def read_json(data: bytes | str) -> Any:
     except RecursionError:
         raise _too_deep() from None
     level = [value]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         level = [part for each in level if isinstance(each, (list, dict)) for part in _parts(each)]
     if any(isinstance(each, (list, dict)) for each in level):
         raise _too_deep()
@@ -36,4 +36,4 @@ def _parts(value: Any) -> Any:
 
 
 def _too_deep() -> ValueError:
-    return ValueError(f"more than {MOST_DEPTH} lists and objects inside each other")
+    return ValueError(f"more than {MAX_DEPTH} lists and objects inside each other")

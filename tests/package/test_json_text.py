@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tensorwright.json_text import MOST_DEPTH, read_json
+from tensorwright.json_text import MAX_DEPTH, read_json
 
-DEEPEST = "[" * MOST_DEPTH + "]" * MOST_DEPTH
+DEEPEST = "[" * MAX_DEPTH + "]" * MAX_DEPTH
 
 
 @pytest.mark.parametrize("text", ["1", '{"a": [null, "\\ud83d\\ude00"], "\u00e9": 0.5}', DEEPEST, '{"\\\\ud800": 1}'])
