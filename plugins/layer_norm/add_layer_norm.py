@@ -18,12 +18,10 @@ from tensorwright.plugins.rounding import round_to
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns x's type and shape, for y and for sum."""
-    x, residual, w, b = (*inputs, None)[:4]
-    assert x is not None
-    assert residual is not None
+    x, residual, w, *bias = inputs
     if residual.shape != x.shape:
         raise GraphError(f"add_layer_norm: residual {list(residual.shape)} must have the shape of x {list(x.shape)}")
-    check_weights(x, w, b)
+    check_weights(x, w, bias[0] if bias else None)
     return [(x.dtype, x.shape), (x.dtype, x.shape)]
 
 

@@ -19,9 +19,8 @@ from tensorwright.plugins.rounding import round_to
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns x's type and shape, for y."""
-    x, w, b = (*inputs, None)[:3]
-    assert x is not None
-    assert w is not None
+    x, w, *bias = inputs
+    b = bias[0] if bias else None
     start, heads, width = attrs["start"], attrs["heads"], attrs["width"]
     fits = x.rank == 2 and isinstance(x.shape[1], int) and w.shape in ((width,), (heads, width))
     if not fits or start < 0 or heads < 1 or width < 1 or start + heads * width > int(x.shape[1]):

@@ -18,15 +18,13 @@ from tensorwright.plugins.rounding import round_to
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns x's type and shape, for y."""
-    x, w, b = (*inputs, None)[:3]
-    assert x is not None
-    check_weights(x, w, b)
+    x, w, *bias = inputs
+    check_weights(x, w, bias[0] if bias else None)
     return [(x.dtype, x.shape)]
 
 
-def check_weights(x: Value, w: Value | None, b: Value | None) -> None:
+def check_weights(x: Value, w: Value, b: Value | None) -> None:
     """Raises GraphError unless w is a vector or has one row per head, and b, if there is one, has w's shape."""
-    assert w is not None
     fits = 1 <= w.rank <= min(2, x.rank) and w.shape == x.shape[x.rank - w.rank :]
     if not fits or x.shape[-1] == 0:
         raise GraphError(

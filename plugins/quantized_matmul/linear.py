@@ -47,9 +47,8 @@ def product(x: np.ndarray, w: np.ndarray | Quantized, format_name: str) -> np.nd
 
 def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     """Computes the product. w may be quantized already."""
-    x, w, bias = (*inputs, None)[:3]
-    assert x is not None
-    assert w is not None
+    x, w, *more = inputs
+    bias = more[0] if more else None
     rows = round_to(x, act_dtype)
     y = product(rows.reshape(-1, rows.shape[-1]), w, attrs["format"])
     y = y.reshape(*x.shape[:-1], y.shape[1])

@@ -41,9 +41,8 @@ def restored(w: np.ndarray | Quantized, format_name: str, k: int, act_dtype: str
 
 def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     """Computes the product. w may be quantized already."""
-    x, w, bias = (*inputs, None)[:3]
-    assert x is not None
-    assert w is not None
+    x, w, *more = inputs
+    bias = more[0] if more else None
     rows = round_to(x, act_dtype)
     y = round_to(rows @ restored(w, attrs["format"], rows.shape[-1], act_dtype).T, act_dtype)
     return [y if bias is None else round_to(y + round_to(bias, act_dtype), act_dtype)]
