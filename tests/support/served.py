@@ -41,7 +41,9 @@ class Served:
         return host, int(port)
 
     def log_lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
+        """The lines that are written whole; a long one may be under way."""
+        lines = self.log.read_bytes().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
     def log_line(self, request_id: str) -> dict[str, Any]:
         """The line of one request; it is written just after the answer."""
