@@ -6,7 +6,9 @@ wrong must turn red. Lengths go past every sliding window. The bound is that of 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import chosen_mutations as chosen
@@ -162,11 +164,15 @@ class Family:
             self.references[length] = exact, 4 * worst(theirs, exact) + rounding
         return self.references[length]
 
-    def broken_engine(self, mutation: Callable[[Graph], None]) -> Path:
-        checkpoint = open_checkpoint(self.published)
-        traced = trace_for_engine(checkpoint, dtype="float32", max_seq_len=128)
+    @cached_property
+    def lowered(self) -> Graph:
+        """The lowered graph as it should be; each mutation gets a copy, since a trace takes seconds."""
+        traced = trace_for_engine(open_checkpoint(self.published), dtype="float32", max_seq_len=128)
         traced.facts["block_size"] = 32
-        graph = run_pipeline(traced).graph
+        return run_pipeline(traced).graph
+
+    def broken_engine(self, mutation: Callable[[Graph], None]) -> Path:
+        checkpoint, graph = open_checkpoint(self.published), copy.deepcopy(self.lowered)
         mutation(graph)
         verify(graph, "lowered")
         cpu = self.root / mutation.__name__ / "cpu"
