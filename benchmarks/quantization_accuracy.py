@@ -105,7 +105,7 @@ def build_all(model: Path, folder: Path) -> list[Row]:
         for spec, kv_cache in choices:
             name = (spec or dtype) + (" + int8 KV cache" if kv_cache == "int8" else "")
             print(f"building {name}", file=sys.stderr, flush=True)
-            asked = {"quantize": None if spec is None else str(parse_spec(spec)), "kv_cache_dtype": kv_cache}
+            asked = {"quantize": None if spec is None else parse_spec(spec), "kv_cache_dtype": kv_cache}
             graph.facts.update(block_size=BLOCK_SIZE, **asked)
             plan = emit_cpu_plan(run_pipeline(graph).graph, checkpoint)
             files = folder / str(len(rows))

@@ -19,9 +19,10 @@ from tensorwright.builder.process import MemoryWatch, paused_collector
 from tensorwright.builder.target.interface import Emitted, Graphs, Target, find_target
 from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
 from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT
-from tensorwright.engine_format.weight_formats import parse_spec
+from tensorwright.engine_format.weight_formats import UNQUANTIZED
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
 from tensorwright.installing import install
+from tensorwright.ir.facts import Facts
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import Quantized, expected_counts
@@ -177,25 +178,16 @@ def _trace(run: BuildRun) -> Graph:
             ) from error
     with phases.run("trace"):
         graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
-    graph.facts["block_size"] = run.target.block_size(max_seq_len)
-    graph.facts |= quantization_facts(options)
+    graph.facts.block_size = run.target.block_size(max_seq_len)
+    ask_for_quantization(graph.facts, options)
     return graph
 
 
-QUANTIZATION_FACTS = ("kv_cache_dtype", "activations", "quantize")
-"""The facts of a graph that ask the passes for quantization. Their order is their order in graph.txt."""
-
-
-def quantization_facts(options: BuildOptions) -> dict[str, str]:
-    """Returns the QUANTIZATION_FACTS that the options ask for; an absent fact asks for nothing."""
-    asked = {}
-    if options.kv_cache_dtype != "auto":
-        asked["kv_cache_dtype"] = options.kv_cache_dtype
-    if options.quantize_spec is not None:
-        if options.activations != "auto":
-            asked["activations"] = options.activations
-        asked["quantize"] = str(options.quantize_spec)
-    return asked
+def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
+    """Sets the facts that ask the passes for the quantization which the options name."""
+    facts.kv_cache_dtype = options.kv_cache_dtype
+    facts.activations = options.activations
+    facts.quantize = options.quantize_spec
 
 
 @paused_collector()
@@ -231,7 +223,7 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
 
 def _quantized(graph: Graph) -> Quantized:
     """Returns which matrices the build was asked to quantize."""
-    spec = parse_spec(str(graph.facts.get("quantize", "none")))
+    spec = graph.facts.quantize or UNQUANTIZED
     return Quantized(*(fmt is not None for fmt in (spec.linears, spec.embedding, spec.lm_head)))
 
 
@@ -241,7 +233,7 @@ def _measure(run: BuildRun, graphs: Graphs) -> dict[str, Any] | None:
         return None
     with run.phases.run("accuracy"):
         record = run.target.measure(run.writer, graphs, run.checkpoint, run.options)
-    _require_numbers(record, run.checkpoint, graphs.traced.facts["dtype"])
+    _require_numbers(record, run.checkpoint, graphs.traced.facts.dtype)
     return record
 
 

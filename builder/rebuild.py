@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.builder.build import (
-    QUANTIZATION_FACTS,
     BuildResult,
     BuildRun,
+    ask_for_quantization,
     build_engine_at,
     emit_and_measure,
-    quantization_facts,
 )
 from tensorwright.builder.emit.engine_dir import EngineWriter
 from tensorwright.builder.emit.engine_files import source_record
@@ -121,9 +120,9 @@ def _from_graph(run: BuildRun, graph: Graph, config: EngineConfig) -> BuildResul
         pipeline, done = remaining(run, graph, config)
         if any(phase.name == "quantize" for phase in pipeline):
             graph = plain_graph(graph)
-            _ask_for_quantization(graph, run.options)
-        graph.facts["dtype"] = reference.facts["dtype"] = activation_dtype(run, config)
-        graph.facts["block_size"] = run.target.block_size(graph.facts["max_seq_len"])
+            ask_for_quantization(graph.facts, run.options)
+        graph.facts.dtype = reference.facts.dtype = activation_dtype(run, config)
+        graph.facts.block_size = run.target.block_size(graph.facts.max_seq_len)
     with phases.run("passes"):
         report = run_pipeline(graph, pipeline=pipeline, done=done)
     return emit_and_measure(run, reference, report, config.source)
@@ -152,24 +151,18 @@ def plain_graph(graph: Graph) -> Graph:
         node.attrs = {"scale": node.attrs["scale"]} if node.op == "embedding" else {}
         node.output.name = node.output.name.rpartition(".")[0]  # quantize_weights added a number to it
     graph.restart_names()
-    layers = graph.facts["kv_layers"]
-    graph.facts["kv_layers"] = [{k: v for k, v in layer.items() if k != "dtype"} for layer in layers]
-    for fact in QUANTIZATION_FACTS:
-        graph.facts.pop(fact, None)
+    facts = graph.facts
+    facts.kv_layers = [replace(layer, dtype="") for layer in facts.kv_layers]
+    del facts.kv_cache_dtype, facts.activations, facts.quantize
     return graph
-
-
-def _ask_for_quantization(graph: Graph, options: BuildOptions) -> None:
-    """Adds the facts that the quantizing passes read, in the order in which a build writes them."""
-    block_size, layers = graph.facts.pop("block_size"), graph.facts.pop("kv_layers")
-    graph.facts |= {"block_size": block_size, **quantization_facts(options), "kv_layers": layers}
 
 
 def remaining(run: BuildRun, graph: Graph, config: EngineConfig) -> tuple[tuple[Phase, ...], dict[str, int]]:
     """Returns the target's phases that still must run on the cached graph, and the counts of the earlier passes."""
     pipeline = run.target.PIPELINE
-    asked = {name: graph.facts[name] for name in QUANTIZATION_FACTS if name in graph.facts}
-    same = asked == quantization_facts(run.options)
+    asked = graph.facts.copy()
+    ask_for_quantization(asked, run.options)
+    same = asked == graph.facts
     first = [phase.name for phase in pipeline].index("quantize") + (1 if same else 0)
     steps = [step.name for phase in pipeline[:first] for step in phase.steps]
     return pipeline[first:], {name: config.passes.get(name, 0) for name in dict.fromkeys(steps)}

@@ -87,13 +87,16 @@ class WeightFormat:
         return (groups + 1) // 2 * SCALE_BYTES + groups * self.group_bytes(k)
 
 
+W8A8 = WeightFormat(8, 0)
+
+
 def parse_format(text: str, offered: tuple[str, ...] = FORMATS) -> WeightFormat:
     """Reads "int4", "int8:g64", "w8a8" or "fp8".
 
     Raises InvalidOptionError for any other text. The message lists the formats `offered`.
     """
     if text == "w8a8":
-        return WeightFormat(8, 0)
+        return W8A8
     if text == "fp8":
         return WeightFormat(8, 0, "fp")
     kind, _, group = text.partition(":")

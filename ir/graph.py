@@ -5,12 +5,12 @@ A dimension is an int or a string: a symbol ("seq", "tokens", "seqs", "pages") o
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tensorwright.errors import GraphError
+from tensorwright.ir.facts import Facts
 
 Dim = int | str
 Shape = tuple[Dim, ...]
@@ -93,8 +93,7 @@ class Graph:
         self.stage = stage
         self.nodes: list[Node] = []
         self.outputs: list[Value] = []
-        self.facts: dict[str, Any] = {}
-        """Plain facts about the model that later stages need (vocab_size, max_seq_len, ...). The text form has them."""
+        self.facts = Facts()
         self._names: set[str] = set()
         self._counter = 0
 
@@ -206,7 +205,7 @@ class Graph:
     def clone(self) -> Graph:
         """Returns a copy that shares weight expressions and constant arrays, but nothing that a pass changes."""
         other = Graph(self.name, self.stage)
-        other.facts = copy.deepcopy(self.facts)
+        other.facts = self.facts.copy()
         other._names = set(self._names)
         other._counter = self._counter
         moved: dict[Value, Value] = {}

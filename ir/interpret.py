@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import GraphError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import Graph, Node, Value
@@ -29,7 +30,7 @@ class QuantizedSource(Protocol):
     numpy."""
 
     def __call__(self, expr: WeightExpr, /) -> torch.Tensor: ...
-    def quantized(self, expr: WeightExpr, format_name: str, /) -> Any: ...
+    def quantized(self, expr: WeightExpr, fmt: WeightFormat, /) -> Any: ...
 
 
 @runtime_checkable
@@ -192,8 +193,9 @@ def _reference(graph: Graph, node: Node, spec: Op, arrays: list[Any]) -> list[An
     """
     attrs = node.attrs
     if "kv_layer" in attrs:
-        layer = graph.facts["kv_layers"][attrs["kv_layer"]]
-        attrs = {**attrs, "layer": attrs["kv_layer"]} | {k: layer[k] for k in ("kv_heads", "head_dim", "window")}
+        layer = graph.facts.kv_layers[attrs["kv_layer"]]
+        shape = {"kv_heads": layer.kv_heads, "head_dim": layer.head_dim, "window": layer.window}
+        attrs = {**attrs, "layer": attrs["kv_layer"], **shape}
     if spec.reference is None:
         raise GraphError(f"{node.op} has no definition")
     return spec.reference(arrays, attrs, node.outputs[0].dtype)[: len(node.outputs)]

@@ -78,7 +78,7 @@ def _declare_arithmetic() -> None:
 
 def _declare_shapes_and_sources() -> None:
     _op("input", 0, stages=STAGES)
-    _op("weight", 0, attrs={"expr": "expr"}, optional_attrs={"layout": "str"}, stages=STAGES)
+    _op("weight", 0, attrs={"expr": "expr"}, optional_attrs={"layout": "layout"}, stages=STAGES)
     _op("constant", 0, attrs={"value": "any"}, stages=STAGES)
     _op("view", 1, rules.view, attrs={"shape": "dims"})
     _op("transpose", 1, rules.transpose, attrs={"dim0": "int", "dim1": "int"})

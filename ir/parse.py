@@ -6,14 +6,18 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 
-from tensorwright.errors import GraphError
+from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_layouts import parse_layout
+from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import DTYPES, Dim, Graph, Shape, Value
-from tensorwright.ir.ops import STAGES
+from tensorwright.ir.ops import STAGES, find_spec
+from tensorwright.ir.records import Op
 from tensorwright.ir.text import NAME, SCOPE, WORD
 from tensorwright.ir.weights import parse_expr
 
@@ -24,6 +28,8 @@ _MAX_DEPTH = 50
 """The most literals inside each other."""
 _SHOWN = 160
 """The most characters of a line that a message shows before and behind the place of an error."""
+TYPES_OF_TEXT: dict[str, Callable[[str], Any]] = {"format": parse_format, "layout": parse_layout}
+"""The kinds of attributes that are written as text, and what reads them."""
 _KEYWORDS = {"none": None, "true": True, "false": False}
 
 
@@ -115,7 +121,11 @@ class _GraphParser:
             line.expect("=")
             if key in self.graph.facts:
                 line.fail(f"fact {key} is given twice")
-            self.graph.facts[key] = parse_literal(line)
+            literal = parse_literal(line)
+            try:
+                self.graph.facts.read(key, literal)
+            except GraphError as error:
+                line.fail(str(error))
         elif line.accept("return"):
             self.graph.outputs = self._outputs(line)
             self.returned = True
@@ -153,6 +163,7 @@ class _GraphParser:
                 line.expect(",")
             inputs.append(self._use(line))
         attrs = _attributes(line)
+        _read_formats(line, find_spec(op, self.graph.stage), attrs)
         scope = _scope(line)
         node = self.graph.add(op, inputs, attrs, types, scope=scope, names=names)
         self.values |= {v.name: v for v in node.outputs}
@@ -196,6 +207,18 @@ def _attributes(line: _Line) -> dict[str, Any]:
         attrs[key] = parse_literal(line)
     line.expect("}")
     return attrs
+
+
+def _read_formats(line: _Line, record: Op | None, attrs: dict[str, Any]) -> None:
+    """Makes typed values of the attributes that are formats or layouts by the op's record. The verifier refuses an op
+    without a record."""
+    kinds = {} if record is None else {**record.attrs, **record.optional_attrs}
+    for name, value in attrs.items():
+        if kinds.get(name) in TYPES_OF_TEXT and isinstance(value, str):
+            try:
+                attrs[name] = TYPES_OF_TEXT[kinds[name]](value)
+            except InvalidOptionError as error:
+                line.fail(f"attribute {name}: {error}")
 
 
 def _scope(line: _Line) -> str:

@@ -41,13 +41,11 @@ class RaggedAdapter:
         self.caches = self._empty_caches()
 
     def _empty_caches(self) -> dict[int, Any]:
-        layers = self.graph.facts.get("kv_layers")
-        if not isinstance(layers, list):
-            raise GraphError("the graph must have the fact kv_layers: a list of {kv_heads, head_dim, ...} per layer")
-        dtype = self.graph.facts.get("dtype", "float32") if self.graph.stage == "lowered" else "float32"
+        facts = self.graph.facts
+        dtype = facts.dtype if self.graph.stage == "lowered" and "dtype" in facts else "float32"
         return {
-            i: make_cache(self.blocks, layer["kv_heads"], self.block_size, layer["head_dim"], layer.get("dtype", dtype))
-            for i, layer in enumerate(layers)
+            i: make_cache(self.blocks, layer.kv_heads, self.block_size, layer.head_dim, layer.dtype_or(dtype))
+            for i, layer in enumerate(facts.kv_layers)
         }
 
     def inputs(self, counts: Sequence[int], *, last_rows_only: bool = False) -> dict[str, Any]:

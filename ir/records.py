@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tensorwright.engine_format.weight_layouts import RAW, WeightLayout
 from tensorwright.ir.graph import Dim
 
 Types = list[tuple[str, tuple[Dim, ...]]]
@@ -32,14 +33,14 @@ class Operand:
 
     kind: "rows" is an activation with one row for each token; "shared" is the same for all rows, a weight in an
     instruction; "metadata" is an input of the batch; "cache" is a KV cache. Only rows and weights stand in a plan.
-    layout: how an instruction's weight is stored (builder/emit/cpu_weights.py), where a gated product adds its suffix.
+    layout: how an instruction's weight is stored, where a gated product stores it gated. The weight names the format.
     narrow: an instruction's result that may be of the activation type, where only matrix products read it.
     """
 
     name: str
     kind: str
     optional: bool = False
-    layout: str = ""
+    layout: WeightLayout = RAW
     narrow: bool = False
 
 
@@ -52,7 +53,7 @@ def rows(name: str, *, narrow: bool = False) -> Operand:
     return _operand(name, ROWS, narrow=narrow)
 
 
-def shared(name: str, layout: str = "") -> Operand:
+def shared(name: str, layout: WeightLayout = RAW) -> Operand:
     """Declares a value that is the same for all rows. In an instruction, it is a weight stored in `layout`."""
     return _operand(name, SHARED, layout=layout)
 
@@ -77,7 +78,8 @@ class Op:
     operands: the operands in order. Optional ones at the end may be left out; in an instruction they are None instead.
     variadic: whether any number of operands may follow.
     attrs: the kind of each attribute that a node must have, by name. optional_attrs: those that a node may have.
-    The kinds are int float number bool str dtype dim dims ints expr any, with a "?" behind if None is legal.
+    The kinds are int float number bool str dtype dim dims ints expr format layout any, with a "?" behind where None is
+    legal.
     results: the results in order; optional ones come last.
     infer: computes the result types from operands and attributes; None if they cannot be computed.
     reference: the definition in numpy; None for an op that torch computes (ir/interpret_ops.py).

@@ -77,7 +77,7 @@ def _attr_fault(node: Node) -> str | None:
     for name, attr in node.attrs.items():
         values = attr if isinstance(attr, tuple) else (attr,)
         values = values[1:] if name == "shape" else values
-        sized = [v for v in values if isinstance(v, str) and name not in ("dtype", "approximate", "layout")]
+        sized = [v for v in values if isinstance(v, str) and name not in ("dtype", "approximate")]
         if any(dims.symbols(v) for v in sized):
             return f"attribute {name} depends on the size of the batch"
     return None

@@ -9,7 +9,8 @@
     }
 
 Each node has one line. Attributes are none, true, false, numbers, "text", (tuples,), [lists], {"dicts": 1},
-dense<array>, and @expression for weights. Lines that start with # are comments.
+dense<array>, and @expression for weights. Formats and layouts are written as "text"; the op's record says which
+attribute is one. Lines that start with # are comments.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.engine_format.weight_layouts import WeightLayout
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.ir.weights import WeightExpr
@@ -29,7 +32,7 @@ from tensorwright.ir.weights import WeightExpr
 NAME = re.compile(r"[A-Za-z0-9_.$-]+")
 """The names that a value may have."""
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""The names that an op, attribute or fact may have."""
+"""The names that an op or attribute may have."""
 SCOPE = re.compile(r"[A-Za-z0-9_.\-/\[\]]+")
 """A module path that needs no quotes."""
 
@@ -40,9 +43,7 @@ READABLE_ELEMENTS = 64
 def print_graph(graph: Graph) -> str:
     """Returns the whole graph as text, with all constants. Raises GraphError for an attribute without a text form."""
     lines = [f"graph {json.dumps(graph.name)} stage {graph.stage} {{"]
-    for key, value in graph.facts.items():
-        _require_word(key, "fact")
-        lines.append(f"  fact {key} = {print_literal(value)}")
+    lines += [f"  fact {name} = {print_literal(value)}" for name, value in graph.facts.literals()]
     lines += [f"  {print_node(node)}" for node in graph.nodes]
     lines += [f"  return {', '.join(_use(v) for v in graph.outputs)}", "}"]
     return "\n".join(lines) + "\n"
@@ -75,6 +76,8 @@ def print_literal(value: Any, *, short: bool = False) -> str:
         return json.dumps(value)
     if isinstance(value, WeightExpr):
         return f"@{value}"
+    if isinstance(value, WeightFormat | WeightLayout):
+        return json.dumps(str(value))
     if isinstance(value, np.ndarray):
         return _dense(value, short)
     if type(value) is dict:

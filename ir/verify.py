@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.engine_format.weight_layouts import WeightLayout
 from tensorwright.errors import GraphError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import DTYPES, Graph, Node, Value
@@ -173,6 +175,10 @@ def _is_kind(value: Any, kind: str) -> bool:
             return isinstance(value, tuple) and all(_is_kind(d, "int") for d in value)
         case "expr":
             return isinstance(value, WeightExpr)
+        case "format":
+            return isinstance(value, WeightFormat)
+        case "layout":
+            return isinstance(value, WeightLayout)
         case "any":
             return True
     raise GraphError(f"attribute kind {kind!r} is unknown")

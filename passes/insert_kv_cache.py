@@ -18,6 +18,7 @@ from typing import Any
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node, Shape, Value
 from tensorwright.ir import dims as dim_math
+from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.ops import find_spec, infer
 from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import Match, describe, find_miss, match_value, pattern
@@ -63,7 +64,7 @@ def insert_kv_cache(graph: Graph) -> int:
     """Returns how many layers got a cache. Raises UnsupportedModelError for a node that has no per-token form."""
     conversion = _TokenMajor(graph)
     conversion.run()
-    graph.facts["kv_layers"] = conversion.layers
+    graph.facts.kv_layers = conversion.layers
     graph.stage = "cached"
     graph.drop_dead()
     return len(conversion.layers)
@@ -77,7 +78,7 @@ class _TokenMajor:
         self.nodes: list[Node] = []
         self.scope = ""
         self.moved: dict[Value, Value] = {}
-        self.layers: list[dict[str, int]] = []
+        self.layers: list[KvLayer] = []
         self.metadata = {name: self.emit("input", (), {}, kind, name) for name, kind in METADATA.items()}
         self.attentions = {id(n): self.read_attention(n) for n in graph.find("attention")}
         self.inside = {id(n) for m in self.attentions.values() for n in m.nodes} - set(self.attentions)
@@ -136,7 +137,7 @@ class _TokenMajor:
         """Converts a gather of rows by token, or by position. A table of positions must have max_seq_len rows."""
         table, ids = (self.moved[node.operand(i)] for i in (0, 1))
         if ids is self.metadata["positions"]:
-            longest, rows = self.graph.facts["max_seq_len"], table.shape[0]
+            longest, rows = self.graph.facts.max_seq_len, table.shape[0]
             if int(rows) < longest:
                 raise self.refusal(node, f"has {rows} positions; max_seq_len must be at most that, not {longest}")
         elif ids is not self.metadata["token_ids"]:
@@ -177,10 +178,8 @@ class _TokenMajor:
         heads, kv_heads, head_dim = int(m.dims["H"]), int(m.dims["Hkv"]), int(m.dims["D"])
         shape = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         window = int(m.root.attrs["window"])
-        windows = list(dict.fromkeys([*(layer_facts["window"] for layer_facts in self.layers), window]))
-        self.layers.append(
-            {"group": windows.index(window), "kv_heads": kv_heads, "head_dim": head_dim, "window": window}
-        )
+        windows = list(dict.fromkeys([*(cache.window for cache in self.layers), window]))
+        self.layers.append(KvLayer(windows.index(window), kv_heads, head_dim, window))
         meta = self.metadata
         cache = self.emit("input", (), {}, ("kv", ()), f"kv_cache.{layer}")
         qkv = self.normalise_columns(m, self.moved[m.qkv])

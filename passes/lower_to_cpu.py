@@ -20,6 +20,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.engine_format.weight_layouts import PANELS, RAW, WeightLayout, gated
 from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.ops import SOURCES, find_spec, instructions, kind_of
@@ -33,10 +35,6 @@ from tensorwright.plugins.paged_attention.op import CPU_MAX_HEAD_DIM
 
 IDS = {"token_ids": 0, "positions": 1}
 """The operands that an embedding gathers rows by, with their numbers in plugins/embedding/kernel.h."""
-
-PANELS, PANELS_GATED = "panels", "panels_gated"
-RAW = "raw"
-"""The layout of vectors."""
 
 LINEARS = ("linear", "quantized_linear")
 EMBEDDINGS = ("embedding", "quantized_embedding")
@@ -63,10 +61,10 @@ class Lowering:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.users = graph.users()
-        self.act = str(graph.facts["dtype"])
+        self.act = graph.facts.dtype
         self.nodes: list[Node] = []
         self.moved: dict[Value, Value] = {}
-        self.weights: dict[tuple[Value, str], Value] = {}
+        self.weights: dict[tuple[Value, WeightLayout], Value] = {}
         self.rounded: dict[Value, Value] = {}
         self.folded = find_folded(graph, self.users)
         self.trees = Trees(graph, residual_adds(graph, self.folded))
@@ -98,7 +96,7 @@ class Lowering:
             raise self.refusal(value, "is used as an activation, but it is a weight or constant")
         return self.moved[value]
 
-    def weight(self, value: Value, layout: str) -> Value:
+    def weight(self, value: Value, layout: WeightLayout) -> Value:
         """Returns a weight or constant array in one layout. Each layout is stored once. RAW is flat."""
         source = value.producer
         if source.op not in ("weight", "constant"):
@@ -229,16 +227,14 @@ def lower_embedding(low: Lowering, node: Node, factor: float = 1.0) -> list[Valu
     return low.emit(node.op, operands, [("float32", node.output.shape)], **attrs)
 
 
-def format_attr(node: Node) -> dict[str, str]:
+def format_attr(node: Node) -> dict[str, WeightFormat]:
     """Returns the format of a quantized op as an attribute; {} for other ops."""
     return {"format": node.attrs["format"]} if "format" in node.attrs else {}
 
 
-def layout_of(node: Node, layout: str) -> str:
+def layout_of(node: Node, layout: WeightLayout) -> WeightLayout:
     """Returns `layout`, or the quantized layout that replaces it for a quantized op."""
-    if "format" not in node.attrs:
-        return layout
-    return f"{layout.replace('panels', 'quantized')}:{node.attrs['format']}"
+    return layout.in_format(node.attrs.get("format"))
 
 
 def lower_linear(low: Lowering, node: Node) -> list[Value]:
@@ -246,7 +242,7 @@ def lower_linear(low: Lowering, node: Node) -> list[Value]:
 
 
 def lower_matmul(
-    low: Lowering, linear: Node, last: Node, layout: str, epilogue: int, residual: Value | None
+    low: Lowering, linear: Node, last: Node, layout: WeightLayout, epilogue: int, residual: Value | None
 ) -> list[Value]:
     """Emits the instruction for `linear` and what is folded into it. `last` is the node whose result it gives."""
     x, w, b = linear.operand(0), linear.operand(1), linear.optional(2)
@@ -263,7 +259,7 @@ def lower_gate(low: Lowering, node: Node) -> list[Value]:
     x = node.operand(0)
     activation = node.attrs["activation"]
     if x.node is not None and id(x.node) in low.folded:
-        return lower_matmul(low, x.node, node, PANELS_GATED, EPILOGUES[activation], None)
+        return lower_matmul(low, x.node, node, gated(PANELS), EPILOGUES[activation], None)
     return lower_by_record(low, node)
 
 

@@ -10,7 +10,7 @@ This pass is the last one of these targets. Their emitters follow.
 
 from __future__ import annotations
 
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_formats import W8A8
 from tensorwright.errors import LoweringError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.rewriting.explain import located
@@ -23,13 +23,13 @@ def lower_weight_only(graph: Graph) -> int:
     inserted: dict[int, list[Node]] = {}
     forward: dict[Value, Value] = {}
     for node in graph.nodes:
-        if node.op == "quantized_embedding" and parse_format(node.attrs["format"]).dtype != "int8":
+        if node.op == "quantized_embedding" and node.attrs["format"].dtype != "int8":
             raise refusal(graph, node, "must have rows of int8 or of the activation type here")
         if node.op != "quantized_linear":
             continue
-        if node.attrs["format"] == "w8a8":
+        if node.attrs["format"] == W8A8:
             raise refusal(graph, node, "rounds its activations, and only weights can be rounded here; use int8")
-        if graph.facts.get("activations") == "int8":
+        if graph.facts.activations == "int8":
             continue
         kind = (node.output.dtype, node.output.shape)
         new = make_node(graph, "weight_only_linear", node.inputs, dict(node.attrs), [kind], node.scope)

@@ -187,7 +187,7 @@ class _Run:
 
     def compare(self, step: Step) -> None:
         if self.comparison is not None:
-            narrow = self.report.graph.facts["dtype"] != "float32"
+            narrow = self.report.graph.facts.dtype != "float32"
             lossy = step.lossy == "always" or (step.lossy == "bfloat16" and narrow)
             difference = self.comparison.check(self.report.graph, step.name, lossy=lossy)
             self.report.differences[step.name] = max(self.report.differences.get(step.name, 0.0), difference)

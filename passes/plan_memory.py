@@ -7,8 +7,8 @@ node reads that operand afterwards.
 This pass runs last, because the plan holds for this order of nodes only.
 
     node.attrs["buffers"]       index of the buffer of every result; -1 for a cache, which has none
-    graph.facts["buffers"]      [kind, dtype, cols, stride_bytes, offset]
-    graph.facts["token_arena_bytes"], ["row_arena_bytes"], ["logits_buffer"]
+    graph.facts.buffers         their places
+    graph.facts.token_arena_bytes, row_arena_bytes, logits_buffer
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import PassError
 from tensorwright.ir import Graph, Node, Value
+from tensorwright.ir.facts import Buffer
 from tensorwright.ir.ops import SOURCES, instructions
 from tensorwright.passes.rewriting.matcher import describe
 
@@ -28,7 +29,7 @@ KINDS = ("tokens", "rows")
 
 
 @dataclass
-class Buffer:
+class Place:
     """One place in an arena, and the first and the last index of the nodes that use it."""
 
     kind: str
@@ -43,7 +44,7 @@ class Buffer:
         """Returns the bytes per token or row."""
         return align(self.cols * ITEM_BYTES[self.dtype])
 
-    def meets(self, other: Buffer) -> bool:
+    def meets(self, other: Place) -> bool:
         return self.first <= other.last and other.first <= self.last
 
 
@@ -54,7 +55,7 @@ def align(size: int) -> int:
 def plan_memory(graph: Graph) -> int:
     """Returns the number of buffers."""
     last_use = find_last_uses(graph)
-    buffers: list[Buffer] = []
+    buffers: list[Place] = []
     index: dict[Value, int] = {}
     for position, node in enumerate(graph.nodes):
         if node.op in SOURCES:
@@ -72,9 +73,9 @@ def plan_memory(graph: Graph) -> int:
                 buffers.append(describe_buffer(value, position, last))
         node.attrs["buffers"] = [index[v] for v in node.outputs]
     arenas = {kind: place([b for b in buffers if b.kind == kind]) for kind in KINDS}
-    graph.facts["buffers"] = [[b.kind, b.dtype, b.cols, b.stride, b.offset] for b in buffers]
-    graph.facts["token_arena_bytes"], graph.facts["row_arena_bytes"] = arenas["tokens"], arenas["rows"]
-    graph.facts["logits_buffer"] = index[graph.outputs[0]]
+    graph.facts.buffers = [Buffer(b.kind, b.dtype, b.cols, b.stride, b.offset) for b in buffers]
+    graph.facts.token_arena_bytes, graph.facts.row_arena_bytes = arenas["tokens"], arenas["rows"]
+    graph.facts.logits_buffer = index[graph.outputs[0]]
     return len(buffers)
 
 
@@ -102,18 +103,18 @@ def reusable_operand(node: Node, position: int, last_use: dict[Value, int]) -> t
     return None
 
 
-def describe_buffer(value: Value, first: int, last: int) -> Buffer:
+def describe_buffer(value: Value, first: int, last: int) -> Place:
     fits = value.rank == 2 and value.shape[0] in KINDS and isinstance(value.shape[1], int) and value.dtype in DTYPES
     if not fits:
         raise PassError(
             f"plan_memory: a result must be [tokens or rows, columns] of a known type, not {describe(value)}"
         )
-    return Buffer(str(value.shape[0]), value.dtype, int(value.shape[1]), first, last)
+    return Place(str(value.shape[0]), value.dtype, int(value.shape[1]), first, last)
 
 
-def place(buffers: list[Buffer]) -> int:
+def place(buffers: list[Place]) -> int:
     """Gives every buffer the lowest offset that is free while it lives, widest first. Returns the arena's size."""
-    placed: list[Buffer] = []
+    placed: list[Place] = []
     for buffer in sorted(buffers, key=lambda b: (-b.stride, b.first)):
         offset = 0
         for other in sorted((b for b in placed if b.meets(buffer)), key=lambda b: b.offset):

@@ -8,6 +8,8 @@ calibrated: a scale belongs to a token.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.errors import InvalidOptionError, UnsupportedModelError
 from tensorwright.ir import Graph
@@ -16,18 +18,18 @@ from tensorwright.plugins.paged_attention.quantize import MAX_HEAD_DIM
 
 def quantize_kv_cache(graph: Graph) -> int:
     """Returns how many layers' caches became int8. Raises UnsupportedModelError for heads that are too wide."""
-    asked = graph.facts.get("kv_cache_dtype", "auto")
+    asked = graph.facts.kv_cache_dtype
     if asked not in KV_CACHE_DTYPES:
         raise InvalidOptionError(f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {asked!r}")
     if asked == "auto":
         return 0
-    layers = graph.facts["kv_layers"]
+    layers = graph.facts.kv_layers
     for i, layer in enumerate(layers):
-        if layer["head_dim"] > MAX_HEAD_DIM:
+        if layer.head_dim > MAX_HEAD_DIM:
             raise UnsupportedModelError(
                 f"an int8 KV cache takes heads of at most {MAX_HEAD_DIM} dimensions, those of layer {i} have "
-                f"{layer['head_dim']}; build with kv_cache_dtype auto"
+                f"{layer.head_dim}; build with kv_cache_dtype auto"
             )
-    count = sum(layer.get("dtype") != asked for layer in layers)
-    graph.facts["kv_layers"] = [{**layer, "dtype": asked} for layer in layers]
+    count = sum(layer.dtype != asked for layer in layers)
+    graph.facts.kv_layers = [replace(layer, dtype=asked) for layer in layers]
     return count

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, QuantizeSpec, WeightFormat, parse_spec
+from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, QuantizeSpec, WeightFormat
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node
 from tensorwright.passes.rewriting.rewriter import make_node, splice
@@ -21,9 +21,9 @@ def quantize_weights(graph: Graph) -> int:
 
     Raises UnsupportedModelError for a product whose rows are too long for its format.
     """
-    if not graph.facts.get("quantize"):
+    spec = graph.facts.quantize
+    if spec is None:
         return 0
-    spec = parse_spec(str(graph.facts["quantize"]))
     inserted: dict[int, list[Node]] = {}
     forward = {}
     for node in graph.nodes:
@@ -31,7 +31,7 @@ def quantize_weights(graph: Graph) -> int:
         if fmt is None:
             continue
         refuse_long_rows(node, fmt)
-        attrs: dict[str, Any] = {"format": str(fmt)}
+        attrs: dict[str, Any] = {"format": fmt}
         if node.op == "embedding":
             attrs = {**attrs, "scale": float(node.attrs.get("scale", 1.0))}
         kind = (node.output.dtype, node.output.shape)

@@ -123,7 +123,7 @@ def fit(graph: Graph, mask: Value) -> int:
 
 def lengths(graph: Graph, mask: Value) -> list[int]:
     """Returns some short lengths, and one past every number that the mask's subgraph contains."""
-    limit = int(graph.facts.get("max_seq_len", 2**31))
+    limit = graph.facts.max_seq_len if "max_seq_len" in graph.facts else 2**31
     numbers = [n for n in numbers_in(cone(mask)) if 1 < n < limit]
     longest = min(limit, max(max(numbers, default=0) + 67, ALWAYS))
     if longest > LONGEST:
@@ -146,7 +146,7 @@ def fit_at(graph: Graph, mask: Value, length: int) -> int:
         raise refusal(mask, f"it has shape {list(values.shape)} at {length} positions, not one row for each")
     values = values.reshape(length, length)
     visible = values == 0
-    hidden = values <= LOWEST_FLOAT16 if graph.facts.get("dtype") == "float16" else values < HIDDEN
+    hidden = values <= LOWEST_FLOAT16 if "dtype" in graph.facts and graph.facts.dtype == "float16" else values < HIDDEN
     if not np.all(visible | hidden):
         raise refusal(mask, "it adds something else than zero or minus infinity")
     query, key = np.arange(length)[:, None], np.arange(length)[None, :]

@@ -6,6 +6,7 @@ Each function breaks a graph in place, and fails if the graph has nothing to bre
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from mutations import (
@@ -36,24 +37,23 @@ __all__ = [
 
 def drop_window(graph: Graph) -> None:
     """Attention sees all positions where it should see the last few."""
-    assert any(layer["window"] for layer in graph.facts["kv_layers"])
-    for layer in graph.facts["kv_layers"]:
-        layer["window"] = 0
+    assert any(layer.window for layer in graph.facts.kv_layers)
+    graph.facts.kv_layers = [replace(layer, window=0) for layer in graph.facts.kv_layers]
 
 
 def widen_window(graph: Graph) -> None:
     """Windows one position too long."""
-    assert any(layer["window"] for layer in graph.facts["kv_layers"])
-    for layer in graph.facts["kv_layers"]:
-        layer["window"] += 1 if layer["window"] else 0
+    assert any(layer.window for layer in graph.facts.kv_layers)
+    layers = graph.facts.kv_layers
+    graph.facts.kv_layers = [replace(layer, window=layer.window + 1 if layer.window else 0) for layer in layers]
 
 
 def swap_windows(graph: Graph) -> None:
     """The layers with a window and those without change places."""
-    windows = {layer["window"] for layer in graph.facts["kv_layers"]}
+    windows = {layer.window for layer in graph.facts.kv_layers}
     assert len(windows) == 2
-    for layer in graph.facts["kv_layers"]:
-        layer["window"] = sum(windows) - layer["window"]
+    layers = graph.facts.kv_layers
+    graph.facts.kv_layers = [replace(layer, window=sum(windows) - layer.window) for layer in layers]
 
 
 def drop_attention_cap(graph: Graph) -> None:
@@ -179,7 +179,7 @@ def swap_rope_tables(graph: Graph) -> None:
 
 def swap_long_factors(graph: Graph) -> None:
     """Short factors where the engine has long ones."""
-    assert graph.facts["longrope"]["factors"] == "long"
+    assert graph.facts.longrope["factors"] == "long"
     for node in _matching(graph, lambda n: n.op == "rotary_table"):
         frequencies = np.array(node.inputs[1].constant)
         ratio = np.divide(LONGROPE["long_factor"], LONGROPE["short_factor"])[: frequencies.size]

@@ -8,6 +8,7 @@ that the model lacks the feature.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -82,10 +83,10 @@ def enlarge_epsilon(graph: Graph) -> None:
 def shift_head_map(graph: Graph) -> None:
     """Query head h reads the KV head of h + 1; nothing else changes (the output projection's columns move along)."""
     for write in _matching(graph, lambda n: n.op == "rotary_kv_write"):
-        about = graph.facts["kv_layers"][write.attrs.get("layer", write.attrs.get("kv_layer"))]
-        if about["kv_heads"] == 1:
+        about = graph.facts.kv_layers[write.attrs.get("layer", write.attrs.get("kv_layer"))]
+        if about.kv_heads == 1:
             raise NotApplicable("all query heads read the one KV head")
-        step, rows = about["head_dim"], write.attrs["heads"] * about["head_dim"]
+        step, rows = about.head_dim, write.attrs["heads"] * about.head_dim
         qkv = write.inputs[0].node
         for at, operand in enumerate(qkv.inputs[1:3], 1):
             if operand is not None:
@@ -137,8 +138,7 @@ def drop_residual(graph: Graph) -> None:
 
 def shorten_window(graph: Graph, window: int = 4) -> None:
     """Attention sees only the last few positions."""
-    for layer in graph.facts["kv_layers"]:
-        layer["window"] = window
+    graph.facts.kv_layers = [replace(layer, window=window) for layer in graph.facts.kv_layers]
     for node in _matching(graph, lambda n: n.op == "paged_attention"):
         if "window" in node.attrs:
             node.attrs["window"] = window

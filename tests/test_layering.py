@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "engine_format": (),
     "options": ("engine_format",),
     "models": ("engine_format", "ir.weights"),
-    "ir": (),
+    "ir": ("engine_format",),
     "plugins": ("engine_format", "ir"),
     "passes": ("engine_format", "ir", "plugins"),
     "builder": ("engine_format", "options", "models", "ir", "plugins", "passes", "command"),

@@ -2,22 +2,20 @@
 
 The emitter reads, besides the nodes (one instruction each):
     node.attrs["buffers"]        buffer index of every result, in order; -1 for a cache, which has no buffer
-    graph.facts["buffers"]       [(kind, dtype, cols, stride_bytes, offset)], kind "tokens" or "rows"
-    graph.facts["token_arena_bytes"], ["row_arena_bytes"]
-    graph.facts["kv_layers"]     [{group, kv_heads, head_dim, window, dtype?}]; without a dtype: the activations'
-    graph.facts["vocab_size"], ["max_seq_len"], ["block_size"], ["dtype"]
+    graph.facts                  those named in FACTS
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable, format_of
+from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable
+from tensorwright.engine_format.weight_layouts import RAW, WeightLayout
 from tensorwright.errors import BuildError, LoweringError
 from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.ir.ops import SOURCES, instructions
@@ -29,6 +27,11 @@ MAGIC = b"TWCPUPLN"
 VERSION = 2
 DTYPES = {"float32": 0, "bfloat16": 1, "int8": 3, "int4": 4}
 KINDS = {"tokens": 0, "rows": 1}
+
+FACTS = (
+    "dtype", "vocab_size", "max_seq_len", "block_size", "kv_layers", "buffers", "token_arena_bytes", "row_arena_bytes",
+)  # fmt: skip
+"""The facts of the graph that stand in a plan."""
 
 HEADER = struct.Struct("<8sIIQQ10IiIQQ")
 KV_LAYER = struct.Struct("<6I")
@@ -101,37 +104,41 @@ class _Emitter:
         return [i for v, i in pairs if v.dtype != "kv"]
 
     def _weights(self, node: Node, record: Instruction) -> list[int]:
-        gated = record.kind == "product" and _int_attr(node, "epilogue", record) != EPILOGUE_NONE
-        suffix = "_gated" if gated else ""
+        halves = record.kind == "product" and _int_attr(node, "epilogue", record) != EPILOGUE_NONE
         values = [
             v for v in node.inputs if v is not None and v.node is not None and v.node.op in ("weight", "constant")
         ]
         if len(values) > len(record.weights):
             raise LoweringError(f"{node.op} %{node.outputs[0].name} takes at most {len(record.weights)} weights")
         return [
-            self._weight(value, operand.layout + suffix) for value, operand in zip(values, record.weights, strict=False)
+            self._weight(value, replace(operand.layout, gated=halves))
+            for value, operand in zip(values, record.weights, strict=False)
         ]
 
-    def _weight(self, value: Value, layout: str) -> int:
+    def _weight(self, value: Value, layout: WeightLayout) -> int:
         assert value.node is not None
-        if layout.startswith("quantized"):
+        if layout.kind == "quantized":
             return self._quantized_weight(value.node, layout)
-        dtype = self.graph.facts["dtype"] if layout.startswith("panels") else "float32"
+        dtype = self.graph.facts.dtype if layout.kind == "panels" else "float32"
         if value.node.op == "constant":
             array = np.atleast_1d(np.asarray(value.node.attrs["value"], np.float32))
             return self.weights.add(ConstantArray.of(array), layout, dtype, name=value.name)
         wanted = value.node.attrs.get("layout", layout)
-        if wanted != layout and not (wanted == "raw" and layout.startswith("bias")):
-            raise LoweringError(f"weight %{value.name} has layout {wanted!r}, its use needs {layout!r}")
+        if wanted != layout and not (wanted == RAW and layout.kind == "bias"):
+            raise self._misfit(value, layout)
         return self.weights.add(value.node.attrs["expr"], layout, dtype)
 
-    def _quantized_weight(self, weight: Node, layout: str) -> int:
+    def _quantized_weight(self, weight: Node, layout: WeightLayout) -> int:
         """Adds a weight in the layout that the weight itself names, which also names the format."""
-        wanted = str(weight.attrs.get("layout", ""))
-        fmt = format_of(wanted)
-        if weight.op != "weight" or fmt is None or wanted.partition(":")[0] != layout:
-            raise LoweringError(f"weight %{weight.outputs[0].name} has layout {wanted!r}, its use needs {layout!r}")
-        return self.weights.add(weight.attrs["expr"], wanted, fmt.dtype)
+        wanted: WeightLayout | None = weight.attrs.get("layout")
+        if wanted is None or wanted.format is None or wanted.without_format() != layout:
+            raise self._misfit(weight.output, layout)
+        return self.weights.add(weight.attrs["expr"], wanted, wanted.format.dtype)
+
+    @staticmethod
+    def _misfit(weight: Value, layout: WeightLayout) -> LoweringError:
+        wanted = weight.producer.attrs.get("layout", "")
+        return LoweringError(f"weight %{weight.name} has layout '{wanted}', its use needs '{layout}'")
 
 
 def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
@@ -144,23 +151,20 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
     emitter = _Emitter(graph, WeightTable(source))
     nodes = [n for n in graph.nodes if n.op not in SOURCES]
     instructions = b"".join(emitter.instruction(node) for node in nodes)
-    dtype = DTYPES[facts["dtype"]]
-    layers = facts["kv_layers"]
+    dtype = DTYPES[facts.dtype]
+    layers = facts.kv_layers
     kv_layers = [
         KV_LAYER.pack(
-            layer["group"],
-            layer["kv_heads"],
-            layer["head_dim"],
-            DTYPES[layer.get("dtype", facts["dtype"])],
-            layer["window"],
+            layer.group,
+            layer.kv_heads,
+            layer.head_dim,
+            DTYPES[layer.dtype_or(facts.dtype)],
+            layer.window,
             0,
         )
         for layer in layers
     ]
-    buffers = [
-        BUFFER.pack(KINDS[kind], DTYPES[element], cols, stride, offset)
-        for kind, element, cols, stride, offset in facts["buffers"]
-    ]
+    buffers = [BUFFER.pack(KINDS[b.kind], DTYPES[b.dtype], b.cols, b.stride, b.offset) for b in facts.buffers]
     weights = [
         WEIGHT.pack(DTYPES[w.key.dtype], w.layout_number, w.n, w.k, w.offset, w.bytes, emitter.name(w.name), w.group)
         for w in emitter.weights.plans
@@ -172,20 +176,20 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
         HEADER.size,
         HEADER.size + len(tables),
         emitter.weights.total_bytes,
-        facts["vocab_size"],
-        facts["max_seq_len"],
-        facts["block_size"],
+        facts.vocab_size,
+        facts.max_seq_len,
+        facts.block_size,
         dtype,
         len(kv_layers),
-        1 + max((layer["group"] for layer in layers), default=-1),
+        1 + max((layer.group for layer in layers), default=-1),
         len(buffers),
         len(weights),
         len(nodes),
         len(emitter.names),
         emitter.buffer_of[graph.outputs[0]],
         0,
-        facts["token_arena_bytes"],
-        facts["row_arena_bytes"],
+        facts.token_arena_bytes,
+        facts.row_arena_bytes,
     )
     return CpuPlan(header + tables, emitter.weights)
 
@@ -193,8 +197,7 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
 def _check(graph: Graph) -> None:
     if graph.stage != "lowered":
         raise BuildError(f"the cpu emitter needs a graph at stage lowered, got {graph.stage}")
-    needed = ("dtype", "vocab_size", "max_seq_len", "block_size", "kv_layers", "buffers")
-    missing = [name for name in (*needed, "token_arena_bytes", "row_arena_bytes") if name not in graph.facts]
+    missing = [name for name in FACTS if name not in graph.facts]
     if missing:
         raise BuildError(f"the lowered graph lacks the facts {', '.join(missing)}; has plan_memory run?")
     if len(graph.outputs) != 1:

@@ -1,12 +1,7 @@
 """Writes weights.bin of target cpu: every weight once, packed, streamed out a few megabytes at a time.
 
-A weight is an expression over the checkpoint (or a constant of the graph) in a layout:
-    raw            float32, unchanged
-    bias           float32, padded with zeros to whole panels
-    bias_gated    float32, halves (gate, up) interleaved by panel
-    panels         activation dtype, packed panels (tensorwright.plugins.packing)
-    panels_gated  the same, halves (gate, up) of the rows interleaved by panel, each padded to whole panels
-    quantized:F, quantized_gated:F    the same in the format F of tensorwright.engine_format.weight_formats
+A weight is an expression over the checkpoint (or a constant of the graph) in a layout of
+tensorwright.engine_format.weight_layouts.
 """
 
 from __future__ import annotations
@@ -20,17 +15,17 @@ from typing import Protocol
 import numpy as np
 
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
-from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
+from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.engine_format.weight_layouts import BIAS, PANELS, RAW, WeightLayout, gated
 from tensorwright.errors import BuildError, CheckpointError
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import Tensor, convert
 from tensorwright.models.read_weights import TensorSource, evaluate_rows
 from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels_of
 
-LAYOUTS = ("raw", "bias", "bias_gated", "panels", "panels_gated", "quantized", "quantized_gated")
 ALIGNMENT = 64
 _CHUNK_BYTES = 8 << 20
-_LAYOUT_NUMBERS = {"raw": 0, "panels": 1, "quantized": 2}  # numbers of WeightLayout in plan_format.h
+_LAYOUT_NUMBERS = {"raw": 0, "bias": 0, "panels": 1, "quantized": 2}  # numbers of WeightLayout in plan_format.h
 
 
 class Sink(Protocol):
@@ -59,7 +54,7 @@ class WeightKey:
     """The identity of a record: uses of weights with equal keys share one record."""
 
     source: WeightExpr | ConstantArray
-    layout: str
+    layout: WeightLayout
     dtype: str
 
 
@@ -77,8 +72,7 @@ class WeightPlan:
 
     @property
     def layout_number(self) -> int:
-        layout = "quantized" if self.format else "panels" if _is_matrix(self.key.layout) else "raw"
-        return _LAYOUT_NUMBERS[layout]
+        return _LAYOUT_NUMBERS[self.key.layout.kind]
 
     @property
     def group(self) -> int:
@@ -88,21 +82,11 @@ class WeightPlan:
     @property
     def format(self) -> WeightFormat | None:
         """Returns the format of a quantized weight, None for other weights."""
-        return format_of(self.key.layout)
+        return self.key.layout.format
 
     @property
     def panel_bytes(self) -> int:
         return self.format.panel_bytes(self.k) if self.format else panel_bytes(self.key.dtype, self.k)
-
-
-def format_of(layout: str) -> WeightFormat | None:
-    """Returns the format that "quantized:int4:g32" names; None for layouts that keep floats."""
-    kind, _, name = layout.partition(":")
-    return parse_format(name) if kind.startswith("quantized") else None
-
-
-def _is_matrix(layout: str) -> bool:
-    return layout.startswith(("panels", "quantized"))
 
 
 class WeightTable:
@@ -116,10 +100,8 @@ class WeightTable:
         self.errors: dict[WeightKey, RelativeError] = {}
         """The error of each quantized weight that has been streamed so far."""
 
-    def add(self, source: WeightExpr | ConstantArray, layout: str, dtype: str, name: str = "") -> int:
+    def add(self, source: WeightExpr | ConstantArray, layout: WeightLayout, dtype: str, name: str = "") -> int:
         """Returns the index of the record for this weight. Equal weights share one record."""
-        if layout.partition(":")[0] not in LAYOUTS:
-            raise BuildError(f"weight layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
         key = WeightKey(source, layout, dtype)
         if key not in self._index:
             self._index[key] = len(self.plans)
@@ -131,7 +113,7 @@ class WeightTable:
     def _place(self, key: WeightKey, name: str) -> WeightPlan:
         offset = -(-self.total_bytes // ALIGNMENT) * ALIGNMENT
         shape = key.source.shape if isinstance(key.source, ConstantArray) else key.source.shape(self._source)
-        rank = 2 if _is_matrix(key.layout) else 1
+        rank = 2 if key.layout.is_matrix else 1
         if len(shape) != rank or 0 in shape:
             raise CheckpointError(
                 f"{name} must be of rank {rank} and not empty for layout {key.layout}, is {list(shape)}"
@@ -165,27 +147,23 @@ class StoredPanels:
 
     def halves(self, expr: WeightExpr, fmt: WeightFormat) -> int:
         """Returns 2 where the rows of gate and up were packed as two runs, else 1."""
-        return 2 if self._is_gated(self._plans[expr, fmt]) else 1
+        return 2 if self._plans[expr, fmt].key.layout.gated else 1
 
     def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
         """Returns the packed panels of rows [start, end), uint8. The rows start with a panel of their half."""
         plan = self._plans[expr, fmt]
         stored = np.asarray(self._bytes[plan.offset : plan.offset + plan.bytes]).reshape(-1, plan.panel_bytes)
-        if not self._is_gated(plan):
+        if not plan.key.layout.gated:
             return stored[start // LANES : panels_of(end)].reshape(-1)
         half, first = divmod(start, plan.rows // 2)
         panels = stored[half::2][first // LANES : first // LANES + panels_of(end - start)]
         return np.ascontiguousarray(panels).reshape(-1)
 
-    @staticmethod
-    def _is_gated(plan: WeightPlan) -> bool:
-        return plan.key.layout.startswith("quantized_gated")
 
-
-def _stored_rows(layout: str, rows: int, name: str) -> int:
-    if layout == "raw":
+def _stored_rows(layout: WeightLayout, rows: int, name: str) -> int:
+    if layout == RAW:
         return rows
-    if not layout.partition(":")[0].endswith("_gated"):
+    if not layout.gated:
         return panels_of(rows) * LANES
     if rows % 2:
         raise CheckpointError(f"{name} must hold gate rows and as many up rows, has {rows}")
@@ -194,21 +172,21 @@ def _stored_rows(layout: str, rows: int, name: str) -> int:
 
 def _chunks(plan: WeightPlan, source: TensorSource, errors: dict[WeightKey, RelativeError]) -> Iterator[np.ndarray]:
     """Yields the record's bytes in order, as contiguous arrays."""
-    if plan.key.layout == "raw":
+    layout = plan.key.layout
+    if layout == RAW:
         yield _rows(plan, source, 0, plan.rows)
-    elif plan.key.layout == "bias":
+    elif layout == BIAS:
         yield np.pad(_rows(plan, source, 0, plan.rows), (0, plan.k - plan.rows))
-    elif plan.key.layout == "bias_gated":
+    elif layout == gated(BIAS):
         halves = _rows(plan, source, 0, plan.rows).reshape(2, -1)
         padded = np.pad(halves, ((0, 0), (0, plan.k // 2 - halves.shape[1])))
         yield np.ascontiguousarray(padded.reshape(2, -1, LANES).transpose(1, 0, 2))
     elif plan.format is not None:
         error = errors.setdefault(plan.key, RelativeError())
-        gated = plan.key.layout.startswith("quantized_gated")
         yield from quantized_chunks(
-            plan.name, plan.format, plan.rows, plan.k, partial(_rows, plan, source), gated=gated, total=error
+            plan.name, plan.format, plan.rows, plan.k, partial(_rows, plan, source), gated=layout.gated, total=error
         )
-    elif plan.key.layout == "panels":
+    elif layout == PANELS:
         for start, end in _row_steps(plan, plan.rows):
             yield pack_panels(_rows(plan, source, start, end), plan.key.dtype)
     else:
@@ -236,6 +214,6 @@ def _rows(plan: WeightPlan, source: TensorSource, start: int, end: int) -> np.nd
     else:
         tensor = evaluate_rows(key.source, source, start, end)
     dtype = key.dtype
-    if format_of(key.layout) is not None:  # the packer reads float32 and bfloat16
+    if plan.format is not None:  # the packer reads float32 and bfloat16
         dtype = tensor.dtype if tensor.dtype == "bfloat16" else "float32"
     return np.ascontiguousarray(convert(tensor, dtype).data)

@@ -23,6 +23,7 @@ from tensorwright.engine_format.engine_config import (
     SourceFile,
     SourceRecord,
 )
+from tensorwright.ir.facts import Facts
 from tensorwright.models.checkpoint import Checkpoint
 
 _FACTS = {fact.name for fact in fields(ModelFacts)}
@@ -39,7 +40,7 @@ def source_record(checkpoint: Checkpoint) -> SourceRecord:
 
 
 def engine_config(
-    facts: dict[str, Any],
+    facts: Facts,
     *,
     target: str,
     build_options: dict[str, Any],
@@ -54,9 +55,9 @@ def engine_config(
     return EngineConfig(
         tensorwright_version=tensorwright.__version__,
         target=target,
-        model=ModelFacts(**{name: value for name, value in facts.items() if name in _FACTS}),
-        dtype=facts["dtype"],
-        limits=Limits(facts["max_seq_len"], facts["block_size"], kv_block_bytes),
+        model=ModelFacts(**{name: value for name, value in facts.literals() if name in _FACTS}),
+        dtype=facts.dtype,
+        limits=Limits(facts.max_seq_len, facts.block_size, kv_block_bytes),
         build_options=build_options,
         passes=passes,
         accuracy=None if accuracy is None else AccuracyRecord(**accuracy),
@@ -66,19 +67,16 @@ def engine_config(
     )
 
 
-def kv_block_bytes(layers: list[dict[str, Any]], dtype: str, block_size: int) -> int:
-    """Returns the bytes of one KV block over all layers, as plugins/paged_attention/layout.h pads keys and values.
-
-    A layer that has no dtype of its own has `dtype`, the activation type.
-    """
+def kv_block_bytes(facts: Facts) -> int:
+    """Returns the bytes of one KV block over all layers, as plugins/paged_attention/layout.h pads keys and values."""
     total = 0
-    for layer in layers:
-        item = ITEM_BYTES[layer.get("dtype", dtype)]
+    for layer in facts.kv_layers:
+        item = ITEM_BYTES[layer.dtype_or(facts.dtype)]
         group = 4 // item
-        scales = 2 * 4 * block_size if item == 1 else 0
-        keys = block_size * -(-layer["head_dim"] // group) * group * item
-        values = -(-block_size * layer["head_dim"] * item // 64) * 64
-        total += layer["kv_heads"] * (keys + values + scales)
+        scales = 2 * 4 * facts.block_size if item == 1 else 0
+        keys = facts.block_size * -(-layer.head_dim // group) * group * item
+        values = -(-facts.block_size * layer.head_dim * item // 64) * 64
+        total += layer.kv_heads * (keys + values + scales)
     return total
 
 

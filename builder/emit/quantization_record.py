@@ -13,7 +13,6 @@ from typing import Any
 
 from tensorwright.builder.emit.cpu_weights import WeightTable
 from tensorwright.builder.measure.metrics import rounded
-from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Graph, Node
 from tensorwright.ir.weights import WeightExpr
@@ -60,9 +59,9 @@ def make_record(
     biases, and a matrix that is stored in two formats once. weight_errors: root of the mean squared error over that of
     the weight, by place.
     """
-    if not graph.facts.get("quantize"):
+    spec = graph.facts.quantize
+    if spec is None:
         return None
-    spec = parse_spec(str(graph.facts["quantize"]))
     found = list(uses())
     errors = {place: matrix.error for _, place, matrix in found if matrix.error is not None}
     tied = {m.source for role, _, m in found if role == EMBEDDING} & {

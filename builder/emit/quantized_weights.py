@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import to_float32
@@ -95,8 +95,8 @@ class QuantizingWeights:
     def __call__(self, expr: WeightExpr) -> Any:
         return self._read(expr)
 
-    def quantized(self, expr: WeightExpr, format_name: str) -> Quantized:
-        fmt, w = parse_format(format_name), self._read(expr).float().contiguous().numpy()
+    def quantized(self, expr: WeightExpr, fmt: WeightFormat) -> Quantized:
+        w = self._read(expr).float().contiguous().numpy()
         rows, k = w.shape
         if fmt.kind == "fp":
             return quantize_weights(w, fmt)

@@ -60,7 +60,7 @@ def measure_logits(
     """
     from tensorwright.builder.measure.outputs import compute_reference
 
-    vocab_size, max_seq_len = traced.facts["vocab_size"], traced.facts["max_seq_len"]
+    vocab_size, max_seq_len = traced.facts.vocab_size, traced.facts.max_seq_len
     ids, text = sample_ids(checkpoint, min(token_budget(vocab_size, multiply_adds(quantized)), max_seq_len), vocab_size)
     cuts = any(node.op in QUANTIZED for node in quantized.nodes)
     reference, output_errors = compute_reference(kind, checkpoint, ids, traced, quantized if cuts else None, panels)

@@ -6,6 +6,7 @@ returns one that says A. The interpreter then rounds after each op, as the plugi
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,8 +76,8 @@ def narrowed(graph: Graph, act_dtype: str) -> Graph:
     """
     graph = graph.clone()
     graph.nodes = [part for node in graph.nodes for part in _split_sum(node)]
-    graph.facts["dtype"] = act_dtype
-    graph.facts["kv_layers"] = [{"dtype": act_dtype, **layer} for layer in graph.facts["kv_layers"]]
+    graph.facts.dtype = act_dtype
+    graph.facts.kv_layers = [replace(layer, dtype=layer.dtype_or(act_dtype)) for layer in graph.facts.kv_layers]
     _separate_weights(graph)
     users = graph.users()
     for node in graph.nodes:

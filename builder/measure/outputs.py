@@ -68,7 +68,7 @@ def compute_reference(
     checkpoint larger than memory is read once.
     """
     if kind == "full":
-        logits = transformers_logits(checkpoint.path, ids, traced.facts["max_seq_len"])
+        logits = transformers_logits(checkpoint.path, ids, traced.facts.max_seq_len)
         found = None if quantized is None else output_errors(quantized, checkpoint, ids, panels)
     else:
         errors = OutputErrors()

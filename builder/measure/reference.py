@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from tensorwright.builder.measure.interruptible import free_weights, short_products
-from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.interpret import Weights
 from tensorwright.ir.ragged import RaggedAdapter
@@ -74,8 +73,7 @@ def gather_embeddings(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -
         expr = source.attrs["expr"]
         rows = np.stack([to_float32(evaluate_rows(expr, checkpoint, int(i), int(i) + 1))[0] for i in ids.flatten()])
         if node.op == "quantized_embedding":
-            fmt = parse_format(node.attrs["format"])
-            rows = dequantized(quantize_weights(rows, fmt), rows.shape[1])
+            rows = dequantized(quantize_weights(rows, node.attrs["format"]), rows.shape[1])
         rows = rows.reshape(*ids.shape, -1)
         scale = node.attrs.get("scale", 1.0)
         gathered = graph.add("input", types=[(node.output.dtype, node.output.shape)], names=["embedded"], before=node)

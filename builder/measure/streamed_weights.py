@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tensorwright.builder.emit.quantized_weights import Multiplier, PackedPanels
-from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.ir.graph import Node, Value
 from tensorwright.ir.interpret_ops import torch_dtype
 from tensorwright.ir.weights import WeightExpr
@@ -129,7 +129,7 @@ class StreamedWeights:
         return self._pool
 
     def _multiply_quantized(self, node: Node, expr: WeightExpr, x: torch.Tensor, y: torch.Tensor) -> None:
-        fmt = parse_format(node.attrs["format"])
+        fmt: WeightFormat = node.attrs["format"]
         halves = 1 if fmt.kind == "fp" else self._panels.halves(expr, fmt)
         columns = x.T.contiguous()
         quantized = Multiplier(x.numpy(), fmt) if node.op == "quantized_linear" else None
@@ -156,7 +156,7 @@ class StreamedWeights:
             made = quantize_weights(self.rows(expr, start, end).numpy(), fmt)
         else:
             made = unpack(self._panels.panels(expr, fmt, start, end), fmt, end - start, k)
-        return torch.from_numpy(restored(made, str(fmt), k, kind))
+        return torch.from_numpy(restored(made, fmt, k, kind))
 
 
 def stored(value: Value) -> WeightExpr:

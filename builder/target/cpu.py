@@ -41,7 +41,6 @@ def emit(
     writer: EngineWriter, report: PassReport, checkpoint: Checkpoint, options: BuildOptions, phases: Phases
 ) -> Emitted:
     """Writes cpu/plan.bin and streams cpu/weights.bin."""
-    facts = report.graph.facts
     with phases.run("plan"):
         plan = emit_cpu_plan(report.graph, checkpoint)
         writer.require_space(plan.weights.total_bytes + len(plan.data))
@@ -50,7 +49,7 @@ def emit(
         plan.weights.stream(file, advance)
     return Emitted(
         quantization_record(report.graph, plan.weights),
-        kv_block_bytes(facts["kv_layers"], facts["dtype"], facts["block_size"]),
+        kv_block_bytes(report.graph.facts),
     )
 
 

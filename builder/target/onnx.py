@@ -50,11 +50,11 @@ def emit(
 
     facts = report.graph.facts
     with phases.run("plan"):
-        emitter = emit_portable(report.graph, checkpoint, facts["dtype"])
+        emitter = emit_portable(report.graph, checkpoint, facts.dtype)
         text = emitter.model.serialized(ONNX_DATA.rpartition("/")[2])
         writer.require_space(emitter.model.total_bytes + len(text))
         writer.write(ONNX_MODEL, text)
-        manifest = make_manifest(facts, facts["dtype"], OPSET)
+        manifest = make_manifest(facts, facts.dtype, OPSET)
         writer.write_json(ONNX_IO, manifest.to_dict())
     with phases.run("weights") as advance, writer.open(ONNX_DATA) as file:
         emitter.model.write_data(file, advance)

@@ -84,7 +84,7 @@ def emit(
     with phases.run("onnx"):
         int4 = "plugin" if options.int4_kernel == "plugin" else "native"
         with writer.os_errors("the ONNX model that the plan is made of cannot be written"):
-            emitted = emit_plugin_form(report.graph, checkpoint, work, facts["dtype"], int4=int4)
+            emitted = emit_plugin_form(report.graph, checkpoint, work, facts.dtype, int4=int4)
         onnx_facts = read_onnx(work / MODEL)
         model_bytes = sum(path.stat().st_size for path in work.iterdir())
         writer.require_space(model_bytes)
@@ -140,7 +140,7 @@ def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, option
     """Runs the lowered graph in the interpreter with the engine's rounding, for want of a GPU; the record says so."""
     from tensorwright.builder.measure.interpreter import measure_on_interpreter
 
-    return measure_on_interpreter(graphs, checkpoint, options, graphs.lowered.facts["dtype"])
+    return measure_on_interpreter(graphs, checkpoint, options, graphs.lowered.facts.dtype)
 
 
 def _require(package: str, what: str) -> None:

@@ -22,6 +22,7 @@ from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.builder.trace.weight_names import weight_expressions
 from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import InvalidOptionError, TraceError
+from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import Graph
 from tensorwright.models.checkpoint import Checkpoint
 
@@ -63,8 +64,7 @@ def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int
     program = _export(model, max_seq_len)
     graph = Graph(checkpoint.config["model_type"], "traced")
     graph.facts = model_facts(model, checkpoint, dtype, max_seq_len)
-    if longrope:
-        graph.facts["longrope"] = longrope
+    graph.facts.longrope = longrope
     lower(program, weights, graph, TABLE)
     return graph
 
@@ -111,10 +111,10 @@ def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedPr
         ) from error
 
 
-def model_facts(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str, max_seq_len: int) -> dict[str, Any]:
-    """Returns plain facts for later stages and the engine's config; a fact that the config lacks is left out."""
+def model_facts(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str, max_seq_len: int) -> Facts:
+    """Returns the facts of the model; a fact that its config lacks is not set."""
     config = model.config.get_text_config()
-    facts: dict[str, Any] = {"model_type": model.config.model_type, "dtype": dtype, "max_seq_len": max_seq_len}
+    facts = Facts(model_type=model.config.model_type, dtype=dtype, max_seq_len=max_seq_len)
     names = {
         "vocab_size": "vocab_size",
         "hidden_size": "hidden_size",
@@ -124,7 +124,9 @@ def model_facts(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str, max_
         "head_dim": "head_dim",
         "max_position_embeddings": "max_position_embeddings",
     }
-    facts |= {fact: getattr(config, key) for fact, key in names.items() if getattr(config, key, None) is not None}
-    facts["bos_token_id"] = checkpoint.bos_token_id
-    facts["eos_token_ids"] = checkpoint.eos_token_ids
+    facts.update(
+        **{fact: getattr(config, key) for fact, key in names.items() if getattr(config, key, None) is not None}
+    )
+    facts.bos_token_id = checkpoint.bos_token_id
+    facts.eos_token_ids = checkpoint.eos_token_ids
     return facts

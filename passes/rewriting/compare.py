@@ -79,9 +79,9 @@ def tokens(graph: Graph) -> torch.Tensor:
     """Returns [1, LENGTH] int64, seeded, so that a failure can be repeated."""
     import torch
 
-    length = min(LENGTH, int(graph.facts.get("max_seq_len", LENGTH)))
+    length = min(LENGTH, graph.facts.max_seq_len if "max_seq_len" in graph.facts else LENGTH)
     generator = torch.Generator().manual_seed(SEED)
-    return torch.randint(0, int(graph.facts["vocab_size"]), (1, length), generator=generator)
+    return torch.randint(0, graph.facts.vocab_size, (1, length), generator=generator)
 
 
 def tolerance(graph: Graph, largest: float) -> float:

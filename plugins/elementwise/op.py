@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import InPlace, Instruction, rows, shared
@@ -115,7 +116,7 @@ def _number(word: str, program: str) -> float:
 INSTRUCTION = Instruction(
     "elementwise",
     number=11,
-    operands=(rows("x0"), rows("x1?"), rows("x2?"), rows("x3?"), shared("w?", "raw")),
+    operands=(rows("x0"), rows("x1?"), rows("x2?"), rows("x3?"), shared("w?", RAW)),
     attrs={"program": "str"},
     encode=lambda attrs: encode(attrs["program"]),
     infer=infer,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_layouts import PANELS
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, metadata, shared
@@ -32,7 +33,7 @@ def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -
 INSTRUCTION = Instruction(
     "embedding",
     number=1,
-    operands=(shared("table", "panels"), metadata("ids")),
+    operands=(shared("table", PANELS), metadata("ids")),
     attrs={"ids": "int", "scale": "float"},
     infer=infer,
     reference=reference,

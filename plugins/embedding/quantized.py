@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_layouts import QUANTIZED
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, Op, metadata, rows, shared
 from tensorwright.plugins.embedding import op as embedding
@@ -17,23 +17,20 @@ from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    parse_format(attrs["format"])
     return embedding.infer(inputs, {"scale": attrs["scale"]})
 
 
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     table, ids = inputs
     rows = np.asarray(table, np.float32)[ids.astype(np.int64)]
-    stored = dequantized(
-        quantize_weights(rows.reshape(-1, rows.shape[-1]), parse_format(attrs["format"])), rows.shape[-1]
-    )
+    stored = dequantized(quantize_weights(rows.reshape(-1, rows.shape[-1]), attrs["format"]), rows.shape[-1])
     return [stored.reshape(rows.shape) * np.float32(attrs["scale"])]
 
 
 OP = Op(
     "quantized_embedding",
     operands=(shared("table"), rows("ids")),
-    attrs={"format": "str", "scale": "float"},
+    attrs={"format": "format", "scale": "float"},
     stages=("cached",),
     infer=infer,
     reference=reference,
@@ -45,8 +42,8 @@ INSTRUCTION = Instruction(
     "quantized_embedding",
     number=1,
     shares_number_of="embedding",
-    operands=(shared("table", "quantized"), metadata("ids")),
-    attrs={"format": "str", "ids": "int", "scale": "float"},
+    operands=(shared("table", QUANTIZED), metadata("ids")),
+    attrs={"format": "format", "ids": "int", "scale": "float"},
     infer=infer,
     reference=reference,
 )

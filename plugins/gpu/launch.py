@@ -75,7 +75,10 @@ class KernelSpec:
 
     @property
     def variant(self) -> str:
-        """Returns the name of this specialisation among those of its kernel, without warps and stages."""
+        """Returns the name of this specialisation among those of its kernel, without warps and stages.
+
+        Engines store it. It holds the names of arguments and constants, so a new name makes old engines useless.
+        """
         aligned = tuple(sorted(self.aligned))
         content = (self.kernel, self.module, self.signature, self.constants, aligned, self.fp_fusion)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]

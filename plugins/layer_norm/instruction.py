@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.ir.records import InPlace, Instruction, rows, shared
 from tensorwright.plugins.layer_norm import add_layer_norm, layer_norm_columns
 
@@ -25,7 +26,7 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
 INSTRUCTION = Instruction(
     "layer_norm",
     number=12,
-    operands=(rows("x"), shared("w", "raw"), shared("b?", "raw"), rows("residual?")),
+    operands=(rows("x"), shared("w", RAW), shared("b?", RAW), rows("residual?")),
     results=(rows("y", narrow=True), rows("sum?")),
     attrs={"start": "int", "heads": "int", "width": "int", "eps": "float", "weight_offset": "float"},
     reference=reference,

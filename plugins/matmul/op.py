@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_layouts import BIAS, PANELS
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import InPlace, Instruction, rows, shared
@@ -66,7 +67,7 @@ def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dt
 INSTRUCTION = Instruction(
     "matmul",
     number=3,
-    operands=(rows("x"), shared("w", "panels"), shared("bias?", "bias"), rows("residual?")),
+    operands=(rows("x"), shared("w", PANELS), shared("bias?", BIAS), rows("residual?")),
     attrs={"epilogue": "int", "n": "int"},
     infer=infer,
     reference=reference,

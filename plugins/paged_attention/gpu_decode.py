@@ -15,13 +15,13 @@ from tensorwright.plugins.paged_attention.gpu_fold import LOG2E, LOWEST, fold_al
 
 
 @triton.jit
-def plan_splits(context, window, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr):
-    """Returns (start of the first split, positions of a split, splits): at most MAX_SPLITS, of a multiple of SPLIT."""
+def plan_splits(context, window, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """Returns (start of the first split, positions of a split, splits): at most MOST_SPLITS, of a multiple of SPLIT."""
     visible = context
     if HAS_WINDOW:
         visible = tl.minimum(context, window)
     # A window may start anywhere in the first split, so the window may touch one more split.
-    length = SPLIT * tl.cdiv(visible, SPLIT * (MAX_SPLITS - 1 if HAS_WINDOW else MAX_SPLITS))
+    length = SPLIT * tl.cdiv(visible, SPLIT * (MOST_SPLITS - 1 if HAS_WINDOW else MOST_SPLITS))
     first = (context - visible) // length * length
     return first, length, tl.cdiv(context - first, length)
 
@@ -31,7 +31,7 @@ def attention_decode_kernel(
     q, k_pages, v_pages, k_scales, v_scales, seq_starts, context_lens, block_tables, sinks, out, partials, splits,
     max_blocks, q_stride, out_stride, scale, softcap, window, HEADS: tl.constexpr, GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, INT8: tl.constexpr,
 ):  # fmt: skip
     """The grid is: sequences, KV heads * parts of a group of HEADS heads, splits.
@@ -45,7 +45,7 @@ def attention_decode_kernel(
     if tl.load(seq_starts + seq + 1) - token != 1:
         return
     context = tl.load(context_lens + seq)
-    first, length, count = plan_splits(context, window, SPLIT, MAX_SPLITS, HAS_WINDOW)
+    first, length, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
     if split >= count:
         return
     kv_head = tl.program_id(1) // PARTS
@@ -99,7 +99,7 @@ def attention_decode_kernel(
 @triton.jit
 def attention_combine_kernel(
     partials, seq_starts, context_lens, out, splits, out_stride, window, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """The grid is: sequences, heads. The kernel loads AT_ONCE splits at a time and adds them in order."""
@@ -109,11 +109,11 @@ def attention_combine_kernel(
     if tl.load(seq_starts + seq + 1) - token != 1:
         return
     context = tl.load(context_lens + seq)
-    _, _, count = plan_splits(context, window, SPLIT, MAX_SPLITS, HAS_WINDOW)
+    _, _, count = plan_splits(context, window, SPLIT, MOST_SPLITS, HAS_WINDOW)
     if count == 1:
         return
     heads = KV_HEADS * GROUP
-    every = tl.arange(0, MAX_SPLITS)
+    every = tl.arange(0, MOST_SPLITS)
     d = tl.arange(0, BLOCK_D)
     at = seq.to(tl.int64) * splits * heads + head
     pairs = partials + tl.num_programs(0).to(tl.int64) * splits * heads * HEAD_DIM + at * 2

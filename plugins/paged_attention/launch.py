@@ -120,7 +120,7 @@ def _prefill_spec(op: Attention) -> KernelSpec:
 def _decode_spec(op: Attention) -> KernelSpec:
     tile = decode_tile(op)
     types = {**_operand_types(op), "partials": "*fp32", "splits": "i32", **FACTS}
-    constants = {**_constants(op, tile), "SPLIT": SPLIT, "MAX_SPLITS": op.most_splits}
+    constants = {**_constants(op, tile), "SPLIT": SPLIT, "MOST_SPLITS": op.most_splits}
     return _spec("attention_decode_kernel", "gpu_decode", types, constants, tile)
 
 
@@ -131,7 +131,7 @@ def _combine_spec(op: Attention) -> KernelSpec:
     }  # fmt: skip
     constants = {
         "KV_HEADS": op.kv_heads, "GROUP": op.group, "HEAD_DIM": op.head_dim, "BLOCK_D": op.block_d, "SPLIT": SPLIT,
-        "MAX_SPLITS": op.most_splits, "HAS_WINDOW": op.window > 0, "AT_ONCE": AT_ONCE,
+        "MOST_SPLITS": op.most_splits, "HAS_WINDOW": op.window > 0, "AT_ONCE": AT_ONCE,
     }  # fmt: skip
     return _spec("attention_combine_kernel", "gpu_decode", types, constants, Tile(1, AT_ONCE, 1, 4, 1))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, Op, cache, metadata, rows, shared
@@ -75,7 +76,7 @@ OP = Op(
 INSTRUCTION = Instruction(
     "paged_attention",
     number=6,
-    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", "raw")),
+    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", RAW)),
     results=(rows("y", narrow=True),),
     attrs={"kv_layer": "int", "heads": "int", "scale": "float", "softcap": "float"},
     reference=reference,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Op, rows, shared
@@ -24,7 +24,6 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
     x, w, bias = (*inputs, None)[:3]
     if x is None or w is None:
         raise GraphError("quantized_linear: x and w must be present")
-    parse_format(attrs["format"])
     if w.rank != 2 or w.shape[1] != x.shape[-1]:
         raise GraphError(f"quantized_linear: w must be [N, {x.shape[-1]}] for x {list(x.shape)}, got {list(w.shape)}")
     if bias is not None and bias.shape != w.shape[:1]:
@@ -32,9 +31,8 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
     return [(x.dtype, (*x.shape[:-1], w.shape[0]))]
 
 
-def product(x: np.ndarray, w: np.ndarray | Quantized, format_name: str) -> np.ndarray:
+def product(x: np.ndarray, w: np.ndarray | Quantized, fmt: WeightFormat) -> np.ndarray:
     """Returns float32 [T, N], with the kernels' order of sums; each step's fused rounding is done in float64."""
-    fmt = parse_format(format_name)
     b = w if isinstance(w, Quantized) else quantize_weights(np.asarray(w, np.float32), fmt)
     a = quantize_activations(x, fmt)
     total = np.zeros((len(x), len(b.values)), np.float32)
@@ -58,7 +56,7 @@ def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> l
 OP = Op(
     "quantized_linear",
     operands=(rows("x"), shared("w"), shared("bias?")),
-    attrs={"format": "str"},
+    attrs={"format": "format"},
     stages=("cached",),
     infer=infer,
     reference=reference,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_layouts import BIAS, QUANTIZED
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import InPlace, Instruction, rows, shared
 from tensorwright.plugins.gated import ACTIVATIONS, gated
@@ -20,7 +20,6 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    parse_format(attrs["format"])
     return matmul.infer(inputs, {"epilogue": attrs["epilogue"], "n": attrs["n"]})
 
 
@@ -38,8 +37,8 @@ def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dt
 INSTRUCTION = Instruction(
     "quantized_matmul",
     number=13,
-    operands=(rows("x"), shared("w", "quantized"), shared("bias?", "bias"), rows("residual?")),
-    attrs={"format": "str", "epilogue": "int", "n": "int"},
+    operands=(rows("x"), shared("w", QUANTIZED), shared("bias?", BIAS), rows("residual?")),
+    attrs={"format": "format", "epilogue": "int", "n": "int"},
     infer=infer,
     reference=reference,
     kind="product",

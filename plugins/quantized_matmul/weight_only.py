@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_formats import W8A8, WeightFormat
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Op, rows, shared
@@ -24,7 +24,7 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
     x, w, bias = (*inputs, None)[:3]
     if x is None or w is None:
         raise GraphError("weight_only_linear: x and w must be present")
-    if str(parse_format(attrs["format"])) == "w8a8":
+    if attrs["format"] == W8A8:
         raise GraphError("weight_only_linear: the format must leave activations as they are, and w8a8 does not")
     if w.rank != 2 or w.shape[1] != x.shape[-1]:
         raise GraphError(f"weight_only_linear: w must be [N, {x.shape[-1]}] for x {list(x.shape)}, got {list(w.shape)}")
@@ -33,9 +33,9 @@ def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[s
     return [(x.dtype, (*x.shape[:-1], w.shape[0]))]
 
 
-def restored(w: np.ndarray | Quantized, format_name: str, k: int, act_dtype: str) -> np.ndarray:
+def restored(w: np.ndarray | Quantized, fmt: WeightFormat, k: int, act_dtype: str) -> np.ndarray:
     """Returns the quantized weights as float32 [N, k], in numbers of the activation type."""
-    made = w if isinstance(w, Quantized) else quantize_weights(np.asarray(w, np.float32), parse_format(format_name))
+    made = w if isinstance(w, Quantized) else quantize_weights(np.asarray(w, np.float32), fmt)
     return round_to(dequantized(Quantized(made.values, round_to(made.scales, act_dtype)), k), act_dtype)
 
 
@@ -51,7 +51,7 @@ def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> l
 OP = Op(
     "weight_only_linear",
     operands=(rows("x"), shared("w"), shared("bias?")),
-    attrs={"format": "str"},
+    attrs={"format": "format"},
     stages=("cached",),
     infer=infer,
     reference=reference,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.ir.records import InPlace, Instruction, rows, shared
 from tensorwright.plugins.rms_norm import add_rms_norm, op
 
@@ -21,7 +22,7 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
 INSTRUCTION = Instruction(
     "rms_norm",
     number=2,
-    operands=(rows("x"), shared("w", "raw"), rows("residual?")),
+    operands=(rows("x"), shared("w", RAW), rows("residual?")),
     results=(rows("y", narrow=True), rows("sum?")),
     attrs={"eps": "float", "weight_offset": "float"},
     reference=reference,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import InPlace, Instruction, Op, rows, shared
@@ -50,7 +51,7 @@ OP = Op(
 INSTRUCTION = Instruction(
     "rms_norm_columns",
     number=10,
-    operands=(rows("x"), shared("w", "raw")),
+    operands=(rows("x"), shared("w", RAW)),
     attrs=OP.attrs,
     infer=infer,
     reference=reference,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import Shape, Value
@@ -44,7 +45,7 @@ OP = Op(
 INSTRUCTION = Instruction(
     "rotary_table",
     number=4,
-    operands=(metadata("positions"), shared("inv_freq", "raw")),
+    operands=(metadata("positions"), shared("inv_freq", RAW)),
     results=OP.results,
     attrs=OP.attrs,
     infer=infer,

@@ -11,6 +11,7 @@ from tensorwright.builder.measure.interpreter import interpreted_logits, measure
 from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.target.interface import Graphs
 from tensorwright.builder.trace.export import trace
+from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.ir import Graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.passes.pipeline import WEIGHT_ONLY_PIPELINE, run_pipeline
@@ -27,7 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Graph]:
 
 def graphs_of(traced: Graph, dtype: str, quantize: str | None = None, kv: str = "auto") -> Graphs:
     graph = traced.clone()
-    graph.facts |= {"dtype": dtype, "kv_cache_dtype": kv} | ({} if quantize is None else {"quantize": quantize})
+    spec = None if quantize is None else parse_spec(quantize)
+    graph.facts.update(dtype=dtype, kv_cache_dtype=kv, quantize=spec)
     report = run_pipeline(graph, pipeline=WEIGHT_ONLY_PIPELINE)
     return Graphs(traced, report.cached_graph, report.graph)
 
@@ -47,7 +49,7 @@ def test_types(model) -> None:
         assert all(v.dtype == "float16" for v in node.inputs[2:] if v is not None)
     (table,) = (n.inputs[0] for n in graph.find("embedding"))
     assert table.dtype == "float16"
-    assert {about["dtype"] for about in graph.facts["kv_layers"]} == {"int8"}
+    assert {about.dtype for about in graph.facts.kv_layers} == {"int8"}
     assert not graph.find("add_rms_norm")
 
 

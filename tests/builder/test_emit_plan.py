@@ -11,7 +11,9 @@ from support.lowered import HIDDEN, INNER, VOCAB, lowered_graph, small_source
 from support.places import ROOT
 from tensorwright.builder.emit import cpu_plan
 from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, WEIGHT, emit_cpu_plan
+from tensorwright.engine_format.weight_layouts import PANELS
 from tensorwright.errors import BuildError, LoweringError
+from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.ops import instructions
 from tensorwright.plugins import op_table
 from tensorwright.runtime import _testing
@@ -103,8 +105,8 @@ def test_weight_records():
 
 def test_caches():
     graph = lowered_graph()
-    layer = {"group": 0, "kv_heads": 1, "head_dim": 2, "window": 7}
-    graph.facts["kv_layers"] = [layer, {**layer, "group": 1, "window": 0}]
+    layer = KvLayer(0, 1, 2, 7)
+    graph.facts.kv_layers = [layer, KvLayer(1, 1, 2, 0)]
     cache = graph.add("input", types=[("kv", ())], names=["kv_cache.0"], before=graph.find("gather_rows")[0]).output
     x, rope = graph.find("embedding")[0].output, graph.find("rotary_table")[0].output
     attrs = {"kv_layer": 0, "heads": 1, "rotary_dim": 2, "buffers": [3, -1]}
@@ -150,7 +152,7 @@ def test_refusals():
     with pytest.raises(BuildError, match="needs a graph at stage lowered, got cached"):
         emit_cpu_plan(graph, small_source())
     graph = lowered_graph()
-    del graph.facts["buffers"], graph.facts["row_arena_bytes"]
+    del graph.facts.buffers, graph.facts.row_arena_bytes
     with pytest.raises(BuildError, match="lacks the facts buffers, row_arena_bytes"):
         emit_cpu_plan(graph, small_source())
     graph = lowered_graph()
@@ -162,7 +164,7 @@ def test_refusals():
     with pytest.raises(LoweringError, match="has no attribute 'eps'"):
         emit_cpu_plan(graph, small_source())
     graph = lowered_graph()
-    graph.find("weight")[0].attrs["layout"] = "panels"
+    graph.find("weight")[0].attrs["layout"] = PANELS
     with pytest.raises(LoweringError, match="has layout 'panels', its use needs 'raw'"):
         emit_cpu_plan(graph, small_source())
 

@@ -25,7 +25,7 @@ SHORT = {**LONG, "factors": "short"}
 def test_longrope_is_fixed_by_the_longest_sequence(tmp_path, max_seq_len, fact):
     path = make_variant(tmp_path / "m", "phi3_longrope", num_hidden_layers=1)
     graph = trace(open_checkpoint(path), dtype="float32", max_seq_len=max_seq_len)
-    assert graph.facts["longrope"] == fact
+    assert graph.facts.longrope == fact
     lengths = (2, 17, 32) if fact is SHORT else (33, 50)
     assert_same_logits(graph, path, "float32", [n for n in lengths if n <= max_seq_len])
     assert graph.find("amax") == []

@@ -20,7 +20,7 @@ from tensorwright.builder.measure.accuracy import measure_accuracy
 from tensorwright.builder.measure.outputs import output_errors
 from tensorwright.builder.measure.streamed_weights import StreamedWeights
 from tensorwright.builder.trace.export import trace
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_formats import parse_format, parse_spec
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.weights import Ref, WeightExpr
 from tensorwright.models import read_weights
@@ -46,7 +46,7 @@ def built(tied: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def rewritten(checkpoint: Checkpoint, quantize: str) -> PassReport:
     graph = trace(checkpoint, dtype="float32", max_seq_len=128)
-    graph.facts |= {"quantize": quantize, "block_size": 32}
+    graph.facts.update(quantize=parse_spec(quantize), block_size=32)
     return run_pipeline(graph)
 
 
@@ -100,7 +100,7 @@ def test_errors_of_outputs_are_of_the_products(tied: Checkpoint) -> None:
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     w = np.concatenate([tied.read(name).data for name in names])
     exact = x.astype(np.float64) @ w.T
-    lost = linear.product(x, w, "int4:g32") - exact
+    lost = linear.product(x, w, parse_format("int4:g32")) - exact
     want = np.linalg.norm(lost) / np.linalg.norm(exact)
     assert got["self_attn.q_proj+k_proj+v_proj"][0] == pytest.approx(want, rel=0.01)
     assert "lm_head" not in got
@@ -129,7 +129,7 @@ def test_panels_of_an_engine_are_those_that_packing_gives(built: dict, tied: Che
     packed = PackedPanels(tied)
     halves = []
     for node in lowered.find("quantized_matmul"):
-        w, fmt = node.inputs[1].node.attrs["expr"], parse_format(node.attrs["format"])
+        w, fmt = node.inputs[1].node.attrs["expr"], node.attrs["format"]
         run = w.shape(tied)[0] // stored.halves(w, fmt)
         halves.append(stored.halves(w, fmt))
         for start in range(0, w.shape(tied)[0], run):
@@ -179,7 +179,7 @@ class TestQuantizingWeights:
     @pytest.mark.parametrize("name", ["int4:g32", "int4:g128", "int8:g64", "w8a8"])
     def test_it_gives_what_the_definition_gives(self, name: str) -> None:
         w = np.random.default_rng(3).standard_normal((37, 70)).astype(np.float32)
-        made = QuantizingWeights(MemorySource({"w": w})).quantized(Ref("w"), name)
+        made = QuantizingWeights(MemorySource({"w": w})).quantized(Ref("w"), parse_format(name))
         want = quantize.quantize_weights(w, parse_format(name))
         np.testing.assert_array_equal(made.values, want.values)
         np.testing.assert_array_equal(made.scales, want.scales)
@@ -200,4 +200,4 @@ class TestQuantizingWeights:
     def test_a_weight_that_is_no_number_is_refused(self) -> None:
         w = np.full((4, 8), np.inf, np.float32)
         with pytest.raises(CheckpointError, match="infinity or a NaN"):
-            QuantizingWeights(MemorySource({"w": w})).quantized(Ref("w"), "int8:g32")
+            QuantizingWeights(MemorySource({"w": w})).quantized(Ref("w"), parse_format("int8:g32"))

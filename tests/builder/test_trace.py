@@ -41,7 +41,7 @@ def test_the_graph_is_transformers_bit_for_bit(tmp_path, variant, dtype):
         assert checkpoint.native_dtype == "bfloat16"
         assert expected_counts(checkpoint.config) == expected_counts(open_checkpoint(path).config)
         graph = trace_for_engine(checkpoint, dtype="bfloat16", max_seq_len=128)
-        assert graph.facts["dtype"] == "bfloat16"
+        assert graph.facts.dtype == "bfloat16"
     else:
         graph = trace(open_checkpoint(path), dtype=dtype, max_seq_len=128)
     verify(graph, "traced")
@@ -102,7 +102,7 @@ def test_shape_of_the_graph(tmp_path):
     ]
     (output,) = graph.outputs
     assert (output.dtype, output.shape) == ("bfloat16", (1, "seq", 101))
-    assert graph.facts == {
+    assert dict(graph.facts.literals()) == {
         "model_type": "llama",
         "dtype": "bfloat16",
         "max_seq_len": 64,

@@ -168,7 +168,7 @@ class Family:
     def lowered(self) -> Graph:
         """The lowered graph as it should be; each mutation gets a copy, since a trace takes seconds."""
         traced = trace_for_engine(open_checkpoint(self.published), dtype="float32", max_seq_len=128)
-        traced.facts["block_size"] = 32
+        traced.facts.block_size = 32
         return run_pipeline(traced).graph
 
     def broken_engine(self, mutation: Callable[[Graph], None]) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ class Made:
 
     def rewrite(self, kv: str) -> PassReport:
         traced = trace(self.checkpoint, dtype="float32", max_seq_len=128)
-        traced.facts |= {"block_size": 32, "kv_cache_dtype": kv}
+        traced.facts.update(block_size=32, kv_cache_dtype=kv)
         return run_pipeline(traced)
 
     def interpret(self, graph: Graph) -> np.ndarray:
@@ -82,13 +83,14 @@ def test_an_engine_that_does_not_round_is_red(made: Made) -> None:
     whole = made.engine(made.reports["auto"].graph, "whole").logits(made.ids)
     assert worst(whole, made.expected["int8"]) > rounding / 2
     partly = made.reports["int8"].graph.clone()
-    del partly.facts["kv_layers"][-1]["dtype"]
+    *others, last = partly.facts.kv_layers
+    partly.facts.kv_layers = [*others, replace(last, dtype="")]
     assert worst(made.engine(partly, "partly").logits(made.ids), made.expected["int8"]) > rounding / 10
 
 
 def test_a_block_takes_what_the_layout_says(made: Made) -> None:
-    layers = made.reports["int8"].graph.facts["kv_layers"]
-    sizes = [_testing.kv_block_bytes(3, layer["kv_heads"], layer["head_dim"], 32) for layer in layers]
+    layers = made.reports["int8"].graph.facts.kv_layers
+    sizes = [_testing.kv_block_bytes(3, layer.kv_heads, layer.head_dim, 32) for layer in layers]
     facts = made.engine(made.reports["int8"].graph, "sizes").executor.facts()
     assert sum(facts["block_bytes"]) == sum(sizes)
 
@@ -97,7 +99,7 @@ def test_bfloat16_with_biased_heads_equals_the_lowered_graph(tmp_path: Path) -> 
     """q of bfloat16, and K and V rounded to int8 from float32, never through bfloat16."""
     checkpoint = open_checkpoint(make_variant(tmp_path / "model", "qwen2", seed=5))
     traced = trace(checkpoint, dtype="bfloat16", max_seq_len=128)
-    traced.facts |= {"block_size": 32, "kv_cache_dtype": "int8"}
+    traced.facts.update(block_size=32, kv_cache_dtype="int8")
     graph = run_pipeline(traced).graph
     (tmp_path / "engine" / "cpu").mkdir(parents=True)
     plan = emit_cpu_plan(graph, checkpoint)

@@ -97,7 +97,7 @@ def test_greedy_tokens_equal_transformers(case, name, prompts, answer):
 def test_mutation_turns_red(case, mutation):
     checkpoint = open_checkpoint(case.model)
     traced = trace(checkpoint, dtype="float32", max_seq_len=LONGEST)
-    traced.facts["block_size"] = 32
+    traced.facts.block_size = 32
     graph = run_pipeline(traced).graph
     mutation(graph)
     plan = emit_cpu_plan(graph, checkpoint)

@@ -30,7 +30,7 @@ class Lowered:
         model = make_variant(root / "model", variant, seed=5)
         self.checkpoint = open_checkpoint(model)
         traced = trace(self.checkpoint, dtype="float32", max_seq_len=128)
-        traced.facts["block_size"] = 32
+        traced.facts.block_size = 32
         self.graph = run_pipeline(traced).graph
         self.ids = np.random.default_rng(1).integers(0, 97, 60).tolist()
         self.exact = reference_logits(model, self.ids, torch.float64)

@@ -131,6 +131,6 @@ def test_steps_must_cover_the_sequences():
 
 def test_the_graph_must_say_what_its_layers_are():
     graph = parse_graph(CACHED)
-    del graph.facts["kv_layers"]
-    with pytest.raises(GraphError, match="must have the fact kv_layers"):
+    del graph.facts.kv_layers
+    with pytest.raises(GraphError, match="the graph lacks the fact kv_layers"):
         RaggedAdapter(graph, SEQUENCES)

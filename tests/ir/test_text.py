@@ -7,6 +7,7 @@ import pytest
 
 from tensorwright.errors import GraphError
 from tensorwright.ir import Graph
+from tensorwright.ir.facts import Facts
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.text import print_graph, print_node, underline
 from tensorwright.ir.weights import Ref
@@ -14,7 +15,7 @@ from tensorwright.ir.weights import Ref
 SMALL = """\
 graph "small" stage fused {
   fact layers = 2
-  fact eos = [1, 2]
+  fact eos_token_ids = [1, 2]
   %x: float32[1, seq, 8] = input()
   %w: float32[8] = weight() {expr = @"norm.weight"} in model.norm
   %y: float32[1, seq, 8] = rms_norm(%x, %w) {eps = 1e-06, weight_offset = 0.0} in model.norm
@@ -25,7 +26,7 @@ graph "small" stage fused {
 
 def test_text_round_trip():
     graph = parse_graph(SMALL)
-    assert (graph.name, graph.stage, graph.facts) == ("small", "fused", {"layers": 2, "eos": [1, 2]})
+    assert (graph.name, graph.stage, graph.facts) == ("small", "fused", Facts(layers=2, eos_token_ids=[1, 2]))
     x, w, y = graph.nodes
     assert y.inputs == [x.output, w.output]
     assert y.attrs == {"eps": 1e-6, "weight_offset": 0.0}
@@ -60,7 +61,6 @@ ATTRIBUTES = {
 def make_graph(attrs):
     graph = Graph('a "name"', "traced")
     x = graph.add("input", types=[("float32", (1, "seq", 8))], names=["x"]).output
-    graph.facts = {k: v for k, v in attrs.items() if k != "expr"}
     node = graph.add(
         "anything", [x, None, x], attrs, [("kv", ()), ("bool", ("seq + 1", 2))], scope="a b", names=["y.1", "z-$"]
     )
@@ -130,7 +130,19 @@ def test_dimensions_are_spelled_one_way():
     [
         ('graph "small"', 'grph "small"', 1, "'graph' was expected"),
         ("stage fused", "stage melted", 1, "a stage must be one of traced, fused, cached, lowered"),
-        ("fact eos = [1, 2]", "fact layers = 3", 3, "fact layers is given twice"),
+        ("fact eos_token_ids = [1, 2]", "fact layers = 3", 3, "fact layers is given twice"),
+        ("fact layers = 2", "fact floors = 2", 2, "no fact of a graph is called 'floors'; there are model_type, "),
+        ("fact layers = 2", 'fact layers = "2"', 2, "fact layers cannot be read: it must be a whole number"),
+        ("fact layers = 2", 'fact quantize = "int5"', 2, "fact quantize cannot be read: quantize: a weight format"),
+        ("fact layers = 2", "fact kv_layers = [{}]", 2, "fact kv_layers cannot be read: "),
+        ("fact layers = 2", 'fact kv_layers = [{"size": 1}]', 2, "keys group, kv_heads, head_dim, window, dtype"),
+        ("fact layers = 2", "fact buffers = [[1, 2]]", 2, "a list of lists [kind, dtype, cols, stride, offset]"),
+        (
+            'expr = @"norm.weight"',
+            'expr = @"norm.weight", layout = "tiles"',
+            5,
+            "attribute layout: a weight's layout must",
+        ),
         ("[1, 2]", "[1, 2", 3, "',' or ']' was expected"),
         ("[1, 2]", "[1 2]", 3, "',' or ']' was expected"),
         ("%x: float32[1, seq, 8]", "%x: float33[1, seq, 8]", 4, "an element type must be one of"),

@@ -8,6 +8,7 @@ import pytest
 
 from support.tiny_models import VARIANTS
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
+from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import PassError
 from tensorwright.models.registry import _FAMILIES, Quantized, expected_counts
 from tensorwright.passes.pipeline import run_pipeline
@@ -34,7 +35,7 @@ def test_counts_and_numbers(rewritten, variant):
 def test_every_matrix_of_a_family_is_quantized(rewritten, variant):
     model = rewritten(variant)
     graph = model.report.cached_graph.clone()
-    graph.facts["quantize"] = "int8"
+    graph.facts.quantize = parse_spec("int8")
     expected = expected_counts(model.checkpoint.config, Quantized(True, True, True))
     assert quantize_weights(graph) == expected["quantize_weights"]
     tables = [node for node in graph.find("embedding") if node.inputs[1].name != "positions"]
@@ -46,7 +47,7 @@ def test_what_is_not_asked_for_is_not_expected(rewritten, layers, embedding, hea
     model = rewritten("llama_tied")
     names = ["int8" if asked else "none" for asked in (layers, embedding, head)]
     graph = model.report.cached_graph.clone()
-    graph.facts["quantize"] = "{},embedding={},lm_head={}".format(*names)
+    graph.facts.quantize = parse_spec("{},embedding={},lm_head={}".format(*names))
     expected = expected_counts(model.checkpoint.config, Quantized(layers, embedding, head))
     assert quantize_weights(graph) == expected["quantize_weights"] == 8 * layers + embedding + head
 

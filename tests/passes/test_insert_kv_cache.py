@@ -5,6 +5,7 @@ from tolerances import chain_tolerance
 from support.pass_graphs import graph_of, ops, source_of
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import UnsupportedModelError
+from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.interpret import interpret
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.ir.verify import verify
@@ -51,7 +52,7 @@ def test_fires():
         "embedding", "rotary_table", "linear", "rotary_kv_write", "paged_attention", "add", "gather_rows", "rms_norm",
         "linear",
     ]  # fmt: skip
-    assert graph.facts["kv_layers"] == [{"group": 0, "kv_heads": 1, "head_dim": 4, "window": 3}]
+    assert graph.facts.kv_layers == [KvLayer(group=0, kv_heads=1, head_dim=4, window=3)]
     assert graph.outputs[0].shape == ("rows", 20)
     (write,) = graph.find("rotary_kv_write")
     assert write.attrs == {"layer": 0, "heads": 2, "kv_heads": 1, "head_dim": 4, "rotary_dim": 2}
@@ -70,7 +71,7 @@ def learned_positions(positions=12):
     body = BODY.replace(tokens, tokens.replace("%x", "%e") + LEARNED[1:])
     kept = [line for line in body.splitlines(True) if "rotary" not in line and "%freq" not in line]
     graph = fused("".join(kept).replace("%qr", "%q").replace("%kr", "%k"))
-    graph.facts["max_seq_len"] = positions
+    graph.facts.max_seq_len = positions
     return graph
 
 
@@ -188,4 +189,4 @@ def test_rows_of_the_final_norm_must_not_be_used_elsewhere():
 
 def test_pinned_counts(model, rewritten):
     assert model.count("insert_kv_cache") == 2
-    assert len(rewritten("llama_mqa").report.graph.facts["kv_layers"]) == 2
+    assert len(rewritten("llama_mqa").report.graph.facts.kv_layers) == 2

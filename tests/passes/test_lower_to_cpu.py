@@ -3,6 +3,7 @@ from tolerances import chain_tolerance
 
 from support.pass_graphs import graph_of, ops
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
+from tensorwright.engine_format.weight_layouts import PANELS, RAW, gated
 from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.ir.verify import verify
@@ -30,7 +31,7 @@ BODY = HEAD + SWIGLU + DOWN + SUM
 
 def cached(body=BODY, tail="  return %y", dtype="float32"):
     graph = graph_of(body + tail, "cached")
-    graph.facts["dtype"] = dtype
+    graph.facts.dtype = dtype
     graph.drop_dead()
     return graph
 
@@ -49,8 +50,8 @@ def test_epilogues_are_folded():
     assert ops(graph) == ["embedding", "rms_norm", "matmul", "matmul"]
     gate_up, down = graph.find("matmul")
     assert gate_up.attrs == {"epilogue": EPILOGUES["silu"], "n": 6}
-    assert gate_up.inputs[1].node.attrs["layout"] == "panels_gated"
-    assert gate_up.inputs[2].node.attrs["layout"] == "raw"
+    assert gate_up.inputs[1].node.attrs["layout"] == gated(PANELS)
+    assert gate_up.inputs[2].node.attrs["layout"] == RAW
     assert down.attrs == {"epilogue": EPILOGUE_NONE, "n": 8}
     assert down.inputs[3] is graph.find("embedding")[0].output
 
@@ -149,7 +150,7 @@ def test_types_in_bfloat16():
     assert types["rms_norm"] == "bfloat16"
     gate_up, down = graph.find("matmul")
     assert (gate_up.output.dtype, down.output.dtype) == ("bfloat16", "float32")
-    layouts = {n.attrs["layout"]: n.output.dtype for n in graph.find("weight")}
+    layouts = {str(n.attrs["layout"]): n.output.dtype for n in graph.find("weight")}
     assert layouts == {"panels": "bfloat16", "panels_gated": "bfloat16", "raw": "float32"}
 
 

@@ -9,7 +9,7 @@ from tolerances import sum_tolerance
 
 from support.pass_graphs import assert_silent, graph_of, ops, source_of
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_formats import parse_format, parse_spec
 from tensorwright.errors import LoweringError
 from tensorwright.ir import Graph
 from tensorwright.ir.interpret import interpret
@@ -103,7 +103,7 @@ def test_what_needs_rounded_activations_is_refused(body: str, name: str, message
 def test_pinned_counts(rewritten, variant: str) -> None:
     """Two layers of four products each, and lm_head; graph.txt keeps the graph that all targets start from."""
     traced = rewritten(variant).traced.clone()
-    traced.facts["quantize"] = "int4,embedding=none"
+    traced.facts.quantize = parse_spec("int4,embedding=none")
     report = run_pipeline(traced, pipeline=WEIGHT_ONLY_PIPELINE)
     assert report.counts["lower_weight_only"] == report.counts["quantize_weights"] == 9
     assert len(report.graph.find("weight_only_linear")) == len(report.cached_graph.find("quantized_linear")) == 9

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from support.pass_graphs import graph_of
@@ -18,13 +20,13 @@ def may_be_written_over(node, result):
 
 def check_plan(graph):
     """Plays the plan on arenas of owners: an operand must still be there when it is read. Knows nothing of liveness."""
-    buffers = graph.facts["buffers"]
+    buffers = graph.facts.buffers
     arenas = {"tokens": {}, "rows": {}}
-    sizes = {"tokens": graph.facts["token_arena_bytes"], "rows": graph.facts["row_arena_bytes"]}
+    sizes = {"tokens": graph.facts.token_arena_bytes, "rows": graph.facts.row_arena_bytes}
     home = {}
 
     def cells(index):
-        kind, _, _, stride, offset = buffers[index]
+        kind, stride, offset = buffers[index].kind, buffers[index].stride, buffers[index].offset
         assert stride % ALIGNMENT == offset % ALIGNMENT == 0
         assert offset + stride <= sizes[kind]
         return [(kind, cell) for cell in range(offset // ALIGNMENT, (offset + stride) // ALIGNMENT)]
@@ -45,9 +47,10 @@ def check_plan(graph):
             if value.dtype == "kv":
                 assert index == -1
                 continue
-            kind, dtype, cols, stride, _ = buffers[index]
-            assert (kind, dtype, cols) == (value.shape[0], value.dtype, value.shape[1])
-            assert cols * BYTES[dtype] <= stride < cols * BYTES[dtype] + ALIGNMENT
+            place = buffers[index]
+            kind, used = place.kind, place.cols * BYTES[place.dtype]
+            assert (kind, place.dtype, place.cols) == (value.shape[0], value.dtype, value.shape[1])
+            assert used <= place.stride < used + ALIGNMENT
             allowed = may_be_written_over(node, i)
             for cell in cells(index):
                 if cell in read:
@@ -59,7 +62,7 @@ def check_plan(graph):
             home[value] = index
     for value in graph.outputs:
         require_present(value)
-    assert graph.facts["logits_buffer"] == home[graph.outputs[0]]
+    assert graph.facts.logits_buffer == home[graph.outputs[0]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -70,8 +73,9 @@ def test_nothing_alive_is_overwritten(rewritten, variant, dtype):
 
 def test_the_checker_sees_a_broken_plan(rewritten):
     graph = rewritten("llama").report.graph.clone()
-    buffer = graph.facts["buffers"][graph.find("rotary_table")[0].attrs["buffers"][0]]
-    buffer[4] = 0
+    table = graph.find("rotary_table")[0].attrs["buffers"][0]
+    buffers = graph.facts.buffers
+    graph.facts.buffers = [replace(buffer, offset=0) if i == table else buffer for i, buffer in enumerate(buffers)]
     with pytest.raises(AssertionError, match="was overwritten"):
         check_plan(graph)
 
@@ -137,8 +141,8 @@ def test_an_output_is_never_reused():
 def test_the_arena_is_no_larger_than_what_lives_together(rewritten):
     """Widest moment of a layer: stream, table, and a matmul's two sides; far below the sum of all."""
     facts = rewritten("llama").report.graph.facts
-    total = sum(b[3] for b in facts["buffers"] if b[0] == "tokens")
-    assert facts["token_arena_bytes"] <= total / 2
+    total = sum(b.stride for b in facts.buffers if b.kind == "tokens")
+    assert facts.token_arena_bytes <= total / 2
 
 
 def test_a_result_without_rows_is_refused():

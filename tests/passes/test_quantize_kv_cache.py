@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tolerances import int8_attention_tolerance
@@ -10,6 +12,7 @@ from support.pass_graphs import assert_silent, graph_of, source_of
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import InvalidOptionError, PassError, UnsupportedModelError
 from tensorwright.ir import Graph
+from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.ir.text import print_graph
@@ -17,7 +20,7 @@ from tensorwright.ir.verify import verify
 from tensorwright.passes.pipeline import run_pipeline
 from tensorwright.passes.quantize_kv_cache import quantize_kv_cache
 
-LAYER = {"group": 0, "kv_heads": 1, "head_dim": 6, "window": 0}
+LAYER = KvLayer(group=0, kv_heads=1, head_dim=6, window=0)
 HEADS = "heads = 2, kv_heads = 1, head_dim = 6"
 INPUTS = """
   %token_ids: int32[tokens] = input()
@@ -46,9 +49,9 @@ SEQUENCES = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5] * 3, [8, 9], [7, 9, 3, 2, 3, 8, 4
 
 def cached(body: str = BODY, asked: str | None = "int8", **layer: int) -> Graph:
     graph = graph_of(body, "cached")
-    graph.facts["kv_layers"] = [{**LAYER, **layer}]
+    graph.facts.kv_layers = [replace(LAYER, **layer)]
     if asked is not None:
-        graph.facts["kv_cache_dtype"] = asked
+        graph.facts.kv_cache_dtype = asked
     return graph
 
 
@@ -61,7 +64,7 @@ def fire(graph: Graph, count: int) -> Graph:
     assert quantize_kv_cache(after) == 0
     assert print_graph(after) == text
     before = graph.clone()
-    before.facts["kv_layers"] = after.facts["kv_layers"]
+    before.facts.kv_layers = after.facts.kv_layers
     assert print_graph(before) == text
     return after
 
@@ -74,8 +77,8 @@ def output(graph: Graph, steps: list[list[int]] | None = None) -> np.ndarray:
 def test_fires() -> None:
     graph = cached()
     after = fire(graph, 1)
-    assert after.facts["kv_layers"] == [{**LAYER, "dtype": "int8"}]
-    assert graph.facts["kv_layers"] == [LAYER]  # a clone's layers are its own
+    assert after.facts.kv_layers == [replace(LAYER, dtype="int8")]
+    assert graph.facts.kv_layers == [LAYER]  # a clone's layers are its own
     assert parse_graph(print_graph(after)).facts == after.facts
 
 
@@ -102,9 +105,9 @@ def test_a_cache_that_is_read_twice_is_int8_for_both() -> None:
 
 def test_layers_that_are_int8_already_are_not_counted() -> None:
     graph = cached()
-    graph.facts["kv_layers"] = [{**LAYER, "dtype": "int8"}, LAYER]
+    graph.facts.kv_layers = [replace(LAYER, dtype="int8"), LAYER]
     assert quantize_kv_cache(graph) == 1
-    assert graph.facts["kv_layers"] == [{**LAYER, "dtype": "int8"}] * 2
+    assert graph.facts.kv_layers == [replace(LAYER, dtype="int8")] * 2
 
 
 def test_numbers_move_by_the_rounding_only() -> None:
@@ -136,16 +139,16 @@ def test_heads_too_wide_are_refused() -> None:
 def test_pinned_count(rewritten, variant: str) -> None:
     assert rewritten(variant).count("quantize_kv_cache") == 0
     traced = rewritten(variant).traced.clone()
-    traced.facts["kv_cache_dtype"] = "int8"
+    traced.facts.kv_cache_dtype = "int8"
     report = run_pipeline(traced, verify=True, weights=checkpoint_weights(rewritten(variant).checkpoint))
     assert report.counts["quantize_kv_cache"] == 2
     assert report.differences["quantize_kv_cache"] > 0
     for graph in (report.graph, report.cached_graph):
-        assert [layer["dtype"] for layer in graph.facts["kv_layers"]] == ["int8", "int8"]
+        assert [layer.dtype for layer in graph.facts.kv_layers] == ["int8", "int8"]
 
 
 def test_the_pipeline_names_the_pass_that_refuses(rewritten) -> None:
     traced = rewritten("llama").traced.clone()
-    traced.facts["kv_cache_dtype"] = "fp8"
+    traced.facts.kv_cache_dtype = "fp8"
     with pytest.raises((PassError, InvalidOptionError), match=r"pass quantize_kv_cache .* not 'fp8'"):
         run_pipeline(traced)

@@ -9,7 +9,7 @@ from tolerances import quantized_product_tolerance, sum_tolerance
 
 from support.pass_graphs import assert_silent, graph_of, ops, source_of
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_formats import parse_format, parse_spec
 from tensorwright.errors import InvalidOptionError, UnsupportedModelError
 from tensorwright.ir import Graph
 from tensorwright.ir.interpret import interpret
@@ -49,7 +49,7 @@ CONSTANT = LINEAR.replace(
 
 def asked(body: str, spec: str) -> Graph:
     graph = graph_of(body, "cached")
-    graph.facts["quantize"] = spec
+    graph.facts.quantize = parse_spec(spec)
     return graph
 
 
@@ -77,7 +77,7 @@ def test_a_linear_keeps_its_operands_and_its_numbers(name: str) -> None:
     assert ops(after) == ["embedding", "quantized_linear"]
     (node,) = after.find("quantized_linear")
     (old,) = before.find("linear")
-    assert node.attrs == {"format": name}
+    assert node.attrs == {"format": parse_format(name)}
     assert [v.name for v in node.inputs] == [v.name for v in old.inputs]
     assert (node.scope, node.output.shape) == (old.scope, old.output.shape)
     positions = np.arange(5, dtype=np.int32)
@@ -95,7 +95,7 @@ def test_a_tied_matrix_is_quantized_for_both_uses() -> None:
     assert ops(after) == ["quantized_embedding", "gather_rows", "quantized_linear"]
     (embedding,), (head,) = after.find("quantized_embedding"), after.find("quantized_linear")
     assert embedding.inputs[0] is head.inputs[1]
-    assert embedding.attrs == {"format": "int8:g32", "scale": 3.0}
+    assert embedding.attrs == {"format": parse_format("int8:g32"), "scale": 3.0}
     ids, rows = np.array([3, 0, 11, 3, 7], np.int32), np.array([4, 1], np.int32)
     w = source_of(before).arrays["w"]
     x = 3 * w[ids[rows]]
@@ -117,8 +117,8 @@ def test_a_tied_matrix_is_quantized_for_both_uses() -> None:
 )
 def test_embedding_and_head_have_formats_of_their_own(spec: str, embedding: str | None, head: str | None) -> None:
     after = fire(asked(TIED, spec), (embedding is not None) + (head is not None))
-    assert [n.attrs["format"] for n in after.find("quantized_embedding")] == ([embedding] if embedding else [])
-    assert [n.attrs["format"] for n in after.find("quantized_linear")] == ([head] if head else [])
+    assert [str(n.attrs["format"]) for n in after.find("quantized_embedding")] == ([embedding] if embedding else [])
+    assert [str(n.attrs["format"]) for n in after.find("quantized_linear")] == ([head] if head else [])
     assert len(after.find("embedding")) + len(after.find("linear")) == (embedding is None) + (head is None)
 
 
@@ -167,9 +167,9 @@ def test_rows_too_long_for_exact_sums_are_refused() -> None:
 def test_pinned_counts(rewritten, variant: str, count: int) -> None:
     traced = rewritten(variant).traced.clone()
     assert rewritten(variant).count("quantize_weights") == 0
-    traced.facts["quantize"] = "int8"
+    traced.facts.quantize = parse_spec("int8")
     assert run_pipeline(traced).counts["quantize_weights"] == count
-    traced.facts["quantize"] = "int8,embedding=none,lm_head=none"
+    traced.facts.quantize = parse_spec("int8,embedding=none,lm_head=none")
     report = run_pipeline(traced)
     assert report.counts["quantize_weights"] == count - 2
     assert len(report.graph.find("quantized_matmul")) == count - 2

@@ -46,7 +46,7 @@ def chunks(size):
 
 def masked(seen, tail=TAIL, **facts):
     graph = graph_of(HEAD + seen + tail + "  return %y", "fused")
-    graph.facts.update(facts)
+    graph.facts.update(**facts)
     return graph
 
 
@@ -132,7 +132,7 @@ def test_a_mask_with_other_users_is_replaced_for_all():
 def test_lengths_go_past_every_number_and_not_past_the_limit():
     graph = masked(window(700))
     assert max(lengths(graph, mask_of(graph))) > 700
-    graph.facts["max_seq_len"] = 300
+    graph.facts.max_seq_len = 300
     assert max(lengths(graph, mask_of(graph))) == 300
     with pytest.raises(UnsupportedModelError, match="would have to be evaluated"):
         recognise_masks(masked(window(90000)))

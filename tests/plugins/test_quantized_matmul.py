@@ -198,10 +198,10 @@ def test_the_layout_is_invertible(name: str, rows: int, k: int) -> None:
 
 def test_reference_swiglu_and_residual() -> None:
     x, w = RNG.standard_normal((3, 40)).astype(np.float32), RNG.standard_normal((20, 40)).astype(np.float32)
-    (y,) = linear.reference([x, w, None], {"format": "int8:g32"}, "float32")
+    (y,) = linear.reference([x, w, None], {"format": parse_format("int8:g32")}, "float32")
     assert np.abs(y - x @ w.T).max() < 0.02 * np.abs(x @ w.T).max()
     residual = RNG.standard_normal((3, 10)).astype(np.float32)
-    (z,) = op.reference([x, w, None, residual], {"format": "int8:g32", "epilogue": 1, "n": 10}, "float32")
+    (z,) = op.reference([x, w, None, residual], {"format": parse_format("int8:g32"), "epilogue": 1, "n": 10}, "float32")
     gate, up = np.split(y.astype(float), 2, axis=1)
     assert np.allclose(z, gate / (1 + np.exp(-gate)) * up + residual, atol=1e-5)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, WEIGHT, emit_cpu_plan
+from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir import ops
 from tensorwright.ir.graph import Graph
@@ -48,7 +49,7 @@ RAMP = Op(
 RAMP_INSTRUCTION = Instruction(
     "ramp",
     number=NUMBER,
-    operands=(rows("x"), shared("w", "raw")),
+    operands=(rows("x"), shared("w", RAW)),
     attrs=RAMP.attrs,
     reference=reference,
     in_place=(InPlace("y", ("x",)),),
@@ -114,7 +115,7 @@ def test_an_operation_is_its_record() -> None:
     plan_memory(lowered)
     _, added, ramp, _ = (node.attrs["buffers"] for node in lowered.nodes if node.op not in ops.SOURCES)
     assert ramp == added, "y takes the memory of x"
-    lowered.facts |= {"vocab_size": 5, "max_seq_len": 8, "block_size": 16, "kv_layers": []}
+    lowered.facts.update(vocab_size=5, max_seq_len=8, block_size=16, kv_layers=[])
     data = emit_cpu_plan(lowered, Source()).data
     stored = list(INSTRUCTION.iter_unpack(instructions_of(data, lowered)))
     assert [record[0] for record in stored] == [1, 9, NUMBER, 7]
@@ -131,7 +132,7 @@ def test_an_operation_stands_in_the_generated_table() -> None:
 
 def instructions_of(data: bytes, graph: Graph) -> bytes:
     """The bytes behind the header, the buffers and the weights, for all nodes that compute."""
-    begin = HEADER.size + BUFFER.size * len(graph.facts["buffers"]) + WEIGHT.size * len(graph.find("weight"))
+    begin = HEADER.size + BUFFER.size * len(graph.facts.buffers) + WEIGHT.size * len(graph.find("weight"))
     return data[begin : begin + INSTRUCTION.size * sum(node.op not in ops.SOURCES for node in graph.nodes)]
 
 

@@ -58,8 +58,10 @@ def test_fp8_weights() -> None:
 def test_reference(name: str, act: str) -> None:
     rng = np.random.default_rng(1)
     x, w, bias = (rng.standard_normal(s).astype(np.float32) for s in ((4, 70), (9, 70), (9,)))
-    (y,) = weight_only.reference([x, w, bias], {"format": name}, act)
-    (same,) = weight_only.reference([x, quantize_weights(w, parse_format(name)), bias], {"format": name}, act)
+    (y,) = weight_only.reference([x, w, bias], {"format": parse_format(name)}, act)
+    (same,) = weight_only.reference(
+        [x, quantize_weights(w, parse_format(name)), bias], {"format": parse_format(name)}, act
+    )
     np.testing.assert_array_equal(y, same)
     np.testing.assert_array_equal(y, round_to(y, act))
     stored = dequantized(quantize_weights(w, parse_format(name)), 70).astype(np.float64)
@@ -71,7 +73,7 @@ def test_reference(name: str, act: str) -> None:
 
 def test_operands_are_checked() -> None:
     x, w = Value("x", "float32", ("tokens", 8)), Value("w", "float32", (3, 8))
-    assert weight_only.infer([x, w], {"format": "fp8"}) == [("float32", ("tokens", 3))]
+    assert weight_only.infer([x, w], {"format": parse_format("fp8")}) == [("float32", ("tokens", 3))]
     for inputs, name, message in (
         ([x, Value("w", "float32", (3, 7))], "int4:g32", r"w must be \[N, 8\]"),
         ([x, w, Value("b", "float32", (4,))], "int4:g32", r"bias must be \[3\]"),
@@ -79,4 +81,4 @@ def test_operands_are_checked() -> None:
         ([x, w], "w8a8", "leave activations"),
     ):
         with pytest.raises(GraphError, match=message):
-            weight_only.infer(inputs, {"format": name})
+            weight_only.infer(inputs, {"format": parse_format(name)})

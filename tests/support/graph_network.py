@@ -23,15 +23,15 @@ BLOCK = 32
 def manifest_of(graph: Graph, max_seq_len: int) -> Manifest:
     """Of an engine of this graph, which has one cache group, in float32 unless its layers say int8."""
     facts = graph.facts
-    layers = facts["kv_layers"]
+    layers = facts.kv_layers
     return make_manifest(
         dtype="float32",
-        kv_dtype=layers[0].get("dtype", "float32"),
+        kv_dtype=layers[0].dtype_or("float32"),
         block_size=BLOCK,
-        vocab_size=facts["vocab_size"],
+        vocab_size=facts.vocab_size,
         max_seq_len=max_seq_len,
-        layers=tuple(KvLayer(0, layer["kv_heads"], layer["head_dim"]) for layer in layers),
-        group_windows=(layers[0]["window"],),
+        layers=tuple(KvLayer(0, layer.kv_heads, layer.head_dim) for layer in layers),
+        group_windows=(layers[0].window,),
         profiles=make_profiles(1, tokens=64, seqs=8, max_blocks=-(-max_seq_len // BLOCK)),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ STEPS = ((12, 0, 5), (1, 8, 4), (1, 1, 1), (7, 0, 4))
 def lower(cached: Graph, dtype: str, quantize: str | None = None, kv: str = "auto") -> Graph:
     """What the emitter takes, of a graph at stage "cached" as insert_kv_cache left it."""
     graph = cached.clone()
-    graph.facts |= {"dtype": dtype, "block_size": BLOCK, "kv_cache_dtype": kv}
+    graph.facts.update(dtype=dtype, block_size=BLOCK, kv_cache_dtype=kv)
     if quantize is not None:
-        graph.facts["quantize"] = str(TARGETS["tensorrt"].parse_quantize(quantize))
+        graph.facts.quantize = TARGETS["tensorrt"].parse_quantize(quantize)
     for step in (quantize_weights, quantize_kv_cache, lower_weight_only):
         step(graph)
     verify(graph, "cached")
@@ -49,7 +50,7 @@ class PluginModel:
 
     def __init__(self, path: Path, checkpoint: Checkpoint, graph: Graph, *, int4: str = "native"):
         self.path, self.checkpoint, self.graph = path, checkpoint, graph
-        self.dtype = str(graph.facts["dtype"])
+        self.dtype = graph.facts.dtype
         path.mkdir(parents=True, exist_ok=True)
         self.io = emit_plugin_form(graph, checkpoint, path, self.dtype, int4=int4)
 
@@ -62,7 +63,7 @@ class PluginModel:
     def unrounded(self) -> list[np.ndarray]:
         """The same weights with activations and cache in float32."""
         graph = self.graph.clone()
-        graph.facts["kv_layers"] = [{**about, "dtype": "float32"} for about in graph.facts["kv_layers"]]
+        graph.facts.kv_layers = [replace(about, dtype="float32") for about in graph.facts.kv_layers]
         return interpret(graph, self.checkpoint)
 
     def logits(self, name: str = MODEL) -> list[np.ndarray]:
@@ -74,7 +75,7 @@ class PluginModel:
     @property
     def rounds(self) -> bool:
         """Whether activations or what is cached of them lose anything."""
-        return self.dtype != "float32" or any("dtype" in about for about in self.graph.facts["kv_layers"])
+        return self.dtype != "float32" or any(about.dtype for about in self.graph.facts.kv_layers)
 
     def excess(self, name: str = MODEL) -> float:
         """The error as a multiple of what is allowed; infinite where something is no number.

@@ -15,6 +15,7 @@ from support.tiny_models import make_variant
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.trace.export import trace
+from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.ir import Graph
 from tensorwright.ir.ragged import interpret_ragged
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
@@ -32,13 +33,13 @@ class TinyModel:
         self.root = root
         self.checkpoint: Checkpoint = open_checkpoint(make_variant(root / "model", variant, seed=5, **overrides))
         self.traced: Graph = trace(self.checkpoint, dtype=dtype, max_seq_len=128)
-        self.traced.facts["block_size"] = 32
+        self.traced.facts.block_size = 32
         self._made: dict[str, QuantizedEngine] = {}
 
     def quantized(self, spec: str) -> QuantizedEngine:
         if spec not in self._made:
             graph = self.traced.clone()
-            graph.facts["quantize"] = spec
+            graph.facts.quantize = parse_spec(spec)
             name = spec.translate(str.maketrans(":,=", "---"))
             self._made[spec] = QuantizedEngine(self.root / name, self.checkpoint, run_pipeline(graph))
         return self._made[spec]

@@ -7,6 +7,7 @@ from pathlib import Path
 from support.fake_runtime import engine_config, write_checksums, write_engine
 from support.toy_llama import ToyLlama
 from tensorwright.builder.emit.engine_files import kv_block_bytes
+from tensorwright.ir.facts import Facts, KvLayer
 
 VOCAB = 257  # the byte tokenizer's
 MAX_SEQ_LEN = 128
@@ -22,8 +23,8 @@ def make_toy(**changes: int) -> ToyLlama:
 def write_toy_engine(path: Path, toy: ToyLlama | None = None) -> Path:
     """An engine directory that runs."""
     toy = toy or make_toy()
-    layers = [{"kv_heads": toy.kv_heads, "head_dim": toy.head_dim}] * toy.layers
-    block = kv_block_bytes(layers, "float32", toy.block_size)
+    layers = [KvLayer(0, toy.kv_heads, toy.head_dim, 0)] * toy.layers
+    block = kv_block_bytes(Facts(dtype="float32", block_size=toy.block_size, kv_layers=layers))
     limits = {"max_seq_len": toy.max_seq_len, "block_size": toy.block_size, "kv_block_bytes": block}
     write_engine(path, engine_config(limits=limits))
     toy.plan().write(path / "cpu")

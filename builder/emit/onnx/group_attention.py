@@ -152,7 +152,7 @@ def _make_tables(emitter: PortableModel, table: Value, rotary_dim: int) -> list[
     frequencies = node.operand(1).constant if node.op == "rotary_table" else None
     if frequencies is None:
         raise LoweringError(f"%{table.name}: a rotary table must have constant frequencies; build with target cpu")
-    half, length = rotary_dim // 2, emitter.graph.facts["max_seq_len"]
+    half, length = rotary_dim // 2, emitter.graph.facts.max_seq_len
     chunks = partial(_table_chunks, np.asarray(frequencies), node.attrs["scale"], half, length, emitter.dtype)
     prefix = f"{node.scope}." if node.scope else ""
     names = [(f"{prefix}{kind}_table", emitter.dtype, (length, half)) for kind in ("cos", "sin")]

@@ -18,7 +18,7 @@ from tensorwright.builder.emit.onnx.plugin_io import describe_io, inputs_of, out
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
 from tensorwright.builder.emit.onnx.weights_source import as_array
 from tensorwright.engine_format.dtypes import DTYPES
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import InvalidOptionError, LoweringError
 from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.ir.ops import kind_of
@@ -91,7 +91,7 @@ class PluginEmitter:
         for value in self.graph.inputs:
             if value.dtype == "kv":
                 layer = value.name.removeprefix("kv_cache.")
-                int8 = self.graph.facts["kv_layers"][int(layer)].get("dtype") == "int8"
+                int8 = self.graph.facts.kv_layers[int(layer)].dtype == "int8"
                 pages = ["k_pages", "v_pages"] + ["k_scales", "v_scales"] * int8
                 self.caches[value] = [f"{kind}.{layer}" for kind in pages]
             else:
@@ -162,7 +162,7 @@ def _quantized_embedding(e: PluginEmitter, node: Node) -> list[str]:
     table = node.operand(0)
     values, scales = e.weights.grouped_rows(table, node.attrs["format"])
     columns = int(table.shape[1])
-    group = parse_format(node.attrs["format"]).group
+    group = node.attrs["format"].group
     matrix = e.add("DequantizeLinear", [values, scales], node.scope, axis=1, block_size=group)
     rows = e.add("Gather", [matrix, e.activation(node.operand(1))], node.scope, axis=0)
     if columns % group:
@@ -266,9 +266,9 @@ def _rotary_table(e: PluginEmitter, node: Node) -> list[str]:
 def _rotary_kv_write(e: PluginEmitter, node: Node) -> list[str]:
     table = node.optional(1)
     layer, pages = node.attrs["layer"], e.caches[node.operand(3)]
-    layer_facts = e.graph.facts["kv_layers"][layer]
+    group = e.graph.facts.kv_layers[layer].group
     operands = [e.activation(node.operand(0))] + ([] if table is None else [e.wide(table)])
-    operands += [f"slots.{layer_facts['group']}", *pages]
+    operands += [f"slots.{group}", *pages]
     outputs = ["", *(name.replace(".", "_out.", 1) for name in pages)]
     attrs = {key: int(node.attrs[key]) for key in ("heads", "kv_heads", "head_dim", "rotary_dim")}
     made = e.plugin("RotaryKvWrite", operands, node, outputs, **attrs, int8_kv=int(len(pages) > 2))
@@ -280,8 +280,8 @@ def _rotary_kv_write(e: PluginEmitter, node: Node) -> list[str]:
 def _paged_attention(e: PluginEmitter, node: Node) -> list[str]:
     sinks = node.optional(5)
     pages = e.caches[node.operand(1)]
-    layer_facts = e.graph.facts["kv_layers"][node.attrs["layer"]]
-    tables = ["seq_starts", "context_lens", f"block_tables.{layer_facts['group']}"]
+    group = e.graph.facts.kv_layers[node.attrs["layer"]].group
+    tables = ["seq_starts", "context_lens", f"block_tables.{group}"]
     operands = [e.activation(node.operand(0)), *pages, *tables]
     operands += [] if sinks is None else [e.weights.plain(sinks, "float32")]
     attrs: dict[str, Any] = {key: int(node.attrs[key]) for key in ("heads", "kv_heads", "head_dim", "window")}
@@ -311,10 +311,10 @@ def _linear(e: PluginEmitter, node: Node) -> list[str]:
 
 def _weight_only_linear(e: PluginEmitter, node: Node) -> list[str]:
     x, w, bias = node.operand(0), node.operand(1), node.optional(2)
-    fmt = parse_format(node.attrs["format"])
+    fmt: WeightFormat = node.attrs["format"]
     if fmt.bits == 4 and e.int4 == "plugin":
         return _plugin_linear(e, node)
-    values, scales = e.weights.dequantizable(w, str(fmt))
+    values, scales = e.weights.dequantizable(w, fmt)
     # int4 and int8 have a scale for each block of rows of [K, N], fp8 has one for each column.
     attrs = {"axis": 1} if fmt.kind == "fp" else {"axis": 0, "block_size": fmt.group}
     matrix = e.add("DequantizeLinear", [values, scales], node.scope, **attrs)
@@ -328,8 +328,8 @@ def _weight_only_linear(e: PluginEmitter, node: Node) -> list[str]:
 
 def _plugin_linear(e: PluginEmitter, node: Node) -> list[str]:
     x, w, bias = node.operand(0), node.operand(1), node.optional(2)
-    fmt, (n, k) = parse_format(node.attrs["format"]), (int(d) for d in w.shape)
-    operands = [e.activation(x), *e.weights.words(w, str(fmt))]
+    fmt, (n, k) = node.attrs["format"], (int(d) for d in w.shape)
+    operands = [e.activation(x), *e.weights.words(w, fmt)]
     operands += [] if bias is None else [e.weights.plain(bias)]
     made = e.plugin("WeightOnlyLinear", operands, node, [""], n=n, k=k, group=fmt.group)
     e.model.tell(made[0], e.dtype, node.output.shape)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensorwright.ir.facts import Facts
+
 Tensor = tuple[str, str, tuple[int | str, ...]]
 """(name, element type, shape)."""
 
@@ -19,15 +21,15 @@ STEP: tuple[Tensor, ...] = (
 )
 
 
-def groups_of(facts: dict[str, Any]) -> list[dict[str, Any]]:
+def groups_of(facts: Facts) -> list[dict[str, Any]]:
     """Returns the window and the layers of each cache group."""
-    layers = facts["kv_layers"]
-    numbers = sorted({one["group"] for one in layers})
-    members = [[i for i, one in enumerate(layers) if one["group"] == group] for group in numbers]
-    return [{"window": layers[found[0]]["window"], "layers": found} for found in members]
+    layers = facts.kv_layers
+    numbers = sorted({one.group for one in layers})
+    members = [[i for i, one in enumerate(layers) if one.group == group] for group in numbers]
+    return [{"window": layers[found[0]].window, "layers": found} for found in members]
 
 
-def inputs_of(facts: dict[str, Any], dtype: str) -> list[Tensor]:
+def inputs_of(facts: Facts, dtype: str) -> list[Tensor]:
     """Returns all inputs, in order."""
     found = list(STEP)
     for group in range(len(groups_of(facts))):
@@ -36,24 +38,24 @@ def inputs_of(facts: dict[str, Any], dtype: str) -> list[Tensor]:
     return found + cache_tensors(facts, dtype, "")
 
 
-def outputs_of(facts: dict[str, Any], dtype: str) -> list[Tensor]:
+def outputs_of(facts: Facts, dtype: str) -> list[Tensor]:
     """Returns the outputs: the logits, and the cache."""
-    return [("logits", "float32", ("rows", facts["vocab_size"])), *cache_tensors(facts, dtype, "_out")]
+    return [("logits", "float32", ("rows", facts.vocab_size)), *cache_tensors(facts, dtype, "_out")]
 
 
-def cache_tensors(facts: dict[str, Any], dtype: str, ending: str) -> list[Tensor]:
+def cache_tensors(facts: Facts, dtype: str, ending: str) -> list[Tensor]:
     """Returns the pages of every layer, each followed by its scales if the cache is int8."""
     found: list[Tensor] = []
-    for layer, layer_facts in enumerate(facts["kv_layers"]):
-        page = (f"pages.{layer_facts['group']}", layer_facts["kv_heads"], facts["block_size"])
-        kind = layer_facts.get("dtype", dtype)
-        found += [(f"{name}_pages{ending}.{layer}", kind, (*page, layer_facts["head_dim"])) for name in "kv"]
+    for layer, cache in enumerate(facts.kv_layers):
+        page = (f"pages.{cache.group}", cache.kv_heads, facts.block_size)
+        kind = cache.dtype_or(dtype)
+        found += [(f"{name}_pages{ending}.{layer}", kind, (*page, cache.head_dim)) for name in "kv"]
         if kind == "int8":
             found += [(f"{name}_scales{ending}.{layer}", "float32", page) for name in "kv"]
     return found
 
 
-def describe_io(facts: dict[str, Any], dtype: str) -> dict[str, Any]:
+def describe_io(facts: Facts, dtype: str) -> dict[str, Any]:
     """Returns {"dtype", "block_size", "groups": [{"window", "layers"}], "inputs", "outputs"}.
 
     inputs and outputs: [{"name", "dtype", "shape"}].
@@ -64,7 +66,7 @@ def describe_io(facts: dict[str, Any], dtype: str) -> dict[str, Any]:
 
     return {
         "dtype": dtype,
-        "block_size": facts["block_size"],
+        "block_size": facts.block_size,
         "groups": groups_of(facts),
         "inputs": described(inputs_of(facts, dtype)),
         "outputs": described(outputs_of(facts, dtype)),

@@ -17,7 +17,7 @@ import numpy as np
 from tensorwright.builder.emit.onnx.model_file import stored_bytes
 from tensorwright.builder.emit.onnx.weights_source import Weights, expression_of, in_type, initializer_name, scales_of
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
-from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.graph import Value
 from tensorwright.ir.weights import WeightExpr
@@ -46,9 +46,9 @@ class PluginWeights(Weights):
         chunks = partial(self._transposed, expr, n, k)
         return self._keep(value, "transposed", self.dtype, [("", self.dtype, (k, n))], chunks)[0]
 
-    def dequantizable(self, value: Value, format_name: str) -> tuple[str, str]:
+    def dequantizable(self, value: Value, fmt: WeightFormat) -> tuple[str, str]:
         """Returns the values and scales for DequantizeLinear."""
-        fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
+        n, k = (int(d) for d in value.shape)
         expr = expression_of(value, "a quantized matrix")
         if fmt.kind == "fp":
             tensors = [(".fp8", fmt.dtype, (k, n)), (".scales", self.dtype, (n,))]
@@ -61,17 +61,17 @@ class PluginWeights(Weights):
         values, scales = self._keep(value, f"dequantizable {fmt}", str(fmt), tensors, chunks)
         return values, scales
 
-    def words(self, value: Value, format_name: str) -> tuple[str, str]:
+    def words(self, value: Value, fmt: WeightFormat) -> tuple[str, str]:
         """Returns the packed words and scales for WeightOnlyLinear."""
-        fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
+        n, k = (int(d) for d in value.shape)
         tensors = [(".words", "int32", (-(-k // 8), n)), (".scales", self.dtype, (fmt.groups(k), n))]
         chunks = partial(self._by_columns, expression_of(value, "a quantized matrix"), fmt, n, k, pack_words)
         values, scales = self._keep(value, f"words {fmt}", str(fmt), tensors, chunks)
         return values, scales
 
-    def grouped_rows(self, value: Value, format_name: str) -> tuple[str, str]:
+    def grouped_rows(self, value: Value, fmt: WeightFormat) -> tuple[str, str]:
         """Returns an embedding's rows, and their scales."""
-        fmt, (n, k) = parse_format(format_name), (int(d) for d in value.shape)
+        n, k = (int(d) for d in value.shape)
         groups = fmt.groups(k)
         tensors = [(f".{fmt.dtype}.rows", fmt.dtype, (n, groups * fmt.group))]
         tensors += [(".rows.scales", self.dtype, (n, groups))]

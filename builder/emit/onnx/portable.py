@@ -14,7 +14,7 @@ import numpy as np
 from tensorwright.builder.emit.onnx.group_attention import COLUMN_NORMS, emit_attention, padded_dim
 from tensorwright.builder.emit.onnx.model_file import CONTRIB, ELEMENTWISE_NAMES, TYPES
 from tensorwright.builder.emit.onnx.portable_model import PortableModel
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import Graph, Node
 from tensorwright.ir.ops import kind_of
@@ -46,7 +46,7 @@ def _inputs(e: PortableModel) -> None:
                         ("seqlens_k", ("batch",)), ("total_sequence_length", ()),
                         ("logit_rows", ("rows",))):  # fmt: skip
         e.model.input(name, "int32", shape)
-    for layer in range(len(e.graph.facts["kv_layers"])):
+    for layer in range(len(e.graph.facts.kv_layers)):
         for kind in "kv":
             e.model.input(f"past_{kind}.{layer}", e.dtype, _slots(e, layer))
     e.names.update({v: v.name for v in e.graph.inputs if v.name == "logit_rows"})
@@ -56,15 +56,16 @@ def _outputs(e: PortableModel) -> None:
     (logits,) = e.graph.outputs
     (name,) = e.model.node("Identity", [e.name(logits)], scope="", outputs=["logits"])
     e.model.output(name, "float32", ("rows", int(logits.shape[-1])))
-    for layer in range(len(e.graph.facts["kv_layers"])):
+    for layer in range(len(e.graph.facts.kv_layers)):
         for kind in "kv":
             e.model.output(f"present_{kind}.{layer}", e.dtype, _slots(e, layer))
 
 
 def _slots(e: PortableModel, layer: int) -> tuple[int | str, ...]:
     """Returns the shape of K or V of one layer: a slot of all positions for each sequence."""
-    layer_facts = e.graph.facts["kv_layers"][layer]
-    return "batch", layer_facts["kv_heads"], e.graph.facts["max_seq_len"], padded_dim(layer_facts["head_dim"])
+    facts = e.graph.facts
+    cache = facts.kv_layers[layer]
+    return "batch", cache.kv_heads, facts.max_seq_len, padded_dim(cache.head_dim)
 
 
 def _embedding(e: PortableModel, node: Node) -> list[str]:
@@ -76,8 +77,8 @@ def _embedding(e: PortableModel, node: Node) -> list[str]:
 def _quantized_embedding(e: PortableModel, node: Node) -> list[str]:
     """Gathers rows of the unsigned int8 matrix that lm_head reads too, so that one matrix serves both."""
     table, ids = node.operand(0), node.operand(1)
-    fmt, columns = parse_format(node.attrs["format"]), int(table.shape[-1])
-    matrix, scales = e.weights.quantized(table, node.attrs["format"])
+    fmt, columns = node.attrs["format"], int(table.shape[-1])
+    matrix, scales = e.weights.quantized(table, fmt)
     rows, steps = (e.model.node("Gather", [x, e.ids(ids.name)], scope=node.scope, axis=0)[0] for x in (matrix, scales))
     (rows,) = e.model.node("Cast", [rows], scope=node.scope, to=TYPES[e.dtype])
     zero = e.model.constant(np.array(128, e.dtype), "zero")
@@ -108,8 +109,8 @@ def _quantized_linear(e: PortableModel, node: Node) -> list[str]:
     """Emits a product with rounded weights. `quantized_linear` rounds the activations in the same groups too."""
     x, w, bias = node.operand(0), node.operand(1), node.optional(2)
     n, k = (int(d) for d in w.shape)
-    fmt = parse_format(node.attrs["format"])
-    operands = [e.name(x), *e.weights.quantized(w, node.attrs["format"])]
+    fmt: WeightFormat = node.attrs["format"]
+    operands = [e.name(x), *e.weights.quantized(w, fmt)]
     operands += [] if bias is None else ["", "", e.weights.plain(bias)]
     made = e.model.node(
         "MatMulNBits", operands, scope=node.scope, domain=CONTRIB, N=n, K=k, bits=fmt.bits, block_size=fmt.group,

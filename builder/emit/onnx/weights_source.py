@@ -14,7 +14,7 @@ from tensorwright.builder.emit.onnx.model_file import ModelFile, stored_bytes
 from tensorwright.builder.emit.quantization_record import StoredMatrix, Use, make_record, matrix_of, place_of, role_of
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
 from tensorwright.builder.measure.metrics import rounded
-from tensorwright.engine_format.weight_formats import WeightFormat, parse_format
+from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import BuildError, CheckpointError, LoweringError
 from tensorwright.ir.graph import Graph, Value
 from tensorwright.ir.weights import WeightExpr
@@ -59,9 +59,9 @@ class Weights:
             return [self.model.constant(as_array(array, dtype), initializer_name(value))]
         return self.model.stream([(initializer_name(value), dtype, shape)], partial(_row_chunks, rows, shape))
 
-    def quantized(self, value: Value, format_name: str) -> tuple[str, str]:
+    def quantized(self, value: Value, fmt: WeightFormat) -> tuple[str, str]:
         """Returns MatMulNBits' operands of a weight [N, K]: uint8 [N, groups, bytes of a group], scales [N, groups]."""
-        expr, fmt = expression_of(value, "a quantized matrix"), parse_format(format_name)
+        expr = expression_of(value, "a quantized matrix")
         key = (expr, str(fmt))
         if key not in self._made:
             n, k = (int(d) for d in value.shape)
@@ -83,7 +83,7 @@ class Weights:
         for node in graph.nodes:
             expr = matrix_of(node)
             if expr is not None:
-                form = node.attrs.get("format", self.dtype)
+                form = str(node.attrs.get("format", self.dtype))
                 error = self.errors[expr, form].value if (expr, form) in self.errors else None
                 yield role_of(node), place_of(node), StoredMatrix(expr, form, *self.stored[expr, form], error)
 

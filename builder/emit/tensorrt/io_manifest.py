@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from tensorwright.engine_format.tensorrt_manifest import (
     step_inputs,
 )
 from tensorwright.errors import BuildError
+from tensorwright.ir.facts import Facts
 
 DOMAIN = "tensorwright"
 _TYPES = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "INT8": "int8", "INT32": "int32"}
@@ -60,7 +61,7 @@ def _tensor(info: Any) -> IoTensor:
 
 
 def make_manifest(
-    facts: Mapping[str, Any],
+    facts: Facts,
     onnx_facts: OnnxFacts,
     *,
     flavour: str,
@@ -73,20 +74,20 @@ def make_manifest(
 
     Raises BuildError if the file's tensors are not those of plugin_io.py.
     """
-    layers = tuple(KvLayer(one["group"], one["kv_heads"], one["head_dim"]) for one in facts["kv_layers"])
-    windows = {one["group"]: one["window"] for one in facts["kv_layers"]}
-    kv_dtype = facts["kv_layers"][0].get("dtype", facts["dtype"])
-    pages = page_inputs(layers, kv_dtype, facts["block_size"])
-    outputs = outputs_of(pages, facts["vocab_size"])
-    shape = {"block_size": facts["block_size"], "max_seq_len": facts["max_seq_len"]}
+    layers = tuple(KvLayer(one.group, one.kv_heads, one.head_dim) for one in facts.kv_layers)
+    windows = {one.group: one.window for one in facts.kv_layers}
+    kv_dtype = facts.kv_layers[0].dtype_or(facts.dtype)
+    pages = page_inputs(layers, kv_dtype, facts.block_size)
+    outputs = outputs_of(pages, facts.vocab_size)
+    shape = {"block_size": facts.block_size, "max_seq_len": facts.max_seq_len}
     return Manifest(
         flavour=flavour,
         library_version="unknown",
         sms=sms,
         kernel_sms=kernel_sms,
-        dtype=facts["dtype"],
+        dtype=facts.dtype,
         kv_dtype=kv_dtype,
-        vocab_size=facts["vocab_size"],
+        vocab_size=facts.vocab_size,
         layers=layers,
         group_windows=tuple(windows[group] for group in sorted(windows)),
         inputs=_agreed(onnx_facts.inputs, (*step_inputs(len(windows)), *pages)),

@@ -16,6 +16,7 @@ from tensorwright.builder.emit.onnx.reference_ops import evaluator
 from tensorwright.builder.measure.interpreter import narrowed
 from tensorwright.errors import LoweringError
 from tensorwright.ir import Graph
+from tensorwright.ir.facts import Facts
 from tensorwright.ir.interpret import interpret
 from tensorwright.ir.ops import ELEMENTWISE
 
@@ -54,7 +55,7 @@ IDS = np.array([3, 1, 8, 3, 0], np.int32)
 def made(text: str, dtype: str) -> Graph:
     graph = graph_of(text, "cached")
     columns = int(graph.outputs[0].shape[1])
-    graph.facts = {"dtype": dtype, "vocab_size": columns, "block_size": 4, "kv_layers": [], "max_seq_len": 64}
+    graph.facts = Facts(dtype=dtype, vocab_size=columns, block_size=4, kv_layers=[], max_seq_len=64)
     return graph
 
 

@@ -81,7 +81,7 @@ def test_quantized(name: str, form: str, dtype: str, tmp_path: Path) -> None:
     fmt = parse_format(name)
     w = np.random.default_rng(1).standard_normal((N, K)).astype(np.float32)
     w[5] = 0  # as the row of a padding token
-    values, scales = stored(w, dtype, lambda weights, value: getattr(weights, form)(value, name), tmp_path)
+    values, scales = stored(w, dtype, lambda weights, value: getattr(weights, form)(value, fmt), tmp_path)
     made = quantize_weights(w, fmt)
     assert scales.dtype == NUMPY[dtype]
     wide = scales.astype(np.float32)
@@ -105,7 +105,7 @@ def test_memory_stays_near_a_chunk(ask: str) -> None:
     """16 M elements of bfloat16, 34 MB, that take none themselves."""
     value, source = made_weight(np.broadcast_to(np.uint16(0x3F80), (16384, 1024)))
     weights = PluginWeights(ModelFile("test", 21), source, "bfloat16")  # type: ignore[arg-type]
-    weights.matrix(value) if ask == "matrix" else weights.dequantizable(value, ask)
+    weights.matrix(value) if ask == "matrix" else weights.dequantizable(value, parse_format(ask))
 
     class Nowhere(BytesIO):
         def write(self, data: Any) -> int:
@@ -125,9 +125,9 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="beyond 65504, which float16 cannot hold"):
         stored(w, "float16", PluginWeights.matrix, tmp_path)
     w[0, 0] = np.inf
-    for name in ("int4:g32", "fp8"):
+    for fmt in (parse_format("int4:g32"), parse_format("fp8")):
         with pytest.raises(CheckpointError, match="infinity or a NaN"):
-            stored(w, "float32", lambda weights, value, name=name: weights.dequantizable(value, name), tmp_path)
+            stored(w, "float32", lambda weights, value, fmt=fmt: weights.dequantizable(value, fmt), tmp_path)
     constant = Graph("g", "cached").constant(w, "float32", w.shape)
     with pytest.raises(LoweringError, match="must be a weight of the checkpoint"):
         PluginWeights(ModelFile("test", 21), MemorySource({}), "float32").matrix(constant)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from support.tiny_models import VARIANTS as ALL_VARIANTS
 from tensorwright.builder.emit.onnx.portable import emit_portable
 from tensorwright.builder.emit.onnx.portable_io import make_manifest
 from tensorwright.builder.emit.quantized_weights import QuantizingWeights
+from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.ops import emit, summing_ops
@@ -154,7 +155,7 @@ def test_float16_is_rounding_away(case, variant, tmp_path):
 )
 def test_weight_only_products_equal_the_interpreter(case, variant, formats, dtype, tmp_path):
     made, ids, graph = case(variant), sequences(), case(variant).graph
-    graph.facts["quantize"] = formats
+    graph.facts.quantize = parse_spec(formats)
     quantize_weights(graph)
     lower_weight_only(graph)
     wanted = expected(graph, made.checkpoint, ids)
@@ -169,7 +170,8 @@ def test_int8_activations_are_those_of_target_cpu(case, bits, tmp_path):
     made, ids, graphs = case("llama"), sequences(), {}
     for activations in ("auto", "int8"):
         graphs[activations] = made.graph
-        graphs[activations].facts |= {"quantize": f"int{bits}:g32,embedding=none", "activations": activations}
+        graphs[activations].facts.quantize = parse_spec(f"int{bits}:g32,embedding=none")
+        graphs[activations].facts.activations = activations
         quantize_weights(graphs[activations])
         lower_weight_only(graphs[activations])
     rounded = expected(graphs["int8"], made.checkpoint, ids)
@@ -185,7 +187,7 @@ def test_tied_int8_matrix_is_stored_once(case, tmp_path):
     sizes = {}
     for formats in ("int8:g32,embedding=int8:g32,lm_head=int8:g32", "int8:g32,embedding=none,lm_head=int8:g32"):
         graph = made.graph
-        graph.facts["quantize"] = formats
+        graph.facts.quantize = parse_spec(formats)
         quantize_weights(graph)
         lower_weight_only(graph)
         sizes[formats] = emit_portable(graph, made.checkpoint, "float32").model.total_bytes

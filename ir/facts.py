@@ -1,0 +1,229 @@
+"""Defines the facts of a graph: what is true of the model as a whole, which later stages need.
+
+A fact is declared here once, with its type. The text form of a graph holds the facts that were set, in the order of
+their declaration; the parser makes typed values of them. A fact without a default cannot be read before it is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Generic, Self, TypeVar, overload
+
+from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
+from tensorwright.errors import GraphError, InvalidOptionError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KvLayer:
+    """The KV cache of one attention layer.
+
+    group: the number of the cache group, whose layers share block tables. window: the positions that attention sees; 0
+    means all. dtype: the element type; "" means that of the activations.
+    """
+
+    group: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    dtype: str = ""
+
+    def dtype_or(self, activations: str) -> str:
+        """Returns the element type of the cache, for activations of the given type."""
+        return self.dtype or activations
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One place in an arena of target cpu.
+
+    kind: "tokens" or "rows", the arena. cols: the elements of one token or row. stride: the bytes from one token or row
+    to the next. offset: the bytes of the arena before it, for each token or row.
+    """
+
+    kind: str
+    dtype: str
+    cols: int
+    stride: int
+    offset: int
+
+
+class _Required:
+    """Stands for the default of a fact that has none."""
+
+
+class Fact(Generic[T]):
+    """The declaration of one fact, an attribute of Facts.
+
+    read: makes the value from a literal of the text form; it raises ValueError, TypeError or KeyError for a literal
+    that is none. write: makes the literal from the value. default: the value while the fact is not set.
+    """
+
+    def __init__(
+        self, read: Callable[[Any], T], write: Callable[[T], Any] = lambda value: value, default: T | type = _Required
+    ):
+        self.read, self.write, self.default = read, write, default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, facts: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, facts: Facts, owner: type) -> T: ...
+    def __get__(self, facts: Facts | None, owner: type) -> Self | T:
+        if facts is None:
+            return self
+        value: Any = facts.set_facts.get(self.name, self.default)
+        if value is _Required:
+            raise GraphError(f"the graph lacks the fact {self.name}")
+        return value  # type: ignore[no-any-return]
+
+    def __set__(self, facts: Facts, value: T) -> None:
+        """Sets the fact. A value that equals the default takes the fact away."""
+        if self.default is not _Required and value == self.default:
+            facts.set_facts.pop(self.name, None)
+        else:
+            facts.set_facts[self.name] = value
+
+    def __delete__(self, facts: Facts) -> None:
+        facts.set_facts.pop(self.name, None)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError("it must be a whole number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError("it must be a text")
+    return value
+
+
+def _whole_or_none(value: Any) -> int | None:
+    return None if value is None else _whole(value)
+
+
+def _wholes(value: Any) -> list[int]:
+    if not isinstance(value, list):
+        raise TypeError("it must be a list of whole numbers")
+    return [_whole(each) for each in value]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError("it must be a dict")
+    return value
+
+
+def _spec(value: Any) -> QuantizeSpec:
+    return parse_spec(_text(value))
+
+
+def _kv_layers(value: Any) -> list[KvLayer]:
+    names = [part.name for part in fields(KvLayer)]
+    if not isinstance(value, list) or not all(isinstance(each, dict) and set(each) <= set(names) for each in value):
+        raise TypeError(f"it must be a list of dicts with the keys {', '.join(names)}")
+    read: dict[str, Callable[[Any], Any]] = {**dict.fromkeys(names, _whole), "dtype": _text}
+    return [KvLayer(**{key: read[key](item) for key, item in each.items()}) for each in value]
+
+
+def _kv_literals(layers: list[KvLayer]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in asdict(layer).items() if value != ""} for layer in layers]
+
+
+def _buffers(value: Any) -> list[Buffer]:
+    if not isinstance(value, list) or not all(isinstance(each, list) and len(each) == 5 for each in value):
+        raise TypeError(f"it must be a list of lists [{', '.join(part.name for part in fields(Buffer))}]")
+    return [Buffer(_text(each[0]), _text(each[1]), *map(_whole, each[2:])) for each in value]
+
+
+def _buffer_literals(buffers: list[Buffer]) -> list[list[Any]]:
+    return [[b.kind, b.dtype, b.cols, b.stride, b.offset] for b in buffers]
+
+
+class Facts:
+    """The facts of one graph. Reading one that is not set raises GraphError, which names it."""
+
+    model_type = Fact(_text)
+    dtype = Fact(_text)
+    """The element type of activations."""
+    max_seq_len = Fact(_whole)
+    vocab_size = Fact(_whole)
+    hidden_size = Fact(_whole)
+    layers = Fact(_whole)
+    heads = Fact(_whole)
+    kv_heads = Fact(_whole)
+    head_dim = Fact(_whole)
+    max_position_embeddings = Fact(_whole)
+    bos_token_id = Fact(_whole_or_none)
+    eos_token_ids = Fact(_wholes)
+    longrope: Fact[dict[str, Any]] = Fact(_mapping, default={})
+    """What fix_longrope chose; {} for a model without longrope."""
+    block_size = Fact(_whole)
+    """The positions in one block of the KV cache."""
+    kv_cache_dtype = Fact(_text, default="auto")
+    """The element type that the KV cache is to have. "auto" is that of the activations."""
+    activations = Fact(_text, default="auto")
+    """"int8" asks for activations that are rounded, on a target where that is a choice."""
+    quantize: Fact[QuantizeSpec | None] = Fact(_spec, str, default=None)
+    """The formats that the matrices are to have; None asks for no quantization."""
+    kv_layers = Fact(_kv_layers, _kv_literals)
+    """From stage "cached" on: the cache of each attention layer."""
+    buffers = Fact(_buffers, _buffer_literals)
+    """This and the next ones from plan_memory on: the places of all results."""
+    token_arena_bytes = Fact(_whole)
+    row_arena_bytes = Fact(_whole)
+    logits_buffer = Fact(_whole)
+
+    def __init__(self, **facts: Any) -> None:
+        self.set_facts: dict[str, Any] = {}
+        """The facts that are set, by name."""
+        self.update(**facts)
+
+    def update(self, **facts: Any) -> None:
+        """Sets facts by name. Raises GraphError for a name that no fact has."""
+        for name, value in facts.items():
+            declared(name)
+            setattr(self, name, value)
+
+    def copy(self) -> Facts:
+        """Returns facts of their own; the values of facts are never changed in place."""
+        return Facts(**self.set_facts)
+
+    def read(self, name: str, literal: Any) -> None:
+        """Sets a fact from a literal of the text form. Raises GraphError for one that it cannot read."""
+        try:
+            setattr(self, name, declared(name).read(literal))
+        except (ValueError, TypeError, InvalidOptionError) as error:
+            raise GraphError(f"fact {name} cannot be read: {error}") from error
+
+    def literals(self) -> Iterator[tuple[str, Any]]:
+        """Yields the name and the literal of each fact that is set, in the order of declaration."""
+        for name, fact in DECLARED.items():
+            if name in self.set_facts:
+                yield name, fact.write(self.set_facts[name])
+
+    def __contains__(self, name: str) -> bool:
+        """Returns whether the fact is set."""
+        return name in self.set_facts
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Facts) and self.set_facts == other.set_facts
+
+    def __repr__(self) -> str:
+        return f"Facts({', '.join(f'{name}={value!r}' for name, value in self.set_facts.items())})"
+
+
+DECLARED: Mapping[str, Fact[Any]] = {name: fact for name, fact in vars(Facts).items() if isinstance(fact, Fact)}
+
+
+def declared(name: str) -> Fact[Any]:
+    """Returns the declaration of a fact. Raises GraphError for a name that no fact has."""
+    if name not in DECLARED:
+        raise GraphError(f"no fact of a graph is called {name!r}; there are {', '.join(DECLARED)}")
+    return DECLARED[name]
