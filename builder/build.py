@@ -264,8 +264,7 @@ def _finish(
     with run.phases.run("checksums"):
         config = engine_config(
             facts,
-            target=run.options.target,
-            build_options=run.options.record(),
+            options=run.options,
             passes=report.counts,
             accuracy=measured,
             quantization=emitted.quantization,

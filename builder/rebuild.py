@@ -133,10 +133,11 @@ def read_graph(engine: Path) -> Graph:
     try:
         graph = parse_graph((engine / GRAPH).read_text(encoding="utf-8"))
         verify(graph, "cached")
+        graph.facts.require("dtype", "max_seq_len", "vocab_size", "kv_layers")
         graph.restart_names()
     except (GraphError, ValueError) as error:
         raise EngineError(
-            f"{engine / 'graph.txt'}: not a graph that this version builds from ({error}); build from the checkpoint"
+            f"{engine / GRAPH}: not a graph that this version builds from ({error}); build from the checkpoint"
         ) from error
     return graph
 

@@ -191,6 +191,11 @@ class Facts:
             declared(name)
             setattr(self, name, value)
 
+    def require(self, *names: str) -> None:
+        """Raises GraphError unless all these facts are set."""
+        for name in names:
+            getattr(self, name)
+
     def copy(self) -> Facts:
         """Returns facts of their own; the values of facts are never changed in place."""
         return Facts(**self.set_facts)

@@ -5,7 +5,7 @@ A dimension is an int or a string: a symbol ("seq", "tokens", "seqs", "pages") o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,11 @@ Shape = tuple[Dim, ...]
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int8", "bool", "kv")
 """Element types. "kv" is the state of one layer's KV cache: a rank-0 value that orders writes before reads."""
+
+STORED = ("weight", "constant")
+"""The operations whose results an engine stores."""
+SOURCES = ("input", *STORED)
+"""The operations that compute nothing."""
 
 
 @dataclass(eq=False)
@@ -38,6 +43,11 @@ class Value:
         if self.node is None:
             raise GraphError(f"%{self.name} is made by no node")
         return self.node
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether this is a weight or a constant."""
+        return self.node is not None and self.node.op in STORED
 
     @property
     def constant(self) -> Any:
@@ -179,16 +189,6 @@ class Graph:
             if old in node.inputs:
                 node.inputs = [new if v is old else v for v in node.inputs]
         self.outputs = [new if v is old else v for v in self.outputs]
-
-    def erase(self, nodes: Iterable[Node]) -> None:
-        """Removes nodes whose results are not used any more. Raises GraphError if one is still used."""
-        doomed = set(map(id, nodes))
-        kept = [n for n in self.nodes if id(n) not in doomed]
-        used = {v for n in kept for v in n.inputs if v is not None} | set(self.outputs)
-        for node in self.nodes:
-            if id(node) in doomed and any(v in used for v in node.outputs):
-                raise GraphError(f"cannot erase {node.op} %{node.outputs[0].name}: it is still used")
-        self.nodes = kept
 
     def drop_dead(self) -> int:
         """Removes nodes that no output depends on, except graph inputs. Returns the number of removed nodes."""

@@ -14,7 +14,7 @@ import torch
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import GraphError
 from tensorwright.ir import dims
-from tensorwright.ir.graph import Graph, Node, Value
+from tensorwright.ir.graph import STORED, Graph, Node, Value
 from tensorwright.ir.interpret_ops import COMPOUND_RULES, RULES, torch_dtype
 from tensorwright.ir.ops import find_spec
 from tensorwright.ir.records import Op
@@ -56,18 +56,13 @@ def interpret(graph: Graph, inputs: dict[str, Any], weights: Weights) -> list[An
     return [results[v] for v in graph.outputs]
 
 
-def interpret_values(graph: Graph, inputs: dict[str, Any], weights: Weights) -> dict[str, Any]:
-    """Returns every value by name, without weights and constants."""
-    return {value.name: data for value, data in run(graph, inputs, weights)}
-
-
 def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tuple[Value, Any]]:
     """Yields every computed value in order. If the caller keeps no value, memory holds only values still needed."""
     bindings = bind_inputs(graph, inputs)
     last_use = {v: i for i, n in enumerate(graph.nodes) for v in n.inputs if v is not None}
     env: dict[Value, Any] = {}
     for i, node in enumerate(graph.nodes):
-        if node.op in ("weight", "constant"):
+        if node.op in STORED:
             if node.output in graph.outputs:
                 yield node.output, _source(node.output, weights)
             continue
@@ -85,7 +80,7 @@ def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tupl
             ]
             for v in node.inputs:
                 lasts = v is not None and last_use[v] > i and v not in ready
-                if lasts and v is not None and v.node is not None and v.node.op in ("weight", "constant"):
+                if lasts and v is not None and v.is_stored:
                     env.setdefault(v, operands[node.inputs.index(v)])
             with torch.no_grad():
                 results = _compute(graph, node, operands, bindings)
@@ -137,7 +132,7 @@ def _is_of_kind(node: Node, stage: str, kind: str) -> bool:
 
 
 def _is_source(value: Value) -> bool:
-    return value.node is not None and value.node.op in ("weight", "constant")
+    return value.is_stored
 
 
 def _quantized(node: Node, stage: str, weights: Weights) -> dict[Value, Any]:
@@ -154,7 +149,7 @@ def _quantized(node: Node, stage: str, weights: Weights) -> dict[Value, Any]:
 def _source(value: Value, weights: Weights) -> Any:
     """Returns a weight or constant as an operand. Scalar constants stay Python numbers."""
     node = value.node
-    if node is None or node.op not in ("weight", "constant"):
+    if node is None or node.op not in STORED:
         raise GraphError(f"%{value.name} is used before it is computed")
     dtype = torch_dtype(value.dtype)
     if node.op == "weight":

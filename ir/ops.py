@@ -17,8 +17,6 @@ from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.ir.records import Infer, Instruction, Op, Operand, Types, rows, shared
 
 STAGES = ("traced", "fused", "cached", "lowered")
-SOURCES = ("input", "weight", "constant")
-"""The operations that compute nothing."""
 
 UNARY_FLOAT = ("rsqrt", "sqrt", "exp", "log", "cos", "sin", "tanh", "sigmoid", "silu", "erf")
 UNARY_ANY = ("neg", "relu", "abs", "square")
@@ -148,15 +146,17 @@ def summing_ops() -> frozenset[str]:
     return frozenset(record.name for record in all_records() if record.sums)
 
 
-def names_of_kind(kind: str) -> frozenset[str]:
-    """Returns the operations of the graph whose record has `kind`, such as "norm" or "product"."""
-    return frozenset(op.name for op in _table().graph.values() if op.kind == kind)
-
-
 def kind_of(op: str) -> str:
     """Returns the kind in the record of a graph's operation, or "" if the record has none or does not exist."""
     spec = _table().graph.get(op)
     return "" if spec is None else spec.kind
+
+
+def matrix_index(op: str) -> int | None:
+    """Returns the position of the matrix that `op` multiplies by or gathers from, at any stage; None if it has none."""
+    table = _table()
+    found = (record.matrix for record in (table.lowered.get(op), table.graph.get(op)) if record is not None)
+    return next((index for index in found if index is not None), None)
 
 
 def find_spec(op: str, stage: str) -> Op | None:

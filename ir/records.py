@@ -35,6 +35,8 @@ class Operand:
     instruction; "metadata" is an input of the batch; "cache" is a KV cache. Only rows and weights stand in a plan.
     layout: how an instruction's weight is stored, where a gated product stores it gated. The weight names the format.
     narrow: an instruction's result that may be of the activation type, where only matrix products read it.
+    wide: an operand that stays float32 when activations have fewer bits: a norm's weight, or a matrix before it is
+    quantized.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Operand:
     optional: bool = False
     layout: WeightLayout = RAW
     narrow: bool = False
+    wide: bool = False
 
 
 def _operand(name: str, kind: str, **more: Any) -> Operand:
@@ -53,9 +56,9 @@ def rows(name: str, *, narrow: bool = False) -> Operand:
     return _operand(name, ROWS, narrow=narrow)
 
 
-def shared(name: str, layout: WeightLayout = RAW) -> Operand:
+def shared(name: str, layout: WeightLayout = RAW, *, wide: bool = False) -> Operand:
     """Declares a value that is the same for all rows. In an instruction, it is a weight stored in `layout`."""
-    return _operand(name, SHARED, layout=layout)
+    return _operand(name, SHARED, layout=layout, wide=wide)
 
 
 def metadata(name: str) -> Operand:
@@ -128,9 +131,12 @@ class Op:
         """Returns whether operand `index` may be None."""
         return self.operands[min(index, len(self.operands) - 1)].optional
 
-    def operand_index(self, name: str) -> int:
-        """Returns the position of the operand `name`."""
-        return [operand.name for operand in self.operands].index(name)
+    @property
+    def matrix(self) -> int | None:
+        """The position of the matrix that a product multiplies by, or of the table that a lookup reads; else None."""
+        if self.kind not in ("product", "lookup"):
+            return None
+        return next((i for i, operand in enumerate(self.operands) if operand.kind == SHARED), None)
 
 
 @dataclass(frozen=True)

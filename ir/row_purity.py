@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tensorwright.ir import dims
-from tensorwright.ir.graph import Node, Value
-from tensorwright.ir.ops import ELEMENTWISE, REDUCTIONS, SOURCES, find_spec
+from tensorwright.ir.graph import SOURCES, Node, Value
+from tensorwright.ir.ops import ELEMENTWISE, REDUCTIONS, find_spec
 from tensorwright.ir.records import ROWS, Op
 
 ROW_SYMBOLS = ("tokens", "rows")
@@ -124,9 +124,7 @@ def _view(node: Node) -> str | None:
 
 
 def _matmul(node: Node) -> str | None:
-    a, b = node.inputs
-    assert a is not None
-    assert b is not None
+    b = node.operand(1)
     if is_per_row(b) and b.rank < 3:
         return f"the rows of %{b.name} {_shape(b)} would be summed over"
     return _elementwise(node)
@@ -151,8 +149,7 @@ def _embedding(node: Node) -> str | None:
 
 
 def _index(node: Node) -> str | None:
-    base, ids = node.inputs[0], node.inputs[1:]
-    assert base is not None
+    base, ids = node.operand(0), node.inputs[1:]
     if is_per_row(base):
         return "it picks among tokens" if ids[0] is not None else None
     return None if ids[0] is not None else "the rows of an index would not become those of the result"

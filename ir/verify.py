@@ -31,7 +31,7 @@ CACHED_INPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "slots": ("int32", ("tokens",)),
     "logit_rows": ("int32", ("rows",)),
 }
-"""The metadata inputs of one ragged batch. A cached graph also takes "kv_cache.<layer>" values."""
+"""The metadata of one ragged batch: inputs of a graph at stage "cached", which also takes "kv_cache.<layer>" values."""
 
 
 class _Fault(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tensorwright.ir.graph import Graph, Value
+from tensorwright.ir.graph import STORED, Graph, Value
 from tensorwright.ir.interpret import Weights, run
 
 
@@ -14,7 +14,7 @@ class Walk:
     def __init__(self, graph: Graph, inputs: dict[str, Any], weights: Weights):
         self._graph = graph
         self._values = run(graph, inputs, weights)
-        self._ahead = [node for node in reversed(graph.nodes) if node.op not in ("weight", "constant")]
+        self._ahead = [node for node in reversed(graph.nodes) if node.op not in STORED]
         self._results: dict[Value, Any] = {}
 
     @property

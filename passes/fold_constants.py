@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensorwright.ir import Graph, Node, Value
+from tensorwright.ir.graph import SOURCES
 from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 LIMIT = 1 << 16
 """The most elements of a folded result: enough for inverse frequencies, too few for tables."""
-
-SOURCES = ("input", "weight", "constant")
 
 
 def fold_constants(graph: Graph) -> int:

@@ -19,7 +19,9 @@ from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node, Shape, Value
 from tensorwright.ir import dims as dim_math
 from tensorwright.ir.facts import KvLayer
+from tensorwright.ir.graph import STORED
 from tensorwright.ir.ops import find_spec, infer
+from tensorwright.ir.verify import CACHED_INPUTS
 from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import Match, describe, find_miss, match_value, pattern
 from tensorwright.passes.rewriting.rewriter import make_node
@@ -40,15 +42,6 @@ PATTERN = pattern("""
     out     = attention(q_heads, k_heads, v, sinks?)
 """)
 
-METADATA: dict[str, tuple[str, Shape]] = {
-    "token_ids": ("int32", ("tokens",)),
-    "positions": ("int32", ("tokens",)),
-    "seq_starts": ("int32", ("seqs + 1",)),
-    "context_lens": ("int32", ("seqs",)),
-    "block_tables": ("int32", ("seqs", "max_blocks")),
-    "slots": ("int32", ("tokens",)),
-    "logit_rows": ("int32", ("rows",)),
-}
 RENAMED = {"input_ids": "token_ids", "position_ids": "positions"}
 
 
@@ -79,7 +72,7 @@ class _TokenMajor:
         self.scope = ""
         self.moved: dict[Value, Value] = {}
         self.layers: list[KvLayer] = []
-        self.metadata = {name: self.emit("input", (), {}, kind, name) for name, kind in METADATA.items()}
+        self.metadata = {name: self.emit("input", (), {}, kind, name) for name, kind in CACHED_INPUTS.items()}
         self.attentions = {id(n): self.read_attention(n) for n in graph.find("attention")}
         self.inside = {id(n) for m in self.attentions.values() for n in m.nodes} - set(self.attentions)
         self.tail = find_tail(graph)
@@ -119,7 +112,7 @@ class _TokenMajor:
     def convert(self, node: Node) -> None:
         if node.op == "input":
             self.moved[node.output] = self.metadata[RENAMED.get(node.output.name, node.output.name)]
-        elif node.op in ("weight", "constant"):
+        elif node.op in STORED:
             self.nodes.append(node)
             self.moved[node.output] = node.output
         elif node.op == "view":
@@ -240,7 +233,7 @@ def find_tail(graph: Graph) -> list[Node]:
             if leaks:
                 raise refusal(graph, leaks[0], "reads what is computed only for rows whose logits are wanted")
             return tail
-        streams = [v for v in node.inputs if v is not None and v.node and v.node.op not in ("weight", "constant")]
+        streams = [v for v in node.inputs if v is not None and v.node and not v.is_stored]
         node = streams[0].node if len(streams) == 1 and is_per_token(node) else None
     raise refusal(graph, tail[0], "is where the search for the final norm ended, upwards from the logits")
 

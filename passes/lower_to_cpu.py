@@ -24,8 +24,9 @@ from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.engine_format.weight_layouts import PANELS, RAW, WeightLayout, gated
 from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.ir.ops import SOURCES, find_spec, instructions, kind_of
-from tensorwright.ir.records import CACHE, SHARED, Instruction
+from tensorwright.ir.graph import SOURCES, STORED
+from tensorwright.ir.ops import find_spec, instructions, kind_of, op_names
+from tensorwright.ir.records import CACHE, SHARED, Instruction, Op
 from tensorwright.passes.rewriting.elementwise_trees import Trees, number_of
 from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import describe
@@ -72,16 +73,18 @@ class Lowering:
 
     def lower(self, node: Node) -> None:
         self.scope = node.scope
-        if node.op in ("weight", "constant") or id(node) in self.folded | self.trees.inside:
+        if node.op in STORED or id(node) in self.folded | self.trees.inside:
             return
         rule = RULES.get(node.op) or RULES_OF_KINDS.get(kind_of(node.op))
         if rule is None and id(node) in self.trees.roots:
             rule = lower_tree
-        if rule is None and instruction_of(node) is not None:
+        if rule is None and instruction_of(node.op) is not None:
             rule = lower_by_record
         if rule is None:
-            known = sorted({*RULES, *instructions()})
-            raise self.refusal(node.outputs[0], f"has no kernel on target cpu; those are {', '.join(known)}")
+            known = [
+                op for op in op_names("cached") if op in RULES or kind_of(op) in RULES_OF_KINDS or instruction_of(op)
+            ]
+            raise self.refusal(node.outputs[0], f"has no kernel on target cpu; the ops with one are {', '.join(known)}")
         for old, new in zip(node.outputs, rule(self, node), strict=True):
             self.moved[old] = new
 
@@ -99,7 +102,7 @@ class Lowering:
     def weight(self, value: Value, layout: WeightLayout) -> Value:
         """Returns a weight or constant array in one layout. Each layout is stored once. RAW is flat."""
         source = value.producer
-        if source.op not in ("weight", "constant"):
+        if source.op not in STORED:
             raise self.refusal(value, "must be a weight of the checkpoint or a constant")
         if (value, layout) not in self.weights:
             dtype = "float32" if layout == RAW else self.act
@@ -127,7 +130,8 @@ class Lowering:
         x = self.value(value)
         if x.dtype == self.act:
             return x
-        assert x.dtype == "float32", "kernels write A or float32"
+        if x.dtype != "float32":
+            raise self.refusal(value, f"is {x.dtype}, and a product reads {self.act} or float32")
         if value not in self.rounded:
             operands = [x, None, None, None, None]
             self.rounded[value] = self.emit("elementwise", operands, [(self.act, x.shape)], program="x0")[0]
@@ -163,23 +167,30 @@ def residual_adds(graph: Graph, folded: set[int]) -> set[int]:
     return {id(n) for n in graph.nodes if any(v is not None and v.node and id(v.node) in folded for v in n.inputs)}
 
 
-def instruction_of(node: Node) -> Instruction | None:
-    """Returns the instruction that takes the operands and attributes of `node` unchanged; None if there is none."""
-    spec = find_spec(node.op, "cached")
+def instruction_of(op: str) -> tuple[Op, Instruction] | None:
+    """Returns the record of an op and the instruction that takes its operands and attributes unchanged; None if there
+    is no such instruction."""
+    spec = find_spec(op, "cached")
     if spec is None or spec.reference is None:
         return None
     instruction = instructions().get(spec.lowers_to or spec.name)
     if instruction is None or not set(instruction.attrs) <= set(spec.attrs):
         return None
     required = {operand.name for operand in instruction.operands if not operand.optional}
-    return instruction if required <= {operand.name for operand in spec.operands} else None
+    return (spec, instruction) if required <= {operand.name for operand in spec.operands} else None
+
+
+def lowered_ops() -> list[str]:
+    """Returns the names of the ops that have a rule of their own or an instruction with their operands."""
+    return [op for op in op_names("cached") if op in RULES or kind_of(op) in RULES_OF_KINDS or instruction_of(op)]
 
 
 def lower_by_record(low: Lowering, node: Node) -> list[Value]:
     """Emits the instruction whose record names the same operands as the op's record."""
-    instruction, spec = instruction_of(node), find_spec(node.op, "cached")
-    assert instruction is not None
-    assert spec is not None
+    records = instruction_of(node.op)
+    if records is None:
+        raise low.refusal(node.outputs[0], "has no instruction with the same operands")
+    spec, instruction = records
     given = dict(zip((operand.name for operand in spec.operands), node.inputs, strict=False))
     operands: list[Value | None] = []
     for operand in instruction.operands:
@@ -222,7 +233,7 @@ def lower_input(low: Lowering, node: Node) -> list[Value]:
 
 def lower_embedding(low: Lowering, node: Node, factor: float = 1.0) -> list[Value]:
     table, ids = node.operand(0), node.operand(1)
-    attrs = {**format_attr(node), "ids": IDS[ids.name], "scale": float(node.attrs["scale"]) * factor}
+    attrs = {**format_attr(node), "ids": IDS[ids.name], "scale": float(node.attrs.get("scale", 1.0)) * factor}
     operands = [low.weight(table, layout_of(node, PANELS)), low.value(ids)]
     return low.emit(node.op, operands, [("float32", node.output.shape)], **attrs)
 

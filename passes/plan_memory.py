@@ -19,7 +19,8 @@ from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.errors import PassError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.facts import Buffer
-from tensorwright.ir.ops import SOURCES, instructions
+from tensorwright.ir.graph import SOURCES
+from tensorwright.ir.ops import instructions
 from tensorwright.passes.rewriting.matcher import describe
 
 ALIGNMENT = 64

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-LANES = 16
+from tensorwright.engine_format.weight_formats import LANES
+
 GROUP_BYTES = 4
 _STORAGE: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "bfloat16": np.dtype("<u2")}
 

@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable
+from tensorwright.engine_format.dtypes import NUMBERS
 from tensorwright.engine_format.weight_layouts import RAW, WeightLayout
 from tensorwright.errors import BuildError, LoweringError
-from tensorwright.ir.graph import Graph, Node, Value
-from tensorwright.ir.ops import SOURCES, instructions
+from tensorwright.ir.graph import SOURCES, Graph, Node, Value
+from tensorwright.ir.ops import instructions
 from tensorwright.ir.records import MAX_FLOATS, MAX_INS, MAX_INTS, MAX_OUTS, MAX_WEIGHTS, Instruction
 from tensorwright.models.read_weights import TensorSource
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE
 
 MAGIC = b"TWCPUPLN"
 VERSION = 2
-DTYPES = {"float32": 0, "bfloat16": 1, "int8": 3, "int4": 4}
 KINDS = {"tokens": 0, "rows": 1}
 
 FACTS = (
@@ -105,9 +105,7 @@ class _Emitter:
 
     def _weights(self, node: Node, record: Instruction) -> list[int]:
         halves = record.kind == "product" and _int_attr(node, "epilogue", record) != EPILOGUE_NONE
-        values = [
-            v for v in node.inputs if v is not None and v.node is not None and v.node.op in ("weight", "constant")
-        ]
+        values = [v for v in node.inputs if v is not None and v.is_stored]
         if len(values) > len(record.weights):
             raise LoweringError(f"{node.op} %{node.outputs[0].name} takes at most {len(record.weights)} weights")
         return [
@@ -116,17 +114,17 @@ class _Emitter:
         ]
 
     def _weight(self, value: Value, layout: WeightLayout) -> int:
-        assert value.node is not None
+        source = value.producer
         if layout.kind == "quantized":
-            return self._quantized_weight(value.node, layout)
+            return self._quantized_weight(source, layout)
         dtype = self.graph.facts.dtype if layout.kind == "panels" else "float32"
-        if value.node.op == "constant":
-            array = np.atleast_1d(np.asarray(value.node.attrs["value"], np.float32))
+        if source.op == "constant":
+            array = np.atleast_1d(np.asarray(source.attrs["value"], np.float32))
             return self.weights.add(ConstantArray.of(array), layout, dtype, name=value.name)
-        wanted = value.node.attrs.get("layout", layout)
+        wanted = source.attrs.get("layout", layout)
         if wanted != layout and not (wanted == RAW and layout.kind == "bias"):
             raise self._misfit(value, layout)
-        return self.weights.add(value.node.attrs["expr"], layout, dtype)
+        return self.weights.add(source.attrs["expr"], layout, dtype)
 
     def _quantized_weight(self, weight: Node, layout: WeightLayout) -> int:
         """Adds a weight in the layout that the weight itself names, which also names the format."""
@@ -151,22 +149,22 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
     emitter = _Emitter(graph, WeightTable(source))
     nodes = [n for n in graph.nodes if n.op not in SOURCES]
     instructions = b"".join(emitter.instruction(node) for node in nodes)
-    dtype = DTYPES[facts.dtype]
+    dtype = NUMBERS[facts.dtype]
     layers = facts.kv_layers
     kv_layers = [
         KV_LAYER.pack(
             layer.group,
             layer.kv_heads,
             layer.head_dim,
-            DTYPES[layer.dtype_or(facts.dtype)],
+            NUMBERS[layer.dtype_or(facts.dtype)],
             layer.window,
             0,
         )
         for layer in layers
     ]
-    buffers = [BUFFER.pack(KINDS[b.kind], DTYPES[b.dtype], b.cols, b.stride, b.offset) for b in facts.buffers]
+    buffers = [BUFFER.pack(KINDS[b.kind], NUMBERS[b.dtype], b.cols, b.stride, b.offset) for b in facts.buffers]
     weights = [
-        WEIGHT.pack(DTYPES[w.key.dtype], w.layout_number, w.n, w.k, w.offset, w.bytes, emitter.name(w.name), w.group)
+        WEIGHT.pack(NUMBERS[w.key.dtype], w.layout_number, w.n, w.k, w.offset, w.bytes, emitter.name(w.name), w.group)
         for w in emitter.weights.plans
     ]
     tables = b"".join([*kv_layers, *buffers, *weights, instructions, bytes(emitter.names)])

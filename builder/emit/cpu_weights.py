@@ -15,13 +15,13 @@ from typing import Protocol
 import numpy as np
 
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
-from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.engine_format.weight_layouts import BIAS, PANELS, RAW, WeightLayout, gated
 from tensorwright.errors import BuildError, CheckpointError
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import Tensor, convert
 from tensorwright.models.read_weights import TensorSource, evaluate_rows
-from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels_of
+from tensorwright.plugins.packing import pack_panels, panel_bytes, panels_of
 
 ALIGNMENT = 64
 _CHUNK_BYTES = 8 << 20

@@ -11,6 +11,7 @@ from typing import Any
 import xxhash
 
 import tensorwright
+from tensorwright.builder.options import BuildOptions
 from tensorwright.builder.phases import Phases
 from tensorwright.engine_format.checksums import read_sum
 from tensorwright.engine_format.dtypes import ITEM_BYTES
@@ -42,8 +43,7 @@ def source_record(checkpoint: Checkpoint) -> SourceRecord:
 def engine_config(
     facts: Facts,
     *,
-    target: str,
-    build_options: dict[str, Any],
+    options: BuildOptions,
     passes: dict[str, int],
     accuracy: dict[str, Any] | None,
     quantization: dict[str, Any] | None,
@@ -54,11 +54,11 @@ def engine_config(
     """Returns config.json. facts: the facts of the graph. accuracy, quantization: the measured records."""
     return EngineConfig(
         tensorwright_version=tensorwright.__version__,
-        target=target,
+        target=options.target,
         model=ModelFacts(**{name: value for name, value in facts.literals() if name in _FACTS}),
         dtype=facts.dtype,
         limits=Limits(facts.max_seq_len, facts.block_size, kv_block_bytes),
-        build_options=build_options,
+        build_options=options.record(),
         passes=passes,
         accuracy=None if accuracy is None else AccuracyRecord(**accuracy),
         quantization=None if quantization is None else QuantizationRecord.from_dict(quantization),

@@ -15,14 +15,10 @@ from tensorwright.builder.emit.cpu_weights import WeightTable
 from tensorwright.builder.measure.metrics import rounded
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Graph, Node
+from tensorwright.ir.ops import matrix_index
 from tensorwright.ir.weights import WeightExpr
 
 EMBEDDING, LM_HEAD, LAYERS = "embedding", "lm_head", "layers"
-MATRIX_OPS = {
-    "matmul": 1, "linear": 1, "quantized_matmul": 1, "quantized_linear": 1, "weight_only_linear": 1,
-    "embedding": 0, "quantized_embedding": 0,
-}  # fmt: skip
-"""The position of the matrix among the operands of each op."""
 _LAYER = re.compile(r"\.(\d+)\.")
 
 Place = tuple[str, int]
@@ -82,7 +78,7 @@ def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
     for node in lowered.nodes:
         expr = matrix_of(node)
         if expr is not None:
-            layout = node.operand(MATRIX_OPS[node.op]).producer.attrs["layout"]
+            layout = node.operand(matrix_index(node.op) or 0).producer.attrs["layout"]
             plan = plans[expr, layout]
             error = weights.errors[plan.key].value if plan.key in weights.errors else None
             stored = StoredMatrix(expr, f"{layout} {plan.key.dtype}", plan.rows * plan.k, plan.bytes, error)
@@ -91,7 +87,7 @@ def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
 
 def matrix_of(node: Node) -> WeightExpr | None:
     """Returns the checkpoint matrix that a node multiplies with or gathers from, None for other nodes."""
-    at = MATRIX_OPS.get(node.op)
+    at = matrix_index(node.op)
     if at is None or node.operand(at).producer.op != "weight":
         return None
     expr: WeightExpr = node.operand(at).producer.attrs["expr"]

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.engine_format.dtypes import NUMBERS
+from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.read_weights import TensorSource, evaluate_rows
-from tensorwright.plugins.packing import LANES, panels_of
+from tensorwright.plugins.packing import panels_of
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights, unpack
 
 if TYPE_CHECKING:
     from tensorwright.runtime import _runtime
 
-_NUMBERS = {"int8": 3, "int4": 4}  # numbers of tw_dtype
 _CHUNK_ELEMENTS = 2 << 20
 
 Rows = Callable[[int, int], np.ndarray]
@@ -65,7 +65,7 @@ def quantized_chunks(
         out = np.empty(panels_of(end - start) * halves * bytes_per_panel, np.uint8)
         outcomes = [
             runtime.quantize_panels(
-                _NUMBERS[fmt.dtype], fmt.group, read(half * part + start, half * part + end), out, half, halves
+                NUMBERS[fmt.dtype], fmt.group, read(half * part + start, half * part + end), out, half, halves
             )
             for half in range(halves)
         ]
@@ -121,7 +121,7 @@ class PackedPanels:
         tensor = evaluate_rows(expr, self._source, start, end)
         w = np.ascontiguousarray(tensor.data if tensor.dtype == "bfloat16" else to_float32(tensor))
         out = np.empty(panels_of(end - start) * fmt.panel_bytes(w.shape[1]), np.uint8)
-        _, _, finite = _native().quantize_panels(_NUMBERS[fmt.dtype], fmt.group, w, out)
+        _, _, finite = _native().quantize_panels(NUMBERS[fmt.dtype], fmt.group, w, out)
         _require_finite(finite, str(expr), fmt)
         return out
 
@@ -131,7 +131,7 @@ class Multiplier:
 
     def __init__(self, x: np.ndarray, fmt: WeightFormat):
         self._count = len(x)
-        self._rows: _runtime.QuantizedRows = _native().QuantizedRows(_NUMBERS[fmt.dtype], fmt.group, x)
+        self._rows: _runtime.QuantizedRows = _native().QuantizedRows(NUMBERS[fmt.dtype], fmt.group, x)
 
     def product(self, panels: np.ndarray, n: int) -> np.ndarray:
         """Returns float32 [T, n], the product of x with the first n rows of a matrix in panels."""

@@ -17,7 +17,8 @@ from tensorwright.builder.measure.interruptible import in_another_thread
 from tensorwright.builder.measure.metrics import Comparison
 from tensorwright.engine_format.file_names import TOKENIZER
 from tensorwright.errors import CheckpointError, MissingDependencyError
-from tensorwright.ir.graph import Graph
+from tensorwright.ir.graph import Graph, Node
+from tensorwright.ir.ops import find_spec
 from tensorwright.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 _LOGIT_BYTES = 64 << 20  # the most bytes of the reference's logits, which are all in memory
 _MULTIPLY_ADDS = 64 * 10**9  # the most in the reference's products
-QUANTIZED = ("quantized_linear", "weight_only_linear")
 CHUNK = 32  # tokens per step, and thus rows of logits in memory
 _SEED = 20240229
 _TEXT = Path(__file__).with_name("text.txt")
@@ -62,7 +62,7 @@ def measure_logits(
 
     vocab_size, max_seq_len = traced.facts.vocab_size, traced.facts.max_seq_len
     ids, text = sample_ids(checkpoint, min(token_budget(vocab_size, multiply_adds(quantized)), max_seq_len), vocab_size)
-    cuts = any(node.op in QUANTIZED for node in quantized.nodes)
+    cuts = any(is_product(node) and "format" in node.attrs for node in quantized.nodes)
     reference, output_errors = compute_reference(kind, checkpoint, ids, traced, quantized if cuts else None, panels)
     comparison = Comparison()
     done = 0
@@ -78,8 +78,14 @@ def measure_logits(
 
 def multiply_adds(graph: Graph) -> int:
     """Returns the multiply-adds that the products of a graph at stage "cached" take for each token."""
-    matrices = (node.inputs[1] for node in graph.nodes if node.op in ("linear", *QUANTIZED))
-    return sum(prod(int(dim) for dim in w.shape) for w in matrices if w is not None)
+    matrices = (node.operand(1) for node in graph.nodes if is_product(node))
+    return sum(prod(int(dim) for dim in w.shape) for w in matrices)
+
+
+def is_product(node: Node) -> bool:
+    """Returns whether a node of a graph at stage "cached" multiplies by a matrix of weights."""
+    record = find_spec(node.op, "cached")
+    return record is not None and record.kind == "product" and record.matrix is not None
 
 
 def token_budget(vocab_size: int, multiply_adds: int) -> int:

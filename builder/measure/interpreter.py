@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensorwright.builder.measure.accuracy import measure_logits
-from tensorwright.ir.graph import Graph, Node, Value
+from tensorwright.ir.graph import STORED, Graph, Node, Value
+from tensorwright.ir.ops import find_spec
 from tensorwright.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from tensorwright.builder.target.interface import Graphs
 
 MEASURED_ON = "graph interpreter"
-NORM = frozenset((1, 2))
-FLOAT32_OPERANDS = {
-    "rms_norm": NORM, "rms_norm_columns": NORM, "layer_norm": NORM, "layer_norm_columns": NORM,
-    "rotary_table": frozenset((1,)), "paged_attention": frozenset((5,)),
-    "weight_only_linear": frozenset((1,)), "quantized_embedding": frozenset((0,)),
-}  # fmt: skip
-"""Stored operands that stay float32: weights of norms, frequencies, sinks, and weights quantized from float32."""
 
 
 def measure_on_interpreter(
@@ -115,10 +109,11 @@ def _split_sum(node: Node) -> list[Node]:
 def _stays_wide(node: Node, value: Value, users: list[Node]) -> bool:
     if node.op == "rotary_table" or (node.op == "constant" and value.rank == 0):
         return True
-    if node.op not in ("weight", "constant"):
+    if node.op not in STORED:
         return False
     return any(_reads_wide(user, value) for user in users)
 
 
 def _reads_wide(user: Node, value: Value) -> bool:
-    return user.inputs.index(value) in FLOAT32_OPERANDS.get(user.op, ())
+    record = find_spec(user.op, "cached")
+    return record is not None and not record.variadic and record.operands[user.inputs.index(value)].wide

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 
 from tensorwright.builder.emit.quantized_weights import Multiplier, PackedPanels
-from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.ir.graph import Node, Value
 from tensorwright.ir.interpret_ops import torch_dtype
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.read_weights import TensorSource, evaluate, evaluate_rows
-from tensorwright.plugins.packing import LANES
 from tensorwright.plugins.quantized_matmul.quantize import quantize_weights, unpack
 from tensorwright.plugins.quantized_matmul.weight_only import restored
 

@@ -111,7 +111,7 @@ def operand(value: Value, out: Value, tree: Tree) -> list[str] | None:
     number = number_of(value)
     if number is not None:
         return [repr(number)] if np.isfinite(number) else None
-    if value.node is not None and value.node.op in ("weight", "constant"):
+    if value.is_stored:
         if value.shape != out.shape[1:] or tree.w not in (None, value):
             return None
         tree.w = value

@@ -9,16 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.errors import GraphError
-from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import InPlace, Instruction, rows
-
-
-def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    a, b = inputs
-    if a.shape != b.shape:
-        raise GraphError(f"add: both operands must have one shape, got {list(a.shape)} and {list(b.shape)}")
-    return [("float32", a.shape)]
 
 
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
@@ -30,7 +21,6 @@ INSTRUCTION = Instruction(
     "add",
     number=9,
     operands=(rows("a"), rows("b")),
-    infer=infer,
     reference=reference,
     in_place=(InPlace("y", ("a", "b")),),
 )

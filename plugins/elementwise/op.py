@@ -15,7 +15,6 @@ import numpy as np
 
 from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
-from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import InPlace, Instruction, rows, shared
 from tensorwright.plugins.rounding import round_to
 
@@ -48,16 +47,6 @@ UNARY: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "gelu": (43, lambda x: 0.5 * x * (1.0 + _erf(x / math.sqrt(2)))),
     "erf": (44, _erf),
 }
-
-
-def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """Returns float32 of the shape of x0."""
-    encode(attrs["program"])
-    x = inputs[0]
-    for other in inputs[1:INPUTS]:
-        if other is not None and other.shape != x.shape:
-            raise GraphError(f"elementwise: every x must have the shape {list(x.shape)}, got {list(other.shape)}")
-    return [("float32", x.shape)]
 
 
 def reference(inputs: list[np.ndarray | None], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
@@ -119,7 +108,6 @@ INSTRUCTION = Instruction(
     operands=(rows("x0"), rows("x1?"), rows("x2?"), rows("x3?"), shared("w?", RAW)),
     attrs={"program": "str"},
     encode=lambda attrs: encode(attrs["program"]),
-    infer=infer,
     reference=reference,
     in_place=(InPlace("y", ("x0", "x1", "x2", "x3")),),
 )

@@ -10,18 +10,8 @@ from typing import Any
 import numpy as np
 
 from tensorwright.engine_format.weight_layouts import PANELS
-from tensorwright.errors import GraphError
-from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, metadata, shared
 from tensorwright.plugins.rounding import round_to
-
-
-def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """Returns float32, with the shape of ids and the columns of the table."""
-    table, ids = inputs
-    if table.rank != 2:
-        raise GraphError(f"embedding: the table must be [vocabulary, width], got {list(table.shape)}")
-    return [("float32", (*ids.shape, table.shape[1]))]
 
 
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
@@ -35,6 +25,5 @@ INSTRUCTION = Instruction(
     number=1,
     operands=(shared("table", PANELS), metadata("ids")),
     attrs={"ids": "int", "scale": "float"},
-    infer=infer,
     reference=reference,
 )

@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 
 from tensorwright.engine_format.weight_layouts import QUANTIZED
+from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, Op, metadata, rows, shared
-from tensorwright.plugins.embedding import op as embedding
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    return embedding.infer(inputs, {"scale": attrs["scale"]})
+    """Returns float32, with the shape of ids and the columns of the table."""
+    table, ids = inputs
+    if table.rank != 2:
+        raise GraphError(f"quantized_embedding: the table must be [vocabulary, width], got {list(table.shape)}")
+    return [("float32", (*ids.shape, table.shape[1]))]
 
 
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
@@ -29,7 +33,7 @@ def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -
 
 OP = Op(
     "quantized_embedding",
-    operands=(shared("table"), rows("ids")),
+    operands=(shared("table", wide=True), rows("ids")),
     attrs={"format": "format", "scale": "float"},
     stages=("cached",),
     infer=infer,
@@ -44,6 +48,5 @@ INSTRUCTION = Instruction(
     shares_number_of="embedding",
     operands=(shared("table", QUANTIZED), metadata("ids")),
     attrs={"format": "format", "ids": "int", "scale": "float"},
-    infer=infer,
     reference=reference,
 )

@@ -35,6 +35,4 @@ OP = Op(
     reference=reference,
     sequence_aware=True,
 )
-INSTRUCTION = Instruction(
-    "gather_rows", number=7, operands=OP.operands, infer=infer, reference=reference, sequence_aware=True
-)
+INSTRUCTION = Instruction("gather_rows", number=7, operands=OP.operands, reference=reference, sequence_aware=True)

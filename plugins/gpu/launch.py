@@ -30,7 +30,6 @@ MAX_BLOCKS = (2**31 - 1, 65535, 65535)
 """The largest CUDA grid in x, y and z."""
 
 Constant = int | float | str | bool | None
-Argument = "Tensor | int | float"
 
 
 @dataclass(frozen=True)

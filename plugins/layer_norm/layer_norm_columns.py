@@ -46,7 +46,7 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
 
 OP = Op(
     "layer_norm_columns",
-    operands=(rows("x"), shared("w"), shared("b?")),
+    operands=(rows("x"), shared("w", wide=True), shared("b?", wide=True)),
     attrs={"start": "int", "heads": "int", "width": "int", "eps": "float", "weight_offset": "float"},
     stages=("cached",),
     infer=infer,

@@ -50,7 +50,7 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
 
 OP = Op(
     "layer_norm",
-    operands=(rows("x"), shared("w"), shared("b?")),
+    operands=(rows("x"), shared("w", wide=True), shared("b?", wide=True)),
     attrs={"eps": "float", "weight_offset": "float"},
     stages=("traced", "fused", "cached"),
     infer=infer,

@@ -62,7 +62,7 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
 _BATCH = (metadata("seq_starts"), metadata("context_lens"), metadata("block_tables"))
 OP = Op(
     "paged_attention",
-    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?")),
+    operands=(rows("q"), cache("cache"), *_BATCH, shared("sinks?", wide=True)),
     attrs={
         "layer": "int", "heads": "int", "kv_heads": "int", "head_dim": "int", "scale": "float", "window": "int",
         "softcap": "float",

@@ -20,14 +20,19 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """Returns float32 [T, N]."""
+    """Returns [T, N] of x's type."""
+    return product_type("quantized_linear", inputs)
+
+
+def product_type(name: str, inputs: Sequence[Value | None]) -> list[tuple[str, Shape]]:
+    """Returns the type of x w^T + bias. Raises GraphError, which names the op, for operands that do not fit."""
     x, w, bias = (*inputs, None)[:3]
     if x is None or w is None:
-        raise GraphError("quantized_linear: x and w must be present")
+        raise GraphError(f"{name}: x and w must be present")
     if w.rank != 2 or w.shape[1] != x.shape[-1]:
-        raise GraphError(f"quantized_linear: w must be [N, {x.shape[-1]}] for x {list(x.shape)}, got {list(w.shape)}")
+        raise GraphError(f"{name}: w must be [N, {x.shape[-1]}] for x {list(x.shape)}, got {list(w.shape)}")
     if bias is not None and bias.shape != w.shape[:1]:
-        raise GraphError(f"quantized_linear: bias must be [{w.shape[0]}], got {list(bias.shape)}")
+        raise GraphError(f"{name}: bias must be [{w.shape[0]}], got {list(bias.shape)}")
     return [(x.dtype, (*x.shape[:-1], w.shape[0]))]
 
 

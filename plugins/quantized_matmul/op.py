@@ -11,16 +11,11 @@ from typing import Any
 import numpy as np
 
 from tensorwright.engine_format.weight_layouts import BIAS, QUANTIZED
-from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import InPlace, Instruction, rows, shared
 from tensorwright.plugins.gated import ACTIVATIONS, gated
 from tensorwright.plugins.matmul import op as matmul
 from tensorwright.plugins.quantized_matmul import linear
 from tensorwright.plugins.rounding import round_to
-
-
-def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    return matmul.infer(inputs, {"epilogue": attrs["epilogue"], "n": attrs["n"]})
 
 
 def reference(inputs: Sequence[np.ndarray | None], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
@@ -39,7 +34,6 @@ INSTRUCTION = Instruction(
     number=13,
     operands=(rows("x"), shared("w", QUANTIZED), shared("bias?", BIAS), rows("residual?")),
     attrs={"format": "format", "epilogue": "int", "n": "int"},
-    infer=infer,
     reference=reference,
     kind="product",
     sums=True,

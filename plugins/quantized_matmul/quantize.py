@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorwright.engine_format.weight_formats import LANES, SCALE_BYTES, WeightFormat
+from tensorwright.plugins.packing import panels_of
 from tensorwright.plugins.quantized_matmul.fp8 import LARGEST, round_to_e4m3
 from tensorwright.plugins.rounding import from_bfloat16_bits, round_to, to_bfloat16_bits
 
@@ -123,15 +124,15 @@ def quantize_activations(x: np.ndarray, fmt: WeightFormat) -> Quantized:
 def pack(quantized: Quantized, fmt: WeightFormat, k: int) -> np.ndarray:
     """Returns uint8 [panels, panel bytes] in the layout of layout.h."""
     rows, groups, size = quantized.values.shape
-    panels = -(-rows // LANES)
+    panels = panels_of(rows)
     values = np.zeros((panels * LANES, groups, size), np.int8)
     scales = np.zeros((panels * LANES, groups), np.float32)
     values[:rows], scales[:rows] = quantized.values, quantized.scales
-    values = values.reshape(panels, LANES, groups, size)
+    by_panel = values.reshape(panels, LANES, groups, size)
     out = np.zeros((panels, fmt.panel_bytes(k)), np.uint8)
     for i in range(groups):
         at = (i // 2 + 1) * SCALE_BYTES + i * fmt.group_bytes(k)
-        out[:, at : at + fmt.group_bytes(k)] = _lines(values[:, :, i], fmt).reshape(panels, -1)
+        out[:, at : at + fmt.group_bytes(k)] = _lines(by_panel[:, :, i], fmt).reshape(panels, -1)
         bits = scales.reshape(panels, LANES, groups)[:, :, i]
         stored = np.ascontiguousarray(to_bfloat16_bits(bits) if fmt.group else bits).view(np.uint8)
         at = i // 2 * (SCALE_BYTES + 2 * fmt.group_bytes(k)) + i % 2 * 32

@@ -15,22 +15,16 @@ from tensorwright.engine_format.weight_formats import W8A8, WeightFormat
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Op, rows, shared
+from tensorwright.plugins.quantized_matmul.linear import product_type
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, dequantized, quantize_weights
 from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns [T, N] of x's type."""
-    x, w, bias = (*inputs, None)[:3]
-    if x is None or w is None:
-        raise GraphError("weight_only_linear: x and w must be present")
     if attrs["format"] == W8A8:
         raise GraphError("weight_only_linear: the format must leave activations as they are, and w8a8 does not")
-    if w.rank != 2 or w.shape[1] != x.shape[-1]:
-        raise GraphError(f"weight_only_linear: w must be [N, {x.shape[-1]}] for x {list(x.shape)}, got {list(w.shape)}")
-    if bias is not None and bias.shape != w.shape[:1]:
-        raise GraphError(f"weight_only_linear: bias must be [{w.shape[0]}], got {list(bias.shape)}")
-    return [(x.dtype, (*x.shape[:-1], w.shape[0]))]
+    return product_type("weight_only_linear", inputs)
 
 
 def restored(w: np.ndarray | Quantized, fmt: WeightFormat, k: int, act_dtype: str) -> np.ndarray:
@@ -50,7 +44,7 @@ def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> l
 
 OP = Op(
     "weight_only_linear",
-    operands=(rows("x"), shared("w"), shared("bias?")),
+    operands=(rows("x"), shared("w", wide=True), shared("bias?")),
     attrs={"format": "format"},
     stages=("cached",),
     infer=infer,

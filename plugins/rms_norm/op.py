@@ -41,7 +41,7 @@ def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -
 
 OP = Op(
     "rms_norm",
-    operands=(rows("x"), shared("w")),
+    operands=(rows("x"), shared("w", wide=True)),
     attrs={"eps": "float", "weight_offset": "float"},
     infer=infer,
     reference=reference,

@@ -40,7 +40,7 @@ def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -
 
 OP = Op(
     "rms_norm_columns",
-    operands=(rows("x"), shared("w")),
+    operands=(rows("x"), shared("w", wide=True)),
     attrs={"start": "int", "heads": "int", "eps": "float", "weight_offset": "float"},
     stages=("cached",),
     infer=infer,
@@ -53,7 +53,6 @@ INSTRUCTION = Instruction(
     number=10,
     operands=(rows("x"), shared("w", RAW)),
     attrs=OP.attrs,
-    infer=infer,
     reference=reference,
     sums=True,
     in_place=(InPlace("y", ("x",)),),

@@ -7,23 +7,21 @@ scale for each head (plugins/paged_attention/quantize.py). Without a table rotar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorwright.errors import GraphError
-from tensorwright.ir.graph import Shape, Value
+from tensorwright.ir.graph import Shape
 from tensorwright.ir.records import Instruction, Op, cache, metadata, rows
 from tensorwright.plugins.rotary.op import rotate
 from tensorwright.plugins.rounding import round_to
 
 
-def infer(inputs: list[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
+def infer(inputs: Sequence[Any], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns qkv's type for q, and a kv state for cache'."""
     qkv, table, slots, cache = inputs
-    assert qkv is not None
-    assert slots is not None
-    assert cache is not None
     heads, kv_heads, head_dim = attrs["heads"], attrs["kv_heads"], attrs["head_dim"]
     if qkv.rank != 2 or qkv.shape[1] != (heads + 2 * kv_heads) * head_dim:
         raise GraphError(

@@ -34,7 +34,7 @@ def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -
 
 OP = Op(
     "rotary_table",
-    operands=(rows("positions"), shared("inv_freq")),
+    operands=(rows("positions"), shared("inv_freq", wide=True)),
     results=(rows("table"),),
     attrs={"scale": "float"},
     infer=infer,
@@ -48,6 +48,5 @@ INSTRUCTION = Instruction(
     operands=(metadata("positions"), shared("inv_freq", RAW)),
     results=OP.results,
     attrs=OP.attrs,
-    infer=infer,
     reference=reference,
 )

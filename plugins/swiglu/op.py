@@ -48,6 +48,5 @@ INSTRUCTION = Instruction(
     results=(rows("y", narrow=True),),
     attrs=OP.attrs,
     words={"activation": ACTIVATIONS},
-    infer=infer,
     reference=reference,
 )

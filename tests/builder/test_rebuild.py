@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -126,11 +127,22 @@ def test_another_checkpoint_is_refused_with_what_differs(plain, tmp_path):
     refused(plain, tmp_path / "out", CheckpointError, r"is not the checkpoint .*model.safetensors differ", model=other)
 
 
-def test_a_graph_that_cannot_be_read(keeper, tmp_path):
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (r"(?s).*", "graph {", "text in double quotes was expected"),
+        (r"  fact kv_layers = .*\n", "", "the graph lacks the fact kv_layers"),
+        (r"fact kv_layers = .*", "fact kv_layers = 7", "it must be a list of dicts"),
+        (r"  fact max_seq_len = .*\n", "", "the graph lacks the fact max_seq_len"),
+    ],
+)
+def test_a_graph_that_cannot_be_read(keeper, tmp_path, old, new, why):
     broken = tmp_path / "broken"
     shutil.copytree(keeper, broken)
-    (broken / "graph.txt").write_text("graph {")
-    refused(broken, tmp_path / "out", EngineError, "graph.txt: not a graph that this version builds from")
+    text = (broken / "graph.txt").read_text()
+    (broken / "graph.txt").write_text(re.sub(old, new, text, count=1))
+    message = f"(?s)graph.txt: not a graph that this version builds from .*{why}"
+    refused(broken, tmp_path / "out", EngineError, message)
 
 
 def test_it_needs_no_transformers(keeper, tmp_path):

@@ -15,7 +15,7 @@ from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.errors import GraphError
 from tensorwright.ir import Graph
 from tensorwright.ir.graph import Value
-from tensorwright.ir.interpret import interpret, interpret_values
+from tensorwright.ir.interpret import interpret, run
 from tensorwright.ir.interpret_ops import COMPOUND_RULES, RULES
 from tensorwright.ir.ops import emit, find_spec, op_names
 from tensorwright.ir.parse import parse_graph
@@ -198,7 +198,8 @@ def test_weights_constants_and_symbols():
 
 
 def test_all_values_by_name():
-    values = interpret_values(parse_graph(GRAPH), {"ids": torch.tensor([[1]])}, lambda e: TABLE)
+    found = run(parse_graph(GRAPH), {"ids": torch.tensor([[1]])}, lambda e: TABLE)
+    values = {value.name: data for value, data in found}
     assert set(values) == {"ids", "x", "y", "n", "z"}
     assert values["n"].item() == 2
 

@@ -165,6 +165,9 @@ def test_what_no_kernel_does_is_refused():
     with pytest.raises(LoweringError, match=r"%y \(sin .* in mlp.act\) has no kernel on target cpu") as error:
         lower_to_cpu(graph)
     assert "^^^" in str(error.value)
+    known = str(error.value).split("the ops with one are ")[1].split("\n")[0].split(", ")
+    assert {"linear", "quantized_linear", "add_rms_norm", "swiglu", "add"} <= set(known)
+    assert not {"sin", "matmul", "elementwise"} & set(known), "names of ops, not of instructions"
 
 
 BOTH = BODY + "  %z: float32[tokens, 8] = add(%n, %x) in odd\n"

@@ -4,7 +4,8 @@ import pytest
 
 from support.pass_graphs import graph_of
 from tensorwright.errors import PassError
-from tensorwright.ir.ops import SOURCES, instructions
+from tensorwright.ir.graph import SOURCES
+from tensorwright.ir.ops import instructions
 from tensorwright.passes.plan_memory import ALIGNMENT, plan_memory
 from tensorwright.runtime import _testing
 

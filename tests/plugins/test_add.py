@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorwright.errors import GraphError
-from tensorwright.ir.graph import Value
 from tensorwright.plugins.add import op
 
 pytestmark = pytest.mark.computes
@@ -18,10 +16,3 @@ def test_adds_in_float32() -> None:
     (y,) = op.reference([a, b], {}, "bfloat16")
     assert y.dtype == np.float32
     assert y.tolist() == [[3.0, 2.0**24]]  # 2^24 + 1 is a tie in float32 and rounds to even
-
-
-def test_infer() -> None:
-    x = Value("x", "float32", ("tokens", 8))
-    assert op.infer([x, Value("r", "float32", ("tokens", 8))], {}) == [("float32", ("tokens", 8))]
-    with pytest.raises(GraphError, match=r"one shape, got \['tokens', 8\] and \['tokens', 4\]"):
-        op.infer([x, Value("r", "float32", ("tokens", 4))], {})

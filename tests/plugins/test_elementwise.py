@@ -10,7 +10,6 @@ import pytest
 from support.made_matmul import UNIT, same_bits
 from support.sweep import sweep
 from tensorwright.errors import GraphError
-from tensorwright.ir.graph import Value
 from tensorwright.plugins.elementwise import op
 from tensorwright.plugins.rounding import to_bfloat16_bits
 from tensorwright.runtime import _testing
@@ -107,10 +106,3 @@ def test_bfloat16_results(index: int) -> None:
 def test_what_no_kernel_can_run_is_refused(program: str, fault: str) -> None:
     with pytest.raises(GraphError, match=fault):
         op.encode(program)
-
-
-def test_shapes() -> None:
-    x, other = Value("x", "float32", ("tokens", 8)), Value("o", "float32", ("tokens", 4))
-    assert op.infer([x], {"program": "x0 neg"}) == [("float32", ("tokens", 8))]
-    with pytest.raises(GraphError, match="every x must have the shape"):
-        op.infer([x, other], {"program": "x0 x1 add"})

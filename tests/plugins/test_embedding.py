@@ -7,8 +7,7 @@ import pytest
 
 from support.made_matmul import same_bits, stored, widened
 from support.sweep import sweep
-from tensorwright.errors import GraphError, InvalidOptionError
-from tensorwright.ir.graph import Value
+from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.embedding import op
 from tensorwright.runtime import _testing
 
@@ -46,10 +45,3 @@ def test_refuses_ids_outside_the_table() -> None:
     for bad in (-1, 16):
         with pytest.raises(InvalidOptionError):
             _testing.run_embedding(0, 0, np.array([bad], np.int32), packed, np.zeros((1, 4), np.float32))
-
-
-def test_type_of_the_result() -> None:
-    table, ids = Value("t", "bfloat16", (100, 8)), Value("i", "int32", ("tokens",))
-    assert op.infer([table, ids], {"scale": 1.0}) == [("float32", ("tokens", 8))]
-    with pytest.raises(GraphError, match="table must be"):
-        op.infer([ids, ids], {"scale": 1.0})

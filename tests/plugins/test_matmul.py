@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from support.made_matmul import Matmul, kernel_params, same_bits, stored, widened
 from support.sweep import sweep
-from tensorwright.errors import GraphError, InvalidOptionError, IsaError
-from tensorwright.ir.graph import Value
+from tensorwright.errors import InvalidOptionError, IsaError
 from tensorwright.plugins import packing
 from tensorwright.plugins.matmul import op
 from tensorwright.plugins.rounding import to_bfloat16_bits
@@ -188,27 +187,3 @@ class TestBindings:
         made = Matmul(0, 2, 20, 8)
         with pytest.raises((InvalidOptionError, IsaError)):
             made.run(99)
-
-
-class TestTypes:
-    def value(self, *shape: int, dtype: str = "bfloat16") -> Value:
-        return Value("v", dtype, shape)
-
-    def test_plain_gives_float32_and_swiglu_the_activation_type(self) -> None:
-        inputs = [self.value(3, 8), self.value(20, 8), None, None]
-        assert op.infer(inputs, {"epilogue": 0, "n": 20}) == [("float32", (3, 20))]
-        assert op.infer(inputs, {"epilogue": 1, "n": 10}) == [("bfloat16", (3, 10))]
-
-    @pytest.mark.parametrize(
-        ("shapes", "attrs", "message"),
-        [
-            ([(3, 8), (20, 9)], {"epilogue": 0, "n": 20}, "w must be"),
-            ([(3, 8), (20, 8), (19,)], {"epilogue": 0, "n": 20}, "bias must be"),
-            ([(3, 8), (20, 8), None, (3, 19)], {"epilogue": 0, "n": 20}, "residual must be"),
-            ([(3, 8), (20, 8)], {"epilogue": 5, "n": 20}, "epilogue must be"),
-            ([(3, 8), None], {"epilogue": 0, "n": 20}, "must be present"),
-        ],
-    )
-    def test_refuses(self, shapes: list[tuple[int, ...] | None], attrs: dict[str, int], message: str) -> None:
-        with pytest.raises(GraphError, match=message):
-            op.infer([None if s is None else self.value(*s) for s in shapes], attrs)

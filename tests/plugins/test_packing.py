@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorwright.plugins.packing import LANES, pack_panels, panel_bytes, panels_of, unpack_panels
+from tensorwright.engine_format.weight_formats import LANES
+from tensorwright.plugins.packing import pack_panels, panel_bytes, panels_of, unpack_panels
 
 pytestmark = pytest.mark.computes
 

@@ -12,7 +12,7 @@ from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, WEIG
 from tensorwright.engine_format.weight_layouts import RAW
 from tensorwright.errors import GraphError
 from tensorwright.ir import ops
-from tensorwright.ir.graph import Graph
+from tensorwright.ir.graph import SOURCES, Graph
 from tensorwright.ir.interpret import interpret
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.records import InPlace, Instruction, Op, cache, metadata, rows, shared
@@ -113,7 +113,7 @@ def test_an_operation_is_its_record() -> None:
         (result,) = interpret(each, ids, weights)
         np.testing.assert_array_equal(result.numpy(), wanted)
     plan_memory(lowered)
-    _, added, ramp, _ = (node.attrs["buffers"] for node in lowered.nodes if node.op not in ops.SOURCES)
+    _, added, ramp, _ = (node.attrs["buffers"] for node in lowered.nodes if node.op not in SOURCES)
     assert ramp == added, "y takes the memory of x"
     lowered.facts.update(vocab_size=5, max_seq_len=8, block_size=16, kv_layers=[])
     data = emit_cpu_plan(lowered, Source()).data
@@ -133,7 +133,7 @@ def test_an_operation_stands_in_the_generated_table() -> None:
 def instructions_of(data: bytes, graph: Graph) -> bytes:
     """The bytes behind the header, the buffers and the weights, for all nodes that compute."""
     begin = HEADER.size + BUFFER.size * len(graph.facts.buffers) + WEIGHT.size * len(graph.find("weight"))
-    return data[begin : begin + INSTRUCTION.size * sum(node.op not in ops.SOURCES for node in graph.nodes)]
+    return data[begin : begin + INSTRUCTION.size * sum(node.op not in SOURCES for node in graph.nodes)]
 
 
 @pytest.mark.usefixtures("with_ramp")

@@ -20,7 +20,7 @@ from tensorwright.builder.emit.onnx.weights_source import as_array
 from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import InvalidOptionError, LoweringError
-from tensorwright.ir.graph import Graph, Node, Value
+from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import kind_of
 from tensorwright.models.checkpoint import Checkpoint
 
@@ -75,7 +75,7 @@ class PluginEmitter:
         """Emits the whole graph."""
         self._inputs()
         for node in self.graph.nodes:
-            if node.op in ("weight", "constant", "input"):
+            if node.op in SOURCES:
                 continue
             handler = HANDLERS.get(node.op) or HANDLERS_OF_KINDS.get(kind_of(node.op))
             if handler is None:

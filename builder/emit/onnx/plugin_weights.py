@@ -17,13 +17,12 @@ import numpy as np
 from tensorwright.builder.emit.onnx.model_file import stored_bytes
 from tensorwright.builder.emit.onnx.weights_source import Weights, expression_of, in_type, initializer_name, scales_of
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
-from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.graph import Value
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import Tensor, convert
 from tensorwright.models.read_weights import read_part
-from tensorwright.plugins.packing import LANES
 from tensorwright.plugins.quantized_matmul.fp8 import from_codes, to_codes
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, fp8_scales, unpack
 

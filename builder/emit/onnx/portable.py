@@ -16,7 +16,7 @@ from tensorwright.builder.emit.onnx.model_file import CONTRIB, ELEMENTWISE_NAMES
 from tensorwright.builder.emit.onnx.portable_model import PortableModel
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import LoweringError
-from tensorwright.ir.graph import Graph, Node
+from tensorwright.ir.graph import SOURCES, Graph, Node
 from tensorwright.ir.ops import kind_of
 from tensorwright.models.checkpoint import Checkpoint
 
@@ -29,7 +29,7 @@ def emit_portable(graph: Graph, checkpoint: Checkpoint, dtype: str) -> PortableM
     e = PortableModel(graph, checkpoint, dtype)
     _inputs(e)
     for node in graph.nodes:
-        if node.op in ("weight", "constant", "input", "rotary_table", "rotary_kv_write", *COLUMN_NORMS):
+        if node.op in (*SOURCES, "rotary_table", "rotary_kv_write", *COLUMN_NORMS):
             continue
         handler = HANDLERS.get(node.op) or HANDLERS_OF_KINDS.get(kind_of(node.op))
         if handler is None:

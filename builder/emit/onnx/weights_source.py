@@ -14,14 +14,13 @@ from tensorwright.builder.emit.onnx.model_file import ModelFile, stored_bytes
 from tensorwright.builder.emit.quantization_record import StoredMatrix, Use, make_record, matrix_of, place_of, role_of
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
 from tensorwright.builder.measure.metrics import rounded
-from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.errors import BuildError, CheckpointError, LoweringError
 from tensorwright.ir.graph import Graph, Value
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import Tensor, convert
 from tensorwright.models.read_weights import evaluate_rows
-from tensorwright.plugins.packing import LANES
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, unpack
 
 _CHUNK_BYTES = 8 << 20
