@@ -159,13 +159,19 @@ def step_inputs(groups: int) -> tuple[IoTensor, ...]:
 
 def page_inputs(layers: tuple[KvLayer, ...], kv_dtype: str, block_size: int) -> tuple[IoTensor, ...]:
     """Returns the KV cache, layer by layer: k_pages.L and v_pages.L, and for int8 k_scales.L and v_scales.L."""
-    found = []
-    for index, layer in enumerate(layers):
-        rows = (f"pages.{layer.group}", layer.kv_heads, block_size)
-        found += [IoTensor(f"{k}_pages.{index}", kv_dtype, (*rows, layer.head_dim)) for k in "kv"]
-        if kv_dtype == "int8":
-            found += [IoTensor(f"{k}_scales.{index}", "float32", rows) for k in "kv"]
-    return tuple(found)
+    return tuple(
+        page
+        for index, layer in enumerate(layers)
+        for page in layer_pages(index, layer.group, (layer.kv_heads, block_size, layer.head_dim), kv_dtype)
+    )
+
+
+def layer_pages(index: int, group: int, block: tuple[int, int, int], dtype: str) -> list[IoTensor]:
+    """Returns the cache of layer `index`. block: [heads, positions, head_dim] of one block."""
+    rows = (f"pages.{group}", *block[:2])
+    pages = [IoTensor(f"{k}_pages.{index}", dtype, (*rows, block[2])) for k in "kv"]
+    scales = [IoTensor(f"{k}_scales.{index}", "float32", rows) for k in "kv"] if dtype == "int8" else []
+    return pages + scales
 
 
 def outputs_of(pages: tuple[IoTensor, ...], vocab_size: int) -> tuple[IoTensor, ...]:

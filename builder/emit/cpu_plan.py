@@ -18,6 +18,7 @@ from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable
 from tensorwright.engine_format.dtypes import NUMBERS
 from tensorwright.engine_format.weight_layouts import RAW, WeightLayout
 from tensorwright.errors import BuildError, LoweringError
+from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import SOURCES, Graph, Node, Value
 from tensorwright.ir.ops import instructions
 from tensorwright.ir.records import MAX_FLOATS, MAX_INS, MAX_INTS, MAX_OUTS, MAX_WEIGHTS, Instruction
@@ -145,51 +146,57 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
     Raises LoweringError, which names the node, for a node without a record, and BuildError for a missing fact.
     """
     _check(graph)
-    facts = graph.facts
     emitter = _Emitter(graph, WeightTable(source))
     nodes = [n for n in graph.nodes if n.op not in SOURCES]
     instructions = b"".join(emitter.instruction(node) for node in nodes)
-    dtype = NUMBERS[facts.dtype]
-    layers = facts.kv_layers
-    kv_layers = [
-        KV_LAYER.pack(
-            layer.group,
-            layer.kv_heads,
-            layer.head_dim,
-            NUMBERS[layer.dtype_or(facts.dtype)],
-            layer.window,
-            0,
-        )
-        for layer in layers
-    ]
-    buffers = [BUFFER.pack(KINDS[b.kind], NUMBERS[b.dtype], b.cols, b.stride, b.offset) for b in facts.buffers]
-    weights = [
+    weights = b"".join(
         WEIGHT.pack(NUMBERS[w.key.dtype], w.layout_number, w.n, w.k, w.offset, w.bytes, emitter.name(w.name), w.group)
         for w in emitter.weights.plans
-    ]
-    tables = b"".join([*kv_layers, *buffers, *weights, instructions, bytes(emitter.names)])
-    header = HEADER.pack(
+    )
+    tables = _kv_layers(graph.facts) + _buffers(graph.facts) + weights + instructions + bytes(emitter.names)
+    return CpuPlan(_header(emitter, len(nodes), len(tables)) + tables, emitter.weights)
+
+
+def _kv_layers(facts: Facts) -> bytes:
+    return b"".join(
+        KV_LAYER.pack(
+            layer.group, layer.kv_heads, layer.head_dim, NUMBERS[layer.dtype_or(facts.dtype)], layer.window, 0
+        )
+        for layer in facts.kv_layers
+    )
+
+
+def _buffers(facts: Facts) -> bytes:
+    return b"".join(
+        BUFFER.pack(KINDS[buffer.kind], NUMBERS[buffer.dtype], buffer.cols, buffer.stride, buffer.offset)
+        for buffer in facts.buffers
+    )
+
+
+def _header(emitter: _Emitter, instructions: int, table_bytes: int) -> bytes:
+    """Returns the header of a plan whose tables have `table_bytes` bytes."""
+    facts = emitter.graph.facts
+    return HEADER.pack(
         MAGIC,
         VERSION,
         HEADER.size,
-        HEADER.size + len(tables),
+        HEADER.size + table_bytes,
         emitter.weights.total_bytes,
         facts.vocab_size,
         facts.max_seq_len,
         facts.block_size,
-        dtype,
-        len(kv_layers),
-        1 + max((layer.group for layer in layers), default=-1),
-        len(buffers),
-        len(weights),
-        len(nodes),
+        NUMBERS[facts.dtype],
+        len(facts.kv_layers),
+        1 + max((layer.group for layer in facts.kv_layers), default=-1),
+        len(facts.buffers),
+        len(emitter.weights.plans),
+        instructions,
         len(emitter.names),
-        emitter.buffer_of[graph.outputs[0]],
+        emitter.buffer_of[emitter.graph.outputs[0]],
         0,
         facts.token_arena_bytes,
         facts.row_arena_bytes,
     )
-    return CpuPlan(header + tables, emitter.weights)
 
 
 def _check(graph: Graph) -> None:

@@ -86,8 +86,8 @@ class PluginEmitter:
         self._outputs()
 
     def _inputs(self) -> None:
-        for name, dtype, shape in inputs_of(self.graph.facts, self.dtype):
-            self.model.input(name, dtype, shape)
+        for tensor in inputs_of(self.graph.facts, self.dtype):
+            self.model.input(tensor.name, tensor.dtype, tensor.shape)
         for value in self.graph.inputs:
             if value.dtype == "kv":
                 layer = value.name.removeprefix("kv_cache.")
@@ -102,8 +102,8 @@ class PluginEmitter:
         wide = self.kinds[logits] == "float32"
         op, to = ("Identity", None) if wide else ("Cast", TYPES["float32"])
         self.model.node(op, [self.names[logits]], scope="", outputs=["logits"], to=to)
-        for name, dtype, shape in outputs_of(self.graph.facts, self.dtype):
-            self.model.output(name, dtype, shape)
+        for tensor in outputs_of(self.graph.facts, self.dtype):
+            self.model.output(tensor.name, tensor.dtype, tensor.shape)
 
     # -- methods for the handlers -----------------------------------------------------------------------------------
 

@@ -1,24 +1,12 @@
-"""Names the plugin form's inputs and outputs, with types and shapes, for the model and for the executor of its engine.
-
-G stands for the number of a cache group, L for that of a layer.  Unused entries of block_tables are -1.
-"""
+"""Describes the inputs and outputs of the plugin form, which engine_format/tensorrt_manifest.py names."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tensorwright.engine_format import tensorrt_manifest
+from tensorwright.engine_format.tensorrt_manifest import IoTensor, layer_pages, step_inputs
 from tensorwright.ir.facts import Facts
-
-Tensor = tuple[str, str, tuple[int | str, ...]]
-"""(name, element type, shape)."""
-
-STEP: tuple[Tensor, ...] = (
-    ("token_ids", "int32", ("tokens",)),
-    ("positions", "int32", ("tokens",)),
-    ("seq_starts", "int32", ("seqs + 1",)),
-    ("context_lens", "int32", ("seqs",)),
-    ("logit_rows", "int32", ("rows",)),
-)
 
 
 def groups_of(facts: Facts) -> list[dict[str, Any]]:
@@ -29,30 +17,25 @@ def groups_of(facts: Facts) -> list[dict[str, Any]]:
     return [{"window": layers[found[0]].window, "layers": found} for found in members]
 
 
-def inputs_of(facts: Facts, dtype: str) -> list[Tensor]:
+def inputs_of(facts: Facts, dtype: str) -> list[IoTensor]:
     """Returns all inputs, in order."""
-    found = list(STEP)
-    for group in range(len(groups_of(facts))):
-        found.append((f"block_tables.{group}", "int32", ("seqs", f"max_blocks.{group}")))
-        found.append((f"slots.{group}", "int32", ("tokens",)))
-    return found + cache_tensors(facts, dtype, "")
+    return [*step_inputs(len(groups_of(facts))), *pages_of(facts, dtype)]
 
 
-def outputs_of(facts: Facts, dtype: str) -> list[Tensor]:
+def outputs_of(facts: Facts, dtype: str) -> list[IoTensor]:
     """Returns the outputs: the logits, and the cache."""
-    return [("logits", "float32", ("rows", facts.vocab_size)), *cache_tensors(facts, dtype, "_out")]
+    return list(tensorrt_manifest.outputs_of(tuple(pages_of(facts, dtype)), facts.vocab_size))
 
 
-def cache_tensors(facts: Facts, dtype: str, ending: str) -> list[Tensor]:
+def pages_of(facts: Facts, dtype: str) -> list[IoTensor]:
     """Returns the pages of every layer, each followed by its scales if the cache is int8."""
-    found: list[Tensor] = []
-    for layer, cache in enumerate(facts.kv_layers):
-        page = (f"pages.{cache.group}", cache.kv_heads, facts.block_size)
-        kind = cache.dtype_or(dtype)
-        found += [(f"{name}_pages{ending}.{layer}", kind, (*page, cache.head_dim)) for name in "kv"]
-        if kind == "int8":
-            found += [(f"{name}_scales{ending}.{layer}", "float32", page) for name in "kv"]
-    return found
+    return [
+        page
+        for index, cache in enumerate(facts.kv_layers)
+        for page in layer_pages(
+            index, cache.group, (cache.kv_heads, facts.block_size, cache.head_dim), cache.dtype_or(dtype)
+        )
+    ]
 
 
 def describe_io(facts: Facts, dtype: str) -> dict[str, Any]:
@@ -61,8 +44,8 @@ def describe_io(facts: Facts, dtype: str) -> dict[str, Any]:
     inputs and outputs: [{"name", "dtype", "shape"}].
     """
 
-    def described(tensors: list[Tensor]) -> list[dict[str, Any]]:
-        return [{"name": name, "dtype": kind, "shape": list(shape)} for name, kind, shape in tensors]
+    def described(tensors: list[IoTensor]) -> list[dict[str, Any]]:
+        return [{"name": one.name, "dtype": one.dtype, "shape": list(one.shape)} for one in tensors]
 
     return {
         "dtype": dtype,

@@ -72,7 +72,7 @@ def make_manifest(
 ) -> Manifest:
     """Returns the manifest without the library's version, which the child reports.
 
-    Raises BuildError if the file's tensors are not those of plugin_io.py.
+    Raises BuildError if the file's tensors are not those of the manifest.
     """
     layers = tuple(KvLayer(one.group, one.kv_heads, one.head_dim) for one in facts.kv_layers)
     windows = {one.group: one.window for one in facts.kv_layers}
