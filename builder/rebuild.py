@@ -28,6 +28,7 @@ from tensorwright.builder.target.interface import find_target
 from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.engine_format.file_names import GRAPH, KEPT_WEIGHTS
 from tensorwright.errors import CheckpointError, EngineError, GraphError, InvalidOptionError
+from tensorwright.ir.facts import QUANTIZATION
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.verify import verify
@@ -154,7 +155,7 @@ def plain_graph(graph: Graph) -> Graph:
     graph.restart_names()
     facts = graph.facts
     facts.kv_layers = [replace(layer, dtype="") for layer in facts.kv_layers]
-    del facts.kv_cache_dtype, facts.activations, facts.quantize
+    facts.clear(*QUANTIZATION)
     return graph
 
 

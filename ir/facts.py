@@ -196,6 +196,11 @@ class Facts:
         for name in names:
             getattr(self, name)
 
+    def clear(self, *names: str) -> None:
+        """Takes these facts away."""
+        for name in names:
+            delattr(self, name)
+
     def copy(self) -> Facts:
         """Returns facts of their own; the values of facts are never changed in place."""
         return Facts(**self.set_facts)
@@ -224,6 +229,8 @@ class Facts:
         return f"Facts({', '.join(f'{name}={value!r}' for name, value in self.set_facts.items())})"
 
 
+QUANTIZATION = ("kv_cache_dtype", "activations", "quantize")
+"""The facts that ask the passes for quantization."""
 DECLARED: Mapping[str, Fact[Any]] = {name: fact for name, fact in vars(Facts).items() if isinstance(fact, Fact)}
 
 
