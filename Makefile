@@ -24,7 +24,9 @@ DURATIONS ?= --durations=30 --durations-min=2
 # What the tests of the other targets need, about 600 MB. GPU_EXTRAS= leaves it out, and those tests are skipped with the reason.
 GPU_EXTRAS ?= onnx,gpu,tensorrt-rtx
 comma := ,
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+# A module becomes bytecode when it is first imported: most of torch never is, and compiling it all takes half a minute.
+INSTALL := --disable-pip-version-check install -q --no-compile
+PIP := $(BIN)/python -m pip $(INSTALL) -c constraints.txt
 NATIVE := $(shell find runtime plugins -name '*.cc' -o -name '*.h' 2>/dev/null)
 TRITON_PIP := $(TRITON_VENV)/bin/python -m pip --disable-pip-version-check
 define TRITON_NEEDS
@@ -51,7 +53,7 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	@echo "== Setting up $(VENV): torch, transformers and the tools (about 1 GB, some minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps $(PIP_TORCH_ARGS) $(TORCH_SPEC)
+	@$(BIN)/python -m pip $(INSTALL) --no-deps $(PIP_TORCH_ARGS) $(TORCH_SPEC)
 	@$(PIP) scikit-build-core nanobind cmake ninja
 	@$(if $(findstring tensorrt-rtx,$(GPU_EXTRAS)),$(PIP) 'tensorrt-rtx-cu13>=1.7$(comma)<2')
 	@touch $@
@@ -83,10 +85,10 @@ $(TRITON_VENV)/.installed: $(VENV)/.installed
 	@test -f $(TRITON_VENV)/unavailable || { \
 	  grep -v '^numpy==' constraints.txt > $(TRITON_VENV)/constraints.txt && \
 	  $(BIN)/python -c "$$TRITON_NEEDS" > $(TRITON_VENV)/requirements.txt && \
-	  $(TRITON_PIP) install -q -c $(TRITON_VENV)/constraints.txt -r $(TRITON_VENV)/requirements.txt && \
-	  $(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation --ignore-installed \
+	  $(TRITON_VENV)/bin/python -m pip $(INSTALL) -c $(TRITON_VENV)/constraints.txt -r $(TRITON_VENV)/requirements.txt && \
+	  $(BIN)/python -m pip $(INSTALL) --no-deps --no-build-isolation --ignore-installed \
 	    --prefix $(TRITON_VENV) -e . && \
-	  $(TRITON_PIP) install -q --no-deps $(TRITON_VENV)/wheels/*.whl && touch $@; }
+	  $(TRITON_VENV)/bin/python -m pip $(INSTALL) --no-deps $(TRITON_VENV)/wheels/*.whl && touch $@; }
 
 ifneq ($(filter triton-serve,$(MAKECMDGOALS)),)
 ifeq ($(REPO),)
@@ -147,7 +149,7 @@ $(WHEEL_VENV)/.installed: $(VENV)/.installed $(PYTHON_FILES)
 	@test -x $(WHEEL_VENV)/bin/python || $(BIN)/python -m venv $(WHEEL_VENV)
 	@rm -rf build/wheel && $(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps --no-build-isolation \
 	  -w build/wheel .
-	@$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check install -q --no-deps --force-reinstall build/wheel/*.whl
+	@$(WHEEL_VENV)/bin/python -m pip $(INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 	@$(BIN)/python -c 'import sys; print(*(path for path in sys.path if "site-packages" in path), sep="\n")' > \
 	  $$($(WHEEL_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages-of-the-first.pth
 	@touch $@
@@ -166,9 +168,9 @@ $(LOWEST_VENV)/.installed: $(VENV)/.installed tests/support/lowest_versions.py
 	@test -x $(LOWEST_VENV)/bin/python || $(BIN)/python -m venv $(LOWEST_VENV)
 	@$(BIN)/python tests/support/lowest_versions.py > $(LOWEST_VENV)/lowest.txt
 	@$(BIN)/python tests/support/lowest_versions.py --beside constraints.txt > $(LOWEST_VENV)/constraints.txt
-	@$(LOWEST_VENV)/bin/python -m pip --disable-pip-version-check install -q -c $(LOWEST_VENV)/constraints.txt \
+	@$(LOWEST_VENV)/bin/python -m pip $(INSTALL) -c $(LOWEST_VENV)/constraints.txt \
 	  -r $(LOWEST_VENV)/lowest.txt $(LOWEST_TOOLS)
-	@$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation --ignore-installed \
+	@$(BIN)/python -m pip $(INSTALL) --no-deps --no-build-isolation --ignore-installed \
 	  --prefix $(LOWEST_VENV) -e .
 	@touch $@
 
