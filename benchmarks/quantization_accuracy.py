@@ -25,6 +25,7 @@ from tensorwright.builder.build import BLOCK_SIZE
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.measure.accuracy import engine_logits
 from tensorwright.builder.trace.export import trace_for_engine
+from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.passes.pipeline import run_pipeline
@@ -46,7 +47,7 @@ class Row:
     """One engine, and the sums over its positions."""
 
     name: str
-    files: Path
+    engine: Path
     size: int
     losses: list[float] = field(default_factory=list)
     divergences: list[float] = field(default_factory=list)
@@ -84,7 +85,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 def measure(rows: list[Row], ids: list[int]) -> None:
     """Adds one window to the sums. The first row is the reference. Engines run side by side, 32 positions at a time."""
     done = 0
-    for blocks in zip(*(engine_logits(row.files, ids) for row in rows), strict=True):
+    for blocks in zip(*(engine_logits(row.engine, ids) for row in rows), strict=True):
         following = ids[done + 1 : done + 1 + len(blocks[0])]
         exact = log_softmax(blocks[0])
         for row, logits in zip(rows, blocks, strict=True):
@@ -108,12 +109,12 @@ def build_all(model: Path, folder: Path) -> list[Row]:
             asked = {"quantize": None if spec is None else parse_spec(spec), "kv_cache_dtype": kv_cache}
             graph.facts.update(block_size=BLOCK_SIZE, **asked)
             plan = emit_cpu_plan(run_pipeline(graph).graph, checkpoint)
-            files = folder / str(len(rows))
-            files.mkdir()
-            (files / "plan.bin").write_bytes(plan.data)
-            with (files / "weights.bin").open("wb") as file:
+            engine = folder / str(len(rows))
+            (engine / CPU_PLAN).parent.mkdir(parents=True)
+            (engine / CPU_PLAN).write_bytes(plan.data)
+            with (engine / CPU_WEIGHTS).open("wb") as file:
                 plan.weights.stream(file)
-            rows.append(Row(name, files, plan.weights.total_bytes))
+            rows.append(Row(name, engine, plan.weights.total_bytes))
     return rows
 
 

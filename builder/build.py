@@ -94,9 +94,19 @@ def build(
     `out` is as it was before; only an interrupt may be raised when the whole engine is already at `out`.
     """
     options = BuildOptions(
-        target, dtype, max_seq_len, accuracy, quantize, kv_cache_dtype, keep_weights, activations,
-        tuple(sm), max_batch_size, max_num_tokens, int4_kernel,
-    )  # fmt: skip
+        target=target,
+        dtype=dtype,
+        max_seq_len=max_seq_len,
+        accuracy=accuracy,
+        quantize=quantize,
+        kv_cache_dtype=kv_cache_dtype,
+        keep_weights=keep_weights,
+        activations=activations,
+        sm=tuple(sm) if isinstance(sm, Sequence) else sm,
+        max_batch_size=max_batch_size,
+        max_num_tokens=max_num_tokens,
+        int4_kernel=int4_kernel,
+    )
     return build_engine_at(
         model, out, options, verify=verify, dump=dump, overwrite=overwrite, progress=progress, begin=begin
     )

@@ -59,7 +59,8 @@ def build_engine(
 
 @contextmanager
 def progress_bar(console: Console) -> Iterator[Any]:
-    """Gives the `progress` function for build(). It shows one line per phase if stdout is a terminal."""
+    """Gives the `progress` function for build(). It shows one line per phase if the console, which is
+    stderr for both commands, is a terminal."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     tasks: dict[str, TaskID] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:

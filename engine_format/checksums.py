@@ -98,6 +98,12 @@ def _parse(path: Path, line: str) -> tuple[str, FileSum]:
     return name, FileSum(digest, int(size))
 
 
+def verify_file(root: Path, name: str, expected: FileSum, texts: dict[str, bytes], marks: dict[str, FileMark]) -> None:
+    """Checks the size and the content of one file, as `verify_files` does."""
+    _check_sizes(root, {name: expected}, texts)
+    _check_content(root, name, expected, texts, marks)
+
+
 def verify_files(
     root: Path,
     files: Mapping[str, FileSum],

@@ -16,6 +16,7 @@ from tensorwright.engine_format.checksums import (
     check_unchanged,
     read_checksums,
     read_whole,
+    verify_file,
     verify_files,
 )
 from tensorwright.engine_format.engine_config import EngineConfig, check_format, checked_token_ids
@@ -57,11 +58,12 @@ class EngineFolder:
             raise EngineError(f"{root / CHECKSUMS}: does not list {CONFIG}; {REMEDY}")
         texts = {CONFIG: data}
         marks: dict[str, FileMark] = {}
-        verify_files(root, {CONFIG: files[CONFIG]}, "", texts, marks)
+        verify_file(root, CONFIG, files[CONFIG], texts, marks)
         engine = cls(root, EngineConfig.from_dict(values, config_path), files, texts, marks, created)
         target = TARGETS[engine.target]
         work = None if meanwhile is None else partial(meanwhile, engine)
-        verify_files(root, files, target.weights, texts, marks, work)
+        others = {name: file for name, file in files.items() if name != CONFIG}
+        verify_files(root, others, target.weights, texts, marks, work)
         for name in target.files:
             engine.file(name)
         engine.read_eos_token_ids()  # This raises if the ids are no token ids.

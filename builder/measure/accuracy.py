@@ -15,7 +15,7 @@ import numpy as np
 from tensorwright.builder.emit.cpu_weights import StoredPanels, WeightTable
 from tensorwright.builder.measure.interruptible import in_another_thread
 from tensorwright.builder.measure.metrics import Comparison
-from tensorwright.engine_format.file_names import TOKENIZER
+from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS, TOKENIZER
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.ir.graph import Graph, Node
 from tensorwright.ir.ops import find_spec
@@ -32,15 +32,15 @@ _TEXT = Path(__file__).with_name("text.txt")
 
 
 def measure_accuracy(
-    kind: str, checkpoint: Checkpoint, cpu_files: Path, traced: Graph, cached: Graph, weights: WeightTable
+    kind: str, checkpoint: Checkpoint, engine: Path, traced: Graph, cached: Graph, weights: WeightTable
 ) -> dict[str, Any]:
-    """Returns the record of the engine whose plan.bin and weights.bin are in `cpu_files`; kind "quick" or "full".
+    """Returns the record of the engine whose plan and weights are in the folder `engine`; kind "quick" or "full".
 
     `traced` and `cached` are the graphs that the engine was made from, at these stages. Raises
     MissingDependencyError if the C++ runtime is not built, CheckpointError if the tokenizer and the model disagree.
     """
-    panels = StoredPanels(weights, cpu_files / "weights.bin")
-    return measure_logits(kind, checkpoint, traced, cached, lambda ids: engine_logits(cpu_files, ids), panels=panels)
+    panels = StoredPanels(weights, engine / CPU_WEIGHTS)
+    return measure_logits(kind, checkpoint, traced, cached, lambda ids: engine_logits(engine, ids), panels=panels)
 
 
 def measure_logits(
@@ -114,7 +114,7 @@ def sample_ids(checkpoint: Checkpoint, count: int, vocab_size: int) -> tuple[lis
     return ids, "built-in text"
 
 
-def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:
+def engine_logits(engine: Path, ids: list[int]) -> Iterator[np.ndarray]:
     """Yields [up to 32, vocab] float32 logits of consecutive positions, with one sequence in the engine."""
     try:
         from tensorwright.runtime import _runtime
@@ -123,7 +123,7 @@ def engine_logits(cpu_files: Path, ids: list[int]) -> Iterator[np.ndarray]:
             "measuring accuracy runs the engine, and the C++ runtime is not built here; "
             "install tensorwright with its compiled module, or build with accuracy none"
         ) from error
-    executor = _runtime.CpuExecutor(str(cpu_files / "plan.bin"), str(cpu_files / "weights.bin"), 0, "map")
+    executor = _runtime.CpuExecutor(str(engine / CPU_PLAN), str(engine / CPU_WEIGHTS), 0, "map")
     facts = executor.facts()
     block = facts["block_size"]
     blocks = -(-len(ids) // block)

@@ -58,6 +58,4 @@ def measure(writer: EngineWriter, graphs: Graphs, checkpoint: Checkpoint, option
     from tensorwright.builder.measure.accuracy import measure_accuracy
 
     weights = emit_cpu_plan(graphs.lowered, checkpoint).weights  # finds each weight's offset in a moment
-    return measure_accuracy(
-        options.accuracy, checkpoint, writer.directory / "cpu", graphs.traced, graphs.cached, weights
-    )
+    return measure_accuracy(options.accuracy, checkpoint, writer.directory, graphs.traced, graphs.cached, weights)

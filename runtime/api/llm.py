@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, overload
 
-from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.engine_format.engine_config import is_engine
 from tensorwright.engine_format.file_names import CONFIG
+from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.options.build import BuildChoices
 from tensorwright.options.declare import find
@@ -343,8 +343,9 @@ def _path_of(model: str | Path) -> Path:
 
 def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | None]:
     """Opens the engine, or the cached engine of a model directory. Returns it with its lease in the cache, or None."""
-    choices.check()
-    if is_model(path):
+    first_use = is_model(path)
+    choices.check(first_use)
+    if first_use:
         cached = engine_for_model(path, choices)
         return open_cached(cached.path), cached.lease
     engine = open_engine(path, read_tokenizer=True)
@@ -356,11 +357,9 @@ def _check_built(engine: EngineDir, choices: BuildChoices) -> None:
     """Raises InvalidOptionError unless the engine was built as the choices say. A choice that is left out fits any
     engine."""
     path, dtype, quantize, cache = engine.path, choices.dtype, choices.quantize, choices.kv_cache_dtype
-    if dtype not in ("auto", *DTYPES):
-        raise InvalidOptionError(f"dtype must be one of auto, {', '.join(DTYPES)}, got {dtype!r}")
     if dtype not in ("auto", engine.dtype):
         raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
-    if quantize is not None and choices.quantize_spec not in engine.quantize_specs.values():
+    if quantize is not None and parse_spec(quantize) not in engine.quantize_specs.values():
         built = " or ".join(map(repr, engine.quantize_specs))
         built = f"built as {built}" if built else "without quantized weights"
         raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")

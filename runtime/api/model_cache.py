@@ -22,7 +22,7 @@ from tensorwright import durable
 from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError, reason
 from tensorwright.installing import install
-from tensorwright.options.build import BuildChoices
+from tensorwright.options.build import FIRST_USE, BuildChoices
 from tensorwright.runtime.api.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 
@@ -115,7 +115,7 @@ def _import_builder() -> Builder:
     # This is the only import of the builder in runtime/. It is lazy, so that running an engine needs no build packages.
     from tensorwright.builder.build import build
 
-    return lambda model, out, choices: build(model, out, target="cpu", **vars(choices))
+    return lambda model, out, choices: build(model, out, target=FIRST_USE.name, **vars(choices))
 
 
 def _lock(root: Path, key: str, *, alone: bool) -> IO[str]:

@@ -45,6 +45,8 @@ def kept_with(owner: Owner, make: Callable[[Owner], T]) -> T:
 
 def _computed_once(instance: Owner, name: str, compute: Callable[[Owner], T]) -> T:
     values = vars(instance)  # this dict can be written to even if the instance is a frozen dataclass
+    if name in values:  # a value that is there never changes, so reading it needs no lock
+        return values[name]
     with values.setdefault(_LOCK, threading.RLock()):  # setdefault is atomic, so all threads get the same lock
         if name not in values:
             values[name] = compute(instance)

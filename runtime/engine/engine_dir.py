@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 
+from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.engine_format.engine_config import ModelFacts
 from tensorwright.engine_format.engine_folder import EngineFolder
-from tensorwright.engine_format.file_names import CPU_PLAN, SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
+from tensorwright.engine_format.file_names import CONFIG, CPU_PLAN, SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.engine_format.template_files import read_templates
 from tensorwright.engine_format.weight_formats import QuantizeSpec
+from tensorwright.errors import EngineError
 from tensorwright.runtime.base.once import once
 from tensorwright.runtime.text.special_tokens import special_tokens
 from tensorwright.runtime.text.tokenizer import Tokenizer
@@ -63,6 +66,18 @@ class EngineDir(EngineFolder):
     def weights(self) -> Path:
         """The file that holds the weights, whatever the target."""
         return self.file(TARGETS[self.target].weights)
+
+    def require_same_build(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Raises EngineError if facts of another file of the engine differ from config.json.
+
+        name: the other file's. facts: its values, by the names of this class's properties.
+        """
+        for fact, value in facts.items():
+            if getattr(self, fact) != value:
+                raise EngineError(
+                    f"{self.path / CONFIG}: {fact} is {getattr(self, fact)}, but {value} in {name}: files of two "
+                    f"builds are mixed; {REMEDY}"
+                )
 
     @once
     def eos_token_ids(self) -> list[int]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.engine_format.targets import TARGETS
-from tensorwright.errors import EngineError, MissingDependencyError, OutOfMemoryError
+from tensorwright.errors import MissingDependencyError, OutOfMemoryError
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import EXECUTORS, require_cpu, resolve_options
 from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes, populated_bytes
@@ -99,14 +98,9 @@ def create_executor(engine: EngineDir, threads: int) -> _runtime.CpuExecutor:
 
 def _check_facts(engine: EngineDir, plan: dict[str, Any]) -> None:
     """Raises EngineError if config.json and the plan differ, because then they come from two builds."""
-    plan = {**plan, "kv_block_bytes": sum(plan["block_bytes"])}
-    plan_file = TARGETS[engine.target].files[-1]
-    for key in ("vocab_size", "max_seq_len", "block_size", "kv_block_bytes"):
-        if getattr(engine, key) != plan[key]:
-            raise EngineError(
-                f"{engine.path / 'config.json'}: {key} is {getattr(engine, key)}, but {plan[key]} in {plan_file}: "
-                f"files of two builds are mixed; {REMEDY}"
-            )
+    facts = {name: plan[name] for name in ("vocab_size", "max_seq_len", "block_size")}
+    sizes = {"kv_block_bytes": sum(plan["block_bytes"])}
+    engine.require_same_build(TARGETS[engine.target].files[-1], facts | sizes)
 
 
 def read_profile(engine: _runtime.Engine) -> dict[str, Any]:

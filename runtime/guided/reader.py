@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
 from tensorwright.errors import EngineStoppedError, TensorwrightError
 from tensorwright.runtime.base.once import kept_with
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.guided.params import GuidedDecodingParams
-from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
 
 THREAD = "tensorwright-vocabulary"
 """The name of the thread that reads a vocabulary while the engine starts, and then ends."""
@@ -26,6 +29,8 @@ class VocabularyReader:
     def get(self) -> GuidedVocabulary:
         """Returns the vocabulary. It reads the vocabulary, or waits for the thread that reads it. If reading fails,
         each call raises what GuidedVocabulary raises."""
+        from tensorwright.runtime.guided.vocabulary import GuidedVocabulary  # imports 40 modules, for guided requests
+
         with self._lock:
             if self._closed:
                 raise EngineStoppedError("the LLM was shut down; make a new one")

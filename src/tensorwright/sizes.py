@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import re
 from typing import Any
@@ -25,9 +26,9 @@ def parse_size(value: Any, name: str = "kv_cache_memory") -> int:
         return int(value)
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if match is not None and match[2].lower() in _UNITS:
-        size = int(float(match[1]) * _UNITS[match[2].lower()])
-        if size > 0:
-            return size
+        size = float(match[1]) * _UNITS[match[2].lower()]
+        if 1 <= size < math.inf:
+            return int(size)
     raise InvalidOptionError(f'{name} must be a positive number of bytes or a text like "512MiB", got {value!r}')
 
 

@@ -187,6 +187,8 @@ def test_wrong_options(tiny, tmp_path):
         ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype must be one of auto, int8, not 'bfloat16'"),
         ({"dtype": "float16"}, "dtype must be auto, float32 or bfloat16 on target cpu, not float16"),
         ({"accuracy": "high"}, "accuracy must be one of none, quick, full"),
+        ({"quantize": 5}, "quantize must be the names of formats, .*, not 5"),
+        ({"sm": 5}, "sm must be distinct whole numbers, such as 80 and 89, not 5"),
         ({"max_seq_len": 1}, "at least 2"),
         ({"max_seq_len": 129}, "at most the model's 128 positions, not 129"),
     ):

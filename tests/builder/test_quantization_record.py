@@ -156,7 +156,7 @@ def test_every_weight_is_read_twice_and_soon(built: dict, tied: Checkpoint, monk
     report = rewritten(tied, "int4,lm_head=w8a8")
     weights = emit_cpu_plan(report.graph, tied).weights
     traced = trace(tied, dtype="float32", max_seq_len=128)
-    record = measure_accuracy("quick", tied, Path(built["path"]) / "cpu", traced, report.cached_graph, weights)
+    record = measure_accuracy("quick", tied, Path(built["path"]), traced, report.cached_graph, weights)
     assert record == built["accuracy"]
     matrices = [name for name in tied.names if len(tied.shape(name)) == 2 and "embed" not in name]
     total = {name: sum(size for read, size in reads if read == name) for name in matrices}

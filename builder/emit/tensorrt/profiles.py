@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 from tensorwright.engine_format.tensorrt_manifest import IoTensor, KvLayer, Profile, Range, resolve
 from tensorwright.errors import InvalidOptionError
+from tensorwright.options.build import TENSORRT_BATCH_SIZE, TENSORRT_NUM_TOKENS
+from tensorwright.options.declare import find
+from tensorwright.options.engine import EngineFields
 
-DEFAULT_BATCH_SIZE = 64
-DEFAULT_NUM_TOKENS = 2048
-PROMPT_ROWS = 64
-"""Prompt positions of a step that may have logits, beside one row per sequence: LLM's default."""
+PROMPT_ROWS: int = find(EngineFields, "max_prompt_logprob_rows").default
+"""The prompt positions of a step that may have logits, beside one row per sequence."""
 MAX_ELEMENTS = 2**31 - 1
 """The most elements of one tensor. It bounds the number of pages of a layer."""
 
@@ -22,9 +23,9 @@ MAX_ELEMENTS = 2**31 - 1
 def make_limits(max_batch_size: int | None, max_num_tokens: int | None) -> tuple[int, int]:
     """Returns (sequences, tokens) of a step. Raises InvalidOptionError if a step has fewer tokens than sequences."""
     if max_num_tokens is None:
-        max_num_tokens = max(DEFAULT_NUM_TOKENS, max_batch_size or 0)
+        max_num_tokens = max(TENSORRT_NUM_TOKENS, max_batch_size or 0)
     if max_batch_size is None:
-        max_batch_size = min(DEFAULT_BATCH_SIZE, max_num_tokens)
+        max_batch_size = min(TENSORRT_BATCH_SIZE, max_num_tokens)
     if max_batch_size > max_num_tokens:
         raise InvalidOptionError(
             f"max_num_tokens must be at least max_batch_size, a token of every sequence: {max_num_tokens} is below "

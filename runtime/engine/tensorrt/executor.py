@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, MANIFEST_FILE, MODULES, Manifest
-from tensorwright.errors import DeviceError, EngineError, InvalidOptionError, OutOfMemoryError
+from tensorwright.errors import DeviceError, InvalidOptionError, OutOfMemoryError
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.tensorrt.cuda import Cuda, load_driver
 from tensorwright.runtime.engine.tensorrt.kv_pool import KvPool
@@ -46,14 +46,9 @@ def read_manifest(engine: EngineDir) -> Manifest:
     """Reads tensorrt/io.json. Raises EngineError if it is wrong, or differs from config.json."""
     manifest = Manifest.from_json(engine.text(MANIFEST_FILE), str(engine.path / MANIFEST_FILE))
     engine.file(ENGINE_FILE)
-    special = {"target": manifest.flavour, "kv_block_bytes": sum(manifest.block_bytes)}
-    for name in ("target", "dtype", "vocab_size", "max_seq_len", "block_size", "kv_block_bytes"):
-        written = special[name] if name in special else getattr(manifest, name)
-        if getattr(engine, name) != written:
-            raise EngineError(
-                f"{engine.path / 'config.json'}: {name} is {getattr(engine, name)}, but {written} in {MANIFEST_FILE}: "
-                "files of two builds are mixed; build the engine again"
-            )
+    facts = {name: getattr(manifest, name) for name in ("dtype", "vocab_size", "max_seq_len", "block_size")}
+    sizes = {"kv_block_bytes": sum(manifest.block_bytes)}
+    engine.require_same_build(MANIFEST_FILE, {"target": manifest.flavour} | facts | sizes)
     return manifest
 
 

@@ -8,17 +8,20 @@ from typing import Any
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
-from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
-from tensorwright.errors import InvalidOptionError
-from tensorwright.options.declare import At, Door, Rule, declare, find, options_in, same_as, whole_number
+from tensorwright.engine_format.weight_formats import DEFAULT_GROUP, GROUPS, parse_spec
+from tensorwright.options.declare import At, Door, Rule, check_values, declare, options_in, same_as, whole_number
 
-CPU_DTYPES = ("auto", *TARGETS["cpu"].dtypes)
-"""The dtypes of an engine that is built from a model directory: its target is cpu, which has no float16."""
+FIRST_USE = TARGETS["cpu"]
+"""The target of an engine that `run`, `serve` or `LLM` builds from a model directory on its first use."""
 ACCURACY = ("none", "quick", "full")
 ACTIVATIONS = ("auto", "int8")
 INT4_KERNELS = ("tensorrt", "plugin")
-MAX_TOKENS = 1 << 20
-"""The most tokens and sequences in a step of an engine with fixed limits."""
+MAX_STEP_TOKENS = 1 << 20
+"""The most tokens, and the most sequences, that a step of an engine with fixed limits can have."""
+TENSORRT_BATCH_SIZE = 64
+"""The sequences in a step that a TensorRT engine is built for, unless the build says another number."""
+TENSORRT_NUM_TOKENS = 2048
+"""The tokens in a step that a TensorRT engine is built for, unless the build says another number."""
 MAX_POSITIONS = 1 << 24
 """The longest sequence in tokens. runtime/core/plan/plan.cc has the same number."""
 DTYPE_METAVAR = f"[{'|'.join(DTYPE_CHOICES)}]"
@@ -27,16 +30,30 @@ ENGINES_OWN = At(AS_BUILT, default=None)
 """How `rebuild` shows an option whose value it takes from the engine."""
 
 _SPEC = (
-    "Quantize the weights: int4, int8 (in groups of 32 along K; int4:g64, int8:g128 name others: 32, 64, 128) or "
-    "w8a8 (one scale per output row, one per token). Embedding and lm_head follow, or have a FORMAT or none of their "
-    "own: int4:g64,lm_head=int8,embedding=none. See docs/quantization.md. [default: none, all in --dtype]"
+    f"Quantize the weights: int4, int8 (in groups of {DEFAULT_GROUP} along K; int4:g64, int8:g128 name others: "
+    f"{', '.join(map(str, GROUPS))}) or w8a8 (one scale per output row, one per token). Embedding and lm_head follow, "
+    "or have a FORMAT or none of their own: int4:g64,lm_head=int8,embedding=none. See docs/quantization.md. "
+    "[default: none, all in --dtype]"
 )
-_LIMIT = whole_number(f"a whole number from 1 to {MAX_TOKENS}", high=MAX_TOKENS)
+_LIMIT = whole_number(f"a whole number from 1 to {MAX_STEP_TOKENS}", high=MAX_STEP_TOKENS)
+_NAMES_FORMATS = Rule(
+    'the names of formats, as in "int4" or "w8a8,embedding=none"',
+    lambda value: isinstance(value, str) and bool(value.strip()),
+)
+_OF_FIRST_USE = At(
+    "Type of weights and activations of the engine that is built from a model directory.",
+    choices=("auto", *FIRST_USE.dtypes),
+)
+_FORMATS_OF_FIRST_USE = At(
+    "Formats of the weights of the engine that is built from a model directory, as in build-engine. [default: none]",
+    metavar="SPEC",
+)
+_CACHE_OF_FIRST_USE = At("Type of the KV cache of the engine that is built from a model directory, as in build-engine.")
 _LENGTH = Rule("a whole number of at least 2", lambda value: type(value) is int and value >= 2)
 
 
-def _are_distinct(values: tuple[Any, ...]) -> bool:
-    return all(type(value) is int for value in values) and len(set(values)) == len(values)
+def _are_distinct(values: Any) -> bool:
+    return isinstance(values, tuple) and all(type(value) is int for value in values) and len(set(values)) == len(values)
 
 
 def _everywhere(build: At, rebuild: At | None = None) -> dict[Door, At]:
@@ -68,8 +85,8 @@ class BuildFields:
             ),
             Door.REBUILD: At(AS_BUILT, default=None, choices=(), metavar=DTYPE_METAVAR),
             Door.LLM: At(),
-            Door.RUN: At("Of a model directory: type of weights and activations.", choices=CPU_DTYPES),
-            Door.SERVE: At("Of a model directory.", choices=CPU_DTYPES),
+            Door.RUN: _OF_FIRST_USE,
+            Door.SERVE: _OF_FIRST_USE,
         },
     )
     max_seq_len: int | None = declare(
@@ -86,12 +103,13 @@ class BuildFields:
     quantize: str | None = declare(
         None,
         str,
+        rule=_NAMES_FORMATS,
         at={
             Door.BUILD: At(_SPEC, metavar="SPEC"),
             Door.REBUILD: At("As in build-engine, or none. [default: the engine's]", metavar="SPEC"),
             Door.LLM: At(),
-            Door.RUN: At("Of a model directory: formats of the weights, as in build-engine.", metavar="SPEC"),
-            Door.SERVE: At("Of a model directory: formats of the weights.", metavar="SPEC"),
+            Door.RUN: _FORMATS_OF_FIRST_USE,
+            Door.SERVE: _FORMATS_OF_FIRST_USE,
         },
     )
     kv_cache_dtype: str = declare(
@@ -105,8 +123,8 @@ class BuildFields:
             Door.BUILD: At("Type of the KV cache; auto is the activations', int8 has a scale for each token and head."),
             Door.REBUILD: ENGINES_OWN,
             Door.LLM: At(),
-            Door.RUN: At("Of a model directory: the type of the KV cache, as in build-engine."),
-            Door.SERVE: At("Of a model directory: its KV cache."),
+            Door.RUN: _CACHE_OF_FIRST_USE,
+            Door.SERVE: _CACHE_OF_FIRST_USE,
         },
     )
     keep_weights: bool = declare(
@@ -147,11 +165,11 @@ class BuildFields:
     )
     max_batch_size: int | None = declare(
         None, int, rule=_LIMIT, targets=TENSORRT_TARGETS,
-        at=_everywhere(At("TensorRT: sequences in a step. [default: 64]", minimum=1)),
+        at=_everywhere(At(f"TensorRT: sequences in a step. [default: {TENSORRT_BATCH_SIZE}]", minimum=1)),
     )  # fmt: skip
     max_num_tokens: int | None = declare(
         None, int, rule=_LIMIT, targets=TENSORRT_TARGETS,
-        at=_everywhere(At("TensorRT: tokens in a step. [default: 2048]", minimum=1)),
+        at=_everywhere(At(f"TensorRT: tokens in a step. [default: {TENSORRT_NUM_TOKENS}]", minimum=1)),
     )  # fmt: skip
     int4_kernel: str | None = declare(
         None,
@@ -189,20 +207,18 @@ class BuildChoices:
         kv_cache = "" if self.kv_cache_dtype == "auto" else f"{self.kv_cache_dtype} KV cache"
         return ", ".join(choice for choice in (self.dtype, self.quantize, kv_cache) if choice)
 
-    @property
-    def quantize_spec(self) -> QuantizeSpec | None:
-        """The formats that `quantize` names, or None. Raises InvalidOptionError for a text that names no format."""
-        return parse_spec(self.quantize) if self.quantize else None
-
     def spelled_out(self) -> BuildChoices:
-        """Returns the same choices in the spelling that the cache's keys use. Raises what `quantize_spec` raises."""
-        return replace(self, quantize=None if self.quantize_spec is None else str(self.quantize_spec))
+        """Returns the choices of a first use in the spelling that the cache's keys use. Raises InvalidOptionError for
+        formats that target FIRST_USE lacks."""
+        return replace(self, quantize=None if self.quantize is None else str(FIRST_USE.parse_quantize(self.quantize)))
 
-    def check(self) -> None:
-        """Raises InvalidOptionError for a value that no engine can have. The builder checks formats and activations."""
-        quantize = self.quantize
-        if quantize is not None and not (isinstance(quantize, str) and quantize.strip()):
-            raise InvalidOptionError(
-                f'quantize must name formats, as in "int4" or "w8a8,embedding=none", got {quantize!r}'
-            )
-        find(BuildFields, "kv_cache_dtype").check(self.kv_cache_dtype)
+    def check(self, first_use: bool) -> None:
+        """Raises InvalidOptionError for a value that the engine cannot have.
+
+        first_use: whether an engine of target FIRST_USE is to be built. Otherwise the engine exists and is of any
+        target.
+        """
+        check_values(self, BuildChoices)
+        if self.quantize is not None:
+            parse = FIRST_USE.parse_quantize if first_use else parse_spec
+            parse(self.quantize)

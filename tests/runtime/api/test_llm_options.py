@@ -49,7 +49,7 @@ def ids(count: int) -> dict[str, Any]:
         ({"guided_vocabulary": "early"}, "guided_vocabulary must be one of lazy, eager, got 'early'"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be True or False, got 'no'"),
         ({"dtype": "bfloat16"}, "built as float32"),
-        ({"dtype": "int7"}, "dtype must be one of auto, float32, float16, bfloat16, got 'int7'"),
+        ({"dtype": "int7"}, "dtype must be one of auto, float32, bfloat16, float16, got 'int7'"),
     ],
 )
 def test_impossible_options(fake: FakeEngine, tmp_path: Path, options: dict[str, Any], words: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.fake_runtime import FakeEngine, engine_config, fake_module, write_engine
+from tensorwright.builder.options import BuildOptions
 from tensorwright.errors import BuildError, CheckpointError, InvalidOptionError, MissingDependencyError
 from tensorwright.runtime.api import llm, model_cache
 from tensorwright.runtime.api.engine_cache import cache_root
@@ -187,8 +188,23 @@ def test_the_type_of_the_kv_cache_is_handed_on_and_told_apart(model: Path, monke
 
 @pytest.mark.parametrize("quantize", ["", " ", 4, ["int4"]])
 def test_llm_refuses_what_names_no_format(model: Path, quantize: object) -> None:
-    with pytest.raises(InvalidOptionError, match="quantize must name formats"):
+    with pytest.raises(InvalidOptionError, match="quantize must be the names of formats"):
         llm.LLM(model, quantize=quantize)
+    with pytest.raises(InvalidOptionError, match="quantize must be the names of formats"):
+        BuildOptions(quantize=quantize)
+
+
+def test_a_model_directory_is_offered_the_formats_of_target_cpu(model: Path, tmp_path: Path) -> None:
+    of_cpu = r"must be int4, int8 \(.*\) or w8a8, not 'int5'"
+    with pytest.raises(InvalidOptionError, match=of_cpu):
+        llm.LLM(model, quantize="int5")
+    with pytest.raises(InvalidOptionError, match=of_cpu):
+        cache_key(model, BuildChoices(quantize="int5"))
+    with pytest.raises(InvalidOptionError, match="must not be fp8: target cpu has no kernels for it"):
+        llm.LLM(model, quantize="fp8")
+    with pytest.raises(InvalidOptionError, match=r"w8a8 or fp8, not 'int5'"):  # before the engine is looked for
+        llm.LLM(tmp_path / "no such engine", quantize="int5")
+    assert not cache_root().exists()
 
 
 def test_an_engine_of_other_formats_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from support.isa_levels import PRESENT
 from support.onnx_engine import MAX_SEQ_LEN, SLOT_BYTES, VOCAB, OnnxModel, seal, write_onnx_engine
 from tensorwright import LLM, SamplingParams
+from tensorwright.engine_format.file_names import ONNX_IO
 from tensorwright.errors import EngineError, InvalidOptionError, MissingDependencyError, OutOfMemoryError
 from tensorwright.runtime.commands.cli import cli
 from tensorwright.runtime.engine.engine_dir import open_engine
@@ -219,7 +220,9 @@ def test_commands_work_on_it(engine: Path) -> None:
     [
         ({"version": 2}, "version 2, this tensorwright reads 1"),
         ({"inputs": {}}, "'token_ids' is missing or of the wrong type"),
-        ({"cache": []}, "kv_block_bytes is 16384, but onnx/io.json comes to 0"),
+        ({"cache": []}, "kv_block_bytes is 16384, but 0 in onnx/io.json: files of two builds"),
+        ({"vocab_size": 256}, "vocab_size is 257, but 256 in onnx/io.json: files of two builds"),
+        ({"dtype": "float16"}, "dtype is float32, but float16 in onnx/io.json: files of two builds"),
         ({"positions_shape": "[rows]"}, r"'positions_shape' \('\[rows\]'\) is missing or of the wrong type"),
     ],
 )
@@ -234,11 +237,15 @@ def test_a_wrong_manifest_is_refused(model: OnnxModel, tmp_path: Path, change: d
 
 def test_a_model_of_another_build_is_refused(model: OnnxModel, tmp_path: Path) -> None:
     root = write_onnx_engine(tmp_path / "engine", model)
+    io = root / "onnx/io.json"
+    whole = io.read_text()
+    io.write_text(json.dumps(json.loads(whole) | {"vocab_size": 256}))
+    seal(root)
     opened = open_engine(root)
     fewer = replace(opened, config=replace(opened.config, model=replace(opened.model, vocab_size=256)))
     with pytest.raises(EngineError, match=r"model\.onnx: a row of logits has 257 values, but vocab_size is 256"):
         OnnxExecutor(fewer, threads=1)
-    io = root / "onnx/io.json"
+    io.write_text(whole)
     io.write_text(io.read_text().replace("past_k.1", "past_k.9"))
     seal(root)
     with pytest.raises(EngineError, match=r"model\.onnx: has no past_k\.9, as io\.json says: two builds are mixed"):
@@ -262,7 +269,9 @@ def test_providers_and_packages_are_named(engine: Path, monkeypatch: pytest.Monk
         LLM(engine)
     if "CUDAExecutionProvider" not in importlib.import_module("onnxruntime").get_available_providers():
         opened = open_engine(engine)
-        opened = replace(opened, config=replace(opened.config, dtype="float16"))
+        io = json.dumps(opened.read_json(ONNX_IO) | {"dtype": "float16"}).encode()
+        other = replace(opened.config, dtype="float16")
+        opened = replace(opened, config=other, texts={**opened.texts, ONNX_IO: io})
         with pytest.raises(MissingDependencyError, match="pip install onnxruntime-gpu"):
             OnnxExecutor(opened, threads=1, provider="cuda")
     monkeypatch.delenv("TENSORWRIGHT_ONNX_PROVIDER")

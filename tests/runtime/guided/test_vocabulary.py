@@ -17,7 +17,7 @@ from support.fake_runtime import FakeEngine, byte_tokenizer, write_engine
 from support.places import ROOT
 from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError, MissingDependencyError
-from tensorwright.runtime.guided import library, reader
+from tensorwright.runtime.guided import library, vocabulary
 from tensorwright.runtime.guided.reader import VocabularyReader
 from tensorwright.runtime.guided.spelling import text_tokenizer, token_bytes
 from tensorwright.runtime.guided.vocabulary import GuidedVocabulary
@@ -164,7 +164,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             found.append(threading.current_thread().name)
             super().__init__(engine)
 
-    monkeypatch.setattr(reader, "GuidedVocabulary", Counted)
+    monkeypatch.setattr(vocabulary, "GuidedVocabulary", Counted)
     return found
 
 
@@ -200,7 +200,7 @@ def test_no_engine_waits_for_anothers_vocabulary(monkeypatch: pytest.MonkeyPatch
             assert go_on.wait(30)
         return engine
 
-    monkeypatch.setattr(reader, "GuidedVocabulary", read)
+    monkeypatch.setattr(vocabulary, "GuidedVocabulary", read)
     engines: dict[str, Any] = {name: VocabularyReader(name) for name in ("slow", "other")}  # type: ignore[arg-type]
     engines["slow"].start()
     try:
