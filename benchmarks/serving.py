@@ -39,7 +39,7 @@ from tensorwright.errors import LoadTestError  # noqa: E402
 from tensorwright.runtime.serving.load_test.report import summarise  # noqa: E402
 from tensorwright.runtime.serving.load_test.session import limits_of, load_test  # noqa: E402
 from tensorwright.runtime.serving.load_test.settings import LoadSettings  # noqa: E402
-from tensorwright.runtime.serving.load_test.workload import PROFILES  # noqa: E402
+from tensorwright.runtime.serving.load_test.workload import LENGTHS  # noqa: E402
 
 TOKEN_RANGE = (10, 30000)  # the range of benchmarks/peers
 
@@ -199,7 +199,7 @@ def options() -> argparse.Namespace:
     add("--shape", choices=SHAPES, default="qwen2.5-0.5b")
     add("--sides", nargs="+", metavar="PEER[=FORM]", default=DEFAULT_SIDES, help="default: %(default)s")
     add("--quick", action="store_true", help="under 12 minutes: trials of 12 s, one confirmation, a bracket of 20 %%")
-    add("--profile", choices=PROFILES, default="code")
+    add("--profile", choices=LENGTHS, default="code")
     add("--input-len", type=int, default=512, help="longest prompt; default: %(default)s")
     add("--output-len", type=int, default=128, help="longest output; default: %(default)s")
     add("--ttft-limit", type=float, default=2.0)

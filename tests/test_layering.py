@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("engine_format", "options", "models", "ir", "plugins", "passes", "builder", "runtime")
 BUILD_PACKAGES = {"torch", "transformers", "onnx"}
 
-LEAVES = ("durable", "errors", "installing", "interrupts", "json_text", "sizes")
+LEAVES = ("durable", "errors", "installing", "interrupts", "json_text", "number_checks", "sizes")
 """Files of tensorwright/ that import nothing but Python's own and each other; every room may import them."""
 ABOVE_ALL = ("__init__", "__main__", "click_options", "command", "entry", "triton_model")
 """The other files of tensorwright/: the public names, and where commands and Triton begin."""

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterator
 
+import click
 import pytest
 
 from support.doc_words import ROOT
 from tensorwright import LLM, build
+from tensorwright.builder.cli import build_engine
+from tensorwright.builder.rebuild_cli import rebuild_engine
 from tensorwright.errors import InvalidOptionError
-from tensorwright.options.bench import LoadFields
+from tensorwright.options.bench import LoadFields, LoadTestFields
 from tensorwright.options.build import BuildChoices, BuildFields
-from tensorwright.options.declare import Door, find, options_at, options_in
+from tensorwright.options.declare import Door, Option, find, options_at, options_in
 from tensorwright.options.engine import EngineFields
+from tensorwright.options.request import GUIDED, SAMPLING
 from tensorwright.options.server import NetworkFields, ServerFields
-from tensorwright.options.triton import ModelFields
+from tensorwright.options.triton import ModelFields, RepositoryFields
+from tensorwright.runtime.commands.cli import cli
+from tensorwright.runtime.serving.triton.model_options import OTHER_DEFAULTS
 
-DECLARED = options_in(BuildFields, EngineFields, LoadFields, ServerFields, NetworkFields, ModelFields)
+DECLARED = options_in(
+    BuildFields, EngineFields, LoadFields, LoadTestFields, ServerFields, NetworkFields, ModelFields, RepositoryFields,
+    SAMPLING, GUIDED,
+)  # fmt: skip
 
 
 def test_llm_has_the_declared_options_and_defaults() -> None:
@@ -40,9 +50,40 @@ def test_first_use_of_a_model_directory_has_all_build_options_of_llm() -> None:
 
 
 def test_commands_help_with_every_option_that_they_have() -> None:
-    doors = [(option, door) for option in DECLARED for door in option.at if door not in (Door.LLM, Door.TRITON)]
-    missing = [f"{option.name} at {door.value}" for option, door in doors if not option.at[door].help]
+    doors = [(option, door) for option in DECLARED for door in option.at if door is not Door.LLM]
+    missing = [f"{option.name} at {door.value}" for option, door in doors if not option.shown(door).help]
     assert not missing, f"without a help text: {', '.join(missing)}"
+
+
+def test_every_option_of_every_command_has_a_help_text() -> None:
+    """Whole sentences or noun phrases: they begin with a capital letter or name what they go with, and end."""
+    commands = [("build-engine", build_engine), ("rebuild", rebuild_engine), *walk("tensorwright", cli)]
+    for name, command in commands:
+        for parameter in command.params:
+            if isinstance(parameter, click.Option) and not parameter.hidden:
+                words = (parameter.help or "").partition("[")[0].rstrip()
+                assert re.fullmatch(r"(/|[A-Z]|[a-z]+: ).{8,}[.]", words, re.DOTALL), (
+                    f"{name}: {parameter.opts}: {words!r}"
+                )
+                assert "Default:" not in (parameter.help or ""), f"{name}: {parameter.opts}: write [default: ...]"
+
+
+def walk(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        for word, inner in command.commands.items():
+            yield from walk(f"{name} {word}", inner)
+
+
+def test_parse_without_choices_or_repetition_is_refused() -> None:
+    with pytest.raises(TypeError, match="'name': parse needs choices or a repeated option"):
+        Option("name", str, None, {}, parse=str.upper)
+
+
+def test_an_option_that_triton_starts_otherwise_is_declared_so() -> None:
+    assert OTHER_DEFAULTS == {"guided_vocabulary": "eager", "generation_config": "neutral"}
+    for name, value in OTHER_DEFAULTS.items():
+        assert f"[default: {value}" in find(EngineFields, name).shown(Door.TRITON_REPO).help
 
 
 def test_defaults_keep_their_own_rules() -> None:

@@ -14,14 +14,14 @@ from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.options.build import BuildChoices
 from tensorwright.options.declare import find
-from tensorwright.options.engine import EngineFields
+from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
 from tensorwright.runtime.api.llm_tokenizer import LLMTokenizer
 from tensorwright.runtime.api.model_cache import engine_for_model, open_cached
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
+from tensorwright.runtime.engine.options import RuntimeOptions
 from tensorwright.runtime.guided.reader import vocabulary_reader
 from tensorwright.runtime.requests.engine_client import EngineClient, Observer
 from tensorwright.runtime.requests.generation_defaults import check_generation_config, sampling_defaults

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tensorwright.errors import InvalidRequestError
-from tensorwright.runtime.base.parameter_checks import is_int
+from tensorwright.number_checks import is_int
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.text.tokenizer import Tokenizer
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sized
-from numbers import Integral, Real
 from typing import Any
 
 from tensorwright.errors import InvalidRequestError
+from tensorwright.number_checks import MAX_INT32, is_int, real
 from tensorwright.runtime.base import request_bounds as bounds
 
-MAX_INT32 = 2**31 - 1
 SHOWN_CHARACTERS = 200
-MAX_WORDS = 600  # the most characters of somebody else's message that our messages quote
+QUOTED_CHARACTERS = 600
+"""The most characters of somebody else's message that our messages quote."""
 SHOWN_WEIGHT = 10_000
 """The greatest weight (see `weigh`) of a value that repr() spells out. To spell 4 MiB takes 100 ms, in which no other
 thread runs."""
@@ -39,8 +39,8 @@ def clipped(words: str) -> str:
     Such messages (llguidance's about a grammar, a template's about chat messages) quote at length what clients sent,
     which may not be valid Unicode.
     """
-    text = words[: MAX_WORDS + 1].encode("utf-8", "backslashreplace").decode()
-    return text if len(words) <= MAX_WORDS else text[:MAX_WORDS] + "..."
+    text = words[: QUOTED_CHARACTERS + 1].encode("utf-8", "backslashreplace").decode()
+    return text if len(words) <= QUOTED_CHARACTERS else text[:QUOTED_CHARACTERS] + "..."
 
 
 def weigh(value: Any, most: int, characters: bool) -> bool:
@@ -72,26 +72,12 @@ def check_count(name: str, value: Sized, most: int, what: str) -> None:
         raise InvalidRequestError(f"SamplingParams: {name} must have at most {most} {what}, got {len(value)}")
 
 
-def is_int(value: Any) -> bool:
-    """Whether the value is an integer. numpy's integers are integers; True is not."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 def check_int(name: str, value: Any, low: int, high: int, must: str) -> None:
     check(name, value, is_int(value) and low <= int(value) <= high, must)
 
 
 def check_range(name: str, value: Any, low: float, high: float) -> None:
     check(name, value, low <= real(value) <= high, f"a number from {low:g} to {high:g}")
-
-
-def real(value: Any) -> float:
-    """Returns the number as a float. A value that is no number, or too large for a float, gives NaN, which is in no
-    range."""
-    try:
-        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        return math.nan
 
 
 def token_ids(name: str, value: Any, most: int) -> tuple[int, ...]:

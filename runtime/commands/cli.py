@@ -12,12 +12,15 @@ from tensorwright.command import run_command
 from tensorwright.interrupts import nothing_begun
 from tensorwright.options.bench import LoadFields
 from tensorwright.options.build import BuildChoices
-from tensorwright.options.declare import Door
+from tensorwright.options.declare import Door, find, options_in
 from tensorwright.options.engine import EngineFields
 from tensorwright.options.server import NetworkFields, ServerFields
 from tensorwright.runtime.commands.load_test_command import bench_serve
 from tensorwright.runtime.commands.request_options import request_options, take_params
 from tensorwright.runtime.commands.triton_command import triton_repo
+
+CHAT_TEMPLATE = (find(EngineFields, "chat_template"),)
+BESIDE_TEMPLATE = tuple(option for option in options_in(EngineFields) if option not in CHAT_TEMPLATE)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -35,12 +38,13 @@ def cli(debug: bool) -> None:
 )  # fmt: skip
 @click.option("--chat", is_flag=True, help="A prompt is what the user says, put into the model's chat template.")
 @click.option("--system", help="With --chat: the system's message before it.")
+@add_options(Door.RUN, CHAT_TEMPLATE)
 @request_options
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Print text as it comes.")
 @click.option("--echo", is_flag=True, help="Print the prompt before its continuation.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per prompt instead of text.")
 @click.option("--stats", is_flag=True, help="Times and tokens per second on stderr.")
-@add_options(Door.RUN, EngineFields, BuildChoices)
+@add_options(Door.RUN, BESIDE_TEMPLATE, BuildChoices)
 @click.option("--profile", is_flag=True, help="On stderr: time, bytes and operations by op and module, and rooflines.")
 @click.option("--profile-svg", metavar="FILE", help="Draw the profile into FILE, an SVG picture. Implies --profile.")
 def run(**options: Any) -> None:
@@ -75,7 +79,7 @@ def run(**options: Any) -> None:
     type=click.Choice(["debug", "info", "warning", "error", "critical"]),
     default="info",
     show_default=True,
-    help="Of the lines of JSON on stderr; info: one per request.",
+    help="Level of the lines of JSON on stderr; info writes one for each request.",
 )
 def serve(
     engines: tuple[str, ...], api_key_file: str | None, allow_no_tokenizer: bool, log_level: str, **options: Any
@@ -118,7 +122,7 @@ def inspect(engine: str, as_json: bool, graph: bool) -> None:
 @click.argument("engine")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 @click.option("--window", type=int, default=512, show_default=True, help="Tokens that the engine sees at a time.")
-@click.option("--threads", type=int, help="Default: one per physical core.")
+@add_options(Door.EVAL, EngineFields)
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def evaluate(engine: str, files: tuple[str, ...], window: int, threads: int | None, as_json: bool) -> None:
     """Perplexity of text FILEs by ENGINE itself, each and in total.
@@ -156,7 +160,13 @@ def latency(engine: str, as_json: bool, **options: Any) -> None:
 @bench.command()
 @click.argument("engine")
 @add_options(Door.BENCH, LoadFields, EngineFields, batch_size=16, requests=64)
-@click.option("--repeats", type=int, default=3, show_default=True, help="Of the whole; rates are percentiles of them.")
+@click.option(
+    "--repeats",
+    type=int,
+    default=3,
+    show_default=True,
+    help="Rounds that are measured; the rates are percentiles over them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def throughput(engine: str, repeats: int, as_json: bool, **options: Any) -> None:
     """Requests and tokens per second, all requests submitted at once."""

@@ -6,43 +6,17 @@ from typing import Any
 
 import click
 
+from tensorwright.click_options import add_options
 from tensorwright.interrupts import nothing_begun
+from tensorwright.options.bench import LoadTestFields
+from tensorwright.options.declare import Door
 
 
 @click.command("serve")
 @click.argument("url")
-@click.option("--model", help="Default: the only one that the server has.")
-@click.option("--api-key", envvar="OPENAI_API_KEY", help="Sent as a bearer token.  [env: OPENAI_API_KEY]")
-@click.option("--requests", type=int, default=100, show_default=True, help="Requests that are measured.")
-@click.option("--rate", type=float, help="Requests per second in the mean.  [default: 1; of a burst: all at once]")
-@click.option("--arrival", type=click.Choice(["poisson", "burst"]), help="How they come.  [default: poisson]")
-@click.option("--burst-size", type=int, help="Of --arrival burst with --rate: requests at the same moment.")
-@click.option("--concurrency", type=int, help="So many users instead, each of whom waits for the answer.")
-@click.option(
-    "--profile",
-    type=click.Choice(["chat", "summarisation", "code", "fixed"]),
-    default="chat",
-    show_default=True,
-    help="Lengths: log-normal as in that use, or fixed.",
-)
-@click.option("--input-len", type=int, help="Longest prompt, or length of a fixed one.  [default: 4096; fixed: 512]")
-@click.option("--output-len", type=int, help="Longest output, or length of a fixed one.  [default: 1024; fixed: 128]")
-@click.option(
-    "--prompts",
-    type=click.Choice(["text", "ids"]),
-    default="text",
-    show_default=True,
-    help="Send text or token ids; the server's /tokenize makes them of exact length.",
-)
-@click.option("--token-range", type=(int, int), metavar="LOW HIGH", help="With --prompts ids: ids below HIGH, unasked.")
-@click.option("--ttft-limit", type=float, metavar="S", help="A good request has its first token by then.")
-@click.option("--itl-limit", type=float, metavar="S", help="A good request's gaps between tokens are no longer.")
-@click.option("--itl-percentile", type=float, default=99.0, show_default=True, help="Of its gaps that must hold it.")
-@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Outputs of full length.")
-@click.option("--temperature", type=float, default=0.0, show_default=True)
-@click.option("--warmup", type=int, default=1, show_default=True, help="Requests before the test, not measured.")
-@click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds of silence that end a request.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of lengths, prompts and arrivals.")
+@click.option("--model", help="The model's name.  [default: the only one that the server has]")
+@click.option("--api-key", envvar="OPENAI_API_KEY", help="Key that is sent as a bearer token.  [env: OPENAI_API_KEY]")
+@add_options(Door.BENCH_SERVE, LoadTestFields)
 @click.option("--plot", metavar="FILE.svg", help="Draw the result.")
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def bench_serve(

@@ -11,32 +11,17 @@ from tensorwright.click_options import add_options, take
 from tensorwright.interrupts import nothing_begun
 from tensorwright.options.declare import Door
 from tensorwright.options.engine import EngineFields
-from tensorwright.options.triton import ModelFields
-
-_NAMES = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
+from tensorwright.options.triton import TRTLLM_NAMES, ModelFields, RepositoryFields
 
 
 @click.command("triton-repo")
 @click.argument("engine")
 @click.argument("repository", metavar="REPO")
-@click.option("--name", default="tensorwright", show_default=True, help="The model's name: run once per engine.")
+@add_options(Door.TRITON_REPO, RepositoryFields)
 @click.option(
-    "--trtllm-name",
-    "trtllm_names",
-    type=click.Choice(_NAMES),
-    multiple=True,
-    help="Also write a model that clients of TensorRT-LLM call by this name, with its tensors. May be repeated.",
+    "--trtllm-names", "all_names", is_flag=True, help=f"Write models of all these names: {', '.join(TRTLLM_NAMES)}."
 )
-@click.option("--trtllm-names", "all_names", is_flag=True, help=f"All of them: {', '.join(_NAMES)}.")
-@click.option("--backend", type=click.Choice(["python", "tensorwright"]), default="python", show_default=True)
 @click.option("--backend-dir", help="With --backend tensorwright: write that backend into this backend directory.")
-@click.option("--batch-dim/--no-batch-dim", "batch_dimension", default=True, help="Tensors begin with the batch's.")
-@click.option(
-    "--decoupled/--no-decoupled",
-    default=True,
-    help="Stream, several answers to a request; or exactly one, as clients that call infer want it.",
-)
-@click.option("--relative", is_flag=True, help="Name the engine relative to the model's folder.")
 @click.option("--force", is_flag=True, help="Replace models that are there.")
 @click.option("--overwrite", "force", is_flag=True, hidden=True, help="The former name of --force.")
 @add_options(Door.TRITON_REPO, ModelFields, EngineFields)
@@ -52,7 +37,7 @@ def triton_repo(engine: str, repository: str, **options: Any) -> None:
     if backend_dir is not None and options["backend"] != "tensorwright":
         raise click.UsageError("--backend-dir needs --backend tensorwright")
     if options.pop("all_names"):
-        options["trtllm_names"] = _NAMES
+        options["trtllm_names"] = tuple(TRTLLM_NAMES)
     asked = take(options, Door.TRITON_REPO, ModelFields, EngineFields)
     options |= {name: asked.pop(name) for name in ("interface", "max_batch_size")}  # not parameters
     if asked.pop("exclude_input_in_output"):

@@ -15,9 +15,10 @@ from typing import Any
 
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.errors import InvalidOptionError
+from tensorwright.options.engine import DEFAULT_LIMITS
 from tensorwright.runtime.base.host import choose_threads
 from tensorwright.runtime.engine.engine_dir import EngineDir
-from tensorwright.runtime.engine.options import DEFAULT_LIMITS, EngineOptions, RuntimeOptions
+from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
 
 ONNX_PROVIDER = "TENSORWRIGHT_ONNX_PROVIDER"
 """The environment variable that names the provider of ONNX Runtime: "cuda", or "cpu", which is the default."""
@@ -97,8 +98,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
             "so there is nothing to share; leave it out, or build the engine for target cpu"
         )
     prefixes, chunk = options.enable_prefix_caching, options.max_prefill_chunk
-    limits = default_limits(engine)
-    batch, tokens = options.with_limits(limits).step_limits(limits)
+    batch, tokens = options.step_limits(default_limits(engine))
     return EngineOptions(
         kv_cache_bytes=kv_cache_bytes,
         max_batch_size=batch,

@@ -7,10 +7,7 @@ from dataclasses import dataclass, replace
 
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import check_values
-from tensorwright.options.engine import EngineFields
-
-DEFAULT_LIMITS = {"max_batch_size": 64, "max_num_tokens": 512}
-"""The limits of a step, unless an engine was built for less."""
+from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
 
 
 @dataclass(frozen=True)

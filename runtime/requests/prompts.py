@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
+from tensorwright.number_checks import is_int
 from tensorwright.runtime.base.keywords import closest
-from tensorwright.runtime.base.parameter_checks import check_count, is_int, shown
+from tensorwright.runtime.base.parameter_checks import check_count, shown
 from tensorwright.runtime.base.request_bounds import BAD_WORD_TOKENS
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.guided.grammar import Grammar

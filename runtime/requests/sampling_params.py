@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tensorwright.number_checks import MAX_INT32, real
 from tensorwright.runtime.base import parameter_checks as checks
 from tensorwright.runtime.base import request_bounds as bounds
 from tensorwright.runtime.base.keywords import StrictKeywords
-from tensorwright.runtime.base.parameter_checks import MAX_INT32, check, check_int, check_range, real
+from tensorwright.runtime.base.parameter_checks import check, check_int, check_range
 from tensorwright.runtime.guided.params import GuidedDecodingParams
 
 GUIDED = "GuidedDecodingParams or None"

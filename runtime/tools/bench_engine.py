@@ -12,9 +12,11 @@ import numpy as np
 from tensorwright import errors
 from tensorwright.errors import EngineStoppedError, InvalidOptionError
 from tensorwright.options.bench import LoadFields
+from tensorwright.options.declare import flag_of
+from tensorwright.options.engine import DEFAULT_LIMITS
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
-from tensorwright.runtime.engine.options import DEFAULT_LIMITS, RuntimeOptions
+from tensorwright.runtime.engine.options import RuntimeOptions
 from tensorwright.runtime.requests.native_sampling import make_sampling
 from tensorwright.runtime.requests.prompts import CheckedRequest
 from tensorwright.runtime.requests.sampling_params import SamplingParams
@@ -34,10 +36,10 @@ class Load(LoadFields):
     def check(self, engine: EngineDir) -> None:
         for name in ("input_len", "output_len", "batch_size", "requests", "max_num_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise InvalidOptionError(f"{_option(name)} must be positive, got {getattr(self, name)}")
+                raise InvalidOptionError(f"{flag_of(name)} must be positive, got {getattr(self, name)}")
         for name in ("warmup", "seed"):
             if getattr(self, name) < 0:
-                raise InvalidOptionError(f"{_option(name)} must not be negative, got {getattr(self, name)}")
+                raise InvalidOptionError(f"{flag_of(name)} must not be negative, got {getattr(self, name)}")
         if self.input_len + self.output_len > engine.max_seq_len:
             raise InvalidOptionError(
                 f"--input-len and --output-len together must be at most the engine's max_seq_len "
@@ -49,10 +51,6 @@ class Load(LoadFields):
         """Returns `count` prompts of random ids, int32 [input_len]. The same seed and part give the same prompts."""
         rng = np.random.default_rng([self.seed, part])
         return [rng.integers(0, engine.vocab_size, self.input_len, dtype=np.int32) for _ in range(count)]
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 @dataclass

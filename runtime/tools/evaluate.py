@@ -14,9 +14,10 @@ import numpy as np
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir
 
-LOGIT_BYTES = 128 << 20  # the most bytes of a step's logits, which bounds the tokens of a step
-MAX_TOKENS = 512
-FEWEST_TOKENS = 32
+MAX_LOGIT_BYTES = 128 << 20
+"""The most bytes of a step's logits. It bounds the tokens of a step."""
+MAX_SCORED_PER_STEP = 512
+MIN_SCORED_PER_STEP = 32
 
 
 class Scorer:
@@ -73,4 +74,4 @@ class Scorer:
 def step_tokens(vocab_size: int) -> int:
     """Returns the tokens of a step: enough for the best speed of the kernels, unless the logits would take too much
     memory."""
-    return max(FEWEST_TOKENS, min(MAX_TOKENS, LOGIT_BYTES // (4 * vocab_size)))
+    return max(MIN_SCORED_PER_STEP, min(MAX_SCORED_PER_STEP, MAX_LOGIT_BYTES // (4 * vocab_size)))

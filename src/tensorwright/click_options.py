@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tensorwright.options.declare import Door, Group, Option, TextFile, options_at
+from tensorwright.options.declare import Door, Group, Option, TextFile, TwoNumbers, options_at
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -84,6 +84,8 @@ def _click_type(option: Option, choices: tuple[str, ...], minimum: int | None) -
         return click.IntRange(min=minimum)
     if option.kind is TextFile:
         return click.File(encoding="utf-8")
+    if option.kind is TwoNumbers:
+        return int, int
     return option.kind if option.kind in (int, float) else str
 
 

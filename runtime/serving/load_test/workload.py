@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ARRIVALS = ("poisson", "burst")
+from tensorwright.options.bench import FIXED
 
 
 def poisson_times(count: int, rate: float, rng: np.random.Generator) -> list[float]:
@@ -50,8 +50,7 @@ class Profile:
     output: LogNormal
 
 
-FIXED = "fixed"
-PROFILES = {
+LENGTHS = {
     "chat": Profile(LogNormal(750, 1.2), LogNormal(200, 0.9)),
     "summarisation": Profile(LogNormal(1750, 0.5), LogNormal(90, 0.6)),
     "code": Profile(LogNormal(170, 0.5), LogNormal(100, 0.7)),
@@ -63,6 +62,6 @@ def draw_lengths(profile: str, count: int, prompt: int, output: int, rng: np.ran
     lengths of the profile `fixed`, and the bounds of every other profile."""
     if profile == FIXED:
         return [(prompt, output)] * count
-    chosen = PROFILES[profile]
+    chosen = LENGTHS[profile]
     prompts = chosen.prompt.sample(count, prompt, rng)
     return list(zip(prompts, chosen.output.sample(count, output, rng), strict=True))

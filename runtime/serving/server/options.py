@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorwright.errors import InvalidOptionError
+from tensorwright.number_checks import is_int
 from tensorwright.options.declare import check_values
-from tensorwright.options.server import ServerFields
+from tensorwright.options.server import DEFAULT_BODIES, ServerFields, is_api_key
 from tensorwright.runtime.base.keywords import StrictKeywords
-from tensorwright.runtime.base.parameter_checks import is_int
 from tensorwright.runtime.serving.server.hosts import is_host
-
-DEFAULT_BODIES = 16
-"""The number of bodies of the largest size that there is room for, unless max_body_memory is given."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class ServerOptions(StrictKeywords, ServerFields):
 def check_key(key: str, where: str) -> None:
     """Raises InvalidOptionError for a key that cannot stand in a header, for it can never match. The message does not
     show the key."""
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
+    if not is_api_key(key):
         raise InvalidOptionError(f"{where}: a key must be one or more printable ASCII characters without spaces")
 
 

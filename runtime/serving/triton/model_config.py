@@ -6,8 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tensorwright.options.declare import find
+from tensorwright.options.triton import ModelFields
 from tensorwright.runtime.serving.triton.interfaces import interface_of
 from tensorwright.runtime.serving.triton.tensors import Tensor
+
+DEFAULT_INTERFACE: str = find(ModelFields, "interface").default
 
 
 def config_text(
@@ -15,7 +19,7 @@ def config_text(
 ) -> str:
     """Returns the text of config.pbtxt. max_batch_size: the most prompts of one request; 0 means that tensors have no
     batch dimension."""
-    interface = interface_of(parameters.get("interface", "both"))
+    interface = interface_of(parameters.get("interface", DEFAULT_INTERFACE))
     lines = [
         "# Written by `tensorwright triton-repo`. The parameters may be edited; docs: docs/triton.md.",
         f"name: {_quoted(name)}",
@@ -40,7 +44,7 @@ def complete(config: Any) -> Any:
     """
     known = config.as_dict()
     parameters = known.get("parameters", {})
-    name = parameters.get("interface", {}).get("string_value", "both")
+    name = parameters.get("interface", {}).get("string_value", DEFAULT_INTERFACE)
     interface = interface_of(name)
     if not known.get("input"):
         for tensor in interface.inputs:

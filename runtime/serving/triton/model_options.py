@@ -1,7 +1,7 @@
 """Reads the parameters of a model's config.pbtxt: the engine, the interface, and the options of LLM.
 
-Triton gives all values as text. Unknown parameters are refused. generation_config is "neutral" unless it is given, for
-TensorRT-LLM's clients expect the defaults of TensorRT-LLM, not those of the model.
+Triton gives all values as text. Unknown parameters are refused. Some options of LLM have other defaults here:
+generation_config is "neutral", for TensorRT-LLM's clients expect the defaults of TensorRT-LLM, not those of the model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorwright.errors import InvalidOptionError
-from tensorwright.options.declare import Door, Option, find, options_at
+from tensorwright.options.declare import Door, Option, options_at
 from tensorwright.options.engine import EngineFields
 from tensorwright.options.triton import ModelFields
 from tensorwright.runtime.base.keywords import closest
@@ -23,7 +23,12 @@ LLM_OPTIONS = options_at(Door.TRITON, EngineFields)
 NAMES = tuple(option.name for option in (*OWN, *LLM_OPTIONS))
 TRITONS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")
 """The parameters that Triton's Python backend reads itself."""
-_GENERATION_CONFIG = find(EngineFields, "generation_config").shown(Door.TRITON).default
+OTHER_DEFAULTS = {
+    option.name: option.shown(Door.TRITON).default
+    for option in LLM_OPTIONS
+    if option.shown(Door.TRITON).default != option.default
+}
+"""The keywords of LLM that have another default in Triton."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ def parse_options(config: Mapping[str, Any]) -> ModelOptions:
     if "chat_template" in own and own.get("interface") == "tokens":
         raise InvalidOptionError("config.pbtxt: 'chat_template' needs an interface with text, 'tokens' takes ids")
     llm = {option.name: _read(option, values[option.name]) for option in LLM_OPTIONS if option.name in values}
-    check_generation_config(llm.setdefault("generation_config", _GENERATION_CONFIG))
-    return ModelOptions(**own, llm=llm)
+    check_generation_config(llm.get("generation_config", OTHER_DEFAULTS["generation_config"]))
+    return ModelOptions(**own, llm=OTHER_DEFAULTS | llm)
 
 
 def _read(option: Option, text: str) -> Any:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tensorwright import durable
 from tensorwright.errors import BuildError, InvalidOptionError, OutputExistsError, reason
+from tensorwright.options.declare import check_values, find
+from tensorwright.options.triton import TRTLLM_NAMES, ModelFields, RepositoryFields
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.executors import default_limits
 from tensorwright.runtime.serving.triton.model_config import config_text
@@ -22,36 +24,21 @@ MODEL_FILE = '''"""Written by `tensorwright triton-repo`: the model itself is in
 
 from tensorwright.triton_model import TritonPythonModel as TritonPythonModel
 '''
-TRTLLM_NAMES = {"ensemble": "text", "tensorrt_llm_bls": "text", "tensorrt_llm": "tokens"}
-"""The models of TensorRT-LLM's repository that clients call, each with its interface."""
-BACKENDS = ("python", "tensorwright")
 _MADE = ".tensorwright-"
 """The names of temporary folders, in which models are written, begin with this text."""
 
 
 @dataclass(frozen=True)
-class RepositoryOptions:
-    """The options of `tensorwright triton-repo`.
+class RepositoryOptions(RepositoryFields):
+    """The options of `tensorwright triton-repo`: those of RepositoryFields, and these.
 
-    name: the model's name. backend: "python", or "tensorwright" for a server with that backend's folder.
-    interface: a name of interfaces.py. trtllm_names: names of TRTLLM_NAMES, each written as a further model.
-    max_batch_size: the most completions that run at once, and the most prompts of one request; None means LLM's value.
-    batch_dimension: whether tensors have a batch dimension, so that a request may hold several prompts. Tensors of the
-    LLM-API interface never have one.
-    decoupled: whether a request may have several answers, as streams do. Otherwise it has exactly one, and clients call
-    `infer`.
-    relative: whether the engine's path is relative to the model's folder.
-    parameters: further parameters of config.pbtxt, as text.
+    interface: a name of interfaces.py. max_batch_size: the most completions that run at once, and the most prompts of
+    one request; None means LLM's value. overwrite: whether models that are there are replaced. parameters: further
+    parameters of config.pbtxt, as text.
     """
 
-    name: str = "tensorwright"
-    backend: str = "python"
-    interface: str = "both"
-    trtllm_names: tuple[str, ...] = ()
+    interface: str = find(ModelFields, "interface").default
     max_batch_size: int | None = None
-    batch_dimension: bool = True
-    decoupled: bool = True
-    relative: bool = False
     overwrite: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)
 
@@ -163,11 +150,7 @@ def _parse(parameters: Mapping[str, str]) -> ModelOptions:
 
 
 def _check(options: RepositoryOptions) -> None:
-    if options.backend not in BACKENDS:
-        raise InvalidOptionError(f"backend must be one of {', '.join(BACKENDS)}, got {options.backend!r}")
-    for name in options.trtllm_names:
-        if name not in TRTLLM_NAMES:
-            raise InvalidOptionError(f"trtllm_names must be of {', '.join(TRTLLM_NAMES)}, got {name!r}")
+    check_values(options, RepositoryFields)
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*", options.name) is None:
         raise InvalidOptionError(f"a model's name must be letters, digits and _ . - alone, got {options.name!r}")
     if options.name in options.trtllm_names:

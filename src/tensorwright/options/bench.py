@@ -1,22 +1,138 @@
-"""Declares the options of `tensorwright bench latency` and `throughput` that describe the load."""
+"""Declares the options of `tensorwright bench` that describe the load."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from tensorwright.options.declare import At, Door, declare
+from tensorwright.number_checks import is_int, real
+from tensorwright.options.declare import At, Door, Rule, TwoNumbers, declare, is_positive, whole_number
+
+ARRIVALS = ("poisson", "burst")
+FIXED = "fixed"
+PROFILES = ("chat", "summarisation", "code", FIXED)
+"""The lengths of prompts and outputs: as in three uses, or fixed."""
+PROMPTS = ("text", "ids")
+FIXED_LENGTHS = (512, 128)
+"""The tokens of a prompt and of an output with fixed lengths, unless options say others."""
+MAX_LENGTHS = (4096, 1024)
+"""The most tokens of a prompt and of an output with drawn lengths, unless options say others."""
+
+_COUNT = whole_number("at least 1", high=math.inf)
+_COUNT_FROM_0 = whole_number("0 or more", low=0, high=math.inf)
+_POSITIVE = Rule("a positive number", is_positive)
+
+
+def _bench(help: str) -> Mapping[Door, At]:
+    return {Door.BENCH: At(help)}
+
+
+def _serve(help: str, **differing: Any) -> Mapping[Door, At]:
+    return {Door.BENCH_SERVE: At(help, **differing)}
+
+
+def _is_range(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(is_int, value)) and 0 <= value[0] < value[1]
 
 
 @dataclass(frozen=True)
 class LoadFields:
-    """The load that a benchmark puts on an engine. A round is the set of requests that are submitted at once.
+    """The load that `bench latency` and `bench throughput` put on an engine. A round is the set of requests that are
+    submitted at once.
 
     warmup: the number of rounds that run first and are not measured.
     """
 
-    input_len: int = declare(512, at={Door.BENCH: At("Tokens of a prompt, random ids.")})
-    output_len: int = declare(128, at={Door.BENCH: At("Tokens generated for each.")})
-    batch_size: int = declare(1, at={Door.BENCH: At("Requests that run at once.")})
-    requests: int = declare(10, at={Door.BENCH: At("Requests that are measured.")})
-    warmup: int = declare(1, at={Door.BENCH: At("Batches that run first and are not measured.")})
-    seed: int = declare(0, at={Door.BENCH: At("Of the random ids.")})
+    input_len: int = declare(512, at=_bench("Tokens of a prompt, which are random ids."))
+    output_len: int = declare(128, at=_bench("Tokens that each request generates."))
+    batch_size: int = declare(1, at=_bench("Requests that run at once."))
+    requests: int = declare(10, at=_bench("Requests that are measured."))
+    warmup: int = declare(1, at=_bench("Batches that run first and are not measured."))
+    seed: int = declare(0, at=_bench("Seed of the random ids."))
+
+
+@dataclass(frozen=True)
+class LoadTestFields:
+    """The load that `bench serve` puts on a server. None means that the option was not given."""
+
+    requests: int = declare(100, rule=_COUNT, at=_serve("Requests that are measured."))
+    rate: float | None = declare(
+        None, float, rule=_POSITIVE, at=_serve("Mean requests per second. [default: 1; of a burst: all at once]")
+    )
+    arrival: str | None = declare(
+        None,
+        str,
+        choices=ARRIVALS,
+        at=_serve(f"Arrivals of the requests: one by one at random, or in bursts. [default: {ARRIVALS[0]}]"),
+    )
+    burst_size: int | None = declare(
+        None, int, rule=_COUNT, at=_serve("With --arrival burst and --rate: requests that are sent at the same moment.")
+    )
+    concurrency: int | None = declare(
+        None,
+        int,
+        rule=_COUNT,
+        at=_serve("Users who each wait for an answer before they ask again, in place of arrivals."),
+    )
+    profile: str = declare(
+        "chat", choices=PROFILES, at=_serve("Lengths of prompts and outputs: drawn as in that use, or fixed.")
+    )
+    input_len: int | None = declare(
+        None,
+        int,
+        rule=_COUNT,
+        at=_serve(
+            f"Tokens of the longest prompt, or of a fixed one. [default: {MAX_LENGTHS[0]}; fixed: {FIXED_LENGTHS[0]}]"
+        ),
+    )
+    output_len: int | None = declare(
+        None,
+        int,
+        rule=_COUNT,
+        at=_serve(
+            f"Tokens of the longest output, or of a fixed one. [default: {MAX_LENGTHS[1]}; fixed: {FIXED_LENGTHS[1]}]"
+        ),
+    )
+    prompts: str = declare(
+        "text",
+        choices=PROMPTS,
+        at=_serve("Form of the prompts: text or token ids. The server's /tokenize makes them of exact length."),
+    )
+    token_range: tuple[int, int] | None = declare(
+        None,
+        TwoNumbers,
+        rule=Rule("LOW HIGH with 0 <= LOW < HIGH", _is_range),
+        at=_serve(
+            "With --prompts ids: the ids, from LOW to below HIGH. The server is not asked then.", metavar="LOW HIGH"
+        ),
+    )
+    ttft_limit: float | None = declare(
+        None, float, rule=_POSITIVE, at=_serve("Seconds within which a good request has its first token.", metavar="S")
+    )
+    itl_limit: float | None = declare(
+        None,
+        float,
+        rule=_POSITIVE,
+        at=_serve("Seconds that the gaps between a good request's tokens last at most.", metavar="S"),
+    )
+    itl_percentile: float = declare(
+        99.0,
+        rule=Rule("above 0, up to 100", lambda value: 0 < real(value) <= 100),
+        at=_serve("Percentage of a good request's gaps that --itl-limit holds for."),
+    )
+    ignore_eos: bool = declare(
+        True,
+        at=_serve(
+            "Whether outputs go on after the end of the text, to full length.", flag="--ignore-eos/--no-ignore-eos"
+        ),
+    )
+    temperature: float = declare(
+        0.0,
+        rule=Rule("0 or more", lambda value: 0 <= real(value) < math.inf),
+        at=_serve("Temperature of sampling; 0 is greedy."),
+    )
+    warmup: int = declare(1, rule=_COUNT_FROM_0, at=_serve("Requests that are sent first and are not measured."))
+    timeout: float = declare(300.0, rule=_POSITIVE, at=_serve("Seconds of silence that end a request."))
+    seed: int = declare(0, rule=_COUNT_FROM_0, at=_serve("Seed of lengths, prompts and arrivals."))

@@ -90,7 +90,10 @@ class BuildFields:
         },
     )
     max_seq_len: int | None = declare(
-        None, int, rule=_LENGTH, at={Door.BUILD: At("Prompt and answer together. [default: the model's]", minimum=2)}
+        None,
+        int,
+        rule=_LENGTH,
+        at={Door.BUILD: At("The most tokens of prompt and answer together. [default: the model's]", minimum=2)},
     )
     accuracy: str = declare(
         "quick",
@@ -165,11 +168,11 @@ class BuildFields:
     )
     max_batch_size: int | None = declare(
         None, int, rule=_LIMIT, targets=TENSORRT_TARGETS,
-        at=_everywhere(At(f"TensorRT: sequences in a step. [default: {TENSORRT_BATCH_SIZE}]", minimum=1)),
+        at=_everywhere(At(f"TensorRT: the most sequences in a step. [default: {TENSORRT_BATCH_SIZE}]", minimum=1)),
     )  # fmt: skip
     max_num_tokens: int | None = declare(
         None, int, rule=_LIMIT, targets=TENSORRT_TARGETS,
-        at=_everywhere(At(f"TensorRT: tokens in a step. [default: {TENSORRT_NUM_TOKENS}]", minimum=1)),
+        at=_everywhere(At(f"TensorRT: the most tokens in a step. [default: {TENSORRT_NUM_TOKENS}]", minimum=1)),
     )  # fmt: skip
     int4_kernel: str | None = declare(
         None,

@@ -12,12 +12,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from numbers import Integral, Real
 from typing import Any
 
 from tensorwright.errors import InvalidOptionError
-
-MAX_INT32 = 2**31 - 1
+from tensorwright.number_checks import MAX_INT32, is_int, real
 
 
 class Door(Enum):
@@ -29,6 +27,8 @@ class Door(Enum):
     RUN = "tensorwright run"
     SERVE = "tensorwright serve"
     BENCH = "tensorwright bench latency and throughput"
+    BENCH_SERVE = "tensorwright bench serve"
+    EVAL = "tensorwright eval"
     TRITON_REPO = "tensorwright triton-repo"
     TRITON = "config.pbtxt"
 
@@ -39,6 +39,10 @@ class Size:
 
 class TextFile:
     """The type of an option whose value is a text. A command takes the name of the file that holds the text."""
+
+
+class TwoNumbers:
+    """The type of an option whose value is two whole numbers."""
 
 
 class AsDeclared:
@@ -57,22 +61,18 @@ def one_of(choices: tuple[str, ...]) -> Rule:
     return Rule(f"one of {', '.join(choices)}", lambda value: value in choices)
 
 
+def some_of(choices: tuple[str, ...]) -> Rule:
+    return Rule(f"of {', '.join(choices)}", lambda values: all(value in choices for value in values))
+
+
 def whole_number(must: str, low: int = 1, high: float = MAX_INT32) -> Rule:
     """Returns the rule for a whole number from `low` to `high`. numpy's integers are whole numbers; True is not."""
-    return Rule(must, lambda value: is_whole(value) and low <= value <= high)
-
-
-def is_whole(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return Rule(must, lambda value: is_int(value) and low <= value <= high)
 
 
 def is_positive(value: Any) -> bool:
     """Whether the value is a finite number above 0."""
-    try:
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:  # the value is an integer that no float can hold
-        return False
-    return math.isfinite(number) and number > 0
+    return 0 < real(value) < math.inf
 
 
 SECONDS = Rule("a positive number of seconds", is_positive)
@@ -82,8 +82,9 @@ SECONDS = Rule("a positive number of seconds", is_positive)
 class At:
     """The differences between an option's declaration and the way in which one door shows the option.
 
+    help: "" means the declaration's own help.
     flag: "--name" by default; "--yes/--no" for a switch with two names.
-    choices: () means that the door takes any text and leaves the check to the record.
+    choices: () means that the door takes any text, and leaves the check and `parse` to the record.
     minimum: the smallest number that the door takes.
     """
 
@@ -99,9 +100,13 @@ class At:
 class Option:
     """One option.
 
-    kind: int, float, str, bool, Size or TextFile; for a repeated option this is the type of each value.
+    kind: int, float, str, bool, Size, TextFile or TwoNumbers; for a repeated option this is the type of each value.
     default: None also means that the option may be absent.
-    parse: turns a user's spelling into the value; it raises ValueError for a text that it cannot read.
+    help: what the option is, in one short sentence or noun phrase, then the default if the default is no value of its
+    own.
+    parse: turns a user's spelling into the value; it raises ValueError for a text that it cannot read. With choices it
+    gets each text before the comparison. Without choices the option must be repeated, and it gets the tuple of all
+    texts.
     targets: the targets that have the option; () means that all have it.
     lacks: for a target that takes only the default, the reason.
     """
@@ -112,28 +117,39 @@ class Option:
     at: Mapping[Door, At]
     choices: tuple[str, ...] = ()
     rule: Rule | None = None
+    help: str = ""
     repeated: bool = False
     parse: Callable[[Any], Any] | None = None
     targets: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.parse is not None and not (self.choices or self.repeated):
+            raise TypeError(f"option {self.name!r}: parse needs choices or a repeated option")
+
     def shown(self, door: Door) -> At:
-        """Returns how the door shows the option: its At with the declaration's flag, default and choices filled in."""
+        """Returns how the door shows the option: its At, filled in with what the declaration says of all doors."""
         at = self.at[door]
         return replace(
             at,
-            flag=at.flag or f"--{self.name.replace('_', '-')}",
+            help=at.help or self.help,
+            flag=at.flag or flag_of(self.name),
             default=self.default if at.default is AsDeclared else at.default,
             choices=self.choices if at.choices is None else at.choices,
         )
 
-    def check(self, value: Any, prefix: str = "", came: str = "got") -> None:
-        """Raises InvalidOptionError unless the value follows the rule. prefix, came: words of the message."""
-        rule = self.rule or (one_of(self.choices) if self.choices else None)
+    def check(self, value: Any, prefix: str = "", came: str = "got", door: Door | None = None) -> None:
+        """Raises InvalidOptionError unless the value follows the rule.
+
+        prefix, came: words of the message. door: the message calls the option by its flag at this door.
+        """
+        choose = some_of if self.repeated else one_of
+        rule = self.rule or (choose(self.choices) if self.choices else None)
         if rule is None or (value is None and self.default is None):
             return
         if not rule.holds(value):
-            raise InvalidOptionError(f"{prefix}{self.name} must be {rule.must}, {came} {value!r}")
+            name = self.name if door is None else self.shown(door).flag.partition("/")[0]
+            raise InvalidOptionError(f"{prefix}{name} must be {rule.must}, {came} {value!r}")
 
     def check_target(self, value: Any, target: str) -> None:
         """Raises InvalidOptionError for a value that engines of the target cannot have."""
@@ -147,6 +163,11 @@ class Option:
             raise InvalidOptionError(
                 f"{self.name} must be {self.default} on target {target}, not {value}: {self.lacks[target]}"
             )
+
+
+def flag_of(name: str) -> str:
+    """Returns the flag of a command's option: "max_tokens" becomes "--max-tokens"."""
+    return "--" + name.replace("_", "-")
 
 
 Group = type | tuple[Option, ...]
@@ -191,8 +212,8 @@ def find(group: Group, name: str) -> Option:
     return option
 
 
-def check_values(values: Any, *groups: Group, prefix: str = "", came: str = "got") -> None:
+def check_values(values: Any, *groups: Group, prefix: str = "", came: str = "got", door: Door | None = None) -> None:
     """Raises InvalidOptionError for the first attribute of `values` that its option's rule refuses."""
     for option in options_in(*groups):
         if hasattr(values, option.name):
-            option.check(getattr(values, option.name), prefix, came)
+            option.check(getattr(values, option.name), prefix, came, door)

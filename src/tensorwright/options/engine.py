@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorwright.options.declare import MAX_INT32, At, Door, Rule, Size, declare, whole_number
+from tensorwright.number_checks import MAX_INT32
+from tensorwright.options.declare import At, Door, Rule, Size, declare, whole_number
 
 LOADS = ("map", "copy")
 VOCABULARY_TIMES = ("lazy", "eager")
@@ -13,14 +14,16 @@ GENERATION_CONFIGS = ("model", "neutral")
 """The sources of sampling defaults: the model's generation_config.json, or SamplingParams alone."""
 MAX_THREADS = 1024
 """The greatest number of worker threads. runtime/core has the same number."""
-LIMITED = ", or what a TensorRT engine was built for."
-"""The end of the help text of an option that limits a step."""
-ONE_PER_CORE = At("Default: one per physical core.")
-USEFUL_MEMORY = At('Such as "512MiB". Default: half of the free memory, or what is useful.')
+DEFAULT_LIMITS = {"max_batch_size": 64, "max_num_tokens": 512}
+"""The limits of a step, unless an engine was built for less."""
 
 _COUNT = whole_number(f"a positive integer of at most {MAX_INT32}")
 _THREADS = whole_number(f"a positive integer of at most {MAX_THREADS}", high=MAX_THREADS)
-_READ_FOR_GUIDED = "When it is read for guided decoding: at the first guided request, or beside the start"
+_BUILT_FOR = "or what a TensorRT engine was built for"
+_QUEUE = "The most requests that may wait"
+_LOAD = "How the weights are read: mapped from the file, or copied into memory."
+_VOCABULARY = "When the vocabulary is read for guided decoding: at the first guided request, or beside the start."
+_TEMPLATE = "Jinja in place of the model's own chat template, or the name of one of the model's."
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,14 @@ class EngineFields:
     kv_cache_memory: str | int | None = declare(
         None,
         Size,
+        help='Memory of the KV cache, such as "512MiB". [default: half of the free memory, or what a full batch can '
+        "use]",
         at={
             Door.LLM: At(),
-            Door.RUN: USEFUL_MEMORY,
-            Door.SERVE: At('Such as "512MiB". Default: half of the free memory.'),
-            Door.BENCH: USEFUL_MEMORY,
-            Door.TRITON_REPO: USEFUL_MEMORY,
+            Door.RUN: At(),
+            Door.SERVE: At(),
+            Door.BENCH: At(),
+            Door.TRITON_REPO: At(),
             Door.TRITON: At(),
         },
     )
@@ -43,44 +48,37 @@ class EngineFields:
         None,
         int,
         rule=_COUNT,
-        at={
-            Door.LLM: At(),
-            Door.SERVE: At("Completions that run at once. Default: 64" + LIMITED),
-            Door.TRITON_REPO: At("Most completions that run at once. Default: 64" + LIMITED),
-            Door.TRITON: At(),
-        },
+        help=f"The most completions that run at once. [default: {DEFAULT_LIMITS['max_batch_size']}, {_BUILT_FOR}]",
+        at={Door.LLM: At(), Door.SERVE: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
     )
     max_num_tokens: int | None = declare(
         None,
         int,
         rule=_COUNT,
-        at={
-            Door.LLM: At(),
-            Door.SERVE: At("Most tokens of one step. Default: 512" + LIMITED),
-            Door.BENCH: At("Most tokens of one step. Default: 512" + LIMITED),
-            Door.TRITON_REPO: At("Most tokens of one step."),
-            Door.TRITON: At(),
-        },
+        help=f"The most tokens of one step. [default: {DEFAULT_LIMITS['max_num_tokens']}, {_BUILT_FOR}]",
+        at={Door.LLM: At(), Door.SERVE: At(), Door.BENCH: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
     )
     max_prefill_chunk: int | None = declare(
         None,
         int,
         rule=_COUNT,
-        at={
-            Door.LLM: At(),
-            Door.SERVE: At("Most tokens of one prompt in one step."),
-            Door.TRITON_REPO: At("Most tokens of one prompt in one step."),
-            Door.TRITON: At(),
-        },
+        help="The most tokens of one prompt in one step. [default: no limit of its own]",
+        at={Door.LLM: At(), Door.SERVE: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
     )
-    max_prompt_logprob_rows: int = declare(64, rule=_COUNT, at={Door.LLM: At(), Door.TRITON: At()})
+    max_prompt_logprob_rows: int = declare(
+        64,
+        rule=_COUNT,
+        help="The most prompt tokens that one step scores for prompt_logprobs.",
+        at={Door.LLM: At(), Door.TRITON: At()},
+    )
     max_queue_size: int = declare(
         1024,
         rule=_COUNT,
+        help=f"{_QUEUE}.",
         at={
             Door.LLM: At(),
-            Door.SERVE: At("Requests that may wait; one more is answered 429.", default=256),
-            Door.TRITON_REPO: At("Requests that may wait.", default=None),
+            Door.SERVE: At(f"{_QUEUE}; one more is answered 429.", default=256),
+            Door.TRITON_REPO: At(f"{_QUEUE}. [default: 1024]", default=None),
             Door.TRITON: At(),
         },
     )
@@ -88,22 +86,25 @@ class EngineFields:
         None,
         int,
         rule=_THREADS,
+        help="Worker threads that compute. [default: one per physical core]",
         at={
             Door.LLM: At(),
-            Door.RUN: ONE_PER_CORE,
-            Door.SERVE: ONE_PER_CORE,
-            Door.BENCH: ONE_PER_CORE,
-            Door.TRITON_REPO: ONE_PER_CORE,
+            Door.RUN: At(),
+            Door.SERVE: At(),
+            Door.BENCH: At(),
+            Door.EVAL: At(),
+            Door.TRITON_REPO: At(),
             Door.TRITON: At(),
         },
     )
     load: str = declare(
         "map",
         choices=LOADS,
+        help=_LOAD,
         at={
             Door.LLM: At(),
-            Door.SERVE: At("How weights are read."),
-            Door.TRITON_REPO: At("Map the weights, or copy them.", default=None),
+            Door.SERVE: At(),
+            Door.TRITON_REPO: At(f"{_LOAD} [default: map]", default=None),
             Door.TRITON: At(),
         },
     )
@@ -111,52 +112,48 @@ class EngineFields:
         None,
         bool,
         rule=Rule("True or False", lambda value: isinstance(value, bool)),
-        at={
-            Door.LLM: At(),
-            Door.SERVE: At(
-                "Default: on, but for engines of target onnx, which cannot.",
-                flag="--prefix-caching/--no-prefix-caching",
-            ),
-            Door.TRITON: At(),
-        },
+        help="Whether prompts with the same beginning share its part of the KV cache. [default: on, except for engines "
+        "of target onnx, which cannot]",
+        at={Door.LLM: At(), Door.SERVE: At(flag="--prefix-caching/--no-prefix-caching"), Door.TRITON: At()},
     )
     guided_vocabulary: str = declare(
         "lazy",
         choices=VOCABULARY_TIMES,
+        help=_VOCABULARY,
         at={
             Door.LLM: At(),
-            Door.SERVE: At(f"{_READ_FOR_GUIDED}.", default="eager"),
-            Door.TRITON_REPO: At(f"{_READ_FOR_GUIDED}, the default here.", default=None),
-            Door.TRITON: At(),
+            Door.SERVE: At(default="eager"),
+            Door.TRITON_REPO: At(f"{_VOCABULARY} [default: eager]", default=None),
+            Door.TRITON: At(default="eager"),
         },
     )
     chat_template: str | None = declare(
         None,
         str,
+        help=_TEMPLATE,
         at={
             Door.LLM: At(),
-            Door.RUN: At(
-                "With --chat: Jinja instead of the model's own template, or the name of one of the model's.",
-                metavar="FILE|NAME",
-            ),
-            Door.SERVE: At(
-                "Jinja instead of the model's own chat template, or the name of one of the model's.",
-                metavar="FILE|NAME",
-            ),
+            Door.RUN: At(f"With --chat: {_TEMPLATE}", metavar="FILE|NAME"),
+            Door.SERVE: At(metavar="FILE|NAME"),
         },
     )
     generation_config: str = declare(
         "model",
         choices=GENERATION_CONFIGS,
+        help="Where the defaults of sampling come from: the model's generation_config.json, or SamplingParams alone.",
         at={
             Door.LLM: At(),
-            Door.RUN: At("Defaults of sampling: what the model's generation_config.json names, or none of it."),
-            Door.SERVE: At("Defaults of sampling: what the model's generation_config.json names, or none of it."),
+            Door.RUN: At(),
+            Door.SERVE: At(),
             Door.TRITON_REPO: At(
-                "model: what a request leaves out is as the model's generation_config.json says. Default: "
-                "TensorRT-LLM's way.",
+                "model: what a request leaves out is as the model's generation_config.json says. [default: neutral, "
+                "TensorRT-LLM's defaults]",
                 default=None,
             ),
-            Door.TRITON: At(default="neutral"),
+            Door.TRITON: At(
+                "Where the defaults of sampling come from: the model's generation_config.json, or TensorRT-LLM's "
+                "defaults.",
+                default="neutral",
+            ),
         },
     )

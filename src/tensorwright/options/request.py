@@ -11,7 +11,7 @@ from typing import Any
 
 from tensorwright.options.declare import At, Door, Option, TextFile
 
-_MODELS = "Default: the model's, or "
+_MODELS = "[default: the model's, or"
 
 
 def parse_biases(texts: tuple[str, ...]) -> dict[int, float]:
@@ -48,18 +48,20 @@ def _of_run(
 
 SAMPLING = (
     _of_run("n", int, "Completions per prompt; several are printed when all are done.", 1, flag="-n"),
-    _of_run("max_tokens", int, "Most tokens to generate per prompt.", 64),
-    _of_run("min_tokens", int, "Do not end before so many tokens.", 0),
-    _of_run("temperature", float, f"0: greedy. {_MODELS}0."),
-    _of_run("top_k", int, f"Sample among the k likeliest tokens; 0: all. {_MODELS}0."),
-    _of_run("top_p", float, f"Sample among the likeliest tokens that reach p together; 1: all. {_MODELS}1."),
-    _of_run("min_p", float, f"Sample among tokens p times as likely as the likeliest; 0: all. {_MODELS}0."),
-    _of_run("seed", int, "Makes sampling repeatable."),
-    _of_run("repetition_penalty", float, f"Above 1: tokens of prompt and output are less likely. {_MODELS}1."),
-    _of_run("presence_penalty", float, "Taken off the logit of each token of the output.", 0.0),
-    _of_run("frequency_penalty", float, "The same, times how often the token occurs in the output.", 0.0),
+    _of_run("max_tokens", int, "The most tokens to generate per prompt.", 64),
+    _of_run("min_tokens", int, "The fewest tokens to generate before the text may end.", 0),
+    _of_run("temperature", float, f"Temperature of sampling; 0 is greedy. {_MODELS} 0]"),
+    _of_run("top_k", int, f"Sample among the k likeliest tokens; 0 is all. {_MODELS} 0]"),
+    _of_run("top_p", float, f"Sample among the likeliest tokens that reach p together; 1 is all. {_MODELS} 1]"),
+    _of_run("min_p", float, f"Sample among tokens p times as likely as the likeliest; 0 is all. {_MODELS} 0]"),
+    _of_run("seed", int, "Seed that makes sampling repeatable. [default: a random one]"),
     _of_run(
-        "logit_bias", str, "Added to the logit of a token id; -inf forbids it. May be repeated.",
+        "repetition_penalty", float, f"Penalty; above 1 it makes tokens of prompt and output less likely. {_MODELS} 1]"
+    ),
+    _of_run("presence_penalty", float, "Number taken off the logit of each token that the output has.", 0.0),
+    _of_run("frequency_penalty", float, "Number taken off a token's logit for each time that the output has it.", 0.0),
+    _of_run(
+        "logit_bias", str, "Number added to the logit of a token id; -inf forbids it. May be repeated.",
         metavar="TOKEN=BIAS", repeated=True, parse=parse_biases,
     ),
     _of_run("bad_words", str, "Text that must not be generated. May be repeated.", flag="--bad-word", repeated=True),
@@ -73,10 +75,12 @@ SAMPLING = (
     _of_run(
         "skip_special_tokens", bool, "Leave special tokens out of the text.", True, flag="--skip-special/--show-special"
     ),
-    _of_run("logprobs", int, "With --json: logprobs of the tokens, and of the k likeliest in each place."),
-    _of_run("prompt_logprobs", int, "With --json: the same of the prompt's tokens."),
+    _of_run("logprobs", int, "With --json: logprobs of the output's tokens, and of the k likeliest in each place."),
+    _of_run(
+        "prompt_logprobs", int, "With --json: logprobs of the prompt's tokens, and of the k likeliest in each place."
+    ),
     _of_run("truncate_prompt_tokens", int, "Use only the last k tokens of the prompt.", flag="--truncate-prompt"),
-    _of_run("timeout", float, "Seconds after which a prompt's generation ends. Default: none."),
+    _of_run("timeout", float, "Seconds after which a prompt's generation ends. [default: no limit]"),
 )  # fmt: skip
 """The options that are fields of SamplingParams."""
 

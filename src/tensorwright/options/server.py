@@ -7,20 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tensorwright.options.declare import (
-    MAX_INT32,
-    SECONDS,
-    At,
-    Door,
-    Rule,
-    Size,
-    declare,
-    is_positive,
-    is_whole,
-    whole_number,
-)
+from tensorwright.number_checks import MAX_INT32, is_int
+from tensorwright.options.declare import SECONDS, At, Door, Rule, Size, declare, is_positive, whole_number
 
 MAX_PORT = 65535
+DEFAULT_BODIES = 16
+"""The number of bodies of the largest size that there is room for, unless max_body_memory is given."""
+_PRIORITY = "The highest priority that a request may ask for."
 _POSITIVE = whole_number("a positive integer", high=math.inf)
 _POSITIVE_OR_NONE = whole_number("a positive integer, or None", high=math.inf)
 
@@ -38,7 +31,7 @@ class ServerFields:
     max_body_size: the most bytes of a request's body.
     body_timeout: the seconds in which the whole body must arrive.
     max_body_memory: the most bytes of all bodies that arrive or are read at once, without the first 64 KiB of each. One
-    address may use half. None means 16 times max_body_size.
+    address may use half. None means DEFAULT_BODIES times max_body_size.
     request_timeout: the seconds after which a request ends with an error; None means never.
     cors_origins: the web pages that may call, such as "https://example.org", or "*" for all; () turns CORS off.
     allowed_hosts: the names and addresses that a request's Host header may have; "*" and () mean any. If the server
@@ -58,32 +51,46 @@ class ServerFields:
     """
 
     api_keys: tuple[str, ...] = declare(
-        (), str, repeated=True, at=_serve("Clients need one of these as bearer. May be repeated.", "--api-key")
+        (),
+        str,
+        repeated=True,
+        at=_serve("Key that lets a client in, as its bearer token. May be repeated.", "--api-key"),
     )
-    protect_metrics: bool = declare(False, at=_serve("/metrics needs a key, too."))
+    protect_metrics: bool = declare(False, at=_serve("Ask for a key at /metrics too."))
     max_body_size: int = declare(
-        4 << 20, Size, rule=_POSITIVE, at=_serve("A larger body is answered 413.", default="4MiB")
+        4 << 20,
+        Size,
+        rule=_POSITIVE,
+        at=_serve("The most bytes of a request's body; a larger one is answered 413.", default="4MiB"),
     )
     max_body_memory: int | None = declare(
-        None, Size, at=_serve("Of all bodies at once; one more is answered 503. Default: 16 times --max-body-size.")
+        None,
+        Size,
+        at=_serve(
+            "The most bytes of all bodies at once; one more is answered 503. "
+            f"[default: {DEFAULT_BODIES} times --max-body-size]"
+        ),
     )
-    body_timeout: float = declare(30.0, rule=SECONDS, at=_serve("Seconds for a body to come."))
+    body_timeout: float = declare(30.0, rule=SECONDS, at=_serve("Seconds in which a body must arrive."))
     request_timeout: float | None = declare(
-        None, float, rule=Rule("positive, or None", is_positive), at=_serve("Seconds for a request. Default: no limit.")
+        None,
+        float,
+        rule=Rule("positive, or None", is_positive),
+        at=_serve("Seconds after which a request ends. [default: no limit]"),
     )
     cors_origins: tuple[str, ...] = declare(
         (),
         str,
         repeated=True,
-        at=_serve('A web page\'s origin that may call, or "*". May be repeated. Default: none.', "--cors-origin"),
+        at=_serve('Origin of web pages that may call, or "*". May be repeated. [default: none]', "--cors-origin"),
     )
     allowed_hosts: tuple[str, ...] = declare(
         (),
         str,
         repeated=True,
         at=_serve(
-            'A name by which clients reach the server, or "*". May be repeated. Default on 127.0.0.1: those of '
-            "the machine itself; elsewhere any.",
+            'Name by which clients reach the server, or "*". May be repeated. [default: on 127.0.0.1 the names of the '
+            "machine itself, elsewhere any]",
             "--allowed-host",
         ),
     )
@@ -92,36 +99,46 @@ class ServerFields:
         int,
         rule=_POSITIVE_OR_NONE,
         at=_serve(
-            "Completions of one key at once; one more is answered 429. Default, with two keys or more: half of "
-            "--max-batch-size and --max-queue-size."
+            "The most completions of one key at once; one more is answered 429. [default: with two keys or more half "
+            "of --max-batch-size and --max-queue-size, else no limit]"
         ),
     )
     max_requests_per_address: int | None = declare(
-        None, int, rule=_POSITIVE_OR_NONE, at=_serve("The same of one address. Default: no limit.")
+        None,
+        int,
+        rule=_POSITIVE_OR_NONE,
+        at=_serve("The most completions of one address at once; one more is answered 429. [default: no limit]"),
     )
-    retry_after: int = declare(1, rule=_POSITIVE, at=_serve("Seconds, in the header of a 429 or 503."))
+    retry_after: int = declare(
+        1, rule=_POSITIVE, at=_serve("Seconds that a client is told to wait, in the header of a 429 or 503.")
+    )
     max_waiting_jobs: int = declare(
-        512, rule=_POSITIVE, at=_serve("Requests that may wait for each pool of threads, beyond it 429.")
+        512,
+        rule=_POSITIVE,
+        at=_serve("The most requests that may wait for each pool of threads; one more is answered 429."),
     )
     max_job_seconds: float = declare(
-        30.0, rule=SECONDS, at=_serve("A thread that works on one request for longer: /ready says 503.")
+        30.0, rule=SECONDS, at=_serve("Seconds that a thread may work on one request before /ready says 503.")
     )
     max_stall_seconds: float = declare(
-        300.0, rule=SECONDS, at=_serve("An engine that ends no step for longer: /ready says 503.")
+        300.0, rule=SECONDS, at=_serve("Seconds that an engine with requests may end no step before /ready says 503.")
     )
     max_priority: int = declare(
         0,
         rule=whole_number("an integer from 0 to 2**31 - 1", low=0, high=MAX_INT32),
+        help=_PRIORITY,
         at={
-            Door.SERVE: At("Most that a request's priority may be."),
-            Door.TRITON_REPO: At("Most that a request's priority may be. Default: 0.", default=None, minimum=0),
+            Door.SERVE: At(),
+            Door.TRITON_REPO: At(f"{_PRIORITY} [default: 0]", default=None, minimum=0),
             Door.TRITON: At(minimum=0),
         },
     )
-    shared_prefixes: bool = declare(False, at=_serve("One prefix cache for all keys; without, each key has its own."))
-    log_prompts: bool = declare(False, at=_serve("Bodies of requests go into the log."))
+    shared_prefixes: bool = declare(
+        False, at=_serve("Share one prefix cache among all keys, in place of one for each key.")
+    )
+    log_prompts: bool = declare(False, at=_serve("Write the bodies of requests into the log."))
     quiet_probes: bool = declare(
-        False, at=_serve("No lines in the log of /health, /ready and /metrics that were answered with 200.")
+        False, at=_serve("Leave /health, /ready and /metrics out of the log where the answer was 200.")
     )
 
 
@@ -140,29 +157,39 @@ class NetworkFields:
     drain_timeout: the seconds that requests have to finish after the server is told to end.
     """
 
-    host: str = declare("127.0.0.1", at=_serve("0.0.0.0: all networks."))
+    host: str = declare("127.0.0.1", at=_serve("Address to listen on; 0.0.0.0 is that of all networks."))
     port: int = declare(
         8000,
-        rule=Rule(f"from 0 to {MAX_PORT}", lambda value: is_whole(value) and 0 <= value <= MAX_PORT),
-        at=_serve("0: any that is free."),
+        rule=Rule(f"from 0 to {MAX_PORT}", lambda value: is_int(value) and 0 <= value <= MAX_PORT),
+        at=_serve("Port to listen on; 0 is any that is free."),
     )
     tls_cert: str | None = declare(
-        None, str, at=_serve("Certificate chain, PEM. With --tls-key: https.", metavar="FILE")
+        None, str, at=_serve("Certificate chain in PEM form; with --tls-key the server speaks https.", metavar="FILE")
     )
-    tls_key: str | None = declare(None, str, at=_serve("Its key, PEM.", metavar="FILE"))
+    tls_key: str | None = declare(None, str, at=_serve("Private key of --tls-cert in PEM form.", metavar="FILE"))
     max_connections: int = declare(
-        1024, rule=_POSITIVE, at=_serve("With requests under way; one more is answered 503.")
+        1024, rule=_POSITIVE, at=_serve("The most connections with requests under way; one more is answered 503.")
     )
     max_connections_per_address: int | None = declare(
-        None, int, rule=_POSITIVE, at=_serve("The same of one address, answered 429. Default: no limit.")
+        None,
+        int,
+        rule=_POSITIVE,
+        at=_serve(
+            "The most connections of one address with requests under way; one more is answered 429. [default: no limit]"
+        ),
     )
-    keep_alive: float = declare(65.0, rule=SECONDS, at=_serve("Seconds for an idle connection."))
-    header_timeout: float = declare(15.0, rule=SECONDS, at=_serve("Seconds for headers to come."))
+    keep_alive: float = declare(65.0, rule=SECONDS, at=_serve("Seconds that an idle connection stays open."))
+    header_timeout: float = declare(15.0, rule=SECONDS, at=_serve("Seconds in which a request's headers must arrive."))
     client_timeout: float = declare(
         60.0, rule=SECONDS, at=_serve("Seconds that a client may take nothing of its answer.")
     )
     drain_timeout: float = declare(
         30.0,
         rule=Rule("0 or more seconds", lambda value: value == 0 or is_positive(value)),
-        at=_serve("Seconds for requests to finish after SIGTERM or Ctrl-C."),
+        at=_serve("Seconds that requests have to finish after SIGTERM or Ctrl-C."),
     )
+
+
+def is_api_key(key: str) -> bool:
+    """Whether the key can stand in a header: one or more printable ASCII characters without spaces."""
+    return bool(key) and key.isascii() and key.isprintable() and " " not in key

@@ -81,7 +81,7 @@ def test_the_same_bits_in_any_batch_and_any_chunks(
 ) -> None:
     asked = sequences([100, 2, 31, 64, 99, 100, 5])
     alone = [next(Scorer(engine, 100, 1).score([ids])).tolist() for ids in asked]
-    monkeypatch.setattr(evaluate, "MAX_TOKENS", most)
+    monkeypatch.setattr(evaluate, "MAX_SCORED_PER_STEP", most)
     together = [scores.tolist() for scores in Scorer(engine, 100, 2).score(asked)]
     assert together == alone
 

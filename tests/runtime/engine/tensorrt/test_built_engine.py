@@ -16,8 +16,8 @@ from tensorwright import LLM, SamplingParams, build
 from tensorwright.engine_format.tensorrt_manifest import ENGINE_FILE, KvLayer
 from tensorwright.ir.parse import parse_graph
 from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.options.engine import DEFAULT_LIMITS
 from tensorwright.runtime.engine.engine_dir import open_engine
-from tensorwright.runtime.engine.options import DEFAULT_LIMITS
 from tensorwright.runtime.engine.tensorrt import executor, library
 
 profiles = pytest.importorskip("tensorwright.builder.emit.tensorrt.profiles")

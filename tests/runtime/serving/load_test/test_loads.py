@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from tensorwright.errors import InvalidOptionError
+from tensorwright.options.bench import FIXED, PROFILES
 from tensorwright.runtime.serving.load_test.run import arrival_times
 from tensorwright.runtime.serving.load_test.settings import LoadSettings, base_url, check_plot
 from tensorwright.runtime.serving.load_test.workload import (
-    PROFILES,
+    LENGTHS,
     LogNormal,
     burst_times,
     draw_lengths,
@@ -49,15 +50,19 @@ def test_arrivals_depend_on_the_seed_only() -> None:
     assert slower == pytest.approx([2 * t for t in first])  # the same arrivals, stretched
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", LENGTHS)
 def test_lengths_are_log_normal(name: str) -> None:
     """The mean within 4 standard errors, the logarithm's deviation within 3 %: so many draws, no bound in the way."""
     count = 40_000
     drawn = np.array(draw_lengths(name, count, 10**6, 10**6, rng()), dtype=float)
-    for column, law in enumerate((PROFILES[name].prompt, PROFILES[name].output)):
+    for column, law in enumerate((LENGTHS[name].prompt, LENGTHS[name].output)):
         error = np.sqrt((np.exp(law.sigma**2) - 1) / count)
         assert drawn[:, column].mean() == pytest.approx(law.mean, rel=4 * error)
         assert np.log(drawn[:, column]).std() == pytest.approx(law.sigma, rel=0.03)
+
+
+def test_every_profile_that_can_be_asked_for_has_lengths() -> None:
+    assert {*LENGTHS, FIXED} == set(PROFILES)
 
 
 def test_lengths_keep_their_bounds() -> None:

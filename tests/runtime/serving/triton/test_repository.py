@@ -58,7 +58,12 @@ def test_a_model_folder(engine: Path, tmp_path: Path) -> None:
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
     options = options_of(folder)
     assert options.engine_path(folder) == engine
-    assert options.llm == {"kv_cache_memory": "1MiB", "max_batch_size": 64, "generation_config": "neutral"}
+    assert options.llm == {
+        "kv_cache_memory": "1MiB",
+        "max_batch_size": 64,
+        "generation_config": "neutral",
+        "guided_vocabulary": "eager",
+    }
     assert (options.interface, options.exclude_input_in_output) == ("both", False)
     namespace: dict[str, Any] = {}
     exec((folder / "1/model.py").read_text(), namespace)
@@ -135,7 +140,12 @@ def test_a_path_may_hold_quotes_and_letters(tmp_path: Path) -> None:
 def test_fewer_tokens_than_the_usual_batch_lower_it(engine: Path, tmp_path: Path) -> None:
     (folder,) = write_repository(engine, tmp_path, RepositoryOptions(parameters={"max_num_tokens": "16"}))
     assert read_config(folder).max_batch_size == 16
-    assert options_of(folder).llm == {"max_batch_size": 16, "max_num_tokens": 16, "generation_config": "neutral"}
+    assert options_of(folder).llm == {
+        "max_batch_size": 16,
+        "max_num_tokens": 16,
+        "generation_config": "neutral",
+        "guided_vocabulary": "eager",
+    }
 
 
 def test_an_existing_model_stays_unless_overwrite(engine: Path, tmp_path: Path) -> None:
@@ -217,7 +227,7 @@ def test_the_command(engine: Path, tmp_path: Path) -> None:
     assert result.output.count("wrote ") == 5
     options = options_of(repository / "ensemble")
     sizes = {"kv_cache_memory": "1MiB", "max_batch_size": 5, "threads": 2}
-    assert options.llm == {**sizes, "generation_config": "model"}
+    assert options.llm == {**sizes, "generation_config": "model", "guided_vocabulary": "eager"}
     assert options.exclude_input_in_output
     assert read_config(repository / "tensorrt_llm").max_batch_size == 0
     assert not read_config(repository / "tensorrt_llm").model_transaction_policy.decoupled
