@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import click
@@ -22,7 +24,7 @@ from tensorwright.options.request import GUIDED, SAMPLING
 from tensorwright.options.server import NetworkFields, ServerFields
 from tensorwright.options.triton import ModelFields, RepositoryFields
 from tensorwright.runtime.commands.cli import cli
-from tensorwright.runtime.serving.triton.model_options import OTHER_DEFAULTS
+from tensorwright.runtime.serving.triton.model_options import NAMES, OTHER_DEFAULTS, TRITONS
 
 DECLARED = options_in(
     BuildFields, EngineFields, LoadFields, LoadTestFields, ServerFields, NetworkFields, ModelFields, RepositoryFields,
@@ -97,6 +99,17 @@ def test_an_option_that_a_target_lacks_is_refused_with_the_reason() -> None:
     cache.check_target("auto", "onnx")
     with pytest.raises(InvalidOptionError, match="must be auto on target onnx, not int8: ONNX Runtime's cache"):
         cache.check_target("int8", "onnx")
+
+
+def test_tables_of_options_are_those_of_the_declarations() -> None:
+    """docs/make_options.py has no old page to name, and the table of config.pbtxt has every parameter."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs/make_options.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    section = (ROOT / "docs/triton.md").read_text(encoding="utf-8").partition("## Parameters")[2].partition("\n## ")[0]
+    assert tuple(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == NAMES
+    assert all(f"`{name}`" in section for name in TRITONS)
 
 
 def test_limits_on_the_page_are_the_declared_ones() -> None:

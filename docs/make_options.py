@@ -1,0 +1,77 @@
+"""Writes the tables of options into the pages of docs/: a row for each option that is declared in tensorwright/options.
+
+python docs/make_options.py            writes the tables
+python docs/make_options.py --check    exits with 1, and names the pages whose tables are old
+
+A table stands between two markers, of which the first names a door (tensorwright/options/declare.py). Sentences and
+defaults are not written here: correct the declaration.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tensorwright.options.bench import LoadFields, LoadTestFields
+from tensorwright.options.build import BuildFields
+from tensorwright.options.declare import Door, Option, options_at
+from tensorwright.options.engine import EngineFields
+from tensorwright.options.server import NetworkFields, ServerFields
+from tensorwright.options.triton import ModelFields, RepositoryFields
+
+DOCS = Path(__file__).resolve().parent
+GROUPS = (
+    ModelFields, RepositoryFields, NetworkFields, ServerFields, LoadFields, LoadTestFields, EngineFields, BuildFields,
+)  # fmt: skip
+"""The groups of options, in the order in which a table lists them."""
+TABLE = re.compile(r"<!-- options of (?P<door>.+?) -->\n.*?<!-- end of options -->", re.DOTALL)
+DEFAULT = re.compile(r" ?\[default: (?P<words>.*)\]$")
+"""The end of a help text, where the default is no value of the option's own."""
+
+
+def row(option: Option, door: Door) -> str:
+    """Returns the row of one option: its name at the door, its default, what it is and which values it takes."""
+    shown = option.shown(door)
+    words = DEFAULT.search(shown.help)
+    default = words["words"] if words else spelled(shown.default, door)
+    meaning = DEFAULT.sub("", shown.help)
+    if shown.choices:
+        meaning += " One of " + ", ".join(f"`{choice}`" for choice in shown.choices) + "."
+    name = option.name if door is Door.TRITON else shown.flag
+    return f"| `{name}` | {default} | {meaning} |".replace("|  |", "| |")
+
+
+def spelled(default: object, door: Door) -> str:
+    """Returns a default as a user writes it; "" for none. config.pbtxt has true and false."""
+    if default in (None, "", ()):
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) and door is Door.TRITON else default}`"
+
+
+def table(door: Door) -> str:
+    options = {option.name: option for option in options_at(door, *GROUPS)}  # two groups may share an option
+    rows = [row(option, door) for option in options.values()]
+    what = "parameter" if door is Door.TRITON else "option"
+    return "\n".join([f"| {what} | default | meaning |", "|---|---|---|", *rows])
+
+
+def written(text: str) -> str:
+    """Returns a page's text with tables that are true now."""
+    return TABLE.sub(
+        lambda old: f"<!-- options of {old['door']} -->\n{table(Door(old['door']))}\n<!-- end of options -->", text
+    )
+
+
+def main() -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))}
+    old = [page for page, text in pages.items() if written(text) != text]
+    if "--check" in sys.argv:
+        sys.exit("\n".join(f"docs/{page.name}: run docs/make_options.py" for page in old) or 0)
+    for page in old:
+        page.write_text(written(pages[page]), encoding="utf-8")
+        print(f"docs/{page.name}")
+
+
+if __name__ == "__main__":
+    main()
