@@ -6,6 +6,9 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from _pytest.unraisableexception import gc_collect_iterations_key
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from support.known_traces import known_traces
 from support.places import ROOT, TESTS
 
 SLOW_ROOMS = (
@@ -31,6 +35,14 @@ LONGEST_FIRST = (
 
 TOGETHER = ("plugins/tensorrt", "runtime/serving/tritonserver", "runtime/serving/server/api")
 """Folders that go to one worker as a whole: what their tests share takes longer to make than the tests take."""
+
+
+TRACING_ITSELF = (
+    "builder/test_trace.py", "builder/test_trace_attention_sinks.py", "builder/test_trace_ops.py",
+    "builder/test_trace_refusals.py", "builder/test_fix_longrope.py", "builder/test_collector.py",
+    "builder/test_interruptible.py", "builder/test_interrupts.py", "builder/test_killed_build.py",
+)  # fmt: skip
+"""Tests of what a trace does: these trace every model anew."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,6 +97,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
         return None
     config.option.loadscopereorder = False
     return LongestFirst(config, log)
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run that all of xdist's workers share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _known_traces(request: pytest.FixtureRequest, shared_folder: Path) -> Iterator[None]:
+    """A model is traced once per run. Where tests have not imported the tracing, there are no traces to be saved."""
+    with ExitStack() as stack:
+        traces = "tensorwright.builder.trace.export" in sys.modules
+        if traces and _place(request.path, TRACING_ITSELF) is None:
+            stack.enter_context(known_traces(shared_folder / "traces"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ def rewritten(tmp_path_factory: pytest.TempPathFactory):
     def get(variant: str, dtype: str = "float32") -> Rewritten:
         if (variant, dtype) not in known:
             checkpoint = open_checkpoint(make_variant(tmp_path_factory.mktemp(variant) / "m", variant))
-            traced = trace(checkpoint, dtype=dtype, max_seq_len=64)
+            traced = trace(checkpoint, dtype=dtype, max_seq_len=128)
             known[variant, dtype] = Rewritten(checkpoint, traced, run_pipeline(traced))
         return known[variant, dtype]
 

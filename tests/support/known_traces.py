@@ -1,0 +1,91 @@
+"""Keeps the traces of a run of tests: torch.export takes about a second of processor time for a tiny model, and the
+tests trace the same few dozen models several hundred times.
+
+A trace is known by everything that the export sees: the class and config of the model, the names, shapes and types of
+its parameters, the values of its buffers, the expressions of its weights, and the longest sequence. What comes before
+the export, such as refusals and the facts of the graph, happens in every trace. Values of weights are no part of a
+trace: no parameter has storage while the model is exported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tensorwright.ir.graph import Graph
+from tensorwright.ir.parse import parse_graph
+from tensorwright.ir.text import print_graph
+
+NOT_TRACED = ("_name_or_path", "transformers_version")
+"""Keys of a config that say where it came from."""
+
+
+class NotYetExported(NamedTuple):
+    """The arguments of an export, which takes place if its graph is not known."""
+
+    model: Any
+    max_seq_len: int
+
+
+@contextmanager
+def known_traces(folder: Path) -> Iterator[None]:
+    """Within the context `trace` and `trace_for_engine` take graphs that another trace left in `folder`."""
+    from tensorwright.builder.trace import export
+
+    real_export, real_lower = export._export, export.lower
+
+    def lower(program: NotYetExported, weights: dict[str, Any], graph: Graph, table: Any) -> None:
+        file = folder / _key(program, weights)
+        with file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists():
+                real_lower(real_export(program.model, program.max_seq_len), weights, graph, table)
+                _write(file, graph)
+        _fill(graph, file.read_text(encoding="utf-8"))
+
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "_export", NotYetExported)
+        patch.setattr(export, "lower", lower)
+        yield
+
+
+def _key(program: NotYetExported, weights: dict[str, Any]) -> str:
+    model = program.model
+    config = {key: value for key, value in model.config.to_dict().items() if key not in NOT_TRACED}
+    parameters = [(name, str(x.dtype), list(x.shape)) for name, x in model.named_parameters(remove_duplicate=False)]
+    buffers = [(name, str(x.dtype), list(x.shape), _bits(x)) for name, x in model.named_buffers()]
+    expressions = {name: str(expression) for name, expression in weights.items()}
+    seen = [type(model).__qualname__, config, parameters, buffers, expressions, program.max_seq_len]
+    return hashlib.sha256(json.dumps(seen, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _bits(buffer: Any) -> str:
+    if buffer.device.type == "meta":
+        return "without values"
+    import torch
+
+    return hashlib.sha256(buffer.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _write(file: Path, graph: Graph) -> None:
+    """The names that the lowering gave to nodes which it dropped are kept too: passes number their values after
+    them."""
+    names = json.dumps({"names": sorted(graph._names), "counter": graph._counter})
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    unfinished.write_text(f"# {names}\n{print_graph(graph)}", encoding="utf-8")
+    unfinished.rename(file)
+
+
+def _fill(graph: Graph, text: str) -> None:
+    known, names = parse_graph(text), json.loads(text.partition("\n")[0].removeprefix("# "))
+    graph.nodes, graph.outputs = known.nodes, known.outputs
+    graph._names, graph._counter = set(names["names"]), names["counter"]
