@@ -19,26 +19,31 @@ from simulation.world import World, write_toy_engine
 @contextmanager
 def older_objects_set_aside() -> Iterator[None]:
     """The collector does not look at what is there before: it is no garbage of the runs, and to look through all of it
-    would take nearly all their time."""
+    would take nearly all their time. Objects that were set aside earlier, as the suite does with its tests, stay so."""
+    frozen_before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        if frozen_before:
+            gc.collect()
+            gc.freeze()
 
 
 def run_seed(seed: int, engine: Path, **changes: Any) -> tuple[World, list[str]]:
     """The world in its end, and what went wrong in it. changes: to what the seed draws of Swarm."""
     gc.collect()
+    world = World(seed, engine, changes)
     gc.disable()  # it comes where the seed says
     try:
-        world = World(seed, engine, changes)
         world.run()
     except Deadlock as error:
         return world, [str(error)]
     finally:
         gc.enable()
+        world.detach_finalizer()
     return world, world.trouble
 
 

@@ -120,6 +120,12 @@ class World:
             self._end()
             self._check_end()
 
+    def detach_finalizer(self) -> None:
+        """The LLM's finalizer holds its client, which holds this world by the executor, which holds the LLM: none of
+        them would be freed before the interpreter ends."""
+        if self.llm is not None:
+            self.llm._finalizer.detach()
+
     def _run_loop(self) -> None:
         asyncio.events.set_event_loop(self.loop)
         self.loop.run_forever()
