@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorwright.builder.build import BLOCK_SIZE
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.measure.accuracy import engine_logits
+from tensorwright.builder.target.cpu import BLOCK_SIZE
 from tensorwright.builder.trace.export import trace_for_engine
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS
 from tensorwright.engine_format.weight_formats import parse_spec
