@@ -1,4 +1,4 @@
-"""README.md and docs/*.md tell the truth: commands, options, links, files, names of the API and errors exist."""
+"""The pages tell the truth: commands, options, links and files exist, and for users names of the API and errors too."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 import tensorwright
-from support.doc_words import ROOT, Commands, Page, anchors
+from support.doc_words import ROOMS, ROOT, Commands, Page, anchors
 from tensorwright import errors
 from tensorwright.builder.cli import build_engine
 from tensorwright.runtime.commands.cli import cli
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+"""What users read."""
+ROOM_PAGES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("README.md"))
+ALL_PAGES = [*PAGES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *ROOM_PAGES]
+"""With what those read who work on the code."""
 COMMANDS = Commands(cli, build_engine)
 CALL = re.compile(r"\b(LLM|SamplingParams|GuidedDecodingParams|build)\((?:[^()]|\([^()]*\))*")
 KEYWORD = re.compile(r"\b(\w+)=(?!=)")
@@ -24,7 +28,8 @@ ERROR = re.compile(r"\b[A-Z]\w+Error\b")
 BUILT_IN = {"ValueError", "ImportError", "MemoryError", "TimeoutError"}
 VARIABLE = re.compile(r"\b(?:TENSORWRIGHT|TRITON)_[A-Z_]+\b")
 
-every_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+users_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+every_page = pytest.mark.parametrize("path", ALL_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def page(path: Path) -> Page:
@@ -60,7 +65,7 @@ def test_files_exist(path: Path) -> None:
     assert not missing, f"{path.name} names {', '.join(missing)}"
 
 
-@every_page
+@users_page
 def test_names_of_the_api_exist(path: Path) -> None:
     faults = []
     for line in page(path).code:
@@ -70,7 +75,7 @@ def test_names_of_the_api_exist(path: Path) -> None:
     assert not faults, f"{path.name} names {', '.join(faults)}"
 
 
-@every_page
+@users_page
 def test_errors_and_variables_exist(path: Path) -> None:
     code = page(path).code
     named = {name for line in code for name in ERROR.findall(line)} - BUILT_IN - {"UsageError"}

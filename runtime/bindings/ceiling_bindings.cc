@@ -1,4 +1,4 @@
-// The ceilings of the machine in Python: the rates that `tensorwright profile` and the benchmarks compare
+// The ceilings of the machine in Python: the rates that `tensorwright run --profile` and the benchmarks compare
 // with.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

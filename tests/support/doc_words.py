@@ -40,8 +40,11 @@ WRAPPED = re.compile(r"(?<=[^\n])\n(?=[^\n|#*])")
 """Between two lines of a paragraph; code may go over it."""
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-ROOMS = ("tensorwright", "models", "builder", "passes", "plugins", "runtime", "tests", "benchmarks", "docs")
-FILE = re.compile(rf"(?<![\w./-])(?:{'|'.join(ROOMS)})/[\w./-]*\w(?!\*)")
+ROOMS = (
+    "src", "engine_format", "ir", "models", "builder", "passes", "plugins", "runtime", "tests", "benchmarks", "docs",
+)  # fmt: skip
+FILE = re.compile(rf"(?<![\w./-])(?:{'|'.join(ROOMS)})/[\w./-]*\w(?![\w./-]*[*<{{])")
+"""A file or folder; not a name with a placeholder."""
 
 
 @dataclass
