@@ -1,7 +1,7 @@
 """A request's tokens and logprobs are the same bits alone, in any company, however its prompt is cut up.
 
 Also here, because every such run must end so: no block leaks, and waste stays below one block per sequence.
-TENSORWRIGHT_LARGE_LOAD=1000 runs the largest load in its full form; the suite runs 300 requests of it.
+TENSORWRIGHT_LARGE_LOAD=1000 runs the largest load in its full form; the suite runs 120 requests of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tensorwright import LLM, SamplingParams
 from tensorwright.runtime.engine.engine_dir import open_engine
 
-LARGE_LOAD = int(os.environ.get("TENSORWRIGHT_LARGE_LOAD", "300"))
+LARGE_LOAD = int(os.environ.get("TENSORWRIGHT_LARGE_LOAD", "120"))
 SHAPED = {
     "min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2,
     "logit_bias": {5: 4.0, 6: -4.0}, "bad_words": [[5, 5]],

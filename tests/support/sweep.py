@@ -12,7 +12,8 @@ import pytest
 
 def sweep(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Like `pytest.mark.parametrize(name, values)`, but the values are run through within one test. The error of the
-    first that fails says which it was. The test must not skip, and its fixtures must stand being used again.
+    first that fails says which it was. A skip is such an error too, for it would hide all values after it. The fixtures
+    of the test must stand being used again.
     """
     every = list(values)
     assert every
@@ -23,6 +24,8 @@ def sweep(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], C
             for value in every:
                 try:
                     test(*args, **kwargs, **{name: value})
+                except pytest.skip.Exception as skip:
+                    raise AssertionError(f"{test.__name__} skips at {name} = {value!r}: {skip}") from skip
                 except (Exception, pytest.fail.Exception) as error:
                     error.add_note(f"with {name} = {value!r}")
                     raise

@@ -172,6 +172,7 @@ def test_of_a_running_engine(tmp_path: Path) -> None:
     assert all(row["calls"] == 3 for row in profile["decode"]["instructions"])
 
 
+@pytest.mark.computes
 def test_ceilings_of_this_machine() -> None:
     assert REPEATS > 1
     if "avx2" not in PRESENT:  # what measures them is written for AVX2 at least

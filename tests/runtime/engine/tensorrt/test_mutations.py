@@ -251,7 +251,7 @@ MUTATIONS: dict[str, tuple[Any, str, Any]] = {
 
 
 END = ("context freed", "engine freed", "runtime freed", "plugins closed", "cuDevicePrimaryCtxRelease")
-RED = (AssertionError, TensorwrightError, ValueError, TypeError, RuntimeError, pytest.fail.Exception)
+RED = (AssertionError, TensorwrightError, ValueError, RuntimeError, pytest.fail.Exception)
 
 
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
