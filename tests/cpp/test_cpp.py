@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support.places import ROOT, build_folder
+from support.places import ROOT, build_folder, building, find_tool
 
 BUILD = Path(os.environ.get("TENSORWRIGHT_CPP_BUILD", build_folder() or ROOT / "build" / "cpp-tests"))
 """Where the installed module was compiled, if it was here: then its library is not compiled again."""
@@ -24,13 +22,6 @@ PROGRAMS = sorted(path.stem for path in (ROOT / "tests/cpp").glob("*_test.cc"))
 pytestmark = pytest.mark.timeout(1500)  # the first to run compiles everything
 
 
-def tool(name: str) -> str:
-    """cmake and ninja stand beside the interpreter that the dev extra was installed for."""
-    found = shutil.which(name, path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    assert found is not None, f"{name} is missing; pip install -e '.[dev]'"
-    return found
-
-
 def call(*command: str, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
@@ -39,22 +30,21 @@ def call(*command: str, env: dict[str, str] | None = None) -> str:
 
 @pytest.fixture(scope="session")
 def cpp_build() -> Path:
-    """The build folder, up to date. Kept between runs; a lock, for several workers may want it at once."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """The build folder, up to date. It is kept between runs, and several workers may want it at once."""
+    with building():
         new = [] if (BUILD / "CMakeCache.txt").exists() else [
-            "-S", str(ROOT), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}", "-DCMAKE_BUILD_TYPE=Release",
+            "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={find_tool('ninja')}", "-DCMAKE_BUILD_TYPE=Release",
             "-DTENSORWRIGHT_PYTHON=OFF",
         ]  # fmt: skip
-        call(tool("cmake"), "-B", str(BUILD), "-DTENSORWRIGHT_TESTS=ON", *new)
-        call(tool("cmake"), "--build", str(BUILD), "--target", "cpp_tests")
+        call(find_tool("cmake"), "-S", str(ROOT), "-B", str(BUILD), "-DTENSORWRIGHT_TESTS=ON", *new)
+        call(find_tool("cmake"), "--build", str(BUILD), "--target", "cpp_tests")
     return BUILD
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program(cpp_build: Path, program: str) -> None:
-    call(tool("ctest"), "--test-dir", str(cpp_build), "--output-on-failure", "-R", f"^{program}$", "--no-tests=error")
+    only = ("-R", f"^{program}$", "--no-tests=error")
+    call(find_tool("ctest"), "--test-dir", str(cpp_build), "--output-on-failure", *only)
 
 
 @pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
@@ -72,7 +62,7 @@ def test_program_on_another_processor(cpp_build: Path, processor: str, program: 
 
 
 def test_every_program_is_known_to_ctest(cpp_build: Path) -> None:
-    listed = call(tool("ctest"), "--test-dir", str(cpp_build), "--show-only")
+    listed = call(find_tool("ctest"), "--test-dir", str(cpp_build), "--show-only")
     assert f"Total Tests: {len(PROGRAMS)}" in listed
 
 

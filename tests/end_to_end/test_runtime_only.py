@@ -7,13 +7,15 @@ import re
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from support.places import ROOT, build_folder, building, find_tool
 from tensorwright.installing import install
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 LIMIT_BYTES = 250_000_000
 
 pytestmark = pytest.mark.timeout(1200)  # compiles a wheel, downloads the dependencies
@@ -26,12 +28,25 @@ def call(*command: str | Path, status: int = 0) -> subprocess.CompletedProcess[s
     return done
 
 
+@contextmanager
+def keeping_the_testing_module() -> Iterator[None]:
+    """Configures the shared build folder with the module of tests again, if it had it, for a wheel is built without."""
+    folder, option = build_folder(), "TENSORWRIGHT_TESTING_MODULE"
+    kept = folder is not None and f"{option}:BOOL=TRUE" in (folder / "CMakeCache.txt").read_text()
+    try:
+        yield
+    finally:
+        if folder is not None and kept:
+            call(find_tool("cmake"), "-S", ROOT, "-B", folder, f"-D{option}=TRUE")
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """bin/ of a virtual environment with the wheel and its run-time dependencies only."""
     home = tmp_path_factory.mktemp("runtime-only")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    call(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", home / "wheel", ROOT)
+    with building(), keeping_the_testing_module():
+        call(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", home / "wheel", ROOT)
     venv.create(home / "venv", with_pip=True)
     (wheel,) = (home / "wheel").glob("tensorwright-*.whl")
     binaries = home / "venv" / "bin"
