@@ -56,8 +56,9 @@ def best_seconds(
 ) -> float:
     return min(
         _testing.time_attention(
-            DTYPES[dtype], index, context, queries, model.heads, model.kv_heads, model.head_dim,
-            min(args.query_tile, queries), layers, threads=threads, repeats=args.repeats,
+            DTYPES[dtype], index, context=context, queries=queries, heads=model.heads, kv_heads=model.kv_heads,
+            head_dim=model.head_dim, query_tile=min(args.query_tile, queries), layers=layers, threads=threads,
+            repeats=args.repeats,
         )
     )  # fmt: skip
 

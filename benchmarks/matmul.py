@@ -89,10 +89,13 @@ class Kernel:
         return shape.weights // shape.k // LANES * self.format.panel_bytes(shape.k)
 
     def time(self, shape: Shape, rows: int, repeats: int, threads: int, copies: int) -> list[float]:
-        size = (self.index, rows, shape.n, shape.k, shape.epilogue, threads, repeats, copies)
+        how = {
+            "rows": rows, "n": shape.n, "k": shape.k, "epilogue": shape.epilogue,
+            "threads": threads, "repeats": repeats, "copies": copies,
+        }  # fmt: skip
         if self.format is None:
-            return _testing.time_matmul(DTYPES.index(self.dtype), *size)
-        return _testing.time_quantized_matmul(CODES[self.format.dtype], self.format.group, *size)
+            return _testing.time_matmul(DTYPES.index(self.dtype), self.index, **how)
+        return _testing.time_quantized_matmul(CODES[self.format.dtype], self.format.group, self.index, **how)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ SCALE_BYTES = 64
 LANES = 16
 """The number of rows in a panel."""
 MAX_WHOLE_ROW = (2**31 - 1) // (127 * 128)
-"""The most columns that w8a8 can sum exactly in 32 bits: TW_MOST_WHOLE_ROW of layout.h."""
+"""The most columns that w8a8 can sum exactly in 32 bits: TW_MAX_WHOLE_ROW of layout.h."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 // embedding: y[t, :] = scale * table[ids[t], :], where ids are the step's tokens or positions.
 #include "plugins/embedding/kernels.h"
+#include "plugins/matmul/pack.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 
@@ -56,7 +57,7 @@ void check_embedding(const InstructionCheck& c) {
   const int32_t ids = c.instruction.ints[0];
   c.require(ids == TW_IDS_TOKENS || ids == TW_IDS_POSITIONS, "ids must be 0 or 1, is ", ids);
   const uint64_t panels =
-      ids == TW_IDS_TOKENS ? ceil_panels(c.plan.header.vocab_size) : uint64_t{table->n / TW_LANES};
+      static_cast<uint64_t>(ids == TW_IDS_TOKENS ? panels_of(c.plan.header.vocab_size) : table->n / TW_LANES);
   if (table->layout == static_cast<uint32_t>(WeightLayout::kQuantized)) {
     c.require_quantized("table", table, panels, table->k);
   } else {

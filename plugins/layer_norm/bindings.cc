@@ -65,7 +65,8 @@ void bind(nb::module_& m) {
       "layer_norm_table", [] { return kernel_list(layer_norm_kernels()); },
       "[(name, isa, runnable here)], best first.");
   m.def("run_layer_norm", &run_layer_norm, "index"_a, "x"_a, "w"_a, "b"_a.none(), "y"_a,
-        "residual"_a = nb::none(), "sum"_a = nb::none(), "eps"_a = 1e-6f, "weight_offset"_a = 0.0f,
+        "residual"_a = nb::none(), "sum"_a = nb::none(), nb::kw_only(), "eps"_a = 1e-6f,
+        "weight_offset"_a = 0.0f,
         "Kernel `index` of layer_norm_table: x float32 [rows, width], y float32 or uint16 in place.");
 }
 

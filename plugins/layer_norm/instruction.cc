@@ -1,10 +1,10 @@
 // layer_norm of whole rows, with or without a residual that is added first, or of runs of columns inside a
 // row of qkv (the norms of q and k). Columns of y outside the runs are those of x.
+#include "plugins/rms_norm/instruction.h"
+
 #include <cstring>
 
 #include "plugins/layer_norm/kernels.h"
-#include "runtime/core/ops/op.h"
-#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -14,7 +14,7 @@ class LayerNorm : public Operation {
   LayerNorm(const Instruction& instruction, const OpContext& context)
       : x_(context.buffer(instruction.in[0])),
         y_(context.buffer(instruction.out[0])),
-        has_residual_(instruction.in[1] >= 0),
+        residual_(instruction, context),
         w_(context.weight_floats(instruction.weight[0])),
         b_(context.weight_floats(instruction.weight[1])),
         start_(instruction.ints[0]),
@@ -25,10 +25,6 @@ class LayerNorm : public Operation {
         kernel_(choose("layer_norm", layer_norm_kernels(), context.isa)) {
     const bool own_weights = context.weight(instruction.weight[0]).k != static_cast<uint32_t>(width_);
     w_step_ = own_weights ? width_ : 0;
-    if (has_residual_) {
-      residual_ = context.buffer(instruction.in[1]);
-      sum_ = context.buffer(instruction.out[1]);
-    }
   }
 
   void run(const StepView& view, ThreadTeam& team) override {
@@ -40,9 +36,9 @@ class LayerNorm : public Operation {
 
   Cost cost(const StepView& view) const override {
     const int64_t rows = x_.rows(view), columns = int64_t{heads_} * width_;
-    const int64_t extra = has_residual_ ? residual_.row_bytes() + sum_.row_bytes() : 0;
     const auto y_bytes = static_cast<int64_t>(tw_dtype_bytes(y_.dtype));
-    return {rows * (columns * (4 + y_bytes) + extra) + columns * int64_t{4}, rows * columns * 7};
+    return {rows * (columns * (4 + y_bytes) + residual_.row_bytes()) + columns * int64_t{4},
+            rows * columns * 7};
   }
 
  private:
@@ -68,17 +64,12 @@ class LayerNorm : public Operation {
     args.b = b_ ? b_ + int64_t{head} * w_step_ : nullptr;
     args.y = y_.at(view, begin) + first * static_cast<int64_t>(tw_dtype_bytes(y_.dtype));
     args.y_stride = y_.stride;
-    if (has_residual_) {
-      args.residual = residual_.floats(view, begin);
-      args.residual_stride = residual_.stride;
-      args.sum = sum_.floats(view, begin);
-      args.sum_stride = sum_.stride;
-    }
+    residual_.set(view, begin, &args);
     kernel_(&args);
   }
 
-  BufferRef x_, residual_, y_, sum_;
-  bool has_residual_;
+  BufferRef x_, y_;
+  ResidualSum residual_;
   const float *w_, *b_;
   int32_t start_, heads_, width_, w_step_ = 0;
   float eps_, weight_offset_;
@@ -91,7 +82,7 @@ class LayerNorm : public Operation {
 // not float32, one run must be the whole row.
 void check_layer_norm(const InstructionCheck& c) {
   const int32_t start = c.instruction.ints[0], heads = c.instruction.ints[1], width = c.instruction.ints[2];
-  c.require_norm();
+  require_norm(c);
   c.require_runs(start, heads, width, c.in(0)->cols);
   const bool whole = static_cast<uint32_t>(width) == c.in(0)->cols;
   c.require(whole || !c.in(1), "only whole rows may have a residual");

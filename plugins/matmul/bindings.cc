@@ -11,8 +11,8 @@
 #include <optional>
 
 #include "plugins/matmul/kernels.h"
-#include "plugins/matmul/pack.h"
 #include "runtime/bindings/kernel_bindings.h"
+#include "runtime/bindings/testing/panels.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -169,8 +169,9 @@ void bind(nb::module_& m) {
   m.def(
       "matmul_table", [](int dtype) { return kernel_list(matmul_kernels(dtype)); }, "dtype"_a,
       "[(name, isa, runnable here)], best first. dtype 0: float32, 1: bfloat16.");
-  m.def("run_matmul", &run_matmul, "dtype"_a, "index"_a, "x"_a, "w"_a, "y"_a, "bias"_a = nb::none(),
-        "residual"_a = nb::none(), "epilogue"_a = 0, "panel_begin"_a = 0, "panel_end"_a = -1,
+  m.def("run_matmul", &run_matmul, "dtype"_a, "index"_a, "x"_a, "w"_a, "y"_a, nb::kw_only(),
+        "bias"_a = nb::none(), "residual"_a = nb::none(), "epilogue"_a = 0, "panel_begin"_a = 0,
+        "panel_end"_a = -1,
         "Kernel `index` of matmul_table: x [rows, k], w packed uint8, y [rows, n] float32 or uint16 written "
         "in place, "
         "bias [panels * 16] in panel order, residual [rows, n].");
@@ -181,8 +182,8 @@ void bind(nb::module_& m) {
         "gate and up [n, k] -> panels gate 0, up 0, gate 1, up 1, ...");
   m.def("unpack_panels", &unpack, "dtype"_a, "packed"_a, "n"_a, "k"_a, "The inverse of pack_panels: [n, k].");
   m.def("panel_bytes", [](int dtype, size_t k) { return tw_panel_bytes(dtype, k); }, "dtype"_a, "k"_a);
-  m.def("time_matmul", &time_matmul, "dtype"_a, "index"_a, "rows"_a, "n"_a, "k"_a, "epilogue"_a = 0,
-        "threads"_a = 1, "repeats"_a = 10, "copies"_a = 1, "by_rows"_a = false,
+  m.def("time_matmul", &time_matmul, "dtype"_a, "index"_a, nb::kw_only(), "rows"_a, "n"_a, "k"_a,
+        "epilogue"_a = 0, "threads"_a = 1, "repeats"_a = 10, "copies"_a = 1, "by_rows"_a = false,
         nb::call_guard<nb::gil_scoped_release>(),
         "Seconds of each repeat of one matmul kernel, split over threads by panels or by rows.");
 }

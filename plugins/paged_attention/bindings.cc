@@ -228,8 +228,8 @@ void bind(nb::module_& m) {
   m.def("attention_table", [](int dtype) { return kernel_list(attention_kernels(dtype)); }, "dtype"_a);
   m.def("attention_combine_table", [] { return kernel_list(attention_combine_kernels()); });
   m.def("run_attention", &run_attention, "index"_a, "q"_a, "pages"_a, "block_table"_a, "acc"_a, "max"_a,
-        "sum"_a, "kv_head"_a, "block_size"_a, "first_position"_a, "split"_a, "scale"_a, "window"_a = 0,
-        "softcap"_a = 0.0f, "kv_dtype"_a = nb::none());
+        "sum"_a, nb::kw_only(), "kv_head"_a, "block_size"_a, "first_position"_a, "split"_a, "scale"_a,
+        "window"_a = 0, "softcap"_a = 0.0f, "kv_dtype"_a = nb::none());
   m.def("run_attention_combine", &run_attention_combine, "index"_a, "acc"_a, "max"_a, "sum"_a, "y"_a,
         "y_offsets"_a, "sinks"_a = nb::none());
   m.def(
@@ -238,9 +238,9 @@ void bind(nb::module_& m) {
         return tw_kv_block_bytes(dtype, kv_heads, head_dim, block_size);
       },
       "dtype"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a, "Bytes of one block of one layer.");
-  m.def("time_attention", &time_attention, "dtype"_a, "index"_a, "context"_a, "queries"_a, "heads"_a,
-        "kv_heads"_a, "head_dim"_a, "query_tile"_a = 16, "layers"_a = 1, "window"_a = 0, "block_size"_a = 32,
-        "threads"_a = 1, "repeats"_a = 5,
+  m.def("time_attention", &time_attention, "dtype"_a, "index"_a, nb::kw_only(), "context"_a, "queries"_a,
+        "heads"_a, "kv_heads"_a, "head_dim"_a, "query_tile"_a = 16, "layers"_a = 1, "window"_a = 0,
+        "block_size"_a = 32, "threads"_a = 1, "repeats"_a = 5,
         "Seconds of each repeat of the last `queries` of `context` positions, over all layers.");
 }
 

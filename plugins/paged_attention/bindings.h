@@ -13,7 +13,7 @@ namespace tensorwright {
 inline int cache_dtype(std::optional<int> asked, int q_dtype, int head_dim) {
   const int dtype = asked.value_or(q_dtype);
   require(dtype == q_dtype || dtype == TW_I8, "kv_dtype must be q's or int8");
-  require(dtype != TW_I8 || head_dim <= TW_KV_I8_HEAD_DIM, "head_dim is too large for an int8 cache");
+  require(dtype != TW_I8 || head_dim <= TW_MAX_I8_HEAD_DIM, "head_dim is too large for an int8 cache");
   return dtype;
 }
 

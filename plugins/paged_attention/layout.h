@@ -12,11 +12,9 @@
 
 // The largest head_dim. Kernels keep some rows of q on the stack. The limit of an int8 page is lower, because
 // products of 15 and 8 bits are summed in 32 bits.
-enum { TW_MOST_HEAD_DIM = 4096, TW_KV_I8_HEAD_DIM = 1024 };
+enum { TW_MAX_HEAD_DIM = 4096, TW_MAX_I8_HEAD_DIM = 1024 };
 
-static inline int tw_most_head_dim(int dtype) {
-  return dtype == TW_I8 ? TW_KV_I8_HEAD_DIM : TW_MOST_HEAD_DIM;
-}
+static inline int tw_max_head_dim(int dtype) { return dtype == TW_I8 ? TW_MAX_I8_HEAD_DIM : TW_MAX_HEAD_DIM; }
 
 // Returns the bytes of a K tile: the panel, and the scales in an int8 page.
 static inline size_t tw_kv_tile_bytes(int dtype, int head_dim) {

@@ -21,7 +21,7 @@ from tensorwright.plugins.paged_attention.quantize import QUERY_LEVELS, quantize
 from tensorwright.plugins.rounding import round_to
 
 CPU_MAX_HEAD_DIM = 4096
-"""Equal to TW_MOST_HEAD_DIM of layout.h: kernels of target cpu keep some rows of q on their stack."""
+"""Equal to TW_MAX_HEAD_DIM of layout.h: kernels of target cpu keep some rows of q on their stack."""
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:

@@ -58,7 +58,7 @@ inline float quantize_head(const float* x, int count, float levels, T* q) {
 
 // The next two functions write one position of K, and of V, into a head's part of an int8 page.
 inline void put_k_i8(char* page, int head_dim, int position, const float* k) {
-  int8_t q[TW_KV_I8_HEAD_DIM];
+  int8_t q[TW_MAX_I8_HEAD_DIM];
   const float scale = quantize_head(k, head_dim, kKvLevels, q);
   char* to = page + tw_kv_k_offset(TW_I8, head_dim, position, 0);
   for (int d = 0; d < head_dim; d += 4, to += 4 * TW_LANES) memcpy(to, q + d, 4);
@@ -66,7 +66,7 @@ inline void put_k_i8(char* page, int head_dim, int position, const float* k) {
 }
 
 inline void put_v_i8(char* page, int head_dim, int block_size, int position, const float* v) {
-  int8_t q[TW_KV_I8_HEAD_DIM];
+  int8_t q[TW_MAX_I8_HEAD_DIM];
   const float scale = quantize_head(v, head_dim, kKvLevels, q);
   memcpy(page + tw_kv_v_offset(TW_I8, head_dim, block_size, position, 0), q, (size_t)head_dim);
   memcpy(page + tw_kv_v_scale_offset(head_dim, block_size, position), &scale, sizeof scale);

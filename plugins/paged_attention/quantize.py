@@ -12,7 +12,7 @@ KV_LEVELS = 127
 QUERY_LEVELS = 127 * 128
 """The levels of q in attention: 15 bits, so that sums of products with 8 bits are exact in 32."""
 MAX_HEAD_DIM = 1024
-"""Equal to TW_KV_I8_HEAD_DIM of layout.h."""
+"""Equal to TW_MAX_I8_HEAD_DIM of layout.h."""
 SMALLEST = np.float32(2.0**-110)
 """A head with a smaller largest magnitude becomes zeros, since the inverse of its scale might overflow."""
 

@@ -14,17 +14,17 @@ namespace {  // each including file gets its own copy, compiled with its own fla
 constexpr int kChunk = 4;  // tiles that go through the steps together
 
 // The state of a row block while it goes through a split.
-template <int kMost>
+template <int kMaxRows>
 struct Rows {
-  int tile_begin, tile_end;                 // tiles that some row sees
-  uint16_t visible[kMost][TW_SPLIT_TILES];  // bit j: the row sees position j of the tile
-  uint8_t whole[TW_SPLIT_TILES];            // every row sees all of the tile
-  float max[kMost];                         // so far
-  alignas(64) float sum[kMost][TW_LANES];   // so far
+  int tile_begin, tile_end;                    // tiles that some row sees
+  uint16_t visible[kMaxRows][TW_SPLIT_TILES];  // bit j: the row sees position j of the tile
+  uint8_t whole[TW_SPLIT_TILES];               // every row sees all of the tile
+  float max[kMaxRows];                         // so far
+  alignas(64) float sum[kMaxRows][TW_LANES];   // so far
   // The following members describe the current chunk.
-  unsigned rescaled;                                   // bit i: the maximum of some row grew in tile i
-  float rescale[kMost][kChunk];                        // factors for the sums of earlier tiles
-  alignas(64) float weight[kMost][kChunk * TW_LANES];  // dot products, then exp(score - max)
+  unsigned rescaled;                                      // bit i: the maximum of some row grew in tile i
+  float rescale[kMaxRows][kChunk];                        // factors for the sums of earlier tiles
+  alignas(64) float weight[kMaxRows][kChunk * TW_LANES];  // dot products, then exp(score - max)
 };
 
 // The tiles of the split, and the first tiles after it as far as there are any.
@@ -35,9 +35,9 @@ struct TilePointers {
 
 // Finds the tiles that rows [row, row + rows) see, where row = query * group + head. Returns false if they
 // see nothing.
-template <int kMost>
-inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMost>& block) {
-  tw_visible range[kMost];
+template <int kMaxRows>
+inline bool look(const tw_attention_args* a, int64_t row, int rows, Rows<kMaxRows>& block) {
+  tw_visible range[kMaxRows];
   int begin = TW_ATTENTION_SPLIT, end = 0;
   for (int r = 0; r < rows; ++r) {
     range[r] = tw_visible_positions(a, (int32_t)((row + r) / a->group));
@@ -108,8 +108,8 @@ inline size_t quantized_q_words(int head_dim, int rows) {
 }
 
 inline void pack_quantized(const tw_attention_args* a, int64_t row, int rows, int32_t* to) {
-  float x[TW_KV_I8_HEAD_DIM];
-  int16_t q[TW_KV_I8_HEAD_DIM];
+  float x[TW_MAX_I8_HEAD_DIM];
+  int16_t q[TW_MAX_I8_HEAD_DIM];
   for (int r = 0; r < rows; ++r) {
     const int64_t at = (row + r) / a->group * a->q_stride + (row + r) % a->group * a->head_dim;
     if (a->q_dtype == TW_BF16) {
@@ -129,7 +129,7 @@ inline void pack_quantized(const tw_attention_args* a, int64_t row, int rows, in
 
 // Kernel must have kDtype, kMaxRows, Q (a packed element of q), packed_bytes, pack, rows(count) (returns the
 // function that takes `count` rows through a split), and tree_sum. The plan reader admits head_dim up to
-// tw_most_head_dim(), so q takes 128 KiB of the stack at most.
+// tw_max_head_dim(), so q takes 128 KiB of the stack at most.
 template <typename Kernel>
 inline void attend(const tw_attention_args* a) {
   const int64_t rows = (int64_t)a->queries * a->group;

@@ -39,11 +39,11 @@ struct Plain {
 // Quantized reads a cache of 8-bit integers and quantizes q to 15 bits, so that the dot product is exact.
 struct Quantized {
   const tw_attention_args* a;
-  int32_t q[TW_KV_I8_HEAD_DIM];
+  int32_t q[TW_MAX_I8_HEAD_DIM];
   float q_scale;
 
   Quantized(const tw_attention_args* args, int64_t at) : a(args) {
-    float x[TW_KV_I8_HEAD_DIM];
+    float x[TW_MAX_I8_HEAD_DIM];
     for (int d = 0; d < a->head_dim; ++d) {
       x[d] = a->q_dtype == TW_BF16 ? Plain<TW_BF16>::widen(a->q, at + d) : Plain<TW_F32>::widen(a->q, at + d);
     }

@@ -60,7 +60,7 @@ void run_quantized_matmul(int dtype, size_t index, int64_t group, int64_t k, con
                           const AnyRows& y, const std::optional<Vector<float>>& bias,
                           const std::optional<Rows<float>>& residual, int epilogue, int panel_begin,
                           int panel_end) {
-  require_quantized_format(dtype, group);
+  require_quantized_format(dtype, group, k);
   require_contiguous_rows(x, "x");
   require_contiguous_rows(y, "y");
   require(epilogue >= 0 && epilogue <= TW_EPILOGUE_LAST, "there is no such epilogue");
@@ -155,12 +155,12 @@ void bind(nb::module_& m) {
   m.def("quantize_weights_table", [] { return kernel_list(quantize_weights_kernels()); });
   m.def("quantize_rows_table", [] { return kernel_list(quantize_rows_kernels()); });
   m.def("quantize_rows", &quantize_rows, "dtype"_a, "index"_a, "group"_a, "x"_a, "q"_a, "scale"_a, "sum"_a);
-  m.def("run_quantized_matmul", &run_quantized_matmul, "dtype"_a, "index"_a, "group"_a, "k"_a, "x"_a,
-        "scale"_a, "sum"_a, "w"_a, "y"_a, "bias"_a = nb::none(), "residual"_a = nb::none(), "epilogue"_a = 0,
-        "panel_begin"_a = 0, "panel_end"_a = -1);
-  m.def("time_quantized_matmul", &time_quantized_matmul, "dtype"_a, "group"_a, "index"_a, "rows"_a, "n"_a,
-        "k"_a, "epilogue"_a = 0, "threads"_a = 1, "repeats"_a = 10, "copies"_a = 1, "by_rows"_a = false,
-        nb::call_guard<nb::gil_scoped_release>(),
+  m.def("run_quantized_matmul", &run_quantized_matmul, "dtype"_a, "index"_a, "group"_a, "k"_a, nb::kw_only(),
+        "x"_a, "scale"_a, "sum"_a, "w"_a, "y"_a, "bias"_a = nb::none(), "residual"_a = nb::none(),
+        "epilogue"_a = 0, "panel_begin"_a = 0, "panel_end"_a = -1);
+  m.def("time_quantized_matmul", &time_quantized_matmul, "dtype"_a, "group"_a, "index"_a, nb::kw_only(),
+        "rows"_a, "n"_a, "k"_a, "epilogue"_a = 0, "threads"_a = 1, "repeats"_a = 10, "copies"_a = 1,
+        "by_rows"_a = false, nb::call_guard<nb::gil_scoped_release>(),
         "The same of a quantized matmul kernel; dtype: 3 int8, 4 int4; group: 0 for whole rows.");
   m.def("quantize_panels", &quantize_with, "index"_a, "dtype"_a, "group"_a, "source"_a, "out"_a,
         "first"_a = 0, "step"_a = 1,

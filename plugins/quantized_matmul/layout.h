@@ -19,7 +19,7 @@ enum { TW_SCALE_BYTES = 64 };  // bytes of the scales of a pair of groups, or of
 // The most columns of a matrix of whole rows. x is in [-127, 127] and a stored w in [-128, 127]; the sum of
 // their products must fit an int32, and so must tw_sum_factor times the sum of x. (Groups have 128 columns at
 // most.)
-enum { TW_MOST_WHOLE_ROW = INT32_MAX / (127 * 128) };
+enum { TW_MAX_WHOLE_ROW = INT32_MAX / (127 * 128) };
 
 // Returns the number of groups of a row; 1 for whole rows.
 static inline int64_t tw_quantized_groups(int64_t k, int64_t group) {

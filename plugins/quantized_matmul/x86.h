@@ -52,6 +52,14 @@ struct Shape {
   int64_t chunk;  // rows
 };
 
+// The part of a call that is computed at once.
+struct Part {
+  int64_t row, rows;
+  int64_t panel, panels;
+  int64_t begin, end;  // groups of K
+  float* sum;          // [rows, kUnit, 16]
+};
+
 template <class Kind>
 Shape shape_of(const tw_quantized_matmul_args* a) {
   Shape s;
@@ -68,22 +76,21 @@ Shape shape_of(const tw_quantized_matmul_args* a) {
   return s;
 }
 
-// Adds groups [begin, end) for R rows from `row` and `panels` panels from `panel` to `sum`.
+// Adds a part of R rows and P panels to its sums.
 template <class Kind>
-void sum_rows(const tw_quantized_matmul_args* a, const Shape& s, int64_t row, int64_t rows, int64_t panel,
-              int64_t panels, int64_t begin, int64_t end, float* sum) {
-  const char* w = (const char*)a->matmul.w + panel * s.w_stride;
-  const auto micro = Kind::micro(rows, panels);
-  Group g = {(const int8_t*)a->matmul.x + row * a->matmul.x_stride + begin * s.size,
+void sum_rows(const tw_quantized_matmul_args* a, const Shape& s, const Part& part) {
+  const char* w = (const char*)a->matmul.w + part.panel * s.w_stride;
+  const auto micro = Kind::micro(part.rows, part.panels);
+  Group g = {(const int8_t*)a->matmul.x + part.row * a->matmul.x_stride + part.begin * s.size,
              a->matmul.x_stride,
-             a->x_scale + begin * a->group_stride + row,
-             a->x_sum + begin * a->group_stride + row,
+             a->x_scale + part.begin * a->group_stride + part.row,
+             a->x_sum + part.begin * a->group_stride + part.row,
              nullptr,
              nullptr,
              s.w_stride,
              s.size * Kind::kBits / 32,
-             sum};
-  for (int64_t i = begin; i < end; ++i) {
+             part.sum};
+  for (int64_t i = part.begin; i < part.end; ++i) {
     g.w = w + tw_quantized_group_offset(s.dtype, s.k, s.group, i);
     g.scales = w + tw_quantized_scale_offset(s.dtype, s.k, s.group, i);
     micro(&g);
@@ -91,17 +98,17 @@ void sum_rows(const tw_quantized_matmul_args* a, const Shape& s, int64_t row, in
   }
 }
 
-// Adds groups [begin, end) for a chunk of rows and a unit of panels to `sum`.
+// Adds a part of a chunk of rows and a unit of panels to its sums.
 template <class Kind>
-void sum_chunk(const tw_quantized_matmul_args* a, const Shape& s, int64_t row, int64_t rows, int64_t panel,
-               int64_t panels, int64_t begin, int64_t end, float* sum) {
-  const int64_t passes = ceil_div(rows, kRows);
+void sum_chunk(const tw_quantized_matmul_args* a, const Shape& s, const Part& part) {
+  const int64_t passes = ceil_div(part.rows, kRows);
   for (int64_t pass = 0; pass < passes; ++pass) {
-    const int64_t first = rows * pass / passes, count = rows * (pass + 1) / passes - first;
+    const int64_t first = part.rows * pass / passes, count = part.rows * (pass + 1) / passes - first;
     const int64_t at_once = Kind::panels_at_once(count);
-    for (int64_t p = 0; p < panels; p += at_once) {
-      sum_rows<Kind>(a, s, row + first, count, panel + p, at_most(at_once, panels - p), begin, end,
-                     sum + (first * kUnit + p) * kLanes);
+    for (int64_t p = 0; p < part.panels; p += at_once) {
+      sum_rows<Kind>(a, s,
+                     {part.row + first, count, part.panel + p, at_most(at_once, part.panels - p), part.begin,
+                      part.end, part.sum + (first * kUnit + p) * kLanes});
     }
   }
 }
@@ -117,7 +124,7 @@ void matmul(const tw_quantized_matmul_args* args) {
       const int64_t rows = at_most(s.chunk, a->rows - row);
       memset(sum, 0, (size_t)(rows * kUnit * kLanes) * sizeof *sum);
       for (int64_t begin = 0; begin < s.groups; begin += s.block) {
-        sum_chunk<Kind>(args, s, row, rows, panel, panels, begin, at_most(s.groups, begin + s.block), sum);
+        sum_chunk<Kind>(args, s, {row, rows, panel, panels, begin, at_most(s.groups, begin + s.block), sum});
       }
       Kind::finish(a, row, rows, panel, panels, sum);
     }

@@ -1,10 +1,10 @@
 // rms_norm: y = rms_norm(x) * (w + weight_offset); with a residual, sum = x + residual, and y is the norm of
 // sum.
+#include "plugins/rms_norm/instruction.h"
+
 #include <cstring>
 
 #include "plugins/rms_norm/kernels.h"
-#include "runtime/core/ops/op.h"
-#include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
@@ -14,16 +14,11 @@ class RmsNorm : public Operation {
   RmsNorm(const Instruction& instruction, const OpContext& context)
       : x_(context.buffer(instruction.in[0])),
         y_(context.buffer(instruction.out[0])),
-        has_residual_(instruction.in[1] >= 0),
+        residual_(instruction, context),
         w_(context.weight_floats(instruction.weight[0])),
         eps_(instruction.floats[0]),
         weight_offset_(instruction.floats[1]),
-        kernel_(choose("rms_norm", rms_norm_kernels(), context.isa)) {
-    if (has_residual_) {
-      residual_ = context.buffer(instruction.in[1]);
-      sum_ = context.buffer(instruction.out[1]);
-    }
-  }
+        kernel_(choose("rms_norm", rms_norm_kernels(), context.isa)) {}
 
   void run(const StepView& view, ThreadTeam& team) override {
     split_rows(team, x_.rows(view), x_.cols, [&](int32_t begin, int32_t end) {
@@ -38,25 +33,20 @@ class RmsNorm : public Operation {
       args.w = w_;
       args.y = y_.at(view, begin);
       args.y_stride = y_.stride;
-      if (has_residual_) {
-        args.residual = residual_.floats(view, begin);
-        args.residual_stride = residual_.stride;
-        args.sum = sum_.floats(view, begin);
-        args.sum_stride = sum_.stride;
-      }
+      residual_.set(view, begin, &args);
       kernel_(&args);
     });
   }
 
   Cost cost(const StepView& view) const override {
     const int64_t rows = x_.rows(view);
-    const int64_t extra = has_residual_ ? residual_.row_bytes() + sum_.row_bytes() : 0;
-    return {rows * (x_.row_bytes() + y_.row_bytes() + extra) + x_.cols * int64_t{4}, rows * x_.cols * 4};
+    return {rows * (x_.row_bytes() + y_.row_bytes() + residual_.row_bytes()) + x_.cols * int64_t{4},
+            rows * x_.cols * 4};
   }
 
  private:
-  BufferRef x_, residual_, y_, sum_;
-  bool has_residual_;
+  BufferRef x_, y_;
+  ResidualSum residual_;
   const float* w_;
   float eps_, weight_offset_;
   tw_rms_norm_fn kernel_;
@@ -114,8 +104,28 @@ class RmsNormColumns : public Operation {
 
 }  // namespace
 
+void require_norm_floats(const InstructionCheck& c) {
+  const float eps = c.instruction.floats[0], weight_offset = c.instruction.floats[1];
+  c.require_finite("eps", eps);
+  c.require(eps >= 0, "eps must not be negative, is ", eps);
+  c.require_finite("weight_offset", weight_offset);
+}
+
+void require_norm(const InstructionCheck& c) {
+  const BufferRecord *x = c.in(0), *residual = c.in(1), *sum = c.out(1);
+  c.require_same_kind();
+  c.require((residual == nullptr) == (sum == nullptr), "residual and sum must come together");
+  c.require_float32("x", x);
+  c.require_float32("residual", residual);
+  c.require_float32("sum", sum);
+  c.require_cols("residual", residual, x->cols);
+  c.require_cols("y", c.out(0), x->cols);
+  c.require_cols("sum", sum, x->cols);
+  require_norm_floats(c);
+}
+
 void check_rms_norm(const InstructionCheck& c) {
-  c.require_norm();
+  require_norm(c);
   c.require_raw("w", c.weight(0), c.in(0)->cols);
 }
 
@@ -128,7 +138,7 @@ void check_rms_norm_columns(const InstructionCheck& c) {
   c.require_cols("y", c.out(0), x->cols);
   c.require_raw("w", c.weight(0), width);
   c.require_runs(c.instruction.ints[0], c.instruction.ints[1], width, x->cols);
-  c.require_norm_floats();
+  require_norm_floats(c);
 }
 
 std::unique_ptr<Operation> make_rms_norm(const Instruction& instruction, const OpContext& context) {

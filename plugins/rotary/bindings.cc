@@ -74,7 +74,8 @@ void bind(nb::module_& m) {
   m.def("run_rotary_table", &run_rotary_table, "index"_a, "positions"_a, "inv_freq"_a, "table"_a,
         "scale"_a = 1.0f);
   m.def("run_rotary_kv_write", &run_rotary_kv_write, "index"_a, "qkv"_a, "table"_a, "slots"_a, "q"_a,
-        "pages"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a, "kv_dtype"_a = nb::none());
+        "pages"_a, nb::kw_only(), "heads"_a, "kv_heads"_a, "head_dim"_a, "block_size"_a,
+        "kv_dtype"_a = nb::none());
 }
 
 const RegisteredBindings registered(&bind);

@@ -28,7 +28,7 @@ float rotated(const float* x, const float* table, int half, int d) {
 
 void put_quantized(const tw_rotary_kv_write_args* a, char* page, int position, const float* x,
                    const float* table, const float* v) {
-  float k[TW_KV_I8_HEAD_DIM];
+  float k[TW_MAX_I8_HEAD_DIM];
   for (int d = 0; d < a->head_dim; ++d) k[d] = rotated(x, table, a->rotary_dim / 2, d);
   put_k_i8(page, a->head_dim, position, k);
   put_v_i8(page, a->head_dim, a->block_size, position, v);

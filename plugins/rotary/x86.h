@@ -90,7 +90,7 @@ inline void rotate_rows(const tw_rotary_kv_write_args* a) {
     const float* v = x + (int64_t)a->kv_heads * a->head_dim;
     for (int h = 0; h < a->kv_heads; ++h, x += a->head_dim, v += a->head_dim, page += head_bytes) {
       if (a->kv_dtype == TW_I8) {
-        float k[TW_KV_I8_HEAD_DIM];
+        float k[TW_MAX_I8_HEAD_DIM];
         rotate_head<Set>(x, table, half, a->head_dim, RowSink<Set>{k, TW_F32});
         put_k_i8(page, a->head_dim, position, k);
         put_v_i8(page, a->head_dim, a->block_size, position, v);

@@ -33,7 +33,7 @@ class QuantizedRows {
  public:
   QuantizedRows(int dtype, int64_t group, const SourceRows& x)
       : dtype_(dtype), group_(group), rows_(x.shape(0)), k_(static_cast<int64_t>(x.shape(1))) {
-    require_quantized_format(dtype, group);
+    require_quantized_format(dtype, group, k_);
     require_contiguous_rows(x, "x");
     row_ = tw_quantized_row(k_, group);
     const size_t groups = rows_ * static_cast<size_t>(tw_quantized_groups(k_, group));

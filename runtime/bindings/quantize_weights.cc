@@ -6,17 +6,20 @@ namespace nb = nanobind;
 
 namespace tensorwright {
 
-void require_quantized_format(int dtype, int64_t group) {
+void require_quantized_format(int dtype, int64_t group, int64_t k) {
   require(dtype == TW_I8 || dtype == TW_I4, "dtype must be 3 (int8) or 4 (int4)");
   require((group == 0 && dtype == TW_I8) || group == 32 || group == 64 || group == 128,
           "group must be 32, 64, 128, or 0 (whole rows) with int8");
+  require(group != 0 || k <= TW_MAX_WHOLE_ROW, "whole rows must have at most " +
+                                                   std::to_string(TW_MAX_WHOLE_ROW) + " columns, have " +
+                                                   std::to_string(k));
 }
 
 QuantizationSums quantize(tw_quantize_weights_fn kernel, int dtype, int64_t group, const SourceRows& source,
                           const Bytes& out, int64_t first, int64_t step) {
-  require_quantized_format(dtype, group);
-  require_contiguous_rows(source, "source");
   const auto rows = static_cast<int64_t>(source.shape(0)), k = static_cast<int64_t>(source.shape(1));
+  require_quantized_format(dtype, group, k);
+  require_contiguous_rows(source, "source");
   const int64_t bytes = tw_quantized_panel_bytes(dtype, k, group);
   require(k > 0 && first >= 0 && step >= 1, "k and step must be positive, first not negative");
   const int64_t needed = rows == 0 ? 0 : ((panels_of(rows) - 1) * step + first + 1) * bytes;

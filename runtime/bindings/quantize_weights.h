@@ -18,9 +18,9 @@ using Bytes = nanobind::ndarray<uint8_t, nanobind::ndim<1>, nanobind::c_contig, 
 // The sum of squared errors, the sum of squared weights, and whether all weights were finite.
 using QuantizationSums = std::tuple<double, double, bool>;
 
-// Throws Error{"InvalidOptionError"} unless kernels exist for the format. group: weights per scale, 0 for one
-// scale per row.
-void require_quantized_format(int dtype, int64_t group);
+// Throws Error{"InvalidOptionError"} unless kernels exist for rows of k in the format. group: weights per
+// scale, 0 for one scale per row.
+void require_quantized_format(int dtype, int64_t group, int64_t k);
 
 // Quantizes source [rows, k] into panels of out: panel i goes to place first + i * step, so step 2 leaves
 // room for the other half of a gated layer. Throws Error{"InvalidOptionError"}.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 
 import pytest
@@ -14,9 +13,7 @@ from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_L
 from tensorwright.engine_format.weight_layouts import PANELS
 from tensorwright.errors import BuildError, LoweringError
 from tensorwright.ir.facts import KvLayer
-from tensorwright.ir.ops import instructions
 from tensorwright.plugins import op_table
-from tensorwright.runtime import _testing
 
 
 def parse(data: bytes) -> dict:
@@ -167,24 +164,3 @@ def test_refusals():
     graph.find("weight")[0].attrs["layout"] = PANELS
     with pytest.raises(LoweringError, match="has layout 'panels', its use needs 'raw'"):
         emit_cpu_plan(graph, small_source())
-
-
-def test_the_reader_has_the_records_of_the_builder() -> None:
-    """Numbers, operand counts and attributes of plan.bin, and which result may go over which operand."""
-    reader = {op["name"]: op for op in _testing.plan_ops()}
-    records = {name: record for name, record in instructions().items() if not record.shares_number_of}
-    assert reader.keys() == records.keys()
-    for name, record in records.items():
-        rule = reader[name]
-        assert rule["number"] == record.number
-        for kind, operands in (("ins", record.ins), ("weights", record.weights), ("outs", record.outs)):
-            assert rule[kind] == (sum(not o.optional for o in operands), len(operands)), (name, kind)
-        assert record.encode or (rule["ints"], rule["floats"]) == (len(record.ints), len(record.floats))
-        ins, outs = [o.name for o in record.ins], [o.name for o in record.outs]
-        for given in range(rule["ins"][0], rule["ins"][1] + 1):
-            for i, result in itertools.product(range(given), range(rule["outs"][given == len(ins)])):
-                planned = any(
-                    outs[result] == r.result and ins[i] in r.over and r.without not in ins[:given]
-                    for r in record.in_place
-                )
-                assert planned == _testing.plan_may_share(record.number, given, i, result), (name, i, result)

@@ -137,7 +137,7 @@ TW_TEST(a_window_bounds_the_blocks_of_a_long_request) {
     EngineCore core(fake(behaviour), o);
     Request r = request(1, std::vector<int32_t>(60, 3), 50);
     validate_request(r, core.facts(), core.groups(), 1);
-    TW_CHECK_EQ(core.groups()[0].most_held, 5);
+    TW_CHECK_EQ(core.groups()[0].max_held, 5);
     core.add(r, Clock::now());
     Outcomes outcomes;
     int32_t most = 0;

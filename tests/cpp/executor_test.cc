@@ -86,7 +86,7 @@ TW_TEST(chunks_threads_and_loading_do_not_change_a_bit) {
   const Files files;
   ToyPlan toy;
   files.write(toy.bytes(), toy.data);
-  constexpr int32_t kLength = 1100;  // three splits of attention
+  const int32_t length = tw_test::emulated() ? 530 : 1100;  // two or three splits of attention
   std::vector<float> expected;
   for (const auto& [threads, chunk, load] :
        {std::tuple(1, 64, LoadMode::map), std::tuple(2, 64, LoadMode::map), std::tuple(3, 17, LoadMode::copy),
@@ -94,8 +94,8 @@ TW_TEST(chunks_threads_and_loading_do_not_change_a_bit) {
     const auto executor = make_cpu_executor(files.plan(), files.weights(), {threads, load});
     executor->allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs);
     std::vector<float> logits;
-    for (int32_t at = 0; at < kLength; at += chunk) {
-      logits = run(*executor, step_of(at, std::min(at + chunk, kLength), 150));
+    for (int32_t at = 0; at < length; at += chunk) {
+      logits = run(*executor, step_of(at, std::min(at + chunk, length), 150));
     }
     if (expected.empty()) expected = logits;
     TW_CHECK(same_bits(logits, expected));

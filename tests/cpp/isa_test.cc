@@ -2,7 +2,6 @@
 // needed size. Prints the selected instruction set: run under an emulated processor, too.
 #include <cstdio>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include "plugins/common/bf16.h"
@@ -10,23 +9,17 @@
 #include "plugins/elementwise/kernels.h"
 #include "plugins/embedding/kernels.h"
 #include "plugins/matmul/kernels.h"
-#include "plugins/matmul/pack.h"
 #include "plugins/quantized_matmul/kernels.h"
 #include "plugins/quantized_matmul/quantize.h"
 #include "plugins/swiglu/kernels.h"
+#include "runtime/bindings/testing/panels.h"
 #include "tests/cpp/check.h"
+#include "tests/cpp/normal_numbers.h"
 
 using namespace tensorwright;
+using tw_test::normal;
 
 namespace {
-
-std::vector<float> normal(size_t count, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> distribution;
-  std::vector<float> values(count);
-  for (float& value : values) value = distribution(generator);
-  return values;
-}
 
 std::vector<char> stored(int dtype, const std::vector<float>& values) {
   std::vector<char> bytes(values.size() * tw_dtype_bytes(dtype));
@@ -176,8 +169,10 @@ TW_TEST(quantized_matmul) {
     for (int n : {1, 15, 16, 17, 33, 64}) {
       for (int gated = 1; gated <= TW_EPILOGUE_LAST; ++gated) check_quantized(format, 2, n, 33, gated);
     }
-    for (int k : {1, 4, 5, 127, 128, 129, 4100})
+    for (int k : {1, 4, 5, 127, 128, 129, 4100}) {
+      if (k == 4100 && tw_test::emulated() && format.group != 128) continue;
       check_quantized(format, tw_test::emulated() ? 2 : 9, 3 * TW_LANES, k, 0);
+    }
   }
 }
 

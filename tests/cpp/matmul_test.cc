@@ -3,8 +3,8 @@
 
 #include "plugins/common/dispatch.h"
 #include "plugins/matmul/kernels.h"
-#include "plugins/matmul/pack.h"
 #include "plugins/quantized_matmul/kernels.h"
+#include "runtime/bindings/testing/panels.h"
 #include "runtime/core/base/error.h"
 #include "tests/cpp/check.h"
 

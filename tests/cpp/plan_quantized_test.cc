@@ -79,11 +79,11 @@ TW_TEST(whole_rows_are_no_longer_than_their_sums_are_exact) {
       t.op(Op::kQuantizedMatmul, {{x}, {y}, {w}, {0, 16}, {}});
     });
   };
-  TW_CHECK_EQ(int{TW_MOST_WHOLE_ROW}, 132104);
-  TW_CHECK_EQ(fault(TW_MOST_WHOLE_ROW / 2, 0), std::string());
-  TW_CHECK_EQ(fault(TW_MOST_WHOLE_ROW / 2 + 1, 128), std::string());
+  TW_CHECK_EQ(int{TW_MAX_WHOLE_ROW}, 132104);
+  TW_CHECK_EQ(fault(TW_MAX_WHOLE_ROW / 2, 0), std::string());
+  TW_CHECK_EQ(fault(TW_MAX_WHOLE_ROW / 2 + 1, 128), std::string());
   check_says(
-      fault(TW_MOST_WHOLE_ROW / 2 + 1, 0),
+      fault(TW_MAX_WHOLE_ROW / 2 + 1, 0),
       "instruction 14 (quantized_matmul): w of whole rows must have at most 132104 columns, has 132106");
 }
 

@@ -1,9 +1,13 @@
 // The plan reader: takes a sound plan, refuses each broken field by name, and survives arbitrary damage.
 #include "runtime/core/plan/plan.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "plugins/embedding/kernel.h"
 #include "plugins/paged_attention/layout.h"
 #include "runtime/core/base/error.h"
+#include "runtime/core/plan/op_table.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/plan_faults.h"
 
@@ -41,6 +45,31 @@ TW_TEST(sound_plan_is_taken) {
   TW_CHECK(op_name(0) == nullptr);
 }
 
+// A record that permits more would loosen the reader and the planner of memory alike, so the permissions
+// stand here once more. tests/plugins/test_in_place.py shows that each of them keeps the bits.
+TW_TEST(results_may_be_written_over_these_operands_only) {
+  struct Triple {
+    Op op;
+    int out, in, without;
+  };
+  constexpr Triple kPermitted[] = {
+      {Op::kRmsNorm, 1, 1, -1},     {Op::kRmsNorm, 1, 0, -1},
+      {Op::kMatmul, 0, 1, -1},      {Op::kAdd, 0, 0, -1},
+      {Op::kAdd, 0, 1, -1},         {Op::kRmsNormColumns, 0, 0, -1},
+      {Op::kElementwise, 0, 0, -1}, {Op::kElementwise, 0, 1, -1},
+      {Op::kElementwise, 0, 2, -1}, {Op::kElementwise, 0, 3, -1},
+      {Op::kLayerNorm, 1, 1, -1},   {Op::kLayerNorm, 1, 0, -1},
+      {Op::kLayerNorm, 0, 0, 1},    {Op::kQuantizedMatmul, 0, 1, -1},
+  };
+  TW_CHECK_EQ(std::size(kOpSharings), std::size(kPermitted));
+  for (size_t i = 0; i < std::min(std::size(kOpSharings), std::size(kPermitted)); ++i) {
+    const OpSharing& got = kOpSharings[i];
+    const Triple& permitted = kPermitted[i];
+    TW_CHECK(got.op == permitted.op && got.out == permitted.out && got.in == permitted.in &&
+             got.without == permitted.without);
+  }
+}
+
 TW_TEST(header_faults_are_named) {
   check_says(fault_of_bytes([](auto& b) { b[0] = std::byte{'X'}; }), "magic");
   check_says(fault_of_bytes([](auto& b) { b[8] = std::byte{9}; }), "version must be 2, is 9");
@@ -63,11 +92,11 @@ TW_TEST(record_faults_are_named) {
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].dtype = TW_I32; }), "kv layer 0: dtype");
   check_says(fault_of([](ToyPlan& t) {
                t.kv_layers[0].dtype = TW_I8;
-               t.kv_layers[0].head_dim = TW_KV_I8_HEAD_DIM + 1;
+               t.kv_layers[0].head_dim = TW_MAX_I8_HEAD_DIM + 1;
              }),
              "kv layer 0: head_dim must be at most 1024 in dtype 3, is 1025");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].head_dim = 0; }), "kv layer 0: head_dim");
-  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].head_dim = TW_MOST_HEAD_DIM + 1; }),
+  check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].head_dim = TW_MAX_HEAD_DIM + 1; }),
              "kv layer 0: head_dim must be at most 4096 in dtype 0, is 4097");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].group = 1; }), "kv layer 0: group");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers.push_back({0, 2, 8, TW_F32, 5, 0}); }),

@@ -36,7 +36,7 @@ TW_TEST(the_fairness_bound_is_tight) {
 // by what those compute again that were preempted meanwhile.
 TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
   std::mt19937 random(5);
-  int64_t preemptions = 0, most_chunks = 0, forked = 0, copies = 0, sat_out = 0;
+  int64_t preemptions = 0, max_chunks = 0, forked = 0, copies = 0, sat_out = 0;
   for (int round = 0; round < 60; ++round) {
     int32_t max_seqs = 1 + static_cast<int32_t>(random() % 6);
     SchedulerLimits limits{max_seqs, max_seqs + static_cast<int32_t>(random() % 12),
@@ -69,13 +69,13 @@ TW_TEST(random_crowds_keep_the_fairness_bound_and_leak_nothing) {
     for (auto [id, most] : must_start) TW_CHECK(s.started[id] <= most);
     for (auto [id, most] : must_finish) TW_CHECK(s.finished[id] <= most);
     preemptions += s.scheduler.stats().preemptions;
-    most_chunks = std::max(most_chunks, s.most_chunks);
+    max_chunks = std::max(max_chunks, s.max_chunks);
     forked += s.forked;
     copies += s.copies;
     sat_out += s.sat_out;
   }
   TW_CHECK(preemptions > 100);
-  TW_CHECK(most_chunks > 4);
+  TW_CHECK(max_chunks > 4);
   TW_CHECK(forked > 500);
   TW_CHECK(copies > 200);
   TW_CHECK(sat_out > 500);

@@ -52,7 +52,7 @@ struct Simulation {
   int64_t now = 0;
   std::map<int64_t, int64_t> started, finished;  // id -> step
   std::map<int64_t, int32_t> ended;              // id -> completions
-  int64_t most_chunks = 0, copies = 0, forked = 0, sat_out = 0;
+  int64_t max_chunks = 0, copies = 0, forked = 0, sat_out = 0;
   // One next token of so many is not there at once, at most kLate times in a completion; 0: all are.
   uint32_t late_every = 0;
   static constexpr int64_t kLate = 3, kLateSteps = 3;  // and comes at most so many steps later
@@ -127,7 +127,7 @@ struct Simulation {
     StepPlan plan = checked_plan();
     ++now;
     std::erase_if(due, [](const auto& entry) { return entry.second.first->pending() > 0; });  // preempted
-    most_chunks = std::max<int64_t>(most_chunks, static_cast<int64_t>(plan.chunks.size()));
+    max_chunks = std::max<int64_t>(max_chunks, static_cast<int64_t>(plan.chunks.size()));
     std::vector<Sequence*> last;
     for (const PlannedChunk& chunk : plan.chunks) {
       started.try_emplace(chunk.sequence->id, now);
@@ -169,8 +169,8 @@ struct Simulation {
     scheduler.remove(id, sequence->completion);
   }
 
-  void run(int64_t most_steps = 100000) {
-    while (!scheduler.idle() && most_steps-- > 0) step();
+  void run(int64_t max_steps = 100000) {
+    while (!scheduler.idle() && max_steps-- > 0) step();
     TW_CHECK(scheduler.idle());
     TW_CHECK_EQ(kv.group(0).used(), 0);
     TW_CHECK_EQ(kv.group(1).used(), 0);

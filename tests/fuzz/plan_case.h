@@ -63,11 +63,11 @@ inline const MemoryFile& weights_file(uint64_t bytes) {
   return *large;
 }
 
-inline constexpr int32_t kMostTokens = 40, kMostSeqs = 3, kMostContext = 1300;
+inline constexpr int32_t kMaxTokens = 40, kMaxSeqs = 3, kMaxContext = 1300;
 
 // What a token costs: elements read, written and multiplied, each attention over all positions.
 inline uint64_t work_of_a_token(const Plan& plan) {
-  const auto context = static_cast<uint64_t>(std::min<int64_t>(plan.header.max_seq_len, kMostContext));
+  const auto context = static_cast<uint64_t>(std::min<int64_t>(plan.header.max_seq_len, kMaxContext));
   uint64_t work = 1;
   for (const Instruction& i : plan.instructions) {
     for (int32_t out : i.out) work += out < 0 ? 0 : plan.buffers[static_cast<size_t>(out)].cols;
@@ -83,27 +83,27 @@ inline uint64_t work_of_a_token(const Plan& plan) {
 
 // The most tokens of a step that the case may take, 0 for a plan that is too large to run.
 inline int32_t affordable_tokens(const Plan& plan) {
-  constexpr uint64_t kMostWork = 60'000'000, kMostBytes = uint64_t{256} << 20;
+  constexpr uint64_t kMaxWork = 60'000'000, kMaxBytes = uint64_t{256} << 20;
   uint64_t block_bytes = 0;
   for (const KvLayerRecord& layer : plan.kv_layers) block_bytes += plan.kv_block_bytes(layer);
   const uint64_t bytes = plan.header.token_arena_bytes + plan.header.row_arena_bytes;
-  if (block_bytes > 4 * kMostBytes || bytes > kMostBytes) return 0;
+  if (block_bytes > 4 * kMaxBytes || bytes > kMaxBytes) return 0;
   const uint64_t tokens =
-      std::min(kMostWork / work_of_a_token(plan), kMostBytes / std::max<uint64_t>(bytes, 1));
-  return static_cast<int32_t>(std::min<uint64_t>(tokens, kMostTokens));
+      std::min(kMaxWork / work_of_a_token(plan), kMaxBytes / std::max<uint64_t>(bytes, 1));
+  return static_cast<int32_t>(std::min<uint64_t>(tokens, kMaxTokens));
 }
 
 // Sequences of a plan's cache: each has blocks of its own, as many as its longest context needs.
 class Steps {
  public:
-  Steps(const ModelFacts& facts, int32_t most_tokens)
+  Steps(const ModelFacts& facts, int32_t max_tokens)
       : facts_(facts),
-        most_tokens_(most_tokens),
-        most_context_(std::min(facts.max_seq_len, kMostContext)),
-        blocks_((most_context_ - 1) / facts.block_size + 1) {}
+        max_tokens_(max_tokens),
+        max_context_(std::min(facts.max_seq_len, kMaxContext)),
+        blocks_((max_context_ - 1) / facts.block_size + 1) {}
 
   std::vector<int32_t> blocks() const {
-    return std::vector<int32_t>(facts_.group_windows.size(), kMostSeqs * blocks_ + 1);
+    return std::vector<int32_t>(facts_.group_windows.size(), kMaxSeqs * blocks_ + 1);
   }
 
   Step make(Choices& c) const {
@@ -111,7 +111,7 @@ class Steps {
     step.seq_starts = {0};
     step.groups.resize(facts_.group_windows.size());
     for (GroupTables& group : step.groups) group.max_blocks = blocks_;
-    const auto seqs = static_cast<int32_t>(c.between(1, kMostSeqs));
+    const auto seqs = static_cast<int32_t>(c.between(1, kMaxSeqs));
     for (int32_t seq = 0; seq < seqs; ++seq) add_sequence(step, seq, c);
     for (int32_t token = 0; token < step.tokens(); ++token) {
       if (c.one_in(2) || token + 1 == step.tokens()) step.logit_rows.push_back(token);
@@ -121,10 +121,10 @@ class Steps {
 
  private:
   void add_sequence(Step& step, int32_t seq, Choices& c) const {
-    const int32_t room = std::min(most_tokens_ - step.tokens(), most_context_);
+    const int32_t room = std::min(max_tokens_ - step.tokens(), max_context_);
     const auto queries = static_cast<int32_t>(c.one_in(2) ? c.below(static_cast<uint32_t>(room) + 1)
                                                           : static_cast<uint32_t>(std::min(room, 1)));
-    const auto past = static_cast<uint32_t>(most_context_ - queries);
+    const auto past = static_cast<uint32_t>(max_context_ - queries);
     const uint32_t wanted =
         c.of<uint32_t>({0, c.below(40), 511, 512, 500 + c.below(40), 1024 + c.below(200)});
     const int32_t context = static_cast<int32_t>(std::min(wanted, past)) + queries;
@@ -145,7 +145,7 @@ class Steps {
   }
 
   const ModelFacts& facts_;
-  const int32_t most_tokens_, most_context_, blocks_;
+  const int32_t max_tokens_, max_context_, blocks_;
 };
 
 using Logits = std::vector<std::vector<float>>;  // [rows of all steps][vocabulary]
@@ -154,7 +154,7 @@ inline Logits run(const MemoryFile& plan, const MemoryFile& weights, const char*
                   const std::vector<Step>& steps, const std::vector<int32_t>& blocks) {
   setenv("TENSORWRIGHT_ISA", isa, 1);
   CpuExecutor executor(plan.path(), weights.path(), {threads, LoadMode::map});
-  executor.allocate(blocks, kMostTokens, kMostTokens, kMostSeqs);
+  executor.allocate(blocks, kMaxTokens, kMaxTokens, kMaxSeqs);
   Logits logits;
   for (const Step& step : steps) {
     const LogitRows rows = executor.run(step);

@@ -7,16 +7,16 @@ from tensorwright.errors import PassError
 from tensorwright.ir.graph import SOURCES
 from tensorwright.ir.ops import instructions
 from tensorwright.passes.plan_memory import ALIGNMENT, plan_memory
-from tensorwright.runtime import _testing
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def may_be_written_over(node, result):
-    """The operands whose memory the reader of plans lets this result take."""
-    computed = [v for v in node.inputs if v is not None and v.node.op not in SOURCES and v.dtype != "kv"]
-    number = instructions()[node.op].number
-    return {v for i, v in enumerate(computed) if _testing.plan_may_share(number, len(computed), i, result)}
+    """The operands whose memory this result may take, by the records (tests/plugins/test_in_place.py)."""
+    record = instructions()[node.op]
+    named = dict(zip((operand.name for operand in record.operands), node.inputs, strict=True))
+    rules = [r for r in record.in_place if r.result == record.results[result].name and named.get(r.without) is None]
+    return {named[name] for rule in rules for name in rule.over} - {None}
 
 
 def check_plan(graph):

@@ -87,7 +87,8 @@ class TestWrite:
         pages = cache.to_pages()
         q = stored(np.full((tokens, heads * head_dim), np.nan, np.float32), dtype)
         _testing.run_rotary_kv_write(
-            kernel, qkv, table, slots, q, pages, heads, kv_heads, head_dim, block_size, INT8
+            kernel, qkv, table, slots, q, pages,
+            heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size, kv_dtype=INT8,
         )  # fmt: skip
         attrs = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim}
         q_expected, expected = rotary_kv_write.reference([qkv, table, slots, cache], attrs, dtype)
@@ -295,4 +296,7 @@ def test_what_does_not_fit_is_refused() -> None:
     acc, top = np.zeros((1, 7, 64), np.float32), np.zeros((1, 7), np.float32)
     q = sequence.q[19:].reshape(1, -1)
     with pytest.raises(InvalidOptionError, match="kv_dtype must be q's or int8"):
-        _testing.run_attention(0, q, sequence.pages, sequence.block_table, acc, top, top, 0, 32, 19, 0, 1.0, 0, 0.0, 1)
+        _testing.run_attention(
+            0, q, sequence.pages, sequence.block_table, acc, top, top,
+            kv_head=0, block_size=32, first_position=19, split=0, scale=1.0, kv_dtype=1,
+        )  # fmt: skip

@@ -18,7 +18,7 @@ from support.made_quantized import (
     weight_kernels,
 )
 from support.sweep import sweep
-from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, parse_format
 from tensorwright.errors import InvalidOptionError
 from tensorwright.plugins.quantized_matmul import linear, op, quantize
 from tensorwright.plugins.rounding import from_bfloat16_bits, to_bfloat16_bits
@@ -231,3 +231,14 @@ def test_the_product_of_a_build_refuses_what_does_not_fit() -> None:
         rows.product(made.packed[:-1], np.empty((3, 37), np.float32))
     with pytest.raises(InvalidOptionError, match="group"):
         _runtime.QuantizedRows(number(made.fmt), 16, made.x)
+
+
+def test_whole_rows_whose_sums_would_not_fit_are_refused() -> None:
+    """127 * 128 times so many columns are more than an int32 holds, where the bits would depend on the kernel."""
+    x = np.zeros((1, MAX_WHOLE_ROW + 1), np.float32)
+    with pytest.raises(InvalidOptionError, match=f"whole rows must have at most {MAX_WHOLE_ROW} col"):
+        _runtime.QuantizedRows(3, 0, x)
+    with pytest.raises(InvalidOptionError, match="whole rows must have at most"):
+        _runtime.quantize_panels(3, 0, x, np.zeros(16 * x.size + 64, np.uint8))
+    _runtime.QuantizedRows(3, 0, x[:, 1:])
+    _runtime.QuantizedRows(3, 128, x)

@@ -67,7 +67,8 @@ def write(
     padded = storage[shift:].reshape(tokens, width + 5)[:, :width]
     padded[:] = qkv
     q = stored(np.full((tokens, heads * head_dim), np.nan, np.float32), dtype)
-    _testing.run_rotary_kv_write(kernel, padded, table, slots, q, pages, heads, kv_heads, head_dim, block_size)
+    sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "block_size": block_size}
+    _testing.run_rotary_kv_write(kernel, padded, table, slots, q, pages, **sizes)
     attrs: dict[str, Any] = {
         "layer": 0, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "rotary_dim": rotary_dim,
     }  # fmt: skip
@@ -117,7 +118,9 @@ def test_slots_out_of_bounds_are_refused() -> None:
     pages = PagedCache.empty(1, 1, 32, 16, "float32").to_pages()
     q, qkv, table = (np.zeros((1, n), np.float32) for n in (16, 48, 16))
     with pytest.raises(InvalidOptionError, match="slots"):
-        _testing.run_rotary_kv_write(0, qkv, table, np.array([32], np.int32), q, pages, 1, 1, 16, 32)
+        _testing.run_rotary_kv_write(
+            0, qkv, table, np.array([32], np.int32), q, pages, heads=1, kv_heads=1, head_dim=16, block_size=32
+        )
 
 
 def test_infer() -> None:

@@ -110,19 +110,26 @@ class Matmul:
         offset: int = 0,
         pad: int = 0,
         y: np.ndarray | None = None,
+        in_place: bool = False,
     ) -> np.ndarray:
-        """y of the given rows; NaN (as float32) where the kernel wrote nothing. Fails if it wrote beside y."""
+        """y of the given rows; NaN (as float32) where the kernel wrote nothing. Fails if it wrote beside y.
+
+        in_place: whether y is the memory of the residual.
+        """
         x = offset_rows(self.x[rows], offset, pad)
         residual = None if self.r is None else offset_rows(self.r[rows], offset, pad)
         packed = offset_rows(self.packed[None], 4 * offset, 0)[0] if offset else self.packed
+        if in_place:
+            y = residual
         if y is None:
             hole = np.full(
                 (x.shape[0], self.n), 0x7FC0 if self.y_dtype else np.nan, (np.float32, np.uint16)[self.y_dtype]
             )
             y = offset_rows(hole, offset, pad)
         _testing.run_matmul(
-            self.dtype, index, x, packed, y, self.panel_bias(), residual, self.epilogue, panels[0], panels[1]
-        )
+            self.dtype, index, x, packed, y, bias=self.panel_bias(), residual=residual, epilogue=self.epilogue,
+            panel_begin=panels[0], panel_end=panels[1],
+        )  # fmt: skip
         if pad and y.base is not None:
             gaps = y.base[offset:][: y.shape[0] * (self.n + pad)].reshape(-1, self.n + pad)[:, self.n :]
             assert np.isnan(widened(gaps)).all(), "wrote between rows of y"

@@ -113,18 +113,22 @@ class QuantizedMatmul:
         offset: int = 0,
         pad: int = 0,
         y: np.ndarray | None = None,
+        in_place: bool = False,
     ) -> np.ndarray:
         index = index % len(_testing.quantized_matmul_table(number(self.fmt)))
         q = offset_rows(self.q[rows].view(np.uint8), offset, pad).view(np.int8)
         scale, total = self.scale[:, rows].copy(), self.sum[:, rows].copy()
         residual = None if self.r is None else offset_rows(self.r[rows], offset, pad)
         packed = offset_rows(self.packed[None], 4 * offset, 0)[0] if offset else self.packed
+        if in_place:
+            y = residual
         if y is None:
             hole = np.full((len(q), self.n), 0x7FC0 if self.y_dtype else np.nan, (np.float32, np.uint16)[self.y_dtype])
             y = offset_rows(hole, offset, pad)
         _testing.run_quantized_matmul(
-            number(self.fmt), index, self.fmt.group, self.k, q, scale, total, packed, y, self.panel_bias(), residual,
-            self.epilogue, *panels,
+            number(self.fmt), index, self.fmt.group, self.k, x=q, scale=scale, sum=total, w=packed, y=y,
+            bias=self.panel_bias(), residual=residual, epilogue=self.epilogue,
+            panel_begin=panels[0], panel_end=panels[1],
         )  # fmt: skip
         return y
 

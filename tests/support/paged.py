@@ -103,8 +103,9 @@ class Sequence:
         acc = np.full((queries, self.group, self.head_dim), np.nan, np.float32)
         top, total = np.full((2, queries, self.group), np.nan, np.float32)
         _testing.run_attention(
-            kernel, part, self.pages, self.block_table, acc, top, total, kv_head, self.block_size, begin, split,
-            self.scale, self.window, self.softcap, INT8 if self.int8 else None,
+            kernel, part, self.pages, self.block_table, acc, top, total, kv_head=kv_head, block_size=self.block_size,
+            first_position=begin, split=split, scale=self.scale, window=self.window, softcap=self.softcap,
+            kv_dtype=INT8 if self.int8 else None,
         )  # fmt: skip
         return acc, top, total
 

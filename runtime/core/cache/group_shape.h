@@ -16,8 +16,8 @@ constexpr int64_t window_blocks(int64_t window, int64_t chunk, int64_t block_siz
 
 struct GroupShape {
   int32_t blocks = 0;
-  int32_t window = 0;     // 0: none
-  int32_t most_held = 0;  // by one sequence; 0: no bound but its length
+  int32_t window = 0;    // 0: none
+  int32_t max_held = 0;  // by one sequence; 0: no bound but its length
 
   // Returns how many blocks n sequences need at once to go on. Each sequence has `entries` entries, and all
   // share the blocks of the first `shared` ones.

@@ -88,9 +88,9 @@ int32_t KvBlocks::missing(int32_t group, const SequenceBlocks& held, int32_t fro
 }
 
 int32_t KvBlocks::outstanding(int32_t group, const SequenceBlocks& held, int32_t from, int32_t to) const {
-  int32_t all = missing(group, held, from, to), most = shapes_[group].most_held;
-  if (most == 0 || held.tables.empty()) return most == 0 ? all : std::min(all, most);
-  return std::min(all, std::max(0, most - held.tables[group].held()) + copies(group, held, from));
+  int32_t all = missing(group, held, from, to), limit = shapes_[group].max_held;
+  if (limit == 0 || held.tables.empty()) return limit == 0 ? all : std::min(all, limit);
+  return std::min(all, std::max(0, limit - held.tables[group].held()) + copies(group, held, from));
 }
 
 int32_t KvBlocks::reach(const SequenceBlocks& held, int32_t from, int32_t to) const {

@@ -64,7 +64,7 @@ std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOption
       continue;
     }
     int64_t held = window_blocks(shape.window, chunk_of(options), facts.block_size);
-    shape.most_held = static_cast<int32_t>(std::min(held, alike));
+    shape.max_held = static_cast<int32_t>(std::min(held, alike));
     shape.blocks = static_cast<int32_t>(std::min(alike, held * options.max_batch_size));
     left -= shape.blocks * facts.block_bytes[group];
   }

@@ -11,9 +11,6 @@
 
 namespace tensorwright {
 
-// Returns the number of panels that hold `rows` rows of a matrix.
-inline uint64_t ceil_panels(uint64_t rows) { return (rows + TW_LANES - 1) / TW_LANES; }
-
 // One instruction and its operands.
 class InstructionCheck {
  public:
@@ -93,25 +90,6 @@ class InstructionCheck {
     const uint64_t end =
         static_cast<uint64_t>(start) + static_cast<uint64_t>(heads) * static_cast<uint64_t>(width);
     require(end <= cols, "heads must end by column ", cols, ", they end at ", end);
-  }
-  // Checks the floats of every norm: eps and weight_offset.
-  void require_norm_floats() const {
-    require_finite("eps", instruction.floats[0]);
-    require(instruction.floats[0] >= 0, "eps must not be negative, is ", instruction.floats[0]);
-    require_finite("weight_offset", instruction.floats[1]);
-  }
-  // Checks what all norms share, with or without a residual that is added first.
-  void require_norm() const {
-    const BufferRecord *x = in(0), *residual = in(1), *sum = out(1);
-    require_same_kind();
-    require((residual == nullptr) == (sum == nullptr), "residual and sum must come together");
-    require_float32("x", x);
-    require_float32("residual", residual);
-    require_float32("sum", sum);
-    require_cols("residual", residual, x->cols);
-    require_cols("y", out(0), x->cols);
-    require_cols("sum", sum, x->cols);
-    require_norm_floats();
   }
   void require_finite(const char* what, float x) const { require(std::isfinite(x), what, " is not finite"); }
 

@@ -38,8 +38,8 @@ ModelFacts Plan::facts() const {
 namespace {
 
 // No size may be larger, so that the product of two sizes fits 64 bits and every size fits an int.
-constexpr uint64_t kLargest = std::numeric_limits<int32_t>::max();
-constexpr uint64_t kLargestArenaRow = uint64_t{1} << 40;
+constexpr uint64_t kMaxNumber = std::numeric_limits<int32_t>::max();
+constexpr uint64_t kMaxArenaRow = uint64_t{1} << 40;
 
 template <typename... Parts>
 void require(bool holds, const Parts&... fault) {
@@ -47,7 +47,7 @@ void require(bool holds, const Parts&... fault) {
 }
 
 void require_size(const std::string& field, uint64_t value) {
-  require(value >= 1 && value <= kLargest, field, " must be 1 to ", kLargest, ", is ", value);
+  require(value >= 1 && value <= kMaxNumber, field, " must be 1 to ", kMaxNumber, ", is ", value);
 }
 
 bool is_float_dtype(uint32_t dtype) { return dtype == TW_F32 || dtype == TW_BF16; }
@@ -74,11 +74,11 @@ void check_header(const PlanHeader& h, size_t file_bytes) {
   require(h.logits_buffer >= 0 && static_cast<uint32_t>(h.logits_buffer) < h.buffers,
           "header: logits_buffer must be 0 to ", int64_t{h.buffers} - 1, ", is ", h.logits_buffer);
   require(h.reserved == 0, "header: reserved must be 0, is ", h.reserved);
-  require(h.token_arena_bytes % 64 == 0 && h.token_arena_bytes <= kLargestArenaRow,
-          "header: token_arena_bytes must be a multiple of 64 up to ", kLargestArenaRow, ", is ",
+  require(h.token_arena_bytes % 64 == 0 && h.token_arena_bytes <= kMaxArenaRow,
+          "header: token_arena_bytes must be a multiple of 64 up to ", kMaxArenaRow, ", is ",
           h.token_arena_bytes);
-  require(h.row_arena_bytes % 64 == 0 && h.row_arena_bytes <= kLargestArenaRow,
-          "header: row_arena_bytes must be a multiple of 64 up to ", kLargestArenaRow, ", is ",
+  require(h.row_arena_bytes % 64 == 0 && h.row_arena_bytes <= kMaxArenaRow,
+          "header: row_arena_bytes must be a multiple of 64 up to ", kMaxArenaRow, ", is ",
           h.row_arena_bytes);
 }
 
@@ -98,14 +98,14 @@ void check_kv_layer(const Plan& plan, size_t index) {
   require_size(at + "head_dim", layer.head_dim);
   require(layer.dtype == plan.header.act_dtype || layer.dtype == TW_I8, at,
           "dtype must be the header's act_dtype ", plan.header.act_dtype, " or 3 (int8), is ", layer.dtype);
-  const auto most = static_cast<uint32_t>(tw_most_head_dim(static_cast<int>(layer.dtype)));
-  require(layer.head_dim <= most, at, "head_dim must be at most ", most, " in dtype ", layer.dtype, ", is ",
+  const auto limit = static_cast<uint32_t>(tw_max_head_dim(static_cast<int>(layer.dtype)));
+  require(layer.head_dim <= limit, at, "head_dim must be at most ", limit, " in dtype ", layer.dtype, ", is ",
           layer.head_dim);
   // A position of one layer then takes less than 2^24 * 24 bytes, and a block 512 times as much, so nothing
   // overflows.
   require(uint64_t{layer.kv_heads} * layer.head_dim <= (uint64_t{1} << 24), at, "kv_heads * head_dim is ",
           uint64_t{layer.kv_heads} * layer.head_dim, ", over 2^24");
-  require(layer.window <= kLargest, at, "window is ", layer.window, ", over ", kLargest);
+  require(layer.window <= kMaxNumber, at, "window is ", layer.window, ", over ", kMaxNumber);
   require(layer.reserved == 0, at, "reserved must be 0, is ", layer.reserved);
 }
 

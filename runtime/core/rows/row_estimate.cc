@@ -20,7 +20,7 @@ constexpr double kRoughError = 0x1p-4;
 }  // namespace
 
 bool RowEstimate::read(std::span<const float> row, float temperature) {
-  constexpr float kLargest = 65536;  // the largest score; beyond it the fraction of an exponent has few bits
+  constexpr float kMaxScore = 65536;  // the largest score; beyond it the fraction of an exponent has few bits
   row_ = row;
   temperature_ = temperature;
   if (!(temperature > 1e-6f && temperature < 1e6f)) return false;
@@ -30,7 +30,7 @@ bool RowEstimate::read(std::span<const float> row, float temperature) {
   max_ = blocks_[0].max;
   for (const tw_row_block& block : blocks_) max_ = std::max(max_, block.max);
   scaled_max_ = max_ / temperature;
-  if (!(std::abs(scaled_max_) < kLargest)) return false;
+  if (!(std::abs(scaled_max_) < kMaxScore)) return false;
   sum_blocks();
   return true;
 }

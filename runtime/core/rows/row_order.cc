@@ -198,7 +198,7 @@ std::optional<RowOrder::Passed> RowOrder::pass(Part part, double target, double 
 
 std::optional<RowOrder::Passed> RowOrder::walk(const Part& part, double target, double error) {
   const size_t count = part.values.size();
-  most_sorted_ = std::max(most_sorted_, count);
+  max_sorted_ = std::max(max_sorted_, count);
   scores_.resize(count), weights_.resize(count), order_.resize(count);
   divide_row(part.values, estimate_->temperature(), scores_.data());
   exp_below(scores_, estimate_->scaled_max(), weights_.data());

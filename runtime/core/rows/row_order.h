@@ -20,8 +20,10 @@ class RowOrder {
   // Returns the place of the token that the definition draws, by a number in [0, 1), from the tokens that
   // top_p < 1 keeps; none where the estimates leave it open.
   std::optional<int32_t> draw(RowEstimate* estimate, double top_p, double uniform);
-  // The most values that a draw had to sort so far; they are few, except with ties.
-  size_t most_sorted() const { return most_sorted_; }
+
+ protected:
+  // The most values that a draw had to sort so far; they are few, except with ties. Tests check that.
+  size_t max_sorted_ = 0;
 
  private:
   // Some of the row's values and their places in it.
@@ -58,7 +60,6 @@ class RowOrder {
   std::optional<Passed> walk(const Part& part, double target, double error);
 
   RowEstimate* estimate_ = nullptr;
-  size_t most_sorted_ = 0;
   double guessed_ = 1;  // about the share of the total that likeliest_ has
   Cut cut_;
   Collected likeliest_;

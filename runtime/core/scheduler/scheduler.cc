@@ -228,8 +228,8 @@ int32_t Scheduler::places() const {
 bool Scheduler::has_blocks_for(const Sequence& sequence, const KvBlocks::Match& match, int32_t group) const {
   if (running_.empty()) return true;
   auto hit = static_cast<int32_t>(match.path.size());
-  int32_t missing = kv_.blocks_for(sequence.size()) - hit, most = kv_.shape(group).most_held;
-  if (most > 0) missing = std::min(missing, std::max(0, most - (hit - match.first[group])));
+  int32_t missing = kv_.blocks_for(sequence.size()) - hit, limit = kv_.shape(group).max_held;
+  if (limit > 0) missing = std::min(missing, std::max(0, limit - (hit - match.first[group])));
   missing += blocks_of_forks(sequence);
   return missing <= kv_.available(group) - match.idle[group] - outstanding_blocks(group);
 }

@@ -1,5 +1,5 @@
-// Packs and unpacks panels of weights. It reads 16 rows side by side and writes whole 64-byte groups.
-#include "plugins/matmul/pack.h"
+// It reads 16 rows side by side and writes whole 64-byte groups.
+#include "runtime/bindings/testing/panels.h"
 
 #include <algorithm>
 #include <cstring>
