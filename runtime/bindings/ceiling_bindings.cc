@@ -1,5 +1,5 @@
-// The ceilings of the machine in Python: the rates that `tensorwright run --profile` and the benchmarks compare
-// with.
+// The ceilings of the machine in Python: the rates that `tensorwright run --profile` and the benchmarks
+// compare with.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
