@@ -8,8 +8,8 @@ from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.interpret import interpret
 from tensorwright.ir.ragged import interpret_ragged
-from tensorwright.ir.verify import verify
-from tensorwright.passes.insert_kv_cache import METADATA, insert_kv_cache
+from tensorwright.ir.verify import CACHED_INPUTS, verify
+from tensorwright.passes.insert_kv_cache import insert_kv_cache
 
 # One layer: 2 query heads on 1 KV head of 4 dimensions, half of them rotated.
 BODY = """
@@ -47,7 +47,7 @@ def test_fires():
     graph = fused()
     assert insert_kv_cache(graph) == 1
     verify(graph, "cached")
-    assert [v.name for v in graph.inputs] == [*METADATA, "kv_cache.0"]
+    assert [v.name for v in graph.inputs] == [*CACHED_INPUTS, "kv_cache.0"]
     assert ops(graph) == [
         "embedding", "rotary_table", "linear", "rotary_kv_write", "paged_attention", "add", "gather_rows", "rms_norm",
         "linear",
