@@ -43,7 +43,7 @@ RUNTIME_LAYERS = (
     ("requests",),
     ("api",),
     ("tools", "serving/server", "serving/triton", "serving/load_test"),
-    ("commands",),
+    ("commands", "triton"),
 )
 # Files that may import more, and why.
 EXCEPTIONS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from tensorwright.runtime.serving.triton.repository import (
     write_repository,
 )
 from tensorwright.runtime.serving.triton.wheel_server import serve
+from tensorwright.triton_model import TritonPythonModel
 
 
 @pytest.fixture
@@ -74,6 +76,8 @@ def test_written_repositories_name_what_never_moves() -> None:
     """They live longer than this project's folders: change neither the module's name nor the class's."""
     code = [line for line in MODEL_FILE.splitlines() if line.startswith(("from", "import"))]
     assert code == ["from tensorwright.triton_model import TritonPythonModel as TritonPythonModel"]
+    former = importlib.import_module("tensorwright.runtime.triton.model")  # the name in earlier repositories
+    assert former.TritonPythonModel is TritonPythonModel
 
 
 @pytest.mark.parametrize("interface", INTERFACES)
