@@ -21,7 +21,7 @@ from tensorwright.engine_format.engine_config import EngineConfig, SourceRecord
 from tensorwright.engine_format.file_names import CONFIG, GRAPH, REPORT
 from tensorwright.engine_format.weight_formats import UNQUANTIZED
 from tensorwright.errors import BuildError, CheckpointError, MissingDependencyError, NumericalError, reason
-from tensorwright.installing import install
+from tensorwright.installing import BUILD_PACKAGES, install
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
@@ -30,8 +30,6 @@ from tensorwright.models.registry import Quantized, expected_counts
 if TYPE_CHECKING:
     from tensorwright.ir.graph import Graph
     from tensorwright.passes.pipeline import PassReport
-
-BUILD_PACKAGES = ("torch", "transformers")
 
 
 @dataclass

@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.engine_format.file_names import CHECKSUMS, CONFIG
-from tensorwright.engine_format.strict_json import OPTIONAL, read_value, write_value
+from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS
+from tensorwright.engine_format.strict_json import OPTIONAL, as_text, fits, read_value, write_value
 from tensorwright.engine_format.targets import TARGETS
 from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
 from tensorwright.errors import EngineError, InvalidOptionError
@@ -22,23 +23,6 @@ from tensorwright.json_text import read_json
 
 FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
-
-_KEYS: dict[str, type | tuple[type, ...]] = {
-    "format": str,
-    "format_version": int,
-    "tensorwright_version": str,
-    "target": str,
-    "model": dict,
-    "dtype": str,
-    "limits": dict,
-    "build_options": dict,
-    "passes": dict,
-    "accuracy": (dict, type(None)),
-    "quantization": (dict, type(None)),
-    "source": dict,
-    "sizes": dict,
-}
-"""The keys of config.json, and the JSON type of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +85,7 @@ class AccuracyRecord:
 class QuantizationRecord:
     """The formats and sizes of quantized weights, and the error of every weight."""
 
-    spec: QuantizeSpec
+    spec: QuantizeSpec = field(metadata=as_text(parse_spec))
     tied: bool
     """Whether the embedding and lm_head are one matrix of the checkpoint."""
     bits_per_weight: dict[str, float | None]
@@ -112,21 +96,8 @@ class QuantizationRecord:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], where: str = "quantization") -> QuantizationRecord:
         """Reads the record. Raises ValueError, or InvalidOptionError for formats that do not exist."""
-        texts = read_value(_QuantizationTexts, dict(record), where)
-        return cls(parse_spec(texts.spec), texts.tied, texts.bits_per_weight, texts.weight_errors)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**write_value(self), "spec": str(self.spec)}
-
-
-@dataclass(frozen=True)
-class _QuantizationTexts:
-    """A QuantizationRecord in the form of JSON, with its spec as text."""
-
-    spec: str
-    tied: bool
-    bits_per_weight: dict[str, float | None]
-    weight_errors: dict[str, list[float | None]]
+        read: QuantizationRecord = read_value(cls, dict(record), where)
+        return read
 
 
 @dataclass(frozen=True)
@@ -170,8 +141,8 @@ class EngineConfig:
 
     @property
     def kv_cache_dtype(self) -> str:
-        """The build option: one of KV_CACHE_DTYPES. An engine that is older than the option has "auto"."""
-        return self.build_options.get("kv_cache_dtype", "auto")
+        """The build option: one of KV_CACHE_DTYPES. An engine that is older than the option has the first."""
+        return self.build_options.get("kv_cache_dtype", AS_ACTIVATIONS)
 
     @property
     def quantize_specs(self) -> dict[str, QuantizeSpec]:
@@ -183,10 +154,7 @@ class EngineConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns config.json as plain values, with the keys in the order of the file."""
-        values = write_value(self)
-        if self.quantization is not None:
-            values["quantization"] = self.quantization.to_dict()
-        return {"format": FORMAT, "format_version": FORMAT_VERSION, **values}
+        return {"format": FORMAT, "format_version": FORMAT_VERSION, **write_value(self)}
 
     def to_json(self) -> str:
         """Returns the text of config.json."""
@@ -253,10 +221,11 @@ def checked_token_ids(path: Path, listed: Any) -> list[int]:
 
 
 def _check_keys(path: Path, config: dict[str, Any]) -> None:
-    for key, kind in _KEYS.items():
-        if not isinstance(config.get(key, ...), kind):
+    kinds = {"format": str, "format_version": int, **get_type_hints(EngineConfig)}
+    for key, kind in kinds.items():
+        if key not in config or not fits(kind, config[key]):
             raise EngineError(f"{path}: {key!r} is missing or of the wrong type; {REMEDY}")
-    unknown = sorted(config.keys() - _KEYS.keys())
+    unknown = sorted(config.keys() - kinds.keys())
     if unknown:
         raise EngineError(f"{path}: unknown keys {', '.join(unknown)} in format version {FORMAT_VERSION}; {REMEDY}")
     dtypes = TARGETS[config["target"]].dtypes
@@ -281,7 +250,7 @@ def _with_token_ids(path: Path, model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    read_value(str, options.get("kv_cache_dtype", "auto"), "build_options.kv_cache_dtype")
+    read_value(str, options.get("kv_cache_dtype", AS_ACTIVATIONS), "build_options.kv_cache_dtype")
     asked = read_value(str | None, options.get("quantize"), "build_options.quantize")
     if asked is not None:
         parse_spec(asked)

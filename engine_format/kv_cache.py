@@ -2,5 +2,7 @@
 
 from __future__ import annotations
 
-KV_CACHE_DTYPES = ("auto", "int8")
-"""The value "auto" is the type of the activations. The value "int8" is 8 bits with a scale for each token and head."""
+AS_ACTIVATIONS = "auto"
+"""The type of the activations. It is the default."""
+KV_CACHE_DTYPES = (AS_ACTIVATIONS, "int8")
+"""The value "int8" is 8 bits with a scale for each token and head."""

@@ -1,10 +1,12 @@
 """Reads dataclasses from JSON and writes them. Every key must exist and be known, and have a value of its field's type.
 
-A field with the metadata OPTIONAL may be absent. It is then None, and None is not written.
+A field with the metadata OPTIONAL may be absent. It is then None, and None is not written. A field with the metadata
+`as_text(parse)` is a text in JSON.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -15,6 +17,11 @@ from tensorwright.errors import EngineError
 from tensorwright.json_text import read_json
 
 OPTIONAL = {"optional": True}
+
+
+def as_text(parse: Callable[[str], Any]) -> dict[str, Any]:
+    """Returns the metadata of a field that str() writes and `parse` reads. An error of `parse` passes through."""
+    return {"parse": parse}
 
 
 def read_object(path: Path, data: bytes) -> dict[str, Any]:
@@ -39,11 +46,11 @@ def read_value(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind):
         return _read_dataclass(kind, value, where)
     if isinstance(kind, UnionType):
-        found = next((one for one in get_args(kind) if _fits(one, value)), None)
+        found = next((one for one in get_args(kind) if fits(one, value)), None)
         if found is None:
             raise _wrong(where, kind, value)
         return read_value(found, value, where)
-    if not _fits(kind, value):
+    if not fits(kind, value):
         raise _wrong(where, kind, value)
     if get_origin(kind) in (tuple, list):
         items = (read_value(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
@@ -57,13 +64,17 @@ def write_value(value: Any) -> Any:
     """Returns `value` with each dataclass as a dict in the order of its fields. Other values stay as they are."""
     if is_dataclass(value):
         pairs = ((one, getattr(value, one.name)) for one in fields(value))
-        return {one.name: write_value(item) for one, item in pairs if item is not None or one.metadata != OPTIONAL}
+        kept = ((one, item) for one, item in pairs if item is not None or one.metadata != OPTIONAL)
+        return {one.name: str(item) if "parse" in one.metadata else write_value(item) for one, item in kept}
     if isinstance(value, dict):
         return {key: write_value(item) for key, item in value.items()}
     return value
 
 
-def _fits(kind: Any, value: Any) -> bool:
+def fits(kind: Any, value: Any) -> bool:
+    """Whether the JSON value is of the type that a `kind` has in JSON. What is inside the value is not looked at."""
+    if isinstance(kind, UnionType):
+        return any(fits(one, value) for one in get_args(kind))
     if is_dataclass(kind) or get_origin(kind) is dict:
         return isinstance(value, dict)
     if get_origin(kind) in (tuple, list):
@@ -83,7 +94,12 @@ def _read_dataclass(kind: Any, value: Any, where: str) -> Any:
     missing = [one.name for one in fields(kind) if one.name not in value and one.default is MISSING]
     if missing:
         raise ValueError(f"{where}: {', '.join(missing)} missing")
-    return kind(**{key: read_value(hints[key], item, f"{where}.{key}") for key, item in value.items()})
+    parsers = {one.name: one.metadata["parse"] for one in fields(kind) if "parse" in one.metadata}
+    values = {}
+    for key, item in value.items():
+        read = read_value(str if key in parsers else hints[key], item, f"{where}.{key}")
+        values[key] = parsers[key](read) if key in parsers else read
+    return kind(**values)
 
 
 def _wrong(where: str, kind: Any, value: Any) -> ValueError:

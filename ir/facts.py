@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Generic, Self, TypeVar, overload
 
+from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS
 from tensorwright.engine_format.weight_formats import QuantizeSpec, parse_spec
 from tensorwright.errors import GraphError, InvalidOptionError
 
@@ -166,8 +167,8 @@ class Facts:
     """What fix_longrope chose; {} for a model without longrope."""
     block_size = Fact(_whole)
     """The positions in one block of the KV cache."""
-    kv_cache_dtype = Fact(_text, default="auto")
-    """The element type that the KV cache is to have. "auto" is that of the activations."""
+    kv_cache_dtype = Fact(_text, default=AS_ACTIVATIONS)
+    """The type that the KV cache is to have, of KV_CACHE_DTYPES."""
     activations = Fact(_text, default="auto")
     """"int8" asks for activations that are rounded, on a target where that is a choice."""
     quantize: Fact[QuantizeSpec | None] = Fact(_spec, str, default=None)

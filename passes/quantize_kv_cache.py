@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
+from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
 from tensorwright.errors import InvalidOptionError, UnsupportedModelError
 from tensorwright.ir import Graph
 from tensorwright.plugins.paged_attention.quantize import MAX_HEAD_DIM
@@ -21,7 +21,7 @@ def quantize_kv_cache(graph: Graph) -> int:
     asked = graph.facts.kv_cache_dtype
     if asked not in KV_CACHE_DTYPES:
         raise InvalidOptionError(f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {asked!r}")
-    if asked == "auto":
+    if asked == AS_ACTIVATIONS:
         return 0
     layers = graph.facts.kv_layers
     for i, layer in enumerate(layers):

@@ -10,6 +10,7 @@ from typing import IO, Any, overload
 
 from tensorwright.engine_format.engine_config import is_engine
 from tensorwright.engine_format.file_names import CONFIG
+from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import InvalidOptionError, InvalidRequestError
 from tensorwright.options.build import BuildChoices
@@ -363,7 +364,7 @@ def _check_built(engine: EngineDir, choices: BuildChoices) -> None:
         built = " or ".join(map(repr, engine.quantize_specs))
         built = f"built as {built}" if built else "without quantized weights"
         raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")
-    if cache not in ("auto", engine.config.kv_cache_dtype):
+    if cache not in (AS_ACTIVATIONS, engine.config.kv_cache_dtype):
         raise InvalidOptionError(
             f"kv_cache_dtype={cache!r}: {path} is an engine with a KV cache of {engine.config.kv_cache_dtype!r}; build "
             "another one"

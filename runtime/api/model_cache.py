@@ -21,7 +21,7 @@ import tensorwright
 from tensorwright import durable
 from tensorwright.engine_format.checksums import REMEDY
 from tensorwright.errors import BuildError, CheckpointError, EngineError, MissingDependencyError, reason
-from tensorwright.installing import install
+from tensorwright.installing import BUILD_PACKAGES, install
 from tensorwright.options.build import FIRST_USE, BuildChoices
 from tensorwright.runtime.api.engine_cache import cache_limit, cache_root, note_model, take_lock, trim_cache
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
@@ -102,7 +102,7 @@ def open_cached(engine: Path) -> EngineDir:
 
 def require_build_extra(what: str) -> None:
     """Raises MissingDependencyError unless the packages of the build extra are installed. It imports none of them."""
-    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    missing = [name for name in BUILD_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingDependencyError(
             f"{what} needs {' and '.join(missing)}, which this environment lacks; "

@@ -157,7 +157,3 @@ class SamplingParams(StrictKeywords):
         A request with that seed and n=1 gives the same completion.
         """
         return None if self.seed is None else (int(self.seed) + index * 0x9E3779B97F4A7C15) % 2**64
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0

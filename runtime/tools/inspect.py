@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tensorwright.engine_format.file_names import REPORT
+from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS
 from tensorwright.errors import EngineError, reason
 from tensorwright.json_text import read_json
 from tensorwright.runtime.engine import native
@@ -91,9 +92,9 @@ def _spread(row: list[float | None]) -> str:
 
 
 def _formats(facts: dict[str, Any]) -> dict[str, str]:
-    """Returns the row of the KV cache's type. An engine without the build option has "auto"."""
-    asked = facts["build_options"].get("kv_cache_dtype", "auto")
-    return {"kv cache": facts["dtype"] if asked == "auto" else asked}
+    """Returns the row of the KV cache's type. An engine without the build option has the default."""
+    asked = facts["build_options"].get("kv_cache_dtype", AS_ACTIVATIONS)
+    return {"kv cache": facts["dtype"] if asked == AS_ACTIVATIONS else asked}
 
 
 def _target_facts(facts: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,10 @@ PUBLISHED = False
 tests/test_docs.py fails until the pages name the package too."""
 
 
+BUILD_PACKAGES = ("torch", "transformers")
+"""The packages of the extra "build" without which no engine can be built."""
+
+
 def install_command(*extras: str, options: str = "") -> str:
     """Returns the shell command, such as "pip install -e '.[serve]'". options: further options of pip, "--upgrade"."""
     place = "tensorwright" if PUBLISHED else "."

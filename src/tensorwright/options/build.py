@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorwright.engine_format.dtypes import full_name
-from tensorwright.engine_format.kv_cache import KV_CACHE_DTYPES
+from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
 from tensorwright.engine_format.weight_formats import DEFAULT_GROUP, GROUPS, parse_spec
 from tensorwright.options.declare import At, Door, Rule, check_values, declare, options_in, same_as, whole_number
@@ -116,7 +116,7 @@ class BuildFields:
         },
     )
     kv_cache_dtype: str = declare(
-        "auto",
+        AS_ACTIVATIONS,
         choices=KV_CACHE_DTYPES,
         lacks={
             "onnx": "ONNX Runtime's cache has no scales for each token and head; leave --kv-cache-dtype out, or build "
@@ -207,7 +207,7 @@ class BuildChoices:
         object.__setattr__(self, "dtype", full_name(self.dtype))
 
     def __str__(self) -> str:
-        kv_cache = "" if self.kv_cache_dtype == "auto" else f"{self.kv_cache_dtype} KV cache"
+        kv_cache = "" if self.kv_cache_dtype == AS_ACTIVATIONS else f"{self.kv_cache_dtype} KV cache"
         return ", ".join(choice for choice in (self.dtype, self.quantize, kv_cache) if choice)
 
     def spelled_out(self) -> BuildChoices:
