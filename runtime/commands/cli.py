@@ -15,9 +15,9 @@ from tensorwright.options.build import BuildChoices
 from tensorwright.options.declare import Door, find, options_in
 from tensorwright.options.engine import EngineFields
 from tensorwright.options.server import NetworkFields, ServerFields
-from tensorwright.runtime.commands.load_test_command import bench_serve
+from tensorwright.runtime.commands.bench_serve import bench_serve
 from tensorwright.runtime.commands.request_options import request_options, take_params
-from tensorwright.runtime.commands.triton_command import triton_repo
+from tensorwright.runtime.commands.triton_repo import triton_repo
 
 CHAT_TEMPLATE = (find(EngineFields, "chat_template"),)
 BESIDE_TEMPLATE = tuple(option for option in options_in(EngineFields) if option not in CHAT_TEMPLATE)
@@ -50,7 +50,7 @@ def cli(debug: bool) -> None:
 def run(**options: Any) -> None:
     """Generate text with ENGINE (or with a model directory, which is built on first use)."""
     with nothing_begun:
-        from tensorwright.runtime.commands.run_command import Printing, run_prompts
+        from tensorwright.runtime.commands.run import Printing, run_prompts
 
     for option, name in (("--system", "system"), ("--chat-template", "chat_template")):
         if options[name] is not None and not options["chat"]:
@@ -62,7 +62,7 @@ def run(**options: Any) -> None:
     profiler, profile, picture = None, options.pop("profile"), options.pop("profile_svg")
     if profile or picture is not None:
         with nothing_begun:
-            from tensorwright.runtime.commands.profile_command import start_profiler
+            from tensorwright.runtime.commands.run_profile import start_profiler
 
         profiler = start_profiler(options["threads"], picture)
     printing = Printing(**{name: options.pop(name) for name in ("stream", "echo", "as_json", "stats")})
@@ -89,7 +89,7 @@ def serve(
     SIGTERM or Ctrl-C refuses new requests, lets those under way finish, and exits; a second one exits at once.
     """
     with nothing_begun:
-        from tensorwright.runtime.commands.serve_command import serve_engines
+        from tensorwright.runtime.commands.serve import serve_engines
 
     serve_engines(engines, api_key_file, allow_no_tokenizer, log_level, options)
 
@@ -131,7 +131,7 @@ def evaluate(engine: str, files: tuple[str, ...], window: int, threads: int | No
     windows side by side. The first token of a window is not scored.
     """
     with nothing_begun:
-        from tensorwright.runtime.commands.eval_command import evaluate as evaluate_files
+        from tensorwright.runtime.commands.eval import evaluate as evaluate_files
 
     evaluate_files(engine, files, window, threads, as_json)
 
@@ -151,7 +151,7 @@ bench.add_command(bench_serve)
 def latency(engine: str, as_json: bool, **options: Any) -> None:
     """Time to the first token, per output token and between tokens, of batches one after the other."""
     with nothing_begun:
-        from tensorwright.runtime.commands.bench_command import bench_latency
+        from tensorwright.runtime.commands.bench import bench_latency
         from tensorwright.runtime.tools.bench_engine import Load
 
     bench_latency(engine, Load(**options), as_json)
@@ -171,7 +171,7 @@ def latency(engine: str, as_json: bool, **options: Any) -> None:
 def throughput(engine: str, repeats: int, as_json: bool, **options: Any) -> None:
     """Requests and tokens per second, all requests submitted at once."""
     with nothing_begun:
-        from tensorwright.runtime.commands.bench_command import bench_throughput
+        from tensorwright.runtime.commands.bench import bench_throughput
         from tensorwright.runtime.tools.bench_engine import Load
 
     bench_throughput(engine, Load(**options), repeats, as_json)
@@ -190,7 +190,7 @@ def cache() -> None:
 def list_engines(as_json: bool) -> None:
     """Show every engine of the cache, the longest unused first."""
     with nothing_begun:
-        from tensorwright.runtime.commands.cache_command import list_cache
+        from tensorwright.runtime.commands.cache import list_cache
 
     list_cache(as_json)
 
@@ -201,7 +201,7 @@ def list_engines(as_json: bool) -> None:
 def clear_engines(keys: tuple[str, ...], as_json: bool) -> None:
     """Remove the engines with these KEYs (or beginnings of them), or all; never one that a process uses."""
     with nothing_begun:
-        from tensorwright.runtime.commands.cache_command import clear_cache
+        from tensorwright.runtime.commands.cache import clear_cache
 
     clear_cache(keys, as_json)
 
@@ -245,7 +245,7 @@ def doctor(engine: str | None, as_json: bool) -> None:
     Packages and versions, driver, GPUs, instruction sets. Exits with 1 if ENGINE cannot run here.
     """
     with nothing_begun:
-        from tensorwright.runtime.commands.doctor_command import examine
+        from tensorwright.runtime.commands.doctor import examine
 
     examine(engine, as_json)
 

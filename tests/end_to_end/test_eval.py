@@ -17,7 +17,7 @@ from support.command_line import call
 from support.harness import load_reference
 from support.tiny_models import make_variant
 from tensorwright import build
-from tensorwright.runtime.commands.eval_command import cut
+from tensorwright.runtime.commands.eval import cut
 from tensorwright.runtime.engine.engine_dir import open_engine
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -236,7 +236,7 @@ def test_neither_torch_nor_transformers_is_imported() -> None:
     script = (
         "import sys, tensorwright\n"
         "from tensorwright import LLM, SamplingParams\n"
-        "from tensorwright.runtime.commands import bench_command, cli, eval_command, profile_command, run_command\n"
+        "from tensorwright.runtime.commands import bench, bench_serve, cli, eval, run, run_profile\n"
         "from tensorwright.runtime.tools import inspect, profile_show\n"
         "heavy = {'torch', 'transformers', 'tensorwright.builder', 'tensorwright.passes', 'tensorwright.models'}\n"
         "heavy |= {'jinja2', 'asyncio', 'ssl'}  # each takes as long as all of ours\n"

@@ -159,7 +159,7 @@ def test_inspect_shows_them(
 
 
 def test_serve_tells_of_them_in_its_log(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
-    from tensorwright.runtime.commands.serve_command import note_defaults
+    from tensorwright.runtime.commands.serve import note_defaults
 
     with caplog.at_level(logging.INFO, "tensorwright.server"):
         note_defaults({"model": llm})

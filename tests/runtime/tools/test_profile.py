@@ -15,7 +15,7 @@ from support.ragged import Ragged
 from support.toy_engine import write_toy_engine
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidOptionError, IsaError
-from tensorwright.runtime.commands import profile_command
+from tensorwright.runtime.commands import run_profile
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.tools.ceilings import REPEATS, Ceilings, describe, measure_ceilings
@@ -187,7 +187,7 @@ def test_ceilings_of_this_machine() -> None:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(profile_command, "measure_ceilings", lambda threads: CEILINGS)
+    monkeypatch.setattr(run_profile, "measure_ceilings", lambda threads: CEILINGS)
     return str(write_toy_engine(tmp_path / "engine"))
 
 

@@ -17,7 +17,7 @@ from support.ragged import Ragged
 from support.toy_engine import MAX_SEQ_LEN, make_toy, seal, write_toy_engine
 from tensorwright import LLM, SamplingParams
 from tensorwright.errors import InvalidRequestError, NumericalError
-from tensorwright.runtime.commands.eval_command import cut, score_of
+from tensorwright.runtime.commands.eval import cut, score_of
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.tools import evaluate

@@ -12,8 +12,8 @@ from support.command_line import call
 from support.toy_engine import write_toy_engine
 from tensorwright.errors import EngineStoppedError, NumericalError
 from tensorwright.runtime.base.percentiles import distribution
-from tensorwright.runtime.commands import bench_command
-from tensorwright.runtime.commands.bench_command import latencies, rates
+from tensorwright.runtime.commands import bench
+from tensorwright.runtime.commands.bench import latencies, rates
 from tensorwright.runtime.engine import native
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.tools.bench_engine import BenchEngine, Load, Trace
@@ -39,7 +39,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineDir:
 
 @pytest.fixture(autouse=True)
 def ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_command, "measure_ceilings", lambda threads: CEILINGS)
+    monkeypatch.setattr(bench, "measure_ceilings", lambda threads: CEILINGS)
 
 
 def test_figures_of_made_up_times() -> None:

@@ -26,7 +26,7 @@ from tensorwright.runtime.requests.request_handle import RequestHandle
 from tensorwright.runtime.requests.request_news import RequestNews
 
 if TYPE_CHECKING:
-    from tensorwright.runtime.commands.profile_command import Profiler
+    from tensorwright.runtime.commands.run_profile import Profiler
 
 
 @dataclass(frozen=True)

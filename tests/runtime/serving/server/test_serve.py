@@ -16,9 +16,9 @@ from support.fake_runtime import write_engine
 from tensorwright.errors import InvalidOptionError
 from tensorwright.installing import install
 from tensorwright.runtime.api.llm import LLM
-from tensorwright.runtime.commands import serve_command
+from tensorwright.runtime.commands import serve
 from tensorwright.runtime.commands.cli import cli
-from tensorwright.runtime.commands.serve_command import name_engines, read_keys
+from tensorwright.runtime.commands.serve import name_engines, read_keys
 from tensorwright.runtime.serving.server import request_log
 from tensorwright.runtime.serving.server.listen import Listen
 from tensorwright.runtime.serving.server.options import ServerOptions
@@ -84,8 +84,8 @@ def test_wrong_options_are_told_before_an_engine_is_loaded(
 
 def test_an_engine_without_tokenizer_is_served_if_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     loaded: list[dict[str, Path]] = []
-    monkeypatch.setattr(serve_command, "_load", lambda places, *others: loaded.append(places) or {})
-    monkeypatch.setattr(serve_command, "_run", lambda *others: None)
+    monkeypatch.setattr(serve, "_load", lambda places, *others: loaded.append(places) or {})
+    monkeypatch.setattr(serve, "_run", lambda *others: None)
     monkeypatch.setattr(request_log, "set_up_logging", lambda level: None)
     bare = write_engine(tmp_path / "bare", tokenizer=False)
     CliRunner().invoke(cli, ["serve", str(bare), "--port", "0", "--allow-no-tokenizer"], catch_exceptions=False)
@@ -99,8 +99,8 @@ def test_an_engine_without_tokenizer_is_served_if_told_so(monkeypatch: pytest.Mo
 def test_an_address_that_all_reach_without_a_key_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, options: list[str], warned: bool
 ) -> None:
-    monkeypatch.setattr(serve_command, "_load", lambda *others: {})
-    monkeypatch.setattr(serve_command, "_run", lambda *others: None)
+    monkeypatch.setattr(serve, "_load", lambda *others: {})
+    monkeypatch.setattr(serve, "_run", lambda *others: None)
     monkeypatch.setattr(request_log, "set_up_logging", lambda level: None)
     CliRunner().invoke(cli, ["serve", "x", "--port", "0", *options], catch_exceptions=False)
     assert [record.message for record in caplog.records if "no key is set" in record.message] == (
@@ -129,7 +129,7 @@ def test_a_certificate_that_is_none_is_told(
 def test_a_missing_package_is_told(
     no_engines: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve_command, "find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "uvicorn" else object())
     code, _, err = call(capsys, "serve", "x")
     assert code == 2
     assert "serving needs uvicorn" in err

@@ -106,7 +106,7 @@ def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) 
     """Loads every engine, and builds it first if it is a model directory. options: all keywords of LLM, and the options
     of the build."""
     from tensorwright.runtime.api.llm import LLM
-    from tensorwright.runtime.commands.run_command import tell_of_build
+    from tensorwright.runtime.commands.run import tell_of_build
 
     choices = BuildChoices(**take(options, Door.SERVE, BuildChoices))
     for path in places.values():
