@@ -3,8 +3,9 @@
 python docs/make_options.py            writes the tables
 python docs/make_options.py --check    exits with 1, and names the pages whose tables are old
 
-A table stands between two markers, of which the first names a door (tensorwright/options/declare.py). Sentences and
-defaults are not written here: correct the declaration.
+A table stands between two markers. The first names a door (tensorwright/options/declare.py), and also a target if the
+table has only the options that not all targets have. Sentences and defaults are not written here: correct the
+declaration.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ GROUPS = (
     ModelFields, RepositoryFields, NetworkFields, ServerFields, LoadFields, LoadTestFields, EngineFields, BuildFields,
 )  # fmt: skip
 """The groups of options, in the order in which a table lists them."""
-TABLE = re.compile(r"<!-- options of (?P<door>.+?) -->\n.*?<!-- end of options -->", re.DOTALL)
+TABLE = re.compile(
+    r"<!-- options of (?P<door>[\w .-]+?)(?: for target (?P<target>\S+))? -->\n.*?<!-- end of options -->", re.DOTALL
+)
 DEFAULT = re.compile(r" ?\[default: (?P<words>.*)\]$")
 """The end of a help text, where the default is no value of the option's own."""
 
@@ -35,7 +38,8 @@ def row(option: Option, door: Door) -> str:
     shown = option.shown(door)
     words = DEFAULT.search(shown.help)
     default = words["words"] if words else spelled(shown.default, door)
-    meaning = DEFAULT.sub("", shown.help)
+    meaning = DEFAULT.sub("", shown.help).removeprefix("TensorRT: ")
+    meaning = meaning[0].upper() + meaning[1:]
     if shown.choices:
         meaning += " One of " + ", ".join(f"`{choice}`" for choice in shown.choices) + "."
     name = option.name if door is Door.TRITON else shown.flag
@@ -49,18 +53,21 @@ def spelled(default: object, door: Door) -> str:
     return f"`{str(default).lower() if isinstance(default, bool) and door is Door.TRITON else default}`"
 
 
-def table(door: Door) -> str:
+def table(door: Door, target: str | None) -> str:
+    """Returns the table of the door's options. target: of those that only some targets have, this one among them."""
     options = {option.name: option for option in options_at(door, *GROUPS)}  # two groups may share an option
-    rows = [row(option, door) for option in options.values()]
+    rows = [row(option, door) for option in options.values() if target is None or target in option.targets]
     what = "parameter" if door is Door.TRITON else "option"
     return "\n".join([f"| {what} | default | meaning |", "|---|---|---|", *rows])
 
 
 def written(text: str) -> str:
     """Returns a page's text with tables that are true now."""
-    return TABLE.sub(
-        lambda old: f"<!-- options of {old['door']} -->\n{table(Door(old['door']))}\n<!-- end of options -->", text
-    )
+
+    def new(old: re.Match[str]) -> str:
+        return f"{old[0].splitlines()[0]}\n{table(Door(old['door']), old['target'])}\n<!-- end of options -->"
+
+    return TABLE.sub(new, text)
 
 
 def main() -> None:

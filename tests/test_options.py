@@ -22,8 +22,9 @@ from tensorwright.options.declare import Door, Option, find, options_at, options
 from tensorwright.options.engine import EngineFields
 from tensorwright.options.request import GUIDED, SAMPLING
 from tensorwright.options.server import NetworkFields, ServerFields
-from tensorwright.options.triton import ModelFields, RepositoryFields
+from tensorwright.options.triton import INTERFACES, ModelFields, RepositoryFields
 from tensorwright.runtime.commands.cli import cli
+from tensorwright.runtime.serving.triton import interfaces
 from tensorwright.runtime.serving.triton.model_options import NAMES, OTHER_DEFAULTS, TRITONS
 
 DECLARED = options_in(
@@ -84,8 +85,14 @@ def test_parse_without_choices_or_repetition_is_refused() -> None:
 
 def test_an_option_that_triton_starts_otherwise_is_declared_so() -> None:
     assert OTHER_DEFAULTS == {"guided_vocabulary": "eager", "generation_config": "neutral"}
-    for name, value in OTHER_DEFAULTS.items():
-        assert f"[default: {value}" in find(EngineFields, name).shown(Door.TRITON_REPO).help
+    for option in options_at(Door.TRITON_REPO, EngineFields, ModelFields):
+        default = option.shown(Door.TRITON).default
+        if option.shown(Door.TRITON_REPO).default is None and default is not None:
+            assert f"[default: {default}" in option.shown(Door.TRITON_REPO).help, option.name
+
+
+def test_every_interface_of_triton_can_be_asked_for() -> None:
+    assert tuple(interfaces.INTERFACES) == INTERFACES
 
 
 def test_defaults_keep_their_own_rules() -> None:

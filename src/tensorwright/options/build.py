@@ -161,7 +161,8 @@ class BuildFields:
         targets=TENSORRT_TARGETS,
         at=_everywhere(
             At(
-                "TensorRT: a compute capability that the engine is for, such as 89; may be repeated for tensorrt-rtx. "
+                "TensorRT: compute capability that the engine is for, such as 89. May be repeated for tensorrt-rtx; "
+                "tensorrt needs one. "
                 "[default: those that the library chooses]"
             )
         ),
