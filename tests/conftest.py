@@ -33,7 +33,7 @@ LONGEST_FIRST = (
 )  # fmt: skip
 """What begins first, so that no worker is left with a long file while the others have nothing more to do."""
 
-TOGETHER = ("plugins/tensorrt", "runtime/serving/tritonserver", "runtime/serving/server/api")
+TOGETHER = ("builder/onnx", "plugins/tensorrt", "runtime/serving/tritonserver", "runtime/serving/server/api")
 """Folders that go to one worker as a whole: what their tests share takes longer to make than the tests take."""
 
 
@@ -55,7 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files that -m would deselect all tests of: to import them all takes many seconds."""
     left_out = config.option.markexpr == "not slow" and _place(collection_path, SLOW_ROOMS) is not None
+    if config.option.markexpr.startswith("computes") and collection_path.match("test_*.py"):
+        left_out = "pytest.mark.computes" not in collection_path.read_text(encoding="utf-8")
     return True if left_out else None
 
 
@@ -104,6 +107,18 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of this run that all of xdist's workers share."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_home(shared_folder: Path) -> Path:
+    """$XDG_CACHE_HOME of this run: no test may pass because of what a machine built or compiled before, nor leave
+    anything there. The caches of other programs stay where they are."""
+    before = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("PIP_CACHE_DIR", str(before / "pip"))
+    if not (Path.home() / ".ccache").exists():
+        os.environ.setdefault("CCACHE_DIR", str(before / "ccache"))
+    os.environ["XDG_CACHE_HOME"] = str(shared_folder / "cache")
+    return shared_folder / "cache"
 
 
 @pytest.fixture(scope="module", autouse=True)

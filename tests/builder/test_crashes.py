@@ -216,7 +216,7 @@ def test_a_killed_model_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_repository(engine, root, replace(options, max_batch_size=8))
     new = files()
     assert old.keys() == new.keys()
-    for _ in kill_at_each_step(prepare, lambda: write_repository(engine, root, replace(options, max_batch_size=8))):
+    for _ in kill_at_each_step(prepare, lambda: write_repository(engine, root, replace(options, max_batch_size=8)), 2):
         assert {name: text for name, text in files().items() if not name.startswith(".")} in (old, new)
         write_repository(engine, root, options)
         assert files() == old

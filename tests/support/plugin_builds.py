@@ -30,7 +30,7 @@ class Built:
 class PluginBuilds:
     """`builds(jobs)` runs the jobs of support/plugin_build.py in one child process."""
 
-    def __init__(self, folder: Path, kernel_cache: Path) -> None:
+    def __init__(self, folder: Path, cache_home: Path) -> None:
         self.folder = folder
         package = importlib.util.find_spec("tensorrt_rtx_libs")
         assert package is not None
@@ -46,7 +46,7 @@ class PluginBuilds:
             "PYTHONHASHSEED": "0",
             "PYTHONSAFEPATH": "1",
             "LD_LIBRARY_PATH": str(folder / "lib"),
-            "XDG_CACHE_HOME": str(kernel_cache),
+            "XDG_CACHE_HOME": str(cache_home),
         }
 
     def __call__(self, jobs: list[dict[str, Any]], same_addresses: bool = False) -> list[Built]:

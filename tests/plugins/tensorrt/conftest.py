@@ -15,11 +15,5 @@ if any(importlib.util.find_spec(name) is None for name in ("tensorrt_rtx", "onnx
 
 
 @pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """$XDG_CACHE_HOME of all tests here. Empty at first: nothing may hang on what a machine compiled before."""
-    return tmp_path_factory.mktemp("gpu-kernels")
-
-
-@pytest.fixture(scope="session")
-def builds(tmp_path_factory: pytest.TempPathFactory, kernel_cache: Path) -> PluginBuilds:
-    return PluginBuilds(tmp_path_factory.mktemp("tensorrt-plugins"), kernel_cache)
+def builds(tmp_path_factory: pytest.TempPathFactory, cache_home: Path) -> PluginBuilds:
+    return PluginBuilds(tmp_path_factory.mktemp("tensorrt-plugins"), cache_home)

@@ -28,12 +28,6 @@ STEPS = steps()
 IDS = [step.name for step in STEPS]
 
 
-@pytest.fixture(autouse=True)
-def _cache(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels that the builds compiled."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(kernel_cache))
-
-
 def op_of(step: Step) -> PluginOp:
     (op,) = (op for op in OPS if op.name == step.op)
     return op
