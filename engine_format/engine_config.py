@@ -140,6 +140,11 @@ class EngineConfig:
     """Bytes of the files that were written before config.json, by name."""
 
     @property
+    def stored_cache_dtype(self) -> str:
+        """The element type of the KV cache."""
+        return self.dtype if self.kv_cache_dtype == AS_ACTIVATIONS else self.kv_cache_dtype
+
+    @property
     def kv_cache_dtype(self) -> str:
         """The build option: one of KV_CACHE_DTYPES. An engine that is older than the option has the first."""
         return self.build_options.get("kv_cache_dtype", AS_ACTIVATIONS)

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from tensorwright.engine_format.file_names import REPORT
-from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS
 from tensorwright.errors import EngineError, reason
 from tensorwright.json_text import read_json
 from tensorwright.runtime.engine import native
@@ -25,6 +24,7 @@ def describe(engine: EngineDir) -> dict[str, Any]:
     return {
         "path": str(engine.path),
         **engine.config.to_dict(),
+        "cache_dtype": engine.config.stored_cache_dtype,
         "target_facts": describe_engine(engine),
         "sampling_defaults": named_defaults(engine),
         "files": {name: entry.size for name, entry in engine.files.items()},
@@ -48,11 +48,14 @@ def _build_report(engine: EngineDir) -> dict[str, Any] | None:
 
 def show(facts: dict[str, Any], console: Console) -> None:
     """Prints the facts of `describe` as tables for people."""
-    head = {"engine": facts["path"], "target": facts["target"], "dtype": facts["dtype"]}
+    head = {
+        "engine": facts["path"],
+        "target": facts["target"],
+        "dtype": facts["dtype"],
+        "kv cache": facts["cache_dtype"],
+    }
     built = {"built by": f"tensorwright {facts['tensorwright_version']}", "size": format_size(facts["total_bytes"])}
-    _show_pairs(
-        console, "Engine", head | _formats(facts) | built | facts["limits"] | _target_facts(facts["target_facts"])
-    )
+    _show_pairs(console, "Engine", head | built | facts["limits"] | _target_facts(facts["target_facts"]))
     _show_pairs(console, "Model", facts["model"])
     _show_pairs(console, "Sampling", facts["sampling_defaults"] or {"defaults": "neutral, the model names none"})
     _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
@@ -89,12 +92,6 @@ def _spread(row: list[float | None]) -> str:
         return "not a number"
     mean, (worst, layer) = sum(value for value, _ in values) / len(values), max(values)
     return f"{mean:.3g}" if len(row) == 1 else f"{mean:.3g}, at most {worst:.3g} (layer {layer})"
-
-
-def _formats(facts: dict[str, Any]) -> dict[str, str]:
-    """Returns the row of the KV cache's type. An engine without the build option has the default."""
-    asked = facts["build_options"].get("kv_cache_dtype", AS_ACTIVATIONS)
-    return {"kv cache": facts["dtype"] if asked == AS_ACTIVATIONS else asked}
 
 
 def _target_facts(facts: dict[str, Any]) -> dict[str, Any]:
