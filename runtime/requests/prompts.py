@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from tensorwright.errors import InvalidRequestError, PromptTooLongError
 from tensorwright.number_checks import is_int
@@ -12,10 +12,12 @@ from tensorwright.runtime.base.keywords import closest
 from tensorwright.runtime.base.parameter_checks import check_count, shown
 from tensorwright.runtime.base.request_bounds import BAD_WORD_TOKENS
 from tensorwright.runtime.engine.engine_dir import EngineDir
-from tensorwright.runtime.guided.grammar import Grammar
 from tensorwright.runtime.guided.reader import guided_vocabulary
 from tensorwright.runtime.requests.sampling_params import AtMost, SamplingParams
 from tensorwright.runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tensorwright.runtime.guided.grammar import Grammar
 
 
 class PromptDict(TypedDict, total=False):
