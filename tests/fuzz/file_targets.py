@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 from fuzz.answers import Answered
 
-from support.fake_runtime import write_checksums, write_engine
+from support.fake_runtime import engine_config, write_checksums, write_engine
 from support.made_checkpoints import write_checkpoint, write_sharded
 from tensorwright.builder.rebuild import read_graph
-from tensorwright.engine_format.engine_config import is_engine
-from tensorwright.engine_format.strict_json import read_object
+from tensorwright.engine_format.checksums import FileSum
+from tensorwright.engine_format.engine_config import EngineConfig, is_engine
+from tensorwright.engine_format.file_names import ONNX_IO
 from tensorwright.engine_format.tensorrt_manifest import Manifest
 from tensorwright.errors import CheckpointError, EngineError, InvalidOptionError, InvalidRequestError, is_panic
 from tensorwright.ir.text import print_graph
 from tensorwright.models.checkpoint import open_checkpoint
 from tensorwright.models.safetensors_file import SafetensorsFile
-from tensorwright.runtime.engine.engine_dir import open_engine
+from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.onnx.manifest import read_io
 from tensorwright.runtime.guided.spelling import text_tokenizer, token_bytes
 from tensorwright.runtime.requests.generation_defaults import sampling_defaults
@@ -124,8 +125,9 @@ def manifest(data: bytes) -> None:
         made = Manifest.from_json(data)
         assert Manifest.from_json(made.to_json()) == made
     path = Path("engine")
-    known: Any = SimpleNamespace(path=path, max_seq_len=64, block_size=64, kv_block_bytes=16384)
-    known.read_json = lambda name: read_object(path / name, data)
+    limits = {"max_seq_len": 64, "block_size": 64, "kv_block_bytes": 16384}
+    config = EngineConfig.from_dict(engine_config(target="onnx", limits=limits), path)
+    known = EngineDir(path, config, {ONNX_IO: FileSum("", len(data))}, {ONNX_IO: data}, {})
     with ENGINE:
         read_io(known)
 
