@@ -1,4 +1,4 @@
-"""A build's memory stays near its largest tensor, however large the checkpoint: measured on 2.1 GB of it."""
+"""A build's memory stays near its largest tensor, however large the checkpoint: measured on 628 MB of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from support.large_checkpoint import LLAMA_1B, write_sparse_checkpoint
+from support.large_checkpoint import WIDE_LLAMA, write_sparse_checkpoint
 
 # Samples this process's anonymous memory (mapped files are not in it) while it builds, above what imports took.
 SCRIPT = """
@@ -41,12 +41,14 @@ print(json.dumps({"above_baseline": max(seen) - baseline, "baseline": baseline, 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("quantize", ["", "int4"])
 def test_anonymous_memory(tmp_path, quantize):
-    largest = write_sparse_checkpoint(tmp_path / "model", LLAMA_1B)
-    assert (tmp_path / "model" / "model.safetensors").stat().st_size > 2e9
+    """A build takes about 165 MB here. The bound of 327 MB is less than that and one copy of the largest tensor, which
+    is 263 MB in bfloat16; and less than all 628 MB of weights."""
+    largest = write_sparse_checkpoint(tmp_path / "model", WIDE_LLAMA)
+    assert (tmp_path / "model" / "model.safetensors").stat().st_size > 6e8
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "model"), str(tmp_path / "engine"), quantize]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     (tmp_path / "engine" / "cpu" / "weights.bin").unlink(missing_ok=True)  # pytest keeps temporary directories
     assert result.returncode == 0, result.stderr
     measured = json.loads(result.stdout)
     assert measured["samples"] > 100
-    assert measured["above_baseline"] <= 1.5 * largest + 256e6
+    assert measured["above_baseline"] <= largest + 64e6

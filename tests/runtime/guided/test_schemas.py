@@ -13,7 +13,7 @@ from tensorwright import LLM, GuidedDecodingParams, SamplingParams
 from tensorwright.errors import InvalidRequestError
 from tensorwright.runtime.guided.reader import guided_vocabulary
 
-SCHEMAS = 300
+SCHEMAS = 200
 PROMPT = "Once upon a time there was a JSON value: "
 
 
@@ -70,5 +70,5 @@ def test_random_schemas(pico_engine: Path) -> None:
             else:
                 assert begins(llm, params, output.token_ids), (schema, output.text)
                 cut += 1
-    assert 30 < SCHEMAS - len(followed) < 60
-    assert cut < 80
+    assert 20 < SCHEMAS - len(followed) < 40
+    assert cut < 54
