@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hostile.attacks import SOUND
-from hostile.clients import Attacker, Outcome, Target, timed
+from hostile.clients import Attacker, Outcome, Target, timed, together
 from hostile.observing import Figures, Growth, Watch, figures, watch
 from hostile.server import attacked
 from support.served import Served
@@ -27,6 +27,7 @@ HOPELESS = 4.0  # seconds; a gap over it is not tried again, for no noise of a m
 TRIES = 3
 SETTLE = 3.0  # seconds until threads and descriptors are those of before
 AFTERMATH = 0.02
+LARGE = 1_000_000  # bytes of a body that threads of the server read
 
 
 @dataclass(repr=False)
@@ -167,6 +168,8 @@ def warm_up(target: Target) -> None:
         status, text = target.post(path, body)
         if status != "200":
             raise RuntimeError(f"{path} answered {status}: {text[:200]}")
+    large = b'{"temperature":"' + b"9" * LARGE + b'"}'
+    together([lambda: target.ask("GET", "/metrics"), lambda: target.post("/v1/completions", large)] * 3)
 
 
 def lowest(pid: int) -> Figures:
