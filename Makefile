@@ -205,7 +205,7 @@ THREADED_TESTS = populate_test scheduler_test engine_test engine_faults_test thr
 sanitize: setup
 	$(BIN)/cmake -S . -B build/asan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=address,undefined
 	$(BIN)/cmake --build build/asan --target cpp_tests
-	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error
+	$(BIN)/ctest --test-dir build/asan --output-on-failure --no-tests=error -j $(shell nproc)
 	$(BIN)/cmake -S . -B build/tsan $(SANITIZED) -DTENSORWRIGHT_SANITIZE=thread
 	$(BIN)/cmake --build build/tsan --target $(THREADED_TESTS)
 	$(BIN)/ctest --test-dir build/tsan --output-on-failure --no-tests=error \
