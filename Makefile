@@ -24,8 +24,9 @@ DURATIONS ?= --durations=30 --durations-min=2
 # What the tests of the other targets need, about 600 MB. GPU_EXTRAS= leaves it out, and those tests are skipped with the reason.
 GPU_EXTRAS ?= onnx,gpu,tensorrt-rtx
 comma := ,
-# A module becomes bytecode when it is first imported: most of torch never is, and compiling it all takes half a minute.
-INSTALL := --disable-pip-version-check install -q --no-compile
+# pip compiles all modules to bytecode: where PYTHONDONTWRITEBYTECODE is set nobody else would, and each process that imports
+# torch would take seconds more.
+INSTALL := --disable-pip-version-check install -q --compile
 PIP := $(BIN)/python -m pip $(INSTALL) -c constraints.txt
 NATIVE := $(shell find runtime plugins -name '*.cc' -o -name '*.h' 2>/dev/null)
 TRITON_PIP := $(TRITON_VENV)/bin/python -m pip --disable-pip-version-check
