@@ -64,6 +64,7 @@ def build(
     max_batch_size: int | None = None,
     max_num_tokens: int | None = None,
     int4_kernel: str | None = None,
+    revision: str | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
     begin: float | None = None,
@@ -79,8 +80,9 @@ def build(
     (tensorwright.engine_format.weight_formats); None keeps the weights in the activation type.
     kv_cache_dtype: "auto", the activation type, or "int8", with a scale for each token and head. keep_weights: the
     engine holds the checkpoint's tensors too (weights.safetensors), so that `tensorwright rebuild` can build the engine
-    again for another target without the checkpoint. overwrite: replaces an engine at `out`. begin: the moment, of
-    time.perf_counter, from which the report counts; the time before the call is the phase "start".
+    again for another target without the checkpoint. revision: with a hub name, the branch, tag or commit; None means
+    the main branch. overwrite: replaces an engine at `out`. begin: the moment, of time.perf_counter, from which the
+    report counts; the time before the call is the phase "start".
 
     For target onnx alone: activations: "auto", or "int8": products with int4 and int8 weights round their activations
     too, as target cpu always does. For the TensorRT targets alone: sm: compute capabilities, such as 80 and 89; ()
@@ -106,8 +108,9 @@ def build(
         int4_kernel=int4_kernel,
     )
     return build_engine_at(
-        model, out, options, verify=verify, dump=dump, overwrite=overwrite, progress=progress, begin=begin
-    )
+        model, out, options, revision=revision, verify=verify, dump=dump, overwrite=overwrite, progress=progress,
+        begin=begin,
+    )  # fmt: skip
 
 
 def build_engine_at(
@@ -115,6 +118,7 @@ def build_engine_at(
     out: str | Path,
     options: BuildOptions,
     *,
+    revision: str | None = None,
     verify: bool = False,
     dump: str | Path | None = None,
     overwrite: bool = False,
@@ -129,7 +133,7 @@ def build_engine_at(
     graphs = None if dump is None else Path(os.path.expanduser(dump))
     with MemoryWatch() as memory, EngineWriter(out, overwrite=overwrite) as writer:
         with phases.run("open"):
-            checkpoint = open_checkpoint(model)
+            checkpoint = open_checkpoint(model, revision)
             if graphs is not None:
                 make_dump_folder(graphs)
         run = BuildRun(options, target, checkpoint, writer, phases, memory)

@@ -22,7 +22,7 @@ from tensorwright.builder.process import terminate_as_interrupt
 from tensorwright.click_options import add_options, given
 from tensorwright.command import run_command
 from tensorwright.engine_format.engine_config import AccuracyRecord, QuantizationRecord
-from tensorwright.options.build import BuildFields
+from tensorwright.options.build import BuildFields, SourceFields
 from tensorwright.options.declare import Door
 from tensorwright.sizes import format_size
 
@@ -32,7 +32,7 @@ EPILOG = "Examples:  build-engine models/pico out/pico;  build-engine models/pic
 @click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.argument("out")
-@add_options(Door.BUILD, BuildFields)
+@add_options(Door.BUILD, BuildFields, SourceFields)
 @click.option("--verify", is_flag=True, help="Check every pass against the graph before it, on real inputs.")
 @click.option("--dump", help="Write the graph after each pass here.")
 @click.option("--force", is_flag=True, help="Replace an engine that is already at OUT.")

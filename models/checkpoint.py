@@ -27,7 +27,8 @@ from tensorwright.engine_format.file_names import (
     TOKENIZER_CONFIG,
 )
 from tensorwright.engine_format.template_files import DEFAULT, listed_templates
-from tensorwright.errors import CheckpointError, MissingDependencyError, is_panic, reason
+from tensorwright.errors import CheckpointError, is_panic, reason
+from tensorwright.hub import check_revision, download_model, is_hub_name
 from tensorwright.json_text import read_json
 from tensorwright.models.dtypes import FLOATS, Tensor
 from tensorwright.models.safetensors_file import SafetensorsFile
@@ -43,8 +44,6 @@ _OLDER_TOKENIZERS = (
 _ADDED_TOKENS = "added_tokens.json"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 _SHOWN = 10  # the most faults of one kind that a message lists
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", *(name for name in _OLDER_TOKENIZERS if ".json" not in name))
 
 
 class Checkpoint:
@@ -209,38 +208,21 @@ class Checkpoint:
         return self._home[name]
 
 
-def open_checkpoint(model: str | Path) -> Checkpoint:
-    """Opens a checkpoint directory. A hub name "org/name" is downloaded first.
+def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoint:
+    """Opens a checkpoint directory. A hub name "org/name" is downloaded first, at `revision`.
 
-    Raises CheckpointError, which names the faulty file and the remedy, and MissingDependencyError if a download is
-    needed and huggingface_hub is not installed.
+    Raises InvalidOptionError for a revision of something else than a hub name, CheckpointError, which names the faulty
+    file and the remedy, and MissingDependencyError if a download is needed and huggingface_hub is not installed.
     """
+    check_revision(model, revision)
     path = Path(os.path.expanduser(model))
     if path.is_file():
         raise CheckpointError(f"{path}: must be a checkpoint directory (with config.json), not a file")
     if not path.exists():
-        if not _HUB_NAME.fullmatch(str(model)):
+        if not is_hub_name(str(model)):
             raise CheckpointError(f"{path}: no such directory; give a checkpoint directory or a hub name like org/name")
-        path = _download(str(model))
+        path = download_model(str(model), revision)
     return Checkpoint(path)
-
-
-def _download(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{name!r} is no local directory, and downloading it needs huggingface_hub: pip install huggingface_hub"
-        ) from error
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_HUB_PATTERNS)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"{name!r} is no local directory and could not be downloaded ({reason}); check the name and the network "
-            "(for gated models log in with `hf auth login`), or give the path of a downloaded checkpoint"
-        ) from error
 
 
 def _weight_files(path: Path) -> list[SafetensorsFile]:

@@ -17,6 +17,7 @@ from _pytest.unraisableexception import gc_collect_iterations_key
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from support.fake_hub import FakeHub, point_at, running
 from support.known_traces import known_traces
 from support.places import ROOT, TESTS
 
@@ -129,6 +130,17 @@ def _known_traces(request: pytest.FixtureRequest, shared_folder: Path) -> Iterat
         if traces and _place(request.path, TRACING_ITSELF) is None:
             stack.enter_context(known_traces(shared_folder / "traces"))
         yield
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub on this machine, and an empty cache of downloads."""
+    made = FakeHub()
+    with running(made) as address:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        point_at(monkeypatch, address)
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from tensorwright.builder.cli import build_engine
 from tensorwright.builder.rebuild_cli import rebuild_engine
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.bench import LoadFields, LoadTestFields
-from tensorwright.options.build import BuildChoices, BuildFields
+from tensorwright.options.build import BuildChoices, BuildFields, SourceFields
 from tensorwright.options.declare import Door, Option, find, options_at, options_in
 from tensorwright.options.engine import EngineFields
 from tensorwright.options.request import GUIDED, SAMPLING
@@ -34,7 +34,7 @@ DECLARED = options_in(
 
 
 def test_llm_has_the_declared_options_and_defaults() -> None:
-    declared = options_at(Door.LLM, EngineFields, BuildFields)
+    declared = options_at(Door.LLM, EngineFields, BuildFields, SourceFields)
     keywords = {name: part.default for name, part in inspect.signature(LLM).parameters.items() if name != "model"}
     assert keywords == {option.name: option.shown(Door.LLM).default for option in declared}
 
@@ -43,12 +43,12 @@ def test_build_has_the_declared_options_and_defaults() -> None:
     keywords = {name: part.default for name, part in inspect.signature(build).parameters.items()}
     declared = {option.name: option.default for option in options_in(BuildFields)}
     assert {name: keywords[name] for name in declared} == declared
-    others = {"model", "out", "verify", "dump", "overwrite", "progress", "begin"}
+    others = {"model", "out", "revision", "verify", "dump", "overwrite", "progress", "begin"}
     assert set(keywords) == others | set(declared)
 
 
 def test_first_use_of_a_model_directory_has_all_build_options_of_llm() -> None:
-    for door in (Door.LLM, Door.RUN, Door.SERVE):
+    for door in (Door.LLM, Door.RUN, Door.SERVE, Door.EVAL, Door.BENCH):
         assert options_at(door, BuildChoices) == options_at(door, BuildFields)
 
 

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import Any, overload
 
-from tensorwright.engine_format.engine_config import is_engine
-from tensorwright.engine_format.file_names import CONFIG
-from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS
-from tensorwright.engine_format.weight_formats import parse_spec
-from tensorwright.errors import InvalidOptionError, InvalidRequestError
+from tensorwright.errors import InvalidRequestError
 from tensorwright.options.build import BuildChoices
 from tensorwright.options.declare import find
 from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
 from tensorwright.runtime.api.llm_tokenizer import LLMTokenizer
-from tensorwright.runtime.api.model_cache import engine_for_model, open_cached
+from tensorwright.runtime.api.open_model import find_model, is_model, open_model
 from tensorwright.runtime.base.keywords import StrictKeywords
 from tensorwright.runtime.base.progress import progress_bar
 from tensorwright.runtime.engine import native
-from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
 from tensorwright.runtime.engine.options import RuntimeOptions
 from tensorwright.runtime.guided.reader import vocabulary_reader
 from tensorwright.runtime.requests.engine_client import EngineClient, Observer
@@ -48,8 +42,8 @@ class LLM(StrictKeywords):
     It works only in the process that made it. In a fork of that process every call raises ForkedEngineError, except
     `shutdown`, which does nothing there.
 
-    model: an engine, or a Hugging Face model directory, which is built once and kept in the user's
-        cache (this needs the build extra).
+    model: an engine, a Hugging Face model directory, or a hub name such as org/name. An engine of a model is built once
+        and kept in the user's cache (this needs the build extra).
     kv_cache_memory: bytes or a text such as "512MiB"; None means half of the memory that the weights leave free (within
         the control group's limit), at most what a full batch of the longest sequences can use.
     max_batch_size: the most completions that run at once; None means 64, or max_num_tokens if that is less. A TensorRT
@@ -73,6 +67,9 @@ class LLM(StrictKeywords):
     quantize: for a build from a model directory: the formats of the weights, as `build` takes them ("int4", "int8:g64",
         "w8a8", "int4,lm_head=int8"); None keeps the weights in dtype.
     kv_cache_dtype: for a build from a model directory: "auto", which is the type of the activations, or "int8".
+    max_seq_len: for a build from a model directory: the most tokens of prompt and answer together; None means as many
+        as the model has.
+    revision: with a hub name: the branch, tag or commit of the hub; None means the main branch.
     chat_template: the template of `chat` and the server, unless a call names another one: Jinja text, or the name of
         one of the model's templates. None means the model's own template, chosen as transformers chooses it.
     generation_config: the source of the sampling defaults of a call without parameters: "model" is the model's
@@ -97,6 +94,8 @@ class LLM(StrictKeywords):
         dtype: str = "auto",
         quantize: str | None = None,
         kv_cache_dtype: str = "auto",
+        max_seq_len: int | None = None,
+        revision: str | None = None,
         chat_template: str | None = None,
         generation_config: str = "model",
     ):
@@ -120,10 +119,11 @@ class LLM(StrictKeywords):
             max_queue_size=max_queue_size,
         )
         find(EngineFields, "guided_vocabulary").check(guided_vocabulary)
-        path = _path_of(model)
+        choices = BuildChoices(dtype=dtype, quantize=quantize, kv_cache_dtype=kv_cache_dtype, max_seq_len=max_seq_len)
+        path = find_model(model, revision)
         if is_model(path):  # a build may take minutes, so wrong limits must be refused before it
             options = options.with_limits(DEFAULT_LIMITS)
-        self.engine, self._lease = _engine_of(path, BuildChoices(dtype, quantize, kv_cache_dtype))
+        self.engine, self._lease = open_model(path, choices)
         if chat_template is not None:
             from tensorwright.runtime.api.chat import check_choice
 
@@ -328,44 +328,3 @@ class LLM(StrictKeywords):
             return RequestState(request_id, request.text, request.ids, params, tokenizer, grammar)
 
         return self._client.submit(make_state, sampling, wait_for_room, first_mask)
-
-
-def is_model(path: Path) -> bool:
-    """Whether the path is a Hugging Face model directory, from which an engine must be built."""
-    # The functions of os.path return False for a name that no file can have, but the methods of Path raise.
-    return os.path.isdir(path) and not is_engine(path) and os.path.exists(path / CONFIG)
-
-
-def _path_of(model: str | Path) -> Path:
-    if not isinstance(model, (str, Path)) or not str(model).strip():
-        raise InvalidOptionError(f"LLM: must be given the path of an engine or of a model directory, got {model!r}")
-    return Path(os.path.expanduser(model))
-
-
-def _engine_of(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | None]:
-    """Opens the engine, or the cached engine of a model directory. Returns it with its lease in the cache, or None."""
-    first_use = is_model(path)
-    choices.check(first_use)
-    if first_use:
-        cached = engine_for_model(path, choices)
-        return open_cached(cached.path), cached.lease
-    engine = open_engine(path, read_tokenizer=True)
-    _check_built(engine, choices)
-    return engine, None
-
-
-def _check_built(engine: EngineDir, choices: BuildChoices) -> None:
-    """Raises InvalidOptionError unless the engine was built as the choices say. A choice that is left out fits any
-    engine."""
-    path, dtype, quantize, cache = engine.path, choices.dtype, choices.quantize, choices.kv_cache_dtype
-    if dtype not in ("auto", engine.dtype):
-        raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
-    if quantize is not None and parse_spec(quantize) not in engine.quantize_specs.values():
-        built = " or ".join(map(repr, engine.quantize_specs))
-        built = f"built as {built}" if built else "without quantized weights"
-        raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")
-    if cache not in (AS_ACTIVATIONS, engine.config.kv_cache_dtype):
-        raise InvalidOptionError(
-            f"kv_cache_dtype={cache!r}: {path} is an engine with a KV cache of {engine.config.kv_cache_dtype!r}; build "
-            "another one"
-        )

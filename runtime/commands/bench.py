@@ -13,18 +13,21 @@ from typing import Any
 import click
 
 from tensorwright.errors import InvalidOptionError
+from tensorwright.options.declare import Door
 from tensorwright.runtime.base.host import choose_threads
 from tensorwright.runtime.base.percentiles import PERCENTILES, distribution
-from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.commands.first_use import open_named
+from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.tools.bench_engine import BenchEngine, Load, Trace
 from tensorwright.runtime.tools.ceilings import Ceilings, describe, measure_ceilings
 from tensorwright.runtime.tools.profile import PhaseProfile, summarise
 
 
-def bench_latency(engine: str, load: Load, as_json: bool) -> None:
+def bench_latency(engine: str, as_json: bool, options: dict[str, Any]) -> None:
     """Measures latencies. Batches run one after the other: a batch starts when the last request of the one before has
     ended."""
-    opened = open_engine(engine)
+    opened, _lease = open_named(engine, Door.BENCH, options)
+    load = Load(**options)
     load.check(opened)
     if load.requests % load.batch_size:
         raise InvalidOptionError(
@@ -40,9 +43,10 @@ def bench_latency(engine: str, load: Load, as_json: bool) -> None:
         _report("latency", opened, load, bench, rounds, ceilings, as_json)
 
 
-def bench_throughput(engine: str, load: Load, repeats: int, as_json: bool) -> None:
+def bench_throughput(engine: str, repeats: int, as_json: bool, options: dict[str, Any]) -> None:
     """Measures throughput. Each of `repeats` rounds submits all requests at once; a step runs --batch-size of them."""
-    opened = open_engine(engine)
+    opened, _lease = open_named(engine, Door.BENCH, options)
+    load = Load(**options)
     load.check(opened)
     if repeats < 1:
         raise InvalidOptionError(f"--repeats must be positive, got {repeats}")

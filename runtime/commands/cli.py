@@ -11,7 +11,7 @@ from tensorwright.click_options import add_options
 from tensorwright.command import run_command
 from tensorwright.interrupts import nothing_begun
 from tensorwright.options.bench import LoadFields
-from tensorwright.options.build import BuildChoices
+from tensorwright.options.build import BuildChoices, SourceFields
 from tensorwright.options.declare import Door, find, options_in
 from tensorwright.options.engine import EngineFields
 from tensorwright.options.server import NetworkFields, ServerFields
@@ -44,11 +44,11 @@ def cli(debug: bool) -> None:
 @click.option("--echo", is_flag=True, help="Print the prompt before its continuation.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per prompt instead of text.")
 @click.option("--stats", is_flag=True, help="Times and tokens per second on stderr.")
-@add_options(Door.RUN, BESIDE_TEMPLATE, BuildChoices)
+@add_options(Door.RUN, BESIDE_TEMPLATE, BuildChoices, SourceFields)
 @click.option("--profile", is_flag=True, help="On stderr: time, bytes and operations by op and module, and rooflines.")
 @click.option("--profile-svg", metavar="FILE", help="Draw the profile into FILE, an SVG picture. Implies --profile.")
 def run(**options: Any) -> None:
-    """Generate text with ENGINE (or with a model directory, which is built on first use)."""
+    """Generate text with ENGINE. A model (a directory or a hub name) is built into an engine on its first use."""
     with nothing_begun:
         from tensorwright.runtime.commands.run import Printing, run_prompts
 
@@ -71,7 +71,7 @@ def run(**options: Any) -> None:
 
 @cli.command()
 @click.argument("engines", metavar="ENGINE...", nargs=-1, required=True)
-@add_options(Door.SERVE, NetworkFields, ServerFields, EngineFields, BuildChoices)
+@add_options(Door.SERVE, NetworkFields, ServerFields, EngineFields, BuildChoices, SourceFields)
 @click.option("--api-key-file", metavar="FILE", help="Keys, one per line; unlike --api-key not seen in process lists.")
 @click.option("--allow-no-tokenizer", is_flag=True, help="Serve an engine that can answer no request for lack of one.")
 @click.option(
@@ -85,6 +85,8 @@ def serve(
     engines: tuple[str, ...], api_key_file: str | None, allow_no_tokenizer: bool, log_level: str, **options: Any
 ) -> None:
     """Serve ENGINEs behind OpenAI's API. Each is PATH or NAME=PATH; clients call it by its name.
+
+    PATH may be a model too: a directory or a hub name, of which an engine is built on first use.
 
     SIGTERM or Ctrl-C refuses new requests, lets those under way finish, and exits; a second one exits at once.
     """
@@ -122,10 +124,12 @@ def inspect(engine: str, as_json: bool, graph: bool) -> None:
 @click.argument("engine")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
 @click.option("--window", type=int, default=512, show_default=True, help="Tokens that the engine sees at a time.")
-@add_options(Door.EVAL, EngineFields)
+@add_options(Door.EVAL, EngineFields, BuildChoices, SourceFields)
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
-def evaluate(engine: str, files: tuple[str, ...], window: int, threads: int | None, as_json: bool) -> None:
-    """Perplexity of text FILEs by ENGINE itself, each and in total.
+def evaluate(
+    engine: str, files: tuple[str, ...], window: int, threads: int | None, as_json: bool, **options: Any
+) -> None:
+    """Perplexity of text FILEs by ENGINE itself, or by the engine of a model, each and in total.
 
     A file is tokenized whole, with the special tokens that the tokenizer adds (a first <s>, if it does), and cut into
     windows side by side. The first token of a window is not scored.
@@ -133,7 +137,7 @@ def evaluate(engine: str, files: tuple[str, ...], window: int, threads: int | No
     with nothing_begun:
         from tensorwright.runtime.commands.eval import evaluate as evaluate_files
 
-    evaluate_files(engine, files, window, threads, as_json)
+    evaluate_files(engine, files, window, threads, as_json, options)
 
 
 @cli.group()
@@ -146,20 +150,19 @@ bench.add_command(bench_serve)
 
 @bench.command()
 @click.argument("engine")
-@add_options(Door.BENCH, LoadFields, EngineFields)
+@add_options(Door.BENCH, LoadFields, EngineFields, BuildChoices, SourceFields)
 @click.option("--json", "as_json", is_flag=True, help="Everything as one JSON object.")
 def latency(engine: str, as_json: bool, **options: Any) -> None:
     """Time to the first token, per output token and between tokens, of batches one after the other."""
     with nothing_begun:
         from tensorwright.runtime.commands.bench import bench_latency
-        from tensorwright.runtime.tools.bench_engine import Load
 
-    bench_latency(engine, Load(**options), as_json)
+    bench_latency(engine, as_json, options)
 
 
 @bench.command()
 @click.argument("engine")
-@add_options(Door.BENCH, LoadFields, EngineFields, batch_size=16, requests=64)
+@add_options(Door.BENCH, LoadFields, EngineFields, BuildChoices, SourceFields, batch_size=16, requests=64)
 @click.option(
     "--repeats",
     type=int,
@@ -172,9 +175,8 @@ def throughput(engine: str, repeats: int, as_json: bool, **options: Any) -> None
     """Requests and tokens per second, all requests submitted at once."""
     with nothing_begun:
         from tensorwright.runtime.commands.bench import bench_throughput
-        from tensorwright.runtime.tools.bench_engine import Load
 
-    bench_throughput(engine, Load(**options), repeats, as_json)
+    bench_throughput(engine, repeats, as_json, options)
 
 
 @cli.group()

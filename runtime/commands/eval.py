@@ -19,9 +19,11 @@ from typing import Any
 import click
 
 from tensorwright.errors import InvalidOptionError, InvalidRequestError, NumericalError
+from tensorwright.options.declare import Door
 from tensorwright.runtime.base.host import choose_threads
 from tensorwright.runtime.base.progress import progress_bar
-from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
+from tensorwright.runtime.commands.first_use import open_named
+from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import require_cpu
 from tensorwright.runtime.text.tokenizer import Tokenizer
 from tensorwright.runtime.tools.evaluate import Scorer
@@ -40,9 +42,11 @@ class Score:
     seconds: float
 
 
-def evaluate(engine: str, files: Sequence[str], window: int, threads: int | None, as_json: bool) -> None:
-    """Scores the files and prints the results. cli.eval documents the options."""
-    opened = open_engine(engine)
+def evaluate(
+    engine: str, files: Sequence[str], window: int, threads: int | None, as_json: bool, options: dict[str, Any]
+) -> None:
+    """Scores the files and prints the results. cli.eval documents the options; `options` has those of a first use."""
+    opened, _lease = open_named(engine, Door.EVAL, options)
     require_cpu(opened, "tensorwright eval")
     check_window(window, opened)
     texts = [(file, cut(read_ids(Path(file), opened), window)) for file in files]

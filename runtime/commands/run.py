@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -16,9 +14,9 @@ from tensorwright.click_options import take
 from tensorwright.errors import InvalidOptionError
 from tensorwright.options.build import BuildChoices
 from tensorwright.options.declare import Door
-from tensorwright.runtime.api.engine_cache import cache_root
-from tensorwright.runtime.api.llm import LLM, is_model
-from tensorwright.runtime.api.model_cache import is_cached
+from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.api.open_model import find_model
+from tensorwright.runtime.commands.first_use import tell_of_build
 from tensorwright.runtime.commands.request_options import AskedParams
 from tensorwright.runtime.requests.outputs import CompletionOutput, Logprob, RequestOutput
 from tensorwright.runtime.requests.prompts import RenderedPrompt
@@ -60,8 +58,9 @@ def run_prompts(
         options["chat_template"] = read_argument(options["chat_template"], "--chat-template")
     texts = [_read_prompt() if prompt == "-" else prompt for prompt in prompts]
     choices = BuildChoices(**take(options, Door.RUN, BuildChoices))
-    tell_of_build(Path(os.path.expanduser(engine)), choices)
-    with LLM(engine, **options, **vars(choices)) as llm:
+    path = find_model(engine, options.pop("revision"))
+    tell_of_build(path, choices)
+    with LLM(path, **options, **vars(choices)) as llm:
         params = asked.over(llm.sampling_defaults)
         begin = time.perf_counter()
         if profiler is not None:
@@ -105,13 +104,6 @@ def _conversation(llm: LLM, text: str, system: str | None) -> RenderedPrompt:
     messages = [] if system is None else [{"role": "system", "content": system}]
     messages.append({"role": "user", "content": text})
     return chat_prompt(llm.engine, messages, llm.chat_template, True, {})
-
-
-def tell_of_build(path: Path, choices: BuildChoices) -> None:
-    """Announces the build of an engine if a model directory is used for the first time. A build takes minutes, and
-    silence would look like a fault."""
-    if is_model(path) and not is_cached(path, choices):
-        click.echo(f"building the engine of {path} into {cache_root()}, once; this may take minutes", err=True)
 
 
 def _print_json(handle: RequestHandle) -> RequestOutput:

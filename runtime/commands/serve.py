@@ -106,9 +106,12 @@ def _load(places: dict[str, Path], options: dict[str, Any], running: ExitStack) 
     """Loads every engine, and builds it first if it is a model directory. options: all keywords of LLM, and the options
     of the build."""
     from tensorwright.runtime.api.llm import LLM
-    from tensorwright.runtime.commands.run import tell_of_build
+    from tensorwright.runtime.api.open_model import find_model
+    from tensorwright.runtime.commands.first_use import tell_of_build
 
     choices = BuildChoices(**take(options, Door.SERVE, BuildChoices))
+    revision = options.pop("revision")
+    places = {name: find_model(path, revision) for name, path in places.items()}
     for path in places.values():
         tell_of_build(path, choices)
     return {name: running.enter_context(LLM(path, **options, **vars(choices))) for name, path in places.items()}

@@ -49,6 +49,12 @@ _FORMATS_OF_FIRST_USE = At(
     metavar="SPEC",
 )
 _CACHE_OF_FIRST_USE = At("Type of the KV cache of the engine that is built from a model directory, as in build-engine.")
+_LENGTH_OF_FIRST_USE = At(
+    "The most tokens of prompt and answer together, of the engine that is built from a model. [default: the model's]",
+    minimum=2,
+)
+_FIRST_USE_DOORS = (Door.RUN, Door.SERVE, Door.EVAL, Door.BENCH)
+"""The commands that build an engine from a model on its first use."""
 _LENGTH = Rule("a whole number of at least 2", lambda value: type(value) is int and value >= 2)
 
 
@@ -85,15 +91,18 @@ class BuildFields:
             ),
             Door.REBUILD: At(AS_BUILT, default=None, choices=(), metavar=DTYPE_METAVAR),
             Door.LLM: At(),
-            Door.RUN: _OF_FIRST_USE,
-            Door.SERVE: _OF_FIRST_USE,
+            **dict.fromkeys(_FIRST_USE_DOORS, _OF_FIRST_USE),
         },
     )
     max_seq_len: int | None = declare(
         None,
         int,
         rule=_LENGTH,
-        at={Door.BUILD: At("The most tokens of prompt and answer together. [default: the model's]", minimum=2)},
+        at={
+            Door.BUILD: At("The most tokens of prompt and answer together. [default: the model's]", minimum=2),
+            Door.LLM: At(),
+            **dict.fromkeys(_FIRST_USE_DOORS, _LENGTH_OF_FIRST_USE),
+        },
     )
     accuracy: str = declare(
         "quick",
@@ -111,8 +120,7 @@ class BuildFields:
             Door.BUILD: At(_SPEC, metavar="SPEC"),
             Door.REBUILD: At("As in build-engine, or none. [default: the engine's]", metavar="SPEC"),
             Door.LLM: At(),
-            Door.RUN: _FORMATS_OF_FIRST_USE,
-            Door.SERVE: _FORMATS_OF_FIRST_USE,
+            **dict.fromkeys(_FIRST_USE_DOORS, _FORMATS_OF_FIRST_USE),
         },
     )
     kv_cache_dtype: str = declare(
@@ -126,8 +134,7 @@ class BuildFields:
             Door.BUILD: At("Type of the KV cache; auto is the activations', int8 has a scale for each token and head."),
             Door.REBUILD: ENGINES_OWN,
             Door.LLM: At(),
-            Door.RUN: _CACHE_OF_FIRST_USE,
-            Door.SERVE: _CACHE_OF_FIRST_USE,
+            **dict.fromkeys(_FIRST_USE_DOORS, _CACHE_OF_FIRST_USE),
         },
     )
     keep_weights: bool = declare(
@@ -187,6 +194,23 @@ class BuildFields:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class SourceFields:
+    """The options that say which checkpoint a model's name means."""
+
+    revision: str | None = declare(
+        None,
+        str,
+        at={
+            Door.LLM: At(),
+            **dict.fromkeys(
+                (Door.BUILD, *_FIRST_USE_DOORS),
+                At("With a hub name: the branch, tag or commit that is taken. [default: main]", metavar="REVISION"),
+            ),
+        },
+    )
+
+
 OF_EVERY_TARGET = tuple(
     option.name for option in options_in(BuildFields) if not option.targets and option.name != "keep_weights"
 )
@@ -201,6 +225,7 @@ class BuildChoices:
     """
 
     dtype: str = same_as(BuildFields, "dtype")
+    max_seq_len: int | None = same_as(BuildFields, "max_seq_len")
     quantize: str | None = same_as(BuildFields, "quantize")
     kv_cache_dtype: str = same_as(BuildFields, "kv_cache_dtype")
 
@@ -209,7 +234,8 @@ class BuildChoices:
 
     def __str__(self) -> str:
         kv_cache = "" if self.kv_cache_dtype == AS_ACTIVATIONS else f"{self.kv_cache_dtype} KV cache"
-        return ", ".join(choice for choice in (self.dtype, self.quantize, kv_cache) if choice)
+        length = "" if self.max_seq_len is None else f"at most {self.max_seq_len} tokens"
+        return ", ".join(choice for choice in (self.dtype, self.quantize, kv_cache, length) if choice)
 
     def spelled_out(self) -> BuildChoices:
         """Returns the choices of a first use in the spelling that the cache's keys use. Raises InvalidOptionError for

@@ -1,0 +1,132 @@
+"""Finds models on the Hugging Face hub and keeps one copy of the files that a build reads, in the library's own cache.
+
+huggingface_hub downloads: it goes on where it was interrupted and shows its progress on a terminal.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tensorwright.errors import CheckpointError, InvalidOptionError, MissingDependencyError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+"""The weights as one file, and the list of their shards."""
+TEXT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".v1", ".v2", ".v3")
+"""The ends of the names of configs, tokenizers and templates, which lie beside the weights."""
+TEMPLATES = "additional_chat_templates/"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def is_hub_name(model: str) -> bool:
+    """Returns whether the text has the form of a hub name, such as org/name."""
+    return _HUB_NAME.fullmatch(model) is not None
+
+
+def check_revision(model: str | Path, revision: str | None) -> None:
+    """Raises InvalidOptionError for a revision that is no text, or is given for something else than a hub name."""
+    if revision is None:
+        return
+    if not isinstance(revision, str) or not revision.strip():
+        raise InvalidOptionError(f"revision must be a branch, a tag or a commit of the hub, got {revision!r}")
+    if Path(model).exists() or not is_hub_name(str(model)):
+        raise InvalidOptionError(f"revision={revision!r} is for a model of the hub, and {model} is none; leave it out")
+
+
+def download_model(name: str, revision: str | None = None) -> Path:
+    """Returns the local directory of a model of the hub, and downloads what is missing there.
+
+    revision: a branch, a tag or a commit; None means the main branch. Without a network, the copy of an earlier
+    download is returned. Raises CheckpointError if there is neither, or no such model, and MissingDependencyError
+    without huggingface_hub.
+    """
+    try:
+        from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HFValidationError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{name!r} is no local directory, and downloading it needs huggingface_hub: pip install huggingface_hub"
+        ) from error
+    shown = name if revision is None else f"{name} at {revision}"
+    try:
+        info = HfApi().model_info(name, revision=revision)
+        files = [file.rfilename for file in info.siblings or ()]
+        shards = _shards(Path(hf_hub_download(name, INDEX, revision=revision))) if INDEX in files else ()
+        wanted = choose_files(name, files, shards)
+        # By the revision's name and not by its commit: only then is the copy found by that name without a network.
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[glob.escape(file) for file in wanted]))
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"{shown}: its owners must grant access; ask for it on the model's page, and log in with `hf auth login`"
+        ) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise CheckpointError(
+            f"{shown}: is no local directory, and the hub has no such model or revision; check the name, or log in "
+            "with `hf auth login` if the model is private"
+        ) from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # huggingface_hub has no type for the errors of its HTTP library, which changes
+        kept = _kept_copy(name, revision)
+        if kept is None:
+            raise CheckpointError(
+                f"{shown}: is no local directory, was not downloaded as a whole before, and the hub could not be "
+                f"reached ({_first_line(error)}); check the network, or give the path of a downloaded checkpoint"
+            ) from error
+        return kept
+
+
+def _kept_copy(name: str, revision: str | None) -> Path | None:
+    """Returns the copy that an earlier download left if its weights are all there, else None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(name, "config.json", revision=revision)
+    if not isinstance(config, str):
+        return None
+    folder = Path(config).parent
+    weights: tuple[str, ...] = (WEIGHTS,)
+    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
+        weights = _shards(folder / INDEX)
+    return folder if all((folder / file).exists() for file in weights) else None
+
+
+def choose_files(name: str, files: Iterable[str], shards: Iterable[str] = ()) -> list[str]:
+    """Returns the files that a build reads, of all `files` of a model: texts and one form of the weights.
+
+    shards: the files that the index names, () without an index. Weights in other formats, or a second copy of them in a
+    folder such as original/, are left out. Raises CheckpointError if there are no weights in safetensors.
+    """
+    files = list(files)
+    texts = [file for file in files if file.endswith(TEXT_SUFFIXES) and "/" not in file]
+    texts += [file for file in files if file.startswith(TEMPLATES) and file.endswith(".jinja")]
+    weights = [file for file in (WEIGHTS,) if file in files] or sorted(set(shards))
+    if not weights:
+        others = [file for file in files if file.endswith((".safetensors", ".bin", ".gguf", ".pt", ".pth"))]
+        raise CheckpointError(
+            f"{name}: has no {WEIGHTS} and no {INDEX}"
+            + (f", but {', '.join(others[:3])}" if others else "")
+            + "; give a model with safetensors as transformers writes them"
+        )
+    return [*texts, *weights]
+
+
+def _shards(index: Path) -> tuple[str, ...]:
+    try:
+        table: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return tuple(sorted({str(file) for file in table.values()}))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index}: is no index of safetensors ({error!r}); take another model") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
