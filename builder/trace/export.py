@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from tensorwright.builder.trace.explain_export import explain_export
+from tensorwright.builder.trace.fix_dynamic_rope import fix_dynamic_rope
 from tensorwright.builder.trace.fix_longrope import fix_longrope
 from tensorwright.builder.trace.load_model import load_model, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
@@ -60,6 +61,7 @@ def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int
     model = load_model(checkpoint, arithmetic)
     wide_weights(model, dtype)
     longrope = fix_longrope(model, max_seq_len)
+    fix_dynamic_rope(model, max_seq_len)
     weights = weight_expressions(model, checkpoint)
     program = _export(model, max_seq_len)
     graph = Graph(checkpoint.config["model_type"], "traced")

@@ -50,11 +50,17 @@ def _fix(name: str, module: Any, layer_type: str | None, max_seq_len: int) -> di
     )
     after = copy.deepcopy(module)
     after.rope_type = "default" if layer_type is None else {**module.rope_type, layer_type: "default"}
-    positions, x = torch.tensor([[0, 1, max_seq_len - 1]]), torch.zeros(1)
-    same = zip(before(x, positions, **more), after(x, positions, **more), strict=True)
-    if not all(torch.equal(a, b) for a, b in same):
+    if not rotates_alike(before, after, layer_type, max_seq_len):
         raise UnsupportedModelError(
             f"{name} ({type(module).__name__}) has a longrope of its own kind, which cannot be fixed at build; "
             "supported: frequencies from short_factor and long_factor, with one attention factor"
         )
     return {"factors": "long" if max_seq_len > original else "short", "original_max_position_embeddings": original}
+
+
+def rotates_alike(one: Any, other: Any, layer_type: str | None, max_seq_len: int) -> bool:
+    """Returns whether two rotary modules give the same cosines and sines in a sequence of `max_seq_len` tokens."""
+    more = {} if layer_type is None else {"layer_type": layer_type}
+    positions, x = torch.tensor([[0, 1, max_seq_len - 1]]), torch.zeros(1)
+    pairs = zip(one(x, positions, **more), other(x, positions, **more), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)

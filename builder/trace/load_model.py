@@ -17,8 +17,9 @@ from transformers.initialization import no_init_weights
 from tensorwright.errors import CheckpointError, UnsupportedModelError
 from tensorwright.models.checkpoint import Checkpoint
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
-"""Rotary embeddings whose frequencies do not depend on the request, or can be fixed at build (fix_longrope.py)."""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+"""Rotary embeddings whose frequencies do not depend on the request, or can be fixed at build (fix_longrope.py and
+fix_dynamic_rope.py)."""
 
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 """Layers that attend. Other layers carry a state from token to token, or convolve."""
@@ -27,12 +28,6 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_e
 
 SINKS = "sinks"
 """Parameters of attention that are read in float32, whatever the activation type."""
-
-_ROPE_REFUSALS = {
-    "dynamic": "dynamic NTK rope rescales its frequencies with the longest sequence so far, so one request would "
-    "change the tokens of another",
-}
-
 
 _ONE_AT_A_TIME = threading.Lock()
 """While a class is built, torch's default type and nn.Module are changed for the whole process: transformers sets the
@@ -49,6 +44,7 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
     _refuse(checkpoint, config)
     model_class = _model_class(checkpoint, config)
     try:
+        _mark(config, getattr(torch, dtype))
         with _ONE_AT_A_TIME, no_init_weights(), _parameters_on_meta():
             model = model_class._from_config(config, dtype=getattr(torch, dtype), attn_implementation="eager")
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # such as an unknown activation
@@ -104,6 +100,14 @@ def _known_model_types() -> Any:
     return CONFIG_MAPPING
 
 
+def _mark(config: PreTrainedConfig, dtype: torch.dtype) -> None:
+    """Writes `dtype` into `config` and the configs inside it. Modules read it for numbers that they make themselves."""
+    config.dtype = dtype
+    for part in vars(config).values():
+        if isinstance(part, PreTrainedConfig):
+            _mark(part, dtype)
+
+
 def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     quantized = checkpoint.config.get("quantization_config")
     if quantized is not None:
@@ -119,9 +123,9 @@ def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     _refuse_features(checkpoint, config)
     for rope_type in sorted(_rope_types(config)):
         if rope_type not in ROPE_TYPES:
-            why = _ROPE_REFUSALS.get(rope_type, "its frequencies are not known to be fixed")
             raise UnsupportedModelError(
-                f"{checkpoint.path}: rope type {rope_type!r} is refused: {why}; supported: {', '.join(ROPE_TYPES)}"
+                f"{checkpoint.path}: rope type {rope_type!r} is refused: its frequencies are not known to be fixed; "
+                f"supported: {', '.join(ROPE_TYPES)}"
             )
 
 
@@ -163,11 +167,20 @@ def _model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTr
         )
     model_class: Any = mapping[type(config)]
     named = checkpoint.config.get("architectures") or [model_class.__name__]
-    if model_class.__name__ not in named:
+    if model_class.__name__ not in named and not any(map(_is_own_decoder, named)):
         raise UnsupportedModelError(
             f"{checkpoint.path}: holds a {', '.join(map(str, named))}; must be a {model_class.__name__}"
         )
     return model_class
+
+
+def _is_own_decoder(name: Any) -> bool:
+    """Returns whether `name` is the class of a decoder in the code that a checkpoint was published with.
+
+    A family that transformers took over later has another class there: Ernie 4.5's Ernie4_5_ForCausalLM lost a
+    character, and InternLM3ForCausalLM is LlamaForCausalLM.
+    """
+    return str(name).endswith("ForCausalLM") and not hasattr(transformers, str(name))
 
 
 @contextmanager

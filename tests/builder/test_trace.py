@@ -258,11 +258,11 @@ def rope(rope_type, **more):
 
 
 REFUSED = [
-    (rope("dynamic"), UnsupportedModelError, "'dynamic' is refused: dynamic NTK"),
+    (rope("proportional"), UnsupportedModelError, "'proportional' is refused: its frequencies are not known to be"),
     (
-        {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_parameters": None, "rope_scaling": {"type": "proportional", "factor": 2.0}},
         UnsupportedModelError,
-        "'dynamic' is refused",
+        "'proportional' is refused",
     ),
     ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModelError, "quantized with gptq"),
     ({"model_type": "unheard_of"}, UnsupportedModelError, "model_type 'unheard_of' is unknown to transformers"),
@@ -270,6 +270,8 @@ REFUSED = [
     ({"model_type": None}, CheckpointError, 'model_type must name the model\'s family, such as "llama", not None'),
     ({"model_type": "vit"}, UnsupportedModelError, "vit is no causal language model"),
     ({"architectures": ["LlamaForSequenceClassification"]}, UnsupportedModelError, "must be a LlamaForCausalLM"),
+    ({"architectures": ["MistralForCausalLM"]}, UnsupportedModelError, "must be a LlamaForCausalLM"),
+    ({"architectures": ["LlamaRewardModel"]}, UnsupportedModelError, "must be a LlamaForCausalLM"),
     ({"hidden_size": 33}, CheckpointError, "is no valid llama config"),
 ]
 
@@ -281,6 +283,13 @@ def test_refusals_by_name(tmp_path, changes, error, message):
     with pytest.raises(error) as caught:
         trace(open_checkpoint(path), dtype="float32", max_seq_len=64)
     assert message in str(caught.value)
+
+
+def test_the_class_of_the_code_that_a_checkpoint_was_published_with(tmp_path):
+    """transformers knows no class of that name: it took the family over under another."""
+    path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1)
+    edit_config(path, architectures=["Llama_Own_ForCausalLM"])
+    assert_same_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=64), path, "float32")
 
 
 def test_what_has_no_meaning_names_operation_and_module(tmp_path, monkeypatch):

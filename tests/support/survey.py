@@ -145,12 +145,17 @@ def try_bfloat16(model: torch.nn.Module, root: Path, ids: list[int]) -> str:
     return WORKS if np.linalg.norm(ours - exact) <= np.linalg.norm(theirs - exact) else WRONG
 
 
-def make_model(model_type: str, path: Path) -> torch.nn.Module:
-    """A random model, and its checkpoint at `path`."""
+def survey_config(model_type: str) -> Any:
+    """The config of a key of SURVEY."""
     config_class = CONFIG_MAPPING[model_type.partition(" ")[0]]
     known = set(config_class().to_dict()) | set(config_class.attribute_map)
     options = {k: v for k, v in SURVEY[model_type].items() if k not in MOE or k in known}
-    config = config_class(**{**SIZES, **options})
+    return config_class(**{**SIZES, **options})
+
+
+def make_model(model_type: str, path: Path) -> torch.nn.Module:
+    """A random model, and its checkpoint at `path`."""
+    config = survey_config(model_type)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = from_config(config)

@@ -155,6 +155,13 @@ def family_options(family: str) -> dict[str, Any]:
     return dict(_FAMILIES[family][1]) if family in _FAMILIES else {}
 
 
+def variant_config(variant: str) -> PreTrainedConfig:
+    """The config of one of VARIANTS."""
+    family, overrides = VARIANTS[variant]
+    config_class, defaults = _FAMILIES[family]
+    return config_class(**{**COMMON, **defaults, **overrides})
+
+
 def make_tiny(path: str | Path, family: str, *, seed: int = 0, **config_overrides: Any) -> Path:
     """Writes a float32 checkpoint of `family` (a key of _FAMILIES) with a word-level tokenizer to `path`.
 
