@@ -180,7 +180,8 @@ def _glm4(config: dict[str, Any]) -> dict[str, Expected]:
 
 def _cohere(config: dict[str, Any]) -> dict[str, Expected]:
     """Neighbours turn; one layer norm, written out and without bias, feeds attention and MLP side by side."""
-    norms = {"recognise_rms_norm": Expected(1, 1), "recognise_layer_norm": Expected(1, 1)}
+    count = Expected(3 if config.get("use_qk_norm", False) else 1, 1)
+    norms = {"recognise_rms_norm": count, "recognise_layer_norm": count}
     sums = {"fuse_add_rms_norm": Expected(), "fuse_add_layer_norm": Expected(1)}
     return {**_interleaved(_llama(config)), **norms, **sums}
 
@@ -200,12 +201,75 @@ def _smollm3(config: dict[str, Any]) -> dict[str, Expected]:
     return {**_llama(config), "recognise_rotary": Expected(0, 2 * sum(turning))}
 
 
+def _opt(config: dict[str, Any]) -> dict[str, Expected]:
+    """Learned positions behind an offset, and q scaled before its product with k; norms before or after each part."""
+    before = config.get("do_layer_norm_before", True)
+    expected = {
+        "recognise_rms_norm": Expected(),
+        "recognise_rotary": Expected(),
+        "recognise_attention": Expected(1),
+        "move_query_scale": Expected(1),
+        "shift_position_tables": Expected(0, 1),
+        "fuse_qkv": Expected(1),
+        "fuse_add_layer_norm": Expected(2, 1 if before else 0),
+        "insert_kv_cache": Expected(1),
+    }
+    projected = config.get("word_embed_proj_dim", config.get("hidden_size")) != config.get("hidden_size")
+    return expected if projected else {**expected, "quantize_weights": MATRICES}
+
+
+def _biogpt(config: dict[str, Any]) -> dict[str, Expected]:
+    """OPT with scaled embeddings, and scores that are scaled as usual."""
+    return {**_opt({}), "move_query_scale": Expected(), "quantize_weights": MATRICES}
+
+
+def _gpt_bigcode(config: dict[str, Any]) -> dict[str, Expected]:
+    """GPT-2 with one head of k and v for all of q, or with q, k and v of each head side by side."""
+    shared = config.get("multi_query", True)
+    return {
+        "recognise_rms_norm": Expected(),
+        "recognise_rotary": Expected(),
+        "recognise_attention": Expected(1),
+        "rewrite_gqa": Expected(1 if shared else 0),
+        "split_interleaved_linears": Expected(0 if shared else 3),
+        "fuse_qkv": Expected(0 if shared else 1),
+        "fuse_add_layer_norm": Expected(2, 1),
+        "insert_kv_cache": Expected(1),
+        "quantize_weights": MATRICES,
+    }
+
+
+def _gptj(config: dict[str, Any]) -> dict[str, Expected]:
+    """Neighbours turn, by angles of a table that is read by position; one layer norm feeds attention and MLP."""
+    expected = _interleaved(_layer_norms(_plain_mlp(_llama(config)), serial=False))
+    gelu = Expected(1 if config.get("activation_function", "gelu_new") == "gelu_new" else 0)
+    return {**expected, "recognise_gelu": gelu, "rewrite_gqa": Expected()}
+
+
+def _codegen(config: dict[str, Any]) -> dict[str, Expected]:
+    """GPT-J with q, v and k in four parts of one matrix, and scores that are scaled behind the mask."""
+    return {**_gptj(config), "split_interleaved_linears": Expected(3)}
+
+
+def _hunyuan(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama with a norm on every head of q and k behind the rotation."""
+    return {**_qwen3(config), "move_norms_before_rotary": Expected(1)}
+
+
+def _nanochat(config: dict[str, Any]) -> dict[str, Expected]:
+    """Norms without weights, of the embeddings and of every head behind the rotation too; a rotation backwards."""
+    expected = _plain_mlp(_llama(config))
+    return {**expected, "recognise_rms_norm": Expected(4, 2), "move_norms_before_rotary": Expected(1)}
+
+
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
     """Returns the expectations of every decoder: each layer attends once and writes its cache once."""
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
 
 
 _FAMILIES = {
+    "biogpt": _biogpt,
+    "codegen": _codegen,
     "cohere": _cohere,
     "ernie4_5": _ernie4_5,
     "glm": _glm,
@@ -214,15 +278,20 @@ _FAMILIES = {
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
+    "gpt_bigcode": _gpt_bigcode,
     "gpt_neox": _gpt_neox,
     "gpt2": _gpt2,
+    "gptj": _gptj,
     "granite": _llama,
     "helium": _ernie4_5,
+    "hunyuan_v1_dense": _hunyuan,
     "llama": _llama,
     "mistral": _llama,
+    "nanochat": _nanochat,
     "nemotron": _nemotron,
     "olmo2": _olmo2,
     "olmo3": _olmo2,
+    "opt": _opt,
     "phi3": _phi3,
     "qwen2": _llama,
     "qwen3": _qwen3,

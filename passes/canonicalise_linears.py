@@ -3,6 +3,9 @@
     transpose(W) -> W^T            matmul(x, W) -> linear(x, W^T)            linear(x, W) + b -> linear(x, W, b)
     linear(view(x, [S, C])) -> view(linear(x), [S, N])                       x: [1, S, ...]
 
+A model that flattens its rows for a whole MLP flattens what stands between the products too, so these take [1, S, C] as
+well: layer_norm, activations, and sums of two flattened values.
+
 W is a weight of the checkpoint. W^T is another expression over it, so the running engine computes no transpose.
 """
 
@@ -19,6 +22,21 @@ FLAT = pattern("""
     flat = view(x)
     out  = linear(flat, w, b?)
 """, shared=["flat"])  # fmt: skip
+FLAT_NORM = pattern("""
+    flat = view(x)
+    out  = layer_norm(flat, w, b?)
+""", shared=["flat"])  # fmt: skip
+FLAT_ACTIVATIONS = tuple(
+    pattern(f"""
+    flat = view(x)
+    out  = {op}(flat)
+""", shared=["flat"]) for op in ("relu", "gelu", "silu")
+)  # fmt: skip
+FLAT_SUM = pattern("""
+    flat  = view(x)
+    other = view(y)
+    out   = add(flat, other)
+""", shared=["flat", "other"])  # fmt: skip
 
 
 def require_weight(m: Match, value: Value) -> None:
@@ -54,6 +72,24 @@ def check_flat(m: Match) -> None:
     m.require(m.x.rank > 2 and m.x.shape[:2] == (1, m.flat.shape[0]), "the view does not keep the tokens", m.x)
 
 
+def check_flat_rows(m: Match) -> None:
+    m.bind_shape(m.flat, "S C")
+    m.bind_shape(m.x, "1 S C")
+
+
+def check_flat_sum(m: Match) -> None:
+    check_flat_rows(m)
+    m.bind_shape(m.other, "S C")
+    m.bind_shape(m.y, "1 S C")
+
+
+def flatten_later(m: Match, g: Rewriter) -> Value:
+    """Computes the op of the match's root on [1, S, C], and flattens its result."""
+    operands = [m.x, *m.root.inputs[1:]] if m.root.op != "add" else [m.x, m.y]
+    out: Value = g.view(g.add(m.root.op, *operands, **m.root.attrs), shape=m.out.shape)
+    return out
+
+
 def multiply_rows(m: Match, g: Rewriter) -> Value:
     out: Value = g.linear(m.x, transposed(g, m.w, 0, 1))
     return out
@@ -69,6 +105,18 @@ def canonicalise_linears(graph: Graph) -> int:
     return (
         apply(graph, TRANSPOSED, check_transposed, lambda m, g: transposed(g, m.w, m.dim0, m.dim1))
         + apply(graph, PRODUCT, check_product, multiply_rows)
-        + apply(graph, FLAT, check_flat, multiply_then_flatten)
+        + unflatten(graph)
         + apply(graph, BIAS, check_bias, lambda m, g: g.linear(m.x, m.w, m.b))
     )
+
+
+def unflatten(graph: Graph) -> int:
+    """Moves views that drop the batch behind everything that computes row by row. Each one shows the next."""
+    total, count = 0, 1
+    while count:
+        count = apply(graph, FLAT, check_flat, multiply_then_flatten)
+        for rule in (FLAT_NORM, *FLAT_ACTIVATIONS):
+            count += apply(graph, rule, check_flat_rows, flatten_later)
+        count += apply(graph, FLAT_SUM, check_flat_sum, flatten_later)
+        total += count
+    return total

@@ -3,6 +3,7 @@
     unsqueeze, squeeze -> view           permute of two dims -> transpose       view(view(x)) -> view(x)
     transpose(transpose(x)) -> x         rms_norm(transpose(x), w) -> transpose(rms_norm(x, w)) of heads
     view, expand, slice, concat that change nothing -> x        concat(x, empty) -> x
+    slice(view(linear)) -> view(slice(linear)) where the view adds a dimension of size 1 before the last
 
 A transpose of a dimension of size 1 stays a transpose, so that patterns see one layout for any number of heads.
 """
@@ -29,6 +30,11 @@ NORM_AFTER_TRANSPOSE = pattern("""
     inner = transpose(x, dim0=1, dim1=2)
     out   = rms_norm(inner, w)
 """)  # fmt: skip
+SLICE_OF_VIEW = pattern("""
+    row  = linear(x, w, b?)
+    wide = view(row)
+    out  = slice(wide, dim=-1, start=start, end=end, step=1)
+""", shared=["row", "wide"])  # fmt: skip
 SAME_VIEW = pattern("out = view(x)")
 SAME_EXPAND = pattern("out = expand(x)")
 SAME_SLICE = pattern("out = slice(x, step=1)")
@@ -57,6 +63,11 @@ def check_same(m: Match) -> None:
     m.require(same_shape(m.x.shape, m.out.shape), "the shape changes", m.x)
 
 
+def check_wider(m: Match) -> None:
+    m.bind_shape(m.row, "1 S N")
+    m.bind_shape(m.wide, "1 1 S N")
+
+
 def check_empty(m: Match) -> None:
     m.require(m.empty.shape[m.dim] == 0, "nothing in it is empty", m.empty)
     m.require(same_shape(m.x.shape, m.out.shape), "the shape changes", m.x)
@@ -78,6 +89,12 @@ def norm_first(m: Match, g: Rewriter) -> Value:
     return out
 
 
+def slice_first(m: Match, g: Rewriter) -> Value:
+    part = g.slice(m.row, dim=2, start=m.start, end=m.end, step=1)
+    out: Value = g.view(part, shape=m.out.shape)
+    return out
+
+
 def drop(m: Match, g: Rewriter) -> Value:
     x: Value = m.x
     return x
@@ -90,6 +107,7 @@ def canonicalise_shapes(graph: Graph) -> int:
         + apply(graph, PERMUTE, check_swap, as_transpose)
         + apply(graph, NORM_AFTER_TRANSPOSE, check_norm, norm_first)
         + apply(graph, TRANSPOSES, check_undone, drop)
+        + apply(graph, SLICE_OF_VIEW, check_wider, slice_first)
         + apply(graph, VIEWS, None, as_view)
         + apply(graph, SAME_VIEW, check_same, drop)
         + apply(graph, SAME_EXPAND, check_same, drop)

@@ -11,8 +11,7 @@ from tensorwright.passes.rewriting.join_weights import join_weights, shared_scop
 from tensorwright.passes.rewriting.matcher import Match, apply, pattern
 from tensorwright.passes.rewriting.rewriter import Rewriter
 
-PATTERN = pattern(
-    """
+_ATTENTION = """
     q = linear(x, q_weight, q_bias?)
     k = linear(x, k_weight, k_bias?)
     v = linear(x, v_weight, v_bias?)
@@ -21,8 +20,10 @@ PATTERN = pattern(
     q_heads = rotary?(either(layer_norm(q_rows, q_scale, q_shift?), rms_norm?(q_rows, q_norm)), table)
     k_heads = rotary?(either(layer_norm(k_rows, k_scale, k_shift?), rms_norm?(k_rows, k_norm)), table)
     out = attention(q_heads, k_heads, view(v), sinks?)
-    """,
-    outputs=["q", "k", "v"],
+"""
+PATTERN = pattern(_ATTENTION, outputs=["q", "k", "v"])
+GAINED = pattern(
+    _ATTENTION.replace("attention(q_heads,", "attention(mul(mul(q_heads, q_gain), k_gain),"), outputs=["q", "k", "v"]
 )
 
 
@@ -44,4 +45,4 @@ def replace(m: Match, g: Rewriter) -> tuple[Value, ...]:
 
 
 def fuse_qkv(graph: Graph) -> int:
-    return apply(graph, PATTERN, check, replace)
+    return apply(graph, PATTERN, check, replace) + apply(graph, GAINED, check, replace)

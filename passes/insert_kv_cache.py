@@ -7,13 +7,16 @@ So the axis of one sequence becomes an axis of tokens of many, and heads become 
     out       = paged_attention(q, cache', seq_starts, context_lens, block_tables, sinks?)     [tokens, H D]
 
 Without rotation there is no table. Norms of q and k, of each head or of all heads together, come before the write:
-qkv = rms_norm_columns(qkv, weight), or layer_norm_columns(qkv, weight, bias?).
+qkv = rms_norm_columns(qkv, weight), or layer_norm_columns(qkv, weight, bias?).  Gains of q, vectors [D] that its
+rotated heads are multiplied by, come after the write: q = mul(q, gain of every head).
 From the final norm on, only rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import numpy as np
 
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node, Shape, Value
@@ -26,7 +29,7 @@ from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import Match, describe, find_miss, match_value, pattern
 from tensorwright.passes.rewriting.rewriter import make_node
 
-PATTERN = pattern("""
+_ATTENTION = """
     q_row   = slice(qkv, dim=-1, start=0, end=q_end, step=1)
     k_row   = slice(qkv, dim=-1, start=q_end, end=k_end, step=1)
     v_row   = slice(qkv, dim=-1, start=k_end, end=v_end, step=1)
@@ -40,7 +43,10 @@ PATTERN = pattern("""
     q_heads = rotary?(either(q_layer, q_rms), table, rotary_dim=rotary_dim)
     k_heads = rotary?(either(k_layer, k_rms), table, rotary_dim=rotary_dim)
     out     = attention(q_heads, k_heads, v, sinks?)
-""")
+"""
+PATTERN = pattern(_ATTENTION)
+GAINED = pattern(_ATTENTION.replace("attention(q_heads,", "attention(mul(mul(q_heads, q_gain), k_gain),"))
+"""The form that move_norms_before_rotary leaves: q is multiplied by the weights of both norms."""
 
 RENAMED = {"input_ids": "token_ids", "position_ids": "positions"}
 
@@ -51,6 +57,14 @@ def check(m: Match) -> None:
     m.bind_shape(m.v, "1 S Hkv D")
     m.require((m.q_heads is None) == (m.k_heads is None), "only one of q and k is rotated", m.q)
     m.require(m.v_end == m.qkv.shape[-1], "q, k and v are not all of the fused linear", m.qkv)
+
+
+def check_gains(m: Match) -> None:
+    check(m)
+    for gain in (m.q_gain, m.k_gain):
+        m.bind_shape(gain, "D")
+        m.require(gain.is_stored, "not a weight of the checkpoint or a constant", gain)
+    m.notes["gains"] = (m.q_gain, m.k_gain)
 
 
 def insert_kv_cache(graph: Graph) -> int:
@@ -98,7 +112,7 @@ class _TokenMajor:
         self.graph.outputs = [self.moved[v] for v in self.graph.outputs]
 
     def read_attention(self, node: Node) -> Match:
-        match = match_value(node.output, PATTERN, check)
+        match = match_value(node.output, PATTERN, check) or match_value(node.output, GAINED, check_gains)
         if match is None:
             miss = find_miss(self.graph, PATTERN, check, through=node)
             raise self.refusal(
@@ -180,10 +194,21 @@ class _TokenMajor:
         kind = (qkv.dtype, ("tokens", dim_math.mul(heads, head_dim)))
         attrs = {**shape, "rotary_dim": m.rotary_dim or 0}
         q, cache = self.emit_all("rotary_kv_write", written, attrs, [kind, ("kv", ())])
+        for gain in m.notes.get("gains", ()):
+            q = self.emit("mul", [q, self.repeat(gain, heads)], {})
         extra = {k: m.root.attrs[k] for k in ("scale", "window", "softcap")}
         read = [q, cache, meta["seq_starts"], meta["context_lens"], meta["block_tables"]]
         read += [] if m.sinks is None else [self.moved[m.sinks]]
         return self.emit("paged_attention", read, {**shape, **extra}, kind)
+
+    def repeat(self, vector: Value, heads: int) -> Value:
+        """Returns a stored vector [D] once for every head, [heads * D]."""
+        source = vector.producer
+        kind = (vector.dtype, (heads * int(vector.shape[0]),))
+        if source.op == "constant":
+            return self.emit("constant", (), {"value": np.tile(np.asarray(vector.constant), heads)}, kind)
+        expr = source.attrs["expr"]
+        return self.emit("weight", (), {"expr": expr.concat([expr] * (heads - 1))}, kind)
 
     def normalise_columns(self, m: Match, qkv: Value) -> Value:
         """Returns qkv with its q and k columns normalised, if the model has norms of them."""

@@ -118,12 +118,12 @@ class Lowering:
         return self.weights[value, layout]
 
     def input_type(self, value: Value) -> str:
-        """Returns A if only matmuls read `value`, else float32 (matmul_operand then rounds it)."""
+        """Returns A if only products read `value`, matmuls or scores, else float32 (matmul_operand then rounds it)."""
         users = self.users[value]
-        return self.act if users and all(self.feeds_matmul(user, value) for user in users) else "float32"
+        return self.act if users and all(self.feeds_product(user, value) for user in users) else "float32"
 
-    def feeds_matmul(self, user: Node, value: Value) -> bool:
-        return user.op in LINEARS and user.inputs[0] is value
+    def feeds_product(self, user: Node, value: Value) -> bool:
+        return user.op in (*LINEARS, "paged_attention") and user.inputs[0] is value
 
     def matmul_operand(self, value: Value) -> Value:
         """Returns the input of a matmul in A. An instruction rounds the input if its kernel writes float32."""
@@ -294,7 +294,7 @@ def lower_rotary_kv_write(low: Lowering, node: Node) -> list[Value]:
             f"target cpu takes heads of at most {CPU_MAX_HEAD_DIM} dimensions, those of layer {node.attrs['layer']} "
             f"have {node.attrs['head_dim']}"
         )
-    kinds = [(low.act, q.shape), (cache.dtype, cache.shape)]
+    kinds = [(low.input_type(q), q.shape), (cache.dtype, cache.shape)]
     operands = [None if v is None else low.value(v) for v in node.inputs]
     return low.emit("rotary_kv_write", operands, kinds, **kv_attrs(node, "rotary_dim"))
 

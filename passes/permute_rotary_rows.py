@@ -4,9 +4,12 @@ S tokens, C channels, H heads, D head dim, p a permutation of D.  Scores do not 
 
     attention(index(q, p), index(k, p), v)           ->  attention(q, k, v)
     index(view(x W^T + b as [1, S, H, D]), p)        ->  view(x W'^T + b')      row h D + d of W' is row h D + p[d] of W
+    index(norm(x, w, b), p)                          ->  norm(index(x, p), w[p], b[p])     layer_norm or rms_norm
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import numpy as np
 
@@ -19,6 +22,13 @@ SCORES = pattern("""
     k   = index(k_heads, d?, e?, f?, order)
     out = attention(q, k, v)
 """)
+NORMED = tuple(
+    pattern(f"""
+    norm = {op}(heads, weight, bias?, eps=eps, weight_offset=offset)
+    out  = index(norm, a?, b?, c?, order)
+""")
+    for op in ("layer_norm", "rms_norm")
+)
 PATTERN = pattern("""
     row   = linear(x, weight, bias?)
     heads = view(row)
@@ -53,6 +63,17 @@ def check(m: Match) -> None:
     m.notes["rotary_dim"] = turned
 
 
+def check_normed(m: Match) -> None:
+    for name in "abc":
+        m.require(getattr(m, name) is None, "more than the columns is permuted", m.heads)
+    m.bind_shape(m.heads, "1 S H D")
+    check_order(m)
+    for value in (m.weight, m.bias):
+        m.require(value is None or value.is_stored, "not a weight of the checkpoint", value)
+    m.notes["rotary_dim"] = pairs_split(m.order.constant)
+    m.require(m.notes["rotary_dim"] is not None, "the order of columns is not one of pairs split into halves", m.order)
+
+
 def pairs_split(order: np.ndarray) -> int | None:
     """Returns how many of the first columns have the order evens, odds; None for another order."""
     size = len(order)
@@ -71,19 +92,35 @@ def replace(m: Match, g: Rewriter) -> Value:
     return out
 
 
+def permute_first(m: Match, g: Rewriter) -> Value:
+    size, turned = int(m.dims["D"]), m.notes["rotary_dim"]
+    weights = [permuted(g, w, int(prod(w.shape)) // size, size, turned) for w in (m.weight, m.bias) if w]
+    heads = g.index(m.heads, None, None, None, m.order)
+    norm: Value = g.add(m.norm.producer.op, heads, *weights, eps=m.eps, weight_offset=m.offset)
+    return norm
+
+
 def permuted(g: Rewriter, value: Value, heads: int, size: int, turned: int) -> Value:
     """Returns the weight with each head's rows in the order evens, odds, rest: views, a transpose and a concat."""
+    if value.constant is not None:
+        order = np.r_[0:turned:2, 1:turned:2, turned:size]
+        columns = np.asarray(value.constant).reshape(heads, size)[:, order]
+        constant: Value = g.constant(columns.reshape(value.shape), value.dtype, value.shape)
+        return constant
     expr, scope = value.producer.attrs["expr"], value.producer.scope
-    rest = tuple(int(n) for n in value.shape[1:])
+    shape = tuple(int(n) for n in value.shape)
+    rest = () if prod(shape) == heads * size else shape[1:]
     by_head = expr.reshape((heads, size, *rest))
     pairs = by_head if turned == size else by_head.slice(1, 0, turned)
     halves = pairs.reshape((heads, turned // 2, 2, *rest)).transpose(1, 2).reshape((heads, turned, *rest))
     whole = halves if turned == size else halves.concat([by_head.slice(1, turned, size)], 1)
-    out: Value = g.weight(expr=whole.reshape((heads * size, *rest)), type=(value.dtype, value.shape), scope=scope)
+    out: Value = g.weight(expr=whole.reshape(shape), type=(value.dtype, value.shape), scope=scope)
     return out
 
 
 def permute_rotary_rows(graph: Graph) -> int:
     """Returns how many weights of q and k were permuted: two in each layer."""
     apply(graph, SCORES, check_scores, lambda m, g: g.attention(m.q_heads, m.k_heads, m.v, **m.root.attrs))
+    for normed in NORMED:
+        apply(graph, normed, check_normed, permute_first)
     return apply(graph, PATTERN, check, replace)

@@ -3,7 +3,8 @@
 S tokens, H heads, D head dim.  In the trace q, k, v are [1, H, S, D]; attention takes and gives [1, S, H, D]. k and v
 may have one head for all heads of q. The mask must have the form that recognise_masks writes. The scale may be a
 divisor. With a cap, scores are cap * tanh(scores / cap) before the mask. With sinks [H], the softmax has one more
-column, a learned score of each head, whose probability is then dropped.
+column, a learned score of each head, whose probability is then dropped. A model may scale after the mask, which a
+positive number does not change: (q k^T + mask) * scale = q k^T * scale + mask.
 """
 
 from __future__ import annotations
@@ -28,14 +29,40 @@ PATTERN = pattern(
     """,
     commute=True,
 )
+SCALED_LATE = pattern(
+    """
+    product = matmul(q, transpose(k, dim0=-2, dim1=-1))
+    masked  = add(product, mask)
+    weights = softmax(either(div(masked, divisor), mul(masked, scale)), dim=-1)
+    out     = matmul(weights, v)
+    """,
+    commute=True,
+)
 
 
-def check(m: Match) -> None:
+def check_shapes(m: Match) -> None:
     m.bind_shape(m.q, "1 H S D")
     for value in (m.k, m.v):
         m.bind_shape(value, "1 Hkv S D")
     m.require(m.dims["Hkv"] in (m.dims["H"], 1), "k has neither one head nor as many as q", m.k)
     m.bind_shape(m.mask, "1 1 S S")
+
+
+def check_window(m: Match) -> None:
+    m.notes["window"] = read_mask(m.mask)
+    m.require(m.notes["window"] is not None, "the mask is not one that recognise_masks understood", m.mask)
+
+
+def check_late(m: Match) -> None:
+    check_shapes(m)
+    scale = m.scalar(m.scale) if m.divisor is None else 1.0 / (m.scalar(m.divisor) or -1.0)
+    m.require(scale > 0, "masked scores are not scaled by a positive number", m.masked)
+    m.notes.update(scale=scale, softcap=0.0, sinks=None)
+    check_window(m)
+
+
+def check(m: Match) -> None:
+    check_shapes(m)
     divisor = 1.0 if m.divisor is None else m.scalar(m.divisor)
     m.require(divisor != 0, "scores are divided by zero", m.divisor)
     m.notes["scale"] = 1.0 / divisor if m.scale is None else m.scalar(m.scale)
@@ -44,11 +71,11 @@ def check(m: Match) -> None:
     inverse_fits = m.inverse is None or m.scalar(m.inverse) * m.notes["softcap"] == 1.0
     m.require(inverse_fits, "scores are not divided by what bounds them", m.inverse)
     check_sinks(m)
-    m.notes["window"] = read_mask(m.mask)
-    m.require(m.notes["window"] is not None, "the mask is not one that recognise_masks understood", m.mask)
+    check_window(m)
 
 
 def check_sinks(m: Match) -> None:
+    m.notes["sinks"] = m.sinks
     if m.sinks is None:
         return
     m.require(m.sinks.node is not None and m.sinks.node.op == "weight", "sinks that are no weight", m.sinks)
@@ -64,7 +91,7 @@ def replace(m: Match, g: Rewriter) -> Value:
         q,
         k,
         v,
-        *([] if m.sinks is None else [m.sinks]),
+        *([] if m.notes["sinks"] is None else [m.notes["sinks"]]),
         scale=m.notes["scale"],
         mask="window" if window else "causal",
         window=window,
@@ -75,4 +102,4 @@ def replace(m: Match, g: Rewriter) -> Value:
 
 
 def recognise_attention(graph: Graph) -> int:
-    return apply(graph, PATTERN, check, replace)
+    return apply(graph, PATTERN, check, replace) + apply(graph, SCALED_LATE, check_late, replace)

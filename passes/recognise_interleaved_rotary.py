@@ -5,7 +5,9 @@ neighbours (x[2i], x[2i + 1]) here, and (x[i], x[i + R/2]) in rotary, so that
 
     out = index(rotary(index(x, evens then odds), rotary_table(...)), back again)     turn_pairs(x) = (-x[1], x[0], ...)
 
-The kernels know only halves, so permute_rotary_rows moves the permutations into the weights.
+The kernels know only halves, so permute_rotary_rows moves the permutations into the weights. x may also be
+[1, S, H, D]. Cosines and sines may be rows of a constant table, sin | cos of [P, R / 2] each, which is checked to be
+one of angles position * frequency, for every position.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from tensorwright.ir import Graph, Value
-from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.matcher import Match, apply, match_value, pattern
 from tensorwright.passes.rewriting.rewriter import Rewriter
 
 _TURN = """
@@ -40,21 +42,81 @@ _AFTER = _FREQUENCIES + (
     "    halves = view?(mul?(cos(concat(angles, angles, dim=-1)), scale))\n"
     "    out    = view(expand(view(slice(halves, dim=-1, start=0, end=half, step=1))))\n"
 )
+_TABLE = """
+    rows = index(table, positions)
+    out  = view(expand(view(slice(rows, dim=-1, start=start, end=end, step=1))))
+"""
 COSINES = tuple(pattern(text, commute=True) for text in (_BEFORE, _AFTER))
+FROM_TABLE = pattern(_TABLE)
 SINES = tuple(pattern(text.replace("cos(", "sin("), commute=True) for text in (_BEFORE, _AFTER))
 
 
+TABLE_ERROR = 1e-6
+"""The most that a table of float32 cosines may differ from its angles' cosines: some roundings of a number below 1."""
+
+
 def check(m: Match) -> None:
-    m.bind_shape(m.x, "1 H S D")
-    m.bind_shape(m.cos, "1 1 S R")
-    m.bind_shape(m.sin, "1 1 S R")
+    m.notes["token_major"] = m.cos.rank == 4 and m.cos.shape[1] != 1
+    m.bind_shape(m.x, "1 S H D" if m.notes["token_major"] else "1 H S D")
+    for values in (m.cos, m.sin):
+        m.bind_shape(values, "1 S 1 R" if m.notes["token_major"] else "1 1 S R")
     m.require(m.rotary_dim == m.dims["R"] and m.rotary_dim % 2 == 0, "the neighbours of x do not pair up", m.x)
+    if match_value(m.cos, FROM_TABLE) is not None:
+        check_table(m)
+    else:
+        check_angles(m)
+
+
+def check_angles(m: Match) -> None:
+    """Reads the frequencies of cosines and sines that are computed from positions."""
     cosine, sine = (match_angles(m, *pair) for pair in ((m.cos, COSINES), (m.sin, SINES)))
     m.require(cosine.positions is sine.positions, "cosine and sine of different positions", m.sin)
     m.require(cosine.inv_freq is sine.inv_freq, "cosine and sine of different frequencies", m.sin)
     scales = [1.0 if t.scale is None else t.scalar(t.scale) for t in (cosine, sine)]
     m.require(scales[0] == scales[1], "cosine and sine have different scales", m.sin)
-    m.notes.update(positions=cosine.positions, inv_freq=cosine.inv_freq, scale=scales[0])
+    m.notes.update(positions=cosine.positions, inv_freq=cosine.inv_freq.constant, scale=scales[0])
+
+
+def check_table(m: Match) -> None:
+    """Reads the frequencies of cosines and sines that are rows of a table."""
+    cosine, sine = (m.read(v, (FROM_TABLE,), "not rows of a table of cosines and sines") for v in (m.cos, m.sin))
+    m.require(cosine.table is sine.table, "cosine and sine of different tables", m.sin)
+    m.require(cosine.positions is sine.positions, "cosine and sine of different positions", m.sin)
+    m.bind_shape(cosine.positions, "1 S")
+    m.require(cosine.positions.producer.op == "input", "the positions are not an input of the graph", cosine.positions)
+    half = m.rotary_dim // 2
+    halves = [(found.start, found.end) for found in (sine, cosine)]
+    m.require(halves == [(0, half), (half, m.rotary_dim)], "the table is not sines and then cosines", cosine.table)
+    for found in (cosine, sine):
+        repeated = next(n for n in found.nodes if n.op == "expand")
+        m.require(repeated.output.shape[-2:] == (half, 2), "not every angle twice in a row", repeated.output)
+    table = cosine.table.constant
+    frequencies = table_frequencies(table, half) if isinstance(table, np.ndarray) else None
+    m.require(frequencies is not None, "the table is not one of positions times frequencies", cosine.table)
+    m.notes.update(positions=cosine.positions, inv_freq=frequencies, scale=1.0)
+
+
+def table_frequencies(table: np.ndarray, half: int) -> np.ndarray | None:
+    """Returns the float32 frequencies f of a table [P, 2 * half] whose row p is sin(p f) | cos(p f); None for others.
+
+    The angle of row 1 gives f roughly, that of row 2 gives it twice as well, and so on by powers of two. Of the
+    float32 numbers next to the result, the one that fits all rows best is taken, and must fit them.
+    """
+    if table.ndim != 2 or table.shape[0] < 2 or table.shape[1] != 2 * half:
+        return None
+    phases = np.arctan2(table[:, :half].astype(np.float64), table[:, half:].astype(np.float64))
+    rough, row = phases[1], 2
+    while row < len(table):
+        turns = np.round((row * rough - phases[row]) / (2 * np.pi))
+        rough, row = (phases[row] + 2 * np.pi * turns) / row, 2 * row
+    nearest = rough.astype(np.float32)
+    candidates = np.stack([np.nextafter(nearest, np.float32(-10)), nearest, np.nextafter(nearest, np.float32(10))])
+    angles = np.arange(len(table), dtype=np.float32)[:, None] * candidates[:, None]
+    errors = np.abs(np.concatenate([np.sin(angles), np.cos(angles)], axis=-1) - table)
+    worst = errors.reshape(3, len(table), 2, half).max(axis=(1, 2))
+    best = worst.argmin(axis=0)
+    fits = worst[best, np.arange(half)].max() <= TABLE_ERROR
+    return candidates[best, np.arange(half)] if fits else None
 
 
 def match_angles(m: Match, table: Value, spellings: tuple) -> Match:
@@ -78,16 +140,17 @@ def split_pairs(head_dim: int, rotary_dim: int) -> np.ndarray:
 
 def replace(m: Match, g: Rewriter) -> Value:
     head_dim, rotary_dim = int(m.dims["D"]), m.rotary_dim
-    frequencies = np.ascontiguousarray(m.notes["inv_freq"].constant).reshape(-1)
+    frequencies = np.ascontiguousarray(m.notes["inv_freq"]).reshape(-1)
     table = g.rotary_table(
         m.notes["positions"], g.constant(frequencies, "float32", [rotary_dim // 2]), scale=m.notes["scale"]
     )
     order = split_pairs(head_dim, rotary_dim)
     there, back = (g.constant(columns, "int64", [head_dim]) for columns in (order, np.argsort(order)))
-    split = g.index(g.transpose(m.x, dim0=1, dim1=2), None, None, None, there)
-    turned = g.index(g.rotary(split, table, rotary_dim=rotary_dim), None, None, None, back)
-    out: Value = g.transpose(turned, dim0=1, dim1=2)
-    return out
+    token_major = m.notes["token_major"]
+    x = m.x if token_major else g.transpose(m.x, dim0=1, dim1=2)
+    split = g.index(x, None, None, None, there)
+    turned: Value = g.index(g.rotary(split, table, rotary_dim=rotary_dim), None, None, None, back)
+    return turned if token_major else g.transpose(turned, dim0=1, dim1=2)
 
 
 def recognise_interleaved_rotary(graph: Graph) -> int:

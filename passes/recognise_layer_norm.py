@@ -2,9 +2,13 @@
 
 C channels.  x: [..., C], w: [C].  Most models call torch's operation, which the tracer keeps. Cohere writes it out, and
 recognise_rms_norm knows the part after the mean. Nemotron stores weights as differences from one.
+
+    w * layer_norm(x, 1)  ->  layer_norm(x, w)        H heads of D columns: x: [..., H, D], w: [H, D]
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from tensorwright.ir import Graph, Value
 from tensorwright.passes.rewriting.matcher import Match, apply, pattern
@@ -18,6 +22,17 @@ PLUS_ONE = pattern("""
     scale = add(w, 1)
     out   = layer_norm(x, scale, b?, eps=eps, weight_offset=0.0)
 """, shared=["scale"])  # fmt: skip
+EACH_HEAD = pattern("""
+    norm = layer_norm(x, ones, eps=eps, weight_offset=0.0)
+    out  = mul(w, norm)
+""", commute=True)  # fmt: skip
+
+
+def check_each_head(m: Match) -> None:
+    m.bind_shape(m.w, "H D")
+    m.bind_shape(m.x, "... H D")
+    m.require(m.w.node is not None and m.w.node.op == "weight", "the scale is not a weight", m.w)
+    m.require(m.ones.constant is not None and np.all(m.ones.constant == 1), "the norm has a weight already", m.ones)
 
 
 def check(m: Match) -> None:
@@ -40,5 +55,12 @@ def shift(m: Match, g: Rewriter) -> Value:
     return norm
 
 
+def weigh(m: Match, g: Rewriter) -> Value:
+    norm: Value = g.layer_norm(m.x, m.w, eps=m.eps, weight_offset=0.0)
+    return norm
+
+
 def recognise_layer_norm(graph: Graph) -> int:
-    return apply(graph, PATTERN, check, replace) + apply(graph, PLUS_ONE, check_plus_one, shift)
+    count = apply(graph, PATTERN, check, replace) + apply(graph, PLUS_ONE, check_plus_one, shift)
+    apply(graph, EACH_HEAD, check_each_head, weigh)  # the same norms once more
+    return count

@@ -68,8 +68,14 @@ def find_masks(graph: Graph) -> list[Value]:
 
 
 def masked_scores(softmax: Node) -> Node | None:
-    """Returns the scores that go into a softmax, before the maximum is subtracted and the sinks' column is added."""
+    """Returns the scores that go into a softmax, before the maximum is subtracted and the sinks' column is added.
+
+    Masked scores may be multiplied or divided by a number.
+    """
     value = softmax.inputs[0]
+    if value is not None and value.node is not None and value.node.op in ("mul", "div"):
+        by = value.node.inputs[1]
+        value = value.node.inputs[0] if by is not None and by.is_scalar_constant else value
     for op in ("sub", "concat"):
         if value is not None and value.node is not None and value.node.op == op:
             value = value.node.inputs[0]

@@ -1,10 +1,12 @@
 """recognise_rms_norm:  w' * (x * rsqrt(mean(x*x, -1) + eps))  ->  rms_norm(x, w, eps, weight_offset)
 
 C channels.  x: [..., C], w: [C], eps a constant.  w' is w, or w + offset if the checkpoint stores differences
-from one.  The mean is over C.
+from one.  The mean is over C.  A norm without a weight gets one, a constant of ones.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from tensorwright.ir import Graph, Value
 from tensorwright.passes.rewriting.matcher import Match, apply, pattern
@@ -18,6 +20,20 @@ PATTERN = pattern(
     """,
     commute=True,
 )
+PLAIN = pattern(
+    """
+    variance = mean(mul(x, x), dims=[-1], keepdim=True)
+    inverse  = rsqrt(add(variance, eps))
+    out      = mul(x, inverse)
+    """,
+    commute=True,
+)
+
+
+def check_plain(m: Match) -> None:
+    m.require(m.x.dtype == m.out.dtype == "float32", "the norm is not computed in float32", m.out)
+    m.require(m.scalar(m.eps) > 0, "epsilon is not positive", m.eps)
+    m.require(isinstance(m.x.shape[-1], int), "the width is not fixed", m.x)
 
 
 def check(m: Match) -> None:
@@ -35,5 +51,12 @@ def replace(m: Match, g: Rewriter) -> Value:
     return norm
 
 
+def replace_plain(m: Match, g: Rewriter) -> Value:
+    size = int(m.x.shape[-1])
+    ones = g.constant(np.ones(size, np.float32), "float32", [size])
+    norm: Value = g.rms_norm(m.x, ones, eps=m.scalar(m.eps), weight_offset=0.0)
+    return norm
+
+
 def recognise_rms_norm(graph: Graph) -> int:
-    return apply(graph, PATTERN, check, replace)
+    return apply(graph, PATTERN, check, replace) + apply(graph, PLAIN, check_plain, replace_plain)

@@ -5,6 +5,8 @@ and cos and sin are [1, 1, S, R] of angles positions[S] * inv_freq[R/2], repeate
 [1, S, H, D] and pairs element i with i + R/2.
 
     rotate_half(x) = concat(-x[R/2:], x[:R/2])
+
+A model that turns the other way, by concat(x[R/2:], -x[:R/2]), gets a table of the opposite frequencies.
 """
 
 from __future__ import annotations
@@ -15,15 +17,14 @@ from tensorwright.ir import Graph, Value
 from tensorwright.passes.rewriting.matcher import Match, Pattern, apply, pattern
 from tensorwright.passes.rewriting.rewriter import Rewriter
 
-PATTERN = pattern(
-    """
+_HALVES = """
     first   = slice(x, dim=-1, start=0, end=half, step=1)
     second  = slice(x, dim=-1, start=half, end=rotary_dim, step=1)
     rotated = concat(neg(second), first, dim=-1)
     out     = add(mul(x, cos), mul(rotated, sin))
-    """,
-    commute=True,
-)
+"""
+PATTERN = pattern(_HALVES, commute=True)
+BACKWARDS = pattern(_HALVES.replace("concat(neg(second), first,", "concat(second, neg(first),"), commute=True)
 
 PARTIAL = pattern(
     """
@@ -70,7 +71,16 @@ def match_angles(m: Match, table: Value, spelling: Pattern) -> Match:
 
 
 def replace(m: Match, g: Rewriter) -> Value:
-    frequencies = g.constant(np.ascontiguousarray(m.notes["inv_freq"].constant).reshape(-1), "float32", [m.half])
+    return turn(m, g, np.ascontiguousarray(m.notes["inv_freq"].constant).reshape(-1))
+
+
+def replace_backwards(m: Match, g: Rewriter) -> Value:
+    return turn(m, g, -np.ascontiguousarray(m.notes["inv_freq"].constant).reshape(-1))
+
+
+def turn(m: Match, g: Rewriter, inv_freq: np.ndarray) -> Value:
+    """Returns x rotated by the angles of these frequencies."""
+    frequencies = g.constant(inv_freq, "float32", [m.half])
     table = g.rotary_table(m.notes["positions"], frequencies, scale=m.notes["scale"])
     token_major = g.transpose(m.x, dim0=1, dim1=2)
     turned: Value = g.transpose(g.rotary(token_major, table, rotary_dim=m.rotary_dim), dim0=1, dim1=2)
@@ -79,4 +89,5 @@ def replace(m: Match, g: Rewriter) -> Value:
 
 def recognise_rotary(graph: Graph) -> int:
     """Makes one table for each use. merge_common_subexpressions leaves one per model."""
-    return apply(graph, PARTIAL, check, replace) + apply(graph, PATTERN, check, replace)
+    forwards = apply(graph, PARTIAL, check, replace) + apply(graph, PATTERN, check, replace)
+    return forwards + apply(graph, BACKWARDS, check, replace_backwards)

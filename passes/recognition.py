@@ -23,6 +23,8 @@ from tensorwright.passes.fuse_head_norms import fuse_head_norms
 from tensorwright.passes.fuse_qkv import fuse_qkv
 from tensorwright.passes.fuse_swiglu import fuse_swiglu
 from tensorwright.passes.merge_common_subexpressions import merge_common_subexpressions
+from tensorwright.passes.move_norms_before_rotary import move_norms_before_rotary
+from tensorwright.passes.move_query_scale import move_query_scale
 from tensorwright.passes.permute_rotary_rows import permute_rotary_rows
 from tensorwright.passes.recognise_attention import recognise_attention
 from tensorwright.passes.recognise_gelu import recognise_gelu
@@ -32,6 +34,7 @@ from tensorwright.passes.recognise_masks import recognise_masks
 from tensorwright.passes.recognise_rms_norm import recognise_rms_norm
 from tensorwright.passes.recognise_rotary import recognise_rotary
 from tensorwright.passes.rewrite_gqa import rewrite_gqa
+from tensorwright.passes.shift_position_tables import shift_position_tables
 from tensorwright.passes.split_interleaved_linears import split_interleaved_linears
 from tensorwright.passes.widen_activations import widen_activations
 
@@ -90,6 +93,11 @@ RECOGNITION: tuple[Phase, ...] = (
              before=("fuse_qkv",)),
         Step(canonicalise_shapes, "views and transposes meet again", after=("split_interleaved_linears",)),
         Step(merge_common_subexpressions, "every rotary made its own table", after=("recognise_rotary",)),
+        Step(move_query_scale, "q must be a plain row to be fused", after=("recognise_attention",),
+             before=("fuse_qkv",)),
+        Step(shift_position_tables, "a table is read by positions, not by sums", before=("insert_kv_cache",)),
+        Step(move_norms_before_rotary, "the write of the cache rotates last", after=("merge_common_subexpressions",),
+             before=("fuse_qkv",)),
     )),
     Phase("fuse", "fused", (
         Step(permute_rotary_rows, "q and k must be plain linears to be fused", after=("rewrite_gqa",),

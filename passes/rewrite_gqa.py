@@ -2,6 +2,7 @@
 
 S tokens, H = Hkv * G query heads, Hkv key-value heads, D head dim.  The repetition must give KV head h // G to query
 head h, as attention with fewer KV heads does. [1, Hkv, S, D] -> [1, Hkv, 1, S, D] -> [1, Hkv, G, S, D] -> [1, H, S, D]
+One KV head for all may also be a row of a linear: [1, S, D] -> [1, 1, 1, S, D] -> [1, 1, G, S, D] -> [1, H, S, D]
 Or both repeat before k turns: rotary(repeat(k)) -> rotary(k), [1, S, Hkv, 1, D] -> [1, S, Hkv, G, D] -> [1, S, H, D]
 """
 
@@ -29,14 +30,6 @@ BEFORE_ROTARY = pattern("""
     out = attention(q, rotary?(k_heads, table, rotary_dim=rotary_dim), v_heads)
 """)
 
-BEFORE_ROTARY = pattern("""
-    k_groups  = expand(k_column)
-    k_heads   = view(k_groups)
-    v_groups  = expand(v_column)
-    v_heads   = view(v_groups)
-    out = attention(q, rotary?(k_heads, table, rotary_dim=rotary_dim), v_heads)
-""")
-
 
 def check(m: Match) -> None:
     m.bind_shape(m.q, "1 S H D")
@@ -44,8 +37,9 @@ def check(m: Match) -> None:
         (m.k, m.k_column, m.k_groups, m.k_heads),
         (m.v, m.v_column, m.v_groups, m.v_heads),
     ):
-        m.bind_shape(source, "1 Hkv S D")
         m.bind_shape(column, "1 Hkv 1 S D")
+        m.bind_shape(source, "1 Hkv S D" if source.rank == 4 else "1 S D")
+        m.require(source.rank == 4 or m.dims["Hkv"] == 1, "a row is no head", source)
         m.bind_shape(groups, "1 Hkv G S D")
         m.bind_shape(heads, "1 Hkv*G S D")
         m.bind_shape(heads, "1 H S D")
@@ -60,8 +54,17 @@ def check_before_rotary(m: Match) -> None:
         m.bind_shape(heads, "1 S H D")
 
 
+def heads_of(g: Rewriter, x: Value) -> Value:
+    """Returns [1, Hkv, S, D], or a row [1, S, D] that is one head, as [1, S, Hkv, D]."""
+    if x.rank == 3:
+        row: Value = g.view(x, shape=(*x.shape[:2], 1, x.shape[2]))
+        return row
+    heads: Value = g.transpose(x, dim0=1, dim1=2)
+    return heads
+
+
 def replace(m: Match, g: Rewriter) -> Value:
-    k, v = (g.transpose(x, dim0=1, dim1=2) for x in (m.k, m.v))
+    k, v = (heads_of(g, x) for x in (m.k, m.v))
     out: Value = g.attention(m.q, k, v, *([] if m.sinks is None else [m.sinks]), **m.root.attrs)
     return out
 

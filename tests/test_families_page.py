@@ -22,7 +22,7 @@ TRIED = (
     "t5",
     "falcon",
     "llama with dynamic rope",
-    "hunyuan_v1_dense",
+    "apertus",
 )
 """The three families that no pass was written for, and refusals of each kind."""
 

@@ -146,6 +146,33 @@ def _repeat_interleave(low: Lowering, a: Args) -> Value:
     return low.emit("view", wide, shape=low.result_type()[1])
 
 
+def _repeat(low: Lowering, a: Args) -> Value:
+    """Lowers repeat. More counts than dimensions make leading dimensions of size 1."""
+    x, counts = a["self"], a["repeats"]
+    if len(counts) > x.rank:
+        x = low.emit("view", x, shape=(*[1] * (len(counts) - x.rank), *x.shape))
+    for dim, count in enumerate(counts):
+        if x.shape[dim] == 1 and count != 1:
+            x = low.emit("expand", x, shape=(*x.shape[:dim], count, *x.shape[dim + 1 :]))
+        elif count != 1 and isinstance(count, int):
+            x = low.emit("concat", *[x] * count, dim=dim)
+        elif count != 1:
+            raise low.error("repeats by a dynamic count")
+    return x
+
+
+def _gather(low: Lowering, a: Args) -> Value:
+    """Lowers a gather of whole rows: x is [1, P, C], and the index [1, S, C] has one number in all columns of a row."""
+    x, index = a["self"], a["index"]
+    numbers = index.node.inputs[0] if index.node is not None and index.node.op == "expand" else None
+    one_row = x.rank == 3 and a["dim"] % x.rank == 1 and x.shape[0] == index.shape[0] == 1
+    whole = numbers is not None and numbers.shape == (*index.shape[:-1], 1) and index.shape[-1] == x.shape[-1]
+    if numbers is None or not (one_row and whole):
+        raise low.error("gathers elements one by one; only whole rows have a meaning")
+    rows = low.emit("view", x, shape=x.shape[1:])
+    return low.emit("index", rows, low.emit("view", numbers, shape=numbers.shape[:-1]))
+
+
 def _diff(low: Lowering, a: Args) -> Value:
     x = a["self"]
     dim = a["dim"] % x.rank
@@ -175,6 +202,8 @@ TABLE: dict[str, Handler] = {
         (_unbind, ("unbind.int",)),
         (_index, ("index.Tensor",)),
         (_repeat_interleave, ("repeat_interleave.self_int",)),
+        (_repeat, ("repeat",)),
+        (_gather, ("gather",)),
         (_diff, ("diff",)),
     )
     for name in names

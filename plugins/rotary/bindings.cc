@@ -49,7 +49,8 @@ void run_rotary_kv_write(size_t index, const Array& qkv, const Array& table, con
   a.rotary_dim = static_cast<int32_t>(table.shape(1));
   a.block_size = block_size;
   a.q_dtype = act_dtype(q, "q");
-  a.kv_dtype = cache_dtype(kv_dtype, a.q_dtype, head_dim);
+  const bool wide_q = a.q_dtype == TW_F32 && kv_dtype == TW_BF16;
+  a.kv_dtype = wide_q ? TW_BF16 : cache_dtype(kv_dtype, a.q_dtype, head_dim);
   a.qkv = array_data<float>(qkv, TW_F32, tokens * (heads + 2 * kv_heads) * head_dim, "qkv");
   a.qkv_stride = qkv.stride(0);
   a.table = array_data<float>(table, TW_F32, tokens * a.rotary_dim, "table");

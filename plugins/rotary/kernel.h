@@ -22,7 +22,7 @@ typedef struct tw_rotary_kv_write_args {
                          // is copied
   int32_t block_size;    // tokens in a page
   int32_t q_dtype;       // TW_F32 or TW_BF16
-  int32_t kv_dtype;      // dtype of the cache: q_dtype, or TW_I8
+  int32_t kv_dtype;      // dtype of the cache
   const float* qkv;      // [tokens, (heads + 2 * kv_heads) * head_dim]: all q heads, k heads, v heads
   int64_t qkv_stride;    // elements
   const float* table;    // [tokens, rotary_dim], from rotary_table; not read if rotary_dim is 0

@@ -96,11 +96,12 @@ inline void rotate_rows(const tw_rotary_kv_write_args* a) {
         put_v_i8(page, a->head_dim, a->block_size, position, v);
         continue;
       }
-      char* tile = page + tw_kv_k_offset(dtype, a->head_dim, position, 0);
-      rotate_head<Set>(x, table, half, a->head_dim, TileSink<Set>{tile, dtype});
-      tw_kv_pad_k(page, dtype, a->head_dim, position);
-      char* row = page + tw_kv_v_offset(dtype, a->head_dim, a->block_size, position, 0);
-      rotate_head<Set>(v, table, 0, a->head_dim, RowSink<Set>{row, dtype});
+      const int kv_dtype = a->kv_dtype;
+      char* tile = page + tw_kv_k_offset(kv_dtype, a->head_dim, position, 0);
+      rotate_head<Set>(x, table, half, a->head_dim, TileSink<Set>{tile, kv_dtype});
+      tw_kv_pad_k(page, kv_dtype, a->head_dim, position);
+      char* row = page + tw_kv_v_offset(kv_dtype, a->head_dim, a->block_size, position, 0);
+      rotate_head<Set>(v, table, 0, a->head_dim, RowSink<Set>{row, kv_dtype});
     }
   }
 }

@@ -99,3 +99,31 @@ def test_numpy_transpose():
     assert_same(
         lambda x: (x.squeeze(0).T * 1.0).T.unsqueeze(0), ["squeeze", "transpose", "mul", "transpose", "unsqueeze"]
     )
+
+
+@pytest.mark.parametrize(
+    ("counts", "ops"),
+    [
+        ((1, 1, 1), []),
+        ((1, 1, 2), ["concat"]),
+        ((3, 1, 1), ["expand"]),
+        ((2, 1, 1, 1), ["view", "expand"]),
+        ((2, 1, 1, 3), ["view", "expand", "concat"]),
+    ],
+)
+def test_repeat(counts, ops):
+    assert_same(lambda x: -x.repeat(*counts), [*ops, "neg"])
+
+
+def test_a_gather_of_whole_rows_is_an_index():
+    def rows(x):
+        numbers = (x[:, :, :1] > 0).long()
+        return torch.gather(x, 1, numbers.repeat(1, 1, 6))
+
+    assert graph_of(rows).nodes[-1].op == "index"
+    assert_same(rows, [n.op for n in graph_of(rows).nodes if n.op not in ("input", "constant")])
+
+
+def test_a_gather_of_single_elements_is_refused():
+    with pytest.raises(TraceError, match="only whole rows have a meaning"):
+        graph_of(lambda x: torch.gather(x, 1, (x > 0).long()))

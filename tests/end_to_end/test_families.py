@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 import chosen_mutations as chosen
+import decoder_mutations as decoders
 import family_mutations as broken
 import norm_mutations as norms
 import numpy as np
@@ -133,6 +134,35 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "helium": (chosen.keep_query_pairs, chosen.keep_key_pairs),
     "nemotron": (chosen.drop_layer_norm_offset, chosen.drop_layer_norm_bias, chosen.forget_square),
     "smollm3": (chosen.turn_every_layer, chosen.turn_no_layer),
+    "opt": (
+        decoders.forget_offset,
+        broken.forget_positions,
+        broken.scale_scores,
+        decoders.swap_key_and_value,
+        norms.drop_qkv_bias,
+        norms.drop_up_bias,
+    ),
+    "opt_post_norm": (decoders.forget_offset, broken.scale_scores, norms.drop_norm_residual),
+    "biogpt": (decoders.forget_offset, broken.scale_embedding, norms.use_tanh_gelu),
+    "gpt_bigcode": (broken.shift_positions, broken.shift_fused_rows, norms.drop_qkv_bias, norms.use_exact_gelu),
+    "gpt_bigcode_heads": (norms.take_rows_as_stored, decoders.swap_key_and_value),
+    "gptj": (
+        chosen.keep_query_pairs,
+        chosen.keep_key_pairs,
+        broken.scale_frequencies,
+        norms.rotate_one_pair_less,
+        broken.drop_parallel_branch,
+        decoders.drop_head_bias,
+    ),
+    "codegen": (decoders.swap_key_and_value, broken.scale_frequencies, broken.scale_scores, decoders.drop_head_bias),
+    "cohere_head_norms": (
+        decoders.keep_key_norm_pairs,
+        norms.flatten_query_head_norms,
+        norms.flatten_key_head_norms,
+        norms.share_head_norms,
+    ),
+    "hunyuan_v1_dense": (decoders.drop_query_gain, decoders.drop_key_gain, decoders.weigh_before_rotation),
+    "nanochat": (decoders.norm_no_keys, decoders.turn_backwards, chosen.forget_square, broken.change_numbers),
 }
 """Variant of tiny_models -> what turns its comparison red."""
 

@@ -87,3 +87,26 @@ def test_pinned_counts(model, rewritten):
     assert model.count("canonicalise_linears") == 0
     assert rewritten("gpt2").count("canonicalise_linears") == 16
     assert rewritten("falcon_serial").count("canonicalise_linears") == 24
+
+
+FLAT_MLP = """
+  %x: float32[1, seq, 4] = input()
+  %wn: float32[4] = weight() {expr = @"wn"}
+  %bn: float32[4] = weight() {expr = @"bn"}
+  %wu: float32[6, 4] = weight() {expr = @"wu"}
+  %wd: float32[4, 6] = weight() {expr = @"wd"}
+  %flat: float32[seq, 4] = view(%x) {shape = ("seq", 4)}
+  %n: float32[seq, 4] = layer_norm(%flat, %wn, %bn) {eps = 1e-05, weight_offset = 0.0}
+  %u: float32[seq, 6] = linear(%n, %wu)
+  %a: float32[seq, 6] = relu(%u)
+  %d: float32[seq, 4] = linear(%a, %wd)
+  %sum: float32[seq, 4] = add(%flat, %d)
+  %y: float32[1, seq, 4] = view(%sum) {shape = (1, "seq", 4)}
+"""
+
+
+def test_a_whole_mlp_on_flattened_rows_keeps_the_batch():
+    after = assert_fires(canonicalise_linears, graph_of(FLAT_MLP + "  return %y"), 5)
+    computed = [node for node in after.nodes if node.op not in ("input", "weight", "constant", "view")]
+    assert [node.op for node in computed] == ["layer_norm", "linear", "relu", "linear", "add"]
+    assert all(node.output.rank == 3 for node in computed)

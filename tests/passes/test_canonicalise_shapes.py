@@ -97,3 +97,23 @@ def test_a_transpose_of_the_normalised_columns_stays():
     moved = NORM.replace("[1, 4, seq, 6]", "[1, seq, 6, 4]").replace("float32[6]", "float32[4]")
     moved = moved.replace("dim0 = 1, dim1 = 2", "dim0 = 2, dim1 = 3")
     assert_silent(canonicalise_shapes, graph_of(X + moved + "  return %y", "fused"))
+
+
+SHARED_HEAD = """
+  %x: float32[1, seq, 5] = input()
+  %w: float32[12, 5] = weight() {expr = @"w"}
+  %row: float32[1, seq, 12] = linear(%x, %w)
+  %wide: float32[1, 1, seq, 12] = view(%row) {shape = (1, 1, "seq", 12)}
+  %k: float32[1, 1, seq, 4] = slice(%wide) {dim = 3, start = 8, end = 12, step = 1}
+  %y: float32[1, 1, seq, 4] = neg(%k)
+"""
+
+
+def test_a_slice_of_a_wider_linear_is_a_slice_of_the_linear():
+    after = assert_fires(canonicalise_shapes, graph_of(SHARED_HEAD + "  return %y"), 1, exact=True)
+    assert ops(after) == ["linear", "slice", "view", "neg"]
+
+
+def test_slices_of_what_is_no_linear_stay():
+    graph = graph_of(SHARED_HEAD.replace("linear(%x, %w)", "input()") + "  return %y")
+    assert_silent(canonicalise_shapes, graph)

@@ -97,7 +97,31 @@ def test_rows_by_something_computed_are_refused():
         insert_kv_cache(fused(body))
 
 
-@pytest.mark.parametrize("make", [fused, learned_positions])
+def gained(gain='weight() {expr = @"gain"}'):
+    """The same layer with q multiplied behind its rotation, as by the weights of two norms."""
+    products = f"""
+  %g: float32[4] = {gain} in attn
+  %once: float32[1, seq, 2, 4] = mul(%qr, %g) in attn
+  %twice: float32[1, seq, 2, 4] = mul(%once, %g) in attn
+  %a: float32"""
+    return fused(BODY.replace("  %a: float32", products[1:], 1).replace("attention(%qr", "attention(%twice"))
+
+
+def test_gains_of_q_come_behind_the_write_once_for_every_head():
+    graph = gained()
+    assert insert_kv_cache(graph) == 1
+    verify(graph, "cached")
+    assert ops(graph)[3:7] == ["rotary_kv_write", "mul", "mul", "paged_attention"]
+    assert [node.inputs[1].shape for node in graph.find("mul")] == [(8,), (8,)]
+
+
+def test_a_constant_gain_is_repeated_too():
+    graph = gained("constant() {value = dense<float32 [4] (1, 2, 3, 4)>}")
+    assert insert_kv_cache(graph) == 1
+    assert graph.find("mul")[0].inputs[1].constant.tolist() == [1, 2, 3, 4] * 2
+
+
+@pytest.mark.parametrize("make", [fused, learned_positions, gained])
 @pytest.mark.parametrize("steps", [None, [[1, 0, 4], [0, 7, 1], [8, 0, 0]]], ids=["at once", "in steps"])
 def test_every_sequence_gets_what_it_gets_alone(steps, make):
     before = make()

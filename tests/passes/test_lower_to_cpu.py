@@ -135,6 +135,28 @@ def test_heads_that_do_not_turn_are_written_without_a_table():
     assert write.attrs == {"kv_layer": 0, "heads": 2, "rotary_dim": 0}
 
 
+def test_q_stays_wide_until_the_scores_read_it():
+    """A product with q reads float32, and what gives the scores their q rounds it."""
+    gained = (
+        KEPT_HEADS
+        + """
+  %seq_starts: int32[seqs + 1] = input()
+  %context_lens: int32[seqs] = input()
+  %block_tables: int32[seqs, max_blocks] = input()
+  %g: float32[8] = weight() {expr = @"g"}
+  %h: float32[8] = weight() {expr = @"h"}
+  %q1: float32[tokens, 8] = mul(%q, %g)
+  %q2: float32[tokens, 8] = mul(%q1, %h)
+  %y: float32[tokens, 8] = paged_attention(%q2, %c, %seq_starts, %context_lens, %block_tables) ABOUT
+""".replace("ABOUT", "{layer = 0, heads = 2, kv_heads = 1, head_dim = 4, scale = 1.0, window = 0, softcap = 0.0}")
+    )
+    graph = lowered(gained, "  return %y", dtype="bfloat16")
+    (write,) = graph.find("rotary_kv_write")
+    assert write.outputs[0].dtype == "float32"
+    assert [node.attrs["program"] for node in graph.find("elementwise")] == ["x0 w mul", "x0 w mul"]
+    assert [node.output.dtype for node in graph.find("elementwise")] == ["float32", "bfloat16"]
+
+
 def test_heads_wider_than_kernels_take_are_refused():
     graph = cached(KEPT_HEADS, "  return %q")
     graph.find("rotary_kv_write")[0].attrs["head_dim"] = 4097

@@ -1,7 +1,13 @@
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.recognise_attention import PATTERN, check, recognise_attention
+from tensorwright.passes.recognise_attention import (
+    PATTERN,
+    SCALED_LATE,
+    check,
+    check_late,
+    recognise_attention,
+)
 from tensorwright.passes.rewriting.matcher import closest
 
 HEAD = """
@@ -157,3 +163,27 @@ def test_does_not_fire_where_an_inner_value_is_used_too(inner):
 def test_pinned_counts(model):
     assert model.count("recognise_attention") == 2
     assert "softmax" not in ops(model.report.cached_graph)
+
+
+LATE = """
+  %masked: float32[1, 2, seq, seq] = add(%raw, %mask)
+  %scores: float32[1, 2, seq, seq] = mul(%masked, %scale)
+  %p: float32[1, 2, seq, seq] = softmax(%scores) {dim = 3}
+  %y: float32[1, 2, seq, 4] = matmul(%p, %v)
+  return %y
+"""
+RAW = SCORES.replace("  %scores: float32[1, 2, seq, seq] = mul(%raw, %scale)\n", "")
+
+
+@pytest.mark.parametrize(("op", "scale"), [("mul", 0.4), ("div", 2.5)])
+def test_a_scale_behind_the_mask_is_the_scale(op, scale):
+    graph = graph_of(HEAD + CAUSAL + RAW + LATE.replace("mul(%masked", f"{op}(%masked"), "fused")
+    after = assert_fires(recognise_attention, graph, 1)
+    assert after.find("attention")[0].attrs["scale"] == pytest.approx(scale)
+
+
+def test_a_negative_scale_behind_the_mask_would_show_what_is_hidden():
+    body = HEAD.replace("value = 0.4", "value = -0.4") + CAUSAL + RAW + LATE
+    graph = graph_of(body, "fused")
+    assert_silent(recognise_attention, graph)
+    assert "not scaled by a positive number" in closest(graph, SCALED_LATE, check_late)

@@ -1,7 +1,14 @@
+import numpy as np
 import pytest
 
 from support.pass_graphs import assert_fires, assert_silent, graph_of, ops
-from tensorwright.passes.recognise_interleaved_rotary import PATTERN, check, recognise_interleaved_rotary
+from tensorwright.passes.recognise_interleaved_rotary import (
+    PATTERN,
+    TABLE_ERROR,
+    check,
+    recognise_interleaved_rotary,
+    table_frequencies,
+)
 from tensorwright.passes.rewriting.matcher import closest
 
 ANGLES = """
@@ -114,3 +121,61 @@ def test_pinned_counts(rewritten, variant):
     assert model.count("recognise_interleaved_rotary") == 4
     assert model.count("recognise_rotary") == 0
     assert len(model.report.cached_graph.find("rotary_table")) == 1
+
+
+FREQUENCIES = np.array([1, 0.3, 0.01, 0.0004], np.float32)
+
+
+def table_of(frequencies: np.ndarray, rows: int = 64) -> np.ndarray:
+    """Sines, then cosines, of float32 angles: as models keep them."""
+    angles = np.arange(rows, dtype=np.float32)[:, None] * frequencies
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
+def from_table(table: np.ndarray, *, sines_first: bool = True) -> str:
+    """x is [1, seq, 3, 8], and its cosines and sines are rows of `table`."""
+    numbers = ", ".join(repr(float(n)) for n in table.reshape(-1))
+    halves = {"sin": (0, 4), "cos": (4, 8)} if sines_first else {"cos": (0, 4), "sin": (4, 8)}
+    lines = [
+        "%position_ids: int64[1, seq] = input()",
+        "%x: float32[1, seq, 3, 8] = input()",
+        f"%table: float32[{len(table)}, 8] = constant() {{value = dense<float32 [{len(table)}, 8] ({numbers})>}}",
+        "%rows: float32[1, seq, 8] = index(%table, %position_ids)",
+    ]
+    for name, (start, end) in halves.items():
+        lines += [
+            f"%{name}0: float32[1, seq, 4] = slice(%rows) {{dim = 2, start = {start}, end = {end}, step = 1}}",
+            f'%{name}1: float32[1, seq, 1, 4, 1] = view(%{name}0) {{shape = (1, "seq", 1, 4, 1)}}',
+            f'%{name}2: float32[1, seq, 1, 4, 2] = expand(%{name}1) {{shape = (1, "seq", 1, 4, 2)}}',
+            f'%{name}: float32[1, seq, 1, 8] = view(%{name}2) {{shape = (1, "seq", 1, 8)}}',
+        ]
+    turn = TURN.replace("1, 3, seq", "1, seq, 3").replace('1, 3, "seq"', '1, "seq", 3')
+    return "\n".join(f"  {line}" for line in lines) + turn + "  return %y"
+
+
+def test_a_table_of_positions_is_read_back_to_its_frequencies():
+    after = assert_fires(recognise_interleaved_rotary, graph_of(from_table(table_of(FREQUENCIES)), "fused"), 1)
+    assert ops(after) == ["rotary_table", "index", "rotary", "index"]
+    np.testing.assert_array_equal(after.find("rotary_table")[0].inputs[1].constant, FREQUENCIES)
+
+
+@pytest.mark.parametrize("dim", [2, 4, 64, 128])
+def test_the_frequencies_of_published_tables_are_exact(dim):
+    frequencies = (1.0 / (10000 ** (np.arange(0, dim, 2) / dim))).astype(np.float32)
+    found = table_frequencies(table_of(frequencies, 2048), dim // 2)
+    assert found is not None
+    angles = [np.float64(np.arange(2048)[:, None]) * f for f in (found, frequencies)]
+    assert np.abs(angles[0] - angles[1]).max() <= TABLE_ERROR
+
+
+@pytest.mark.parametrize("change", ["one number", "swapped", "scaled"])
+def test_another_table_is_left_alone(change):
+    table = table_of(FREQUENCIES)
+    if change == "one number":
+        table[50, 2] += 1e-5
+    if change == "scaled":
+        table *= 1.1
+    graph = graph_of(from_table(table, sines_first=change != "swapped"), "fused")
+    assert_silent(recognise_interleaved_rotary, graph)
+    reason = "not sines and then cosines" if change == "swapped" else "not one of positions times frequencies"
+    assert reason in closest(graph, PATTERN, check)

@@ -67,3 +67,28 @@ def test_pinned_counts(rewritten, variant):
     assert model.count("recognise_layer_norm") == (3 if variant == "cohere" else 5)
     assert model.count("recognise_rms_norm") == (3 if variant == "cohere" else 0)
     assert rewritten("llama").count("recognise_layer_norm") == 0
+
+
+EACH_HEAD = """
+  %x: float32[1, seq, 3, 4] = input()
+  %w: float32[3, 4] = weight() {expr = @"w"}
+  %ones: float32[4] = constant() {value = dense<float32 [4] (1, 1, 1, 1)>}
+  %n: float32[1, seq, 3, 4] = layer_norm(%x, %ones) {eps = 1e-05, weight_offset = 0.0}
+  %y: float32[1, seq, 3, 4] = mul(%w, %n)
+"""
+
+
+def test_a_weight_for_each_head_is_the_norms_own():
+    """It counts no further norm."""
+    after = assert_fires(recognise_layer_norm, graph_of(EACH_HEAD + "  return %y", "fused"), 0)
+    assert ops(after) == ["layer_norm"]
+    assert after.find("layer_norm")[0].inputs[1].shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("(1, 1, 1, 1)", "(1, 2, 1, 1)"), ('%w: float32[3, 4] = weight() {expr = @"w"}', "%w: float32[3, 4] = input()")],
+)
+def test_a_norm_with_a_weight_keeps_the_product(old, new):
+    assert old in EACH_HEAD
+    assert_silent(recognise_layer_norm, graph_of(EACH_HEAD.replace(old, new) + "  return %y", "fused"))

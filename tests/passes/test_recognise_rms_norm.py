@@ -40,8 +40,6 @@ def test_fires_per_head():
         ("%mean: float32[1, seq, 1] = mean(%sq) {dims = (2,), keepdim = true}",
          "%mean: float32[1, 1, 8] = mean(%sq) {dims = (1,), keepdim = true}", "attribute dims"),
         ("mul(%x, %x)", "mul(%x, %w)", "it is not"),
-        ("%w: float32[8] = weight() {expr = @\"w\"}",
-         "%w: float32[8] = constant() {value = dense<float32 [8] (1, 2, 3, 4, 5, 6, 7, 8)>}", "not a weight"),
         ("value = 1e-05", "value = -1.0", "epsilon is not positive"),
     ],
 )  # fmt: skip
@@ -52,12 +50,23 @@ def test_does_not_fire_and_says_why(old, new, reason):
     assert reason in closest(graph, PATTERN, check)
 
 
-def test_an_offset_other_than_one_is_no_norm_we_know():
-    body = PLUS_ONE.replace("value = 1.0", "value = 2.0")
-    assert_silent(recognise_rms_norm, graph_of(body + "  return %y", "fused"))
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (PLUS_ONE.replace("value = 1.0", "value = 2.0"), "offset is not one"),
+        (NORM.replace("weight() {expr = @\"w\"}", "constant() {value = dense<float32 [8] (1, 2, 3, 4, 5, 6, 7, 8)>}"),
+         "not a weight"),
+    ],
+)  # fmt: skip
+def test_a_scale_of_another_kind_stays_a_product_with_a_plain_norm(body, reason):
+    graph = graph_of(body + "  return %y", "fused")
+    assert reason in closest(graph, PATTERN, check)
+    made = ops(assert_fires(recognise_rms_norm, graph, 1))
+    assert made[0] == "rms_norm"
+    assert made[-1] == "mul"
 
 
-@pytest.mark.parametrize("inner", ["sq", "mean", "inv", "unit"])
+@pytest.mark.parametrize("inner", ["sq", "mean", "inv"])
 def test_does_not_fire_where_an_inner_value_is_used_too(inner):
     graph = graph_of(NORM + f"  %z: {'float32[1, seq, 8]' if inner in ('sq', 'unit') else 'float32[1, seq, 1]'} "
                      f"= neg(%{inner})\n  return %y, %z", "fused")  # fmt: skip
@@ -69,3 +78,10 @@ def test_pinned_counts(model, rewritten):
     """Two in each of two layers, and the final one."""
     assert model.count("recognise_rms_norm") == 5
     assert rewritten("llama", "bfloat16").count("recognise_rms_norm") == 5
+
+
+def test_a_norm_without_a_weight_gets_ones():
+    body = NORM.replace("  %y: float32[1, seq, 8] = mul(%w, %unit)\n", "")
+    after = assert_fires(recognise_rms_norm, graph_of(body + "  return %unit", "fused"), 1)
+    (norm,) = after.find("rms_norm")
+    assert norm.inputs[1].constant.tolist() == [1.0] * 8

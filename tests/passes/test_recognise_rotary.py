@@ -87,3 +87,11 @@ def test_pinned_counts(model):
     """q and k of two layers, one table for the whole model."""
     assert model.count("recognise_rotary") == 4
     assert len(model.report.cached_graph.find("rotary_table")) == 1
+
+
+def test_a_rotation_the_other_way_has_opposite_frequencies():
+    turn = TURN.replace("neg(%second)", "neg(%first)").replace("concat(%minus, %first)", "concat(%second, %minus)")
+    after = assert_fires(recognise_rotary, graph_of(TABLE + turn + "  return %y", "fused"), 1)
+    assert ops(after) == ["rotary_table", "transpose", "rotary", "transpose"]
+    (table,) = after.find("rotary_table")
+    assert table.inputs[1].constant.tolist() == pytest.approx([-1, -0.3, -0.1, -0.03])

@@ -18,6 +18,7 @@ from tensorwright.runtime import _testing
 
 pytestmark = pytest.mark.computes
 
+BF16 = 1  # TW_BF16 of kernel_types.h
 TABLE = _testing.rotary_kv_write_table()
 KERNELS = [
     pytest.param(i, id=name, marks=[] if runnable else pytest.mark.skip(f"this processor lacks {isa}"))
@@ -112,6 +113,22 @@ class TestKvWrite:
     @sweep("tokens", [0, 1, 192])
     def test_token_counts(self, kernel: int, dtype: str, tokens: int) -> None:
         same(write(kernel, dtype, 2, 2, 16, 16, tokens))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@sweep("head_dim", [6, 16, 34, 80])
+def test_q_may_be_wider_than_the_cache(kernel: int, head_dim: int) -> None:
+    """A product reads q in float32 before attention does: only q differs from what both in bfloat16 give."""
+    tokens, sizes = 9, {"heads": 4, "kv_heads": 2, "head_dim": head_dim, "block_size": 32}
+    qkv, table = normal(tokens, 8 * head_dim), normal(tokens, head_dim, seed=1)
+    slots = np.arange(tokens, dtype=np.int32)
+    narrow, wide = (PagedCache.empty(1, 2, 32, head_dim, "bfloat16").to_pages() for _ in range(2))
+    q = np.full((tokens, 4 * head_dim), np.nan, np.float32)
+    rounded = stored(q, "bfloat16")
+    _testing.run_rotary_kv_write(kernel, qkv, table, slots, rounded, narrow, **sizes)
+    _testing.run_rotary_kv_write(kernel, qkv, table, slots, q, wide, **sizes, kv_dtype=BF16)
+    np.testing.assert_array_equal(narrow, wide)
+    np.testing.assert_array_equal(round_to(q, "bfloat16"), restored(rounded))
 
 
 def test_slots_out_of_bounds_are_refused() -> None:

@@ -113,4 +113,12 @@ GPT_NEOX: dict[str, Any] = {
 
 FALCON: dict[str, Any] = {"num_key_value_heads": None, "ffn_hidden_size": 72, "tie_word_embeddings": True}
 
+OPT: dict[str, Any] = {
+    "num_key_value_heads": None,
+    "ffn_dim": 48,
+    "word_embed_proj_dim": 32,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+}
+
 PARTIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}

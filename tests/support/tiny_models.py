@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BioGptConfig,
+    CodeGenConfig,
     CohereConfig,
     Ernie4_5Config,
     FalconConfig,
@@ -22,14 +24,19 @@ from transformers import (
     Glm4Config,
     GlmConfig,
     GPT2Config,
+    GPTBigCodeConfig,
+    GPTJConfig,
     GPTNeoXConfig,
     GraniteConfig,
     HeliumConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     MistralConfig,
+    NanoChatConfig,
     NemotronConfig,
     Olmo2Config,
     Olmo3Config,
+    OPTConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
@@ -51,6 +58,7 @@ from support.tiny_configs import (
     LLAMA3_ROPE,
     LONGROPE,
     OLMO3,
+    OPT,
     PARTIAL_ROPE,
     STABLELM,
     STARCODER2,
@@ -82,6 +90,13 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "glm": (GlmConfig, {"pad_token_id": 0, "head_dim": 8, "rope_parameters": PARTIAL_ROPE}),
     "nemotron": (NemotronConfig, {"head_dim": 8, "rope_parameters": PARTIAL_ROPE}),
     "smollm3": (SmolLM3Config, {"pad_token_id": 0, "no_rope_layers": [1, 0]}),
+    "opt": (OPTConfig, OPT),
+    "biogpt": (BioGptConfig, {"pad_token_id": 0, "tie_word_embeddings": True}),
+    "gpt_bigcode": (GPTBigCodeConfig, {"num_key_value_heads": None, "n_inner": 48, "tie_word_embeddings": True}),
+    "gptj": (GPTJConfig, {"num_key_value_heads": None, "rotary_dim": 4}),
+    "codegen": (CodeGenConfig, {"num_key_value_heads": None, "rotary_dim": 4}),
+    "hunyuan_v1_dense": (HunYuanDenseV1Config, {"pad_token_id": 0, "head_dim": 8}),
+    "nanochat": (NanoChatConfig, {"pad_token_id": 0}),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -146,6 +161,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("helium", {}),
     "nemotron": ("nemotron", {}),
     "smollm3": ("smollm3", {}),
+    "opt": ("opt", {}),
+    "opt_post_norm": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 24}),
+    "biogpt": ("biogpt", {}),
+    "gpt_bigcode": ("gpt_bigcode", {}),
+    "gpt_bigcode_heads": ("gpt_bigcode", {"multi_query": False}),
+    "gptj": ("gptj", {}),
+    "codegen": ("codegen", {}),
+    "cohere_head_norms": ("cohere", {"use_qk_norm": True}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
+    "nanochat": ("nanochat", {}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
@@ -187,10 +212,10 @@ def make_variant(path: str | Path, variant: str, *, seed: int = 0, **config_over
 
 
 def randomise(model: torch.nn.Module) -> None:
-    """Matrices become 8 times their init's spread; vectors (norm weights, biases) get 0.3 of normal noise added."""
+    """Matrices become 8 times their init's spread; norm weights and biases get 0.3 of normal noise added."""
     with torch.no_grad():
         for parameter in model.parameters():  # tied ones appear once
-            if parameter.dim() >= 2:
+            if parameter.dim() >= 2 and not bool((parameter == 1).all()):  # ones are norm weights, of every head
                 parameter.mul_(8.0)
             else:
                 parameter.add_(0.3 * torch.randn_like(parameter))

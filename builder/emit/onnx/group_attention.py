@@ -17,7 +17,7 @@ import numpy as np
 from tensorwright.builder.emit.onnx.model_file import CONTRIB
 from tensorwright.builder.emit.onnx.portable_model import PortableModel
 from tensorwright.errors import LoweringError
-from tensorwright.ir.graph import Node, Value
+from tensorwright.ir.graph import Graph, Node, Value
 from tensorwright.plugins.rotary import rotary_table
 
 COLUMN_NORMS = ("rms_norm_columns", "layer_norm_columns")
@@ -48,6 +48,17 @@ class Heads:
 def padded_dim(head_dim: int) -> int:
     """Rounds a head_dim up to a multiple of 8, which the kernel requires."""
     return -(-head_dim // 8) * 8
+
+
+def refuse_gains(graph: Graph) -> None:
+    """Raises LoweringError if q is multiplied between its rotation and the scores: GroupQueryAttention does both."""
+    for node in graph.find("paged_attention"):
+        write = node.operand(0).producer
+        if write.op != "rotary_kv_write":
+            raise LoweringError(
+                f"{write.op} in {write.scope}: weights of norms behind the rotation of q and k have no portable ONNX "
+                "form; build with target cpu"
+            )
 
 
 def emit_attention(emitter: PortableModel, write: Node, node: Node) -> str:

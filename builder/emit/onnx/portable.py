@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorwright.builder.emit.onnx.group_attention import COLUMN_NORMS, emit_attention, padded_dim
+from tensorwright.builder.emit.onnx.group_attention import COLUMN_NORMS, emit_attention, padded_dim, refuse_gains
 from tensorwright.builder.emit.onnx.model_file import CONTRIB, ELEMENTWISE_NAMES, TYPES
 from tensorwright.builder.emit.onnx.portable_model import PortableModel
 from tensorwright.engine_format.weight_formats import WeightFormat
@@ -26,6 +26,7 @@ INT8_ACTIVATIONS = 4
 
 def emit_portable(graph: Graph, checkpoint: Checkpoint, dtype: str) -> PortableModel:
     """Returns the model, which reads weights when it is written. Raises LoweringError for an op without such a form."""
+    refuse_gains(graph)
     e = PortableModel(graph, checkpoint, dtype)
     _inputs(e)
     for node in graph.nodes:

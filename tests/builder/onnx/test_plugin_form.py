@@ -14,7 +14,8 @@ from support.plugin_form import PluginModel, lower
 VARIANTS = (
     "llama", "qwen2", "mistral", "qwen3", "olmo2", "granite", "phi3_longrope_partial", "gemma2", "flint", "gemma3",
     "olmo3", "starcoder2", "stablelm_head_norms", "gpt_neox", "gpt2", "falcon_groups", "cohere", "ernie4_5", "glm",
-    "glm4", "helium", "nemotron", "smollm3", "llama_mqa",
+    "glm4", "helium", "nemotron", "smollm3", "opt", "gpt_bigcode", "gptj", "cohere_head_norms", "hunyuan_v1_dense",
+    "nanochat", "llama_mqa",
 )  # fmt: skip
 
 
