@@ -21,7 +21,7 @@ BITS = {
 ITEM_BYTES = {dtype: bits // 8 for dtype, bits in BITS.items() if bits >= 8}
 """The bytes of one element of each type that has whole bytes."""
 
-NUMBERS = {"float32": 0, "bfloat16": 1, "int8": 3, "int4": 4}
+NUMBERS = {"float32": 0, "bfloat16": 1, "int32": 2, "int8": 3, "int4": 4}
 """The number of each type in a plan of target cpu and in its kernels: tw_dtype of plugins/common/kernel_types.h."""
 
 DTYPES = ("float32", "float16", "bfloat16")

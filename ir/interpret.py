@@ -173,7 +173,8 @@ def _compute(graph: Graph, node: Node, operands: list[Any], bindings: dict[str, 
         if all(v is not None and is_weak(v) for v in node.inputs):
             # With numbers alone, torch computes in its default types, which torch.tensor gives.
             operands = [torch.tensor(x) for x in operands]
-        results = [(COMPOUND_RULES | RULES)[node.op](operands, node.attrs, bindings)]
+        computed = (COMPOUND_RULES | RULES)[node.op](operands, node.attrs, bindings)
+        results = list(computed) if isinstance(computed, tuple) else [computed]
     results = [_to_torch(x, v) if isinstance(x, np.ndarray) else x for x, v in zip(results, node.outputs, strict=True)]
     for value, data in zip(node.outputs, results, strict=True):
         _check(node, value, data, bindings)

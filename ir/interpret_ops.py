@@ -17,7 +17,8 @@ from tensorwright.ir import dims
 Operands = list[Any]
 Attrs = dict[str, Any]
 Bindings = Mapping[str, int]
-Rule = Callable[[Operands, Attrs, Bindings], torch.Tensor]
+Rule = Callable[[Operands, Attrs, Bindings], torch.Tensor | tuple[torch.Tensor, ...]]
+"""Computes the result of an op, or the tuple of its results if there are several."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -99,6 +100,36 @@ def _layer_norm(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
     return y if b is None else y + b
 
 
+def _topk(x: Operands, attrs: Attrs, bind: Bindings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the k largest elements, best first, and their places; of equal elements the lowest place comes first,
+    which torch.topk leaves open."""
+    values, places = torch.sort(x[0], dim=attrs["dim"], descending=True, stable=True)
+    return values.narrow(attrs["dim"], 0, attrs["k"]), places.narrow(attrs["dim"], 0, attrs["k"])
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+def _experts(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    """Computes experts as transformers' eager form does, bit for bit, for traces: one expert after the other, each for
+    all of its rows, added to the result in this order."""
+    data, index, weights, gate_up, down = x
+    rows = data.reshape(-1, data.shape[-1])
+    index, weights = (v.reshape(len(rows), -1) for v in (index, weights))
+    out = torch.zeros_like(rows)
+    for expert in index.unique().tolist():
+        slot, row = torch.where(expert == index.T)
+        gate, up = F.linear(rows[row], gate_up[expert]).chunk(2, dim=-1)
+        inner = F.linear(_ACTIVATIONS[attrs["activation"]](gate) * up, down[expert])
+        out.index_add_(0, row, (inner * weights[row, slot, None]).to(out.dtype))
+    return out.reshape(data.shape)
+
+
 RULES: dict[str, Rule] = {
     **{
         op: _unary(getattr(torch, op))
@@ -135,6 +166,7 @@ RULES: dict[str, Rule] = {
     "all": _reduction(torch.all),
     "softmax": lambda x, attrs, bind: torch.softmax(x[0], attrs["dim"]),
     "cumsum": lambda x, attrs, bind: torch.cumsum(x[0], attrs["dim"]),
+    "topk": _topk,
     "matmul": lambda x, attrs, bind: torch.matmul(x[0], x[1]),
     "linear": lambda x, attrs, bind: F.linear(*x),
     "embedding": _embedding,
@@ -151,5 +183,6 @@ RULES: dict[str, Rule] = {
     "arange": _arange,
     "full": _full,
 }
-COMPOUND_RULES: dict[str, Rule] = {"layer_norm": _layer_norm}
-"""The rules of compound ops that torch has and a trace may hold. They take precedence over the plugins' definitions."""
+COMPOUND_RULES: dict[str, Rule] = {"layer_norm": _layer_norm, "experts": _experts}
+"""The rules of compound ops that a trace may hold, in torch's own arithmetic. They take precedence over the plugins'
+definitions."""

@@ -67,6 +67,8 @@ def _declare_arithmetic() -> None:
         _op(name, 1, rules.REDUCE[name], attrs=attrs, kind="reduction", sums=name in SUMMING_REDUCTIONS)
     _op("softmax", 1, rules.unary_float, attrs={"dim": "int"}, sums=True)
     _op("cumsum", 1, rules.cumsum, attrs={"dim": "int"}, sums=True)
+    found = (rows("values"), rows("indices"))
+    _op("topk", 1, rules.topk, attrs={"dim": "int", "k": "int"}, results=found)
     _op("matmul", 2, rules.matmul, kind="product", sums=True)
     linear = (rows("x"), shared("w"), shared("bias?"))
     _op("linear", linear, rules.linear, kind="product", per_token=True, sums=True)

@@ -157,7 +157,7 @@ class Instruction(Op):
 
     number: the number in the plan; a number is never used again. Two records may share a number if the layout of a
     weight distinguishes them: `shares_number_of` then names the record that the plan's reader knows.
-    attrs: attributes of kind "int" and "float" are stored in this order. One of kind "str" is stored only if `words`
+    attrs: attributes of kind "int" and "float" are stored in this order. Any other one is stored only if `words`
     has it, as its index among the words.
     encode: computes all ints and floats from the attributes instead.
     in_place: the results that may be written over an operand that is not read afterwards.
@@ -167,7 +167,7 @@ class Instruction(Op):
     optional_attrs: Mapping[str, str] = field(default_factory=lambda: {"buffers": "any"})
     number: int = 0
     shares_number_of: str = ""
-    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    words: Mapping[str, tuple[str | bool, ...]] = field(default_factory=dict)
     encode: Callable[[Mapping[str, Any]], tuple[list[int], list[float]]] | None = None
     in_place: tuple[InPlace, ...] = ()
 

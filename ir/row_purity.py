@@ -163,7 +163,7 @@ _MAKERS = ("arange", "full", "expand")
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(REDUCTIONS, _not_dim_0("dims")),
-    **dict.fromkeys(("softmax", "cumsum", "slice", "select", "unsqueeze", "squeeze"), _not_dim_0("dim")),
+    **dict.fromkeys(("softmax", "cumsum", "topk", "slice", "select", "unsqueeze", "squeeze"), _not_dim_0("dim")),
     "transpose": _not_dim_0("dim0", "dim1"),
     "permute": _permute,
     "view": _view,

@@ -158,6 +158,16 @@ def cumsum(x: list[Value], attrs: Attrs) -> Types:
     return [(_sum_dtype(x[0].dtype), x[0].shape)]
 
 
+def topk(x: list[Value], attrs: Attrs) -> Types:
+    """Infers the k largest elements along a dimension, and the places of these."""
+    dim, k, shape = attrs["dim"], attrs["k"], x[0].shape
+    check_dim(dim, x[0].rank)
+    size = shape[dim]
+    require(k >= 1 and (not isinstance(size, int) or k <= size), f"k must be 1 to {size}, not {k}")
+    found = (*shape[:dim], k, *shape[dim + 1 :])
+    return [(x[0].dtype, found), ("int64", found)]
+
+
 # -- linear algebra ---------------------------------------------------------------------------------------------------
 
 

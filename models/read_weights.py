@@ -47,6 +47,18 @@ def evaluate_rows(expr: WeightExpr, source: TensorSource, start: int, end: int) 
     return read_part(expr, source, ((start, end), *((0, n) for n in shape[1:])))
 
 
+def evaluate_matrix_rows(expr: WeightExpr, source: TensorSource, matrix: int, start: int, end: int) -> Tensor:
+    """Returns rows [start, end) of one matrix of a result [matrices, rows, columns]. It reads only what these need."""
+    shape = expr.shape(source)
+    if len(shape) != 3 or not 0 <= matrix < shape[0] or not 0 <= start <= end <= shape[1]:
+        raise CheckpointError(
+            f"weight expression does not fit the checkpoint: {expr}: rows [{start}, {end}) of matrix {matrix} of shape "
+            f"{list(shape)}"
+        )
+    tensor = read_part(expr, source, ((matrix, matrix + 1), (start, end), (0, shape[2])))
+    return Tensor(tensor.dtype, tensor.data[0])
+
+
 def dtype_of(expr: WeightExpr, source: TensorSource) -> str:
     """Returns the element type of the result. Parts of different types widen to float32, or to float64 if one is."""
     match expr:

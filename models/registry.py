@@ -262,6 +262,37 @@ def _nanochat(config: dict[str, Any]) -> dict[str, Expected]:
     return {**expected, "recognise_rms_norm": Expected(4, 2), "move_norms_before_rotary": Expected(1)}
 
 
+def _mixture(expected: dict[str, Expected], dense: int = 0) -> dict[str, Expected]:
+    """Returns `expected` for a family whose MLPs are mixtures of experts, but for those of `dense` layers.
+
+    A mixture counts as one matrix that can be quantized. The linear that its route reads is not quantized.
+    """
+    return {
+        **expected,
+        "recognise_router": Expected(1, -dense),
+        "fuse_gate_up": Expected(0, dense),
+        "fuse_swiglu": Expected(0, dense),
+        "quantize_weights": Expected(3, 2 + dense),
+    }
+
+
+def _mixtral(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama whose MLPs are mixtures of experts."""
+    return _mixture(_llama(config))
+
+
+def _olmoe(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama with norms of whole q and k rows, whose MLPs are mixtures of experts."""
+    return _mixture({**_llama(config), "recognise_rms_norm": Expected(4, 1)})
+
+
+def _qwen3_moe(config: dict[str, Any]) -> dict[str, Expected]:
+    """Qwen3 whose MLPs are mixtures of experts, in all or some of the layers."""
+    every, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    layers = range(config.get("num_hidden_layers", 0))
+    return _mixture(_qwen3(config), sum(layer in plain or (layer + 1) % every != 0 for layer in layers))
+
+
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
     """Returns the expectations of every decoder: each layer attends once and writes its cache once."""
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
@@ -287,14 +318,17 @@ _FAMILIES = {
     "hunyuan_v1_dense": _hunyuan,
     "llama": _llama,
     "mistral": _llama,
+    "mixtral": _mixtral,
     "nanochat": _nanochat,
     "nemotron": _nemotron,
     "olmo2": _olmo2,
     "olmo3": _olmo2,
+    "olmoe": _olmoe,
     "opt": _opt,
     "phi3": _phi3,
     "qwen2": _llama,
     "qwen3": _qwen3,
+    "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
@@ -317,8 +351,11 @@ def expectations(config: dict[str, Any], quantized: Quantized = NOTHING) -> dict
         raise CheckpointError(f"config.json: model_type must name the model's family, not {family!r}")
     expected = _FAMILIES.get(family, _any_decoder)(config)
     if "quantize_weights" in expected:
-        per_layer = expected["quantize_weights"].per_layer if quantized.layers else 0
-        expected["quantize_weights"] = Expected(per_layer, quantized.embedding + quantized.lm_head)
+        every = expected["quantize_weights"]
+        in_some_layers = every.constant - MATRICES.constant
+        layers = Expected(every.per_layer, in_some_layers) if quantized.layers else Expected()
+        tables = quantized.embedding + quantized.lm_head
+        expected["quantize_weights"] = Expected(layers.per_layer, layers.constant + tables)
     return expected
 
 

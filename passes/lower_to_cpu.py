@@ -26,7 +26,7 @@ from tensorwright.errors import LoweringError, UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
 from tensorwright.ir.graph import SOURCES, STORED
 from tensorwright.ir.ops import find_spec, instructions, kind_of, op_names
-from tensorwright.ir.records import CACHE, SHARED, Instruction, Op
+from tensorwright.ir.records import CACHE, SHARED, Instruction, Op, Operand
 from tensorwright.passes.rewriting.elementwise_trees import Trees, number_of
 from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import describe
@@ -39,6 +39,7 @@ IDS = {"token_ids": 0, "positions": 1}
 
 LINEARS = ("linear", "quantized_linear")
 EMBEDDINGS = ("embedding", "quantized_embedding")
+EXPERTS = ("experts", "quantized_experts")
 
 
 def lower_to_cpu(graph: Graph) -> int:
@@ -123,7 +124,7 @@ class Lowering:
         return self.act if users and all(self.feeds_product(user, value) for user in users) else "float32"
 
     def feeds_product(self, user: Node, value: Value) -> bool:
-        return user.op in (*LINEARS, "paged_attention") and user.inputs[0] is value
+        return user.op in (*LINEARS, *EXPERTS, "paged_attention") and user.inputs[0] is value
 
     def matmul_operand(self, value: Value) -> Value:
         """Returns the input of a matmul in A. An instruction rounds the input if its kernel writes float32."""
@@ -200,11 +201,16 @@ def lower_by_record(low: Lowering, node: Node) -> list[Value]:
         else:
             operands.append(low.weight(value, operand.layout) if operand.kind == SHARED else low.value(value))
     kinds = [
-        (low.input_type(old) if result.narrow else old.dtype if result.kind == CACHE else "float32", old.shape)
+        (low.input_type(old) if result.narrow else old.dtype if is_kept(result, old) else "float32", old.shape)
         for result, old in zip(instruction.results, node.outputs, strict=False)
     ]
     attrs = {k: float(node.attrs[k]) if kind == "float" else node.attrs[k] for k, kind in instruction.attrs.items()}
     return low.emit(instruction.name, operands, kinds, **attrs)
+
+
+def is_kept(result: Operand, old: Value) -> bool:
+    """Returns whether a result has the type that it has in the cached graph: a cache, or whole numbers."""
+    return result.kind == CACHE or old.dtype == "int32"
 
 
 def lower_tree(low: Lowering, node: Node) -> list[Value]:
@@ -327,6 +333,20 @@ def lower_layer_norm(low: Lowering, node: Node) -> list[Value]:
     return low.emit("layer_norm", operands, kinds, **attrs)
 
 
+def lower_experts(low: Lowering, node: Node) -> list[Value]:
+    """Emits experts. Both products read A, as those of a dense layer do."""
+    x, index, weights, gate_up, down = (node.operand(i) for i in range(5))
+    operands = [
+        low.matmul_operand(x),
+        low.value(index),
+        low.value(weights),
+        low.weight(gate_up, layout_of(node, gated(PANELS))),
+        low.weight(down, layout_of(node, PANELS)),
+    ]
+    attrs = {"experts": gate_up.shape[0], "activation": node.attrs["activation"], "inner": low.act, **format_attr(node)}
+    return low.emit(node.op, operands, [("float32", node.output.shape)], **attrs)
+
+
 RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "input": lower_input,
     "embedding": lower_embedding,
@@ -334,6 +354,7 @@ RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "linear": lower_linear,
     "quantized_linear": lower_linear,
     "quantized_embedding": lower_embedding,
+    **dict.fromkeys(EXPERTS, lower_experts),
     "add": lower_add,
     "mul": lower_mul,
     "rotary_kv_write": lower_rotary_kv_write,

@@ -1,7 +1,8 @@
-"""quantize_weights:  linear(x, W) -> quantized_linear(x, W){format},  embedding -> quantized_embedding
+"""quantize_weights:  linear(x, W) -> quantized_linear(x, W){format},  and likewise embedding and experts
 
 T tokens, K inner, N outer.  x: [T, K], W: [N, K].  The fact "quantize" says which format serves the linears, the
-embedding and lm_head (the linear over the rows that need logits); without it nothing is rewritten.
+embedding and lm_head (the linear over the rows that need logits); without it nothing is rewritten. Experts have the
+format of linears. The linear that a route reads stays: it is small, and a rounded logit may choose another expert.
 
 The rewrite is the same for all targets: the graph says what is rounded and how, and the target packs the weights.
 """
@@ -12,7 +13,7 @@ from typing import Any
 
 from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, QuantizeSpec, WeightFormat
 from tensorwright.errors import UnsupportedModelError
-from tensorwright.ir import Graph, Node
+from tensorwright.ir import Graph, Node, Value
 from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 
@@ -26,12 +27,13 @@ def quantize_weights(graph: Graph) -> int:
         return 0
     inserted: dict[int, list[Node]] = {}
     forward = {}
+    users = graph.users()
     for node in graph.nodes:
         fmt = format_for(node, spec)
-        if fmt is None:
+        if fmt is None or chooses_experts(node, users):
             continue
         refuse_long_rows(node, fmt)
-        attrs: dict[str, Any] = {"format": fmt}
+        attrs: dict[str, Any] = {**(node.attrs if node.op == "experts" else {}), "format": fmt}
         if node.op == "embedding":
             attrs = {**attrs, "scale": float(node.attrs.get("scale", 1.0))}
         kind = (node.output.dtype, node.output.shape)
@@ -44,23 +46,33 @@ def quantize_weights(graph: Graph) -> int:
 
 def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
     """Refuses rows whose sums may not fit in 32 bits. An embedding sums nothing, so its rows may have any length."""
-    if node.op != "linear" or fmt.kind != "int" or fmt.group != 0:
+    if node.op == "embedding" or fmt.kind != "int" or fmt.group != 0:
         return
-    weight = node.operand(1)
-    columns = int(weight.shape[1])
-    if columns > MAX_WHOLE_ROW:
-        raise UnsupportedModelError(
-            f"w8a8 takes matrices of at most {MAX_WHOLE_ROW} columns, the sums of longer rows need not fit 32 bits; "
-            f"%{weight.name} has {columns}; quantize to int8, which has a scale for each group"
-        )
+    for weight in matrices_of(node):
+        columns = int(weight.shape[-1])
+        if columns > MAX_WHOLE_ROW:
+            raise UnsupportedModelError(
+                f"w8a8 takes matrices of at most {MAX_WHOLE_ROW} columns, the sums of longer rows need not fit 32 "
+                f"bits; %{weight.name} has {columns}; quantize to int8, which has a scale for each group"
+            )
+
+
+def matrices_of(node: Node) -> list[Value]:
+    """Returns the matrices of a linear, an embedding or experts."""
+    at = {"linear": (1,), "embedding": (0,), "experts": (3, 4)}[node.op]
+    return [node.operand(i) for i in at]
+
+
+def chooses_experts(node: Node, users: dict[Value, list[Node]]) -> bool:
+    readers = users.get(node.outputs[0], [])
+    return bool(readers) and all(reader.op == "route" for reader in readers)
 
 
 def format_for(node: Node, spec: QuantizeSpec) -> WeightFormat | None:
     """Returns the format that a node's weights get; None if they stay."""
-    if node.op not in ("linear", "embedding"):
+    if node.op not in ("linear", "embedding", "experts"):
         return None
-    weight = node.inputs[1] if node.op == "linear" else node.inputs[0]
-    if weight is None or weight.node is None or weight.node.op != "weight":
+    if any(weight.node is None or weight.node.op != "weight" for weight in matrices_of(node)):
         return None
     if node.op == "embedding":  # a table of positions is small, and its rows add to every activation
         ids = node.inputs[1]

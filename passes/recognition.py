@@ -33,6 +33,7 @@ from tensorwright.passes.recognise_layer_norm import recognise_layer_norm
 from tensorwright.passes.recognise_masks import recognise_masks
 from tensorwright.passes.recognise_rms_norm import recognise_rms_norm
 from tensorwright.passes.recognise_rotary import recognise_rotary
+from tensorwright.passes.recognise_router import recognise_router
 from tensorwright.passes.rewrite_gqa import rewrite_gqa
 from tensorwright.passes.shift_position_tables import shift_position_tables
 from tensorwright.passes.split_interleaved_linears import split_interleaved_linears
@@ -80,6 +81,8 @@ RECOGNITION: tuple[Phase, ...] = (
     Phase("recognise", "fused", (
         Step(recognise_rms_norm, "one op in place of five", after=("canonicalise_scalars",)),
         Step(recognise_gelu, "one op in place of eight", after=("canonicalise_scalars",)),
+        Step(recognise_router, "one op chooses experts, and its rows have the batch again",
+             after=("canonicalise_linears",), before=("canonicalise_shapes",)),
         Step(fuse_head_norms, "heads with a norm each are one row again", before=("fuse_qkv",)),
         Step(recognise_layer_norm, "a mean taken off before a norm", after=("recognise_rms_norm",)),
         Step(recognise_rotary, "needs constant frequencies", after=("fold_constants",)),

@@ -17,6 +17,8 @@ MODULES = (
     "elementwise.op",
     "embedding.op",
     "embedding.quantized",
+    "experts.op",
+    "experts.quantized",
     "gather_rows.op",
     "layer_norm.add_layer_norm",
     "layer_norm.instruction",
@@ -35,6 +37,7 @@ MODULES = (
     "rotary.op",
     "rotary.rotary_kv_write",
     "rotary.rotary_table",
+    "route.op",
     "swiglu.op",
 )
 """The modules with records, by their names below tensorwright.plugins."""

@@ -110,7 +110,7 @@ class _Emitter:
         if len(values) > len(record.weights):
             raise LoweringError(f"{node.op} %{node.outputs[0].name} takes at most {len(record.weights)} weights")
         return [
-            self._weight(value, replace(operand.layout, gated=halves))
+            self._weight(value, replace(operand.layout, gated=halves or operand.layout.gated))
             for value, operand in zip(values, record.weights, strict=False)
         ]
 
@@ -125,14 +125,20 @@ class _Emitter:
         wanted = source.attrs.get("layout", layout)
         if wanted != layout and not (wanted == RAW and layout.kind == "bias"):
             raise self._misfit(value, layout)
-        return self.weights.add(source.attrs["expr"], layout, dtype)
+        return self.weights.add(source.attrs["expr"], layout, dtype, name=self._name_of(value))
 
     def _quantized_weight(self, weight: Node, layout: WeightLayout) -> int:
         """Adds a weight in the layout that the weight itself names, which also names the format."""
         wanted: WeightLayout | None = weight.attrs.get("layout")
         if wanted is None or wanted.format is None or wanted.without_format() != layout:
             raise self._misfit(weight.output, layout)
-        return self.weights.add(weight.attrs["expr"], wanted, wanted.format.dtype)
+        name = self._name_of(weight.output)
+        return self.weights.add(weight.attrs["expr"], wanted, wanted.format.dtype, name=name)
+
+    @staticmethod
+    def _name_of(weight: Value) -> str:
+        """Returns "" for a weight with the name of its expression. That of experts would list hundreds of tensors."""
+        return weight.name if weight.rank == 3 else ""
 
     @staticmethod
     def _misfit(weight: Value, layout: WeightLayout) -> LoweringError:

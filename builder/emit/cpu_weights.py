@@ -20,7 +20,7 @@ from tensorwright.engine_format.weight_layouts import BIAS, PANELS, RAW, WeightL
 from tensorwright.errors import BuildError, CheckpointError
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import Tensor, convert
-from tensorwright.models.read_weights import TensorSource, evaluate_rows
+from tensorwright.models.read_weights import TensorSource, evaluate_matrix_rows, evaluate_rows
 from tensorwright.plugins.packing import pack_panels, panel_bytes, panels_of
 
 ALIGNMENT = 64
@@ -60,7 +60,11 @@ class WeightKey:
 
 @dataclass(frozen=True)
 class WeightPlan:
-    """One record of the plan. `rows` and `k` are the matrix's; `n` rows are stored, at `offset` in weights.bin."""
+    """One record of the plan. `rows` and `k` are the matrix's; `n` rows are stored, at `offset` in weights.bin.
+
+    `matrices`: how many matrices of that size follow each other in the record, one for each expert; `n` counts the rows
+    of all of them.
+    """
 
     key: WeightKey
     name: str
@@ -69,6 +73,12 @@ class WeightPlan:
     k: int
     offset: int
     bytes: int
+    matrices: int = 1
+
+    @property
+    def values(self) -> int:
+        """Returns how many numbers of the checkpoint the record holds."""
+        return self.matrices * self.rows * (self.k if self.n > 1 else 1)
 
     @property
     def layout_number(self) -> int:
@@ -113,15 +123,18 @@ class WeightTable:
     def _place(self, key: WeightKey, name: str) -> WeightPlan:
         offset = -(-self.total_bytes // ALIGNMENT) * ALIGNMENT
         shape = key.source.shape if isinstance(key.source, ConstantArray) else key.source.shape(self._source)
-        rank = 2 if key.layout.is_matrix else 1
-        if len(shape) != rank or 0 in shape:
+        ranks = (2, 3) if key.layout.is_matrix else (1,)
+        if len(shape) not in ranks or 0 in shape:
             raise CheckpointError(
-                f"{name} must be of rank {rank} and not empty for layout {key.layout}, is {list(shape)}"
+                f"{name} must be of rank {' or '.join(map(str, ranks))} and not empty for layout {key.layout}, is "
+                f"{list(shape)}"
             )
-        rows, stored = shape[0], _stored_rows(key.layout, shape[0], name)
-        if rank == 1:
-            return WeightPlan(key, name, rows, 1, stored, offset, stored * 4)
-        plan = WeightPlan(key, name, rows, stored, shape[1], offset, 0)
+        if len(shape) == 1:
+            stored = _stored_rows(key.layout, shape[0], name)
+            return WeightPlan(key, name, shape[0], 1, stored, offset, stored * 4)
+        matrices, rows, k = (1, *shape) if len(shape) == 2 else shape
+        stored = matrices * _stored_rows(key.layout, rows, name)
+        plan = WeightPlan(key, name, rows, stored, k, offset, 0, matrices)
         return replace(plan, bytes=panels_of(stored) * plan.panel_bytes)
 
     def stream(self, sink: Sink, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
@@ -130,7 +143,7 @@ class WeightTable:
         for plan in self.plans:
             sink.write(bytes(plan.offset - position))
             position = plan.offset
-            for chunk in _chunks(plan, self._source, self.errors):
+            for chunk in _all_chunks(plan, self._source, self.errors):
                 sink.write(chunk.data.cast("B"))
                 position += chunk.nbytes
                 progress(position, self.total_bytes)
@@ -170,30 +183,37 @@ def _stored_rows(layout: WeightLayout, rows: int, name: str) -> int:
     return 2 * panels_of(rows // 2) * LANES
 
 
-def _chunks(plan: WeightPlan, source: TensorSource, errors: dict[WeightKey, RelativeError]) -> Iterator[np.ndarray]:
-    """Yields the record's bytes in order, as contiguous arrays."""
+def _all_chunks(plan: WeightPlan, source: TensorSource, errors: dict[WeightKey, RelativeError]) -> Iterator[np.ndarray]:
+    """Yields the record's bytes in order, as contiguous arrays: one matrix after the other."""
+    for matrix in range(plan.matrices):
+        yield from _chunks(plan, source, errors, matrix)
+
+
+def _chunks(
+    plan: WeightPlan, source: TensorSource, errors: dict[WeightKey, RelativeError], matrix: int
+) -> Iterator[np.ndarray]:
+    """Yields the bytes of one of the record's matrices, or of its vector, in order."""
     layout = plan.key.layout
+    read = partial(_rows, plan, source, matrix)
     if layout == RAW:
-        yield _rows(plan, source, 0, plan.rows)
+        yield read(0, plan.rows)
     elif layout == BIAS:
-        yield np.pad(_rows(plan, source, 0, plan.rows), (0, plan.k - plan.rows))
+        yield np.pad(read(0, plan.rows), (0, plan.k - plan.rows))
     elif layout == gated(BIAS):
-        halves = _rows(plan, source, 0, plan.rows).reshape(2, -1)
+        halves = read(0, plan.rows).reshape(2, -1)
         padded = np.pad(halves, ((0, 0), (0, plan.k // 2 - halves.shape[1])))
         yield np.ascontiguousarray(padded.reshape(2, -1, LANES).transpose(1, 0, 2))
     elif plan.format is not None:
         error = errors.setdefault(plan.key, RelativeError())
-        yield from quantized_chunks(
-            plan.name, plan.format, plan.rows, plan.k, partial(_rows, plan, source), gated=layout.gated, total=error
-        )
+        yield from quantized_chunks(plan.name, plan.format, plan.rows, plan.k, read, gated=layout.gated, total=error)
     elif layout == PANELS:
         for start, end in _row_steps(plan, plan.rows):
-            yield pack_panels(_rows(plan, source, start, end), plan.key.dtype)
+            yield pack_panels(read(start, end), plan.key.dtype)
     else:
         half = plan.rows // 2
         for start, end in _row_steps(plan, half):
-            gate = pack_panels(_rows(plan, source, start, end), plan.key.dtype)
-            up = pack_panels(_rows(plan, source, half + start, half + end), plan.key.dtype)
+            gate = pack_panels(read(start, end), plan.key.dtype)
+            up = pack_panels(read(half + start, half + end), plan.key.dtype)
             yield np.stack([gate, up], axis=1)
 
 
@@ -204,13 +224,15 @@ def _row_steps(plan: WeightPlan, rows: int) -> Iterator[tuple[int, int]]:
         yield start, min(rows, start + step)
 
 
-def _rows(plan: WeightPlan, source: TensorSource, start: int, end: int) -> np.ndarray:
-    """Returns rows [start, end) of the matrix or vector, in the record's dtype."""
+def _rows(plan: WeightPlan, source: TensorSource, matrix: int, start: int, end: int) -> np.ndarray:
+    """Returns rows [start, end) of one matrix, or of the vector, in the record's dtype."""
     key = plan.key
     if isinstance(key.source, ConstantArray):
         tensor = Tensor(
             key.source.dtype, np.frombuffer(key.source.data, np.float32).reshape(key.source.shape)[start:end]
         )
+    elif len(key.source.shape(source)) == 3:
+        tensor = evaluate_matrix_rows(key.source, source, matrix, start, end)
     else:
         tensor = evaluate_rows(key.source, source, start, end)
     dtype = key.dtype

@@ -81,7 +81,7 @@ def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
             layout = node.operand(matrix_index(node.op) or 0).producer.attrs["layout"]
             plan = plans[expr, layout]
             error = weights.errors[plan.key].value if plan.key in weights.errors else None
-            stored = StoredMatrix(expr, f"{layout} {plan.key.dtype}", plan.rows * plan.k, plan.bytes, error)
+            stored = StoredMatrix(expr, f"{layout} {plan.key.dtype}", plan.values, plan.bytes, error)
             yield role_of(node), place_of(node), stored
 
 
@@ -137,5 +137,5 @@ def role_bits(matrices: Iterable[StoredMatrix]) -> float | None:
 
 def all_bits(weights: WeightTable) -> float | None:
     """Returns the bits of weights.bin per weight of the checkpoint."""
-    counts = {plan.key.source: plan.rows * (plan.k if plan.n > 1 else 1) for plan in weights.plans}
+    counts = {plan.key.source: plan.values for plan in weights.plans}
     return rounded(8 * weights.total_bytes / sum(counts.values()), 4)

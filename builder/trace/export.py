@@ -20,6 +20,7 @@ from tensorwright.builder.trace.fix_longrope import fix_longrope
 from tensorwright.builder.trace.load_model import load_model, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
+from tensorwright.builder.trace.trace_experts import make_experts_opaque
 from tensorwright.builder.trace.weight_names import weight_expressions
 from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import InvalidOptionError, TraceError
@@ -62,6 +63,7 @@ def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int
     wide_weights(model, dtype)
     longrope = fix_longrope(model, max_seq_len)
     fix_dynamic_rope(model, max_seq_len)
+    make_experts_opaque(model)
     weights = weight_expressions(model, checkpoint)
     program = _export(model, max_seq_len)
     graph = Graph(checkpoint.config["model_type"], "traced")

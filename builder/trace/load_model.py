@@ -25,6 +25,10 @@ LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "atte
 """Layers that attend. Other layers carry a state from token to token, or convolve."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
+"""The names in configs for the number of experts of a layer."""
+
+FAMILIES_OF_EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
+"""The families whose mixtures of experts build: those whose engines are tested against transformers."""
 
 SINKS = "sinks"
 """Parameters of attention that are read in float32, whatever the activation type."""
@@ -135,6 +139,8 @@ def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     experts = [key for key in EXPERTS if isinstance(getattr(text, key, None), int) and getattr(text, key) > 1]
     if set(range(text.num_hidden_layers)) <= set(getattr(text, "mlp_only_layers", None) or ()):
         experts = []  # the config could have experts, but no layer does
+    if config.model_type in FAMILIES_OF_EXPERTS:
+        experts = []
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES)
     alibi = getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False)
     found = (

@@ -5,6 +5,7 @@ Names are looked up with overload first ("aten.view.default"), then without ("at
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from tensorwright.builder.trace import lower_shapes as shapes
 from tensorwright.builder.trace.lower_fx import Handler, Lowering
+from tensorwright.builder.trace.trace_experts import OPERATION as EXPERTS
 from tensorwright.ir import dims
 from tensorwright.ir.graph import Value
 
@@ -80,6 +82,17 @@ def _max_over(low: Lowering, a: Args) -> list[Value | None]:
     return [low.emit("amax", x, dims=(a["dim"] % x.rank,), keepdim=bool(a.get("keepdim", False))), None]
 
 
+def _topk(low: Lowering, a: Args) -> list[Value]:
+    if not a["largest"] or not a["sorted"]:
+        raise low.error("takes the smallest, or in no order; only the largest, best first, have a meaning")
+    return low.emit_all("topk", a["self"], dim=a["dim"] % a["self"].rank, k=a["k"])
+
+
+def _experts(low: Lowering, a: Args) -> Value:
+    operands = (a[name] for name in ("x", "index", "weights", "gate_up", "down"))
+    return low.emit("experts", *operands, activation=a["activation"])
+
+
 def _linear(low: Lowering, a: Args) -> Value:
     return low.emit("linear", *([a["input"], a["weight"]] + ([a["bias"]] if a["bias"] is not None else [])))
 
@@ -141,20 +154,31 @@ def _rsub(low: Lowering, a: Args) -> Value:
 
 
 def _in_place(handler: Handler) -> Handler:
-    """Makes a new value for a change in place, if the old one is a fresh result of arithmetic with no other user."""
+    """Makes a new value for a change in place, if the old one is a fresh result of arithmetic that nobody reads
+    afterwards: every other user stands before the change, and its result is a new one too."""
 
     def checked(low: Lowering, a: Args) -> Value:
         source = low.current.args[0]
-        fresh = isinstance(source, torch.fx.Node) and str(source.target).split(".")[:2] in _FRESH
-        if not fresh or len(source.users) != 1:  # type: ignore[union-attr]
+        if not isinstance(source, torch.fx.Node) or not _is_fresh(source):
+            raise low.error("changes in place what others may read")
+        if any(not (user < low.current and _is_fresh(user)) for user in source.users if user is not low.current):
             raise low.error("changes in place what others may read")
         return handler(low, a)
 
     return checked
 
 
+def _is_fresh(node: torch.fx.Node) -> bool:
+    """Returns whether the result shares memory with no operand, or only with one that has no other reader."""
+    made = node.args[0] if node.target is operator.getitem else node
+    return isinstance(made, torch.fx.Node) and str(made.target).split(".")[:2] in _FRESH
+
+
 _CHANGES = {"add_": _binary("add"), "sub_": _binary("sub"), "mul_": _binary("mul"), "div_": _div}
-_FRESH = [["aten", name] for name in ("matmul", "mm", "bmm", "addmm", "linear", "add", "sub", "mul", "div", *_CHANGES)]
+_FRESH = [
+    ["aten", name]
+    for name in ("matmul", "mm", "bmm", "addmm", "linear", "add", "sub", "mul", "div", "sum", "topk", *_CHANGES)
+]
 """Operations whose result shares memory with no operand, or only with one that has no other reader."""
 
 
@@ -235,6 +259,7 @@ def _table() -> dict[str, Handler]:
     table |= _aten(_dropout, "dropout") | _aten(_cast, "to", "_to_copy", "type_as")
     table |= _aten(_softmax, "softmax", "_softmax") | _aten(_cumsum, "cumsum")
     table |= _aten(_linear, "linear") | _aten(_addmm, "addmm") | _aten(_matmul, "matmul", "mm", "bmm")
+    table |= _aten(_topk, "topk") | {EXPERTS: _experts}
     table |= _aten(_embedding, "embedding") | _aten(_gelu, "gelu") | _aten(_clamp, "clamp", "clamp_min", "clamp_max")
     table |= _aten(_layer_norm, "layer_norm") | _aten(_native_layer_norm, "native_layer_norm")
     table |= _aten(_div, "div") | _aten(_rsub, "rsub") | _aten(_reciprocal, "reciprocal")

@@ -210,8 +210,12 @@ class Lowering:
 
     def emit(self, op: str, *inputs: Any, **attrs: Any) -> Value:
         """Adds one IR node, whose operands may be numbers or Dims."""
+        return self.emit_all(op, *inputs, **attrs)[0]
+
+    def emit_all(self, op: str, *inputs: Any, **attrs: Any) -> list[Value]:
+        """Adds one IR node and returns all of its results."""
         operands = [None if x is None else self.value(x) for x in inputs]
-        return emit(self.graph, op, operands, scope=self.scope, **attrs).output
+        return emit(self.graph, op, operands, scope=self.scope, **attrs).outputs
 
     def value(self, x: Any) -> Value:
         """Returns an operand as a Value: numbers become constants, symbolic sizes integers of rank 0."""

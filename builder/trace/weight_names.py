@@ -1,4 +1,8 @@
-"""Finds the checkpoint tensor of each parameter of the model, through transformers' renames and tied weights."""
+"""Finds the checkpoint's tensors of each parameter of the model, through transformers' renames and tied weights.
+
+Where transformers makes a parameter of several tensors while loading, such as one matrix per expert, the parameter is
+an expression over them (convert_weights.py).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
-from tensorwright.errors import CheckpointError, UnsupportedModelError
+from tensorwright.builder.trace.convert_weights import Conversions
+from tensorwright.errors import CheckpointError
 from tensorwright.ir.weights import Ref, WeightExpr
 from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.models.dtypes import FLOATS
@@ -23,10 +28,11 @@ def weight_expressions(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[s
     """Maps each parameter or persistent buffer to the place of its values in the checkpoint.
 
     Tied parameters get the same expression. Raises CheckpointError that names every missing or mis-shaped parameter at
-    once, and UnsupportedModelError if loading would convert values, not just rename.
+    once, and UnsupportedModelError if loading would convert values in a way that no expression has.
     """
-    stored = _stored_names(model, checkpoint)
-    homes = {name: stored.get(name, name) for name, _ in model.named_parameters()}
+    stored, conversions = _stored_names(model, checkpoint)
+    converted = conversions.expressions(model, checkpoint)
+    homes = {name: stored.get(name, name) for name, _ in model.named_parameters() if name not in converted}
     homes |= {name: stored[name] for name, _ in model.named_buffers() if name in stored}
     for target, source in model.all_tied_weights_keys.items():
         _tie(homes, target, source, checkpoint)
@@ -35,9 +41,11 @@ def weight_expressions(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[s
         if name in homes:
             _require_one_shape(shapes, homes[name], tuple(tensor.shape), checkpoint)
     checkpoint.require(shapes)
-    _require_floats(sorted({homes[name] for name, _ in model.named_parameters()}), checkpoint)
-    _refuse_more_weights(model, checkpoint, set(stored.values()))
-    return {name: Ref(home) for name, home in homes.items()}
+    parts = {part for expr in converted.values() for part in expr.refs()}
+    parameters = {homes[name] for name, _ in model.named_parameters() if name in homes}
+    _require_floats(sorted(parameters | parts), checkpoint)
+    _refuse_more_weights(model, checkpoint, set(stored.values()) | parts)
+    return {**{name: Ref(home) for name, home in homes.items()}, **converted}
 
 
 def _require_floats(names: list[str], checkpoint: Checkpoint) -> None:
@@ -76,27 +84,28 @@ def _refuse_more_weights(model: PreTrainedModel, checkpoint: Checkpoint, taken: 
         )
 
 
-def _stored_names(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, str]:
-    """Maps model state names to checkpoint names, for every checkpoint tensor that the model takes."""
+def _stored_names(model: PreTrainedModel, checkpoint: Checkpoint) -> tuple[dict[str, str], Conversions]:
+    """Maps model state names to checkpoint names, for every checkpoint tensor that the model takes as it is.
+
+    The second result has the tensors that become parts of a parameter.
+    """
     state: dict[str, torch.Tensor] = model.state_dict()
     transforms = get_model_conversion_mapping(model)
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     renamings: list[Any] = [t for t in transforms if not isinstance(t, WeightConverter)]
     found: dict[str, str] = {}
+    conversions = Conversions(converters)
     for name in checkpoint.names:
-        target, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if target not in state and name in state:
-            target, converter = name, None
-        if converter is not None:
-            raise UnsupportedModelError(
-                f"{checkpoint.path}: transformers converts {name!r} to {target!r} while loading "
-                f"{model.config.model_type}, which is not supported yet"
-            )
-        if target in state:
+            target, pattern = name, None
+        if pattern is not None:
+            conversions.add(target, pattern, name)
+        elif target in state:
             if target in found:
                 raise CheckpointError(f"{checkpoint.path}: {found[target]!r} and {name!r} both become {target!r}")
             found[target] = name
-    return found
+    return found, conversions
 
 
 def _tie(homes: dict[str, str], target: str, source: str, checkpoint: Checkpoint) -> None:

@@ -11,7 +11,8 @@ from support.lowered import MemorySource, lowered_graph, small_source
 from tensorwright.builder.emit import cpu_weights
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable
-from tensorwright.engine_format.weight_layouts import BIAS, PANELS, RAW, gated
+from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.engine_format.weight_layouts import BIAS, PANELS, QUANTIZED, RAW, gated
 from tensorwright.errors import BuildError, CheckpointError
 from tensorwright.ir.weights import Ref
 from tensorwright.models.dtypes import bfloat16_bits
@@ -23,6 +24,7 @@ SOURCE = MemorySource(
         "w": RNG.standard_normal((70, 9)).astype(np.float32),
         "half": RNG.standard_normal((20, 4)).astype(np.float16),
         "v": RNG.standard_normal(70).astype(np.float32),
+        "experts": RNG.standard_normal((3, 70, 9)).astype(np.float32),
     }
 )
 
@@ -74,6 +76,20 @@ def test_every_layout():
     np.testing.assert_array_equal(halves[:, 1].reshape(48)[:35], vector[35:])
     np.testing.assert_array_equal(panels(6, "float32", 9, 70), matrix.T)
     np.testing.assert_array_equal(panels(7, "bfloat16", 20, 4), bfloat16_bits(SOURCE.arrays["half"].astype(np.float32)))
+
+
+@pytest.mark.parametrize("layout", [PANELS, gated(PANELS), QUANTIZED.in_format(parse_format("int8"))], ids=str)
+def test_the_matrices_of_experts_follow_each_other(layout):
+    """Each is stored as it would be alone."""
+    stacked, alone = WeightTable(SOURCE), WeightTable(SOURCE)
+    stacked.add(Ref("experts"), layout, "float32")
+    parts = [Ref("experts").slice(0, i, i + 1).reshape((70, 9)) for i in range(3)]
+    single = [alone.add(part, layout, "float32") for part in parts]
+    data, apart = stream(stacked), stream(alone)
+    assert data == b"".join(stored(alone, i, apart) for i in single)
+    (plan,) = stacked.plans
+    assert plan.n == 3 * alone.plans[0].n
+    assert plan.values == 3 * 70 * 9
 
 
 def test_shared_by_expression_layout_and_type():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import chosen_mutations as chosen
 import decoder_mutations as decoders
+import expert_mutations as experts
 import family_mutations as broken
 import norm_mutations as norms
 import numpy as np
@@ -163,6 +164,17 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     ),
     "hunyuan_v1_dense": (decoders.drop_query_gain, decoders.drop_key_gain, decoders.weigh_before_rotation),
     "nanochat": (decoders.norm_no_keys, decoders.turn_backwards, chosen.forget_square, broken.change_numbers),
+    "mixtral": (
+        experts.turn_experts,
+        experts.turn_router,
+        experts.flip_normalisation,
+        experts.swap_gate_and_up,
+        experts.change_activation,
+    ),
+    "olmoe": (experts.turn_router, experts.flip_normalisation),
+    "olmoe_normalised": (experts.turn_router, experts.flip_normalisation, experts.change_activation),
+    "qwen3_moe": (experts.turn_experts, experts.turn_router, experts.flip_normalisation),
+    "qwen3_moe_some": (experts.turn_router, experts.flip_normalisation),
 }
 """Variant of tiny_models -> what turns its comparison red."""
 

@@ -43,6 +43,9 @@ def distances(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> tuple[
         ("gpt2", {}),
         ("gpt2", {"num_attention_heads": 6, "hidden_size": 96, "scale_attn_by_inverse_layer_idx": True}),
         ("falcon", {"num_attention_heads": 6, "hidden_size": 96}),
+        ("mixtral", {}),
+        ("olmoe", {}),
+        ("qwen3_moe", {}),
     ],
 )
 def test_random_models(tmp_path, family, overrides):

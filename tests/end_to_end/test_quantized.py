@@ -45,7 +45,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyModel]:
 
 @pytest.mark.computes(least="avx2")
 class TestNumbers:
-    @pytest.mark.parametrize("variant", ["llama", "qwen2", "gemma2", "gpt2"])
+    @pytest.mark.parametrize("variant", ["llama", "qwen2", "gemma2", "gpt2", "mixtral"])
     @pytest.mark.parametrize("spec", [*FORMATS, *MIXED])
     def test_the_engine_is_what_its_graph_says(self, tiny, variant: str, spec: str) -> None:
         assert tiny(variant).quantized(spec).agrees()
@@ -87,10 +87,14 @@ def test_mutations_turn_red(tiny, change: Callable[[Quantized], None]) -> None:
 @pytest.mark.computes(least="avx2")
 class TestSameBits:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    @pytest.mark.parametrize("spec", ["int4", "int4:g128", "int8:g64", "w8a8"])
-    def test_in_any_company(self, tiny, spec: str, dtype: str) -> None:
+    @pytest.mark.parametrize(
+        ("variant", "spec"),
+        [("llama", spec) for spec in ("int4", "int4:g128", "int8:g64", "w8a8")]
+        + [("mixtral", spec) for spec in ("int4", "int8:g64", "none,lm_head=int8")],
+    )
+    def test_in_any_company(self, tiny, variant: str, spec: str, dtype: str) -> None:
         """Alone in one piece on one thread: what chunks, crowds and threads must give too."""
-        cpu = tiny("llama", dtype).quantized(spec).path / "cpu"
+        cpu = tiny(variant, dtype).quantized(spec).path / "cpu"
 
         def ragged(threads: int) -> Ragged:
             return Ragged(_runtime.CpuExecutor(str(cpu / "plan.bin"), str(cpu / "weights.bin"), threads, "map"), 40)
@@ -119,9 +123,12 @@ class TestSameBits:
                 np.testing.assert_array_equal(np.concatenate(parts).view(np.uint32), expected.view(np.uint32))
 
     @pytest.mark.parametrize("level", VECTOR_LEVELS)
-    @pytest.mark.parametrize("spec", ["int4", "int4:g128", "int8:g64", "w8a8,lm_head=int8"])
-    def test_on_every_instruction_set(self, tiny, spec: str, level: str, tmp_path: Path) -> None:
-        engine = tiny("llama").quantized(spec).path
+    @pytest.mark.parametrize(
+        ("variant", "spec"),
+        [("llama", spec) for spec in ("int4", "int4:g128", "int8:g64", "w8a8,lm_head=int8")] + [("mixtral", "int4")],
+    )
+    def test_on_every_instruction_set(self, tiny, variant: str, spec: str, level: str, tmp_path: Path) -> None:
+        engine = tiny(variant).quantized(spec).path
         logits, _ = run_at_level(engine, level, tmp_path / "logits.npy")
         expected, _ = run_at_level(engine, "scalar", tmp_path / "scalar.npy")
         np.testing.assert_array_equal(logits.view(np.uint32), expected.view(np.uint32))

@@ -21,6 +21,7 @@ from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.verify import verify
 from tensorwright.ir.weights import Ref
 from tensorwright.models.dtypes import Tensor
+from tensorwright.plugins.experts import op as experts
 
 torch.manual_seed(0)
 X = torch.randn(2, 3, 4)
@@ -102,7 +103,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def one_op(op, operands, attrs):
+def one_op(op, operands, attrs, results=1):
     """A graph of one op; tensors are inputs, numbers constants. Returns it with its inputs."""
     graph, inputs, values = Graph("one", "traced"), {}, []
     for i, x in enumerate(operands):
@@ -114,7 +115,8 @@ def one_op(op, operands, attrs):
         else:
             dtype = {bool: "bool", int: "int64", float: "float64"}[type(x)]
             values.append(graph.constant(x, dtype))
-    graph.outputs = [emit(graph, op, values, **attrs).output]
+    graph.outputs = emit(graph, op, values, **attrs).outputs
+    assert len(graph.outputs) == results
     verify(graph)
     return graph, inputs
 
@@ -140,10 +142,31 @@ def test_each_op_computes_what_torch_does(op, operands, attrs, expected):
     assert (value.dtype, value.shape) == (dtype_name(expected), tuple(expected.shape))
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_topk_computes_what_torch_does(dim):
+    graph, inputs = one_op("topk", [X], {"dim": dim, "k": 2}, results=2)
+    for result, expected in zip(interpret(graph, inputs, no_weights), torch.topk(X, 2, dim=dim), strict=True):
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_experts_compute_what_the_definition_says(activation):
+    """tests/builder/test_trace.py compares them with transformers bit for bit."""
+    draw = torch.Generator().manual_seed(4)
+    x, weights = torch.randn(2, 5, 8, generator=draw), torch.rand(2, 5, 2, generator=draw)
+    index = torch.stack([torch.randperm(3, generator=draw)[:2] for _ in range(10)]).reshape(2, 5, 2)
+    gate_up, down = torch.randn(3, 12, 8, generator=draw), torch.randn(3, 8, 6, generator=draw)
+    operands = [x, index, weights, gate_up, down]
+    (result,) = interpret(*one_op("experts", operands, {"activation": activation}), no_weights)
+    (expected,) = experts.reference([v.numpy() for v in operands], {"activation": activation}, "float32")
+    largest = float(np.abs(expected).max())
+    assert np.abs(result.numpy() - expected).max() <= 4 * sum_tolerance("float32", 8, largest)
+
+
 def test_every_primitive_op_is_tested():
     primitives = {op for op in op_names() if (s := find_spec(op, "traced")) and s.reference is None}
     assert primitives - {"input", "weight", "constant"} == set(RULES)
-    assert set(RULES) | set(COMPOUND_RULES) == {case[0] for case in CASES}
+    assert set(RULES) | set(COMPOUND_RULES) == {case[0] for case in CASES} | {"topk", "experts"}
 
 
 @pytest.mark.parametrize("op", ["add", "mul", "div", "pow", "maximum"])

@@ -40,7 +40,11 @@ def test_every_matrix_of_a_family_is_quantized(rewritten, variant):
     count = quantize_weights(graph)
     assert count == expected.get("quantize_weights", count)
     tables = [node for node in graph.find("embedding") if node.inputs[1].name != "positions"]
-    assert not [*graph.find("linear"), *tables]
+    users = graph.users()
+    routers = [node for node in graph.find("linear") if [user.op for user in users[node.output]] == ["route"]]
+    assert list(graph.find("linear")) == routers
+    assert not [*tables, *graph.find("experts")]
+    assert len(routers) == len(list(graph.find("quantized_experts"))) == expected.get("recognise_router", 0)
 
 
 @pytest.mark.parametrize(("layers", "embedding", "head"), [*itertools.product([False, True], repeat=3)])

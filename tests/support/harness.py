@@ -14,14 +14,15 @@ BLOCK = 32
 
 
 def reference_logits(model_dir: Path, ids: list[int], dtype: torch.dtype) -> np.ndarray:
-    """[len(ids), vocab] float64, computed by transformers in `dtype` with eager attention."""
+    """[len(ids), vocab] float64, computed by transformers in `dtype` with eager attention and experts."""
     model = load_reference(model_dir, dtype)
     with torch.inference_mode():
         return model(torch.tensor([ids])).logits[0].double().numpy()
 
 
 def load_reference(model_dir: Path, dtype: torch.dtype) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation="eager").eval()
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, **eager).eval()
 
 
 def reference_choices(model: torch.nn.Module, prompt: list[int], answer: list[int]) -> list[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-F32, BF16 = 0, 1
+F32, BF16, I32 = 0, 1, 2
 TOKENS, ROWS = 0, 1
 RAW, PANELS = 0, 1
 LANES = 16
@@ -83,7 +83,7 @@ class PlanWriter:
         return len(self.kv_layers) - 1
 
     def buffer(self, kind: int, dtype: int, cols: int) -> int:
-        stride = -(-cols * (4 if dtype == F32 else 2) // 64) * 64
+        stride = -(-cols * (2 if dtype == BF16 else 4) // 64) * 64
         self.buffers.append((kind, dtype, cols, stride, self.arena[kind]))
         self.arena[kind] += stride
         return len(self.buffers) - 1

@@ -78,7 +78,8 @@ class QuantizedEngine:
         largest = max(float(np.abs(exact).max()) for exact in self.oracle)
         widest = max(int(plan.k) for plan in self.plan.weights.plans if plan.n > 1)
         close = chain_tolerance("float32", widest, len(self.report.graph.nodes), largest)
-        products = len(self.report.graph.find("quantized_matmul"))
+        graph = self.report.graph
+        products = len(list(graph.find("quantized_matmul"))) + 2 * len(list(graph.find("quantized_experts")))
         return float(np.median(errors)) <= close and max(errors) <= largest / 127 * math.sqrt(products)
 
     def changed(self, name: str, change: Callable[[Quantized], None]) -> Path:

@@ -29,6 +29,7 @@ TWO_ROPES = {
 }
 PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
 MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 SURVEY: dict[str, dict[str, Any]] = {
@@ -139,7 +140,7 @@ def try_bfloat16(model: torch.nn.Module, root: Path, ids: list[int]) -> str:
     with torch.no_grad():
         for parameter in exact.parameters():  # and no buffer: frequencies and scales stay whole
             parameter.copy_(parameter.bfloat16())
-    theirs = type(model).from_pretrained(root / "model", dtype=torch.bfloat16, attn_implementation="eager").eval()
+    theirs = type(model).from_pretrained(root / "model", dtype=torch.bfloat16, **EAGER).eval()
     theirs, exact = logits(theirs, ids), logits(exact, ids)
     ours = EngineSteps(root / "bfloat16").logits(ids)
     return WORKS if np.linalg.norm(ours - exact) <= np.linalg.norm(theirs - exact) else WRONG
@@ -172,7 +173,7 @@ def from_config(config: Any) -> torch.nn.Module:
     autos = (AutoModelForSeq2SeqLM,) if config.is_encoder_decoder else (AutoModelForCausalLM, AutoModel)
     for auto in autos:
         if type(config) in auto._model_mapping:
-            return auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
+            return auto.from_config(config, dtype=torch.float32, **EAGER)
     raise AssertionError(f"{config.model_type} has no model")
 
 

@@ -122,3 +122,11 @@ OPT: dict[str, Any] = {
 }
 
 PARTIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+
+EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "pad_token_id": 0,
+}

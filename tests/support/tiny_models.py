@@ -32,15 +32,18 @@ from transformers import (
     HunYuanDenseV1Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     NanoChatConfig,
     NemotronConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     OPTConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
@@ -48,6 +51,7 @@ from transformers import (
 
 from support.tiny_configs import (
     COMMON,
+    EXPERTS,
     FALCON,
     FLINT,
     GEMMA,
@@ -97,6 +101,9 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "codegen": (CodeGenConfig, {"num_key_value_heads": None, "rotary_dim": 4}),
     "hunyuan_v1_dense": (HunYuanDenseV1Config, {"pad_token_id": 0, "head_dim": 8}),
     "nanochat": (NanoChatConfig, {"pad_token_id": 0}),
+    "mixtral": (MixtralConfig, {**EXPERTS, "head_dim": 8}),
+    "olmoe": (OlmoeConfig, EXPERTS),
+    "qwen3_moe": (Qwen3MoeConfig, {**EXPERTS, "head_dim": 12, "norm_topk_prob": True}),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -171,6 +178,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere_head_norms": ("cohere", {"use_qk_norm": True}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
     "nanochat": ("nanochat", {}),
+    "mixtral": ("mixtral", {}),
+    "olmoe": ("olmoe", {}),
+    "olmoe_normalised": ("olmoe", {"norm_topk_prob": True, "hidden_act": "gelu", "num_experts_per_tok": 1}),
+    "qwen3_moe": ("qwen3_moe", {}),
+    "qwen3_moe_some": ("qwen3_moe", {"mlp_only_layers": [0], "num_hidden_layers": 3, "norm_topk_prob": False}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
 
@@ -222,9 +234,13 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def load_eager(path: str | Path, dtype: str = "float32") -> torch.nn.Module:
-    """The checkpoint in transformers as the oracle runs it: eager attention, eval mode, on the CPU."""
+    """The checkpoint in transformers as the oracle runs it: eager attention and experts, eval mode, on the CPU."""
     return AutoModelForCausalLM.from_pretrained(
-        path, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
+        path,
+        dtype=getattr(torch, dtype),
+        attn_implementation="eager",
+        experts_implementation="eager",
+        local_files_only=True,
     ).eval()
 
 

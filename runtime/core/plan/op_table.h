@@ -32,6 +32,8 @@ enum class Op : uint32_t {
   kElementwise = 11,  // x0, x1?, x2?, x3? | w? | y | encoded | encoded
   kLayerNorm = 12,  // x, residual? | w, b? | y, sum? | start, heads, width | eps, weight_offset
   kQuantizedMatmul = 13,  // x, residual? | w, bias? | y | epilogue, n | -
+  kRoute = 14,  // logits | - | index, weights | k, normalise | -
+  kExperts = 15,  // x, index, weights | gate_up, down | y | experts, activation | -
 };
 
 // Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
@@ -64,6 +66,10 @@ InstructionRule check_layer_norm;
 OperationMaker make_layer_norm;
 InstructionRule check_quantized_matmul;
 OperationMaker make_quantized_matmul;
+InstructionRule check_route;
+OperationMaker make_route;
+InstructionRule check_experts;
+OperationMaker make_experts;
 
 // How many operands an op takes and how many attributes it reads. Required operands come first.
 struct OpRow {
@@ -87,6 +93,8 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kElementwise, "elementwise", 1, 4, 0, 1, 1, 1, 8, 4, check_elementwise, make_elementwise},
   {Op::kLayerNorm, "layer_norm", 1, 2, 1, 2, 1, 2, 3, 2, check_layer_norm, make_layer_norm},
   {Op::kQuantizedMatmul, "quantized_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_quantized_matmul, make_quantized_matmul},
+  {Op::kRoute, "route", 1, 1, 0, 0, 2, 2, 2, 0, check_route, make_route},
+  {Op::kExperts, "experts", 3, 3, 2, 2, 1, 1, 2, 0, check_experts, make_experts},
 };
 
 // out[`out`] may be written over in[`in`] if in[`without`] is absent (-1: always), for the kernel reads and

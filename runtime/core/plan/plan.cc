@@ -128,7 +128,8 @@ void check_buffer(const Plan& plan, size_t index) {
   const std::string at = concat("buffer ", index, ": ");
   require(buffer.kind <= static_cast<uint32_t>(BufferKind::kRows), at, "kind must be 0 or 1, is ",
           buffer.kind);
-  require(is_float_dtype(buffer.dtype), at, "dtype must be 0 (float32) or 1 (bfloat16), is ", buffer.dtype);
+  require(is_float_dtype(buffer.dtype) || buffer.dtype == TW_I32, at,
+          "dtype must be 0 (float32), 1 (bfloat16) or 2 (int32), is ", buffer.dtype);
   require_size(at + "cols", buffer.cols);
   const uint64_t row_bytes = uint64_t{buffer.cols} * tw_dtype_bytes(static_cast<int>(buffer.dtype));
   require(buffer.stride_bytes % 64 == 0 && buffer.stride_bytes >= row_bytes, at,

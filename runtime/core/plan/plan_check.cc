@@ -32,6 +32,19 @@ void check_arity(const Check& c, const OpRow& row) {
   for (int i = row.floats; i < 4; ++i) c.require(instruction.floats[i] == 0, "floats[", i, "] must be 0");
 }
 
+// Buffers of whole numbers hold the experts that a route has chosen. No other instruction may touch them.
+void check_whole_numbers(const Check& c) {
+  const auto op = static_cast<Op>(c.instruction.op);
+  for (int i = 0; i < 4; ++i) {
+    const bool taken = op == Op::kExperts && i == 1;
+    c.require(taken || !c.in(i) || c.in(i)->dtype != TW_I32, "in[", i, "] must not be int32");
+  }
+  for (int i = 0; i < 2; ++i) {
+    const bool given = op == Op::kRoute && i == 0;
+    c.require(given || !c.out(i) || c.out(i)->dtype != TW_I32, "out[", i, "] must not be int32");
+  }
+}
+
 bool overlap(const BufferRecord& a, const BufferRecord& b) {
   return a.kind == b.kind && a.offset < b.offset + b.stride_bytes && b.offset < a.offset + a.stride_bytes;
 }
@@ -87,6 +100,7 @@ void check_instructions(const Plan& plan) {
       check.require(in < 0 || written[static_cast<size_t>(in)], "reads buffer ", in,
                     " before anything writes it");
     }
+    check_whole_numbers(check);
     row->check(check);
     check_overlaps(check);
     for (int32_t out : instruction.out) {

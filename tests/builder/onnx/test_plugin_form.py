@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from support.plugin_form import PluginModel, lower
+from tensorwright.errors import LoweringError
 
 VARIANTS = (
     "llama", "qwen2", "mistral", "qwen3", "olmo2", "granite", "phi3_longrope_partial", "gemma2", "flint", "gemma3",
@@ -23,6 +24,13 @@ VARIANTS = (
 def test_steps_equal_the_interpreter(case, variant: str, tmp_path: Path) -> None:
     made = case(variant)
     assert PluginModel(tmp_path, made.checkpoint, lower(made.graph, "float32")).excess() <= 1
+
+
+@pytest.mark.parametrize("variant", ["mixtral", "olmoe", "qwen3_moe"])
+def test_mixtures_of_experts_are_refused_by_name(case, variant: str, tmp_path: Path) -> None:
+    made = case(variant)
+    with pytest.raises(LoweringError, match="route has no ONNX form for TensorRT"):
+        PluginModel(tmp_path, made.checkpoint, lower(made.graph, "float32"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,297 @@
+// experts: y = sum over slots of weights[slot] * expert index[slot] of x.
+//
+// The pairs (row, slot) of a step are sorted by expert, stably, and their rows of x are copied side by side,
+// so that both products of an expert read its matrices once. A product gives a row the same bits in any
+// company, and the slots of a row are summed in their own order: a row's bits depend on no other row.
+#include "plugins/experts/instruction.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "plugins/matmul/kernels.h"
+#include "plugins/matmul/pack.h"
+#include "plugins/quantized_matmul/kernels.h"
+#include "plugins/quantized_matmul/layout.h"
+#include "runtime/core/base/concat.h"
+#include "runtime/core/base/error.h"
+#include "runtime/core/ops/op.h"
+#include "runtime/core/plan/instruction_check.h"
+
+namespace tensorwright {
+
+GroupedProduct::GroupedProduct(const WeightRecord& w, const char* data, int32_t experts, int32_t n,
+                               int32_t epilogue, int x_dtype, Isa isa)
+    : data_(data),
+      k_(static_cast<int32_t>(w.k)),
+      n_(n),
+      panels_(static_cast<int32_t>(w.n / TW_LANES / static_cast<uint32_t>(experts))),
+      epilogue_(epilogue),
+      group_(static_cast<int32_t>(w.group)),
+      w_dtype_(static_cast<int>(w.dtype)),
+      panel_bytes_(static_cast<int64_t>(w.bytes / (w.n / TW_LANES))),
+      groups_(0),
+      row_(0),
+      tilings_(static_cast<size_t>(experts)),
+      tasks_(static_cast<size_t>(experts) + 1) {
+  if (w.layout != static_cast<uint32_t>(WeightLayout::kQuantized)) {
+    kernel_ = choose("matmul", matmul_kernels(x_dtype), isa);
+    return;
+  }
+  groups_ = tw_quantized_groups(k_, group_);
+  row_ = tw_quantized_row(k_, group_);
+  quantize_ = choose("quantize_rows", quantize_rows_kernels(), isa);
+  quantized_kernel_ = choose("quantized_matmul", quantized_matmul_kernels(w_dtype_), isa);
+}
+
+int64_t GroupedProduct::scratch_bytes(int64_t rows) const {
+  return is_quantized() ? align64(rows * row_) + 2 * align64(rows * groups_ * 4) : 0;
+}
+
+GroupedProduct::Quantized GroupedProduct::quantized(char* scratch, int64_t rows) const {
+  char* scales = scratch + align64(rows * row_);
+  char* sums = scales + align64(rows * groups_ * 4);
+  return {reinterpret_cast<int8_t*>(scratch), reinterpret_cast<float*>(scales),
+          reinterpret_cast<int32_t*>(sums)};
+}
+
+void GroupedProduct::quantize(ThreadTeam& team, const PaddedRows& x, int32_t rows,
+                              const Quantized& to) const {
+  split_rows(team, rows, x.cols, [&](int32_t begin, int32_t end) {
+    const tw_quantize_rows_args args = {end - begin,
+                                        k_,
+                                        group_,
+                                        x.dtype,
+                                        x.at(begin),
+                                        x.stride(),
+                                        to.values + begin * row_,
+                                        row_,
+                                        to.scales + begin,
+                                        to.sums + begin,
+                                        rows,
+                                        tw_sum_factor(w_dtype_)};
+    quantize_(&args);
+  });
+}
+
+void GroupedProduct::run(ThreadTeam& team, const std::vector<int32_t>& starts, const PaddedRows& x,
+                         const PaddedRows& y, char* scratch) {
+  const int32_t all = starts.back();
+  const Quantized q = is_quantized() ? quantized(scratch, all) : Quantized{};
+  if (is_quantized()) quantize(team, x, all, q);
+  const int64_t x_row_bytes = is_quantized() ? row_ : x.row_bytes();
+  tasks_[0] = 0;
+  for (size_t expert = 0; expert < tilings_.size(); ++expert) {
+    const int32_t rows = starts[expert + 1] - starts[expert];
+    if (rows > 0) tilings_[expert] = tile_matmul(rows, panels_, x_row_bytes, panel_bytes_, team.threads());
+    tasks_[expert + 1] = tasks_[expert] + (rows > 0 ? tilings_[expert].tasks() : 0);
+  }
+  team.run(tasks_.back(), [&](int task, int) {
+    const auto after = std::upper_bound(tasks_.begin(), tasks_.end(), task);
+    const auto expert = static_cast<size_t>(after - tasks_.begin()) - 1;
+    run_tile(starts, expert, task - tasks_[expert], x, y, q);
+  });
+}
+
+void GroupedProduct::run_tile(const std::vector<int32_t>& starts, size_t expert, int task,
+                              const PaddedRows& x, const PaddedRows& y, const Quantized& q) const {
+  const MatmulTiling& t = tilings_[expert];
+  const int32_t first = starts[expert] + t.row(task), panel = t.panel(task);
+  tw_matmul_args args{};
+  args.rows = std::min(t.row_tile, starts[expert + 1] - first);
+  args.k = k_;
+  args.n = n_;
+  args.panel_begin = panel;
+  args.panel_end = std::min(panel + t.panel_block, panels_);
+  args.epilogue = epilogue_;
+  args.y_dtype = y.dtype;
+  args.w = data_ + static_cast<int64_t>(expert) * matrix_bytes();
+  args.y = y.at(first);
+  args.y_stride = y.stride();
+  if (!is_quantized()) {
+    args.x = x.at(first);
+    args.x_stride = x.stride();
+    kernel_(&args);
+    return;
+  }
+  args.x = q.values + first * row_;
+  args.x_stride = row_;
+  const tw_quantized_matmul_args more = {args, group_, q.scales + first, q.sums + first, starts.back()};
+  quantized_kernel_(&more);
+}
+
+namespace {
+
+// The matrices of gate and up, or of down.
+GroupedProduct make_product(const OpContext& context, int32_t weight, int32_t experts, int32_t n,
+                            int32_t epilogue, int x_dtype) {
+  return GroupedProduct(context.weight(weight), context.weight_data(weight), experts, n, epilogue, x_dtype,
+                        context.isa);
+}
+
+class Experts : public Operation {
+ public:
+  Experts(const Instruction& instruction, const OpContext& context)
+      : x_(context.buffer(instruction.in[0])),
+        index_(context.buffer(instruction.in[1])),
+        weights_(context.buffer(instruction.in[2])),
+        y_(context.buffer(instruction.out[0])),
+        experts_(instruction.ints[0]),
+        down_(make_product(context, instruction.weight[1], experts_, y_.cols, TW_EPILOGUE_NONE, x_.dtype)),
+        gate_up_(make_product(context, instruction.weight[0], experts_, down_.k(),
+                              TW_EPILOGUE_GATED + instruction.ints[1], x_.dtype)),
+        starts_(static_cast<size_t>(experts_) + 1) {}
+
+  size_t reserve(const StepLimits& limits, int) override {
+    const int64_t rows = x_.kind == static_cast<int>(BufferKind::kTokens) ? limits.tokens : limits.rows;
+    if (rows * index_.cols > std::numeric_limits<int32_t>::max()) {
+      throw Error("OutOfMemoryError",
+                  concat("experts: ", rows, " tokens of ", index_.cols,
+                         " experts each are too many for one step; lower max_num_tokens"));
+    }
+    pairs_.resize(static_cast<size_t>(rows * index_.cols));
+    places_.resize(pairs_.size());
+    return static_cast<size_t>(scratch(nullptr, rows * index_.cols).bytes);
+  }
+
+  void run(const StepView& view, ThreadTeam& team) override {
+    const int32_t rows = x_.rows(view);
+    if (rows == 0) return;
+    sort_pairs(view);
+    const int32_t pairs = starts_.back();
+    const Scratch s = scratch(view.scratch, pairs);
+    split_rows(team, pairs, x_.cols, [&](int32_t begin, int32_t end) {
+      for (int32_t i = begin; i < end; ++i) {
+        const int32_t row = pairs_[static_cast<size_t>(i)] / index_.cols;
+        std::memcpy(s.taken.at(i), x_.at(view, row), static_cast<size_t>(s.taken.row_bytes()));
+      }
+    });
+    gate_up_.run(team, starts_, s.taken, s.inner, s.product);
+    down_.run(team, starts_, s.inner, s.results, s.product);
+    split_rows(team, rows, int64_t{y_.cols} * index_.cols, [&](int32_t begin, int32_t end) {
+      for (int32_t row = begin; row < end; ++row) add_slots(view, s.results, row);
+    });
+  }
+
+  // The matrices of the experts that the last step took were read, and no others.
+  Cost cost(const StepView& view) const override {
+    const int64_t rows = x_.rows(view), pairs = rows * index_.cols;
+    return {taken_experts_ * (gate_up_.matrix_bytes() + down_.matrix_bytes()) +
+                rows * (x_.row_bytes() + y_.row_bytes()),
+            pairs * (gate_up_.operations() + down_.operations())};
+  }
+
+ private:
+  // The rows of the pairs in scratch: of x, between the two products, and after them; then what a product
+  // needs for itself. bytes: what all take.
+  struct Scratch {
+    PaddedRows taken, inner, results;
+    char* product;
+    int64_t bytes;
+  };
+
+  Scratch scratch(char* data, int64_t pairs) const {
+    Scratch s{
+        {data, x_.dtype, x_.cols}, {nullptr, x_.dtype, down_.k()}, {nullptr, TW_F32, y_.cols}, nullptr, 0};
+    const int64_t inner = pairs * s.taken.stride_bytes();
+    const int64_t results = inner + pairs * s.inner.stride_bytes();
+    const int64_t product = results + pairs * s.results.stride_bytes();
+    s.bytes = product + std::max(gate_up_.scratch_bytes(pairs), down_.scratch_bytes(pairs));
+    if (data) s.inner.data = data + inner, s.results.data = data + results, s.product = data + product;
+    return s;
+  }
+
+  // Fills `pairs_` with the pairs (row * slots + slot) by expert, `places_` with the place of each pair
+  // there, and `starts_` with the first place of each expert. The plan cannot say which numbers the step
+  // will hold, so they are checked here.
+  void sort_pairs(const StepView& view) {
+    const int32_t slots = index_.cols;
+    std::fill(starts_.begin(), starts_.end(), 0);
+    const auto each = [&](auto&& body) {
+      for (int32_t row = 0; row < x_.rows(view); ++row) {
+        const auto* index = reinterpret_cast<const int32_t*>(index_.at(view, row));
+        for (int32_t slot = 0; slot < slots; ++slot) body(index[slot], row * slots + slot);
+      }
+    };
+    each([&](int32_t expert, int32_t) {
+      if (expert < 0 || expert >= experts_) {
+        throw Error("EngineError", concat("experts: index must be 0 to ", experts_ - 1, ", is ", expert,
+                                          "; rebuild the engine with build-engine"));
+      }
+      ++starts_[static_cast<size_t>(expert) + 1];
+    });
+    taken_experts_ = std::count_if(starts_.begin() + 1, starts_.end(), [](int32_t n) { return n > 0; });
+    for (size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
+    each([&](int32_t expert, int32_t pair) {
+      const int32_t place = starts_[static_cast<size_t>(expert)]++;
+      pairs_[static_cast<size_t>(place)] = pair;
+      places_[static_cast<size_t>(pair)] = place;
+    });
+    // Each start has moved to the start of the next expert.
+    std::copy_backward(starts_.begin(), starts_.end() - 1, starts_.end());
+    starts_[0] = 0;
+  }
+
+  void add_slots(const StepView& view, const PaddedRows& results, int32_t row) const {
+    float* y = y_.floats(view, row);
+    const float* weights = weights_.floats(view, row);
+    std::fill(y, y + y_.cols, 0.0f);
+    for (int32_t slot = 0; slot < index_.cols; ++slot) {
+      const int32_t place = places_[static_cast<size_t>(row * index_.cols + slot)];
+      const auto* result = reinterpret_cast<const float*>(results.at(place));
+      for (int32_t c = 0; c < y_.cols; ++c) y[c] += weights[slot] * result[c];
+    }
+  }
+
+  BufferRef x_, index_, weights_, y_;
+  int32_t experts_;
+  GroupedProduct down_, gate_up_;
+  std::vector<int32_t> pairs_, places_;  // sort_pairs() says what they hold
+  std::vector<int32_t> starts_;          // the first pair of each expert, and the end
+  int64_t taken_experts_ = 0;
+};
+
+// Checks the matrices of all experts. panels: of all of them together.
+void check_matrices(const InstructionCheck& c, const char* what, const WeightRecord* w, uint64_t panels,
+                    uint64_t k) {
+  if (w->layout != static_cast<uint32_t>(WeightLayout::kQuantized)) {
+    c.require_panels(what, w, panels, k);
+    c.require(w->dtype == c.in(0)->dtype, what, " must have x's dtype ", c.in(0)->dtype, ", has ", w->dtype);
+    return;
+  }
+  c.require_quantized(what, w, panels, k);
+  c.require(w->group != 0 || w->k <= TW_MAX_WHOLE_ROW, what, " of whole rows must have at most ",
+            int{TW_MAX_WHOLE_ROW}, " columns, has ", w->k);
+}
+
+}  // namespace
+
+void check_experts(const InstructionCheck& c) {
+  const int32_t experts = c.instruction.ints[0], activation = c.instruction.ints[1];
+  const BufferRecord *x = c.in(0), *index = c.in(1);
+  const WeightRecord *gate_up = c.weight(0), *down = c.weight(1);
+  c.require_same_kind();
+  c.require(experts >= 1 && experts <= (1 << 16), "experts must be 1 to 65536, is ", experts);
+  c.require(activation >= 0 && activation < TW_ACTIVATIONS, "activation must be below ", int{TW_ACTIVATIONS},
+            ", is ", activation);
+  c.require(index->dtype == TW_I32, "index must be int32, has dtype ", index->dtype);
+  c.require(index->cols <= static_cast<uint32_t>(experts), "index must have at most ", experts, " cols, has ",
+            index->cols);
+  c.require_float32("weights", c.in(2));
+  c.require_cols("weights", c.in(2), index->cols);
+  c.require_float32("y", c.out(0));
+  c.require_cols("y", c.out(0), x->cols);
+  // No size of scratch overflows then, for a step has less than 2^31 rows.
+  c.require((uint64_t{x->cols} * 2 + down->k) * index->cols <= (uint64_t{1} << 28),
+            "the cols of x and of down are too many for the cols of index");
+  const auto count = static_cast<uint64_t>(experts);
+  check_matrices(c, "gate_up", gate_up, 2 * count * static_cast<uint64_t>(panels_of(down->k)), x->cols);
+  check_matrices(c, "down", down, count * static_cast<uint64_t>(panels_of(x->cols)), down->k);
+}
+
+std::unique_ptr<Operation> make_experts(const Instruction& instruction, const OpContext& context) {
+  return std::make_unique<Experts>(instruction, context);
+}
+
+}  // namespace tensorwright

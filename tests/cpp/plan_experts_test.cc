@@ -1,0 +1,97 @@
+// The plan reader on mixtures of experts: the route, the matrices of all experts, and buffers of whole
+// numbers.
+#include "plugins/common/kernel_types.h"
+#include "tests/cpp/plan_faults.h"
+
+using namespace tensorwright;
+using tw_test::check_says;
+using tw_test::fault_of;
+using tw_test::ToyPlan;
+
+namespace {
+
+constexpr uint32_t kExperts = 5, kSlots = 2, kInner = 18;
+
+// Adds a mixture of experts that reads the stream, and whose result nobody uses.
+void add_mixture(ToyPlan& t) {
+  constexpr auto kTokens = BufferKind::kTokens;
+  const int32_t x = t.instructions[2].in[0];
+  const int32_t logits = t.buffer(kTokens, kExperts), index = t.buffer(kTokens, kSlots, TW_I32);
+  const int32_t shares = t.buffer(kTokens, kSlots), y = t.buffer(kTokens, ToyPlan::kHidden);
+  const int32_t gate_up = t.matrix(kExperts * 2 * 32, ToyPlan::kHidden);
+  const int32_t down = t.matrix(kExperts * 32, kInner);
+  t.op(Op::kMatmul, {{x}, {logits}, {t.matrix(kExperts, ToyPlan::kHidden)}, {0, kExperts}, {}});
+  t.op(Op::kRoute, {{logits}, {index, shares}, {}, {kSlots, 1}, {}});
+  t.op(Op::kExperts, {{x, index, shares}, {y}, {gate_up, down}, {kExperts, 0}, {}});
+}
+
+template <typename Damage>
+std::string fault(Damage&& damage) {
+  return fault_of([&](ToyPlan& t) {
+    add_mixture(t);
+    damage(t, t.instructions[t.instructions.size() - 2], t.instructions.back());
+  });
+}
+
+WeightRecord& weight(ToyPlan& t, const Instruction& i, int operand) {
+  return t.weights[static_cast<size_t>(i.weight[operand])];
+}
+
+BufferRecord& buffer(ToyPlan& t, int32_t index) { return t.buffers[static_cast<size_t>(index)]; }
+
+}  // namespace
+
+TW_TEST(a_mixture_of_experts_is_taken) {
+  TW_CHECK_EQ(fault([](ToyPlan&, Instruction&, Instruction&) {}), std::string());
+}
+
+TW_TEST(route_faults_are_named) {
+  using I = Instruction;
+  check_says(fault([](ToyPlan&, I& route, I&) { route.ints[0] = 0; }), "(route): k must be 1 to the 5 cols");
+  check_says(fault([](ToyPlan&, I& route, I&) { route.ints[0] = 6; }),
+             "k must be 1 to the 5 cols of logits, is 6");
+  check_says(fault([](ToyPlan&, I& route, I&) { route.ints[0] = 3; }), "index must have 3 cols, has 2");
+  check_says(fault([](ToyPlan&, I& route, I&) { route.ints[1] = 2; }), "normalise must be 0 or 1, is 2");
+  check_says(fault([](ToyPlan& t, I& route, I&) { buffer(t, route.out[0]).dtype = TW_F32; }),
+             "index must be int32, has dtype 0");
+  check_says(fault([](ToyPlan& t, I& route, I&) { buffer(t, route.out[1]).dtype = TW_BF16; }),
+             "weights must be float32, has dtype 1");
+}
+
+TW_TEST(experts_faults_are_named) {
+  using I = Instruction;
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[0] = 0; }), "(experts): experts must be 1 to 65536, is 0");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[0] = 4; }),
+             "gate_up must be panels of 256 x 20, is layout 1 of 320 x 20");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[0] = 1; }), "index must have at most 1 cols, has 2");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[1] = 4; }), "activation must be below 4, is 4");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.weight[1] = i.weight[0]; }), "down must be panels of 160 x 20");
+  check_says(fault([](ToyPlan& t, I&, I& i) {
+               WeightRecord& down = weight(t, i, 1);
+               down.n -= 16, down.bytes -= uint64_t{16} * kInner * 4;
+             }),
+             "down must be panels of 160 x 18, is layout 1 of 144 x 18");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.in[1] = i.in[2]; }), "index must be int32, has dtype 0");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.in[2] = i.in[0]; }), "weights must have 2 cols, has 20");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.out[0] = i.in[2]; }), "y must have 20 cols, has 2");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.out[0] = i.in[0]; }), "out[0] may not share memory with in[0]");
+  check_says(fault([](ToyPlan& t, I&, I& i) {
+               WeightRecord& gate_up = weight(t, i, 0);
+               gate_up.dtype = TW_BF16, gate_up.bytes /= 2;
+             }),
+             "gate_up must have x's dtype 0, has 1");
+}
+
+TW_TEST(whole_numbers_are_for_routes_and_experts_alone) {
+  using I = Instruction;
+  check_says(fault([](ToyPlan& t, I&, I& i) { t.instructions[2].in[0] = i.in[1]; }),
+             "before anything writes it");
+  check_says(fault([](ToyPlan& t, I&, I& i) { t.op(Op::kAdd, {{i.in[1], i.in[1]}, {i.in[2]}, {}, {}, {}}); }),
+             "(add): in[0] must not be int32");
+  check_says(fault([](ToyPlan& t, I&, I& i) { t.op(Op::kAdd, {{i.in[2], i.in[2]}, {i.in[1]}, {}, {}, {}}); }),
+             "(add): out[0] must not be int32");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.in[0] = i.in[1]; }), "(experts): in[0] must not be int32");
+  check_says(fault([](ToyPlan&, I& route, I&) { route.out[1] = route.out[0]; }), "out[1] must not be int32");
+}
+
+TW_TEST_MAIN()

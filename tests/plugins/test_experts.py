@@ -1,0 +1,131 @@
+"""experts: against the numpy definition, and that a row's bits depend neither on other rows nor on threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.isa_levels import PRESENT
+from support.made_experts import MadeExperts
+from support.made_matmul import UNIT, same_bits
+from support.plan_writer import BF16, F32
+from tensorwright.engine_format.weight_formats import parse_format
+from tensorwright.errors import EngineError, GraphError
+from tensorwright.ir.graph import Value
+from tensorwright.plugins.experts import op, quantized
+from tensorwright.plugins.gated import gated
+
+pytestmark = pytest.mark.computes
+
+FORMATS = ["", "int8", "int4", "w8a8"]
+SLOPE = 1.2
+"""The largest slope of an activation."""
+
+
+def bound(made: MadeExperts) -> np.ndarray:
+    """How far the roundings of float32 sums, and of what lies between the products, may carry each result.
+
+    A quantized product rounds its operand to steps of 1/127 of a group's largest element. The definition does the same;
+    where it sees another last bit before, one element of the row may be a step away.
+    """
+    index, weights = made.routed()
+    magnitude = np.zeros((made.hidden, made.hidden))
+    for slot in range(made.k):
+        for row in range(made.hidden):
+            expert = index[row, slot]
+            up_down, x = made.gate_up[expert].astype(np.float64), made.x[row].astype(np.float64)
+            error = (made.hidden + 2) * UNIT * (np.abs(up_down) @ np.abs(x))
+            gate_error, up_error = np.split(error, 2)
+            gate, up = np.split(up_down @ x, 2)
+            inner = gated((up_down @ x)[None], made.activation)[0]
+            inner_error = SLOPE * gate_error * np.abs(up) + (np.abs(gate) + SLOPE * gate_error) * up_error
+            inner_error += (2.0**-8 if made.dtype == BF16 else 10 * UNIT) * np.abs(inner)
+            down = np.abs(made.down[expert].astype(np.float64))
+            share = weights[row, slot]
+            magnitude[row] += share * (down @ (inner_error + (made.inner + 4) * UNIT * np.abs(inner)))
+            magnitude[row] += share * (made.k + 60) * UNIT * (down @ np.abs(inner))
+            if made.fmt is not None:
+                magnitude[row] += share * down.max(axis=1) * np.abs(inner).max() / 127 * 1.5
+    return magnitude
+
+
+def make(fmt: str = "", **options: object) -> MadeExperts:
+    return MadeExperts(fmt=parse_format(fmt) if fmt else None, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("level", PRESENT)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_definition(fmt: str, dtype: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORWRIGHT_ISA", level)
+    made = make(fmt, dtype=dtype)
+    result = made.run(tmp_path, list(range(made.hidden)))
+    assert (np.abs(result - made.expected()) <= bound(made)).all()
+
+
+@pytest.mark.parametrize("activation", op.ACTIVATIONS)
+@pytest.mark.parametrize(("hidden", "inner", "count", "k"), [(16, 1, 1, 1), (17, 33, 5, 5), (70, 16, 3, 1)])
+def test_sizes(hidden: int, inner: int, count: int, k: int, activation: str, tmp_path: Path) -> None:
+    made = make(hidden=hidden, inner=inner, count=count, k=k, activation=activation, normalise=False)
+    result = made.run(tmp_path, list(range(hidden)))
+    assert (np.abs(result - made.expected()) <= bound(made)).all()
+
+
+@pytest.mark.parametrize("level", PRESENT)
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_a_row_has_the_same_bits_alone_and_in_company(
+    fmt: str, dtype: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In steps of one row and of hundreds, in any order, on any number of threads."""
+    monkeypatch.setenv("TENSORWRIGHT_ISA", level)
+    made = make(fmt, dtype=dtype, inner=40)
+    alone = np.concatenate([made.run(tmp_path, [token], threads=1) for token in range(made.hidden)])
+    rng = np.random.default_rng(5)
+    for size, threads in ((2, 1), (40, 2), (150, 3), (700, 2)):
+        tokens = rng.integers(0, made.hidden, size).tolist()
+        assert same_bits(made.run(tmp_path, tokens, threads=threads), alone[tokens])
+
+
+def test_the_bits_are_those_of_every_instruction_set_for_whole_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make("int8")
+    results = []
+    for level in PRESENT:
+        monkeypatch.setenv("TENSORWRIGHT_ISA", level)
+        results.append(made.run(tmp_path, list(range(made.hidden))))
+    assert all(same_bits(result, results[0]) for result in results)
+
+
+def test_a_plan_whose_route_knows_more_experts_is_refused_when_it_runs(tmp_path: Path) -> None:
+    made = make(count=5, logit_count=7)
+    made.logits[:, 6] = 100
+    with pytest.raises(EngineError, match="index must be 0 to 4, is 6"):
+        made.run(tmp_path, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (1, Value("index", "float32", ("tokens", 2)), "index must be integers"),
+        (2, Value("weights", "float32", ("tokens", 3)), "one for each of weights"),
+        (3, Value("gate_up", "float32", (4, 12, 7)), "gate_up and down must be"),
+        (4, Value("down", "float32", (4, 8, 5)), "gate_up and down must be"),
+    ],
+)
+def test_operands_that_do_not_fit(at: int, value: Value, message: str) -> None:
+    operands = [
+        Value("x", "float32", ("tokens", 8)),
+        Value("index", "int32", ("tokens", 2)),
+        Value("weights", "float32", ("tokens", 2)),
+        Value("gate_up", "float32", (4, 12, 8)),
+        Value("down", "float32", (4, 8, 6)),
+    ]
+    attrs = {"activation": "silu"}
+    assert op.infer(operands, attrs) == quantized.OP.infer(operands, attrs) == [("float32", ("tokens", 8))]
+    operands[at] = value
+    with pytest.raises(GraphError, match=message):
+        op.infer(operands, attrs)

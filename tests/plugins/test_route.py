@@ -1,0 +1,78 @@
+"""route: the experts that it chooses and their weights, against the numpy definition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.isa_levels import PRESENT
+from support.made_experts import MadeExperts
+from support.made_matmul import UNIT, same_bits
+from tensorwright.errors import GraphError
+from tensorwright.ir.graph import Value
+from tensorwright.plugins.route import op
+
+pytestmark = pytest.mark.computes
+
+
+def shown(made: MadeExperts) -> MadeExperts:
+    """Makes expert e give its weight in column e, exactly: relu(1) * 1 * 1, and zeros elsewhere."""
+    made.activation, made.inner = "relu", 1
+    made.x[:, 0] = 1
+    made.gate_up = np.zeros((made.count, 2, made.hidden), np.float32)
+    made.gate_up[:, :, 0] = 1
+    made.down = np.eye(made.count, made.hidden, dtype=np.float32)[:, :, None]
+    return made
+
+
+def bound(logits: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The roundings of a weight: of the differences of logits, which exp passes on as they are, in the term and in the
+    sum; of exp, below 2 each; of the sum and of the division."""
+    spread = logits.max(-1, keepdims=True) - logits.min(-1, keepdims=True)
+    return UNIT * (2 * spread + logits.shape[-1] + 6) * np.abs(weights) + 2.0**-126
+
+
+@pytest.mark.parametrize("level", PRESENT)
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(("count", "k"), [(1, 1), (2, 1), (7, 3), (16, 16), (33, 8)])
+def test_choice_and_weights(
+    count: int, k: int, normalise: bool, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORWRIGHT_ISA", level)
+    made = shown(MadeExperts(count=count, k=k, normalise=normalise))
+    index, weights = made.routed()
+    tokens = list(range(made.hidden))
+    ordered = made.run(tmp_path, tokens, observed="weights")[:, :k]
+    assert (np.abs(ordered - weights) <= bound(made.logits, weights)).all()
+    by_expert = np.zeros((made.hidden, made.hidden), np.float32)
+    np.put_along_axis(by_expert, index, ordered, -1)
+    assert same_bits(made.run(tmp_path, tokens), by_expert)
+
+
+def test_of_equal_logits_the_lowest_comes_first(tmp_path: Path) -> None:
+    made = shown(MadeExperts(count=6, k=3))
+    made.logits = np.random.default_rng(1).integers(0, 3, made.logits.shape).astype(np.float32)
+    index, _ = made.routed()
+    chosen = np.sort(np.argsort(-made.run(tmp_path, list(range(made.hidden)))[:, :6], kind="stable")[:, :3])
+    assert (chosen == np.sort(index)).all()
+    assert index[0].tolist() == sorted(range(6), key=lambda e: (-made.logits[0, e], e))[:3]
+
+
+def test_a_logit_that_is_no_number_is_chosen_and_shows(tmp_path: Path) -> None:
+    made = MadeExperts()
+    made.logits[3, 5] = np.nan
+    result = made.run(tmp_path, list(range(made.hidden)))
+    assert np.isnan(result[3]).all()
+    assert np.isfinite(np.delete(result, 3, axis=0)).all()
+    index, weights = made.routed()
+    assert index[3, 0] == 5
+    assert np.isnan(weights[3]).all()
+
+
+def test_infer() -> None:
+    logits = Value("logits", "float32", ("tokens", 8))
+    assert op.infer([logits], {"k": 2}) == [("int32", ("tokens", 2)), ("float32", ("tokens", 2))]
+    with pytest.raises(GraphError, match="k must be 1 to the number of experts, 8, got 9"):
+        op.infer([logits], {"k": 9})

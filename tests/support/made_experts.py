@@ -1,0 +1,130 @@
+"""A plan that routes rows to random experts and nothing else, and what the definitions make of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from support.made_quantized import number
+from support.plan_writer import (
+    BF16,
+    EMBEDDING,
+    F32,
+    GATHER_ROWS,
+    I32,
+    MATMUL,
+    ROWS,
+    TOKENS,
+    PlanWriter,
+    interleave,
+    round_to,
+)
+from tensorwright.engine_format.weight_formats import WeightFormat
+from tensorwright.plugins.elementwise.op import encode
+from tensorwright.plugins.experts import op as experts
+from tensorwright.plugins.experts import quantized
+from tensorwright.plugins.quantized_matmul.quantize import pack, quantize_weights
+from tensorwright.plugins.route import op as route
+from tensorwright.runtime import _runtime
+
+ELEMENTWISE, ROUTE, EXPERTS = 11, 14, 15
+QUANTIZED = 2  # the layout in a plan
+
+
+@dataclass
+class MadeExperts:
+    """`hidden` rows of x and of logits, which tokens name. The vocabulary of the plan has as many tokens.
+
+    logit_count: the experts that the route knows; 0 means those that there are.
+    """
+
+    hidden: int = 40
+    inner: int = 24
+    count: int = 7
+    logit_count: int = 0
+    k: int = 3
+    normalise: bool = True
+    activation: str = "silu"
+    dtype: int = F32
+    fmt: WeightFormat | None = None
+    x: np.ndarray = field(init=False)
+    logits: np.ndarray = field(init=False)
+    gate_up: np.ndarray = field(init=False)
+    down: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(7)
+
+        def normal(*shape: int) -> np.ndarray:
+            return rng.standard_normal(shape).astype(np.float32)
+
+        self.x = round_to(self.dtype, normal(self.hidden, self.hidden))
+        self.logits = round_to(self.dtype, 3 * normal(self.hidden, self.logit_count or self.count))
+        self.gate_up = round_to(self.weights, normal(self.count, 2 * self.inner, self.hidden))
+        self.down = round_to(self.weights, normal(self.count, self.hidden, self.inner))
+
+    @property
+    def weights(self) -> int:
+        """The type that matrices are rounded to before they are stored."""
+        return F32 if self.fmt else self.dtype
+
+    def expected(self) -> np.ndarray:
+        """The result for each token, [hidden, hidden]."""
+        index, weights = self.routed()
+        inner = "bfloat16" if self.dtype == BF16 else "float32"
+        attrs = {"activation": self.activation, "inner": inner, "format": self.fmt}
+        definition = quantized.reference if self.fmt else experts.reference
+        (y,) = definition([self.x, index, weights, self.gate_up, self.down], attrs, "float32")
+        return y
+
+    def routed(self) -> list[np.ndarray]:
+        return route.reference([self.logits], {"k": self.k, "normalise": self.normalise}, "float32")
+
+    def plan(self, observed: str = "y") -> PlanWriter:
+        """observed: y, or the weights of the route."""
+        plan = PlanWriter(self.hidden, 4096, 16, self.dtype)
+        wide = self._table(plan, "x", self.x)
+        logits = self._table(plan, "logits", self.logits)
+        x = wide
+        if self.dtype == BF16:
+            x = plan.buffer(TOKENS, BF16, self.hidden)
+            ints, floats = encode("x0")
+            plan.op(ELEMENTWISE, "round", [wide], [x], ints=ints, floats=floats)
+        index, weights = plan.buffer(TOKENS, I32, self.k), plan.buffer(TOKENS, F32, self.k)
+        plan.op(ROUTE, "route", [logits], [index, weights], ints=[self.k, int(self.normalise)])
+        y = plan.buffer(TOKENS, F32, self.hidden)
+        matrices = [self._matrices(plan, "gate_up", self.gate_up, True), self._matrices(plan, "down", self.down, False)]
+        activation = experts.ACTIVATIONS.index(self.activation)
+        plan.op(EXPERTS, "experts", [x, index, weights], [y], matrices, ints=[self.count, activation])
+        if observed == "weights":  # as the first columns of a row of the vocabulary's width
+            y = plan.buffer(TOKENS, F32, self.hidden)
+            identity = plan.panels("identity", np.eye(self.hidden, self.k, dtype=np.float32))
+            plan.op(MATMUL, "widen", [weights], [y], [identity], ints=[0, self.hidden])
+        plan.logits = plan.buffer(ROWS, F32, self.hidden)
+        plan.op(GATHER_ROWS, "gather", [y], [plan.logits])
+        return plan
+
+    def _table(self, plan: PlanWriter, name: str, rows: np.ndarray) -> int:
+        buffer = plan.buffer(TOKENS, F32, rows.shape[1])
+        plan.op(EMBEDDING, name, outs=[buffer], weights=[plan.panels(name, rows)], floats=[1.0])
+        return buffer
+
+    def _matrices(self, plan: PlanWriter, name: str, matrices: np.ndarray, gated: bool) -> int:
+        padded = [interleave(*np.split(m, 2)) if gated else m for m in matrices]
+        if self.fmt is None:
+            rows = -(-padded[0].shape[0] // 16) * 16
+            stacked = np.concatenate([np.pad(m, ((0, rows - len(m)), (0, 0))) for m in padded])
+            return plan.panels(name, stacked)
+        content = b"".join(pack(quantize_weights(m, self.fmt), self.fmt, m.shape[1]).tobytes() for m in padded)
+        rows = -(-padded[0].shape[0] // 16) * 16 * self.count
+        index = plan.weight(name, number(self.fmt), QUANTIZED, rows, matrices.shape[2], content)
+        plan.weights[index] = (*plan.weights[index][:-1], self.fmt.group)
+        return index
+
+    def run(self, folder: Path, tokens: list[int], threads: int = 2, observed: str = "y") -> np.ndarray:
+        executor = _runtime.CpuExecutor(*self.plan(observed).write(folder), threads, "map")
+        executor.allocate([], len(tokens), len(tokens), 1)
+        every = list(range(len(tokens)))
+        return executor.step(tokens, every, [0, len(tokens)], [len(tokens)], every, [])
