@@ -175,13 +175,16 @@ def emit_and_measure(run: BuildRun, traced: Graph, report: PassReport, source: S
 @paused_collector()
 def _trace(run: BuildRun) -> Graph:
     options, checkpoint, phases = run.options, run.checkpoint, run.phases
-    dtype, max_seq_len = options.dtype, options.max_seq_len_for(checkpoint)
+    dtype, file = options.dtype, checkpoint.path / CONFIG
+    if not checkpoint.has_parts:  # The config of a part leaves out the defaults of its class, which is imported below.
+        options.max_seq_len_for(checkpoint.config, file)
     if dtype == "auto":
         dtype = run.target.activation_dtype(options, checkpoint.native_dtype)
     with phases.run("import"):
         # torch and transformers take seconds to import. Every error that can be found without them is raised before.
         try:
             from tensorwright.builder.trace.export import trace_for_engine
+            from tensorwright.builder.trace.load_model import text_config
         except ModuleNotFoundError as error:
             if error.name not in BUILD_PACKAGES:
                 raise
@@ -189,6 +192,7 @@ def _trace(run: BuildRun) -> Graph:
                 f"building an engine needs {error.name}, which is not installed: {install('build')}"
             ) from error
     with phases.run("trace"):
+        max_seq_len = options.max_seq_len_for(text_config(checkpoint), file)
         graph = trace_for_engine(checkpoint, dtype=dtype, max_seq_len=max_seq_len)
     graph.facts.block_size = run.target.block_size(max_seq_len)
     ask_for_quantization(graph.facts, options)
@@ -205,6 +209,7 @@ def ask_for_quantization(facts: Facts, options: BuildOptions) -> None:
 @paused_collector()
 def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) -> PassReport:
     from tensorwright.builder.emit.quantized_weights import QuantizingWeights
+    from tensorwright.builder.trace.load_model import text_config
     from tensorwright.passes.pipeline import run_pipeline
 
     checkpoint, pipeline = run.checkpoint, run.target.PIPELINE
@@ -223,7 +228,9 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
                 verify=verify,
                 weights=QuantizingWeights(checkpoint) if verify else None,
                 dump=dump,
-                expectations=expected_counts(checkpoint.config, _quantized(graph)),
+                expectations=expected_counts(
+                    text_config(checkpoint), _quantized(graph), graph.facts.layers if graph.facts.left_out else None
+                ),
                 progress=count_pass,
                 pipeline=pipeline,
             )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from tensorwright.engine_format.dtypes import full_name
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGETS, TargetFormat
 from tensorwright.engine_format.weight_formats import QuantizeSpec
 from tensorwright.errors import CheckpointError, InvalidOptionError
-from tensorwright.models.checkpoint import Checkpoint
 from tensorwright.options.build import MAX_POSITIONS, BuildFields
 from tensorwright.options.declare import options_in
 
@@ -63,18 +64,19 @@ class BuildOptions(BuildFields):
                 del options[option.name]
         return options
 
-    def max_seq_len_for(self, checkpoint: Checkpoint) -> int:
-        """Returns the engine's context: the model's own, unless a shorter one is asked for."""
+    def max_seq_len_for(self, config: Mapping[str, Any], file: Path) -> int:
+        """Returns the engine's context: the model's own, unless a shorter one is asked for.
+
+        config: the content of config.json, or the config of its text part. file: config.json, for messages.
+        """
         key = "max_position_embeddings"
-        if key not in checkpoint.config and "n_positions" in checkpoint.config:
+        if key not in config and "n_positions" in config:
             key = "n_positions"
-        own: Any = checkpoint.config.get(key)
+        own: Any = config.get(key)
         if own is None and self.max_seq_len is None:
-            raise InvalidOptionError(f"{checkpoint.path}/config.json gives no {key}: say max_seq_len (--max-seq-len)")
+            raise InvalidOptionError(f"{file} gives no {key}: say max_seq_len (--max-seq-len)")
         if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own < 2):
-            raise CheckpointError(
-                f"{checkpoint.path}/config.json: {key} must be a whole number of at least 2, not {own!r}; correct it"
-            )
+            raise CheckpointError(f"{file}: {key} must be a whole number of at least 2, not {own!r}; correct it")
         length: int = self.max_seq_len if self.max_seq_len is not None else own  # type: ignore[assignment]
         if own is not None and length > own:
             raise InvalidOptionError(f"max_seq_len must be at most the model's {own} positions, not {length}")

@@ -25,6 +25,16 @@ FORMAT = "tensorwright-engine"
 FORMAT_VERSION = 1
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A part of the checkpoint that the engine leaves out: a module, or a layer."""
+
+    reason: str
+    tensors: int
+    bytes: int
+    """Bytes of these tensors in the checkpoint."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """Facts of the model. A fact is absent if the model's own config.json does not give it."""
@@ -39,6 +49,8 @@ class ModelFacts:
     max_position_embeddings: int | None = field(default=None, metadata=OPTIONAL)
     max_seq_len: int | None = field(default=None, metadata=OPTIONAL)
     longrope: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
+    left_out: dict[str, LeftOut] | None = field(default=None, metadata=OPTIONAL)
+    """By name, the parts of the checkpoint that are not in the engine."""
     bos_token_id: int | None = None
     eos_token_ids: list[int] | None = None
     """Token ids that end a text, where generation_config.json names none."""

@@ -165,6 +165,8 @@ class Facts:
     eos_token_ids = Fact(_wholes)
     longrope: Fact[dict[str, Any]] = Fact(_mapping, default={})
     """What fix_longrope chose; {} for a model without longrope."""
+    left_out: Fact[dict[str, Any]] = Fact(_mapping, default={})
+    """The parts of the checkpoint that the graph leaves out, each as LeftOut of engine_format/engine_config.py."""
     block_size = Fact(_whole)
     """The positions in one block of the KV cache."""
     kv_cache_dtype = Fact(_text, default=AS_ACTIVATIONS)

@@ -43,6 +43,9 @@ _OLDER_TOKENIZERS = (
 )  # fmt: skip
 _ADDED_TOKENS = "added_tokens.json"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
+TEXT_PART = "text_config"
+"""The key of config.json that holds the config of the text part, if the model has other parts beside it."""
+_PARTS = (TEXT_PART, "vision_config", "audio_config", "thinker_config")
 _SHOWN = 10  # the most faults of one kind that a message lists
 
 
@@ -100,6 +103,11 @@ class Checkpoint:
         """Returns a stored tensor as a read-only view of its file. Raises CheckpointError if there is none."""
         return self._file(name).read(name)
 
+    def stored_bytes(self, name: str) -> int:
+        """Returns the size of a stored tensor, in bytes."""
+        info = self._file(name).tensors[name]
+        return info.end - info.begin
+
     def require(self, shapes: dict[str, tuple[int, ...]]) -> None:
         """Checks that all these tensors are stored with these shapes. Raises one CheckpointError that lists all
         faults."""
@@ -117,8 +125,8 @@ class Checkpoint:
     @property
     def native_dtype(self) -> str:
         """The element type that the model runs in: that of config.json, else the one with most bytes of weights."""
-        named = self.config.get("dtype")
-        named = self.config.get("torch_dtype") if named is None else named
+        named = self._config_value("dtype")
+        named = self._config_value("torch_dtype") if named is None else named
         if named is not None:
             if named not in FLOATS:
                 allowed = ", ".join(FLOATS)
@@ -189,7 +197,17 @@ class Checkpoint:
 
     def _generation_value(self, key: str) -> Any:
         value = self.generation_config.get(key)
-        return self.config.get(key) if value is None else value
+        return self._config_value(key) if value is None else value
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether config.json holds further configs, as that of a model that reads images beside text does."""
+        return any(isinstance(self.config.get(key), dict) for key in _PARTS)
+
+    def _config_value(self, key: str) -> Any:
+        """Returns a value of config.json, or of its text part where the file itself does not give it."""
+        value, text = self.config.get(key), self.config.get(TEXT_PART)
+        return text.get(key) if value is None and isinstance(text, dict) else value
 
     # -- identity -------------------------------------------------------------------------------------------------
 

@@ -359,11 +359,17 @@ def expectations(config: dict[str, Any], quantized: Quantized = NOTHING) -> dict
     return expected
 
 
-def expected_counts(config: dict[str, Any], quantized: Quantized = NOTHING) -> dict[str, int]:
-    """Returns the `expectations` as whole numbers for the number of this model's layers. Raises CheckpointError if the
-    config does not give that number."""
-    name = "n_layer" if "n_layer" in config and "num_hidden_layers" not in config else "num_hidden_layers"
-    layers = config.get(name)
-    if not isinstance(layers, int) or layers < 1:
-        raise CheckpointError(f"config.json: {name} must be a positive number, not {layers!r}")
+def expected_counts(
+    config: dict[str, Any], quantized: Quantized = NOTHING, layers: int | None = None
+) -> dict[str, int]:
+    """Returns the `expectations` as whole numbers.
+
+    config: the config of the model's text part. layers: the layers that the graph has, where it leaves some out; None
+    means those of the config. Raises CheckpointError if the config does not give their number.
+    """
+    if layers is None:
+        name = "n_layer" if "n_layer" in config and "num_hidden_layers" not in config else "num_hidden_layers"
+        layers = config.get(name)
+        if not isinstance(layers, int) or layers < 1:
+            raise CheckpointError(f"config.json: {name} must be a positive number, not {layers!r}")
     return {name: expected.count(layers) for name, expected in expectations(config, quantized).items()}

@@ -24,6 +24,7 @@ from tensorwright.engine_format.engine_config import (
     SourceFile,
     SourceRecord,
 )
+from tensorwright.engine_format.strict_json import read_value
 from tensorwright.ir.facts import Facts
 from tensorwright.models.checkpoint import Checkpoint
 
@@ -55,7 +56,7 @@ def engine_config(
     return EngineConfig(
         tensorwright_version=tensorwright.__version__,
         target=options.target,
-        model=ModelFacts(**{name: value for name, value in facts.literals() if name in _FACTS}),
+        model=read_value(ModelFacts, {name: value for name, value in facts.literals() if name in _FACTS}, "model"),
         dtype=facts.dtype,
         limits=Limits(facts.max_seq_len, facts.block_size, kv_block_bytes),
         build_options=options.record(),

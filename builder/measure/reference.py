@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from tensorwright.ir.graph import Graph
 from tensorwright.ir.interpret import Weights
 from tensorwright.ir.ragged import RaggedAdapter
 from tensorwright.ir.walk import Walk
-from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.dtypes import to_float32
 from tensorwright.models.read_weights import evaluate_rows
 from tensorwright.plugins.quantized_matmul.quantize import dequantized, quantize_weights
@@ -42,15 +43,17 @@ def as_rows(logits: torch.Tensor) -> np.ndarray:
 
 def transformers_logits(path: Path, ids: list[int], max_seq_len: int) -> np.ndarray:
     """Returns [len(ids), vocab] float32 of the model in float32, eager attention, longrope fixed as in the engine."""
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     from tensorwright.builder.trace.fix_longrope import fix_longrope
+    from tensorwright.builder.trace.load_model import find_model_class, load_config
 
     shows_progress = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()  # the build has a progress bar
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        checkpoint = open_checkpoint(path)
+        model_class: Any = find_model_class(checkpoint, load_config(checkpoint))
+        model = model_class.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
         ).eval()
     finally:

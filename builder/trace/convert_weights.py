@@ -33,6 +33,16 @@ class Conversions:
         """Notes that the stored tensor `name`, which matches `pattern` of a converter, is a part of `target`."""
         self._names.setdefault(target, {}).setdefault(pattern, []).append(name)
 
+    @property
+    def targets(self) -> dict[str, str]:
+        """The parameter that each of the stored tensors becomes a part of, by the tensor's name."""
+        return {
+            name: target
+            for target, by_pattern in self._names.items()
+            for names in by_pattern.values()
+            for name in names
+        }
+
     def expressions(self, model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, WeightExpr]:
         """Returns the expression of each parameter that is stored in parts.
 

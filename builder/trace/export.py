@@ -17,11 +17,13 @@ from transformers import PreTrainedModel
 from tensorwright.builder.trace.explain_export import explain_export
 from tensorwright.builder.trace.fix_dynamic_rope import fix_dynamic_rope
 from tensorwright.builder.trace.fix_longrope import fix_longrope
+from tensorwright.builder.trace.fix_mrope import fix_mrope
+from tensorwright.builder.trace.left_out import NOT_PASSED, left_out_parts
 from tensorwright.builder.trace.load_model import load_model, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.builder.trace.trace_experts import make_experts_opaque
-from tensorwright.builder.trace.weight_names import weight_expressions
+from tensorwright.builder.trace.weight_names import find_weights
 from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import InvalidOptionError, TraceError
 from tensorwright.ir.facts import Facts
@@ -64,12 +66,18 @@ def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int
     longrope = fix_longrope(model, max_seq_len)
     fix_dynamic_rope(model, max_seq_len)
     make_experts_opaque(model)
-    weights = weight_expressions(model, checkpoint)
+    weights = find_weights(model, checkpoint)
+    fix_mrope(model, weights.part)
     program = _export(model, max_seq_len)
-    graph = Graph(checkpoint.config["model_type"], "traced")
+    graph = Graph(model.config.get_text_config().model_type, "traced")
     graph.facts = model_facts(model, checkpoint, dtype, max_seq_len)
     graph.facts.longrope = longrope
-    lower(program, weights, graph, TABLE)
+    lower(program, weights.expressions, graph, TABLE)
+    used = {name for node in graph.find("weight") for name in node.attrs["expr"].refs()}
+    left_out = left_out_parts(model, checkpoint, weights.part, weights.targets, used)
+    graph.facts.left_out = left_out
+    if passed_by := sum(part["reason"] == NOT_PASSED for part in left_out.values()):
+        graph.facts.layers -= passed_by
     return graph
 
 
@@ -116,9 +124,9 @@ def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedPr
 
 
 def model_facts(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str, max_seq_len: int) -> Facts:
-    """Returns the facts of the model; a fact that its config lacks is not set."""
+    """Returns the facts of the model, or of its text part; a fact that its config lacks is not set."""
     config = model.config.get_text_config()
-    facts = Facts(model_type=model.config.model_type, dtype=dtype, max_seq_len=max_seq_len)
+    facts = Facts(model_type=config.model_type, dtype=dtype, max_seq_len=max_seq_len)
     names = {
         "vocab_size": "vocab_size",
         "hidden_size": "hidden_size",

@@ -1,4 +1,8 @@
-"""Builds the model's own class from config.json: parameters without storage (meta), buffers real on the CPU."""
+"""Builds the model's own class from config.json: parameters without storage (meta), buffers real on the CPU.
+
+A model that reads images or sound beside text is built whole, and computes logits from text alone, as its class does
+where it gets nothing else.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,17 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 
 from tensorwright.errors import CheckpointError, UnsupportedModelError
-from tensorwright.models.checkpoint import Checkpoint
+from tensorwright.models.checkpoint import TEXT_PART, Checkpoint
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
 """Rotary embeddings whose frequencies do not depend on the request, or can be fixed at build (fix_longrope.py and
@@ -44,9 +54,11 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
     Buffers and constants are of `dtype`, whatever type config.json names. Raises UnsupportedModelError for features
     that are refused by name, CheckpointError for a config.json that is wrong.
     """
-    config = _load_config(checkpoint)
+    config = load_config(checkpoint)
     _refuse(checkpoint, config)
-    model_class = _model_class(checkpoint, config)
+    model_class = find_model_class(checkpoint, config)
+    if model_class.config_class is type(config.get_text_config()):
+        config = config.get_text_config()  # a class of the text part alone, which takes no other config
     try:
         _mark(config, getattr(torch, dtype))
         with _ONE_AT_A_TIME, no_init_weights(), _parameters_on_meta():
@@ -54,6 +66,11 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # such as an unknown activation
         raise CheckpointError(
             f"{checkpoint.path}/config.json: no {model_class.__name__} can be made of it: {error!r}; correct the config"
+        ) from error
+    except ImportError as error:  # parts beside the text may be classes of packages that are not needed here
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: {model_class.__name__} needs a package that is not installed: "
+            f"{' '.join(str(error).split()):.200}"
         ) from error
     for name in wide_weights(model, dtype):
         module = model.get_submodule(name.rpartition(".")[0])
@@ -78,7 +95,20 @@ def wide_weights(model: PreTrainedModel, dtype: str) -> list[str]:
     return [name for names in wide.values() for name in names]
 
 
-def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+def text_config(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the config of the text part: config.json itself, for a plain decoder.
+
+    The config of a part of a larger model has the defaults of its class, for a file leaves them out. Raises what
+    `load_model` raises for config.json.
+    """
+    config = load_config(checkpoint)
+    text = config.get_text_config()
+    return checkpoint.config if text is config else text.to_dict()
+
+
+def load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+    """Returns config.json as transformers reads it. Raises UnsupportedModelError for a model_type that it lacks, and
+    CheckpointError for a config that is none of its type."""
     name = checkpoint.config.get("model_type")
     if not isinstance(name, str):
         raise CheckpointError(f"{checkpoint.path}/config.json: model_type must name the model's family, not {name!r}")
@@ -93,9 +123,17 @@ def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
             f"{transformers.__version__}; correct the name, or install a transformers that has the family"
         )
     try:
-        return AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+        text = config.get_text_config()
     except Exception as error:  # config classes validate with exceptions of many types
         raise CheckpointError(f"{checkpoint.path}/config.json: is no valid {name} config: {error}") from error
+    # The class would make a text part of its default sizes. Some files have the values of the text part at the top.
+    if text is not config and not {TEXT_PART, "thinker_config", "hidden_size"} & checkpoint.config.keys():
+        raise CheckpointError(
+            f"{checkpoint.path}/config.json: {name} must have a text part ({TEXT_PART}), and there is none; take the "
+            "config.json that came with the weights"
+        )
+    return config
 
 
 def _known_model_types() -> Any:
@@ -164,20 +202,25 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
     return {table["rope_type"] for table in tables if isinstance(table.get("rope_type"), str)}
 
 
-def _model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTrainedModel]:
-    mapping = AutoModelForCausalLM._model_mapping
-    if type(config) not in mapping:
+def find_model_class(checkpoint: Checkpoint, config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """Returns the class of transformers that computes logits from text, of those that the checkpoint may be of."""
+    autos: list[Any] = [AutoModelForCausalLM]
+    if config.get_text_config() is not config:
+        autos.append(AutoModelForMultimodalLM)
+    found: list[Any] = [auto._model_mapping[type(config)] for auto in autos if type(config) in auto._model_mapping]
+    if not found:
         raise UnsupportedModelError(
             f"{checkpoint.path}/config.json: {config.model_type} is no causal language model in transformers; "
             "give the checkpoint of a decoder"
         )
-    model_class: Any = mapping[type(config)]
-    named = checkpoint.config.get("architectures") or [model_class.__name__]
-    if model_class.__name__ not in named and not any(_is_decoder_of(config.model_type, name) for name in named):
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: holds a {', '.join(map(str, named))}; must be a {model_class.__name__}"
-        )
-    return model_class
+    named = checkpoint.config.get("architectures") or [found[-1].__name__]
+    fitting = [model_class for model_class in found if model_class.__name__ in named]
+    if not fitting and any(_is_decoder_of(config.model_type, name) for name in named):
+        fitting = found[:1]
+    if not fitting:
+        known = " or ".join(dict.fromkeys(model_class.__name__ for model_class in found))
+        raise UnsupportedModelError(f"{checkpoint.path}: holds a {', '.join(map(str, named))}; must be a {known}")
+    return fitting[0]
 
 
 def _is_decoder_of(model_type: str, name: Any) -> bool:

@@ -45,7 +45,8 @@ def lower(
     """
     lowering = Lowering(graph, _length_symbol(program), table)
     for spec, node in zip(program.graph_signature.input_specs, _placeholders(program.graph), strict=True):
-        lowering.bind_placeholder(spec, node, program, weights)
+        if node.users or spec.kind == InputKind.USER_INPUT:  # The parts beside the text have parameters without users.
+            lowering.bind_placeholder(spec, node, program, weights)
     outputs = lowering.run(program.graph_module)
     if len(outputs) != 1 or not isinstance(outputs[0], Value):
         raise TraceError(f"the model must return logits alone, not {len(outputs)} results")

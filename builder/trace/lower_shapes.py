@@ -92,7 +92,19 @@ def _select(low: Lowering, a: Args) -> Value:
     dim, index = a["dim"] % x.rank, a["index"]
     if isinstance(index, int) and index < 0:
         index = dims.add(x.shape[dim], index)
-    return low.emit("select", x, dim=dim, index=index)
+    repeated = _repeated(x, dim)
+    return low.emit("select", x, dim=dim, index=index) if repeated is None else repeated
+
+
+def _repeated(x: Value, dim: int) -> Value | None:
+    """Returns y if x is, along dim, only copies of y: a slice of an expanded unsqueeze(y)."""
+    while x.producer.op in ("slice", "expand") and x.producer.attrs.get("dim", dim) == dim:
+        inner = x.producer.operand(0)
+        if inner.rank != x.rank or any(inner.shape[i] != x.shape[i] for i in range(x.rank) if i != dim):
+            return None
+        x = inner
+    node = x.producer
+    return node.operand(0) if node.op == "unsqueeze" and node.attrs["dim"] == dim else None
 
 
 def _pieces(low: Lowering, a: Args) -> list[Value]:

@@ -7,6 +7,7 @@ an expression over them (convert_weights.py).
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key
 
 from tensorwright.builder.trace.convert_weights import Conversions
+from tensorwright.builder.trace.left_out import predicting_tensors
+from tensorwright.builder.trace.text_part import TextPart, find_text_part
 from tensorwright.errors import CheckpointError
 from tensorwright.ir.weights import Ref, WeightExpr
 from tensorwright.models.checkpoint import Checkpoint
@@ -24,16 +27,36 @@ from tensorwright.models.dtypes import FLOATS
 _COMPARED_ROWS = 4096
 
 
-def weight_expressions(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[str, WeightExpr]:
-    """Maps each parameter or persistent buffer to the place of its values in the checkpoint.
+@dataclass(frozen=True)
+class TextWeights:
+    """The weights of the text part of a model.
+
+    expressions: by the name of each parameter or persistent buffer, the place of its values in the checkpoint. part:
+    the modules of the text part. targets: the model's name of each stored tensor that it takes, by the stored name.
+    """
+
+    expressions: dict[str, WeightExpr]
+    part: TextPart
+    targets: dict[str, str]
+
+
+def find_weights(model: PreTrainedModel, checkpoint: Checkpoint) -> TextWeights:
+    """Finds the tensors of the text part.
 
     Tied parameters get the same expression. Raises CheckpointError that names every missing or mis-shaped parameter at
     once, and UnsupportedModelError if loading would convert values in a way that no expression has.
     """
-    stored, conversions = _stored_names(model, checkpoint)
+    part = find_text_part(model)
+    targets, conversions = _target_names(model, checkpoint, part)
     converted = conversions.expressions(model, checkpoint)
-    homes = {name: stored.get(name, name) for name, _ in model.named_parameters() if name not in converted}
+    stored = {target: name for name, target in targets.items() if part.holds(target)}
+    parameters = [name for name, _ in model.named_parameters() if part.holds(name) and name not in converted]
+    homes = {name: stored.get(name, name) for name in parameters}
     homes |= {name: stored[name] for name, _ in model.named_buffers() if name in stored}
+    if part.paths is not None and not stored:
+        raise CheckpointError(
+            f"{checkpoint.path}: holds no weight of a {type(model).__name__}'s text part; give the whole checkpoint"
+        )
     for target, source in model.all_tied_weights_keys.items():
         _tie(homes, target, source, checkpoint)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -41,11 +64,11 @@ def weight_expressions(model: PreTrainedModel, checkpoint: Checkpoint) -> dict[s
         if name in homes:
             _require_one_shape(shapes, homes[name], tuple(tensor.shape), checkpoint)
     checkpoint.require(shapes)
-    parts = {part for expr in converted.values() for part in expr.refs()}
-    parameters = {homes[name] for name, _ in model.named_parameters() if name in homes}
-    _require_floats(sorted(parameters | parts), checkpoint)
-    _refuse_more_weights(model, checkpoint, set(stored.values()) | parts)
-    return {**{name: Ref(home) for name, home in homes.items()}, **converted}
+    parts = {name for expr in converted.values() for name in expr.refs()}
+    _require_floats(sorted({homes[name] for name in parameters} | parts), checkpoint)
+    targets |= conversions.targets
+    _refuse_more_weights(model, checkpoint, part, targets)
+    return TextWeights({**{name: Ref(home) for name, home in homes.items()}, **converted}, part, targets)
 
 
 def _require_floats(names: list[str], checkpoint: Checkpoint) -> None:
@@ -57,25 +80,19 @@ def _require_floats(names: list[str], checkpoint: Checkpoint) -> None:
         )
 
 
-def _refuse_more_weights(model: PreTrainedModel, checkpoint: Checkpoint, taken: set[str]) -> None:
+def _refuse_more_weights(
+    model: PreTrainedModel, checkpoint: Checkpoint, part: TextPart, targets: dict[str, str]
+) -> None:
     """Raises CheckpointError if stored tensors show that config.json leaves out weights. Other tensors are ignored.
 
-    Such tensors differ from a weight of the model in their layer number only, or stand beside one, as a bias does.
+    Such tensors are those of further layers, unless the layers predict further tokens, and those that stand beside a
+    weight of the model, as a bias does.
     """
-
-    def without_number(name: str) -> str:
-        return re.sub(r"\.\d+(?=\.)", ".*", name)
-
+    predicting = predicting_tensors(model, checkpoint, part, targets)
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
-    rest = [name for name in checkpoint.names if name not in taken and not any(p.search(name) for p in ignored)]
-    known = {without_number(name) for name in taken if without_number(name) != name}
-    more = [name for name in rest if without_number(name) in known]
-    if more:
-        raise CheckpointError(
-            f"{checkpoint.path}: config.json leaves out {len(more)} weights of further layers that are stored; "
-            "correct its number of layers:\n" + "\n".join(f"  {name}" for name in more)
-        )
-    modules = {name.rpartition(".")[0] for name in taken}
+    known = {*targets, *predicting}
+    rest = [name for name in checkpoint.names if name not in known and not any(p.search(name) for p in ignored)]
+    modules = {name.rpartition(".")[0] for name, target in targets.items() if part.holds(target)}
     beside = [name for name in rest if name.rpartition(".")[0] in modules]
     if beside:
         raise CheckpointError(
@@ -84,28 +101,30 @@ def _refuse_more_weights(model: PreTrainedModel, checkpoint: Checkpoint, taken: 
         )
 
 
-def _stored_names(model: PreTrainedModel, checkpoint: Checkpoint) -> tuple[dict[str, str], Conversions]:
-    """Maps model state names to checkpoint names, for every checkpoint tensor that the model takes as it is.
+def _target_names(model: PreTrainedModel, checkpoint: Checkpoint, part: TextPart) -> tuple[dict[str, str], Conversions]:
+    """Maps checkpoint names to model state names, for every checkpoint tensor that the model takes as it is.
 
-    The second result has the tensors that become parts of a parameter.
+    The second result has the tensors that become parts of a parameter of the text. Tensors of other parts may be
+    converted in any way, for they are not read.
     """
     state: dict[str, torch.Tensor] = model.state_dict()
     transforms = get_model_conversion_mapping(model)
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
     renamings: list[Any] = [t for t in transforms if not isinstance(t, WeightConverter)]
-    found: dict[str, str] = {}
+    targets: dict[str, str] = {}
+    sources: dict[str, str] = {}
     conversions = Conversions(converters)
     for name in checkpoint.names:
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if target not in state and name in state:
             target, pattern = name, None
-        if pattern is not None:
+        if pattern is not None and (part.holds(target) or target not in state):
             conversions.add(target, pattern, name)
         elif target in state:
-            if target in found:
-                raise CheckpointError(f"{checkpoint.path}: {found[target]!r} and {name!r} both become {target!r}")
-            found[target] = name
-    return found, conversions
+            if part.holds(target) and sources.setdefault(target, name) != name:
+                raise CheckpointError(f"{checkpoint.path}: {sources[target]!r} and {name!r} both become {target!r}")
+            targets[name] = target
+    return targets, conversions
 
 
 def _tie(homes: dict[str, str], target: str, source: str, checkpoint: Checkpoint) -> None:

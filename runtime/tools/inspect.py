@@ -56,7 +56,9 @@ def show(facts: dict[str, Any], console: Console) -> None:
     }
     built = {"built by": f"tensorwright {facts['tensorwright_version']}", "size": format_size(facts["total_bytes"])}
     _show_pairs(console, "Engine", head | built | facts["limits"] | _target_facts(facts["target_facts"]))
-    _show_pairs(console, "Model", facts["model"])
+    _show_pairs(console, "Model", {name: value for name, value in facts["model"].items() if name != "left_out"})
+    if left_out := facts["model"].get("left_out"):
+        _show_pairs(console, "Left out of the checkpoint", {name: _left_out(part) for name, part in left_out.items()})
     _show_pairs(console, "Sampling", facts["sampling_defaults"] or {"defaults": "neutral, the model names none"})
     _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
     _show_pairs(console, "Files", {name: format_size(size) for name, size in facts["files"].items()})
@@ -70,6 +72,10 @@ def show(facts: dict[str, Any], console: Console) -> None:
         kernels[choice["family"]] = choice["taken"] + (f"   (refused: {refused})" if refused else "")
     if kernels:
         _show_pairs(console, "Kernels on this machine", kernels)
+
+
+def _left_out(part: dict[str, Any]) -> str:
+    return f"{part['reason']}: {part['tensors']} tensors, {format_size(part['bytes'])}"
 
 
 def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None) -> dict[str, Any]:

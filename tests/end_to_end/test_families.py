@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from support.harness import EngineSteps, load_reference, reference_choices, reference_logits, worst
+from support.nested_models import NESTED, make_nested
 from support.published import publish
 from support.tiny_models import make_variant
 from tensorwright import LLM, SamplingParams, build
@@ -175,8 +176,16 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "olmoe_normalised": (experts.turn_router, experts.flip_normalisation, experts.change_activation),
     "qwen3_moe": (experts.turn_experts, experts.turn_router, experts.flip_normalisation),
     "qwen3_moe_some": (experts.turn_router, experts.flip_normalisation),
+    "nested gemma3": (broken.swap_rope_tables, broken.swap_windows, broken.scale_embedding),
+    "nested mistral3": (broken.drop_window, broken.scale_frequencies),
+    "nested llava": (broken.scale_frequencies, broken.shift_head_map),
+    "nested internvl": (norms.drop_qkv_bias, broken.scale_frequencies),
+    "nested qwen2_vl": (norms.drop_qkv_bias, broken.scale_frequencies),
+    "nested qwen2_5_vl": (norms.drop_qkv_bias, broken.scale_frequencies),
+    "nested qwen3_vl": (broken.flatten_query_norm, broken.scale_frequencies),
+    "nested mllama": (broken.change_rope_factor, broken.shift_head_map),
 }
-"""Variant of tiny_models -> what turns its comparison red."""
+"""Variant of tiny_models or nested_models -> what turns its comparison red."""
 
 LENGTHS = (1, 2, 16, 17, 33, 100)
 
@@ -189,7 +198,8 @@ class Family:
 
     def __init__(self, root: Path, variant: str):
         self.root = root
-        self.model = make_variant(root / "model", variant, seed=3, dtype="bfloat16")
+        make = make_nested if variant in NESTED else make_variant
+        self.model = make(root / "model", variant, seed=3, dtype="bfloat16")
         self.published = publish(self.model, root / "published")
         build(self.published, root / "engine", dtype="float32", accuracy="none")
         self.references: dict[int, tuple[np.ndarray, float]] = {}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
+from support.tiny_models import class_of
 from tensorwright.runtime import _runtime
 
 BLOCK = 32
@@ -22,7 +22,7 @@ def reference_logits(model_dir: Path, ids: list[int], dtype: torch.dtype) -> np.
 
 def load_reference(model_dir: Path, dtype: torch.dtype) -> torch.nn.Module:
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, **eager).eval()
+    return class_of(model_dir).from_pretrained(model_dir, dtype=dtype, **eager).eval()
 
 
 def reference_choices(model: torch.nn.Module, prompt: list[int], answer: list[int]) -> list[int]:

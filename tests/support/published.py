@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from transformers import CONFIG_MAPPING
+
 RENAMED = {
     "gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
 }
@@ -19,6 +21,9 @@ RENAMED = {
 
 BY_TYPE = ("linear", "yarn", "longrope")
 """Rope types that were published with the key `type`, before `rope_type`."""
+
+FLAT_TEXT = ("qwen2_vl", "qwen2_5_vl")
+"""Families of several parts whose text part stood at the top of config.json."""
 
 DERIVED_LAYERS = ("gemma2", "smollm3", "qwen2", "qwen3")
 """Families whose `layer_types` transformers 4.x derived from other numbers of the config."""
@@ -39,6 +44,8 @@ def publish(checkpoint: Path, out: Path, dtype: str | None = None) -> Path:
 
 def legacy_config(config: dict[str, Any]) -> dict[str, Any]:
     """`config` in the words of transformers 4.x; what it says stays the same."""
+    if "text_config" in config:
+        return _legacy_nested(config)
     config = {**config, "transformers_version": "4.49.0"}
     config["torch_dtype"] = config.pop("dtype")
     family = config["model_type"]
@@ -60,8 +67,24 @@ def legacy_config(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def _legacy_nested(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a model with a text part, which is written without the defaults of its class."""
+    config = {**config, "transformers_version": "4.49.0"}
+    config["torch_dtype"] = config.pop("dtype")
+    text = legacy_config({"dtype": config["torch_dtype"], **config.pop("text_config")})
+    defaults = CONFIG_MAPPING[text["model_type"]]().to_dict()
+    text = {key: value for key, value in text.items() if key == "model_type" or value != defaults.get(key)}
+    if config["model_type"] in FLAT_TEXT:
+        return {**text, **config}
+    return {**config, "text_config": text}
+
+
 def _rope_scaling(rope: dict[str, Any], config: dict[str, Any]) -> dict[str, Any] | None:
     """None for rotary embeddings that nothing scales."""
+    if "mrope_section" in rope:
+        interleaved = {"rope_type": "default", "mrope_interleaved": True}
+        spelled = interleaved if config["model_type"] == "qwen3_vl_text" else {"type": "mrope"}
+        return {**spelled, "mrope_section": rope["mrope_section"]}
     kind = rope.get("rope_type", "default")
     if kind == "default":
         return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     BioGptConfig,
@@ -233,15 +234,17 @@ def randomise(model: torch.nn.Module) -> None:
                 parameter.add_(0.3 * torch.randn_like(parameter))
 
 
+def class_of(path: str | Path) -> Any:
+    """The class of transformers that computes a checkpoint's logits: of several parts, that which config.json names."""
+    config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    nested = "text_config" in config or "vision_config" in config
+    return getattr(transformers, config["architectures"][0]) if nested else AutoModelForCausalLM
+
+
 def load_eager(path: str | Path, dtype: str = "float32") -> torch.nn.Module:
     """The checkpoint in transformers as the oracle runs it: eager attention and experts, eval mode, on the CPU."""
-    return AutoModelForCausalLM.from_pretrained(
-        path,
-        dtype=getattr(torch, dtype),
-        attn_implementation="eager",
-        experts_implementation="eager",
-        local_files_only=True,
-    ).eval()
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return class_of(path).from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True, **eager).eval()
 
 
 def write_tokenizer(path: Path, vocab_size: int) -> None:
