@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Container
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tensorwright.builder.trace.explain_export import explain_export
 from tensorwright.builder.trace.fix_dynamic_rope import fix_dynamic_rope
@@ -68,6 +69,7 @@ def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int
     make_experts_opaque(model)
     weights = find_weights(model, checkpoint)
     fix_mrope(model, weights.part)
+    _move_stored_buffers(model, weights.expressions)
     program = _export(model, max_seq_len)
     graph = Graph(model.config.get_text_config().model_type, "traced")
     graph.facts = model_facts(model, checkpoint, dtype, max_seq_len)
@@ -79,6 +81,14 @@ def _trace(checkpoint: Checkpoint, arithmetic: str, dtype: str, max_seq_len: int
     if passed_by := sum(part["reason"] == NOT_PASSED for part in left_out.values()):
         graph.facts.layers -= passed_by
     return graph
+
+
+def _move_stored_buffers(model: PreTrainedModel, stored: Container[str]) -> None:
+    """Moves the stored buffers to the meta device: they are weights, and no weight has values while it is traced."""
+    for name, buffer in list(model.named_buffers()):
+        if name in stored:
+            path, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(path), attribute, buffer.to("meta"))
 
 
 class _LogitsOnly(nn.Module):
@@ -124,7 +134,8 @@ def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedPr
 
 
 def model_facts(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str, max_seq_len: int) -> Facts:
-    """Returns the facts of the model, or of its text part; a fact that its config lacks is not set."""
+    """Returns the facts of the model, or of its text part. A fact that its config lacks, or that differs from layer to
+    layer, is not set."""
     config = model.config.get_text_config()
     facts = Facts(model_type=config.model_type, dtype=dtype, max_seq_len=max_seq_len)
     names = {
@@ -136,9 +147,15 @@ def model_facts(model: PreTrainedModel, checkpoint: Checkpoint, dtype: str, max_
         "head_dim": "head_dim",
         "max_position_embeddings": "max_position_embeddings",
     }
-    facts.update(
-        **{fact: getattr(config, key) for fact, key in names.items() if getattr(config, key, None) is not None}
-    )
+    values = {fact: _config_value(config, key) for fact, key in names.items()}
+    facts.update(**{fact: value for fact, value in values.items() if value is not None})
     facts.bos_token_id = checkpoint.bos_token_id
     facts.eos_token_ids = checkpoint.eos_token_ids
     return facts
+
+
+def _config_value(config: PreTrainedConfig, key: str) -> Any:
+    try:
+        return getattr(config, key, None)
+    except RuntimeError:  # The config has the value for each layer alone.
+        return None

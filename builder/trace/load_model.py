@@ -27,7 +27,7 @@ from transformers.initialization import no_init_weights
 from tensorwright.errors import CheckpointError, UnsupportedModelError
 from tensorwright.models.checkpoint import TEXT_PART, Checkpoint
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "dynamic", "proportional")
 """Rotary embeddings whose frequencies do not depend on the request, or can be fixed at build (fix_longrope.py and
 fix_dynamic_rope.py)."""
 

@@ -35,6 +35,7 @@ BESIDE = {
     "nested qwen2_vl": {"model.visual": NOT_TEXT},
     "nested qwen2_5_vl": {"model.visual": NOT_TEXT},
     "nested qwen3_vl": {"model.visual": NOT_TEXT},
+    "nested gemma4": {"model.vision_tower": NOT_TEXT, "model.embed_vision": NOT_TEXT},
     "nested mllama": {
         "model.vision_model": NOT_TEXT,
         "model.multi_modal_projector": NOT_TEXT,
@@ -114,6 +115,13 @@ def test_defaults_of_the_class_are_those_of_the_text_part(tmp_path):
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_norm_of_values_of_gemma4_has_no_pass(tmp_path):
+    """The trace is right; what is missing is a pass for a norm without weights between v and attention."""
+    path = make_nested(tmp_path / "m", "nested gemma4")
+    with pytest.raises(UnsupportedModelError, match=r"insert_kv_cache.*attention"):
+        build(path, tmp_path / "engine", accuracy="none")
 
 
 def test_an_mrope_of_another_kind_is_refused(tmp_path, monkeypatch):

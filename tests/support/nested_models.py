@@ -77,6 +77,25 @@ NESTED: dict[str, tuple[str, dict[str, Any]]] = {
             "vision_config": {**_QWEN_IMAGES, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
         },
     ),
+    "nested gemma4": (
+        "Gemma4",
+        {
+            "text_config": {
+                **_TEXT,
+                "head_dim": 8,
+                "global_head_dim": 16,
+                "sliding_window": 16,
+                "hidden_size_per_layer_input": 0,
+                "num_kv_shared_layers": 0,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "tie_word_embeddings": True,
+            },
+            "vision_config": {**_IMAGES, "patch_size": 8, "head_dim": 8, "num_key_value_heads": 2},
+            "image_token_id": 99,
+            "video_token_id": 98,
+            "audio_token_id": 97,
+        },
+    ),
     "nested mllama": (
         "Mllama",
         {
