@@ -293,6 +293,18 @@ def _qwen3_moe(config: dict[str, Any]) -> dict[str, Expected]:
     return _mixture(_qwen3(config), sum(layer in plain or (layer + 1) % every != 0 for layer in layers))
 
 
+def _granitemoeshared(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama whose MLPs are mixtures of experts, each beside one expert that all tokens take."""
+    if not config.get("shared_intermediate_size"):
+        return _mixtral(config)
+    return {**_mixtral(config), "fuse_swiglu": Expected(1), "quantize_weights": Expected(5, 2)}
+
+
+def _flex_olmo(config: dict[str, Any]) -> dict[str, Expected]:
+    """OLMo 2 whose MLPs are mixtures of experts."""
+    return _mixture(_olmo2(config))
+
+
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
     """Returns the expectations of every decoder: each layer attends once and writes its cache once."""
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
@@ -306,6 +318,7 @@ _FAMILIES = {
     "glm": _glm,
     "glm4": _glm4,
     "falcon": _falcon,
+    "flex_olmo": _flex_olmo,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
@@ -314,6 +327,8 @@ _FAMILIES = {
     "gpt2": _gpt2,
     "gptj": _gptj,
     "granite": _llama,
+    "granitemoe": _mixtral,
+    "granitemoeshared": _granitemoeshared,
     "helium": _ernie4_5,
     "hunyuan_v1_dense": _hunyuan,
     "llama": _llama,

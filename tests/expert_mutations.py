@@ -45,6 +45,16 @@ def change_activation(graph: Graph) -> None:
     node.attrs["activation"] = next(a for a in ACTIVATIONS if a != node.attrs["activation"])
 
 
+def drop_shared_expert(graph: Graph) -> None:
+    """What the expert of all tokens gives in the last layer is not added to the mixture."""
+    found = [n for n in graph.find("matmul") if n.inputs[3] is not None and n.inputs[3].producer.op == "experts"]
+    assert found, "no product is added to a mixture"
+    mixture, out = found[-1].operand(3), found[-1].output
+    for node in graph.nodes:
+        node.inputs = [mixture if value is out else value for value in node.inputs]
+    graph.drop_dead()
+
+
 def _last(graph: Graph, op: str) -> Node:
     found = list(graph.find(op))
     assert found, f"the graph has no {op}"

@@ -37,7 +37,7 @@ LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "atte
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
 """The names in configs for the number of experts of a layer."""
 
-FAMILIES_OF_EXPERTS = ("mixtral", "olmoe", "qwen3_moe")
+FAMILIES_OF_EXPERTS = ("flex_olmo", "granitemoe", "granitemoeshared", "mixtral", "olmoe", "qwen3_moe")
 """The families whose mixtures of experts build: those whose engines are tested against transformers."""
 
 SINKS = "sinks"

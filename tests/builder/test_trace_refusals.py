@@ -12,7 +12,7 @@ from tensorwright.errors import TensorwrightError, TraceError, UnsupportedModelE
 from tensorwright.models.checkpoint import open_checkpoint
 
 REFUSED = {
-    "granitemoe": (UnsupportedModelError, "granitemoe has a mixture of experts (num_"),
+    "qwen2_moe": (UnsupportedModelError, "qwen2_moe has a mixture of experts (num_"),
     "t5": (UnsupportedModelError, "t5 has an encoder beside its decoder (is_encoder_decoder)"),
     "falcon": (UnsupportedModelError, "falcon has attention biases that grow with distance (alibi)"),
     "mamba": (UnsupportedModelError, "layers of another kind than attention (layer_types: linear_attention)"),

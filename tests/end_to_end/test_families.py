@@ -165,6 +165,9 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     ),
     "hunyuan_v1_dense": (decoders.drop_query_gain, decoders.drop_key_gain, decoders.weigh_before_rotation),
     "nanochat": (decoders.norm_no_keys, decoders.turn_backwards, chosen.forget_square, broken.change_numbers),
+    "flex_olmo": (experts.turn_router, experts.turn_experts),  # a norm behind the mixture takes off any factor
+    "granitemoe": (experts.turn_experts, experts.turn_router, experts.flip_normalisation, broken.change_numbers),
+    "granitemoeshared": (experts.turn_router, experts.flip_normalisation, experts.drop_shared_expert),
     "mixtral": (
         experts.turn_experts,
         experts.turn_router,

@@ -26,7 +26,7 @@ def test_steps_equal_the_interpreter(case, variant: str, tmp_path: Path) -> None
     assert PluginModel(tmp_path, made.checkpoint, lower(made.graph, "float32")).excess() <= 1
 
 
-@pytest.mark.parametrize("variant", ["mixtral", "olmoe", "qwen3_moe"])
+@pytest.mark.parametrize("variant", ["flex_olmo", "granitemoe", "granitemoeshared", "mixtral", "olmoe", "qwen3_moe"])
 def test_mixtures_of_experts_are_refused_by_name(case, variant: str, tmp_path: Path) -> None:
     made = case(variant)
     with pytest.raises(LoweringError, match="route has no ONNX form for TensorRT"):
