@@ -5,6 +5,7 @@
 #   make test-avx2, test-scalar   the tests that compute, as on a processor that has no more than that
 #   make test-wheel    tests of running and serving against the wheel, from another folder, in .venv-wheel
 #   make test-lowest   the same tests, with the oldest versions of packages that pyproject.toml allows, in .venv-lowest
+#   make test-oldest-build   every family with the oldest torch and transformers that pyproject.toml allows
 #   make sanitize  the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 #   make lint      linters, types and format alone
 #   make triton-serve REPO=DIR   that tritonserver, on the model repository DIR; TRITON_ARGS='...' are its own options
@@ -43,8 +44,8 @@ CPP_FILES = $(shell git ls-files '*.cc' '*.h')
 
 export TENSORWRIGHT_TRITON_VENV := $(abspath $(TRITON_VENV))
 
-.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-wheel check lint fast-tests \
-	one-build sanitize clean FORCE
+.PHONY: help setup triton-venv triton-serve demo test test-avx2 test-scalar test-lowest test-oldest-build test-wheel \
+	check lint fast-tests one-build sanitize clean FORCE
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -177,6 +178,19 @@ $(LOWEST_VENV)/.installed: $(VENV)/.installed tests/support/lowest_versions.py
 
 test-lowest: $(LOWEST_VENV)/.installed $(RUNNING_ENGINES)/.made
 	$(call RUN_TESTS,$(LOWEST_VENV))
+
+# The oldest torch and transformers, in a folder that Python finds before those of the environment. From the public PyPI, torch
+# comes with several GB of CUDA libraries; PIP_TORCH_ARGS is above.
+OLDEST_BUILD ?= build/oldest-build
+LOWEST_OF_BUILD = $(BIN)/python tests/support/lowest_versions.py --of-build
+
+test-oldest-build: setup
+	@test -d $(OLDEST_BUILD)/torch || \
+	  $(BIN)/python -m pip $(INSTALL) $(PIP_TORCH_ARGS) --target $(OLDEST_BUILD) "$$($(LOWEST_OF_BUILD) torch)"
+	@test -d $(OLDEST_BUILD)/transformers || \
+	  $(BIN)/python -m pip $(INSTALL) --no-deps --target $(OLDEST_BUILD) "$$($(LOWEST_OF_BUILD) transformers)"
+	PYTHONPATH=$(abspath $(OLDEST_BUILD)) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) \
+	  tests/end_to_end/test_families.py tests/builder/test_constants.py -k 'not mutation'
 
 check: lint fast-tests one-build
 

@@ -2,7 +2,8 @@
 
 python tests/support/lowest_versions.py                             "name==version" of each
 python tests/support/lowest_versions.py --beside constraints.txt    those, and the pinned versions of all else
-The build extra is not among them: its versions are one each.
+python tests/support/lowest_versions.py --of-build torch            "torch==version.*" of the build extra, which
+                                                                    `make test-oldest-build` tries apart
 """
 
 from __future__ import annotations
@@ -32,6 +33,16 @@ def lowest_versions() -> dict[str, str]:
     return found
 
 
+def lowest_of_build(name: str) -> str:
+    """The oldest minor release of a package of the build extra, as a requirement. ValueError if it has no bound."""
+    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
+    matches = [_REQUIREMENT.fullmatch(line) for line in project["optional-dependencies"]["build"]]
+    found = [match[2] for match in matches if match and match[1] == name]
+    if len(found) != 1:
+        raise ValueError(f"pyproject.toml: the build extra must have one '{name}>=version'")
+    return f"{name}=={found[0]}.*"
+
+
 def constraints(pinned: str, lowest: dict[str, str]) -> list[str]:
     """Lines of a constraints file: the lowest versions, and of `pinned` what they neither name nor bring along."""
     follow = {*map(_plain, lowest), *FOLLOW}
@@ -45,7 +56,9 @@ def _plain(name: str) -> str:
 
 if __name__ == "__main__":
     versions = lowest_versions()
-    if sys.argv[1:2] == ["--beside"]:
+    if sys.argv[1:2] == ["--of-build"]:
+        print(lowest_of_build(sys.argv[2]))
+    elif sys.argv[1:2] == ["--beside"]:
         print("\n".join(constraints(Path(sys.argv[2]).read_text(encoding="utf-8"), versions)))
     else:
         print("\n".join(f"{name}=={version}" for name, version in versions.items()))

@@ -42,8 +42,9 @@ def examined(monkeypatch, name: str, versions: dict[str, str]) -> dict:
     ("versions", "ok", "remedy"),
     [
         ({"torch": "2.13.0+cpu"}, True, None),
-        ({"torch": "2.12.1"}, False, "pip install 'torch>=2.13,<2.14'"),
-        ({"torch": "2.14.0"}, False, "pip install 'torch>=2.13,<2.14'"),
+        ({"torch": "2.15.0"}, True, None),
+        ({"torch": "2.12.1"}, False, "pip install 'torch>=2.13,<2.16'"),
+        ({"torch": "2.16.0"}, False, "pip install 'torch>=2.13,<2.16'"),
         ({}, False, install("build")),
     ],
 )
