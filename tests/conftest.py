@@ -40,7 +40,8 @@ TOGETHER = ("builder/onnx", "plugins/tensorrt", "runtime/serving/tritonserver", 
 
 TRACING_ITSELF = (
     "builder/test_trace.py", "builder/test_trace_attention_sinks.py", "builder/test_trace_ops.py",
-    "builder/test_trace_refusals.py", "builder/test_fix_longrope.py", "builder/test_fix_dynamic_rope.py",
+    "builder/test_trace_refusals.py", "builder/test_trace_nested.py", "builder/test_fix_longrope.py",
+    "builder/test_fix_dynamic_rope.py",
     "builder/test_collector.py",
     "builder/test_interruptible.py", "builder/test_interrupts.py", "builder/test_killed_build.py",
 )  # fmt: skip

@@ -1,8 +1,9 @@
-"""The config.json of published models, shrunk in size, and tiny random checkpoints of them.
+"""Configs after those of published models, shrunk in size, and tiny random checkpoints of them.
 
-`published_configs/` has a file for each model: where it is published, and its config.json as it stood there, in the
-words of the transformers that wrote it. Only sizes are changed here: counts, widths, lengths, and token ids, which must
-be in the vocabulary. Everything else, known to a family or not, stays.
+`published_configs/` has a file for each model: where it is published, and a config.json in the words of the
+transformers that wrote it. They are written from what is known of the models; minor fields may differ from the hub's.
+Only sizes are changed here: counts, widths, lengths, and token ids, which must be in the vocabulary. Everything else,
+known to a family or not, stays.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ BY_FREQUENCY = ("short_factor", "long_factor")
 
 
 def published_config(name: str) -> dict[str, Any]:
-    """The config.json of a model as it was published."""
+    """The config of a published model, before it is shrunk."""
     config: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["config"]
     return config
 
