@@ -258,11 +258,11 @@ def rope(rope_type, **more):
 
 
 REFUSED = [
-    (rope("proportional"), UnsupportedModelError, "'proportional' is refused: its frequencies are not known to be"),
+    (rope("elastic"), UnsupportedModelError, "'elastic' is refused: its frequencies are not known to be"),
     (
-        {"rope_parameters": None, "rope_scaling": {"type": "proportional", "factor": 2.0}},
+        {"rope_parameters": None, "rope_scaling": {"type": "elastic", "factor": 2.0}},
         UnsupportedModelError,
-        "'proportional' is refused",
+        "'elastic' is refused",
     ),
     ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModelError, "quantized with gptq"),
     ({"model_type": "unheard_of"}, UnsupportedModelError, "model_type 'unheard_of' is unknown to transformers"),
