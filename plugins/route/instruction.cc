@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "plugins/common/exp.h"
+#include "plugins/route/layout.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 
@@ -14,13 +15,13 @@ float sort_key(float logit) { return std::isnan(logit) ? std::numeric_limits<flo
 
 // Writes the places of the k largest logits to `index`, best first. Of equal ones the lowest comes first.
 void choose_largest(const float* logits, int32_t experts, int32_t k, int32_t* index) {
-  for (int32_t slot = 0; slot < k; ++slot) {
-    int32_t best = -1;
-    for (int32_t expert = 0; expert < experts; ++expert) {
-      if (best >= 0 && !(sort_key(logits[expert]) > sort_key(logits[best]))) continue;
-      if (std::find(index, index + slot, expert) == index + slot) best = expert;
-    }
-    index[slot] = best;
+  int32_t chosen = 0;
+  for (int32_t expert = 0; expert < experts; ++expert) {
+    const float key = sort_key(logits[expert]);
+    if (chosen == k && !(key > sort_key(logits[index[k - 1]]))) continue;
+    int32_t slot = chosen < k ? chosen++ : k - 1;
+    for (; slot > 0 && key > sort_key(logits[index[slot - 1]]); --slot) index[slot] = index[slot - 1];
+    index[slot] = expert;
   }
 }
 
@@ -77,6 +78,9 @@ void check_route(const InstructionCheck& c) {
   c.require_float32("logits", c.in(0));
   c.require(k >= 1 && static_cast<uint32_t>(k) <= c.in(0)->cols, "k must be 1 to the ", c.in(0)->cols,
             " cols of logits, is ", k);
+  c.require(uint64_t{c.in(0)->cols} * static_cast<uint64_t>(k) <= TW_MAX_ROUTE_COMPARISONS,
+            "the cols of logits times k must be at most ", int{TW_MAX_ROUTE_COMPARISONS}, ", are ",
+            c.in(0)->cols, " times ", k);
   c.require(normalise == 0 || normalise == 1, "normalise must be 0 or 1, is ", normalise);
   c.require(c.out(0)->dtype == TW_I32, "index must be int32, has dtype ", c.out(0)->dtype);
   c.require_float32("weights", c.out(1));

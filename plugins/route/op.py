@@ -17,15 +17,20 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, Op, rows
 
+MAX_COMPARISONS = 2**20
+"""Equal to TW_MAX_ROUTE_COMPARISONS of layout.h: the most experts times k, which are looked at for each row."""
+
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """Returns the types of index and weights. Raises GraphError if there are fewer experts than are to be chosen."""
+    """Returns the types of index and weights. Raises GraphError if there are fewer experts than k, or far too many."""
     (logits,) = inputs
     if logits is None:
         raise GraphError("route: logits must be present")
     experts, k = logits.shape[-1], attrs["k"]
     if not isinstance(experts, int) or not 1 <= k <= experts:
         raise GraphError(f"route: k must be 1 to the number of experts, {experts}, got {k}")
+    if experts * k > MAX_COMPARISONS:
+        raise GraphError(f"route: experts times k must be at most {MAX_COMPARISONS}, got {experts} times {k}")
     shape = (*logits.shape[:-1], k)
     return [("int32", shape), ("float32", shape)]
 

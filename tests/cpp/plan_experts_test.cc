@@ -1,6 +1,7 @@
 // The plan reader on mixtures of experts: the route, the matrices of all experts, and buffers of whole
 // numbers.
 #include "plugins/common/kernel_types.h"
+#include "plugins/route/layout.h"
 #include "tests/cpp/plan_faults.h"
 
 using namespace tensorwright;
@@ -56,6 +57,22 @@ TW_TEST(route_faults_are_named) {
              "index must be int32, has dtype 0");
   check_says(fault([](ToyPlan& t, I& route, I&) { buffer(t, route.out[1]).dtype = TW_BF16; }),
              "weights must be float32, has dtype 1");
+}
+
+TW_TEST(a_route_is_bounded) {
+  const auto routed = [](int32_t k) {
+    return fault([&](ToyPlan& t, Instruction&, Instruction&) {
+      constexpr auto kTokens = BufferKind::kTokens;
+      constexpr uint32_t kMany = TW_MAX_ROUTE_COMPARISONS / 512;
+      const int32_t x = t.instructions[2].in[0], logits = t.buffer(kTokens, kMany);
+      const int32_t index = t.buffer(kTokens, static_cast<uint32_t>(k), TW_I32);
+      const int32_t shares = t.buffer(kTokens, static_cast<uint32_t>(k));
+      t.op(Op::kMatmul, {{x}, {logits}, {t.matrix(kMany, ToyPlan::kHidden)}, {0, kMany}, {}});
+      t.op(Op::kRoute, {{logits}, {index, shares}, {}, {k, 1}, {}});
+    });
+  };
+  TW_CHECK_EQ(routed(512), std::string());
+  check_says(routed(513), "the cols of logits times k must be at most 1048576, are 2048 times 513");
 }
 
 TW_TEST(experts_faults_are_named) {

@@ -76,3 +76,7 @@ def test_infer() -> None:
     assert op.infer([logits], {"k": 2}) == [("int32", ("tokens", 2)), ("float32", ("tokens", 2))]
     with pytest.raises(GraphError, match="k must be 1 to the number of experts, 8, got 9"):
         op.infer([logits], {"k": 9})
+    many = Value("logits", "float32", ("tokens", op.MAX_COMPARISONS // 4))
+    assert op.infer([many], {"k": 4})[0] == ("int32", ("tokens", 4))
+    with pytest.raises(GraphError, match="experts times k must be at most 1048576, got 262144 times 5"):
+        op.infer([many], {"k": 5})
