@@ -82,10 +82,8 @@ class Lowering:
         if rule is None and instruction_of(node.op) is not None:
             rule = lower_by_record
         if rule is None:
-            known = [
-                op for op in op_names("cached") if op in RULES or kind_of(op) in RULES_OF_KINDS or instruction_of(op)
-            ]
-            raise self.refusal(node.outputs[0], f"has no kernel on target cpu; the ops with one are {', '.join(known)}")
+            known = ", ".join(lowered_ops())
+            raise self.refusal(node.outputs[0], f"has no kernel on target cpu; the ops with one are {known}")
         for old, new in zip(node.outputs, rule(self, node), strict=True):
             self.moved[old] = new
 

@@ -11,8 +11,6 @@ from typing import IO
 
 from tensorwright.engine_format.engine_config import is_engine
 from tensorwright.engine_format.file_names import CONFIG
-from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS
-from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import InvalidOptionError
 from tensorwright.hub import check_revision, download_model, is_hub_name
 from tensorwright.options.build import BuildChoices
@@ -50,27 +48,5 @@ def open_model(path: Path, choices: BuildChoices) -> tuple[EngineDir, IO[str] | 
         cached = engine_for_model(path, choices)
         return open_cached(cached.path), cached.lease
     engine = open_engine(path, read_tokenizer=True)
-    _check_built(engine, choices)
+    choices.check_built(engine.config, engine.path)
     return engine, None
-
-
-def _check_built(engine: EngineDir, choices: BuildChoices) -> None:
-    """Raises InvalidOptionError unless the engine was built as the choices say. A choice that is left out fits any
-    engine."""
-    path, dtype, quantize, cache = engine.path, choices.dtype, choices.quantize, choices.kv_cache_dtype
-    if dtype not in ("auto", engine.dtype):
-        raise InvalidOptionError(f"dtype={dtype!r}: {path} is an engine built as {engine.dtype}; build another one")
-    if quantize is not None and parse_spec(quantize) not in engine.quantize_specs.values():
-        built = " or ".join(map(repr, engine.quantize_specs))
-        built = f"built as {built}" if built else "without quantized weights"
-        raise InvalidOptionError(f"quantize={quantize!r}: {path} is an engine {built}; build another one")
-    if cache not in (AS_ACTIVATIONS, engine.config.kv_cache_dtype):
-        raise InvalidOptionError(
-            f"kv_cache_dtype={cache!r}: {path} is an engine with a KV cache of {engine.config.kv_cache_dtype!r}; build "
-            "another one"
-        )
-    if choices.max_seq_len not in (None, engine.max_seq_len):
-        raise InvalidOptionError(
-            f"max_seq_len={choices.max_seq_len}: {path} is an engine of at most {engine.max_seq_len} tokens; build "
-            "another one"
-        )

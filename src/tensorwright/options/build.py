@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tensorwright.engine_format.dtypes import full_name
+from tensorwright.engine_format.engine_config import EngineConfig
 from tensorwright.engine_format.kv_cache import AS_ACTIVATIONS, KV_CACHE_DTYPES
 from tensorwright.engine_format.targets import DTYPE_CHOICES, TARGET_NAMES, TARGETS, TENSORRT_TARGETS
 from tensorwright.engine_format.weight_formats import DEFAULT_GROUP, GROUPS, parse_spec
+from tensorwright.errors import InvalidOptionError
 from tensorwright.options.declare import At, Door, Rule, check_values, declare, options_in, same_as, whole_number
 
 FIRST_USE = TARGETS["cpu"]
@@ -252,3 +255,23 @@ class BuildChoices:
         if self.quantize is not None:
             parse = FIRST_USE.parse_quantize if first_use else parse_spec
             parse(self.quantize)
+
+    def check_built(self, config: EngineConfig, path: Path) -> None:
+        """Raises InvalidOptionError unless the engine at `path` was built as the choices say. A choice that is left out
+        fits any engine."""
+        if self.dtype not in ("auto", config.dtype):
+            raise _other("dtype", self.dtype, f"{path} is an engine built as {config.dtype}")
+        if self.quantize is not None and parse_spec(self.quantize) not in config.quantize_specs.values():
+            built = " or ".join(map(repr, config.quantize_specs))
+            built = f"built as {built}" if built else "without quantized weights"
+            raise _other("quantize", self.quantize, f"{path} is an engine {built}")
+        if self.kv_cache_dtype not in (AS_ACTIVATIONS, config.kv_cache_dtype):
+            found = f"{path} is an engine with a KV cache of {config.kv_cache_dtype!r}"
+            raise _other("kv_cache_dtype", self.kv_cache_dtype, found)
+        if self.max_seq_len not in (None, config.limits.max_seq_len):
+            found = f"{path} is an engine of at most {config.limits.max_seq_len} tokens"
+            raise _other("max_seq_len", self.max_seq_len, found)
+
+
+def _other(option: str, value: Any, found: str) -> InvalidOptionError:
+    return InvalidOptionError(f"{option}={value!r}: {found}; build another one")
