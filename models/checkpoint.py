@@ -28,20 +28,18 @@ from tensorwright.engine_format.file_names import (
 )
 from tensorwright.engine_format.template_files import DEFAULT, listed_templates
 from tensorwright.errors import CheckpointError, is_panic, reason
-from tensorwright.hub import check_revision, download_model, is_hub_name
+from tensorwright.hub import INDEX, WEIGHTS, check_revision, download_model, is_hub_name
 from tensorwright.json_text import read_json
 from tensorwright.models.dtypes import FLOATS, Tensor
 from tensorwright.models.safetensors_file import SafetensorsFile
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)
-_OLDER_TOKENIZERS = (
+OLDER_TOKENIZERS = (
     "tokenizer.model", "tokenizer.model.v1", "tokenizer.model.v2", "tokenizer.model.v3", "spiece.model",
     "sentencepiece.bpe.model", "tiktoken.model", "qwen.tiktoken", "tekken.json", "vocab.json", "merges.txt",
     "vocab.txt",
 )  # fmt: skip
-_ADDED_TOKENS = "added_tokens.json"
+ADDED_TOKENS = "added_tokens.json"
 _TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 TEXT_PART = "text_config"
 """The key of config.json that holds the config of the text part, if the model has other parts beside it."""
@@ -162,7 +160,7 @@ class Checkpoint:
     def older_tokenizer_files(self) -> list[Path]:
         """The files of older forms than tokenizer.json: sentencepiece models, vocabularies with merges, tiktoken's
         files."""
-        return [path for name in _OLDER_TOKENIZERS if (path := self.path / name).is_file()]
+        return [path for name in OLDER_TOKENIZERS if (path := self.path / name).is_file()]
 
     @cached_property
     def special_tokens_map(self) -> dict[str, Any]:
@@ -214,10 +212,10 @@ class Checkpoint:
     @property
     def source_files(self) -> list[Path]:
         """Every file that an engine is made from, sorted: config, weights, tokenizer, templates."""
-        names = [CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, _INDEX, *_TOKENIZER_FILES]
+        names = [CONFIG, GENERATION_CONFIG, CHAT_TEMPLATE, INDEX, *_TOKENIZER_FILES]
         paths = [self.path / name for name in names] + list(_by_stem(self.path / CHAT_TEMPLATES).values())
         if not (self.path / TOKENIZER).is_file():
-            paths += [*self.older_tokenizer_files, self.path / _ADDED_TOKENS]
+            paths += [*self.older_tokenizer_files, self.path / ADDED_TOKENS]
         return sorted({p for p in paths if p.is_file()} | {f.path for f in self.weight_files})
 
     def _file(self, name: str) -> SafetensorsFile:
@@ -244,21 +242,21 @@ def open_checkpoint(model: str | Path, revision: str | None = None) -> Checkpoin
 
 
 def _weight_files(path: Path) -> list[SafetensorsFile]:
-    if (path / _SINGLE).is_file():
-        return [SafetensorsFile(path / _SINGLE)]
-    if (path / _INDEX).is_file():
+    if (path / WEIGHTS).is_file():
+        return [SafetensorsFile(path / WEIGHTS)]
+    if (path / INDEX).is_file():
         shards = sorted(set(_weight_map(path).values()))
         # Unlike Path.is_file, os.path.isfile is False for names that no file can have.
         absent = [shard for shard in shards if not os.path.isfile(path / shard)]
         if absent:
             named = ", ".join(absent[:_SHOWN]) + (f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else "")
             raise CheckpointError(
-                f"{path}: {_INDEX} names {len(shards)} shards, of which these are missing: {named}; download them again"
+                f"{path}: {INDEX} names {len(shards)} shards, of which these are missing: {named}; download them again"
             )
         return [SafetensorsFile(path / shard) for shard in shards]
     others = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for p in path.glob(pattern))
     hint = f"; only safetensors is read, not {', '.join(others)}: convert with save_pretrained" if others else ""
-    raise CheckpointError(f"{path}: must hold {_SINGLE} or {_INDEX}{hint}")
+    raise CheckpointError(f"{path}: must hold {WEIGHTS} or {INDEX}{hint}")
 
 
 def _read_tokenizer(path: Path) -> tokenizers.Tokenizer | None:
@@ -284,18 +282,18 @@ def _by_stem(folder: Path) -> dict[str, Path]:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    table = _read_json(path / _INDEX, "").get("weight_map")
+    table = _read_json(path / INDEX, "").get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(v, str) for v in table.values()):
-        raise CheckpointError(f"{path / _INDEX}: weight_map must map tensor names to file names")
+        raise CheckpointError(f"{path / INDEX}: weight_map must map tensor names to file names")
     # A shard must be a plain file beside the index, for another path could lead out of the checkpoint.
     outside = [v for v in table.values() if Path(v).name != v]
     if outside:
-        raise CheckpointError(f"{path / _INDEX}: shard {outside[0]!r} must be a file name without a folder")
+        raise CheckpointError(f"{path / INDEX}: shard {outside[0]!r} must be a file name without a folder")
     return table
 
 
 def _check_index(path: Path, home: dict[str, SafetensorsFile]) -> None:
-    if (path / _SINGLE).is_file():
+    if (path / WEIGHTS).is_file():
         return
     lost = [
         f"  {name} (in {shard})"
@@ -304,7 +302,7 @@ def _check_index(path: Path, home: dict[str, SafetensorsFile]) -> None:
     ]
     if lost:
         raise CheckpointError(
-            f"{path}: {_INDEX} lists {len(lost)} tensors that their shards do not hold:\n" + _some(lost)
+            f"{path}: {INDEX} lists {len(lost)} tensors that their shards do not hold:\n" + _some(lost)
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import json
+import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,8 +19,9 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """The weights as one file, and the list of their shards."""
 TEXT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".v1", ".v2", ".v3")
-"""The ends of the names of configs, tokenizers and templates, which lie beside the weights."""
-TEMPLATES = "additional_chat_templates/"
+"""The ends of the names of configs, tokenizers and templates, which lie beside the weights. Further templates (.jinja)
+lie in a folder."""
+_log = logging.getLogger(__name__)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -42,17 +44,11 @@ def download_model(name: str, revision: str | None = None) -> Path:
     """Returns the local directory of a model of the hub, and downloads what is missing there.
 
     revision: a branch, a tag or a commit; None means the main branch. Without a network, the copy of an earlier
-    download is returned. Raises CheckpointError if there is neither, or no such model, and MissingDependencyError
-    without huggingface_hub.
+    download is returned, and a warning is logged. Raises CheckpointError if there is neither, no such model, or if a
+    file cannot be downloaded, and MissingDependencyError without huggingface_hub.
     """
     try:
-        from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            HFValidationError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
+        from huggingface_hub import HfApi
     except ImportError as error:
         raise MissingDependencyError(
             f"{name!r} is no local directory, and downloading it needs huggingface_hub: pip install huggingface_hub"
@@ -60,30 +56,54 @@ def download_model(name: str, revision: str | None = None) -> Path:
     shown = name if revision is None else f"{name} at {revision}"
     try:
         info = HfApi().model_info(name, revision=revision)
-        files = [file.rfilename for file in info.siblings or ()]
-        shards = _shards(Path(hf_hub_download(name, INDEX, revision=revision))) if INDEX in files else ()
-        wanted = choose_files(name, files, shards)
-        # By the revision's name and not by its commit: only then is the copy found by that name without a network.
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[glob.escape(file) for file in wanted]))
-    except GatedRepoError as error:
-        raise CheckpointError(
-            f"{shown}: its owners must grant access; ask for it on the model's page, and log in with `hf auth login`"
-        ) from error
-    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise CheckpointError(
-            f"{shown}: is no local directory, and the hub has no such model or revision; check the name, or log in "
-            "with `hf auth login` if the model is private"
-        ) from error
+    except Exception as error:  # huggingface_hub has no type for the errors of its HTTP library, which changes
+        kept = None if _is_refusal(error) else _kept_copy(name, revision)
+        if kept is None:
+            failed = f"was not downloaded as a whole before, and the hub could not be reached ({_first_line(error)})"
+            raise _fault(shown, error, f"{failed}; check the network") from error
+        _log.warning("%s: the hub could not be reached (%s); taking the copy in %s", shown, _first_line(error), kept)
+        return kept
+    try:
+        return _download(name, revision, [file.rfilename for file in info.siblings or ()])
     except CheckpointError:
         raise
-    except Exception as error:  # huggingface_hub has no type for the errors of its HTTP library, which changes
-        kept = _kept_copy(name, revision)
-        if kept is None:
-            raise CheckpointError(
-                f"{shown}: is no local directory, was not downloaded as a whole before, and the hub could not be "
-                f"reached ({_first_line(error)}); check the network, or give the path of a downloaded checkpoint"
-            ) from error
-        return kept
+    except Exception as error:
+        failed = f"and could not be downloaded ({_first_line(error)})"
+        raise _fault(shown, error, f"{failed}; check the network and the space on the disk, try again") from error
+
+
+def _download(name: str, revision: str | None, files: list[str]) -> Path:
+    """Downloads those of the model's files that a build reads and returns their directory."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    shards = _shards(Path(hf_hub_download(name, INDEX, revision=revision))) if INDEX in files else ()
+    wanted = choose_files(name, files, shards)
+    # By the revision's name and not by its commit: only then is the copy found by that name without a network.
+    return Path(snapshot_download(name, revision=revision, allow_patterns=[glob.escape(file) for file in wanted]))
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Returns whether the hub answered that it does not give the model, or that the name is none."""
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    return isinstance(error, (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError))
+
+
+def _fault(shown: str, error: Exception, failed: str) -> CheckpointError:
+    """Returns the error that a user sees. failed: what went wrong and what to do, if the hub did not refuse
+    the model."""
+    from huggingface_hub.errors import GatedRepoError
+
+    if isinstance(error, GatedRepoError):
+        return CheckpointError(
+            f"{shown}: its owners must grant access; ask for it on the model's page, and log in with `hf auth login`"
+        )
+    if _is_refusal(error):
+        return CheckpointError(
+            f"{shown}: is no local directory, and the hub has no such model or revision; check the name, or log in "
+            "with `hf auth login` if the model is private"
+        )
+    return CheckpointError(f"{shown}: is no local directory, {failed}, or give the path of a downloaded checkpoint")
 
 
 def _kept_copy(name: str, revision: str | None) -> Path | None:
@@ -108,7 +128,7 @@ def choose_files(name: str, files: Iterable[str], shards: Iterable[str] = ()) ->
     """
     files = list(files)
     texts = [file for file in files if file.endswith(TEXT_SUFFIXES) and "/" not in file]
-    texts += [file for file in files if file.startswith(TEMPLATES) and file.endswith(".jinja")]
+    texts += [file for file in files if file.endswith(".jinja") and file.count("/") == 1]
     weights = [file for file in (WEIGHTS,) if file in files] or sorted(set(shards))
     if not weights:
         others = [file for file in files if file.endswith((".safetensors", ".bin", ".gguf", ".pt", ".pth"))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from support.fake_hub import FakeHub, point_at
 from tensorwright.errors import CheckpointError, InvalidOptionError
 from tensorwright.hub import check_revision, choose_files, download_model
+from tensorwright.models.checkpoint import ADDED_TOKENS, OLDER_TOKENIZERS
 
 TEXTS = ("config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja", "merges.txt")
 OTHERS = (
@@ -83,11 +85,42 @@ def test_wrong_names_end_in_one_sentence(hub: FakeHub, tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
 
 
-def test_without_a_network_the_copy_serves(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_had_end_in_one_sentence(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = {"model-00001-of-00002.safetensors": 900, "model-00002-of-00002.safetensors": 800}
+    for name, weights in (("org/one", {"model.safetensors": 10}), ("org/shards", shards)):
+        hub.add(name, make_model(tmp_path / name, weights))
+        hub.gated.add(name)
+        with pytest.raises(CheckpointError, match=f"^{name}: its owners must grant access; ask for it") as error:
+            download_model(name)
+        assert "\n" not in str(error.value)
+    hub.gated.clear()
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("huggingface_hub.snapshot_download", full)
+        with pytest.raises(CheckpointError, match=r"could not be downloaded \(.*No space left on device\); check"):
+            download_model("org/one")
+    assert "model.safetensors" in files(download_model("org/one"))
+
+
+def test_every_file_of_an_older_tokenizer_is_downloaded() -> None:
+    names = [*OLDER_TOKENIZERS, ADDED_TOKENS]
+    assert choose_files("org/old", [*names, "model.safetensors"]) == [*names, "model.safetensors"]
+
+
+def test_without_a_network_the_copy_serves(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     hub.add("org/tiny", make_model(tmp_path / "model", {"model.safetensors": 10}))
     taken = download_model("org/tiny")
     point_at(monkeypatch, "http://127.0.0.1:9")
+    assert caplog.messages == []
     assert download_model("org/tiny") == taken
+    assert [text for text in caplog.messages if text.startswith("org/tiny: the hub could not be reached (")]
     with pytest.raises(CheckpointError, match="org/other: is no local directory, was not downloaded") as error:
         download_model("org/other")
     assert "\n" not in str(error.value)

@@ -19,6 +19,8 @@ class FakeHub:
 
     def __init__(self) -> None:
         self.models: dict[tuple[str, str], Path] = {}
+        self.gated: set[str] = set()
+        """Models that everybody sees, and whose files nobody was granted."""
         self.asked: list[str] = []
         self.cut_after: int | None = None
         """The next large file ends after so many bytes, as on a broken line."""
@@ -59,6 +61,9 @@ def running(hub: FakeHub) -> Iterator[str]:
             folder = hub.models.get((f"{org}/{model}", revision))
             if folder is None or not (folder / "/".join(file)).is_file():
                 self._send(404, b"", {"X-Error-Code": "EntryNotFound" if folder else "RepoNotFound"}, body)
+                return
+            if f"{org}/{model}" in hub.gated:
+                self._send(403, b"", {"X-Error-Code": "GatedRepo"}, body)
                 return
             data = (folder / "/".join(file)).read_bytes()
             if body:
