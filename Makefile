@@ -184,11 +184,14 @@ test-lowest: $(LOWEST_VENV)/.installed $(RUNNING_ENGINES)/.made
 OLDEST_BUILD ?= build/oldest-build
 LOWEST_OF_BUILD = $(BIN)/python tests/support/lowest_versions.py --of-build
 
-test-oldest-build: setup
-	@test -d $(OLDEST_BUILD)/torch || \
-	  $(BIN)/python -m pip $(INSTALL) $(PIP_TORCH_ARGS) --target $(OLDEST_BUILD) "$$($(LOWEST_OF_BUILD) torch)"
-	@test -d $(OLDEST_BUILD)/transformers || \
-	  $(BIN)/python -m pip $(INSTALL) --no-deps --target $(OLDEST_BUILD) "$$($(LOWEST_OF_BUILD) transformers)"
+# The folder is made anew when a bound moves or a download broke off.
+$(OLDEST_BUILD)/.installed: pyproject.toml | $(VENV)/.installed
+	@rm -rf $(OLDEST_BUILD)
+	@$(BIN)/python -m pip $(INSTALL) $(PIP_TORCH_ARGS) --target $(OLDEST_BUILD) "$$($(LOWEST_OF_BUILD) torch)"
+	@$(BIN)/python -m pip $(INSTALL) --no-deps --target $(OLDEST_BUILD) "$$($(LOWEST_OF_BUILD) transformers)"
+	@touch $@
+
+test-oldest-build: setup $(OLDEST_BUILD)/.installed
 	PYTHONPATH=$(abspath $(OLDEST_BUILD)) OMP_NUM_THREADS=1 $(BIN)/pytest -q $(PYTEST_ARGS) \
 	  tests/end_to_end/test_families.py tests/builder/test_constants.py -k 'not mutation'
 

@@ -298,6 +298,7 @@ class LLM(StrictKeywords):
         RequestAbortedError in the callers that wait for them.
         """
         self._client.close(drain, timeout)
+        self._finalizer.detach()  # it would begin a thread that finds the client closed
         vocabulary_reader(self.engine).close()
         if self._lease is not None:
             self._lease.close()

@@ -201,6 +201,18 @@ def test_a_dropped_llm_stops_its_engine(fake: FakeEngine, tmp_path: Path) -> Non
     assert fake.stopped
 
 
+def test_nothing_is_closed_again_when_an_llm_that_was_shut_down_is_dropped(
+    fake: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+    llm = LLM(write_engine(tmp_path / "engine"), kv_cache_memory="1MiB")
+    llm.shutdown()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: begun.append(thread.name))
+    del llm
+    gc.collect()
+    assert begun == []
+
+
 class CollectingLock:
     """A client's lock in which the garbage collector comes, as it may anywhere."""
 
