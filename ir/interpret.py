@@ -16,7 +16,7 @@ from tensorwright.errors import GraphError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import STORED, Graph, Node, Value
 from tensorwright.ir.interpret_ops import COMPOUND_RULES, RULES, torch_dtype
-from tensorwright.ir.ops import find_spec
+from tensorwright.ir.ops import find_spec, matrices_of
 from tensorwright.ir.records import Op
 from tensorwright.ir.shape_rules import is_weak
 from tensorwright.ir.weights import WeightExpr
@@ -35,10 +35,14 @@ class QuantizedSource(Protocol):
 
 @runtime_checkable
 class ProductSource(Protocol):
-    """A source of weights that also computes products with them, so that no whole matrix must be in memory."""
+    """A source of weights that also computes products with them, so that no whole matrix must be in memory.
+
+    matrices: of a mixture's operand [E, ...], what the mixture's definition indexes by the number of an expert.
+    """
 
     def __call__(self, expr: WeightExpr, /) -> torch.Tensor: ...
     def product(self, node: Node, x: torch.Tensor, /) -> torch.Tensor: ...
+    def matrices(self, node: Node, operand: Value, /) -> Any: ...
 
 
 def interpret(graph: Graph, inputs: dict[str, Any], weights: Weights) -> list[Any]:
@@ -73,7 +77,7 @@ def run(graph: Graph, inputs: dict[str, Any], weights: Weights) -> Iterator[tupl
                 env[node.output] = weights.product(node, env[node.inputs[0]])  # type: ignore[index]
             _check(node, node.output, env[node.output], bindings)
         else:
-            ready = _quantized(node, graph.stage, weights)
+            ready = _ready(node, graph.stage, weights)
             operands = [
                 None if v is None else ready[v] if v in ready else env[v] if v in env else _source(v, weights)
                 for v in node.inputs
@@ -135,8 +139,12 @@ def _is_source(value: Value) -> bool:
     return value.is_stored
 
 
-def _quantized(node: Node, stage: str, weights: Weights) -> dict[Value, Any]:
-    """Returns the matrix of a quantized product if `weights` gives it quantized, else an empty dict."""
+def _ready(node: Node, stage: str, weights: Weights) -> dict[Value, Any]:
+    """Returns the operands that `weights` gives in a form of its own: the matrix of a quantized product, or those of a
+    mixture of experts."""
+    if stage != "lowered" and _is_of_kind(node, stage, "mixture") and isinstance(weights, ProductSource):
+        stored = (value for value in matrices_of(node) if value.producer.op == "weight")
+        return {value: weights.matrices(node, value) for value in stored}
     quantized = _is_of_kind(node, stage, "product") and "format" in node.attrs
     if not quantized or not isinstance(weights, QuantizedSource):
         return {}

@@ -154,11 +154,11 @@ def kind_of(op: str) -> str:
     return "" if spec is None else spec.kind
 
 
-def matrix_index(op: str) -> int | None:
-    """Returns the position of the matrix that `op` multiplies by or gathers from, at any stage; None if it has none."""
+def matrices_of(node: Node) -> list[Value]:
+    """Returns the operands that hold the matrices which a node of any stage multiplies by or gathers from."""
     table = _table()
-    found = (record.matrix for record in (table.lowered.get(op), table.graph.get(op)) if record is not None)
-    return next((index for index in found if index is not None), None)
+    found = (record.matrices for record in (table.lowered.get(node.op), table.graph.get(node.op)) if record is not None)
+    return [node.operand(index) for index in next((indices for indices in found if indices), ())]
 
 
 def find_spec(op: str, stage: str) -> Op | None:

@@ -21,7 +21,7 @@ Infer = Callable[[list[Any], dict[str, Any]], Types]
 Reference = Callable[[list[Any], dict[str, Any], str], list[Any]]
 
 ROWS, SHARED, METADATA, CACHE = "rows", "shared", "metadata", "cache"
-Kind = Literal["", "elementwise", "reduction", "norm", "product", "lookup", "gate"]
+Kind = Literal["", "elementwise", "reduction", "norm", "product", "lookup", "gate", "mixture"]
 
 MAX_INS, MAX_OUTS, MAX_WEIGHTS, MAX_INTS, MAX_FLOATS = 4, 2, 2, 8, 4
 """The most parts of one instruction: the array sizes of `Instruction` in runtime/core/plan/plan_format.h."""
@@ -132,11 +132,13 @@ class Op:
         return self.operands[min(index, len(self.operands) - 1)].optional
 
     @property
-    def matrix(self) -> int | None:
-        """The position of the matrix that a product multiplies by, or of the table that a lookup reads; else None."""
-        if self.kind not in ("product", "lookup"):
-            return None
-        return next((i for i, operand in enumerate(self.operands) if operand.kind == SHARED), None)
+    def matrices(self) -> tuple[int, ...]:
+        """The positions of the operands that hold matrices: the one that a product multiplies by, the table that a
+        lookup reads, all those of a mixture of experts, which hold a matrix for each expert."""
+        if self.kind not in ("product", "lookup", "mixture"):
+            return ()
+        found = [i for i, operand in enumerate(self.operands) if operand.kind == SHARED and not operand.optional]
+        return tuple(found if self.kind == "mixture" else found[:1])
 
 
 @dataclass(frozen=True)

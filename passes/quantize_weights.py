@@ -14,6 +14,7 @@ from typing import Any
 from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, QuantizeSpec, WeightFormat
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
+from tensorwright.ir.ops import matrices_of
 from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 
@@ -55,12 +56,6 @@ def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
                 f"w8a8 takes matrices of at most {MAX_WHOLE_ROW} columns, the sums of longer rows need not fit 32 "
                 f"bits; %{weight.name} has {columns}; quantize to int8, which has a scale for each group"
             )
-
-
-def matrices_of(node: Node) -> list[Value]:
-    """Returns the matrices of a linear, an embedding or experts."""
-    at = {"linear": (1,), "embedding": (0,), "experts": (3, 4)}[node.op]
-    return [node.operand(i) for i in at]
 
 
 def chooses_experts(node: Node, users: dict[Value, list[Node]]) -> bool:

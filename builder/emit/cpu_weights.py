@@ -162,14 +162,17 @@ class StoredPanels:
         """Returns 2 where the rows of gate and up were packed as two runs, else 1."""
         return 2 if self._plans[expr, fmt].key.layout.gated else 1
 
-    def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
-        """Returns the packed panels of rows [start, end), uint8. The rows start with a panel of their half."""
+    def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int, matrix: int = 0) -> np.ndarray:
+        """Returns the packed panels of rows [start, end), uint8, of the matrix of that number where there are several.
+        The rows start with a panel of their half."""
         plan = self._plans[expr, fmt]
-        stored = np.asarray(self._bytes[plan.offset : plan.offset + plan.bytes]).reshape(-1, plan.panel_bytes)
+        size = plan.bytes // plan.matrices
+        first = plan.offset + matrix * size
+        stored = np.asarray(self._bytes[first : first + size]).reshape(-1, plan.panel_bytes)
         if not plan.key.layout.gated:
             return stored[start // LANES : panels_of(end)].reshape(-1)
-        half, first = divmod(start, plan.rows // 2)
-        panels = stored[half::2][first // LANES : first // LANES + panels_of(end - start)]
+        half, row = divmod(start, plan.rows // 2)
+        panels = stored[half::2][row // LANES : row // LANES + panels_of(end - start)]
         return np.ascontiguousarray(panels).reshape(-1)
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from tensorwright.builder.emit.cpu_weights import WeightTable
 from tensorwright.builder.measure.metrics import rounded
-from tensorwright.errors import GraphError
-from tensorwright.ir.graph import Graph, Node
-from tensorwright.ir.ops import matrix_index
+from tensorwright.ir.graph import Graph, Node, Value
+from tensorwright.ir.ops import kind_of, matrices_of
 from tensorwright.ir.weights import WeightExpr
 
 EMBEDDING, LM_HEAD, LAYERS = "embedding", "lm_head", "layers"
 _LAYER = re.compile(r"\.(\d+)\.")
+_EXPERT = re.compile(r"\.\d+(?=\.)")
 
 Place = tuple[str, int]
 """(name of the weight within its layer, number of the layer)."""
@@ -76,22 +76,18 @@ def matrix_uses(lowered: Graph, weights: WeightTable) -> Iterable[Use]:
     """Yields every matrix of the checkpoint that an instruction of target cpu reads."""
     plans = {(plan.key.source, plan.key.layout): plan for plan in weights.plans}
     for node in lowered.nodes:
-        expr = matrix_of(node)
-        if expr is not None:
-            layout = node.operand(matrix_index(node.op) or 0).producer.attrs["layout"]
+        for value, expr in stored_matrices(node):
+            layout = value.producer.attrs["layout"]
             plan = plans[expr, layout]
             error = weights.errors[plan.key].value if plan.key in weights.errors else None
             stored = StoredMatrix(expr, f"{layout} {plan.key.dtype}", plan.values, plan.bytes, error)
-            yield role_of(node), place_of(node), stored
+            yield role_of(node), place_of(node, expr), stored
 
 
-def matrix_of(node: Node) -> WeightExpr | None:
-    """Returns the checkpoint matrix that a node multiplies with or gathers from, None for other nodes."""
-    at = matrix_index(node.op)
-    if at is None or node.operand(at).producer.op != "weight":
-        return None
-    expr: WeightExpr = node.operand(at).producer.attrs["expr"]
-    return expr
+def stored_matrices(node: Node) -> list[tuple[Value, WeightExpr]]:
+    """Returns the matrices of the checkpoint that a node multiplies with or gathers from, with their expressions."""
+    matrices = [value for value in matrices_of(node) if value.producer.op == "weight"]
+    return [(value, value.producer.attrs["expr"]) for value in matrices]
 
 
 def role_of(node: Node) -> str:
@@ -101,19 +97,19 @@ def role_of(node: Node) -> str:
     return LM_HEAD if node.output.shape[0] == "rows" else LAYERS
 
 
-def place_of(node: Node) -> Place:
-    """Returns the place of a node's matrix. Joined matrices have names such as "self_attn.q_proj+k_proj".
+def place_of(node: Node, expr: WeightExpr) -> Place:
+    """Returns the place of one of a node's matrices.
 
-    Raises GraphError for a node without a matrix of the checkpoint.
+    Joined matrices have names such as "self_attn.q_proj+k_proj", those of all experts "mlp.experts.gate_proj+up_proj".
     """
-    role, expr = role_of(node), matrix_of(node)
-    if expr is None:
-        raise GraphError(f"{node.op} has no matrix of the checkpoint")
+    role = role_of(node)
     if role != LAYERS:
         return role, 0
     names = [name.removesuffix(".weight") for name in dict.fromkeys(expr.refs())]
     found = [_LAYER.search(name) for name in names]
     tails = [name[match.end() :] if match else name for name, match in zip(names, found, strict=True)]
+    if kind_of(node.op) == "mixture":
+        tails = list(dict.fromkeys(_EXPERT.sub("", tail) for tail in tails))
     parent = tails[0].rpartition(".")[0]
     rest = [tail.removeprefix(f"{parent}.") if parent else tail for tail in tails[1:]]
     return "+".join([tails[0], *rest]), int(found[0][1]) if found[0] else 0

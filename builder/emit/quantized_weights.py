@@ -19,7 +19,7 @@ from tensorwright.engine_format.weight_formats import LANES, WeightFormat
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import to_float32
-from tensorwright.models.read_weights import TensorSource, evaluate_rows
+from tensorwright.models.read_weights import TensorSource, evaluate_matrix_rows, evaluate_rows
 from tensorwright.plugins.packing import panels_of
 from tensorwright.plugins.quantized_matmul.quantize import Quantized, quantize_weights, unpack
 
@@ -116,9 +116,15 @@ class PackedPanels:
         """Returns 1: the rows are packed in one run."""
         return 1
 
-    def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
-        """Returns packed panels of rows [start, end), uint8. Raises CheckpointError for an infinite weight or a NaN."""
-        tensor = evaluate_rows(expr, self._source, start, end)
+    def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int, matrix: int = 0) -> np.ndarray:
+        """Returns packed panels of rows [start, end), uint8; of the matrix of that number where there are several.
+
+        Raises CheckpointError for an infinite weight or a NaN.
+        """
+        if len(expr.shape(self._source)) == 3:
+            tensor = evaluate_matrix_rows(expr, self._source, matrix, start, end)
+        else:
+            tensor = evaluate_rows(expr, self._source, start, end)
         w = np.ascontiguousarray(tensor.data if tensor.dtype == "bfloat16" else to_float32(tensor))
         out = np.empty(panels_of(end - start) * fmt.panel_bytes(w.shape[1]), np.uint8)
         _, _, finite = _native().quantize_panels(NUMBERS[fmt.dtype], fmt.group, w, out)

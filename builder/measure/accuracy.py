@@ -18,7 +18,7 @@ from tensorwright.builder.measure.metrics import Comparison
 from tensorwright.engine_format.file_names import CPU_PLAN, CPU_WEIGHTS, TOKENIZER
 from tensorwright.errors import CheckpointError, MissingDependencyError
 from tensorwright.ir.graph import Graph, Node
-from tensorwright.ir.ops import find_spec
+from tensorwright.ir.ops import find_spec, matrices_of
 from tensorwright.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def measure_logits(
 
     vocab_size, max_seq_len = traced.facts.vocab_size, traced.facts.max_seq_len
     ids, text = sample_ids(checkpoint, min(token_budget(vocab_size, multiply_adds(quantized)), max_seq_len), vocab_size)
-    cuts = any(is_product(node) and "format" in node.attrs for node in quantized.nodes)
+    cuts = any(multiplied(node) and "format" in node.attrs for node in quantized.nodes)
     reference, output_errors = compute_reference(kind, checkpoint, ids, traced, quantized if cuts else None, panels)
     comparison = Comparison()
     done = 0
@@ -78,14 +78,22 @@ def measure_logits(
 
 def multiply_adds(graph: Graph) -> int:
     """Returns the multiply-adds that the products of a graph at stage "cached" take for each token."""
-    matrices = (node.operand(1) for node in graph.nodes if is_product(node))
-    return sum(prod(int(dim) for dim in w.shape) for w in matrices)
+    return sum(multiplied(node) for node in graph.nodes)
 
 
-def is_product(node: Node) -> bool:
-    """Returns whether a node of a graph at stage "cached" multiplies by a matrix of weights."""
+def multiplied(node: Node) -> int:
+    """Returns how many numbers of its matrices a node of a graph at stage "cached" multiplies a token by.
+
+    Of a mixture of experts these are the matrices of the experts that a token takes.
+    """
     record = find_spec(node.op, "cached")
-    return record is not None and record.kind == "product" and record.matrix is not None
+    if record is None or record.kind not in ("product", "mixture"):
+        return 0
+    shapes = [[int(dim) for dim in w.shape] for w in matrices_of(node)]
+    if record.kind == "product":
+        return sum(map(prod, shapes))
+    taken = next(v for operand, v in zip(record.operands, node.inputs, strict=False) if operand.name == "index")
+    return sum(int(taken.shape[-1]) * prod(shape[1:]) for shape in shapes) if taken is not None else 0
 
 
 def token_budget(vocab_size: int, multiply_adds: int) -> int:

@@ -18,6 +18,7 @@ from tensorwright.builder.measure.streamed_weights import PanelSource, StreamedW
 from tensorwright.ir.graph import Graph, Node
 from tensorwright.ir.interpret import Weights
 from tensorwright.ir.walk import Walk, in_step
+from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.checkpoint import Checkpoint
 
 OUTPUT_TOKENS = 32
@@ -30,9 +31,9 @@ class OutputErrors:
     def __init__(self) -> None:
         self._totals: dict[Place, RelativeError] = {}
 
-    def add(self, node: Node, error: float, size: float) -> None:
+    def add(self, node: Node, expr: WeightExpr, error: float, size: float) -> None:
         """Adds the sums of squares of a product's errors, and of the product with unquantized weights."""
-        self._totals.setdefault(place_of(node), RelativeError()).add(error, size)
+        self._totals.setdefault(place_of(node, expr), RelativeError()).add(error, size)
 
     def record(self) -> dict[str, list[float | None]]:
         """Returns the root mean squared error over that of the output without bias, as in quantization_record.py."""

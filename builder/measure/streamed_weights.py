@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,16 +21,16 @@ from tensorwright.ir.graph import Node, Value
 from tensorwright.ir.interpret_ops import torch_dtype
 from tensorwright.ir.weights import WeightExpr
 from tensorwright.models.dtypes import to_float32
-from tensorwright.models.read_weights import TensorSource, evaluate, evaluate_rows
+from tensorwright.models.read_weights import TensorSource, evaluate, evaluate_matrix_rows, evaluate_rows
 from tensorwright.plugins.quantized_matmul.quantize import quantize_weights, unpack
 from tensorwright.plugins.quantized_matmul.weight_only import restored
 
 CHUNK_ELEMENTS = 1 << 20
 """Elements of a matrix that each thread converts to float32 at a time: they fit a second level cache."""
 
-OnProduct = Callable[[Node, float, float], None]
-"""Takes a node, the sum of the squared errors of its quantized product, and the sum of the squares of the product with
-the weights as they are stored."""
+OnProduct = Callable[[Node, WeightExpr, float, float], None]
+"""Takes a node, the weight that it multiplies by, the sum of the squared errors of its quantized product, and the sum
+of the squares of the product with the weights as they are stored."""
 
 
 class PanelSource(Protocol):
@@ -38,8 +39,11 @@ class PanelSource(Protocol):
     def halves(self, expr: WeightExpr, fmt: WeightFormat) -> int:
         """Returns in how many equal runs the rows are packed. No panel holds rows of two runs."""
 
-    def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int) -> np.ndarray:
-        """Returns rows [start, end) of one run as uint8. The rows start with a panel."""
+    def panels(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int, matrix: int = 0) -> np.ndarray:
+        """Returns rows [start, end) of one run as uint8, of the matrix of that number where there are several.
+
+        The rows start with a panel.
+        """
 
 
 class StreamedWeights:
@@ -92,6 +96,10 @@ class StreamedWeights:
             # A product whose weights alone are quantized is rounded before the bias is added, as the plugin does it.
             y = y.to(kind).float() + b.to(kind).float() if node.op == "weight_only_linear" else y + b
         return y.to(kind).reshape(*x.shape[:-1], y.shape[1])
+
+    def matrices(self, node: Node, operand: Value) -> StreamedMatrices:
+        """Returns an operand of a mixture of experts, whose matrices are read one at a time."""
+        return StreamedMatrices(node, operand, self._source, self._panels, self._on_product)
 
     def rows(self, expr: WeightExpr, start: int, end: int) -> torch.Tensor:
         """Returns rows [start, end) in float32. The same thread's next call overwrites this memory."""
@@ -146,7 +154,8 @@ class StreamedWeights:
 
         sums = self._each([y.shape[1] // halves] * halves, x.shape[1], part)
         if self._on_product is not None:
-            self._on_product(node, sum(error for error, _ in sums), sum(size for _, size in sums))
+            error, size = (sum(column) for column in zip(*sums, strict=True))
+            self._on_product(node, stored(node.operand(1)), error, size)
 
     def _restored(self, expr: WeightExpr, fmt: WeightFormat, start: int, end: int, kind: str) -> torch.Tensor:
         """Returns quantized rows [start, end) converted back, in numbers of the activation type."""
@@ -156,6 +165,51 @@ class StreamedWeights:
         else:
             made = unpack(self._panels.panels(expr, fmt, start, end), fmt, end - start, k)
         return torch.from_numpy(restored(made, fmt, k, kind))
+
+
+@dataclass(frozen=True)
+class StreamedMatrices:
+    """The matrices [E, N, K] of the experts of a node. An index reads the matrix of one expert, which is dropped after
+    its use: the matrices of a layer together would be the largest thing in memory."""
+
+    node: Node
+    operand: Value
+    source: TensorSource
+    quantized: PanelSource
+    on_product: OnProduct | None
+
+    def __getitem__(self, expert: int) -> torch.Tensor | StreamedMatrix:
+        if "format" in self.node.attrs:
+            return StreamedMatrix(self, int(expert))
+        return self.floats(int(expert)).to(torch_dtype(self.operand.dtype))
+
+    def floats(self, expert: int) -> torch.Tensor:
+        """Returns [N, K] float32."""
+        tensor = evaluate_matrix_rows(stored(self.operand), self.source, expert, 0, int(self.operand.shape[1]))
+        return torch.from_dlpack(np.ascontiguousarray(to_float32(tensor)))
+
+
+@dataclass(frozen=True)
+class StreamedMatrix:
+    """The quantized matrix [N, K] of one expert, which multiplies as the engine does."""
+
+    of: StreamedMatrices
+    expert: int
+
+    def product(self, x: np.ndarray) -> np.ndarray:
+        """Returns float32 [T, N] for x [T, K]."""
+        node, expr, fmt = self.of.node, stored(self.of.operand), self.of.node.attrs["format"]
+        runs = self.of.quantized.halves(expr, fmt)
+        rows = int(self.of.operand.shape[1]) // runs
+        x = np.ascontiguousarray(x, np.float32)
+        multiplier = Multiplier(x, fmt)
+        starts = range(0, runs * rows, rows)
+        panels = (self.of.quantized.panels(expr, fmt, start, start + rows, self.expert) for start in starts)
+        got = np.concatenate([multiplier.product(run, rows) for run in panels], axis=1)
+        if self.of.on_product is not None:
+            exact = torch.from_numpy(x) @ self.of.floats(self.expert).T
+            self.of.on_product(node, expr, _squares(torch.from_numpy(got) - exact), _squares(exact))
+        return got
 
 
 def stored(value: Value) -> WeightExpr:

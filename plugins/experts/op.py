@@ -68,6 +68,7 @@ OP = Op(
     stages=("traced", "fused", "cached"),
     infer=infer,
     reference=reference,
+    kind="mixture",
     per_token=True,
     sums=True,
 )
@@ -77,6 +78,7 @@ INSTRUCTION = Instruction(
     operands=(*OPERANDS[:3], shared("gate_up", gated(PANELS)), shared("down", PANELS)),
     attrs={"experts": "int", "activation": "str", "inner": "dtype"},
     words={"activation": ACTIVATIONS},
+    kind="mixture",
     reference=reference,
     sums=True,
 )

@@ -44,6 +44,7 @@ OP = Op(
     stages=("cached",),
     infer=experts.infer,
     reference=reference,
+    kind="mixture",
     per_token=True,
     sums=True,
 )
@@ -54,6 +55,7 @@ INSTRUCTION = Instruction(
     operands=(*experts.OPERANDS[:3], shared("gate_up", gated_layout(QUANTIZED)), shared("down", QUANTIZED)),
     attrs={"experts": "int", "activation": "str", "format": "format", "inner": "dtype"},
     words={"activation": ACTIVATIONS},
+    kind="mixture",
     reference=reference,
     sums=True,
 )

@@ -7,7 +7,7 @@ Sums are exact within a group and float32 across groups, ascending.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,8 +36,16 @@ def product_type(name: str, inputs: Sequence[Value | None]) -> list[tuple[str, S
     return [(x.dtype, (*x.shape[:-1], w.shape[0]))]
 
 
-def product(x: np.ndarray, w: np.ndarray | Quantized, fmt: WeightFormat) -> np.ndarray:
+class PackedMatrix(Protocol):
+    """A quantized matrix that multiplies with the bits of `product`."""
+
+    def product(self, x: np.ndarray, /) -> np.ndarray: ...
+
+
+def product(x: np.ndarray, w: np.ndarray | Quantized | PackedMatrix, fmt: WeightFormat) -> np.ndarray:
     """Returns float32 [T, N], with the kernels' order of sums; each step's fused rounding is done in float64."""
+    if not isinstance(w, (np.ndarray, Quantized)):
+        return w.product(x)
     b = w if isinstance(w, Quantized) else quantize_weights(np.asarray(w, np.float32), fmt)
     a = quantize_activations(x, fmt)
     total = np.zeros((len(x), len(b.values)), np.float32)

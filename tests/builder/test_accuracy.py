@@ -10,13 +10,15 @@ import torch
 
 from support.made_checkpoints import write_checkpoint
 from support.tiny_models import load_eager, make_variant
-from tensorwright.builder.measure.accuracy import sample_ids, token_budget
+from tensorwright.builder.measure.accuracy import multiply_adds, sample_ids, token_budget
 from tensorwright.builder.measure.metrics import Comparison
 from tensorwright.builder.measure.outputs import compute_reference
 from tensorwright.builder.measure.reference import transformers_logits
+from tensorwright.builder.measure.streamed_weights import StreamedMatrices
 from tensorwright.builder.trace.export import trace
 from tensorwright.errors import CheckpointError
 from tensorwright.models.checkpoint import open_checkpoint
+from tensorwright.passes.pipeline import run_pipeline
 
 
 def compare(reference, logits, next_ids):
@@ -85,7 +87,7 @@ def test_sample_ids(tmp_path):
         sample_ids(tiny, 10, 50)
 
 
-@pytest.mark.parametrize("variant", ["llama_tied", "llama_biases"])
+@pytest.mark.parametrize("variant", ["llama_tied", "llama_biases", "mixtral"])
 def test_streamed_reference_is_the_model(tmp_path, variant):
     path = make_variant(tmp_path / "m", variant)
     checkpoint = open_checkpoint(path)
@@ -98,6 +100,30 @@ def test_streamed_reference_is_the_model(tmp_path, variant):
     # Both sum the same float32 products in some order: no further from float64 than a few times the other.
     allowed = 4 * np.abs(theirs - exact).max() + np.finfo(np.float32).eps * np.abs(exact).max()
     assert np.abs(logits - exact).max() <= allowed
+
+
+def test_experts_in_another_order_show(tmp_path, monkeypatch):
+    path = make_variant(tmp_path / "m", "mixtral")
+    checkpoint = open_checkpoint(path)
+    ids = [5, 9, 1, 33, 33, 7]
+    traced = trace(checkpoint, dtype="float32", max_seq_len=128)
+    floats = StreamedMatrices.floats
+    monkeypatch.setattr(StreamedMatrices, "floats", lambda self, expert: floats(self, (expert + 1) % 6))
+    logits, _ = compute_reference("quick", checkpoint, ids, traced, None, None)
+    assert np.abs(transformers_logits(path, ids, 128) - logits).max() > 1e-3
+
+
+def test_a_token_is_multiplied_by_the_experts_that_it_takes(tmp_path):
+    checkpoint = open_checkpoint(make_variant(tmp_path / "m", "mixtral"))
+    graph = trace(checkpoint, dtype="float32", max_seq_len=128)
+    graph.facts.update(block_size=32)
+    config = checkpoint.config
+    hidden, inner, layers = config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
+    heads, kv_heads, head = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    attention = hidden * head * (2 * heads + 2 * kv_heads)
+    mixture = config["num_local_experts"] * hidden + config["num_experts_per_tok"] * 3 * hidden * inner
+    expected = layers * (attention + mixture) + config["vocab_size"] * hidden
+    assert multiply_adds(run_pipeline(graph).cached_graph) == expected
 
 
 def test_longrope_is_measured_with_the_engines_factors(tmp_path):

@@ -13,15 +13,17 @@ import torch
 from support.lowered import MemorySource
 from support.tiny_models import make_variant
 from tensorwright.builder.build import build
+from tensorwright.builder.emit import quantization_record
 from tensorwright.builder.emit.cpu_plan import emit_cpu_plan
 from tensorwright.builder.emit.cpu_weights import StoredPanels
 from tensorwright.builder.emit.quantized_weights import PackedPanels, QuantizingWeights
 from tensorwright.builder.measure.accuracy import measure_accuracy
 from tensorwright.builder.measure.outputs import output_errors
-from tensorwright.builder.measure.streamed_weights import StreamedWeights
+from tensorwright.builder.measure.streamed_weights import StreamedMatrix, StreamedWeights, stored
 from tensorwright.builder.trace.export import trace
 from tensorwright.engine_format.weight_formats import parse_format, parse_spec
 from tensorwright.errors import CheckpointError
+from tensorwright.ir.ops import matrices_of
 from tensorwright.ir.weights import Ref, WeightExpr
 from tensorwright.models import read_weights
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
@@ -173,6 +175,82 @@ def test_without_accuracy_the_errors_of_weights_are_kept(tied: Checkpoint, tmp_p
     plain = build(tied.path, tmp_path / "plain", accuracy="quick").config
     assert plain["quantization"] is None
     assert "output_errors" not in plain["accuracy"]
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return open_checkpoint(make_variant(tmp_path_factory.mktemp("experts") / "model", "mixtral"))
+
+
+@pytest.fixture(scope="module")
+def of_experts(mixtral: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    out = tmp_path_factory.mktemp("experts") / "engine"
+    return build(mixtral.path, out, quantize="int4").config | {"path": str(out)}
+
+
+class TestExperts:
+    W13, W2 = "block_sparse_moe.experts.w1+w3", "block_sparse_moe.experts.w2"
+
+    def test_errors_and_bits_count_all_experts(self, of_experts: dict, mixtral: Checkpoint) -> None:
+        errors = of_experts["quantization"]["weight_errors"]
+        matrices = ["self_attn.q_proj+k_proj+v_proj", "self_attn.o_proj", self.W13, self.W2]
+        assert sorted(errors) == sorted(["embedding", "lm_head", *matrices])
+        assert sorted(of_experts["accuracy"]["output_errors"]) == sorted(["lm_head", *matrices])
+        experts = [f"model.layers.1.block_sparse_moe.experts.{i}" for i in range(6)]
+        for place, parts in ((self.W13, ("w1", "w3")), (self.W2, ("w2",))):
+            names = [f"{expert}.{part}.weight" for expert in experts for part in parts]
+            w = np.concatenate([mixtral.read(name).data for name in names])
+            assert errors[place][1] == pytest.approx(relative_error(w, "int4:g32"), rel=0.01)
+        # Rows of 32 and 48 columns are one and two groups; panels hold 16 rows, and scales of two groups. The router's
+        # 6 rows stay float32.
+        layer = 4 * (64 + 256) + 2 * (64 + 256) + 6 * (6 * (64 + 256) + 2 * (64 + 512)) + 16 * 32 * 4
+        weights = 64 * 32 + 32 * 32 + 6 * 3 * 32 * 48 + 6 * 32
+        assert of_experts["quantization"]["bits_per_weight"]["layers"] == pytest.approx(8 * layer / weights, rel=1e-3)
+
+    def test_panels_of_an_engine_are_those_that_packing_gives(self, of_experts: dict, mixtral: Checkpoint) -> None:
+        lowered = rewritten(mixtral, "int4").graph
+        stored = StoredPanels(emit_cpu_plan(lowered, mixtral).weights, Path(of_experts["path"]) / "cpu" / "weights.bin")
+        packed, halves = PackedPanels(mixtral), []
+        node = next(iter(lowered.find("quantized_experts")))
+        for value in matrices_of(node):
+            w, fmt = value.producer.attrs["expr"], node.attrs["format"]
+            halves.append(stored.halves(w, fmt))
+            run = int(value.shape[1]) // halves[-1]
+            for start in range(0, run * halves[-1], run):
+                for expert in (0, 1, 5):
+                    ends = (start, start + run, expert)
+                    np.testing.assert_array_equal(stored.panels(w, fmt, *ends), packed.panels(w, fmt, *ends))
+        assert halves == [2, 1]
+
+    def test_the_matrices_of_a_layer_are_never_in_memory_together(
+        self, mixtral: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each is read for itself, multiplied with the bits of the definition, and held against the stored one."""
+        totals: dict[str, np.ndarray] = {}
+
+        def product(matrix: StreamedMatrix, x: np.ndarray) -> np.ndarray:
+            w = matrix.of.floats(matrix.expert).numpy()
+            got = multiply(matrix, x)
+            assert np.array_equal(got, linear.product(x, w, parse_format("int4")))
+            exact = x.astype(np.float64) @ w.T.astype(np.float64)
+            place = quantization_record.place_of(matrix.of.node, stored(matrix.of.operand))
+            squares = np.array([np.sum((got - exact) ** 2), np.sum(exact**2)])
+            totals[str(place)] = totals.get(str(place), 0) + squares
+            return got
+
+        multiply = StreamedMatrix.product
+        monkeypatch.setattr(StreamedMatrix, "product", product)
+        whole = StreamedWeights.__call__
+        read: list[int] = []
+        monkeypatch.setattr(
+            StreamedWeights, "__call__", lambda self, expr: read.append(len(expr.shape(mixtral))) or whole(self, expr)
+        )
+        errors = output_errors(rewritten(mixtral, "int4").cached_graph, mixtral, [5, 9, 1, 33])
+        assert set(read) == {1}  # norms
+        assert len(totals) == 4
+        for place, layer in ((self.W13, 0), (self.W2, 1)):
+            lost, size = totals[str((place, layer))]
+            assert errors[place][layer] == pytest.approx((lost / size) ** 0.5, rel=0.01)
 
 
 class TestQuantizingWeights:

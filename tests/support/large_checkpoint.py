@@ -28,6 +28,36 @@ WIDE_LLAMA = {
 """As wide as a Llama of 1 B parameters, with 3 layers: 628 MB in bfloat16, 263 MB of them the embedding table."""
 
 
+WIDE_MIXTURE = {
+    **WIDE_LLAMA,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "vocab_size": 4096,
+    "num_hidden_layers": 1,
+    "moe_intermediate_size": 768,
+    "num_experts": 32,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+"""One layer as wide as those of Qwen3-30B-A3B, with a quarter of its experts: 302 MB of them in bfloat16."""
+
+
+def decoder_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Tensor names and shapes of a tied Qwen3-MoE, or of a tied Llama without biases."""
+    if "num_experts" not in config:
+        return llama_shapes(config)
+    hidden, inner, head = config["hidden_size"], config["moe_intermediate_size"], config["head_dim"]
+    shapes = {name: shape for name, shape in llama_shapes(config).items() if ".mlp." not in name}
+    for i in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        shapes |= {f"{layer}.self_attn.{norm}.weight": (head,) for norm in ("q_norm", "k_norm")}
+        shapes[f"{layer}.mlp.gate.weight"] = (config["num_experts"], hidden)
+        for expert in range(config["num_experts"]):
+            for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+                shapes[f"{layer}.mlp.experts.{expert}.{name}_proj.weight"] = shape
+    return shapes
+
+
 def llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Tensor names and shapes of a tied Llama without biases."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
@@ -48,12 +78,12 @@ def write_sparse_checkpoint(path: Path, config: dict[str, Any]) -> int:
     """Writes the directory; all weights read as zero. Returns the bytes of the largest tensor."""
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps(config))
-    header, end = {}, 0
-    for name, shape in llama_shapes(config).items():
+    header, end, shapes = {}, 0, decoder_shapes(config)
+    for name, shape in shapes.items():
         begin, end = end, end + 2 * prod(shape)
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     with (path / "model.safetensors").open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
-    return max(2 * prod(shape) for shape in llama_shapes(config).values())
+    return max(2 * prod(shape) for shape in shapes.values())

@@ -11,7 +11,14 @@ import ml_dtypes
 import numpy as np
 
 from tensorwright.builder.emit.onnx.model_file import ModelFile, stored_bytes
-from tensorwright.builder.emit.quantization_record import StoredMatrix, Use, make_record, matrix_of, place_of, role_of
+from tensorwright.builder.emit.quantization_record import (
+    StoredMatrix,
+    Use,
+    make_record,
+    place_of,
+    role_of,
+    stored_matrices,
+)
 from tensorwright.builder.emit.quantized_weights import RelativeError, quantized_chunks
 from tensorwright.builder.measure.metrics import rounded
 from tensorwright.engine_format.weight_formats import LANES, WeightFormat
@@ -80,11 +87,10 @@ class Weights:
 
     def _uses(self, graph: Graph) -> Iterator[Use]:
         for node in graph.nodes:
-            expr = matrix_of(node)
-            if expr is not None:
+            for _, expr in stored_matrices(node):
                 form = str(node.attrs.get("format", self.dtype))
                 error = self.errors[expr, form].value if (expr, form) in self.errors else None
-                yield role_of(node), place_of(node), StoredMatrix(expr, form, *self.stored[expr, form], error)
+                yield role_of(node), place_of(node, expr), StoredMatrix(expr, form, *self.stored[expr, form], error)
 
     def _all_bits(self) -> float | None:
         counts = {expr: weights for (expr, _), (weights, _) in self.stored.items()}
