@@ -157,8 +157,8 @@ class Experts : public Operation {
 
   void run(const StepView& view, ThreadTeam& team) override {
     const int32_t rows = x_.rows(view);
-    if (rows == 0) return;
     sort_pairs(view);
+    if (rows == 0) return;
     const int32_t pairs = starts_.back();
     const Scratch s = scratch(view.scratch, pairs);
     split_rows(team, pairs, x_.cols, [&](int32_t begin, int32_t end) {
@@ -180,6 +180,10 @@ class Experts : public Operation {
     return {taken_experts_ * (gate_up_.matrix_bytes() + down_.matrix_bytes()) +
                 rows * (x_.row_bytes() + y_.row_bytes()),
             pairs * (gate_up_.operations() + down_.operations())};
+  }
+
+  ExpertUse expert_use() const override {
+    return {experts_, index_.cols, gate_up_.matrix_bytes() + down_.matrix_bytes(), &starts_};
   }
 
  private:

@@ -287,7 +287,8 @@ class LLM(StrictKeywords):
         """Returns the measurements by phase ("prefill", "decode", "mixed").
 
         Each phase has "steps" (steps, tokens, sequences, rows, ns) and "instructions", a list with the name, op, calls,
-        ns, bytes and ops (operations) of each instruction.
+        ns, bytes and ops (operations) of each instruction. A layer of experts has "expert_rows" too: how many rows took
+        each expert.
         """
         return self._client.read_profile()
 

@@ -134,6 +134,23 @@ class PyCpuExecutor {
 
   const Profile& profile() { return executor_.profile(); }
 
+  Facts weight_reads() const {
+    const WeightReads reads = executor_.weight_reads();
+    FactsList mixtures;
+    for (const Mixture& mixture : reads.mixtures) {
+      nb::dict entry;
+      entry["module"] = mixture.name;
+      entry["experts"] = mixture.use.experts;
+      entry["taken"] = mixture.use.slots;
+      entry["bytes_of_one"] = mixture.use.bytes;
+      mixtures.append(entry);
+    }
+    Facts facts;
+    facts["bytes"] = reads.bytes;
+    facts["mixtures"] = mixtures;
+    return facts;
+  }
+
   FactsList dispatch() const {
     FactsList table;
     for (const DispatchChoice& choice : executor_.dispatch()) {
@@ -200,12 +217,17 @@ void bind_executor(nb::module_& m) {
           "profile_table",
           [](PyCpuExecutor& self, const std::string& phase) { return profile_table(self.profile(), phase); },
           "phase"_a = "",
-          "Per instruction: name, op, calls, ns, bytes (moved at least), ops (arithmetic). phase: of steps "
+          "Per instruction: name, op, calls, ns, bytes (moved at least), ops (arithmetic), and with experts "
+          "expert_rows, how many rows took each. phase: of steps "
           "in "
           "which sequences have several tokens (prefill), one (decode), or some of either (mixed).")
       .def(
           "profile_steps", [](PyCpuExecutor& self) { return profile_steps(self.profile()); },
           "Per phase: steps, tokens, sequences, rows, ns.")
+      .def("weight_reads", &PyCpuExecutor::weight_reads,
+           "Of a step of one token: bytes of weights that it reads; and mixtures, for each layer of experts "
+           "its "
+           "module, experts, taken (by a token) and bytes_of_one.")
       .def("dispatch", &PyCpuExecutor::dispatch,
            "Per kernel family: the kernel taken, and why better ones were not.");
 }

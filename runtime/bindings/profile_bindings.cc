@@ -1,6 +1,7 @@
 // Profiles in Python, of an executor alone and of the served engine.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 
@@ -22,6 +23,10 @@ std::vector<ProfileRow> sum_of_phases(const Profile& profile) {
       sums[i].nanoseconds += rows[i].nanoseconds;
       sums[i].cost.bytes += rows[i].cost.bytes;
       sums[i].cost.operations += rows[i].cost.operations;
+      sums[i].expert_rows.resize(std::max(sums[i].expert_rows.size(), rows[i].expert_rows.size()));
+      for (size_t expert = 0; expert < rows[i].expert_rows.size(); ++expert) {
+        sums[i].expert_rows[expert] += rows[i].expert_rows[expert];
+      }
     }
   }
   return sums;
@@ -49,6 +54,7 @@ ProfileTable profile_table(const Profile& profile, const std::string& phase) {
     entry["ns"] = row.nanoseconds;
     entry["bytes"] = row.cost.bytes;
     entry["ops"] = row.cost.operations;
+    if (!row.expert_rows.empty()) entry["expert_rows"] = row.expert_rows;
     table.append(entry);
   }
   return table;

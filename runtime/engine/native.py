@@ -111,6 +111,14 @@ def read_profile(engine: _runtime.Engine) -> dict[str, Any]:
     }
 
 
+def weight_reads(engine: EngineDir) -> dict[str, Any]:
+    """Returns what a step of one token reads of the weights of an engine of target cpu: "bytes" in all, and "mixtures",
+    a list over the layers of experts with their module, experts, taken (experts that a token takes) and bytes_of_one
+    (expert)."""
+    reads: dict[str, Any] = create_executor(engine, 1).weight_reads()
+    return reads
+
+
 def dispatch_choices() -> list[dict[str, Any]]:
     """Returns which kernel of each family this machine runs, and why the better kernels were refused."""
     return [

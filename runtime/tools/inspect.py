@@ -30,6 +30,7 @@ def describe(engine: EngineDir) -> dict[str, Any]:
         "files": {name: entry.size for name, entry in engine.files.items()},
         "total_bytes": sum(entry.size for entry in engine.files.values()),
         "kernels": native.dispatch_choices() if engine.target == "cpu" else [],
+        "weight_reads": native.weight_reads(engine) if engine.target == "cpu" else None,
         "build_report": _build_report(engine),
     }
 
@@ -61,6 +62,8 @@ def show(facts: dict[str, Any], console: Console) -> None:
         _show_pairs(console, "Left out of the checkpoint", {name: _left_out(part) for name, part in left_out.items()})
     _show_pairs(console, "Sampling", facts["sampling_defaults"] or {"defaults": "neutral, the model names none"})
     _show_pairs(console, "Passes", facts["passes"] or {"none": ""})
+    if facts["weight_reads"] is not None:
+        _show_pairs(console, "Weights read per decoded token", _weight_reads(facts["weight_reads"]))
     _show_pairs(console, "Files", {name: format_size(size) for name, size in facts["files"].items()})
     if facts["quantization"] is not None:
         _show_pairs(console, "Quantized weights", _quantization_pairs(facts["quantization"], facts["accuracy"]))
@@ -76,6 +79,22 @@ def show(facts: dict[str, Any], console: Console) -> None:
 
 def _left_out(part: dict[str, Any]) -> str:
     return f"{part['reason']}: {part['tensors']} tensors, {format_size(part['bytes'])}"
+
+
+def _weight_reads(reads: dict[str, Any]) -> dict[str, Any]:
+    """Returns the bytes of all weights that a token reads, and of those of experts. Equal layers share a row."""
+    mixtures = [(m["experts"], m["taken"], m["bytes_of_one"]) for m in reads["mixtures"]]
+    of_experts = sum(taken * size for _, taken, size in mixtures)
+    pairs = {"bytes": format_size(reads["bytes"])}
+    if mixtures:
+        pairs["of experts"] = format_size(of_experts)
+    for kind in dict.fromkeys(mixtures):
+        experts, taken, size = kind
+        layers = mixtures.count(kind)
+        pairs[f"{layers} layer{'s' * (layers > 1)} of experts"] = (
+            f"{taken} of {experts} experts, {format_size(size)} each"
+        )
+    return pairs
 
 
 def _quantization_pairs(record: dict[str, Any], accuracy: dict[str, Any] | None) -> dict[str, Any]:

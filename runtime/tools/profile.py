@@ -6,6 +6,7 @@ kinds of sequences (mixed: prompts that came while other requests were answered)
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -47,8 +48,26 @@ class OpSums:
 
 
 @dataclass(frozen=True)
+class ExpertCounts:
+    """How often each expert of a layer was taken: taken[e] rows took expert e. bytes: of experts that were read."""
+
+    module: str
+    taken: list[int]
+    bytes: int
+
+    @property
+    def entropy(self) -> float:
+        """The entropy of the choice in bits. It is log2 of the number of experts if all are taken alike."""
+        total = sum(self.taken)
+        return sum(count / total * math.log2(total / count) for count in self.taken if count)
+
+
+@dataclass(frozen=True)
 class PhaseProfile:
-    """All steps of a phase. ops, modules: the sums, the longest first; each list adds up to the whole."""
+    """All steps of a phase. ops, modules: the sums, the longest first; each list adds up to the whole.
+
+    experts: the layers of experts, in the order in which they run.
+    """
 
     phase: str
     steps: int
@@ -56,6 +75,7 @@ class PhaseProfile:
     seconds: float
     ops: list[OpSums]
     modules: list[OpSums]
+    experts: list[ExpertCounts]
 
     @property
     def roofline(self) -> float:
@@ -71,7 +91,12 @@ def summarise(measured: dict[str, Any], ceilings: Ceilings, dtype: str) -> list[
             continue
         each = [_sums_of(row, ceilings, dtype) for row in measured[name]["instructions"]]
         ops, modules = _add_up(each, by_module=False), _add_up(each, by_module=True)
-        phases.append(PhaseProfile(name, steps["steps"], steps["tokens"], steps["ns"] * 1e-9, ops, modules))
+        experts = [
+            ExpertCounts(row["name"], row["expert_rows"], row["bytes"])
+            for row in measured[name]["instructions"]
+            if "expert_rows" in row
+        ]
+        phases.append(PhaseProfile(name, steps["steps"], steps["tokens"], steps["ns"] * 1e-9, ops, modules, experts))
     return phases
 
 
@@ -92,6 +117,7 @@ def as_dict(phases: list[PhaseProfile], ceilings: Ceilings) -> dict[str, Any]:
                 "roofline": phase.roofline,
                 "ops": [_sums_as_dict(sums) for sums in phase.ops],
                 "modules": [_sums_as_dict(sums) for sums in phase.modules],
+                "experts": [asdict(layer) | {"entropy": layer.entropy} for layer in phase.experts],
             }
             for phase in phases
         },

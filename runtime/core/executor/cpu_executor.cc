@@ -122,9 +122,14 @@ void CpuExecutor::run_profiled(const StepView& view) {
     measured[i].nanoseconds = end - begin;
     begin = end;
   }
-  for (size_t i = 0; i < operations_.size(); ++i) measured[i].cost = operations_[i]->cost(view);
+  for (size_t i = 0; i < operations_.size(); ++i) {
+    measured[i].cost = operations_[i]->cost(view);
+    measured[i].experts = operations_[i]->expert_use();
+  }
   profile_.add(view.step, measured, begin - first);
 }
+
+WeightReads CpuExecutor::weight_reads() const { return tensorwright::weight_reads(plan_, operations_); }
 
 void CpuExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
   const std::vector<int32_t>& blocks = kv_.blocks();

@@ -11,6 +11,7 @@
 #include "runtime/core/base/populate.h"
 #include "runtime/core/base/thread_team.h"
 #include "runtime/core/executor/profile.h"
+#include "runtime/core/executor/weight_reads.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/ops/kv_storage.h"
 #include "runtime/core/ops/op.h"
@@ -43,6 +44,7 @@ class CpuExecutor : public Executor {
   // The kernels in use, and why better ones were refused.
   const std::vector<DispatchChoice>& dispatch() const { return dispatch_; }
   Profile& profile() { return profile_; }
+  WeightReads weight_reads() const;
   // Returns when the page faults are taken that CpuExecutorOptions::populate asks for.
   void wait_for_memory() { populator_.wait(); }
 

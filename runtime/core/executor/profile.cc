@@ -1,6 +1,17 @@
 #include "runtime/core/executor/profile.h"
 
 namespace tensorwright {
+namespace {
+
+void add_expert_rows(const ExpertUse& use, std::vector<int64_t>& sums) {
+  if (use.experts == 0) return;
+  sums.resize(static_cast<size_t>(use.experts));
+  for (size_t expert = 0; expert < sums.size(); ++expert) {
+    sums[expert] += (*use.starts)[expert + 1] - (*use.starts)[expert];
+  }
+}
+
+}  // namespace
 
 Phase phase_of(const Step& step) {
   bool one = false, several = false;
@@ -30,6 +41,7 @@ void Profile::enable(bool on) {
     for (ProfileRow& row : sums.rows) {
       row.calls = row.nanoseconds = 0;
       row.cost = {};
+      row.expert_rows.clear();
     }
   }
 }
@@ -49,6 +61,7 @@ void Profile::add(const Step& step, const std::vector<Measured>& measured, int64
     row.nanoseconds += measured[i].nanoseconds;
     row.cost.bytes += measured[i].cost.bytes;
     row.cost.operations += measured[i].cost.operations;
+    add_expert_rows(measured[i].experts, row.expert_rows);
   }
 }
 

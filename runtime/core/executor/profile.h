@@ -28,6 +28,7 @@ struct ProfileRow {
   int64_t calls = 0;
   int64_t nanoseconds = 0;
   Cost cost;
+  std::vector<int64_t> expert_rows;  // [experts]: the rows that took each; empty for an op without experts
 };
 
 struct PhaseSums {
@@ -38,6 +39,7 @@ struct PhaseSums {
 struct Measured {
   int64_t nanoseconds = 0;
   Cost cost;
+  ExpertUse experts;
 };
 
 class Profile {

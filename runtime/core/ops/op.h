@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "plugins/common/dispatch.h"
 #include "plugins/common/kernel_types.h"
@@ -54,11 +55,21 @@ struct Cost {
   int64_t bytes = 0, operations = 0;
 };
 
+// What a mixture of experts says of itself. An operation without experts has none.
+struct ExpertUse {
+  int32_t experts = 0;
+  int32_t slots = 0;  // how many experts a row takes
+  int64_t bytes = 0;  // of the weights of one expert
+  // For each expert the first of its rows in the last step, if rows are sorted by expert, and the end.
+  const std::vector<int32_t>* starts = nullptr;
+};
+
 class Operation {
  public:
   virtual ~Operation() = default;
   virtual void run(const StepView& view, ThreadTeam& team) = 0;
   virtual Cost cost(const StepView& view) const = 0;
+  virtual ExpertUse expert_use() const { return {}; }
   // Takes the memory of tables for the largest step. Returns the bytes of scratch that run() may use.
   virtual size_t reserve(const StepLimits& limits, int threads) {
     (void)limits, (void)threads;

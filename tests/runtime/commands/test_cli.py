@@ -21,6 +21,13 @@ from tensorwright.runtime.commands.cli import main
 from tensorwright.runtime.engine import native
 
 
+@pytest.fixture(autouse=True)
+def weight_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plans of these engines are none, so nobody can read what a step reads."""
+    mixtures = [{"module": f"layers.{i}.mlp", "experts": 8, "taken": 2, "bytes_of_one": 3 << 20} for i in range(2)]
+    monkeypatch.setattr(native, "weight_reads", lambda engine: {"bytes": 20 << 20, "mixtures": mixtures})
+
+
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     monkeypatch.setattr(native, "create_engine", lambda *args: FakeEngine())
@@ -128,6 +135,8 @@ def test_inspect_for_people(engine: str, capsys: pytest.CaptureFixture[str]) -> 
     words_of = "float32|kv cache|vocab_size|257|fuse_qkv|cpu/weights.bin|not measured|matmul_scalar"
     for words in words_of.split("|"):
         assert words in out
+    rows = {" ".join(line.split()) for line in out.splitlines()}
+    assert {"bytes 20.0 MiB", "of experts 12.0 MiB", "2 layers of experts 2 of 8 experts, 3.0 MiB each"} <= rows, rows
 
 
 def test_inspect_for_programs(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +144,7 @@ def test_inspect_for_programs(engine: str, capsys: pytest.CaptureFixture[str]) -
     assert facts["passes"] == {"fuse_qkv": 2}
     assert facts["kernels"][0]["taken"] == "matmul_scalar"
     assert facts["files"]["cpu/weights.bin"] == 64
+    assert facts["weight_reads"]["bytes"] == 20 << 20
     assert call(capsys, "inspect", engine, "--graph")[1] == "graph fake {\n}\n"
 
 

@@ -16,6 +16,7 @@ from support.command_line import call
 from support.fake_runtime import A, FakeEngine, ids, write_engine
 from tensorwright.errors import EngineError, InvalidOptionError, PromptTooLongError
 from tensorwright.runtime.api.llm import LLM
+from tensorwright.runtime.engine import native
 from tensorwright.runtime.requests.sampling_params import SamplingParams
 from tensorwright.runtime.serving.server.app import create_app
 
@@ -148,8 +149,13 @@ def test_run_fills_in_what_has_no_option(
 
 @pytest.mark.parametrize(("config", "shown"), [(CONFIG, {**SAID, "max_tokens": LENGTH}), ({}, {})])
 def test_inspect_shows_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: dict[str, Any], shown: dict[str, Any]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    shown: dict[str, Any],
 ) -> None:
+    monkeypatch.setattr(native, "weight_reads", lambda engine: {"bytes": 1, "mixtures": []})
     engine = str(engine_with(tmp_path, config))
     assert json.loads(call(capsys, "inspect", engine, "--json")[1])["sampling_defaults"] == shown
     out = call(capsys, "inspect", engine)[1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from rich.console import Console
 
 from support.command_line import call
 from support.isa_levels import PRESENT
@@ -21,6 +23,7 @@ from tensorwright.runtime.engine.engine_dir import open_engine
 from tensorwright.runtime.tools.ceilings import REPEATS, Ceilings, describe, measure_ceilings
 from tensorwright.runtime.tools.profile import as_dict, module_role, summarise
 from tensorwright.runtime.tools.profile_chart import IDEAL, TAKEN, WIDTH, draw_profile
+from tensorwright.runtime.tools.profile_show import show_profile
 
 Capture = pytest.CaptureFixture[str]
 CEILINGS = Ceilings(threads=2, read=100.0, float32=10.0, bfloat16=20.0, int8=40.0)  # per second: small numbers
@@ -64,6 +67,22 @@ def test_sums_and_rooflines() -> None:
         ("mlp.down_proj", "quantized_matmul"), ("lm_head", "matmul"), ("norm", "rms_norm"),
     }  # fmt: skip
     assert sum(sums.seconds for sums in phase.modules) == sum(sums.seconds for sums in phase.ops) == phase.seconds
+
+
+def test_experts_are_counted_by_layer() -> None:
+    rows = [instruction(f"model.layers.{i}.mlp.experts", "experts", 1.0, 6_000_000, 1) for i in range(2)]
+    rows = [row | {"expert_rows": taken} for row, taken in zip(rows, ([3, 0, 3, 0], [0, 0, 0, 6]), strict=True)]
+    phases = summarise(measured(decode=[*ROWS, *rows]), CEILINGS, "float32")
+    assert [layer.entropy for layer in phases[0].experts] == [1.0, 0.0]
+    first, _ = as_dict(phases, CEILINGS)["phases"]["decode"]["experts"]
+    expected = {"module": "model.layers.0.mlp.experts", "taken": [3, 0, 3, 0], "bytes": 6_000_000, "entropy": 1.0}
+    assert first == expected
+    console = Console(file=StringIO(), width=200)
+    show_profile(phases, CEILINGS, console)
+    shown = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert "experts: 2.000 MB per token were read and written for them" in shown
+    assert "model.layers.0.mlp.experts 4 6 0: 50.0% 1: 0.0% 2 1.00 2.00" in shown
+    assert "model.layers.1.mlp.experts 4 6 3: 100.0% 0: 0.0% 3 0.00 2.00" in shown
 
 
 def test_each_op_has_its_peak() -> None:

@@ -1,0 +1,76 @@
+"""What `inspect` and profiles say of experts: what a token reads, and how often the reference takes each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.tiny_models import make_variant
+from tensorwright import LLM, SamplingParams, build
+from tensorwright.builder.checkpoint_weights import checkpoint_weights
+from tensorwright.builder.trace.export import trace
+from tensorwright.ir.interpret import run
+from tensorwright.ir.ragged import RaggedAdapter
+from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
+from tensorwright.passes.pipeline import run_pipeline
+from tensorwright.runtime.engine import native
+from tensorwright.runtime.engine.engine_dir import open_engine
+
+EXPERTS, SLOTS, HIDDEN, INNER, LAYERS, VOCAB = 6, 3, 32, 48, 2, 101
+PROMPT = [5, 9, 1, 33, 33, 7, 80]
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return open_checkpoint(make_variant(tmp_path_factory.mktemp("experts") / "model", "mixtral"))
+
+
+@pytest.fixture(scope="module")
+def engine(mixtral: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("experts") / "engine"
+    build(mixtral.path, path, dtype="float32", accuracy="none")
+    return path
+
+
+def test_what_a_token_reads(engine: Path) -> None:
+    reads = native.weight_reads(open_engine(engine))
+    one = 4 * (2 * INNER * HIDDEN + HIDDEN * INNER)
+    names = [mixture.pop("module") for mixture in reads["mixtures"]]
+    assert names == [f"model.layers.{i}.mlp.experts" for i in range(LAYERS)]
+    assert reads["mixtures"] == [{"experts": EXPERTS, "taken": SLOTS, "bytes_of_one": one}] * LAYERS
+    # Panels have 16 rows: the router has one of 6, and lm_head 7 of 101. q, k and v have 64 rows together.
+    layer = 4 * HIDDEN * (64 + 32 + 16 + 2) + SLOTS * one
+    frequencies = 4 * 4
+    assert reads["bytes"] == LAYERS * layer + 4 * HIDDEN * (1 + 1 + 112) + frequencies
+
+
+def routed(checkpoint: Checkpoint, ids: list[int]) -> list[np.ndarray]:
+    """Returns the experts that the reference takes for each token, [tokens, slots] for each layer."""
+    graph = trace(checkpoint, dtype="float32", max_seq_len=64)
+    graph.facts.update(block_size=32)
+    cached = run_pipeline(graph).cached_graph
+    values = run(cached, RaggedAdapter(cached, [ids]).inputs([len(ids)]), checkpoint_weights(checkpoint))
+    chosen = [data.numpy() for value, data in values if value.dtype == "int32" and value.producer.op == "route"]
+    assert len(chosen) == LAYERS
+    return chosen
+
+
+def test_how_often_each_expert_was_taken(engine: Path, mixtral: Checkpoint) -> None:
+    """Prompts count apart from answers, and nothing is counted before the profile is on."""
+    with LLM(engine, kv_cache_memory="4MiB", threads=1) as llm:
+        params = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
+        llm.generate([{"prompt_token_ids": PROMPT}], params)
+        assert "expert_rows" not in llm.get_profile()["decode"]["instructions"][-1]
+        llm.profile(True)
+        answer = llm.generate([{"prompt_token_ids": PROMPT}], params)[0].outputs[0].token_ids
+        measured = llm.get_profile()
+    chosen = routed(mixtral, [*PROMPT, *answer[:-1]])
+    for phase, tokens in (("prefill", slice(0, len(PROMPT))), ("decode", slice(len(PROMPT), None))):
+        rows = [row for row in measured[phase]["instructions"] if "expert_rows" in row]
+        assert [row["op"] for row in rows] == ["experts"] * LAYERS
+        for row, index in zip(rows, chosen, strict=True):
+            expected = np.bincount(index[tokens].reshape(-1), minlength=EXPERTS)
+            assert row["expert_rows"] == expected.tolist()
+            assert row["expert_rows"] != np.roll(expected, 1).tolist()
