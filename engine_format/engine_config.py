@@ -65,7 +65,9 @@ class Limits:
     block_size: int
     """Positions in one block of the KV cache."""
     kv_block_bytes: int
-    """Bytes of one block of the KV cache over all layers."""
+    """Bytes of one block of the KV cache over all layers; 0 for a model without attention."""
+    state_bytes: int | None = field(default=None, metadata=OPTIONAL)
+    """Bytes of one sequence's states over all recurrent layers; absent for a model without such layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +253,11 @@ def _check_keys(path: Path, config: dict[str, Any]) -> None:
             f"{path}: dtype {config['dtype']!r} is none of {', '.join(dtypes)}, which target {config['target']!r} has; "
             f"{REMEDY}"
         )
-    counts = [("model", "vocab_size"), *(("limits", key) for key in ("max_seq_len", "block_size", "kv_block_bytes"))]
+    states = config["limits"].get("state_bytes")
+    if states is not None and (not _is_count(states) or states == 0):
+        raise EngineError(f"{path}: limits.state_bytes must be absent or positive, got {states!r}; {REMEDY}")
+    sizes = ["max_seq_len", "block_size", *(["kv_block_bytes"] if states is None else [])]
+    counts = [("model", "vocab_size"), *(("limits", key) for key in sizes)]
     for section, key in counts:
         value = config[section].get(key)
         if not _is_count(value) or value == 0:

@@ -37,6 +37,13 @@ class KvLayer:
 
 
 @dataclass(frozen=True)
+class StateLayer:
+    """The state of one recurrent layer: so many bytes for each sequence, a multiple of 64."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Buffer:
     """One place in an arena of target cpu.
 
@@ -137,6 +144,12 @@ def _kv_literals(layers: list[KvLayer]) -> list[dict[str, Any]]:
     return [{key: value for key, value in asdict(layer).items() if value != ""} for layer in layers]
 
 
+def _state_layers(value: Any) -> list[StateLayer]:
+    if not isinstance(value, list) or not all(isinstance(each, dict) and set(each) == {"bytes"} for each in value):
+        raise TypeError("it must be a list of dicts with the key bytes")
+    return [StateLayer(_whole(each["bytes"])) for each in value]
+
+
 def _buffers(value: Any) -> list[Buffer]:
     if not isinstance(value, list) or not all(isinstance(each, list) and len(each) == 5 for each in value):
         raise TypeError(f"it must be a list of lists [{', '.join(part.name for part in fields(Buffer))}]")
@@ -177,6 +190,10 @@ class Facts:
     """The formats that the matrices are to have; None asks for no quantization."""
     kv_layers = Fact(_kv_layers, _kv_literals)
     """From stage "cached" on: the cache of each attention layer."""
+    state_layers: Fact[list[StateLayer]] = Fact(
+        _state_layers, lambda layers: [asdict(layer) for layer in layers], default=[]
+    )
+    """From stage "cached" on: the state of each recurrent layer, by the number that operations name as `state`."""
     buffers = Fact(_buffers, _buffer_literals)
     """This and the next ones from plan_memory on: the places of all results."""
     token_arena_bytes = Fact(_whole)

@@ -15,8 +15,11 @@ from tensorwright.ir.facts import Facts
 Dim = int | str
 Shape = tuple[Dim, ...]
 
-DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int8", "bool", "kv")
-"""Element types. "kv" is the state of one layer's KV cache: a rank-0 value that orders writes before reads."""
+DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int8", "bool", "kv", "state")
+"""Element types. "kv" is one attention layer's KV cache, and "state" the states that a recurrent layer keeps for all
+sequences: rank-0 values that order writes before reads."""
+CACHES = ("kv", "state")
+"""The element types of what lasts from step to step. Such a value has no elements, and no place in an arena."""
 
 STORED = ("weight", "constant")
 """The operations whose results an engine stores."""
@@ -43,6 +46,11 @@ class Value:
         if self.node is None:
             raise GraphError(f"%{self.name} is made by no node")
         return self.node
+
+    @property
+    def is_cache(self) -> bool:
+        """Whether this is a KV cache or the states of a recurrent layer."""
+        return self.dtype in CACHES
 
     @property
     def is_stored(self) -> bool:

@@ -48,7 +48,7 @@ class ProductSource(Protocol):
 def interpret(graph: Graph, inputs: dict[str, Any], weights: Weights) -> list[Any]:
     """Returns the graph's outputs for `inputs`.
 
-    `inputs` has tensors of the declared type and shape by input name, and "kv" values as they are. `weights` gives the
+    `inputs` has tensors of the declared type and shape by input name, and caches as they are. `weights` gives the
     tensor of an expression, which is converted to the value's element type. Weights and constants are made at their
     first use, and every value is dropped after its last use, so memory stays near the widest point. Raises GraphError
     if inputs do not fit, or an op gives another type than the graph says.
@@ -105,7 +105,7 @@ def bind_inputs(graph: Graph, inputs: dict[str, Any]) -> dict[str, int]:
         missing, extra = sorted(set(expected) - set(inputs)), sorted(set(inputs) - set(expected))
         raise GraphError(f"inputs must be exactly the graph's: missing {missing}, not known {extra}")
     bindings: dict[str, int] = {}
-    pairs = [(v, inputs[name]) for name, v in expected.items() if v.dtype != "kv"]
+    pairs = [(v, inputs[name]) for name, v in expected.items() if not v.is_cache]
     for value, data in pairs:
         if data.dtype != torch_dtype(value.dtype) or data.dim() != value.rank:
             got = f"{str(data.dtype).removeprefix('torch.')}{list(data.shape)}"
@@ -192,8 +192,9 @@ def _compute(graph: Graph, node: Node, operands: list[Any], bindings: dict[str, 
 def _reference(graph: Graph, node: Node, spec: Op, arrays: list[Any]) -> list[Any]:
     """Returns the results of the record's definition, rounded to the result types of the graph.
 
-    A bfloat16 operand is given as float32 of the same values; "kv" results are PagedCache objects. An instruction has
-    only the number of its layer, as kv_layer; the graph's facts describe the layer.
+    A bfloat16 operand is given as float32 of the same values; "kv" values are PagedCache objects and "state" values
+    are StateCache objects. An instruction has only the number of its layer, as kv_layer; the graph's facts describe the
+    layer.
     """
     attrs = node.attrs
     if "kv_layer" in attrs:
@@ -219,7 +220,7 @@ def _to_torch(array: np.ndarray, value: Value) -> torch.Tensor:
 
 
 def _check(node: Node, value: Value, data: Any, bindings: dict[str, int]) -> None:
-    if value.dtype == "kv":
+    if value.is_cache:
         return
     shape = dims.evaluate_all(value.shape, bindings)
     if data.dtype != torch_dtype(value.dtype) or tuple(data.shape) != shape:

@@ -15,7 +15,7 @@ from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.engine_format.weight_layouts import parse_layout
 from tensorwright.errors import GraphError, InvalidOptionError
 from tensorwright.ir import dims
-from tensorwright.ir.graph import DTYPES, Dim, Graph, Shape, Value
+from tensorwright.ir.graph import CACHES, DTYPES, Dim, Graph, Shape, Value
 from tensorwright.ir.ops import STAGES, find_spec
 from tensorwright.ir.records import Op
 from tensorwright.ir.text import NAME, SCOPE, WORD
@@ -301,7 +301,7 @@ def _dict(line: _Line) -> dict[str, Any]:
 def _dense(line: _Line) -> np.ndarray:
     """Parses an array: dense<float32 [2, 2] (1.0, ...)> or dense<float32 [2, 2] "base64">."""
     name = line.take(WORD, "an element type")
-    if name not in DTYPES or name in ("kv", "bfloat16"):
+    if name not in DTYPES or name in (*CACHES, "bfloat16"):
         line.fail(f"an array's element type must be one numpy has, not {name!r}")
     dtype = np.dtype(name)
     line.expect("[")

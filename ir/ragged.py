@@ -16,13 +16,14 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.interpret import Weights, run
 from tensorwright.ir.ops import make_cache
+from tensorwright.ir.state_cache import StateCache
 
 
 class RaggedAdapter:
     """Sequences of token ids, their block tables, and the number of computed tokens of each.
 
     Sequences get blocks in turn and backwards, so that no table is in order. Entries past the end of a sequence name no
-    block, and unwritten slots of the caches are NaN.
+    block, and unwritten slots of the caches are NaN. State slots are given backwards.
     """
 
     def __init__(self, graph: Graph, sequences: Sequence[Sequence[int]], *, block_size: int = 16):
@@ -39,6 +40,7 @@ class RaggedAdapter:
                 if column < count:
                     self.tables[seq, column] = free.pop()
         self.caches = self._empty_caches()
+        self.states = {i: StateCache() for i in range(len(graph.facts.state_layers))}
 
     def _empty_caches(self) -> dict[int, Any]:
         facts = self.graph.facts
@@ -72,9 +74,11 @@ class RaggedAdapter:
             "block_tables": self.tables[present],
             "slots": slots,
             "logit_rows": starts[1:] - 1 if last_rows_only else np.arange(len(ids)),
+            "state_slots": [len(self.sequences) - 1 - i for i in present],
         }
         named = {name: torch.from_numpy(np.array(a, np.int32)) for name, a in arrays.items()}
         named |= {f"kv_cache.{layer}": cache for layer, cache in self.caches.items()}
+        named |= {f"state.{layer}": states for layer, states in self.states.items()}
         return {v.name: named[v.name] for v in self.graph.inputs}
 
     def step(self, counts: Sequence[int], weights: Weights) -> list[torch.Tensor]:
@@ -87,6 +91,8 @@ class RaggedAdapter:
             elif value.dtype == "kv" and value.node is not None and value.node.op == "rotary_kv_write":
                 attrs = value.node.attrs  # The layer is "layer" at stage cached and "kv_layer" at stage lowered.
                 self.caches[attrs["layer"] if "layer" in attrs else attrs["kv_layer"]] = data
+            elif value.dtype == "state" and value.node is not None and value.node.op != "input":
+                self.states[value.node.attrs["state"]] = data
         self.done = [d + n for d, n in zip(self.done, counts, strict=True)]
         return list(torch.split(logits, list(counts)))
 

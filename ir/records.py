@@ -32,7 +32,8 @@ class Operand:
     """One operand or result.
 
     kind: "rows" is an activation with one row for each token; "shared" is the same for all rows, a weight in an
-    instruction; "metadata" is an input of the batch; "cache" is a KV cache. Only rows and weights stand in a plan.
+    instruction; "metadata" is an input of the batch; "cache" is a KV cache or the states of a recurrent layer. Only
+    rows and weights stand in a plan.
     layout: how an instruction's weight is stored, where a gated product stores it gated. The weight names the format.
     narrow: an instruction's result that may be of the activation type, where only matrix products read it.
     wide: an operand that stays float32 when activations have fewer bits: a norm's weight, or a matrix before it is
@@ -68,6 +69,12 @@ def metadata(name: str) -> Operand:
 
 def cache(name: str) -> Operand:
     """Declares the KV cache of one layer."""
+    return _operand(name, CACHE)
+
+
+def state(name: str) -> Operand:
+    """Declares the states that one recurrent layer keeps for all sequences, a value of type "state". The operation has
+    the attribute `state`, the layer's number among `state_layers` of the facts."""
     return _operand(name, CACHE)
 
 

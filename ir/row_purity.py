@@ -58,7 +58,7 @@ def _mentions_rows(shape: tuple) -> bool:
 
 def _operand_fault(value: Value) -> str | None:
     """Returns the fault of an operand. It must be per row or have one shape in every batch, and must be no cache."""
-    if value.dtype == "kv":
+    if value.is_cache:
         return f"only sequence-aware ops may touch the cache %{value.name}"
     rest = value.shape[1:] if is_per_row(value) else value.shape
     if any(dims.symbols(d) for d in rest):

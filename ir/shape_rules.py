@@ -10,7 +10,7 @@ from typing import Any
 
 from tensorwright.errors import GraphError
 from tensorwright.ir import dims
-from tensorwright.ir.graph import DTYPES, Dim, Shape, Value
+from tensorwright.ir.graph import CACHES, DTYPES, Dim, Shape, Value
 
 Types = list[tuple[str, Shape]]
 Attrs = dict[str, Any]
@@ -33,7 +33,7 @@ def show(shape: Sequence[Dim]) -> str:
 
 def category(dtype: str) -> int:
     """Returns the category by which torch promotes: 0 for bool, 1 for integers, 2 for floating point."""
-    require(dtype in DTYPES and dtype != "kv", f"{dtype} is no element type to compute with")
+    require(dtype in DTYPES and dtype not in CACHES, f"{dtype} is no element type to compute with")
     return 0 if dtype == "bool" else 1 if dtype in _INTS else 2
 
 

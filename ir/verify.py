@@ -14,7 +14,7 @@ from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.engine_format.weight_layouts import WeightLayout
 from tensorwright.errors import GraphError
 from tensorwright.ir import dims
-from tensorwright.ir.graph import DTYPES, Graph, Node, Value
+from tensorwright.ir.graph import CACHES, DTYPES, Graph, Node, Value
 from tensorwright.ir.ops import STAGES, find_spec, infer, op_names, stages_of
 from tensorwright.ir.records import Op
 from tensorwright.ir.row_purity import row_purity_fault
@@ -32,6 +32,10 @@ CACHED_INPUTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "logit_rows": ("int32", ("rows",)),
 }
 """The metadata of one ragged batch: inputs of a graph at stage "cached", which also takes "kv_cache.<layer>" values."""
+STATE_INPUTS: dict[str, tuple[str, tuple[str, ...]]] = {"state_slots": ("int32", ("seqs",))}
+"""The further metadata of a graph with recurrent layers, which also takes "state.<layer>" values."""
+CACHE_INPUTS = {"kv_cache.": "kv", "state.": "state"}
+"""How the names of inputs that are caches begin, and their element types."""
 
 
 class _Fault(Exception):
@@ -166,7 +170,7 @@ def _is_kind(value: Any, kind: str) -> bool:
         case "str":
             return isinstance(value, str)
         case "dtype":
-            return value in DTYPES and value != "kv"
+            return value in DTYPES and value not in CACHES
         case "dim":
             return dims.is_canonical(value)
         case "dims":
@@ -190,19 +194,23 @@ def _is_kind(value: Any, kind: str) -> bool:
 def _check_input(value: Value, stage: str) -> None:
     if stage != "cached":
         return
-    if value.name.startswith("kv_cache."):
-        if (value.dtype, value.shape) != ("kv", ()):
-            raise _Fault(f"a cache must be kv[], not {print_type(value)}")
-        return
-    if value.name not in CACHED_INPUTS:
-        raise _Fault(f"%{value.name} is no input of a batch; those are {', '.join(CACHED_INPUTS)} and kv_cache.<layer>")
-    dtype, shape = CACHED_INPUTS[value.name]
+    for prefix, kind in CACHE_INPUTS.items():
+        if value.name.startswith(prefix):
+            if (value.dtype, value.shape) != (kind, ()):
+                raise _Fault(f"a cache must be {kind}[], not {print_type(value)}")
+            return
+    known = CACHED_INPUTS | STATE_INPUTS
+    if value.name not in known:
+        raise _Fault(
+            f"%{value.name} is no input of a batch; those are {', '.join(known)}, kv_cache.<layer> and state.<layer>"
+        )
+    dtype, shape = known[value.name]
     if (value.dtype, value.shape) != (dtype, shape):
         raise _Fault(f"%{value.name} must be {dtype}{show(shape)}, not {print_type(value)}")
 
 
 def _check_weight(value: Value) -> None:
-    if value.dtype == "kv" or not all(isinstance(d, int) for d in value.shape):
+    if value.is_cache or not all(isinstance(d, int) for d in value.shape):
         raise _Fault(f"a weight must have an element type and a fixed shape, not {print_type(value)}")
 
 

@@ -64,7 +64,7 @@ def plan_memory(graph: Graph) -> int:
         reused = reusable_operand(node, position, last_use)
         for i, value in enumerate(node.outputs):
             last = max(last_use.get(value, position), position)
-            if value.dtype == "kv":
+            if value.is_cache:
                 index[value] = -1
             elif reused is not None and reused[0] == i:
                 index[value] = index[reused[1]]

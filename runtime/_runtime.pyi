@@ -56,21 +56,26 @@ class CpuExecutor:
     def facts(self) -> dict[str, Any]:
         """vocab_size, max_seq_len, block_size, block_bytes and more."""
 
-    def allocate(self, blocks: Sequence[int], max_tokens: int, max_rows: int, max_seqs: int) -> None:
-        """Makes room, once: blocks is a list with one count per cache group."""
-
-    def step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]]) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+    def allocate(self, blocks: Sequence[int], max_tokens: int, max_rows: int, max_seqs: int, state_slots: int = 0) -> None:
         """
-        Runs a step; arguments are int32 arrays or lists, groups is [(block_tables int32 [seqs, max_blocks], slots [tokens])]. Returns float32 [rows, vocab]. Raises InvalidRequestError, with nothing done, if the step is malformed.
+        Makes room, once: blocks is a list with one count per cache group; state_slots is 0 unless facts() has state_bytes.
         """
 
-    def score(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], targets: object) -> list[float]:
+    def step(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], state_slots: object = ()) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+        """
+        Runs a step; arguments are int32 arrays or lists, groups is [(block_tables int32 [seqs, max_blocks], slots [tokens])], state_slots is [seqs] if the model has states. Returns float32 [rows, vocab]. Raises InvalidRequestError, with nothing done, if the step is malformed.
+        """
+
+    def score(self, token_ids: object, positions: object, seq_starts: object, context_lens: object, logit_rows: object, groups: Sequence[tuple[Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], object]], targets: object, state_slots: object = ()) -> list[float]:
         """
         Runs a step and returns, for each logit row, the natural logarithm of the probability of its target, a list of floats. Raises InvalidRequestError as step does, NumericalError if a row holds no distribution.
         """
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copies one KV block in all layers of a cache group."""
+
+    def copy_state(self, source: int, target: int) -> None:
+        """Copies the states of all recurrent layers from one slot to another."""
 
     def profile(self, enable: bool) -> None:
         """Turns profiling on, from zero, or off."""

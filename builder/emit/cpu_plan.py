@@ -36,6 +36,7 @@ FACTS = (
 
 HEADER = struct.Struct("<8sIIQQ10IiIQQ")
 KV_LAYER = struct.Struct("<6I")
+STATE = struct.Struct("<Q")
 BUFFER = struct.Struct("<4IQ")
 WEIGHT = struct.Struct("<4IQQII")
 INSTRUCTION = struct.Struct(f"<II{MAX_INS}i{MAX_OUTS}i{MAX_WEIGHTS}i{MAX_INTS}i{MAX_FLOATS}f")
@@ -91,7 +92,7 @@ class _Emitter:
         values = [
             v
             for v in node.inputs
-            if v is not None and v.node is not None and v.node.op not in SOURCES and v.dtype != "kv"
+            if v is not None and v.node is not None and v.node.op not in SOURCES and not v.is_cache
         ]
         for value in values:
             if value not in self.buffer_of:
@@ -101,8 +102,8 @@ class _Emitter:
     def _results(self, node: Node) -> list[int]:
         indices = _attr(node, "buffers")
         pairs = list(zip(node.outputs, indices, strict=True))
-        self.buffer_of.update({v: i for v, i in pairs if v.dtype != "kv"})
-        return [i for v, i in pairs if v.dtype != "kv"]
+        self.buffer_of.update({v: i for v, i in pairs if not v.is_cache})
+        return [i for v, i in pairs if not v.is_cache]
 
     def _weights(self, node: Node, record: Instruction) -> list[int]:
         halves = record.kind == "product" and _int_attr(node, "epilogue", record) != EPILOGUE_NONE
@@ -159,7 +160,9 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
         WEIGHT.pack(NUMBERS[w.key.dtype], w.layout_number, w.n, w.k, w.offset, w.bytes, emitter.name(w.name), w.group)
         for w in emitter.weights.plans
     )
-    tables = _kv_layers(graph.facts) + _buffers(graph.facts) + weights + instructions + bytes(emitter.names)
+    states = b"".join(STATE.pack(layer.bytes) for layer in graph.facts.state_layers)
+    caches = _kv_layers(graph.facts) + states
+    tables = caches + _buffers(graph.facts) + weights + instructions + bytes(emitter.names)
     return CpuPlan(_header(emitter, len(nodes), len(tables)) + tables, emitter.weights)
 
 
@@ -199,7 +202,7 @@ def _header(emitter: _Emitter, instructions: int, table_bytes: int) -> bytes:
         instructions,
         len(emitter.names),
         emitter.buffer_of[emitter.graph.outputs[0]],
-        0,
+        len(facts.state_layers),
         facts.token_arena_bytes,
         facts.row_arena_bytes,
     )

@@ -58,7 +58,7 @@ def engine_config(
         target=options.target,
         model=read_value(ModelFacts, {name: value for name, value in facts.literals() if name in _FACTS}, "model"),
         dtype=facts.dtype,
-        limits=Limits(facts.max_seq_len, facts.block_size, kv_block_bytes),
+        limits=Limits(facts.max_seq_len, facts.block_size, kv_block_bytes, state_bytes(facts) or None),
         build_options=options.record(),
         passes=passes,
         accuracy=None if accuracy is None else AccuracyRecord(**accuracy),
@@ -79,6 +79,11 @@ def kv_block_bytes(facts: Facts) -> int:
         values = -(-facts.block_size * layer.head_dim * item // 64) * 64
         total += layer.kv_heads * (keys + values + scales)
     return total
+
+
+def state_bytes(facts: Facts) -> int:
+    """Returns the bytes of one sequence's states over all recurrent layers."""
+    return sum(layer.bytes for layer in facts.state_layers)
 
 
 def build_report(phases: Phases, pass_seconds: dict[str, float], notes: dict[str, Any]) -> dict[str, Any]:

@@ -136,7 +136,8 @@ def engine_logits(engine: Path, ids: list[int]) -> Iterator[np.ndarray]:
     block = facts["block_size"]
     blocks = -(-len(ids) // block)
     groups = len(facts["block_bytes"])
-    executor.allocate([blocks] * groups, CHUNK, CHUNK, 1)
+    state_slots = [0] if facts["state_bytes"] else []
+    executor.allocate([blocks] * groups, CHUNK, CHUNK, 1, len(state_slots))
     table = np.arange(blocks, dtype=np.int32)[None]
     with in_another_thread() as call:  # a step of a large engine takes seconds, and Ctrl-C must work meanwhile
         for start in range(0, len(ids), CHUNK):
@@ -144,5 +145,5 @@ def engine_logits(engine: Path, ids: list[int]) -> Iterator[np.ndarray]:
             count = len(positions)
             yield call(
                 executor.step, [ids[p] for p in positions], positions, [0, count], [positions[-1] + 1],
-                list(range(count)), [(table, positions)] * groups,
+                list(range(count)), [(table, positions)] * groups, state_slots,
             )  # fmt: skip

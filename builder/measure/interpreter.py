@@ -55,7 +55,7 @@ def interpreted_logits(lowered: Graph, checkpoint: Checkpoint, ids: list[int], a
 
 def _of_type(value: Value, data: Any) -> Any:
     """Returns the data in the type of `value`, since gathered rows arrive in float32."""
-    if value.dtype == "kv":
+    if value.is_cache:
         return data
     from tensorwright.ir.interpret_ops import torch_dtype
 

@@ -189,6 +189,7 @@ Facts PyEngine::facts() const {
   d["block_size"] = f.block_size;
   d["block_bytes"] = f.block_bytes;
   d["group_windows"] = f.group_windows;
+  d["state_bytes"] = f.state_bytes;
   Ints blocks;
   for (const GroupShape& group : running_->engine->groups()) blocks.push_back(group.blocks);
   d["blocks"] = blocks;

@@ -38,9 +38,10 @@ Ints to_ints(nb::handle object) {
 using Groups = std::vector<std::tuple<Table, nb::object>>;
 
 Step to_step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts, nb::handle context_lens,
-             nb::handle logit_rows, const Groups& groups) {
+             nb::handle logit_rows, const Groups& groups, nb::handle state_slots) {
   Step step{to_ints(token_ids),    to_ints(positions),  to_ints(seq_starts),
-            to_ints(context_lens), to_ints(logit_rows), {}};
+            to_ints(context_lens), to_ints(logit_rows), {},
+            to_ints(state_slots)};
   for (const auto& [table, slots] : groups) {
     if (table.shape(0) != step.context_lens.size()) {
       throw Error("InvalidRequestError", concat("step: block_tables must have ", step.context_lens.size(),
@@ -67,19 +68,22 @@ class PyCpuExecutor {
     result["block_size"] = facts.block_size;
     result["block_bytes"] = facts.block_bytes;
     result["group_windows"] = facts.group_windows;
+    result["state_bytes"] = facts.state_bytes;
     result["threads"] = executor_.threads();
     return result;
   }
 
-  void allocate(const Ints& blocks, int32_t max_tokens, int32_t max_rows, int32_t max_seqs) {
+  void allocate(const Ints& blocks, int32_t max_tokens, int32_t max_rows, int32_t max_seqs,
+                int32_t state_slots) {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
-    executor_.allocate(blocks, max_tokens, max_rows, max_seqs);
+    executor_.allocate(blocks, max_tokens, max_rows, max_seqs, state_slots);
   }
 
   Logits step(nb::handle token_ids, nb::handle positions, nb::handle seq_starts, nb::handle context_lens,
-              nb::handle logit_rows, const Groups& groups) {
-    const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups);
+              nb::handle logit_rows, const Groups& groups, nb::handle state_slots) {
+    const Step step =
+        to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
     const auto vocab = static_cast<size_t>(executor_.facts().vocab_size);
     std::unique_ptr<float[]> copy;
     {
@@ -101,8 +105,9 @@ class PyCpuExecutor {
   // logits is copied.
   std::vector<double> score(nb::handle token_ids, nb::handle positions, nb::handle seq_starts,
                             nb::handle context_lens, nb::handle logit_rows, const Groups& groups,
-                            nb::handle targets) {
-    const Step step = to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups);
+                            nb::handle targets, nb::handle state_slots) {
+    const Step step =
+        to_step(token_ids, positions, seq_starts, context_lens, logit_rows, groups, state_slots);
     const Ints wanted = to_ints(targets);
     check_targets(wanted, step.logit_rows.size());
     const auto vocab = static_cast<size_t>(executor_.facts().vocab_size);
@@ -128,6 +133,12 @@ class PyCpuExecutor {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(mutex_);
     executor_.copy_block(group, from, to);
+  }
+
+  void copy_state(int32_t from, int32_t to) {
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(mutex_);
+    executor_.copy_state(from, to);
   }
 
   void enable_profile(bool enable) { executor_.profile().enable(enable); }
@@ -198,20 +209,25 @@ void bind_executor(nb::module_& m) {
            "threads: 0 is one per usable processor; load: 'map' or 'copy'. Raises EngineError.")
       .def("facts", &PyCpuExecutor::facts, "vocab_size, max_seq_len, block_size, block_bytes and more.")
       .def("allocate", &PyCpuExecutor::allocate, "blocks"_a, "max_tokens"_a, "max_rows"_a, "max_seqs"_a,
-           "Makes room, once: blocks is a list with one count per cache group.")
+           "state_slots"_a = 0,
+           "Makes room, once: blocks is a list with one count per cache group; state_slots is 0 unless "
+           "facts() has "
+           "state_bytes.")
       .def("step", &PyCpuExecutor::step, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
-           "logit_rows"_a, "groups"_a,
+           "logit_rows"_a, "groups"_a, "state_slots"_a = nb::tuple(),
            "Runs a step; arguments are int32 arrays or lists, groups is [(block_tables int32 [seqs, "
            "max_blocks], slots "
-           "[tokens])]. Returns float32 "
+           "[tokens])], state_slots is [seqs] if the model has states. Returns float32 "
            "[rows, vocab]. Raises InvalidRequestError, with nothing done, if the step is malformed.")
       .def("score", &PyCpuExecutor::score, "token_ids"_a, "positions"_a, "seq_starts"_a, "context_lens"_a,
-           "logit_rows"_a, "groups"_a, "targets"_a,
+           "logit_rows"_a, "groups"_a, "targets"_a, "state_slots"_a = nb::tuple(),
            "Runs a step and returns, for each logit row, the natural logarithm of the probability of its "
            "target, a list of "
            "floats. Raises InvalidRequestError as step does, NumericalError if a row holds no distribution.")
       .def("copy_block", &PyCpuExecutor::copy_block, "group"_a, "source"_a, "target"_a,
            "Copies one KV block in all layers of a cache group.")
+      .def("copy_state", &PyCpuExecutor::copy_state, "source"_a, "target"_a,
+           "Copies the states of all recurrent layers from one slot to another.")
       .def("profile", &PyCpuExecutor::enable_profile, "enable"_a, "Turns profiling on, from zero, or off.")
       .def(
           "profile_table",

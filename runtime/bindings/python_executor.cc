@@ -90,6 +90,8 @@ ModelFacts to_facts(nb::handle object) {
   for (int64_t bytes : facts.block_bytes) require(bytes > 0, "block_bytes must be positive, one is ", bytes);
   for (int32_t window : facts.group_windows)
     require(window >= 0, "group_windows must not be negative, one is ", window);
+  const bool stateless = !dict.contains("state_bytes") || fact<int64_t>(dict, "state_bytes") == 0;
+  require(stateless, "state_bytes must be 0 or absent: only target cpu keeps the states of recurrent layers");
   return facts;
 }
 
@@ -148,8 +150,9 @@ bool PythonExecutor::called_here() const { return current == this; }
 bool PythonExecutor::calls_here() { return current != nullptr; }
 
 void PythonExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
-                              int32_t max_seqs) {
+                              int32_t max_seqs, int32_t state_slots) {
   if (checker_) refuse("allocate: may be called once only");
+  if (state_slots != 0) refuse(concat("allocate: state_slots must be 0, are ", state_slots));
   call("allocate", [&] { executor_.attr("allocate")(blocks, max_tokens, max_rows, max_seqs); });
   checker_ = std::make_unique<StepChecker>(facts_, StepLimits{max_tokens, max_rows, max_seqs}, blocks);
   blocks_ = blocks;
@@ -183,6 +186,10 @@ void PythonExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
       refuse(concat("copy_block: block must be 0 to ", count - 1, ", is ", block));
   }
   call("copy_block", [&] { executor_.attr("copy_block")(group, from, to); });
+}
+
+void PythonExecutor::copy_state(int32_t from, int32_t to) {
+  refuse(concat("copy_state: there are no states, so not slots ", from, " and ", to));
 }
 
 namespace {

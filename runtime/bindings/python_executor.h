@@ -26,10 +26,12 @@ class PythonExecutor final : public Executor {
   ~PythonExecutor() override;  // closes the executor
 
   const ModelFacts& facts() const override { return facts_; }
-  void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
-                int32_t max_seqs) override;
+  void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows, int32_t max_seqs,
+                int32_t state_slots) override;
   LogitRows run(const Step& step) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
+  // Throws: a model with states is refused when its facts are read.
+  void copy_state(int32_t from, int32_t to) override;
   int threads() const override { return team_.threads(); }
   void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
 

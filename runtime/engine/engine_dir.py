@@ -58,6 +58,11 @@ class EngineDir(EngineFolder):
         return self.config.limits.kv_block_bytes
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of one sequence's states over all recurrent layers; 0 for a model without such layers."""
+        return self.config.limits.state_bytes or 0
+
+    @property
     def plan(self) -> Path:
         """The plan of an engine of target cpu."""
         return self.file(CPU_PLAN)

@@ -31,9 +31,13 @@ class Scorer:
         self._side_by_side = max(1, step_tokens(engine.vocab_size) // computed)
         self._block = engine.block_size
         self._blocks = -(-computed // engine.block_size)  # blocks of one sequence
-        self._groups = len(self._executor.facts()["group_windows"])
+        facts = self._executor.facts()
+        self._groups = len(facts["group_windows"])
+        self._has_states = facts["state_bytes"] > 0
         tokens = self._chunk * self._side_by_side
-        self._executor.allocate([self._blocks * self._side_by_side] * self._groups, tokens, tokens, self._side_by_side)
+        blocks = [self._blocks * self._side_by_side] * self._groups
+        slots = self._side_by_side if self._has_states else 0
+        self._executor.allocate(blocks, tokens, tokens, self._side_by_side, slots)
 
     def score(self, sequences: Sequence[Sequence[int]]) -> Iterator[np.ndarray]:
         """Yields for each sequence, in order, the logprob of every token but the first: float64 [tokens - 1]."""
@@ -47,7 +51,8 @@ class Scorer:
             spans = [(i, start, min(start + self._chunk, len(ids) - 1)) for i, ids in enumerate(batch)]
             spans = [span for span in spans if span[1] < span[2]]
             targets = [token for i, begin, end in spans for token in batch[i][begin + 1 : end + 1]]
-            scores = np.array(self._executor.score(*self._step(batch, spans), targets))
+            state_slots = [i for i, _, _ in spans] if self._has_states else []
+            scores = np.array(self._executor.score(*self._step(batch, spans), targets, state_slots))
             ends = np.cumsum([end - begin for _, begin, end in spans])
             for (i, _, _), part in zip(spans, np.split(scores, ends[:-1]), strict=True):
                 parts[i].append(part)

@@ -9,10 +9,10 @@ import pytest
 from support.lowered import HIDDEN, INNER, VOCAB, lowered_graph, small_source
 from support.places import ROOT
 from tensorwright.builder.emit import cpu_plan
-from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, WEIGHT, emit_cpu_plan
+from tensorwright.builder.emit.cpu_plan import BUFFER, HEADER, INSTRUCTION, KV_LAYER, STATE, WEIGHT, emit_cpu_plan
 from tensorwright.engine_format.weight_layouts import PANELS
 from tensorwright.errors import BuildError, LoweringError
-from tensorwright.ir.facts import KvLayer
+from tensorwright.ir.facts import KvLayer, StateLayer
 from tensorwright.plugins import op_table
 
 
@@ -21,12 +21,15 @@ def parse(data: bytes) -> dict:
     fields = HEADER.unpack_from(data)
     keys = (
         "magic version header_bytes file_bytes weights_bytes vocab_size max_seq_len block_size act_dtype kv_layers "
-        "cache_groups buffers weights instructions names_bytes logits_buffer reserved token_arena row_arena"
+        "cache_groups buffers weights instructions names_bytes logits_buffer states token_arena row_arena"
     )
     header = dict(zip(keys.split(), fields, strict=True))
     at = HEADER.size
     tables = {}
-    records = (("kv_layers", KV_LAYER), ("buffers", BUFFER), ("weights", WEIGHT), ("instructions", INSTRUCTION))
+    records = (
+        ("kv_layers", KV_LAYER), ("states", STATE), ("buffers", BUFFER), ("weights", WEIGHT),
+        ("instructions", INSTRUCTION),
+    )  # fmt: skip
     for name, record in records:
         end = at + header[name] * record.size
         tables[name] = list(record.iter_unpack(data[at:end]))
@@ -104,6 +107,7 @@ def test_caches():
     graph = lowered_graph()
     layer = KvLayer(0, 1, 2, 7)
     graph.facts.kv_layers = [layer, KvLayer(1, 1, 2, 0)]
+    graph.facts.state_layers = [StateLayer(64), StateLayer(128)]
     cache = graph.add("input", types=[("kv", ())], names=["kv_cache.0"], before=graph.find("gather_rows")[0]).output
     x, rope = graph.find("embedding")[0].output, graph.find("rotary_table")[0].output
     attrs = {"kv_layer": 0, "heads": 1, "rotary_dim": 2, "buffers": [3, -1]}
@@ -115,6 +119,7 @@ def test_caches():
     graph.add("paged_attention", operands, attend, kinds[:1], before=graph.find("gather_rows")[0])
     plan = parse(emit_cpu_plan(graph, small_source()).data)
     assert plan["kv_layers"] == [(0, 1, 2, 0, 7, 0), (1, 1, 2, 0, 0, 0)]
+    assert plan["states"] == [(64,), (128,)]
     assert plan["header"]["cache_groups"] == 2
     written, attended = plan["instructions"][5:7]
     assert written[2:10] == (0, 1, -1, -1, 3, -1, -1, -1)
@@ -136,8 +141,8 @@ def test_the_records_of_the_file_are_those_of_the_header_file():
     text = (ROOT / "runtime" / "core" / "plan" / "plan_format.h").read_text()
     sizes = dict(re.findall(r"sizeof\((\w+)\) == (\d+)", text))
     structs = {
-        "PlanHeader": HEADER, "KvLayerRecord": KV_LAYER, "BufferRecord": BUFFER, "WeightRecord": WEIGHT,
-        "Instruction": INSTRUCTION,
+        "PlanHeader": HEADER, "KvLayerRecord": KV_LAYER, "StateRecord": STATE, "BufferRecord": BUFFER,
+        "WeightRecord": WEIGHT, "Instruction": INSTRUCTION,
     }  # fmt: skip
     assert sizes == {name: str(record.size) for name, record in structs.items()}
     assert f"kPlanVersion = {cpu_plan.VERSION};" in text

@@ -2,9 +2,12 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <new>
+#include <set>
 
 #include "runtime/core/base/error.h"
 #include "runtime/core/executor/cpu_executor.h"
@@ -45,7 +48,7 @@ TW_TEST(a_step_allocates_nothing) {
   files.write(toy.bytes(), toy.data);
   for (int threads : {1, 2}) {
     CpuExecutor executor(files.plan(), files.weights(), {threads, LoadMode::map});
-    executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs);
+    executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs, 0);
     const Step prefill = step_of(0, 50, 100), decode = step_of(50, 51, 100);
     const int64_t before = allocations;
     executor.run(prefill);
@@ -62,7 +65,7 @@ TW_TEST(the_first_step_meets_no_page_fault) {
   int64_t faults[2];
   for (const size_t populate : {size_t{0}, size_t{256} << 20}) {
     CpuExecutor executor(files.plan(), files.weights(), {2, LoadMode::copy, populate});
-    executor.allocate({2000}, 1100, kMaxTokens, kMaxSeqs);
+    executor.allocate({2000}, 1100, kMaxTokens, kMaxSeqs, 0);
     executor.wait_for_memory();
     const Step step = step_of(0, 1100, 1999);  // from the last block down
     rusage before, after;
@@ -92,7 +95,7 @@ TW_TEST(chunks_threads_and_loading_do_not_change_a_bit) {
        {std::tuple(1, 64, LoadMode::map), std::tuple(2, 64, LoadMode::map), std::tuple(3, 17, LoadMode::copy),
         std::tuple(2, 1, LoadMode::copy)}) {
     const auto executor = make_cpu_executor(files.plan(), files.weights(), {threads, load});
-    executor->allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs);
+    executor->allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs, 0);
     std::vector<float> logits;
     for (int32_t at = 0; at < length; at += chunk) {
       logits = run(*executor, step_of(at, std::min(at + chunk, length), 150));
@@ -108,13 +111,60 @@ TW_TEST(copied_blocks_carry_on) {
   ToyPlan toy;
   files.write(toy.bytes(), toy.data);
   CpuExecutor executor(files.plan(), files.weights(), {2, LoadMode::map});
-  executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs);
+  executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs, 0);
   run(executor, step_of(0, 40, 20));
   for (int32_t i = 0; i < 3; ++i) executor.copy_block(0, 20 - i, 120 - i);
   TW_CHECK(same_bits(run(executor, step_of(40, 41, 20)), run(executor, step_of(40, 41, 120))));
   TW_CHECK_ERROR(executor.copy_block(1, 0, 0), "InvalidRequestError");
   TW_CHECK_ERROR(executor.copy_block(0, 0, kBlocks), "InvalidRequestError");
   TW_CHECK_ERROR(executor.copy_block(0, -1, 0), "InvalidRequestError");
+}
+
+TW_TEST(a_model_with_states_takes_a_slot_per_sequence) {
+  const Files files;
+  ToyPlan toy;
+  toy.states = {{64}, {192}};
+  files.write(toy.bytes(), toy.data);
+  CpuExecutor executor(files.plan(), files.weights(), {1, LoadMode::map, size_t{1} << 20});
+  TW_CHECK_EQ(executor.facts().state_bytes, int64_t{256});
+  TW_CHECK_ERROR(executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs, 0), "InvalidRequestError");
+  executor.allocate({kBlocks}, kMaxTokens, kMaxTokens, kMaxSeqs, 3);
+  Step step = step_of(0, 4, 20);
+  TW_CHECK_ERROR(executor.run(step), "InvalidRequestError");
+  step.state_slots = {3};
+  TW_CHECK_ERROR(executor.run(step), "InvalidRequestError");
+  step.state_slots = {2};
+  TW_CHECK_EQ(executor.run(step).rows, 1);
+  executor.copy_state(2, 0);
+  TW_CHECK_ERROR(executor.copy_state(0, 3), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.copy_state(-1, 0), "InvalidRequestError");
+}
+
+TW_TEST(the_states_of_a_slot_lie_apart_and_are_copied_together) {
+  ToyPlan toy;
+  toy.states = {{64}, {192}};
+  StateStorage storage(Plan::parse(toy.bytes()));
+  storage.allocate(3);
+  std::set<char*> places;
+  for (int32_t slot = 0; slot < 3; ++slot) {
+    for (const auto& [layer, bytes] : {std::pair<size_t, size_t>(0, 64), {1, 192}}) {
+      char* at = storage.at(layer, slot);
+      TW_CHECK_EQ(reinterpret_cast<uintptr_t>(at) % 64, uintptr_t{0});
+      for (size_t i = 0; i < bytes; ++i) TW_CHECK(places.insert(at + i).second);
+      std::memset(at, static_cast<int>(10 * slot) + static_cast<int>(layer), bytes);
+    }
+  }
+  storage.copy(2, 0);
+  const auto holds = [&](size_t layer, int32_t slot, char value, size_t bytes) {
+    return std::all_of(storage.at(layer, slot), storage.at(layer, slot) + bytes,
+                       [&](char byte) { return byte == value; });
+  };
+  TW_CHECK(holds(0, 0, 20, 64) && holds(1, 0, 21, 192));
+  TW_CHECK(holds(0, 1, 10, 64) && holds(1, 1, 11, 192));
+  TW_CHECK(holds(0, 2, 20, 64) && holds(1, 2, 21, 192));
+  size_t all = 0;
+  for (const MemoryPiece& piece : storage.pieces()) all += piece.bytes;
+  TW_CHECK_EQ(all, places.size());
 }
 
 TW_TEST(wrong_files_are_refused) {
@@ -136,12 +186,12 @@ TW_TEST(order_of_calls_is_checked) {
   files.write(toy.bytes(), toy.data);
   CpuExecutor executor(files.plan(), files.weights(), {1, LoadMode::map});
   TW_CHECK_ERROR(executor.run(step_of(0, 1, 0)), "InvalidRequestError");
-  TW_CHECK_ERROR(executor.allocate({1, 1}, 1, 1, 1), "InvalidRequestError");
-  TW_CHECK_ERROR(executor.allocate({-1}, 1, 1, 1), "InvalidRequestError");
-  TW_CHECK_ERROR(executor.allocate({1}, 0, 1, 1), "InvalidRequestError");
-  TW_CHECK_ERROR(executor.allocate({0x7fffffff}, 1, 1, 1), "InvalidRequestError");
-  executor.allocate({1}, 1, 1, 1);
-  TW_CHECK_ERROR(executor.allocate({1}, 1, 1, 1), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.allocate({1, 1}, 1, 1, 1, 0), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.allocate({-1}, 1, 1, 1, 0), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.allocate({1}, 0, 1, 1, 0), "InvalidRequestError");
+  TW_CHECK_ERROR(executor.allocate({0x7fffffff}, 1, 1, 1, 0), "InvalidRequestError");
+  executor.allocate({1}, 1, 1, 1, 0);
+  TW_CHECK_ERROR(executor.allocate({1}, 1, 1, 1, 0), "InvalidRequestError");
   TW_CHECK_EQ(executor.run(step_of(0, 1, 0)).rows, 1);
 }
 
@@ -160,7 +210,7 @@ TW_TEST(damaged_plans_run_or_are_refused) {
     files.write(files.plan(), bytes.data(), bytes.size());
     try {
       CpuExecutor executor(files.plan(), files.weights(), {1, LoadMode::map});
-      executor.allocate({8}, 20, 20, 2);
+      executor.allocate({8}, 20, 20, 2, 0);
       run(executor, step_of(0, 20, 5));
       run(executor, step_of(20, 21, 5));
       ++ran;

@@ -43,8 +43,8 @@ class FakeExecutor : public tensorwright::Executor {
 
   const tensorwright::ModelFacts& facts() const override { return facts_; }
 
-  void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
-                int32_t max_seqs) override {
+  void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows, int32_t max_seqs,
+                int32_t) override {
     for (int32_t n : blocks) cache_.emplace_back(static_cast<size_t>(n) * facts_.block_size, Entry{});
     max_tokens_ = max_tokens, max_rows_ = max_rows, max_seqs_ = max_seqs;
   }
@@ -74,6 +74,8 @@ class FakeExecutor : public tensorwright::Executor {
     size_t n = facts_.block_size;
     std::copy_n(cache_[group].begin() + from * n, n, cache_[group].begin() + to * n);
   }
+
+  void copy_state(int32_t, int32_t) override { throw std::logic_error("there are no states"); }
 
  private:
   struct Entry {

@@ -277,7 +277,7 @@ namespace {
 // Opens an engine, runs steps of it, copies blocks; what came out.
 std::vector<float> short_life(const Files& files, LoadMode load, int threads) {
   CpuExecutor executor(files.plan(), files.weights(), {threads, load, size_t{1} << 20});
-  executor.allocate({40}, 40, 40, 2);
+  executor.allocate({40}, 40, 40, 2, 0);
   run(executor, step_of(0, 30, 20));
   executor.copy_block(0, 20, 30);
   executor.wait_for_memory();

@@ -43,6 +43,10 @@ TW_TEST(sound_plan_is_taken) {
   TW_CHECK_EQ(plan.facts().block_bytes.at(0), int64_t{2} * 16 * 16 * 4);
   TW_CHECK_EQ(std::string(op_name(3)), std::string("matmul"));
   TW_CHECK(op_name(0) == nullptr);
+  TW_CHECK_EQ(plan.facts().state_bytes, int64_t{0});
+  toy.states = {{64}, {uint64_t{1} << 32}};
+  const ModelFacts facts = Plan::parse(toy.bytes()).facts();
+  TW_CHECK_EQ(facts.state_bytes, (int64_t{1} << 32) + 64);
 }
 
 // A record that permits more would loosen the reader and the planner of memory alike, so the permissions
@@ -101,6 +105,10 @@ TW_TEST(record_faults_are_named) {
   check_says(fault_of([](ToyPlan& t) { t.kv_layers[0].group = 1; }), "kv layer 0: group");
   check_says(fault_of([](ToyPlan& t) { t.kv_layers.push_back({0, 2, 8, TW_F32, 5, 0}); }),
              "kv layer 1: window");
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{65}, (uint64_t{1} << 32) + 64, ~uint64_t{63}}) {
+    check_says(fault_of([&](ToyPlan& t) { t.states = {{64}, {bytes}}; }), "state 1: bytes");
+  }
+  check_says(fault_of([](ToyPlan& t) { t.states.resize(4097, {64}); }), "states must be at most 4096");
   check_says(fault_of([](ToyPlan& t) { t.buffers[2].stride_bytes = 0; }), "buffer 2: stride_bytes");
   check_says(fault_of([](ToyPlan& t) { t.buffers[2].offset = 32; }), "buffer 2: offset");
   check_says(fault_of([](ToyPlan& t) { t.buffers[2].offset = ~uint64_t{63}; }), "buffer 2: offset");

@@ -18,6 +18,7 @@ using namespace tensorwright;
 struct PlanWriter {
   PlanHeader header{};
   std::vector<KvLayerRecord> kv_layers;
+  std::vector<StateRecord> states;
   std::vector<BufferRecord> buffers;
   std::vector<WeightRecord> weights;
   std::vector<Instruction> instructions;
@@ -62,6 +63,7 @@ struct PlanWriter {
 
 inline std::vector<std::byte> PlanWriter::bytes(uint64_t weights_bytes) {
   header.kv_layers = static_cast<uint32_t>(kv_layers.size());
+  header.states = static_cast<uint32_t>(states.size());
   header.buffers = static_cast<uint32_t>(buffers.size());
   header.weights = static_cast<uint32_t>(weights.size());
   header.instructions = static_cast<uint32_t>(instructions.size());
@@ -74,6 +76,7 @@ inline std::vector<std::byte> PlanWriter::bytes(uint64_t weights_bytes) {
     if (size > 0) std::memcpy(out.data() + at, from, size);
   };
   append(kv_layers.data(), kv_layers.size() * sizeof(KvLayerRecord));
+  append(states.data(), states.size() * sizeof(StateRecord));
   append(buffers.data(), buffers.size() * sizeof(BufferRecord));
   append(weights.data(), weights.size() * sizeof(WeightRecord));
   append(instructions.data(), instructions.size() * sizeof(Instruction));

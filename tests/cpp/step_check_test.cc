@@ -35,4 +35,30 @@ TW_TEST(two_writers_are_found_after_any_number_of_steps) {
   }
 }
 
+TW_TEST(each_sequence_has_a_state_slot_of_its_own) {
+  ModelFacts facts;
+  facts.vocab_size = 10;
+  facts.max_seq_len = 16;
+  facts.block_size = 4;
+  facts.state_bytes = 64;  // a model without attention: there is no cache group
+  StepChecker checker(facts, {8, 8, 8, 3}, {});
+  const auto with_slots = [](std::vector<int32_t> slots) {
+    Step step = two_sequences(1);
+    step.groups.clear();
+    step.state_slots = std::move(slots);
+    return step;
+  };
+  for (int i = 0; i < 2; ++i) {
+    checker.check(with_slots({0, 2}));
+    checker.check(with_slots({2, 0}));
+    for (const std::vector<int32_t>& wrong :
+         {std::vector<int32_t>{1, 1}, {0, 3}, {-1, 0}, {0}, {}, {0, 1, 2}})
+      TW_CHECK_ERROR(checker.check(with_slots(wrong)), "InvalidRequestError");
+  }
+  facts.state_bytes = 0;
+  StepChecker stateless(facts, {8, 8, 8}, {});
+  stateless.check(with_slots({}));
+  TW_CHECK_ERROR(stateless.check(with_slots({0, 1})), "InvalidRequestError");
+}
+
 TW_TEST_MAIN()

@@ -87,7 +87,9 @@ inline int32_t affordable_tokens(const Plan& plan) {
   uint64_t block_bytes = 0;
   for (const KvLayerRecord& layer : plan.kv_layers) block_bytes += plan.kv_block_bytes(layer);
   const uint64_t bytes = plan.header.token_arena_bytes + plan.header.row_arena_bytes;
-  if (block_bytes > 4 * kMaxBytes || bytes > kMaxBytes) return 0;
+  uint64_t state_bytes = 0;
+  for (const StateRecord& state : plan.states) state_bytes += state.bytes;
+  if (block_bytes > 4 * kMaxBytes || state_bytes > kMaxBytes || bytes > kMaxBytes) return 0;
   const uint64_t tokens =
       std::min(kMaxWork / work_of_a_token(plan), kMaxBytes / std::max<uint64_t>(bytes, 1));
   return static_cast<int32_t>(std::min<uint64_t>(tokens, kMaxTokens));
@@ -112,7 +114,10 @@ class Steps {
     step.groups.resize(facts_.group_windows.size());
     for (GroupTables& group : step.groups) group.max_blocks = blocks_;
     const auto seqs = static_cast<int32_t>(c.between(1, kMaxSeqs));
-    for (int32_t seq = 0; seq < seqs; ++seq) add_sequence(step, seq, c);
+    for (int32_t seq = 0; seq < seqs; ++seq) {
+      add_sequence(step, seq, c);
+      if (facts_.state_bytes > 0) step.state_slots.push_back(kMaxSeqs - 1 - seq);
+    }
     for (int32_t token = 0; token < step.tokens(); ++token) {
       if (c.one_in(2) || token + 1 == step.tokens()) step.logit_rows.push_back(token);
     }
@@ -154,7 +159,8 @@ inline Logits run(const MemoryFile& plan, const MemoryFile& weights, const char*
                   const std::vector<Step>& steps, const std::vector<int32_t>& blocks) {
   setenv("TENSORWRIGHT_ISA", isa, 1);
   CpuExecutor executor(plan.path(), weights.path(), {threads, LoadMode::map});
-  executor.allocate(blocks, kMaxTokens, kMaxTokens, kMaxSeqs);
+  executor.allocate(blocks, kMaxTokens, kMaxTokens, kMaxSeqs,
+                    executor.facts().state_bytes > 0 ? kMaxSeqs : 0);
   Logits logits;
   for (const Step& step : steps) {
     const LogitRows rows = executor.run(step);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,8 @@ from tensorwright.errors import GraphError
 from tensorwright.ir.interpret import interpret
 from tensorwright.ir.parse import parse_graph
 from tensorwright.ir.ragged import RaggedAdapter, interpret_ragged
+from tensorwright.ir.state_cache import StateCache
+from tensorwright.ir.text import print_graph
 from tensorwright.ir.verify import verify
 
 # One attention layer: 2 query heads on 1 KV head of 4 dimensions, half of them rotated, a window of 5.
@@ -120,6 +123,37 @@ def test_metadata_of_a_step():
         "logit_rows": [2, 7],
     }
     assert all(v.dtype == torch.int32 for k, v in inputs.items() if k != "kv_cache.0")
+
+
+def test_a_graph_with_states_gets_a_slot_for_each_sequence():
+    text = CACHED.replace(
+        "  %kv_cache.0", "  %state_slots: int32[seqs] = input()\n  %state.0: state[] = input()\n  %kv_cache.0"
+    )
+    graph = parse_graph(text.replace("  fact", '  fact state_layers = [{"bytes": 64}]\n  fact', 1))
+    verify(graph)
+    assert parse_graph(print_graph(graph)).facts == graph.facts
+    adapter = RaggedAdapter(graph, SEQUENCES, block_size=4)
+    inputs = adapter.inputs([3, 0, 5])
+    assert inputs["state_slots"].tolist() == [2, 0]
+    assert inputs["state.0"] == StateCache()
+    for ours, plain in zip(
+        adapter.step([3, 0, 5], weights),
+        RaggedAdapter(parse_graph(CACHED), SEQUENCES).step([3, 0, 5], weights),
+        strict=True,
+    ):
+        assert torch.equal(ours, plain)
+
+
+def test_the_states_of_a_step():
+    zero, old = (np.zeros(2),), (np.ones(2),)
+    states = StateCache().write({4: old}).copy_slot(4, 1)
+    steps = states.read_batch(np.array([0, 3, 3, 4]), np.array([3, 9, 6]), np.array([4, 0, 1]), zero)
+    assert [(slot, begin, end, state is zero, state is old) for slot, begin, end, state in steps] == [
+        (4, 0, 3, True, False),  # begins at position 0: what the slot holds is not seen
+        (1, 3, 4, False, True),
+    ]
+    with pytest.raises(KeyError):
+        list(states.read_batch(np.array([0, 1]), np.array([9]), np.array([7]), zero))
 
 
 def test_steps_must_cover_the_sequences():

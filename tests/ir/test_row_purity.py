@@ -188,6 +188,8 @@ def test_what_couples_rows_is_refused(name):
         ("%slots: int32[tokens]", "%slots: int64[tokens]", "%slots must be int32[tokens], not int64[tokens]"),
         ("%slots: int32[tokens]", "%slits: int32[tokens]", "%slits is no input of a batch"),
         ("%kv_cache.0: kv[]", "%kv_cache.0: float32[4]", "a cache must be kv[]"),
+        ("%logit_rows", "%state.0: kv[] = input()\n  %logit_rows", "a cache must be state[], not kv[]"),
+        ("%logit_rows", "%state_slots: int32[tokens] = input()\n  %logit_rows", "%state_slots must be int32[seqs]"),
         ("return %x", "return %w", "must have one row per logit row"),
     ],
 )

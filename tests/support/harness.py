@@ -44,8 +44,10 @@ class EngineSteps:
         self.executor = _runtime.CpuExecutor(str(cpu / "plan.bin"), str(cpu / "weights.bin"), threads, "map")
         self.block = self.executor.facts()["block_size"]
         self.blocks = blocks
-        self.groups = len(self.executor.facts()["group_windows"])
-        self.executor.allocate([blocks] * self.groups, max_tokens, max_tokens, 64)
+        facts = self.executor.facts()
+        self.groups = len(facts["group_windows"])
+        self.state_slots = [1] if facts["state_bytes"] else []
+        self.executor.allocate([blocks] * self.groups, max_tokens, max_tokens, 64, 2 * len(self.state_slots))
 
     def logits(self, ids: list[int], chunks: list[int] | None = None, first_block: int = 0) -> np.ndarray:
         """[len(ids), vocab] float32: `ids` fed in chunks of the given sizes (default: all at once)."""
@@ -68,6 +70,7 @@ class EngineSteps:
                     np.array([done + size], np.int32),
                     np.arange(size, dtype=np.int32),
                     [(np.array([table], np.int32), slots)] * self.groups,
+                    self.state_slots,
                 )
             )
             done += size

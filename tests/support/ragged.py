@@ -15,8 +15,12 @@ class Ragged:
         facts = executor.facts()
         self.block_size: int = facts["block_size"]
         self.groups = len(facts["block_bytes"])
-        executor.allocate([blocks] * self.groups, max_tokens, max_tokens, max_seqs)
+        self.has_states = facts["state_bytes"] > 0
+        slots = max_seqs if self.has_states else 0
+        executor.allocate([blocks] * self.groups, max_tokens, max_tokens, max_seqs, slots)
         rng = np.random.default_rng(seed)
+        self.free_slots = [int(slot) for slot in np.random.default_rng(seed).permutation(slots)]
+        self.state_slots: dict[str, int] = {}
         self.free = [list(rng.permutation(blocks)) for _ in range(self.groups)]
         self.tables: dict[str, list[list[int]]] = {}
         self.lengths: dict[str, int] = {}
@@ -31,6 +35,8 @@ class Ragged:
             begin = self.lengths.get(name, 0)
             end = begin + len(tokens)
             tables = self.tables.setdefault(name, [[] for _ in range(self.groups)])
+            if self.has_states and name not in self.state_slots:
+                self.state_slots[name] = self.free_slots.pop()
             for group, table in enumerate(tables):
                 while len(table) * self.block_size < end:
                     table.append(int(self.free[group].pop()))
@@ -52,6 +58,7 @@ class Ragged:
             "context_lens": contexts,
             "logit_rows": wanted,
             "groups": [(self._table(feeds, group), slots[group]) for group in range(self.groups)],
+            "state_slots": [self.state_slots[name] for name, _ in feeds] if self.has_states else [],
         }
 
     def _table(self, feeds: list[tuple[str, list[int]]], group: int) -> np.ndarray:
@@ -73,6 +80,8 @@ class Ragged:
         """Gives the blocks back; the next sequence gets them first."""
         for group, table in enumerate(self.tables.pop(name)):
             self.free[group] += table
+        if self.has_states:
+            self.free_slots.append(self.state_slots.pop(name))
         del self.lengths[name]
 
     def alone(self, name: str, ids: list[int], chunk: int = 0) -> np.ndarray:

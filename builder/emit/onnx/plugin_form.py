@@ -16,6 +16,7 @@ import numpy as np
 from tensorwright.builder.emit.onnx.model_file import ELEMENTWISE_NAMES, TYPES, ModelFile
 from tensorwright.builder.emit.onnx.plugin_io import describe_io, inputs_of, outputs_of
 from tensorwright.builder.emit.onnx.plugin_weights import PluginWeights
+from tensorwright.builder.emit.onnx.refuse_states import refuse_states
 from tensorwright.builder.emit.onnx.weights_source import as_array
 from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.engine_format.weight_formats import WeightFormat
@@ -44,6 +45,7 @@ def emit_plugin_form(
     """
     import onnx
 
+    refuse_states(graph)
     if dtype not in DTYPES or int4 not in INT4:
         raise InvalidOptionError(
             f"dtype must be one of {', '.join(DTYPES)} and int4 one of {', '.join(INT4)}, not {dtype!r} and {int4!r}"
@@ -89,7 +91,7 @@ class PluginEmitter:
         for tensor in inputs_of(self.graph.facts, self.dtype):
             self.model.input(tensor.name, tensor.dtype, tensor.shape)
         for value in self.graph.inputs:
-            if value.dtype == "kv":
+            if value.is_cache:
                 layer = value.name.removeprefix("kv_cache.")
                 int8 = self.graph.facts.kv_layers[int(layer)].dtype == "int8"
                 pages = ["k_pages", "v_pages"] + ["k_scales", "v_scales"] * int8

@@ -14,6 +14,7 @@ import numpy as np
 from tensorwright.builder.emit.onnx.group_attention import COLUMN_NORMS, emit_attention, padded_dim, refuse_gains
 from tensorwright.builder.emit.onnx.model_file import CONTRIB, ELEMENTWISE_NAMES, TYPES
 from tensorwright.builder.emit.onnx.portable_model import PortableModel
+from tensorwright.builder.emit.onnx.refuse_states import refuse_states
 from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.errors import LoweringError
 from tensorwright.ir.graph import SOURCES, Graph, Node
@@ -27,6 +28,7 @@ INT8_ACTIVATIONS = 4
 def emit_portable(graph: Graph, checkpoint: Checkpoint, dtype: str) -> PortableModel:
     """Returns the model, which reads weights when it is written. Raises LoweringError for an op without such a form."""
     refuse_gains(graph)
+    refuse_states(graph)
     e = PortableModel(graph, checkpoint, dtype)
     _inputs(e)
     for node in graph.nodes:

@@ -64,7 +64,7 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   // No step has more rows than tokens.
   int64_t rows =
       std::min<int64_t>(int64_t{options.max_batch_size} + options.max_prompt_rows, options.max_num_tokens);
-  executor_->allocate(blocks, options.max_num_tokens, static_cast<int32_t>(rows), options.max_batch_size);
+  executor_->allocate(blocks, options.max_num_tokens, static_cast<int32_t>(rows), options.max_batch_size, 0);
   kv_ = std::make_unique<KvBlocks>(shapes_, facts.block_size, options.prefix_cache);
   kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
   scheduler_ = std::make_unique<Scheduler>(

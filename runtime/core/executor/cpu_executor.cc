@@ -46,6 +46,10 @@ void check_allocation(const ModelFacts& facts, const std::vector<int32_t>& block
     refuse(concat("allocate: max_tokens and max_seqs must be positive and max_rows not negative, are ",
                   limits.tokens, ", ", limits.seqs, " and ", limits.rows));
   }
+  if (facts.state_bytes > 0 ? limits.state_slots < 1 : limits.state_slots != 0) {
+    refuse(concat("allocate: state_slots must be ", facts.state_bytes > 0 ? "positive" : "0",
+                  " for a model with ", facts.state_bytes, " bytes of states, are ", limits.state_slots));
+  }
 }
 
 }  // namespace
@@ -57,11 +61,12 @@ CpuExecutor::CpuExecutor(const std::string& plan_path, const std::string& weight
       team_(options.threads),
       weights_(weights_path, plan_.header.weights_bytes, options.load, team_),
       kv_(plan_),
+      states_(plan_),
       dispatch_(explain_dispatch()),
       profile_(plan_),
       logits_(plan_.buffers[static_cast<size_t>(plan_.header.logits_buffer)]),
       populate_bytes_(options.populate) {
-  const OpContext context{plan_, weights_.data(), kv_, selected_isa()};
+  const OpContext context{plan_, weights_.data(), kv_, states_, selected_isa()};
   operations_.reserve(plan_.instructions.size());
   for (const Instruction& instruction : plan_.instructions) {
     operations_.push_back(make_operation(instruction, context));
@@ -69,8 +74,8 @@ CpuExecutor::CpuExecutor(const std::string& plan_path, const std::string& weight
 }
 
 void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
-                           int32_t max_seqs) {
-  const StepLimits limits{max_tokens, max_rows, max_seqs};
+                           int32_t max_seqs, int32_t state_slots) {
+  const StepLimits limits{max_tokens, max_rows, max_seqs, state_slots};
   if (checker_) refuse("allocate: may be called once only");
   check_allocation(facts_, blocks, limits);
   size_t scratch = 0;
@@ -80,17 +85,23 @@ void CpuExecutor::allocate(const std::vector<int32_t>& blocks, int32_t max_token
   token_arena_ = activations(plan_.header.token_arena_bytes, max_tokens);
   row_arena_ = activations(plan_.header.row_arena_bytes, max_rows);
   kv_.allocate(blocks);
+  states_.allocate(state_slots);
   populate();
   checker_ = std::make_unique<StepChecker>(facts_, limits, blocks);
 }
 
-// Populates the first blocks of every layer, which the first request gets, then the memory that every step
-// writes to, then the other blocks.
+// Populates the first blocks of every layer and the first states, which the first request gets, then the
+// memory that every step writes to, then the other blocks and states.
 void CpuExecutor::populate() {
   std::vector<MemoryPiece> pieces = kv_.pieces();
   const Arena* arenas[] = {&scratch_, &row_arena_, &token_arena_};
   auto at = pieces.begin() + static_cast<std::ptrdiff_t>(std::min(pieces.size(), plan_.kv_layers.size()));
   for (const Arena* arena : arenas) at = pieces.insert(at, {arena->data(), arena->bytes()}) + 1;
+  std::vector<MemoryPiece> states = states_.pieces();
+  if (!states.empty()) {
+    pieces.insert(pieces.begin(), states.front());
+    pieces.insert(pieces.end(), states.begin() + 1, states.end());
+  }
   populator_.start(pieces, populate_bytes_, team_);
 }
 
@@ -143,6 +154,14 @@ void CpuExecutor::copy_block(int32_t group, int32_t from, int32_t to) {
       refuse(concat("copy_block: block must be 0 to ", count - 1, ", is ", block));
   }
   kv_.copy_block(group, from, to);
+}
+
+void CpuExecutor::copy_state(int32_t from, int32_t to) {
+  for (int32_t slot : {from, to}) {
+    if (slot < 0 || slot >= states_.slots())
+      refuse(concat("copy_state: slot must be 0 to ", states_.slots() - 1, ", is ", slot));
+  }
+  states_.copy(from, to);
 }
 
 // The tasks compute with denormals, as threads outside of the team do: a result must not depend on the

@@ -15,6 +15,7 @@
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/ops/kv_storage.h"
 #include "runtime/core/ops/op.h"
+#include "runtime/core/ops/state_storage.h"
 #include "runtime/core/ops/step_check.h"
 #include "runtime/core/plan/plan.h"
 
@@ -34,10 +35,11 @@ class CpuExecutor : public Executor {
               const CpuExecutorOptions& options);
 
   const ModelFacts& facts() const override { return facts_; }
-  void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
-                int32_t max_seqs) override;
+  void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows, int32_t max_seqs,
+                int32_t state_slots) override;
   LogitRows run(const Step& step) override;
   void copy_block(int32_t group, int32_t from, int32_t to) override;
+  void copy_state(int32_t from, int32_t to) override;
 
   int threads() const override { return team_.threads(); }
   void run_tasks(int tasks, const std::function<void(int task, int thread)>& fn) override;
@@ -58,6 +60,7 @@ class CpuExecutor : public Executor {
   ThreadTeam team_;
   const MappedFile weights_;
   KvStorage kv_;
+  StateStorage states_;
   std::vector<DispatchChoice> dispatch_;
   std::vector<std::unique_ptr<Operation>> operations_;  // one per instruction
   Profile profile_;
@@ -66,7 +69,7 @@ class CpuExecutor : public Executor {
   std::unique_ptr<StepChecker> checker_;  // null before allocate()
   Arena token_arena_, row_arena_, scratch_;
   const size_t populate_bytes_;
-  Populator populator_;  // uses the arenas and the cache, so it must be destroyed before them
+  Populator populator_;  // uses the arenas, the cache and the states, so it must be destroyed before them
 };
 
 std::unique_ptr<Executor> make_cpu_executor(const std::string& plan_path, const std::string& weights_path,

@@ -16,6 +16,8 @@ struct ModelFacts {
   int32_t block_size = 0;              // positions in a KV block
   std::vector<int64_t> block_bytes;    // per cache group: bytes of one block over the group's layers
   std::vector<int32_t> group_windows;  // per cache group: sliding window, 0 if none
+  // Bytes of one sequence's states over all recurrent layers; 0: the model has none.
+  int64_t state_bytes = 0;
 };
 
 // One cache group's addressing for a step.
@@ -33,10 +35,18 @@ struct Step {
   std::vector<int32_t> context_lens;  // [seqs]: positions in the cache once this step has written its own
   std::vector<int32_t> logit_rows;    // [rows]: tokens whose logits are wanted
   std::vector<GroupTables> groups;    // [cache groups]
+  // [seqs]: the slot of each sequence's states; empty if the model has none. A sequence whose first token of
+  // the step has position 0 starts from zero states, whatever the slot holds.
+  std::vector<int32_t> state_slots = {};
 
   int32_t tokens() const { return static_cast<int32_t>(token_ids.size()); }
   int32_t seqs() const { return static_cast<int32_t>(context_lens.size()); }
   int32_t rows() const { return static_cast<int32_t>(logit_rows.size()); }
+  // Returns the position of the first token that the step has of a sequence.
+  int32_t first_position(int32_t seq) const {
+    const auto s = static_cast<size_t>(seq);
+    return context_lens[s] - (seq_starts[s + 1] - seq_starts[s]);
+  }
 };
 
 // Logits of the rows that a step asked for. They belong to the executor and are valid until its next run().
@@ -50,14 +60,16 @@ class Executor {
  public:
   virtual ~Executor() = default;
   virtual const ModelFacts& facts() const = 0;
-  // Makes room for blocks[g] KV blocks of group g and for steps of at most these sizes. The engine calls it
-  // once, before any step.
+  // Makes room for blocks[g] KV blocks of group g, for the states of `state_slots` sequences (0 if the model
+  // has none), and for steps of at most these sizes. The engine calls it once, before any step.
   virtual void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows,
-                        int32_t max_seqs) = 0;
+                        int32_t max_seqs, int32_t state_slots) = 0;
   // Computes a step and returns its logits. Throws before any effect if the step is malformed.
   virtual LogitRows run(const Step& step) = 0;
   // Copies one block of a group, for copy-on-write.
   virtual void copy_block(int32_t group, int32_t from, int32_t to) = 0;
+  // Copies the states of all recurrent layers from one slot to another.
+  virtual void copy_state(int32_t from, int32_t to) = 0;
   // The number of threads that run_tasks() uses.
   virtual int threads() const { return 1; }
   // Does work between steps: calls fn(task, thread) once for every task in [0, tasks), where thread is in

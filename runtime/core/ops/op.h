@@ -13,6 +13,7 @@
 #include "runtime/core/base/thread_team.h"
 #include "runtime/core/interface/executor.h"
 #include "runtime/core/ops/kv_storage.h"
+#include "runtime/core/ops/state_storage.h"
 #include "runtime/core/ops/step_check.h"
 #include "runtime/core/plan/plan.h"
 
@@ -83,6 +84,7 @@ struct OpContext {
   const Plan& plan;
   const char* weights;  // weights.bin
   KvStorage& kv;
+  StateStorage& states;
   Isa isa;
 
   BufferRef buffer(int32_t index) const { return BufferRef(plan.buffers[static_cast<size_t>(index)]); }

@@ -36,6 +36,7 @@ StepChecker::StepChecker(const ModelFacts& facts, const StepLimits& limits,
                          const std::vector<int32_t>& blocks, int64_t steps)
     : facts_(facts), limits_(limits), steps_(steps) {
   for (int32_t count : blocks) writers_.emplace_back(static_cast<size_t>(count));
+  state_writers_.resize(static_cast<size_t>(limits.state_slots));
 }
 
 void StepChecker::check(const Step& step) {
@@ -43,6 +44,7 @@ void StepChecker::check(const Step& step) {
   check_tokens(step);
   check_sequences(step);
   ++steps_;
+  check_states(step);
   for (size_t group = 0; group < step.groups.size(); ++group) check_group(step, group);
 }
 
@@ -87,6 +89,17 @@ void StepChecker::check_sequences(const Step& step) const {
               expected, ", as the tokens of sequence ", seq, " end its context of ", context, ", is ",
               step.positions[static_cast<size_t>(token)]);
     }
+  }
+}
+
+void StepChecker::check_states(const Step& step) {
+  require_length("state_slots", step.state_slots, facts_.state_bytes > 0 ? step.seqs() : 0);
+  require_below("state_slots", step.state_slots, limits_.state_slots);
+  for (size_t seq = 0; seq < step.state_slots.size(); ++seq) {
+    Writer& last = state_writers_[static_cast<size_t>(step.state_slots[seq])];
+    require(last.step != steps_, "sequence ", seq, " and sequence ", last.seq, " both have state slot ",
+            step.state_slots[seq]);
+    last = {steps_, static_cast<int32_t>(seq)};
   }
 }
 

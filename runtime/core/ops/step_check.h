@@ -1,4 +1,4 @@
-// Refuses malformed steps, so that no operation ever indexes outside the arenas or the KV cache.
+// Refuses malformed steps, so that no operation ever indexes outside the arenas, the KV cache or the states.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_STEP_CHECK_H_
 #define TENSORWRIGHT_RUNTIME_CORE_STEP_CHECK_H_
 
@@ -13,6 +13,7 @@ namespace tensorwright {
 // The largest step that the executor was allocated for.
 struct StepLimits {
   int32_t tokens = 0, rows = 0, seqs = 0;
+  int32_t state_slots = 0;  // 0: the model has no states
 };
 
 class StepChecker {
@@ -24,13 +25,14 @@ class StepChecker {
 
   // Throws Error{"InvalidRequestError"}. The tokens of a sequence must have consecutive positions that end
   // its context. Each slot must be where the block table puts the token's position. Two sequences must not
-  // write to one block.
+  // write to one block, nor have the same state slot.
   void check(const Step& step);
 
  private:
   void check_sizes(const Step& step) const;
   void check_tokens(const Step& step) const;
   void check_sequences(const Step& step) const;
+  void check_states(const Step& step);
   void check_group(const Step& step, size_t group);
   void check_slots(const Step& step, size_t group, int32_t seq);
 
@@ -41,6 +43,7 @@ class StepChecker {
     int32_t seq = -1;  // the sequence that wrote in that step
   };
   std::vector<std::vector<Writer>> writers_;  // [group][block]: the last write to the block
+  std::vector<Writer> state_writers_;         // [state slot]: the last step that had the slot
   int64_t steps_;
 };
 

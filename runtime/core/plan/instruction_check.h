@@ -67,6 +67,13 @@ class InstructionCheck {
             plan.kv_layers.size(), ", is ", layer);
     return plan.kv_layers[static_cast<size_t>(layer)];
   }
+  // Returns the record of the state that ints[`at`], the attribute `state` of the op, names.
+  const StateRecord& state(int at = 0) const {
+    const int32_t index = instruction.ints[at];
+    require(index >= 0 && static_cast<size_t>(index) < plan.states.size(), "state must be below ",
+            plan.states.size(), ", is ", index);
+    return plan.states[static_cast<size_t>(index)];
+  }
   // q must have the cache's dtype, or with an int8 cache the dtype of activations.
   void require_q(const BufferRecord* q, const KvLayerRecord& layer) const {
     const uint32_t wanted = layer.dtype == TW_I8 ? plan.header.act_dtype : layer.dtype;

@@ -32,6 +32,7 @@ ModelFacts Plan::facts() const {
     facts.block_bytes[layer.group] += static_cast<int64_t>(kv_block_bytes(layer));
     facts.group_windows[layer.group] = static_cast<int32_t>(layer.window);
   }
+  for (const StateRecord& state : states) facts.state_bytes += static_cast<int64_t>(state.bytes);
   return facts;
 }
 
@@ -40,6 +41,9 @@ namespace {
 // No size may be larger, so that the product of two sizes fits 64 bits and every size fits an int.
 constexpr uint64_t kMaxNumber = std::numeric_limits<int32_t>::max();
 constexpr uint64_t kMaxArenaRow = uint64_t{1} << 40;
+// The states of a sequence then take at most 2^44 bytes.
+constexpr uint32_t kMaxStates = 4096;
+constexpr uint64_t kMaxStateBytes = uint64_t{1} << 32;
 
 template <typename... Parts>
 void require(bool holds, const Parts&... fault) {
@@ -73,7 +77,7 @@ void check_header(const PlanHeader& h, size_t file_bytes) {
           h.kv_layers, " kv_layers");
   require(h.logits_buffer >= 0 && static_cast<uint32_t>(h.logits_buffer) < h.buffers,
           "header: logits_buffer must be 0 to ", int64_t{h.buffers} - 1, ", is ", h.logits_buffer);
-  require(h.reserved == 0, "header: reserved must be 0, is ", h.reserved);
+  require(h.states <= kMaxStates, "header: states must be at most ", kMaxStates, ", is ", h.states);
   require(h.token_arena_bytes % 64 == 0 && h.token_arena_bytes <= kMaxArenaRow,
           "header: token_arena_bytes must be a multiple of 64 up to ", kMaxArenaRow, ", is ",
           h.token_arena_bytes);
@@ -85,8 +89,9 @@ void check_header(const PlanHeader& h, size_t file_bytes) {
 // The counts are 32 bits and records are small, so this sum cannot overflow.
 uint64_t bytes_of_tables(const PlanHeader& h) {
   return sizeof(PlanHeader) + uint64_t{h.kv_layers} * sizeof(KvLayerRecord) +
-         uint64_t{h.buffers} * sizeof(BufferRecord) + uint64_t{h.weights} * sizeof(WeightRecord) +
-         uint64_t{h.instructions} * sizeof(Instruction) + h.names_bytes;
+         uint64_t{h.states} * sizeof(StateRecord) + uint64_t{h.buffers} * sizeof(BufferRecord) +
+         uint64_t{h.weights} * sizeof(WeightRecord) + uint64_t{h.instructions} * sizeof(Instruction) +
+         h.names_bytes;
 }
 
 void check_kv_layer(const Plan& plan, size_t index) {
@@ -121,6 +126,12 @@ void check_groups(const Plan& plan) {
             layer.window);
   }
   for (size_t i = 0; i < windows.size(); ++i) require(windows[i] >= 0, "cache group ", i, " has no kv layer");
+}
+
+void check_state(const Plan& plan, size_t index) {
+  const uint64_t bytes = plan.states[index].bytes;
+  require(bytes >= 64 && bytes % 64 == 0 && bytes <= kMaxStateBytes, "state ", index,
+          ": bytes must be a multiple of 64 from 64 to ", kMaxStateBytes, ", is ", bytes);
 }
 
 void check_buffer(const Plan& plan, size_t index) {
@@ -215,6 +226,7 @@ Plan Plan::parse(std::span<const std::byte> bytes) {
           " bytes, the file has ", bytes.size());
   const std::byte* at = bytes.data() + sizeof(PlanHeader);
   at = read_table(at, plan.header.kv_layers, &plan.kv_layers);
+  at = read_table(at, plan.header.states, &plan.states);
   at = read_table(at, plan.header.buffers, &plan.buffers);
   at = read_table(at, plan.header.weights, &plan.weights);
   at = read_table(at, plan.header.instructions, &plan.instructions);
@@ -222,6 +234,7 @@ Plan Plan::parse(std::span<const std::byte> bytes) {
   require(!plan.names.empty() && plan.names.back() == '\0', "the string table must end with a zero byte");
   for (size_t i = 0; i < plan.kv_layers.size(); ++i) check_kv_layer(plan, i);
   check_groups(plan);
+  for (size_t i = 0; i < plan.states.size(); ++i) check_state(plan, i);
   for (size_t i = 0; i < plan.buffers.size(); ++i) check_buffer(plan, i);
   for (size_t i = 0; i < plan.weights.size(); ++i) check_weight(plan, i);
   check_instructions(plan);

@@ -15,6 +15,7 @@ namespace tensorwright {
 struct Plan {
   PlanHeader header;
   std::vector<KvLayerRecord> kv_layers;
+  std::vector<StateRecord> states;
   std::vector<BufferRecord> buffers;
   std::vector<WeightRecord> weights;
   std::vector<Instruction> instructions;

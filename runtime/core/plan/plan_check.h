@@ -7,7 +7,7 @@
 
 namespace tensorwright {
 
-// The buffer, weight and KV layer records must be sound. Throws Error{"EngineError"} that names the
+// The buffer, weight, KV layer and state records must be sound. Throws Error{"EngineError"} that names the
 // instruction and the operand.
 void check_instructions(const Plan& plan);
 

@@ -1,8 +1,8 @@
 // Defines the binary records of <engine>/cpu/plan.bin, little-endian. builder/emit/cpu_plan.py writes what
 // plan.cc reads; a change here is a new kPlanVersion.
 //
-//   PlanHeader | KvLayerRecord[kv_layers] | BufferRecord[buffers] | WeightRecord[weights] |
-//   Instruction[instructions] | names: string table, NUL-terminated UTF-8
+//   PlanHeader | KvLayerRecord[kv_layers] | StateRecord[states] | BufferRecord[buffers] |
+//   WeightRecord[weights] | Instruction[instructions] | names: string table, NUL-terminated UTF-8
 //
 // The reader (plan.cc, plan_check.cc) also refuses a plan that breaks one of these rules:
 // * The file ends with the string table, which is not empty and whose last byte is 0. Offset 0 may be the
@@ -40,8 +40,8 @@ struct PlanHeader {
   uint32_t weights;
   uint32_t instructions;
   uint32_t names_bytes;
-  int32_t logits_buffer;  // index of the BufferRecord that holds the logits, rows kind, TW_F32
-  uint32_t reserved;
+  int32_t logits_buffer;       // index of the BufferRecord that holds the logits, rows kind, TW_F32
+  uint32_t states;             // recurrent layers; 0 in plans from before there were any
   uint64_t token_arena_bytes;  // bytes per token of the arena of the token-kind buffers
   uint64_t row_arena_bytes;    // bytes per logit row of the arena of the row-kind buffers
 };
@@ -54,6 +54,13 @@ struct KvLayerRecord {
   uint32_t reserved;
 };
 static_assert(sizeof(KvLayerRecord) == 24);
+
+// The state that one recurrent layer keeps for each sequence. Its content belongs to the instructions that
+// name the record.
+struct StateRecord {
+  uint64_t bytes;  // of one sequence: a multiple of 64, 64 to 2^32
+};
+static_assert(sizeof(StateRecord) == 8);
 
 enum class BufferKind : uint32_t { kTokens = 0, kRows = 1 };
 
