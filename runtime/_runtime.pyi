@@ -324,6 +324,15 @@ class EngineOptions:
     def prefix_cache(self, arg: bool, /) -> None: ...
 
     @property
+    def state_snapshots(self) -> int:
+        """
+        states of recurrent layers that the prefix cache keeps, besides those of max_batch_size sequences
+        """
+
+    @state_snapshots.setter
+    def state_snapshots(self, arg: int, /) -> None: ...
+
+    @property
     def max_chunk(self) -> int:
         """tokens of one prefill in a step, 0: no cap"""
 

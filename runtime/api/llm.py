@@ -45,7 +45,8 @@ class LLM(StrictKeywords):
     model: an engine, a Hugging Face model directory, or a hub name such as org/name. An engine of a model is built once
         and kept in the user's cache (this needs the build extra).
     kv_cache_memory: bytes or a text such as "512MiB"; None means half of the memory that the weights leave free (within
-        the control group's limit), at most what a full batch of the longest sequences can use.
+        the control group's limit), at most what a full batch of the longest sequences can use. The states of recurrent
+        layers are a part of it.
     max_batch_size: the most completions that run at once; None means 64, or max_num_tokens if that is less. A TensorRT
         engine that was built for less has that as its default.
     max_num_tokens: the most tokens of one step, with prompt chunks; None means 512. A TensorRT engine that was built
@@ -60,6 +61,9 @@ class LLM(StrictKeywords):
         Only target cpu has the choice.
     enable_prefix_caching: True keeps the keys and values of finished prompts for later prompts with the same beginning.
         None means True if the engine's target can do it; all targets but onnx can.
+    state_snapshots: the most states of recurrent layers that prefix caching keeps, each the memory of one sequence's
+        states; a prompt is shared up to such a state. None means 4 for each of max_batch_size, in at most a quarter of
+        kv_cache_memory; 0 shares no prompt of a model with such layers.
     guided_vocabulary: the time at which the vocabulary is read for guided decoding, which may take seconds: "lazy" at
         the first guided request, "eager" in a thread that starts right after the engine. No other request waits.
     max_queue_size: the requests that may wait; one more raises QueueFullError (`generate` waits instead).
@@ -89,6 +93,7 @@ class LLM(StrictKeywords):
         threads: int | None = None,
         load: str = "map",
         enable_prefix_caching: bool | None = None,
+        state_snapshots: int | None = None,
         guided_vocabulary: str = "lazy",
         max_queue_size: int = 1024,
         dtype: str = "auto",
@@ -117,6 +122,7 @@ class LLM(StrictKeywords):
             load=load,
             enable_prefix_caching=enable_prefix_caching,
             max_queue_size=max_queue_size,
+            state_snapshots=state_snapshots,
         )
         find(EngineFields, "guided_vocabulary").check(guided_vocabulary)
         choices = BuildChoices(dtype=dtype, quantize=quantize, kv_cache_dtype=kv_cache_dtype, max_seq_len=max_seq_len)

@@ -172,6 +172,12 @@ Facts PyEngine::stats() const {
   d["preemptions"] = s.steps.preemptions;
   d["generated_tokens"] = s.generated_tokens;
   d["sat_out"] = s.sat_out;
+  d["state_slots"] = s.state_slots;
+  d["used_state_slots"] = s.used_state_slots;
+  d["state_snapshots"] = s.state_snapshots;
+  d["state_snapshots_taken"] = s.snapshots.taken;
+  d["state_snapshots_evicted"] = s.snapshots.evicted;
+  d["state_snapshot_hits"] = s.steps.snapshot_hits;
   d["invariant_checks"] = s.invariant_checks;
   d["invariant_violations"] = s.invariant_violations;
   d["prefill_tokens"] = s.steps.prefill_tokens;
@@ -217,6 +223,9 @@ void bind_options(nb::module_& m) {
       .def_rw("populate_bytes", &PyEngineOptions::populate_bytes,
               "memory whose page faults are taken before the first request")
       .def_rw("prefix_cache", &PyEngineOptions::prefix_cache)
+      .def_rw(
+          "state_snapshots", &PyEngineOptions::state_snapshots,
+          "states of recurrent layers that the prefix cache keeps, besides those of max_batch_size sequences")
       .def_rw("max_chunk", &PyEngineOptions::max_chunk, "tokens of one prefill in a step, 0: no cap")
       .def_rw("debug_preempt_every", &PyEngineOptions::debug_preempt_every,
               "for tests: steps between forced preemptions, 0: none")

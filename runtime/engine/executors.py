@@ -109,6 +109,7 @@ def resolve_options(options: RuntimeOptions, engine: EngineDir, kv_cache_bytes: 
         load=options.load,
         enable_prefix_caching=target.shares_prefixes if prefixes is None else prefixes,
         max_queue_size=options.max_queue_size,
+        state_snapshots=options.state_snapshots or 0,
     )
 
 

@@ -1,12 +1,24 @@
-"""Computes the size of the KV cache: the size that the user asks for, or a share of the free memory."""
+"""Computes the size of the KV cache: the size that the user asks for, or a share of the free memory.
+
+In a model with recurrent layers, the states of the running sequences and the snapshots of states are a part of it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tensorwright.errors import OutOfMemoryError
+from tensorwright.options.engine import MAX_SNAPSHOTS
 from tensorwright.runtime.base.host import available_memory
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.sizes import format_size
 
+SNAPSHOT_SHARE = 1 / 4
+"""The share of the cache that snapshots get, unless the user says how many there are."""
+SNAPSHOTS_PER_SEQUENCE = 4
+"""The most snapshots for each running sequence, unless the user says how many there are."""
+POSITIONS_PER_STATE = 1024
+"""Where memory is short, each running sequence gets its states and this many positions of KV cache."""
 # The share of the memory beside the weights. The rest is for activations, the page cache and other programs.
 SHARE = 0.5
 MAX_POPULATED = 1 << 30
@@ -21,9 +33,13 @@ def check_kv_bytes(asked: int, engine: EngineDir, available: int | None = None) 
     """
     if available is None:
         available = available_memory()
-    block = engine.kv_block_bytes
-    if asked < block:
-        raise OutOfMemoryError(f"kv_cache_memory must hold at least one block of {block} bytes, got {asked}: raise it")
+    least = engine.kv_block_bytes + engine.state_bytes
+    if asked < least:
+        states = f" and the states of one completion, {engine.state_bytes} bytes" if engine.state_bytes else ""
+        raise OutOfMemoryError(
+            f"kv_cache_memory must hold at least one block of {engine.kv_block_bytes} bytes{states}, got {asked}: "
+            "raise it"
+        )
     if asked > available:
         raise OutOfMemoryError(
             f"kv_cache_memory is {format_size(asked)}, but {format_size(available)} of memory are available: "
@@ -43,21 +59,59 @@ def populated_bytes(available: int | None = None) -> int:
     return min(MAX_POPULATED, int(available * POPULATED_SHARE))
 
 
-def default_kv_bytes(engine: EngineDir, max_batch_size: int, available: int | None = None) -> int:
+@dataclass(frozen=True)
+class CacheShares:
+    """The parts of a cache: the bytes of its KV blocks, the sequences that have states, and the snapshots."""
+
+    kv_bytes: int
+    sequences: int
+    snapshots: int
+
+
+def share_cache(engine: EngineDir, size: int, max_batch_size: int, snapshots: int | None) -> CacheShares:
+    """Divides a cache of `size` bytes, as check_kv_bytes or default_kv_bytes returned it.
+
+    The states of max_batch_size sequences come first, or of fewer, if memory is short. snapshots: how many the user
+    asks for; None leaves the choice. The KV cache gets the rest. Raises OutOfMemoryError for more snapshots than fit.
+    """
+    state, block = engine.state_bytes, engine.kv_block_bytes
+    if state == 0:
+        return CacheShares(size, max_batch_size, 0)
+    positions = min(POSITIONS_PER_STATE, engine.max_seq_len)
+    with_positions = state + block * -(-positions // engine.block_size)
+    sequences = max(1, min(max_batch_size, size // with_positions))
+    room = max(0, size - sequences * (state + block)) // state
+    if snapshots is None:
+        wanted = min(SNAPSHOTS_PER_SEQUENCE * sequences, MAX_SNAPSHOTS)
+        snapshots = min(wanted, int(size * SNAPSHOT_SHARE) // state, room)
+    elif snapshots > room:
+        raise OutOfMemoryError(
+            f"state_snapshots={snapshots}: beside the states of {sequences} completions, kv_cache_memory of "
+            f"{format_size(size)} holds {room} snapshots of {format_size(state)}; ask for fewer, or raise it"
+        )
+    return CacheShares(size - (sequences + snapshots) * state, sequences, snapshots)
+
+
+def default_kv_bytes(
+    engine: EngineDir, max_batch_size: int, available: int | None = None, *, prefixes: bool = True
+) -> int:
     """Returns half of the memory beside the weights, but no more than a full batch of the longest sequences can use.
 
-    available: the free bytes; None means those of this machine. Raises OutOfMemoryError if not even one block fits.
+    available: the free bytes; None means those of this machine. prefixes: whether there are to be snapshots of states.
+    Raises OutOfMemoryError if not even one block, and the states of one sequence, fit.
     """
     if available is None:
         available = available_memory()
-    block = engine.kv_block_bytes
+    least, states = engine.kv_block_bytes + engine.state_bytes, engine.state_bytes * max_batch_size
     weights = engine.weights.stat().st_size
-    useful = block * (-(-engine.max_seq_len // engine.block_size)) * max_batch_size
+    useful = engine.kv_block_bytes * (-(-engine.max_seq_len // engine.block_size)) * max_batch_size + states
+    if prefixes:
+        useful += min(SNAPSHOTS_PER_SEQUENCE * states, int(useful * SNAPSHOT_SHARE / (1 - SNAPSHOT_SHARE)))
     # Mapped weights are page cache, which counts as available, but the engine needs them in memory while it runs.
     room = int((available - weights) * SHARE)
-    if room < block:
+    if room < least:
         raise OutOfMemoryError(
-            f"the KV cache needs at least {format_size(block)}, but {format_size(available)} of memory are available "
+            f"the KV cache needs at least {format_size(least)}, but {format_size(available)} of memory are available "
             f"and the weights take {format_size(weights)}: free some memory, or set kv_cache_memory yourself"
         )
     return min(useful, room)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tensorwright.engine_format.targets import TARGETS
-from tensorwright.errors import MissingDependencyError, OutOfMemoryError
+from tensorwright.errors import MissingDependencyError, OutOfMemoryError, TensorwrightWarning
 from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import EXECUTORS, require_cpu, resolve_options
-from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes, populated_bytes
+from tensorwright.runtime.engine.memory import check_kv_bytes, default_kv_bytes, populated_bytes, share_cache
 from tensorwright.runtime.engine.options import EngineOptions, RuntimeOptions
+from tensorwright.sizes import format_size
 
 if TYPE_CHECKING:
     from tensorwright.runtime import _runtime
@@ -34,8 +36,22 @@ def start_engine(engine: EngineDir, options: RuntimeOptions) -> tuple[_runtime.E
     resolved = resolve_options(options, engine, asked or 0)
     batch, tokens = resolved.max_batch_size, resolved.max_num_tokens
     if engine.target not in EXECUTORS:
-        size = default_kv_bytes(engine, batch) if asked is None else check_kv_bytes(asked, engine)
-        resolved = replace(resolved, kv_cache_bytes=size)
+        prefixes = resolved.enable_prefix_caching
+        size = default_kv_bytes(engine, batch, prefixes=prefixes) if asked is None else check_kv_bytes(asked, engine)
+        shares = share_cache(engine, size, batch, options.state_snapshots if prefixes else 0)
+        if shares.sequences < batch:
+            warnings.warn(
+                f"kv_cache_memory of {format_size(size)} holds the states of {shares.sequences} completions of "
+                f"{format_size(engine.state_bytes)} each, so no more run at once, where max_batch_size is {batch}",
+                TensorwrightWarning,
+                stacklevel=2,
+            )
+        resolved = replace(
+            resolved,
+            kv_cache_bytes=shares.kv_bytes,
+            max_batch_size=shares.sequences,
+            state_snapshots=shares.snapshots,
+        )
         return create_engine(engine, resolved), resolved
     executor = EXECUTORS[engine.target].open(engine, resolved.threads)
     try:
@@ -63,6 +79,7 @@ def create_engine(engine: EngineDir, options: EngineOptions, executor: Any = Non
     native.max_prompt_rows = options.max_prompt_logprob_rows
     native.prefix_cache = options.enable_prefix_caching
     native.max_queue = options.max_queue_size
+    native.state_snapshots = options.state_snapshots
     native.threads = options.threads
     try:
         if executor is None:

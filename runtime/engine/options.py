@@ -13,8 +13,8 @@ from tensorwright.options.engine import DEFAULT_LIMITS, EngineFields
 @dataclass(frozen=True)
 class RuntimeOptions:
     """The options that a caller asks for. None leaves the choice to the engine: kv_cache_bytes depends on the free
-    memory, the limits of a step and enable_prefix_caching on the target, threads on the machine, and max_prefill_chunk
-    is then max_num_tokens. Raises InvalidOptionError.
+    memory, state_snapshots on kv_cache_bytes, the limits of a step and enable_prefix_caching on the target, threads on
+    the machine, and max_prefill_chunk is then max_num_tokens. Raises InvalidOptionError.
     """
 
     kv_cache_bytes: int | None
@@ -26,6 +26,7 @@ class RuntimeOptions:
     load: str
     enable_prefix_caching: bool | None
     max_queue_size: int
+    state_snapshots: int | None = None
 
     def __post_init__(self) -> None:
         check_values(self, EngineFields, prefix="LLM: ")
@@ -53,7 +54,11 @@ class RuntimeOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The options with which an engine runs; none is left open. kv_cache_bytes: the size of the KV cache in bytes."""
+    """The options with which an engine runs; none is left open.
+
+    kv_cache_bytes: the size of the KV cache in bytes, without the states of recurrent layers. state_snapshots: the
+    states that are kept besides those of max_batch_size sequences; 0 for a model without states.
+    """
 
     kv_cache_bytes: int
     max_batch_size: int
@@ -64,3 +69,4 @@ class EngineOptions:
     load: str
     enable_prefix_caching: bool
     max_queue_size: int
+    state_snapshots: int = 0

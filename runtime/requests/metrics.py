@@ -60,6 +60,18 @@ ENGINE: dict[str, Metric] = {
     "sat_out": _metric(
         "guided_sat_out_total", "counter", "Times that a guided completion sat out steps, its mask not being there."
     ),
+    "state_slots": _metric(
+        "state_slots", "gauge", "Slots for the states of recurrent layers, with those of snapshots."
+    ),
+    "used_state_slots": _metric("state_slots_used", "gauge", "Of those, slots of running sequences and snapshots."),
+    "state_snapshots": _metric("state_snapshots", "gauge", "States that are kept only for later prompts."),
+    "state_snapshots_taken": _metric("state_snapshots_taken_total", "counter", "States that were kept."),
+    "state_snapshots_evicted": _metric(
+        "state_snapshots_evicted_total",
+        "counter",
+        "Kept states that gave way to others; not those that went with a block.",
+    ),
+    "state_snapshot_hits": _metric("state_snapshot_hits_total", "counter", "Starts of sequences behind a kept state."),
     "invariant_checks": _metric("invariant_checks_total", "counter", "Checks of the engine's own counts."),
     "prefix_lookup_tokens": _metric("prefix_lookup_tokens_total", "counter", "Tokens looked up in the prefix cache."),
     "prefix_hit_tokens": _metric("prefix_hit_tokens_total", "counter", "Of those, tokens that were found."),

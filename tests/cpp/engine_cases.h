@@ -62,6 +62,15 @@ inline void collect(std::vector<Event> events, Outcomes* outcomes) {
   }
 }
 
+// States of recurrent layers beside `groups` cache groups, of which there may be none.
+inline FakeBehaviour with_states(int64_t groups = 1, int32_t window = 0) {
+  FakeBehaviour behaviour;
+  behaviour.states = true;
+  behaviour.groups = groups;
+  behaviour.window = window;
+  return behaviour;
+}
+
 inline Outcomes run_core(EngineCore& core, const std::vector<Request>& requests) {
   Outcomes outcomes;
   for (const Request& r : requests) core.add(r, Clock::now());
@@ -74,25 +83,28 @@ inline Outcomes run_core(EngineCore& core, const std::vector<Request>& requests)
     TW_CHECK_EQ(group.used, 0);
     TW_CHECK_EQ(group.free + group.cached, group.total);
   }
+  TW_CHECK_EQ(core.stats().used_state_slots, core.stats().state_snapshots);
   return outcomes;
 }
 
-inline Outcome solo(const Request& r, int64_t groups = 1, int32_t window = 0) {
+inline Outcome solo(const Request& r, int64_t groups = 1, int32_t window = 0, bool states = false) {
   EngineOptions o = options(100, 1, kMaxSeqLen, groups);
   o.prefix_cache = false;
   FakeBehaviour behaviour;
   behaviour.groups = groups;
   behaviour.window = window;
+  behaviour.states = states;
   EngineCore core(fake(behaviour), o);
   return run_core(core, {r})[r.id];
 }
 
 // What a completion must equal: the request with its seed, alone.
-inline Outcome solo_completion(Request r, int32_t completion, int64_t groups = 1, int32_t window = 0) {
+inline Outcome solo_completion(Request r, int32_t completion, int64_t groups = 1, int32_t window = 0,
+                               bool states = false) {
   if (r.sampling.seed) r.sampling.seed = completion_seed(*r.sampling.seed, completion);
   r.sampling.n = 1;
   if (completion > 0) r.sampling.prompt_logprobs = -1;  // the first tells of the prompt
-  return solo(r, groups, window);
+  return solo(r, groups, window, states);
 }
 
 inline bool same(const Outcome& a, const Outcome& b) {

@@ -46,15 +46,19 @@ TW_TEST(a_prompt_that_ends_later_goes_on_the_same) {
 TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   std::mt19937 random(11);
   int64_t preemptions = 0, hits = 0, evictions = 0, forks = 0;
-  for (int round = 0; round < 24; ++round) {
+  int64_t snapshot_hits = 0;
+  SnapshotStats snapshots;
+  for (int round = 0; round < 40; ++round) {
     std::vector<Request> requests;
     int32_t blocks = 25 + static_cast<int32_t>(random() % 40);
     for (int64_t id = 0; id < 25; ++id)
       requests.push_back(random_request(random, id, 1 + static_cast<int32_t>(random() % 4), blocks));
-    int64_t groups = 1 + round % 2;
-    int32_t window = round < 12 ? 0 : 1 + static_cast<int32_t>(random() % 30);
+    const bool states = round >= 24;
+    const int64_t groups = states ? round % 3 : 1 + round % 2;
+    const int32_t window = round < 12 || groups == 0 ? 0 : 1 + static_cast<int32_t>(random() % 30);
     EngineOptions o = options(blocks, 8, 8 + static_cast<int32_t>(random() % 60), groups);
-    o.prefix_cache = round % 3 != 0;
+    o.prefix_cache = states ? round % 8 != 0 : round % 3 != 0;
+    o.state_snapshots = static_cast<int32_t>(random() % 12);
     o.max_chunk = round % 2 * 7;
     o.debug_preempt_every = round % 4;
     o.debug_seed = round;
@@ -63,12 +67,13 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     behaviour.fail_every = round % 5 == 4 ? 3 : 0;  // and steps that fail in company
     behaviour.groups = groups;
     behaviour.window = window;
+    behaviour.states = states;
     EngineCore core(fake(behaviour), o);
     Outcomes outcomes = run_core(core, requests);
     for (const Request& r : requests) {
       for (int32_t completion = 0; completion < r.sampling.n; ++completion) {
         const Outcome& outcome = outcomes[r.id + kNext * completion];
-        TW_CHECK(same(outcome, solo_completion(r, completion, groups, window)));
+        TW_CHECK(same(outcome, solo_completion(r, completion, groups, window, states)));
         TW_CHECK(outcome.last.finish == "stop" || outcome.last.finish == "length");
         TW_CHECK_EQ(outcome.logprobs.size(), r.sampling.logprobs < 0 ? 0 : outcome.tokens.size());
         size_t told = r.sampling.prompt_logprobs < 0 || completion > 0 ? 0 : r.prompt.size() - 1;
@@ -79,6 +84,9 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
     preemptions += core.stats().steps.preemptions;
     hits += core.stats().steps.prefix_hit_tokens;
     evictions += core.stats().evictions;
+    snapshot_hits += core.stats().steps.snapshot_hits;
+    snapshots.taken += core.stats().snapshots.taken;
+    snapshots.evicted += core.stats().snapshots.evicted;
     TW_CHECK_EQ(core.stats().finished, 25);
     TW_CHECK_EQ(core.stats().steps.rolled_back > 0, behaviour.fail_every > 0);
   }
@@ -86,6 +94,47 @@ TW_TEST(crowds_equal_solo_runs_under_every_condition) {
   TW_CHECK(hits > 500);
   TW_CHECK(evictions > 100);
   TW_CHECK(forks > 100);
+  TW_CHECK(snapshot_hits > 50 && snapshots.taken > 500 && snapshots.evicted > 100);
+}
+
+// The fake model notices each copy of states that is not made: for a fork, or for a prefix.
+TW_TEST(copies_of_states_that_are_lost_are_noticed) {
+  for (const bool forks : {false, true}) {
+    for (const bool lost : {false, true}) {
+      FakeBehaviour behaviour = with_states(0);
+      behaviour.lose_states = lost;
+      EngineOptions o = options(60, 8, 64);
+      o.state_snapshots = 8;
+      EngineCore core(fake(behaviour), o);
+      Request r = request(1, std::vector<int32_t>(18, 3), 6);
+      r.sampling.n = forks ? 2 : 1;
+      bool right = true;
+      for (int turn = 0; turn < (forks ? 1 : 2); ++turn) {  // the second finds the first one's prompt
+        Outcomes outcomes = run_core(core, {r});
+        for (int32_t i = 0; i < r.sampling.n; ++i)
+          right &= same(outcomes[1 + kNext * i], solo_completion(r, i, 0, 0, true));
+      }
+      TW_CHECK_EQ(right, !lost);
+    }
+  }
+}
+
+// Steps of more than one sequence always fail, each time in the middle: the states of all are spoilt, and yet
+// everybody gets on.
+TW_TEST(steps_that_always_fail_in_company_hold_nobody_up) {
+  FakeBehaviour behaviour = with_states(1);
+  behaviour.fail_every = 1;
+  for (int32_t snapshots : {0, 8}) {
+    EngineOptions o = options(200, 4, 8);  // a prompt takes several steps
+    o.state_snapshots = snapshots;
+    EngineCore core(fake(behaviour), o);
+    std::vector<Request> requests;
+    for (int64_t id = 0; id < 4; ++id)
+      requests.push_back(request(id, std::vector<int32_t>(30, static_cast<int32_t>(id)), 10));
+    Outcomes outcomes = run_core(core, requests);
+    for (const Request& r : requests) TW_CHECK(same(outcomes[r.id], solo(r, 1, 0, true)));
+    TW_CHECK(core.stats().steps.rolled_back > 10);
+  }
 }
 
 TW_TEST(the_guilty_request_dies_alone) {

@@ -1,5 +1,7 @@
 // An Executor whose 'model' is a hash: the logits of a row depend on every token that the cache holds for its
 // sequence, read back through the block tables. A wrong slot, table, position or eviction changes the tokens.
+// With states it depends on a hash of the sequence's tokens too, which is kept in the sequence's state slot
+// alone.
 #ifndef TENSORWRIGHT_TESTS_CPP_FAKE_EXECUTOR_H_
 #define TENSORWRIGHT_TESTS_CPP_FAKE_EXECUTOR_H_
 
@@ -26,7 +28,9 @@ struct FakeBehaviour {
   int32_t fail_copies = 0;   // every n-th copy of a block throws
   int32_t sleep_us = 0;      // per step
   int64_t groups = 1;
-  int32_t window = 0;  // of the last group
+  int32_t window = 0;        // of the last group
+  bool states = false;       // then there may be no group
+  bool lose_states = false;  // a copy of states does nothing
 };
 
 class FakeExecutor : public tensorwright::Executor {
@@ -38,22 +42,26 @@ class FakeExecutor : public tensorwright::Executor {
     facts_.block_size = block_size;
     facts_.block_bytes.assign(behaviour.groups, 100);
     facts_.group_windows.assign(behaviour.groups, 0);
-    facts_.group_windows.back() = behaviour.window;
+    if (behaviour.groups > 0) facts_.group_windows.back() = behaviour.window;
+    facts_.state_bytes = behaviour.states ? 64 : 0;
   }
 
   const tensorwright::ModelFacts& facts() const override { return facts_; }
 
   void allocate(const std::vector<int32_t>& blocks, int32_t max_tokens, int32_t max_rows, int32_t max_seqs,
-                int32_t) override {
+                int32_t state_slots) override {
     for (int32_t n : blocks) cache_.emplace_back(static_cast<size_t>(n) * facts_.block_size, Entry{});
+    states_.assign(static_cast<size_t>(state_slots), State{});
     max_tokens_ = max_tokens, max_rows_ = max_rows, max_seqs_ = max_seqs;
   }
 
   tensorwright::LogitRows run(const tensorwright::Step& step) override {
     check(step);
     ++steps_;
-    if (behaviour_.fail_every && step.seqs() > 1 && steps_ % behaviour_.fail_every == 0)
+    if (behaviour_.fail_every && step.seqs() > 1 && steps_ % behaviour_.fail_every == 0) {
+      for (int32_t slot : step.state_slots) states_[static_cast<size_t>(slot)].hash ^= 7;  // half computed
       throw std::runtime_error("company");
+    }
     if (has(step, behaviour_.throw_token)) throw tensorwright::Error("TensorwrightError", "poison");
     if (has(step, behaviour_.die_token)) throw 42;
     if (behaviour_.sleep_us) std::this_thread::sleep_for(std::chrono::microseconds(behaviour_.sleep_us));
@@ -63,6 +71,7 @@ class FakeExecutor : public tensorwright::Executor {
         cache_[g].at(step.groups[g].slots[t]) = Entry{late ? -7 : step.token_ids[t], step.positions[t]};
       }
     }
+    advance_states(step, late);
     logits_.assign(static_cast<size_t>(step.rows()) * stride(), 0.f);
     for (int32_t r = 0; r < step.rows(); ++r) fill_row(step, r);
     if (late) throw std::runtime_error("late poison");
@@ -75,11 +84,21 @@ class FakeExecutor : public tensorwright::Executor {
     std::copy_n(cache_[group].begin() + from * n, n, cache_[group].begin() + to * n);
   }
 
-  void copy_state(int32_t, int32_t) override { throw std::logic_error("there are no states"); }
+  void copy_state(int32_t from, int32_t to) override {
+    if (behaviour_.fail_copies && ++copies_ % behaviour_.fail_copies == 0) throw std::runtime_error("copy");
+    if (from == to) throw std::logic_error("a state copied to itself");
+    if (!behaviour_.lose_states) states_.at(static_cast<size_t>(to)) = states_.at(static_cast<size_t>(from));
+  }
 
  private:
   struct Entry {
     int32_t token = -1, position = -1;
+  };
+
+  // A hash of `tokens` tokens.
+  struct State {
+    uint64_t hash = 99;
+    int32_t tokens = -1;
   };
 
   static void require(bool holds, const char* what) {
@@ -104,10 +123,31 @@ class FakeExecutor : public tensorwright::Executor {
       std::sort(slots.begin(), slots.end());
       require(std::adjacent_find(slots.begin(), slots.end()) == slots.end(), "a slot written twice");
     }
+    require(step.state_slots.size() == (behaviour_.states ? step.context_lens.size() : 0), "state_slots");
+    std::vector<int32_t> states = step.state_slots;
+    std::sort(states.begin(), states.end());
+    require(std::adjacent_find(states.begin(), states.end()) == states.end(), "a state for two sequences");
     for (int32_t s = 0; s < step.seqs(); ++s) {
       for (int32_t t = step.seq_starts[s]; t < step.seq_starts[s + 1]; ++t) {
         int32_t back = step.seq_starts[s + 1] - t;
         require(step.positions[t] == step.context_lens[s] - back, "positions end at the context length");
+      }
+    }
+  }
+
+  void advance_states(const tensorwright::Step& step, bool late) {
+    behind_.assign(static_cast<size_t>(step.tokens()), 0);
+    for (size_t s = 0; s < step.state_slots.size(); ++s) {
+      State& state = states_.at(static_cast<size_t>(step.state_slots[s]));
+      const int32_t first = step.positions[static_cast<size_t>(step.seq_starts[s])];
+      if (first == 0) state = {5, 0};
+      require(state.tokens == first, "the state must be that of the tokens before");
+      for (int32_t t = step.seq_starts[s]; t < step.seq_starts[s + 1]; ++t) {
+        state.hash =
+            (state.hash ^ static_cast<uint32_t>(late ? -7 : step.token_ids[t])) * 0x9e3779b97f4a7c15u;
+        state.hash ^= state.hash >> 31;
+        ++state.tokens;
+        behind_[static_cast<size_t>(t)] = state.hash;
       }
     }
   }
@@ -117,7 +157,7 @@ class FakeExecutor : public tensorwright::Executor {
     int32_t s = static_cast<int32_t>(std::upper_bound(step.seq_starts.begin(), step.seq_starts.end(), t) -
                                      step.seq_starts.begin()) -
                 1;
-    uint64_t hash = 1;
+    uint64_t hash = 1 ^ behind_[static_cast<size_t>(t)];
     bool nan = false;
     for (size_t g = 0; g < cache_.size(); ++g) {
       const tensorwright::GroupTables& group = step.groups[g];
@@ -144,6 +184,8 @@ class FakeExecutor : public tensorwright::Executor {
   FakeBehaviour behaviour_;
   tensorwright::ModelFacts facts_;
   std::vector<std::vector<Entry>> cache_;  // [groups][slots]
+  std::vector<State> states_;              // [state slots]
+  std::vector<uint64_t> behind_;           // [tokens]: the hash behind each token of the step
   std::vector<float> logits_;
   int32_t max_tokens_ = 0, max_rows_ = 0, max_seqs_ = 0;
   int64_t steps_ = 0, copies_ = 0;

@@ -61,15 +61,24 @@ struct Simulation {
   std::map<Name, std::pair<Sequence*, int64_t>> due;  // who sits out, and after which step its token comes
   std::map<Name, int64_t> times;                      // how often each sat out
 
+  // The states of recurrent layers are made up too: a slot holds all tokens that were computed in it.
+  std::vector<std::vector<int32_t>> states;
+  bool forking = false;
+
   // Two groups, the second with a window if one is given.
   Simulation(int32_t blocks, int32_t block_size, SchedulerLimits l, bool prefix_cache = false,
-             int32_t window = 0)
+             int32_t window = 0, StateShape state_shape = {})
       : limits(l),
         kv({{blocks},
             {blocks, window,
              window ? std::min<int32_t>(blocks, window_blocks(window, l.max_tokens, block_size)) : 0}},
-           block_size, prefix_cache),
-        scheduler(kv, l) {
+           block_size, prefix_cache, PrefixTree::Hash{secret_hash}, state_shape),
+        scheduler(kv, l),
+        states(static_cast<size_t>(kv.state_slots())) {
+    kv.on_copy_state([this](int32_t from, int32_t to) {
+      TW_CHECK(from != to);
+      states.at(static_cast<size_t>(to)) = states.at(static_cast<size_t>(from));
+    });
     kv.on_copy([this](int32_t group, int32_t from, int32_t to) {
       TW_CHECK(from != to && kv.group(group).references(from) > 1 && kv.group(group).references(to) == 1);
       ++copies;
@@ -84,6 +93,7 @@ struct Simulation {
         [&](const Sequence& sequence) { places += sequence.computed ? sequence.places() : 0; });
     TW_CHECK(scheduler.running() <= limits.max_seqs && places <= limits.max_seqs);
     std::set<const Sequence*> seen;
+    std::set<int32_t> slots;
     int32_t tokens = 0, prompt_rows = 0;
     for (const PlannedChunk& chunk : plan.chunks) {
       TW_CHECK(seen.insert(chunk.sequence).second);
@@ -95,6 +105,7 @@ struct Simulation {
         TW_CHECK(table.held() <= window_blocks(window, 1, kv.block_size()));
       if (int32_t window = kv.shape(1).window)
         TW_CHECK(table.first() <= std::max(0, chunk.sequence->computed - window + 1) / kv.block_size());
+      if (!states.empty()) TW_CHECK(slots.insert(chunk.sequence->blocks.state.id()).second);
       tokens += chunk.tokens;
       prompt_rows += chunk.prompt_rows;
       check_own(*chunk.sequence);
@@ -107,6 +118,26 @@ struct Simulation {
       scheduler.for_each([&](const Sequence& s) { TW_CHECK(s.computed == 0 || s.pending() == 0); });
     }
     return plan;
+  }
+
+  // Computes the states of a step: each must be that of the tokens before.
+  void compute(const StepPlan& plan) {
+    for (const PlannedChunk& chunk : plan.chunks) {
+      if (states.empty()) return;
+      const Sequence& sequence = *chunk.sequence;
+      std::vector<int32_t>& state = states.at(static_cast<size_t>(sequence.blocks.state.id()));
+      if (sequence.computed == 0) state.clear();
+      const auto begin = sequence.tokens.begin(), at = begin + sequence.computed;
+      TW_CHECK(std::equal(state.begin(), state.end(), begin, at));
+      state.insert(state.end(), at, at + chunk.tokens);
+    }
+  }
+
+  // A step that fails in the middle: some of its states are spoilt.
+  void fail(StepPlan& plan) {
+    compute(plan);
+    scheduler.rollback(plan, true);
+    scheduler.check();
   }
 
   // What a sequence writes is its own.
@@ -134,11 +165,14 @@ struct Simulation {
       chunk.sequence->scored += chunk.prompt_rows;
       if (chunk.last()) last.push_back(chunk.sequence);
     }
+    compute(plan);
     scheduler.commit(plan);
     TW_CHECK(scheduler.waste_slots() <= static_cast<int64_t>(scheduler.running()) * (kv.block_size() - 1));
+    forking = true;
     for (size_t i = 0, count = last.size(); i < count; ++i) {
       for (Sequence* fork : scheduler.fork(*last[i])) last.push_back(fork);
     }
+    forking = false;
     TW_CHECK(scheduler.running() <= limits.max_seqs);
     scheduler.check();
     for (Sequence* sequence : last) {
@@ -174,6 +208,7 @@ struct Simulation {
     TW_CHECK(scheduler.idle());
     TW_CHECK_EQ(kv.group(0).used(), 0);
     TW_CHECK_EQ(kv.group(1).used(), 0);
+    TW_CHECK_EQ(kv.used_state_slots(), kv.snapshots());
     TW_CHECK(scheduler.stats().max_waste_slots < kv.block_size());
   }
 };

@@ -42,7 +42,11 @@ PLAIN = replace(
 )
 
 
-@pytest.mark.parametrize("config", [CONFIG, PLAIN])
+RECURRENT = replace(PLAIN, limits=Limits(128, 32, 0, state_bytes=64))
+"""A model without attention."""
+
+
+@pytest.mark.parametrize("config", [CONFIG, PLAIN, RECURRENT])
 def test_it_is_read_as_it_was_written(config: EngineConfig) -> None:
     assert EngineConfig.from_dict(json.loads(config.to_json()), PATH) == config
 
@@ -55,6 +59,7 @@ def test_absent_facts_are_not_written_and_numbers_that_are_not_finite_are_null()
     }  # fmt: skip
     assert values["quantization"]["spec"] == str(parse_spec("int4"))
     assert "measured_on" not in values["accuracy"]
+    assert "state_bytes" not in values["limits"]
     assert values["accuracy"]["perplexity_engine"] is None
 
 
@@ -72,6 +77,9 @@ def test_its_formats_have_the_name_that_was_asked_for_and_the_whole_one() -> Non
         ("model", {"surprise": 1}, "model: unknown keys surprise"),
         ("model", {"eos_token_ids": ["</s>"]}, r"end-of-sequence tokens must be token ids, got \['</s>'\]"),
         ("limits", {"block_size": 0}, "limits.block_size must be a positive integer"),
+        ("limits", {"kv_block_bytes": 0}, "limits.kv_block_bytes must be a positive integer"),
+        ("limits", {"state_bytes": 0}, "limits.state_bytes must be absent or positive, got 0"),
+        ("limits", {"state_bytes": "64"}, "limits.state_bytes must be absent or positive, got '64'"),
         ("build_options", {"kv_cache_dtype": 8}, "build_options.kv_cache_dtype must be str"),
         ("build_options", {"quantize": "int5"}, "a weight format must be"),
         ("passes", {"fuse_qkv": "2"}, "passes.fuse_qkv must be int, got '2'"),

@@ -9,14 +9,18 @@
 namespace tensorwright {
 
 KvBlocks::KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool prefix_cache,
-                   PrefixTree::Hash hash)
-    : shapes_(std::move(groups)), block_size_(block_size) {
+                   PrefixTree::Hash hash, StateShape states)
+    : shapes_(std::move(groups)),
+      block_size_(block_size),
+      max_snapshots_(states.sequences > 0 && prefix_cache ? states.snapshots : 0) {
   std::vector<int32_t> windows;
   for (const GroupShape& shape : shapes_) {
     groups_.emplace_back(shape.blocks);
     windows.push_back(shape.window);
   }
-  if (prefix_cache) tree_.emplace(groups_, block_size, hash, windows);
+  if (states.sequences > 0) slots_.emplace(states.sequences + max_snapshots_);
+  // Without snapshots no sequence with states could go on behind a remembered block.
+  if (prefix_cache && (!slots_ || max_snapshots_ > 0)) tree_.emplace(groups_, block_size, hash, windows);
 }
 
 // Returns the first entry that a position from `next` on sees, or the last published entry if that comes
@@ -46,6 +50,10 @@ KvBlocks::Match KvBlocks::match(std::span<const int32_t> tokens, std::string_vie
   if (!tree_ || tokens.empty()) return match;
   match.path = tree_->match(tokens.first(tokens.size() - 1), salt);
   while (!ends_hit(match.path, match.path.size())) match.path.pop_back();
+  match.remembered = static_cast<int32_t>(match.path.size());
+  while (slots_ && !match.path.empty() &&
+         !(match.path.back()->snapshot && ends_hit(match.path, match.path.size())))
+    match.path.pop_back();
   auto length = static_cast<int32_t>(match.path.size());
   for (size_t group = 0; group < groups_.size(); ++group) {
     match.first[group] = first_needed(group, length * block_size_, length);
@@ -59,19 +67,39 @@ void KvBlocks::attach(const Match& match, SequenceBlocks& held) {
   if (held.size() != 0) throw std::logic_error("[kv_blocks] only an empty sequence can be given a prefix");
   std::vector<BlockTable> tables(groups_.size());
   for (BlockTable& table : tables) table.reserve(static_cast<int32_t>(match.path.size()));
+  BlockRef state;
+  if (slots_) {
+    state = take_slot();
+    if (!match.path.empty()) copy_state_(match.path.back()->snapshot.id(), state.id());
+  }
   // Nothing throws from here on.
   for (size_t group = 0; !match.path.empty() && group < groups_.size(); ++group) {
     for (int32_t i = 0; i < match.first[group]; ++i) tables[group].drop();
     for (size_t i = match.first[group]; i < match.path.size(); ++i)
       tables[group].append(tree_->share(match.path[i], group));
   }
+  if (slots_ && !match.path.empty()) {
+    match.path.back()->snapshot_used = true;
+    tree_->touch_snapshot(match.path.back());
+  }
+  held.state = std::move(state);
   held.tables = std::move(tables);
   held.published = static_cast<int32_t>(match.path.size());
   held.tail = match.path.empty() ? nullptr : match.path.back();
 }
 
-SequenceBlocks KvBlocks::fork(const SequenceBlocks& held) const {
+BlockRef KvBlocks::take_slot() {
+  BlockRef slot = slots_->allocate();
+  if (!slot) throw std::logic_error("[kv_blocks] there is a state slot for every running sequence");
+  return slot;
+}
+
+SequenceBlocks KvBlocks::fork(const SequenceBlocks& held) {
   SequenceBlocks other;
+  if (slots_) {
+    other.state = take_slot();
+    copy_state_(held.state.id(), other.state.id());
+  }
   for (const BlockTable& table : held.tables) other.tables.push_back(table.share());
   other.tail = held.tail;
   other.published = held.published;
@@ -114,7 +142,9 @@ bool KvBlocks::make_writable(SequenceBlocks& held, int32_t from, int32_t to) {
     }
   }
   for (size_t group = 0; first < size && group < groups_.size(); ++group) {
-    auto copy = [&](int32_t source, int32_t target) { copy_(static_cast<int32_t>(group), source, target); };
+    auto copy = [&](int32_t source, int32_t target) {
+      if (copy_) copy_(static_cast<int32_t>(group), source, target);
+    };
     held.tables[group].make_writable(first, groups_[group], copy);
   }
   for (size_t group = 0; group < groups_.size(); ++group) {
@@ -144,6 +174,34 @@ void KvBlocks::publish(SequenceBlocks& held, std::span<const int32_t> tokens, st
   }
 }
 
+// Returns a slot for another snapshot of the sequence: that of its last one, a free one, or that of the
+// snapshot that was used longest ago.
+BlockRef KvBlocks::slot_for_snapshot(SequenceBlocks& held, bool decodes) {
+  PrefixTree::Node* last = decodes ? held.decoded : nullptr;
+  if (last && last->snapshot && !last->snapshot_used) return tree_->take_snapshot(last);
+  if (tree_->snapshots() < max_snapshots_) return take_slot();
+  ++snapshot_stats_.evicted;
+  return tree_->take_snapshot(tree_->oldest_snapshot());
+}
+
+void KvBlocks::take_snapshot(SequenceBlocks& held, int32_t computed, bool decodes) {
+  if (!keeps_snapshots() || !held.tail || int64_t{held.published} * block_size_ != computed) return;
+  if (held.tail->snapshot) return tree_->touch_snapshot(held.tail);
+  try {
+    BlockRef slot = slot_for_snapshot(held, decodes);
+    held.decoded = nullptr;
+    copy_state_(held.state.id(), slot.id());
+    tree_->set_snapshot(held.tail, std::move(slot));
+  } catch (const std::logic_error&) {
+    throw;
+  } catch (const std::exception&) {
+    ++snapshot_stats_.lost;
+    return;
+  }
+  if (decodes) held.decoded = held.tail;
+  ++snapshot_stats_.taken;
+}
+
 void KvBlocks::drop_unseen(SequenceBlocks& held, int32_t next) {
   for (size_t group = 0; group < groups_.size(); ++group) {
     BlockTable& table = held.tables[group];
@@ -166,6 +224,13 @@ void KvBlocks::release(SequenceBlocks& held) {
     table = BlockTable();
     if (remembered > 0) tree_->let_go(gone.tail, remembered, group);
   }
+}
+
+void KvBlocks::check_states(int64_t sequences) const {
+  if (!slots_) return;
+  check_equal("slots of states in use", slots_->used(), sequences + snapshots());
+  check_equal("references to slots of states", slots_->all_references(), slots_->used());
+  check_equal("snapshots of states", std::min(snapshots(), max_snapshots_), snapshots());
 }
 
 void KvBlocks::check(int32_t index, int64_t held) const {

@@ -1,6 +1,10 @@
 // Owns the blocks of all cache groups and remembers their contents. The tables of all groups grow together:
 // entry i of each holds the same positions. A group with a window drops the blocks that no later position
 // sees.
+//
+// If the model has recurrent layers, a sequence also has a slot for its states, from attach() to release().
+// Blocks of a prefix are then of no use without the states at its end. These are kept as snapshots, each in a
+// slot of its own, at nodes of the prefix tree, and a hit ends only where there is one.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_KV_BLOCKS_H_
 #define TENSORWRIGHT_RUNTIME_CORE_KV_BLOCKS_H_
 
@@ -22,23 +26,42 @@ namespace tensorwright {
 // The blocks that one sequence holds. The destructor gives them back.
 struct SequenceBlocks {
   std::vector<BlockTable> tables;    // [cache groups]
+  BlockRef state;                    // the slot of the states; empty if the model has none
   PrefixTree::Node* tail = nullptr;  // the node of its last published block
   int32_t published = 0;             // the number of leading blocks that are in the tree
+  // The node whose snapshot this sequence took last while it decoded: `tail` or above it, so it is there as
+  // long as the sequence holds `tail`. Null if there is none.
+  PrefixTree::Node* decoded = nullptr;
   int32_t size() const { return tables.empty() ? 0 : tables[0].size(); }  // entries per group
+};
+
+// How many slots there are for the states of recurrent layers.
+struct StateShape {
+  int32_t sequences = 0;  // that run at once; 0: the model has no states
+  int32_t snapshots = 0;  // kept for later sequences; 0: no prefix is reused
+};
+
+struct SnapshotStats {
+  int64_t taken = 0, evicted = 0;
+  int64_t lost = 0;  // not taken, because there was no memory or the copy failed
 };
 
 class KvBlocks {
  public:
   using Copy = std::function<void(int32_t group, int32_t from, int32_t to)>;
+  using CopyState = std::function<void(int32_t from, int32_t to)>;
 
   KvBlocks(std::vector<GroupShape> groups, int32_t block_size, bool prefix_cache,
-           PrefixTree::Hash hash = secret_hash);
+           PrefixTree::Hash hash = secret_hash, StateShape states = {});
   // Makes groups that are all alike and have no windows.
   KvBlocks(int32_t groups, int32_t blocks, int32_t block_size, bool prefix_cache,
            PrefixTree::Hash hash = secret_hash)
       : KvBlocks(std::vector<GroupShape>(groups, {blocks}), block_size, prefix_cache, hash) {}
-  // Sets the function that copies a block, before anything is computed later. Only forks need it.
+  // Sets the function that copies a block, before anything is computed later. Only forks need it, and not of
+  // blocks that have no content.
   void on_copy(Copy copy) { copy_ = std::move(copy); }
+  // Sets the function that copies the states from one slot to another. Only a model with states needs it.
+  void on_copy_state(CopyState copy) { copy_state_ = std::move(copy); }
 
   int32_t block_size() const { return block_size_; }
   int32_t blocks_for(int64_t positions) const {
@@ -53,17 +76,21 @@ class KvBlocks {
 
   // The longest remembered prefix of full blocks, from a sequence of the same salt, that leaves at least one
   // token to compute. In a group with a window it needs only the blocks that a position behind the prefix
-  // sees.
+  // sees. If the model has states, the prefix ends at a snapshot.
   struct Match {
     std::vector<PrefixTree::Node*> path;
+    // Blocks of the prefix that would be matched if all nodes had snapshots; at least path.size().
+    int32_t remembered = 0;
     std::vector<int32_t> first;  // [cache groups]: first entry that attach fills
     std::vector<int32_t> idle;   // [cache groups]: blocks that attach would take out of available()
   };
   Match match(std::span<const int32_t> tokens, std::string_view salt = {}) const;
-  // Gives an empty sequence the matched blocks. If it throws, nothing has changed.
+  // Gives an empty sequence the matched blocks, and a slot that holds the states behind them. Throws what the
+  // copy of states throws. If it throws, nothing has changed.
   void attach(const Match& match, SequenceBlocks& held);
-  // Returns references to the same blocks for another sequence.
-  SequenceBlocks fork(const SequenceBlocks& held) const;
+  // Returns references to the same blocks for another sequence, and a copy of the states in a slot of its
+  // own. Throws what the copy of states throws.
+  SequenceBlocks fork(const SequenceBlocks& held);
   // Returns how many blocks of a group it takes to write positions [from, to): the new blocks, and a copy if
   // the first block that is written is shared with a fork.
   int32_t missing(int32_t group, const SequenceBlocks& held, int32_t from, int32_t to) const;
@@ -82,6 +109,17 @@ class KvBlocks {
   // always holds every ancestor of a node that it holds. If it throws bad_alloc, the next call publishes the
   // remaining blocks.
   void publish(SequenceBlocks& held, std::span<const int32_t> tokens, std::string_view salt = {});
+  // Whether prefixes are reused by snapshots of states.
+  bool keeps_snapshots() const { return max_snapshots_ > 0; }
+  // Keeps the states of a sequence for later ones, if its `computed` tokens are exactly its published blocks;
+  // else it does nothing. A sequence that decodes moves its last snapshot along instead of keeping another,
+  // unless some sequence has started from it. A snapshot is a convenience: if there is no memory or the copy
+  // fails, there is none.
+  void take_snapshot(SequenceBlocks& held, int32_t computed, bool decodes);
+  const SnapshotStats& snapshot_stats() const { return snapshot_stats_; }
+  int32_t state_slots() const { return slots_ ? slots_->total() : 0; }
+  int32_t used_state_slots() const { return slots_ ? slots_->used() : 0; }  // of sequences and snapshots
+  int32_t snapshots() const { return tree_ ? tree_->snapshots() : 0; }
   // Gives back the blocks that no position from `next` on sees, except the last published block, which keeps
   // the sequence's place in the tree. Neither drop_unseen() nor release() takes memory.
   void drop_unseen(SequenceBlocks& held, int32_t next);
@@ -89,17 +127,26 @@ class KvBlocks {
   // Throws InvariantError unless every block of a group is free, idle or used, and these agree with the tree
   // and with `held`, the references that sequences have to blocks of the group.
   void check(int32_t group, int64_t held) const;
+  // Throws InvariantError unless the slots in use are those of `sequences` running sequences and the
+  // snapshots.
+  void check_states(int64_t sequences) const;
 
  private:
   int32_t first_needed(size_t group, int32_t next, int32_t published) const;
   bool copies(size_t group, const SequenceBlocks& held, int32_t from) const;
   bool ends_hit(const std::vector<PrefixTree::Node*>& path, size_t length) const;
+  BlockRef take_slot();
+  BlockRef slot_for_snapshot(SequenceBlocks& held, bool decodes);
 
   std::vector<GroupShape> shapes_;
   std::deque<BlockAllocator> groups_;  // a deque, because an allocator cannot move
   int32_t block_size_;
-  std::optional<PrefixTree> tree_;  // absent if prefix_cache is off
+  std::optional<BlockAllocator> slots_;  // of states; absent if the model has none
+  const int32_t max_snapshots_;          // 0 without states and without a tree
+  std::optional<PrefixTree> tree_;       // absent if no prefix is reused
   Copy copy_;
+  CopyState copy_state_;
+  SnapshotStats snapshot_stats_;
 };
 
 }  // namespace tensorwright

@@ -139,7 +139,21 @@ bool PrefixTree::evict(size_t group) {
   return true;
 }
 
+void PrefixTree::set_snapshot(Node* node, BlockRef slot) {
+  if (node->snapshot) throw std::logic_error("[prefix_tree] a node has one snapshot at most");
+  node->snapshot_place = snapshots_.insert(snapshots_.end(), node);
+  node->snapshot = std::move(slot);
+  node->snapshot_used = false;
+}
+
+BlockRef PrefixTree::take_snapshot(Node* node) {
+  snapshots_.erase(node->snapshot_place);
+  return std::move(node->snapshot);
+}
+
+// Forgets the block of a node in one group. No hit can end at the node then, so its snapshot goes too.
 void PrefixTree::forget(Node* node, size_t group) {
+  if (node->snapshot) take_snapshot(node);
   set_held(node, group);
   if (node->blocks[group] != kHole) {
     groups_[group].forget(node->blocks[group]);

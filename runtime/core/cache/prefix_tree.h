@@ -9,6 +9,10 @@
 // block holds the blocks of the node's ancestors too, and gives back the deepest first. So the oldest idle
 // block belongs to a leaf, and the leaf is erased with it. In a group with a window, a block is evicted alone
 // and leaves a hole in its node.
+//
+// A node may have a snapshot: a slot that holds the states of the recurrent layers behind the node's last
+// token. A snapshot goes with a block of its node, or when it is the one that was used longest ago and its
+// slot is wanted for another.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_PREFIX_TREE_H_
 #define TENSORWRIGHT_RUNTIME_CORE_PREFIX_TREE_H_
 
@@ -40,6 +44,9 @@ class PrefixTree {
     std::vector<int32_t> blocks;  // [cache groups], kHole: evicted
     std::vector<uint8_t> idle;    // [cache groups], whether the block is remembered and no sequence holds it
     std::vector<std::list<Node*>::iterator> places;  // [cache groups], in the tree's idle_ or rest_
+    BlockRef snapshot;                               // a slot of states; empty: the node has no snapshot
+    bool snapshot_used = false;                      // a sequence started from the snapshot
+    std::list<Node*>::iterator snapshot_place;       // in the tree's snapshots_, if there is a snapshot
   };
   using Hash = uint64_t (*)(uint64_t parent, std::span<const int32_t> tokens);
 
@@ -69,6 +76,16 @@ class PrefixTree {
   // Forgets the block of the group that has been idle longest. Returns false if no block is idle.
   bool evict(size_t group);
 
+  // Gives a node without a snapshot one, the last to be evicted. If it throws, nothing has changed.
+  void set_snapshot(Node* node, BlockRef slot);
+  // Takes a node's snapshot away and returns its slot.
+  BlockRef take_snapshot(Node* node);
+  // Makes a node's snapshot the last to be evicted.
+  void touch_snapshot(Node* node) { snapshots_.splice(snapshots_.end(), snapshots_, node->snapshot_place); }
+  // Returns the node of the snapshot that was used longest ago, or null if there is none.
+  Node* oldest_snapshot() const { return snapshots_.empty() ? nullptr : snapshots_.front(); }
+  int32_t snapshots() const { return static_cast<int32_t>(snapshots_.size()); }
+
   int32_t size() const { return static_cast<int32_t>(nodes_.size()); }
   int64_t evictions() const { return evictions_; }
   int32_t remembered(size_t group) const { return remembered_[group]; }  // blocks of the group in all nodes
@@ -95,6 +112,7 @@ class PrefixTree {
   // there is no memory.
   std::vector<std::list<Node*>> idle_, rest_;
   std::vector<int32_t> remembered_;  // per group
+  std::list<Node*> snapshots_;       // the nodes with snapshots; the one used longest ago is at the front
   uint64_t numbers_ = 0;
   int64_t evictions_ = 0;
 };

@@ -61,12 +61,20 @@ EngineCore::EngineCore(std::unique_ptr<Executor> executor, const EngineOptions& 
   shapes_ = share_blocks(facts, options);
   std::vector<int32_t> blocks;
   for (const GroupShape& shape : shapes_) blocks.push_back(shape.blocks);
+  blocks.resize(facts.block_bytes.size());  // the executor has none of those that only count positions
+  StateShape states;
+  if (facts.state_bytes > 0)
+    states = {options.max_batch_size, options.prefix_cache ? options.state_snapshots : 0};
   // No step has more rows than tokens.
   int64_t rows =
       std::min<int64_t>(int64_t{options.max_batch_size} + options.max_prompt_rows, options.max_num_tokens);
-  executor_->allocate(blocks, options.max_num_tokens, static_cast<int32_t>(rows), options.max_batch_size, 0);
-  kv_ = std::make_unique<KvBlocks>(shapes_, facts.block_size, options.prefix_cache);
-  kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
+  executor_->allocate(blocks, options.max_num_tokens, static_cast<int32_t>(rows), options.max_batch_size,
+                      states.sequences + states.snapshots);
+  kv_ = std::make_unique<KvBlocks>(shapes_, facts.block_size, options.prefix_cache,
+                                   PrefixTree::Hash{secret_hash}, states);
+  kv_->on_copy_state([this](int32_t from, int32_t to) { executor_->copy_state(from, to); });
+  if (!facts.block_bytes.empty())
+    kv_->on_copy([this](int32_t group, int32_t from, int32_t to) { executor_->copy_block(group, from, to); });
   scheduler_ = std::make_unique<Scheduler>(
       *kv_, SchedulerLimits{options.max_batch_size, options.max_num_tokens, options.max_chunk,
                             options.debug_preempt_every, options.debug_seed, options.max_prompt_rows});
@@ -183,12 +191,12 @@ void EngineCore::count(int64_t id, int32_t ended, int64_t* counter) {
   ++*counter;
 }
 
-std::vector<EngineCore::Name> EngineCore::alive(const std::function<bool(const Sequence&)>& wanted) const {
-  std::vector<Name> names;
+std::vector<EngineCore::Share> EngineCore::alive(const std::function<bool(const Sequence&)>& wanted) const {
+  std::vector<Share> shares;
   scheduler_->for_each([&](const Sequence& sequence) {
-    if (wanted(sequence)) names.emplace_back(sequence.id, sequence.completion);
+    if (wanted(sequence)) shares.push_back(share_of(sequence));
   });
-  return names;
+  return shares;
 }
 
 void EngineCore::end_all(std::vector<Event>* events) {
@@ -225,21 +233,21 @@ void EngineCore::check() {
 
 void EngineCore::take_step(std::vector<Event>* events) {
   StepPlan plan;
-  std::vector<Name> names;
+  std::vector<Share> shares;
   try {
     plan = scheduler_->plan();
-    names = names_of(plan);
+    shares = shares_of(plan);
   } catch (const std::logic_error&) {  // an error of the engine itself
     throw;
   } catch (const std::exception&) {  // a block could not be copied, or there was no memory
     if (!plan.chunks.empty()) scheduler_->rollback(plan);
     forget_preempted();
-    names = alive([](const Sequence& sequence) { return sequence.computed > 0; });
+    shares = alive([](const Sequence& sequence) { return sequence.computed > 0; });
     // If no sequence has started yet, the first one starts alone, or fails alone. So each call makes
     // progress.
-    if (names.empty())
-      names = alive([first = true](const Sequence&) mutable { return std::exchange(first, false); });
-    run_each(names, events);
+    if (shares.empty())
+      shares = alive([first = true](const Sequence&) mutable { return std::exchange(first, false); });
+    run_each(shares, events);
     return;
   }
   forget_preempted();
@@ -250,30 +258,44 @@ void EngineCore::take_step(std::vector<Event>* events) {
     draw_ready(events);
     return;
   }
-  if (!run(plan, names.size() == 1, events)) run_each(names, events);
+  if (!run(plan, shares.size() == 1, events)) run_each(shares, events);
 }
 
-std::vector<EngineCore::Name> EngineCore::names_of(const StepPlan& plan) {
-  std::vector<Name> names;
-  for (const PlannedChunk& chunk : plan.chunks)
-    names.emplace_back(chunk.sequence->id, chunk.sequence->completion);
-  return names;
+EngineCore::Share EngineCore::share_of(const Sequence& sequence) {
+  return {{sequence.id, sequence.completion}, sequence.computed};
+}
+
+std::vector<EngineCore::Share> EngineCore::shares_of(const StepPlan& plan) {
+  std::vector<Share> shares;
+  for (const PlannedChunk& chunk : plan.chunks) shares.push_back(share_of(*chunk.sequence));
+  return shares;
 }
 
 // Finds the sequences at fault after a step failed. It computes the share of each sequence alone, which gives
 // the same result as in company. A sequence whose share fails again ends with the error. A sequence that
 // finds no room waits for the next step. The first sequence always has room, so each call makes progress.
-void EngineCore::run_each(const std::vector<Name>& names, std::vector<Event>* events) {
-  for (auto [id, completion] : names) {
+void EngineCore::run_each(const std::vector<Share>& shares, std::vector<Event>* events) {
+  for (const Share& share : shares) {
     try {
-      StepPlan plan = scheduler_->plan_only(id, completion);
-      if (!plan.chunks.empty()) run(plan, true, events);
+      run_alone(share, events);
     } catch (const std::logic_error&) {
       throw;
     } catch (const std::exception& error) {
       Error typed = as_error(error);
-      end(id, &typed, events);
+      end(share.name.first, &typed, events);
     }
+  }
+}
+
+// Computes a sequence's share of a step that failed. Where the failed step has spoilt the sequence's states,
+// it first computes again what was computed before, or steps that always fail in company would keep the
+// sequence from ever getting on.
+void EngineCore::run_alone(const Share& share, std::vector<Event>* events) {
+  for (bool gets_on = false; !gets_on;) {
+    StepPlan plan = scheduler_->plan_only(share.name.first, share.name.second);
+    if (plan.chunks.empty()) return;
+    gets_on = plan.chunks[0].sequence->computed + plan.chunks[0].tokens > share.computed;
+    if (!run(plan, true, events)) return;
   }
 }
 
@@ -283,12 +305,14 @@ bool EngineCore::run(StepPlan& plan, bool at_fault, std::vector<Event>* events) 
   std::vector<WantedRows> wanted;
   LogitRows logits;
   const Clock::time_point start = Clock::now();
+  bool ran = false;
   try {
     wanted = wanted_rows(plan);
+    ran = true;
     logits = execute(plan, wanted);
   } catch (const std::exception& error) {
     const int64_t first = plan.chunks[0].sequence->id;
-    scheduler_->rollback(plan);
+    scheduler_->rollback(plan, ran);
     const Error typed = as_error(error);
     if (at_fault) end(first, &typed, events);
     return false;
@@ -317,7 +341,7 @@ std::vector<EngineCore::WantedRows> EngineCore::wanted_rows(const StepPlan& plan
 LogitRows EngineCore::execute(const StepPlan& plan, const std::vector<WantedRows>& wanted) {
   int64_t rows = 0;
   for (const WantedRows& chunk : wanted) rows += chunk.prompt + chunk.sampled;
-  build_step(plan, kv_->groups(), kv_->block_size(), &step_);
+  build_step(plan, static_cast<int32_t>(facts().block_bytes.size()), kv_->block_size(), &step_);
   LogitRows logits = executor_->run(step_);
   if (logits.rows == rows) return logits;
   throw Error("TensorwrightError", "[engine] an executor must return the " + std::to_string(rows) +
@@ -517,6 +541,10 @@ EngineStats EngineCore::stats() const {
   stats.timed_out = timed_out_;
   stats.failed = failed_;
   stats.generated_tokens = generated_;
+  stats.state_slots = kv_->state_slots();
+  stats.used_state_slots = kv_->used_state_slots();
+  stats.state_snapshots = kv_->snapshots();
+  stats.snapshots = kv_->snapshot_stats();
   stats.sat_out = sat_out_;
   stats.invariant_checks = checks_;
   stats.steps = scheduler_->stats();

@@ -37,6 +37,9 @@ struct EngineStats {
   int64_t evictions = 0;
   int64_t finished = 0, aborted = 0, timed_out = 0, failed = 0;  // requests, by their last completion's end
   int64_t generated_tokens = 0;
+  // The slots of the states of recurrent layers: of running sequences and of snapshots.
+  int32_t state_slots = 0, used_state_slots = 0, state_snapshots = 0;
+  SnapshotStats snapshots;
   int64_t sat_out = 0;  // times that a sequence was put aside until its mask comes
   int64_t invariant_checks = 0, invariant_violations = 0;  // a violation stops the engine
   SchedulerStats steps;
@@ -107,12 +110,19 @@ class EngineCore {
         nullptr;  // the copy of the row of a sequence that sits out
   };
   using Name = std::pair<int64_t, int32_t>;  // request, completion
+  // A sequence of a step, and how many of its tokens were computed before.
+  struct Share {
+    Name name;
+    int32_t computed;
+  };
 
   bool run(StepPlan& plan, bool at_fault, std::vector<Event>* events);
   void take_step(std::vector<Event>* events);
-  void run_each(const std::vector<Name>& names, std::vector<Event>* events);
-  static std::vector<Name> names_of(const StepPlan& plan);
-  std::vector<Name> alive(const std::function<bool(const Sequence&)>& wanted) const;
+  void run_each(const std::vector<Share>& shares, std::vector<Event>* events);
+  void run_alone(const Share& share, std::vector<Event>* events);
+  static Share share_of(const Sequence& sequence);
+  static std::vector<Share> shares_of(const StepPlan& plan);
+  std::vector<Share> alive(const std::function<bool(const Sequence&)>& wanted) const;
   LogitRows execute(const StepPlan& plan, const std::vector<WantedRows>& wanted);
   std::vector<WantedRows> wanted_rows(const StepPlan& plan);
   void take_rows(const std::vector<WantedRows>& wanted, const LogitRows& logits, Clock::duration computing,

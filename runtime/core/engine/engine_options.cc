@@ -12,6 +12,8 @@ namespace tensorwright {
 
 namespace {
 
+constexpr int32_t kMaxSnapshots = 1 << 20;
+
 void require_option(bool holds, const std::string& must, int64_t came, const std::string& remedy) {
   if (holds) return;
   throw Error("InvalidOptionError", "[engine] " + must + ", got " + std::to_string(came) + "; " + remedy);
@@ -30,6 +32,9 @@ void validate_options(const EngineOptions& o) {
                  "raise it");
   require_option(o.max_prompt_rows >= 1, "max_prompt_logprob_rows must be at least 1", o.max_prompt_rows,
                  "raise it");
+  require_option(o.state_snapshots >= 0 && o.state_snapshots <= kMaxSnapshots,
+                 "state_snapshots must be 0 (none) to " + std::to_string(kMaxSnapshots), o.state_snapshots,
+                 "choose one in this range");
   require_option(o.debug_preempt_every >= 0, "debug_preempt_every must be 0 (never) or positive",
                  o.debug_preempt_every, "raise it");
 }
@@ -40,9 +45,21 @@ int64_t chunk_of(const EngineOptions& o) {
   return o.max_chunk > 0 ? std::min(o.max_chunk, o.max_num_tokens) : o.max_num_tokens;
 }
 
+// Returns the group of a model without attention, whose blocks only count positions. A long prefix whose
+// blocks are more than kMaxBlocks is forgotten early.
+GroupShape count_positions(const ModelFacts& facts, const EngineOptions& options) {
+  constexpr int64_t kMaxBlocks = int64_t{1} << 22;
+  const int64_t longest = (facts.max_seq_len - 1) / facts.block_size + 1;
+  const int64_t sequences = int64_t{options.max_batch_size} + options.state_snapshots;
+  const int64_t most = std::min(std::max(kMaxBlocks, longest), int64_t{INT32_MAX} / facts.block_size);
+  return {static_cast<int32_t>(std::min(longest * sequences, most))};
+}
+
 }  // namespace
 
 std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOptions& options) {
+  if (facts.block_bytes.empty() && facts.block_size > 0 && facts.state_bytes > 0)
+    return {count_positions(facts, options)};
   int64_t each = std::accumulate(facts.block_bytes.begin(), facts.block_bytes.end(), int64_t{0});
   if (facts.block_size < 1 || each < 1)
     throw std::logic_error("[engine] the executor's facts have no KV blocks");

@@ -19,6 +19,9 @@ struct EngineOptions {
   // logits.
   int32_t max_prompt_rows = 64;
   bool prefix_cache = true;
+  // The most snapshots of the states of recurrent layers that the prefix cache keeps, besides the states of
+  // max_batch_size sequences; without any, it reuses no prefix of a model with states.
+  int32_t state_snapshots = 0;
   // The following options are for tests.
   int32_t max_chunk = 0;            // tokens of one prefill in a step; 0: no cap
   int32_t debug_preempt_every = 0;  // steps between forced preemptions; 0: none
@@ -30,8 +33,9 @@ struct EngineOptions {
 // Throws Error{"InvalidOptionError"} if an option is out of its range.
 void validate_options(const EngineOptions& options);
 // Divides the memory of the cache. Each cache group gets as many blocks as the others, but a group with a
-// window no more than a full batch can hold in it; groups without a window share the rest. Throws
-// Error{"OutOfMemoryError"} if not one block per group fits.
+// window no more than a full batch can hold in it; groups without a window share the rest. A model without
+// attention gets one group of blocks that take no memory: they count positions, as many as a full batch and
+// the snapshots need. Throws Error{"OutOfMemoryError"} if not one block per group fits.
 std::vector<GroupShape> share_blocks(const ModelFacts& facts, const EngineOptions& options);
 
 }  // namespace tensorwright

@@ -152,7 +152,7 @@ StepPlan Scheduler::plan_only(int64_t id, int32_t completion) {
 
 int32_t Scheduler::budget(const StepPlan& plan, const Sequence& sequence) const {
   int32_t chunk = sequence.pending_within(limits_.max_prompt_rows - plan.prompt_rows);
-  chunk = std::min(chunk, limits_.max_tokens - plan.tokens);
+  chunk = std::min({chunk, limits_.max_tokens - plan.tokens, sequence.until_snapshot()});
   return limits_.max_chunk > 0 ? std::min(chunk, limits_.max_chunk) : chunk;
 }
 
@@ -209,6 +209,11 @@ int32_t Scheduler::take_blocks(Sequence& sequence, const KvBlocks::Match& match,
   kv_.attach(match, sequence.blocks);
   sequence.computed = sequence.blocks.size() * kv_.block_size();
   sequence.tokens_when_admitted = sequence.size();
+  sequence.snapshot_ends = {};
+  if (kv_.keeps_snapshots()) {
+    sequence.snapshot_ends = {match.remembered * kv_.block_size(),
+                              (sequence.size() - 1) / kv_.block_size() * kv_.block_size()};
+  }
   int32_t end = sequence.computed + budget(plan, sequence);
   int32_t chunk = kv_.reach(sequence.blocks, sequence.computed, end) - sequence.computed;
   if (chunk <= 0 || !kv_.make_writable(sequence.blocks, sequence.computed, sequence.computed + chunk)) {
@@ -266,10 +271,8 @@ void Scheduler::preempt_last(StepPlan& plan) {
 }
 
 void Scheduler::move_to_waiting(Queue::iterator running) {
-  kv_.release((*running)->blocks);
-  (*running)->computed = 0;
   ++stats_.preemptions;
-  insert_in_order(waiting_, take(running_, running));
+  send_back(**running);
 }
 
 bool Scheduler::preempt(int64_t id, int32_t completion) {
@@ -301,6 +304,7 @@ void Scheduler::commit(const StepPlan& plan) {
     if (chunk.admitted) {
       stats_.prefix_lookup_tokens += static_cast<int64_t>(sequence.reusable().size());
       stats_.prefix_hit_tokens += sequence.computed;
+      stats_.snapshot_hits += sequence.blocks.state && sequence.computed > 0;
       if (sequence.cached_tokens < 0) sequence.cached_tokens = sequence.computed;
     }
     (chunk.decode ? stats_.decode_tokens : stats_.prefill_tokens) += chunk.tokens;
@@ -313,24 +317,34 @@ void Scheduler::commit(const StepPlan& plan) {
       // tries again.
       ++stats_.publishes_without_memory;
     }
+    // While a sequence decodes, the states at the end of each block are kept too, in place of the last ones:
+    // a copy of what every step reads and writes, once in a block of steps. So the next turn of a
+    // conversation finds nearly all of this one.
+    if (chunk.decode || sequence.at_snapshot_end())
+      kv_.take_snapshot(sequence.blocks, sequence.computed, chunk.decode);
     kv_.drop_unseen(sequence.blocks, sequence.computed);
     stats_.max_waste_slots = std::max(stats_.max_waste_slots, waste(sequence));
   }
 }
 
-void Scheduler::rollback(StepPlan& plan) {
+void Scheduler::rollback(StepPlan& plan, bool ran) {
   ++stats_.rolled_back;
   for (const PlannedChunk& chunk : plan.chunks) {
     Sequence& sequence = *chunk.sequence;
-    if (!chunk.admitted) {
+    if (chunk.admitted || (ran && sequence.blocks.state)) {
+      send_back(sequence);
+    } else {
       kv_.shrink(sequence.blocks, chunk.blocks_before);
-      continue;
     }
-    kv_.release(sequence.blocks);
-    sequence.computed = 0;
-    insert_in_order(waiting_, take(running_, find(running_, sequence.id, sequence.completion)));
   }
   plan = StepPlan();
+}
+
+// Sends a running sequence back to its place in the queue.
+void Scheduler::send_back(Sequence& sequence) {
+  kv_.release(sequence.blocks);
+  sequence.computed = 0;
+  insert_in_order(waiting_, take(running_, find(running_, sequence.id, sequence.completion)));
 }
 
 int64_t Scheduler::waste_slots() const {
@@ -365,6 +379,7 @@ void Scheduler::check() const {
     for (const auto& sequence : running_) held += sequence->blocks.tables[group].held();
     kv_.check(group, held);
   }
+  kv_.check_states(running());
 }
 
 }  // namespace tensorwright

@@ -15,20 +15,27 @@
 // until it gets a token. It keeps its place and its blocks, but can be preempted like any other. If none of
 // the sequences that could go on finds a block, those that sit out are preempted, the last one first.
 //
+// If the model has recurrent layers, a running sequence also has a slot for its states (kv_blocks.h). There
+// are as many slots as max_seqs, so a sequence that finds a place finds a slot. States cannot be computed
+// again from the middle: preemption gives the slot back, and a step that may have failed midway has spoilt
+// the states of its sequences, which then start again from the queue, behind the longest prefix with a
+// snapshot. Chunks end where a snapshot is taken: at most twice after each start.
+//
 // The fairness bound holds for sequences that do not sit out; one that does is later by the steps that it
 // misses. The first of the running sequences is never preempted and progresses in every step: by one token
 // when it decodes, and by at least c = min(max_chunk, max_tokens - max_seqs + 1) tokens when it prefills (or
-// by all that are left). With prompt_logprobs, c is max_prompt_rows if that is less. So it ends at most S =
-// ceil((prompt + max_tokens) / c) + max_tokens steps after it became the first, however often it was
-// preempted before. No waiting sequence starts before the first waiting one. So a sequence starts at the
-// latest one step after the sum of S over the sequences that were running or before it in the order when it
-// arrived (each completion counts), and over those of higher priority that arrived while it waited: these can
-// keep it waiting as long as they keep arriving. No other sequence that arrives later delays it; with equal
-// priorities, none at all. (debug_preempt_every breaks this on purpose.)
+// by all that are left, or to the next snapshot). With prompt_logprobs, c is max_prompt_rows if that is less.
+// So it ends at most S = ceil((prompt + max_tokens) / c) + max_tokens steps, and 2 more if snapshots are
+// kept, after it became the first, however often it was preempted before. No waiting sequence starts before
+// the first waiting one. So a sequence starts at the latest one step after the sum of S over the sequences
+// that were running or before it in the order when it arrived (each completion counts), and over those of
+// higher priority that arrived while it waited: these can keep it waiting as long as they keep arriving. No
+// other sequence that arrives later delays it; with equal priorities, none at all. (debug_preempt_every
+// breaks this on purpose.)
 //
 // plan() is a proposal: commit() makes it fact, and rollback() takes it back, so that no token is counted, no
 // block is held, and admitted sequences wait again. Preemptions and cache evictions that made room stay; each
-// is harmless by itself.
+// is harmless by itself. After a step that ran, rollback() also sends the sequences with states to the queue.
 #ifndef TENSORWRIGHT_RUNTIME_CORE_SCHEDULER_H_
 #define TENSORWRIGHT_RUNTIME_CORE_SCHEDULER_H_
 
@@ -76,6 +83,7 @@ struct SchedulerStats {
   int64_t steps = 0, rolled_back = 0, preemptions = 0;
   int64_t prefill_tokens = 0, decode_tokens = 0;
   int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;  // counted at starts and restarts
+  int64_t snapshot_hits = 0;                                // starts and restarts behind a snapshot of states
   int64_t publishes_without_memory = 0;  // commits that found no memory to publish: the prefix cache
                                          // remembers those blocks later, or never
   int64_t max_waste_slots = 0;           // the largest waste of any sequence after any step; below block_size
@@ -101,9 +109,10 @@ class Scheduler {
   // Plans only this sequence's share of a step; the plan is empty if the sequence must wait. Throws as plan()
   // does.
   StepPlan plan_only(int64_t id, int32_t completion = 0);
-  // Neither commit() nor rollback() fails for lack of memory.
+  // Neither commit() nor rollback() fails for lack of memory. ran: whether the step may have been computed in
+  // part.
   void commit(const StepPlan& plan);
-  void rollback(StepPlan& plan);
+  void rollback(StepPlan& plan, bool ran = false);
 
   bool idle() const { return running_.empty() && waiting_.empty(); }
   int32_t running() const { return static_cast<int32_t>(running_.size()); }
@@ -132,6 +141,7 @@ class Scheduler {
   int64_t waste(const Sequence& sequence) const;
   void append(StepPlan& plan, Sequence& sequence, int32_t tokens, int32_t blocks_before, bool admitted);
   void preempt_last(StepPlan& plan);
+  void send_back(Sequence& sequence);
   void move_to_waiting(Queue::iterator running);
   void debug_preempt();
 

@@ -4,6 +4,7 @@
 #define TENSORWRIGHT_RUNTIME_CORE_SEQUENCE_H_
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -31,8 +32,11 @@ struct SequenceState {
   // The number of leading prompt positions whose logprobs were reported; at least `computed` while scoring.
   int32_t scored = 0;
   int32_t tokens_when_admitted = 0;  // size() is larger once the sequence got a token since its last start
-  int32_t cached_tokens = -1;        // prompt tokens from the prefix cache at the first start; -1: not
-                                     // started
+  // The ends of the prefixes whose states are to be kept, which chunks end at: where the sequence leaves what
+  // the prefix tree remembers, and the last end of a block before the last token. Set at each start; 0: none.
+  std::array<int32_t, 2> snapshot_ends = {};
+  int32_t cached_tokens = -1;  // prompt tokens from the prefix cache at the first start; -1: not
+                               // started
 
   Clock::time_point arrived;
   Clock::time_point deadline = Clock::time_point::max();
@@ -51,6 +55,15 @@ struct SequenceState {
   int32_t generated() const { return size() - prompt_tokens; }
   // Returns how many tokens must be computed before the next one can be sampled: 1 while decoding.
   int32_t pending() const { return size() - computed; }
+  // Returns how many tokens may be computed before the states must be kept.
+  int32_t until_snapshot() const {
+    int32_t least = INT32_MAX;
+    for (int32_t end : snapshot_ends) least = end > computed ? std::min(least, end - computed) : least;
+    return least;
+  }
+  bool at_snapshot_end() const {
+    return computed > 0 && std::ranges::find(snapshot_ends, computed) != snapshot_ends.end();
+  }
 
   // Returns whether logprobs of prompt positions are still to be reported. A recompute after a preemption
   // reports none twice.

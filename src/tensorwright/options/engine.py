@@ -19,6 +19,9 @@ DEFAULT_LIMITS = {"max_batch_size": 64, "max_num_tokens": 512}
 
 _COUNT = whole_number(f"a positive integer of at most {MAX_INT32}")
 _THREADS = whole_number(f"a positive integer of at most {MAX_THREADS}", high=MAX_THREADS)
+MAX_SNAPSHOTS = 1 << 20
+"""The greatest number of snapshots. runtime/core has the same number."""
+_SNAPSHOTS = whole_number(f"a whole number of at most {MAX_SNAPSHOTS}", low=0, high=MAX_SNAPSHOTS)
 _BUILT_FOR = "or what a TensorRT engine was built for"
 _QUEUE = "The most requests that may wait"
 _LOAD = "How the weights are read: mapped from the file, or copied into memory."
@@ -115,6 +118,14 @@ class EngineFields:
         help="Whether prompts with the same beginning share its part of the KV cache. [default: on, except for engines "
         "of target onnx, which cannot]",
         at={Door.LLM: At(), Door.SERVE: At(flag="--prefix-caching/--no-prefix-caching"), Door.TRITON: At()},
+    )
+    state_snapshots: int | None = declare(
+        None,
+        int,
+        rule=_SNAPSHOTS,
+        help="The most states of recurrent layers that prefix caching keeps; 0 shares no prompt of a model with such "
+        "layers. [default: 4 for each running completion, in at most a quarter of kv_cache_memory]",
+        at={Door.LLM: At(), Door.SERVE: At(), Door.TRITON_REPO: At(), Door.TRITON: At()},
     )
     guided_vocabulary: str = declare(
         "lazy",

@@ -14,11 +14,13 @@ from tolerances import chain_tolerance
 from support.onnx_slots import Slots, write_model
 from support.places import ROOT
 from support.tiny_models import VARIANTS as ALL_VARIANTS
+from tensorwright.builder.emit.onnx.plugin_form import emit_plugin_form
 from tensorwright.builder.emit.onnx.portable import emit_portable
 from tensorwright.builder.emit.onnx.portable_io import make_manifest
 from tensorwright.builder.emit.quantized_weights import QuantizingWeights
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import LoweringError
+from tensorwright.ir.facts import StateLayer
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.ops import emit, summing_ops
 from tensorwright.ir.ragged import interpret_ragged
@@ -109,6 +111,14 @@ def test_mixtures_of_experts_are_refused_by_name(case, family, quantize):
     lower_weight_only(graph)
     with pytest.raises(LoweringError, match=r"route in model.layers.0\S* has no portable ONNX form; build with"):
         emit_portable(graph, made.checkpoint, "float32")
+
+
+def test_states_of_recurrent_layers_are_refused_by_name(case, tmp_path):
+    graph = case("llama").graph.clone()
+    graph.facts.state_layers = [StateLayer(64), StateLayer(64)]
+    for emit_form in (emit_portable, lambda *given: emit_plugin_form(*given[:2], tmp_path, given[2])):
+        with pytest.raises(LoweringError, match=r"2 recurrent layers keep a state .* build with target cpu"):
+            emit_form(graph, case("llama").checkpoint, "float32")
 
 
 def drop_window(graph: Graph) -> None:

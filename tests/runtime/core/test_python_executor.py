@@ -161,6 +161,7 @@ def test_a_step_is_a_read_only_view_that_may_be_kept(start: Any) -> None:
         ({"vocab_size": 0}, "must be positive, are 0, 256 and 16"),
         ({"block_bytes": [1, 2]}, "one entry per cache group, have 2 and 1"),
         ({"block_bytes": [0]}, "block_bytes must be positive"),
+        ({"state_bytes": 64}, "state_bytes must be 0 or absent: only target cpu keeps the states of recurrent layers"),
         ({"group_windows": [-1]}, "group_windows must not be negative"),
         ({"max_seq_len": "long"}, r"\['max_seq_len'\] must hold integers, is 'long'"),
         (None, "must have max_seq_len, has none"),

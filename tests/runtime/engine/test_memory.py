@@ -13,7 +13,13 @@ from support.fake_runtime import engine_config, write_engine
 from tensorwright.errors import InvalidOptionError, OutOfMemoryError, TensorwrightWarning
 from tensorwright.runtime.base import host
 from tensorwright.runtime.engine.engine_dir import EngineDir, open_engine
-from tensorwright.runtime.engine.memory import default_kv_bytes, populated_bytes
+from tensorwright.runtime.engine.memory import (
+    CacheShares,
+    check_kv_bytes,
+    default_kv_bytes,
+    populated_bytes,
+    share_cache,
+)
 from tensorwright.sizes import format_size, parse_size
 
 GIB = 1 << 30
@@ -71,6 +77,46 @@ def test_little_is_taken_before_requests_come() -> None:
 def test_no_room_is_an_error_with_numbers(tmp_path: Path) -> None:
     with pytest.raises(OutOfMemoryError, match=r"at least 2.0 KiB, but 1.0 KiB .* set kv_cache_memory"):
         default_kv_bytes(engine(tmp_path), 8, available=1024)
+
+
+STATES = {"state_bytes": 10_000}
+FULL = 8 * (10_000 + 4 * 2048)  # the states of 8 sequences and their longest positions
+
+
+def test_states_come_first_then_snapshots_and_blocks_get_the_rest(tmp_path: Path) -> None:
+    hybrid = engine(tmp_path, **STATES)
+    size = default_kv_bytes(hybrid, 8, available=GIB)
+    assert size == FULL + int(FULL / 3), "a quarter of all is for snapshots"
+    shares = share_cache(hybrid, size, 8, None)
+    assert shares == CacheShares(size - 12 * 10_000, 8, 4)
+    assert shares.kv_bytes >= 8 * 4 * 2048
+    assert share_cache(hybrid, size, 8, 0) == CacheShares(size - 8 * 10_000, 8, 0)
+    assert default_kv_bytes(hybrid, 8, available=GIB, prefixes=False) == FULL
+    large = share_cache(hybrid, GIB, 8, None)
+    assert (large.sequences, large.snapshots) == (8, 32), "no more than 4 for each sequence"
+
+
+def test_short_memory_holds_the_states_of_fewer_sequences(tmp_path: Path) -> None:
+    hybrid = engine(tmp_path, **STATES)
+    assert share_cache(hybrid, FULL // 2, 8, 0) == CacheShares(4 * 4 * 2048, 4, 0)
+    one = share_cache(hybrid, 12_048, 8, None)
+    assert one == CacheShares(2048, 1, 0), "a block, and no snapshot"
+    with pytest.raises(
+        OutOfMemoryError, match=r"one block of 2048 bytes and the states of one completion, 10000 bytes"
+    ):
+        check_kv_bytes(12_047, hybrid, available=GIB)
+    with pytest.raises(OutOfMemoryError, match=r"needs at least 11\.8 KiB, but 1\.0 KiB"):
+        default_kv_bytes(hybrid, 8, available=1024)
+    with pytest.raises(
+        OutOfMemoryError, match=r"state_snapshots=9: beside the states of 4 completions, .* holds 2 snapshots"
+    ):
+        share_cache(hybrid, FULL // 2, 8, 9)
+
+
+def test_a_model_without_attention_has_states_alone(tmp_path: Path) -> None:
+    pure = engine(tmp_path, **STATES, kv_block_bytes=0)
+    size = default_kv_bytes(pure, 8, available=GIB)
+    assert share_cache(pure, size, 8, None) == CacheShares(size - 10 * 10_000, 8, 2)
 
 
 def machine(root: Path, files: dict[str, str]) -> dict[str, Path]:
