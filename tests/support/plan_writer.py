@@ -66,6 +66,7 @@ class PlanWriter:
     block_size: int
     act_dtype: int
     kv_layers: list[tuple[int, int, int, int]] = field(default_factory=list)  # group, kv_heads, head_dim, window
+    states: list[int] = field(default_factory=list)  # bytes of each recurrent layer's state
     buffers: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     weights: list[tuple[int, int, int, int, int, int, int, int]] = field(default_factory=list)
     instructions: list[bytes] = field(default_factory=list)
@@ -114,6 +115,7 @@ class PlanWriter:
 
     def plan_bytes(self) -> bytes:
         tables = b"".join(KV_LAYER.pack(g, h, d, self.act_dtype, w, 0) for g, h, d, w in self.kv_layers)
+        tables += b"".join(struct.pack("<Q", size) for size in self.states)
         tables += b"".join(BUFFER.pack(*b) for b in self.buffers)
         tables += b"".join(WEIGHT.pack(*w) for w in self.weights)
         tables += b"".join(self.instructions) + bytes(self.names)
@@ -121,7 +123,8 @@ class PlanWriter:
         header = HEADER.pack(
             b"TWCPUPLN", 2, HEADER.size, HEADER.size + len(tables), len(self.data),
             self.vocab_size, self.max_seq_len, self.block_size, self.act_dtype, len(self.kv_layers), groups,
-            len(self.buffers), len(self.weights), len(self.instructions), len(self.names), self.logits, 0, *self.arena,
+            len(self.buffers), len(self.weights), len(self.instructions), len(self.names), self.logits,
+            len(self.states), *self.arena,
         )  # fmt: skip
         return header + tables
 

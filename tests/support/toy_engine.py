@@ -20,14 +20,18 @@ def make_toy(**changes: int) -> ToyLlama:
     return ToyLlama(vocab=VOCAB, max_seq_len=MAX_SEQ_LEN, **{"block_size": 32, **changes})
 
 
-def write_toy_engine(path: Path, toy: ToyLlama | None = None) -> Path:
-    """An engine directory that runs."""
+def write_toy_engine(path: Path, toy: ToyLlama | None = None, states: tuple[int, ...] = ()) -> Path:
+    """An engine directory that runs. states: bytes of recurrent layers' states, which no instruction uses."""
     toy = toy or make_toy()
     layers = [KvLayer(0, toy.kv_heads, toy.head_dim, 0)] * toy.layers
     block = kv_block_bytes(Facts(dtype="float32", block_size=toy.block_size, kv_layers=layers))
     limits = {"max_seq_len": toy.max_seq_len, "block_size": toy.block_size, "kv_block_bytes": block}
+    if states:
+        limits["state_bytes"] = sum(states)
     write_engine(path, engine_config(limits=limits))
-    toy.plan().write(path / "cpu")
+    plan = toy.plan()
+    plan.states += states
+    plan.write(path / "cpu")
     seal(path)
     return path
 
