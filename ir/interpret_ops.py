@@ -130,6 +130,15 @@ def _experts(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
     return out.reshape(data.shape)
 
 
+def _causal_conv(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
+    """Convolves as transformers' function of that name does, bit for bit, for traces."""
+    data, w, bias = (*x, None)[:3]
+    tokens, (channels, width) = data.shape[1], w.shape
+    y = F.conv1d(data.mT.to(w.dtype), w.unsqueeze(1), bias, padding=width - 1, groups=channels)[:, :, :tokens]
+    y = F.silu(y) if attrs["activation"] == "silu" else y
+    return y.to(data.dtype).mT
+
+
 RULES: dict[str, Rule] = {
     **{
         op: _unary(getattr(torch, op))
@@ -183,6 +192,10 @@ RULES: dict[str, Rule] = {
     "arange": _arange,
     "full": _full,
 }
-COMPOUND_RULES: dict[str, Rule] = {"layer_norm": _layer_norm, "experts": _experts}
+COMPOUND_RULES: dict[str, Rule] = {
+    "layer_norm": _layer_norm,
+    "experts": _experts,
+    "causal_conv": _causal_conv,
+}
 """The rules of compound ops that a trace may hold, in torch's own arithmetic. They take precedence over the plugins'
 definitions."""

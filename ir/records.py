@@ -21,7 +21,7 @@ Infer = Callable[[list[Any], dict[str, Any]], Types]
 Reference = Callable[[list[Any], dict[str, Any], str], list[Any]]
 
 ROWS, SHARED, METADATA, CACHE = "rows", "shared", "metadata", "cache"
-Kind = Literal["", "elementwise", "reduction", "norm", "product", "lookup", "gate", "mixture"]
+Kind = Literal["", "elementwise", "reduction", "norm", "product", "lookup", "gate", "mixture", "recurrence"]
 
 MAX_INS, MAX_OUTS, MAX_WEIGHTS, MAX_INTS, MAX_FLOATS = 4, 2, 2, 8, 4
 """The most parts of one instruction: the array sizes of `Instruction` in runtime/core/plan/plan_format.h."""

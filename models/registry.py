@@ -305,12 +305,80 @@ def _flex_olmo(config: dict[str, Any]) -> dict[str, Expected]:
     return _mixture(_olmo2(config))
 
 
+def _attending(config: dict[str, Any]) -> int:
+    """Returns how many layers of a hybrid attend; the others are recurrent."""
+    kinds = config.get("layer_types") or config.get("layers_block_type")
+    if kinds is None:
+        return len(config.get("full_attn_idxs") or config.get("attn_layer_indices") or ())
+    return sum(kind in ("full_attention", "attention") for kind in kinds)
+
+
+def _hybrid(expected: dict[str, Expected], attending: int, states: int, linears: int) -> dict[str, Expected]:
+    """Returns `expected` of an attending layer for a family in which only some layers attend.
+
+    attending: the number of those. A recurrent layer has so many states, and its inputs are made by one stored matrix
+    that becomes `linears`.
+    """
+    every, tables = expected["quantize_weights"], MATRICES.constant
+    more = linears - 1  # the one matrix of qkv has become so many
+    apart = {name: Expected(0, expected[name].per_layer * attending) for name in _OF_ATTENTION if name in expected}
+    return {
+        **expected,
+        **apart,
+        "split_linears": Expected(linears, -linears * attending),
+        "insert_kv_cache": Expected(states, (1 - states) * attending),
+        "quantize_weights": Expected(every.per_layer + more, tables - more * attending),
+    }
+
+
+_OF_ATTENTION = ("recognise_rotary", "recognise_attention", "rewrite_gqa", "fuse_qkv")
+"""The passes that rewrite what only layers with attention have."""
+
+
+def _lfm2(config: dict[str, Any]) -> dict[str, Expected]:
+    """Layers that attend, with norms of q and k, or that convolve the last few tokens between two gates."""
+    attending = _attending(config)
+    expected = _hybrid(_llama(config), attending, states=1, linears=3)
+    return {**expected, "recognise_rms_norm": Expected(2, 2 * attending + 1)}
+
+
+def _mamba2(config: dict[str, Any]) -> dict[str, Expected]:
+    """Layers of one part each, without attention: a convolution, a scan and a gated norm."""
+    nothing = dict.fromkeys(("fuse_gate_up", "fuse_swiglu"), Expected())
+    expected = _hybrid({**_llama(config), **nothing}, 0, states=2, linears=3)
+    return {
+        **expected,
+        "recognise_rms_norm": Expected(2, 1),
+        "fuse_add_rms_norm": Expected(1),
+        "quantize_weights": Expected(4, 2),
+    }
+
+
+def _bamba(config: dict[str, Any]) -> dict[str, Expected]:
+    """Layers that attend, or that scan as those of Mamba-2 do; a gated MLP in both."""
+    attending = _attending(config)
+    expected = _hybrid(_llama(config), attending, states=2, linears=3)
+    return {**expected, "recognise_rms_norm": Expected(3, 1 - attending)}
+
+
+def _granitemoehybrid(config: dict[str, Any]) -> dict[str, Expected]:
+    """Bamba whose MLPs have one matrix for gate and up, alone or beside a mixture of experts."""
+    turning = {} if config.get("position_embedding_type") == "rope" else {"recognise_rotary": Expected()}
+    expected = {**_bamba(config), **turning, "fuse_gate_up": Expected()}
+    if not config.get("num_local_experts", 8):
+        return expected
+    every = expected["quantize_weights"]
+    mixed = Expected(every.per_layer + 1, every.constant)
+    return {**expected, "recognise_router": Expected(1), "quantize_weights": mixed}
+
+
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
     """Returns the expectations of every decoder: each layer attends once and writes its cache once."""
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
 
 
 _FAMILIES = {
+    "bamba": _bamba,
     "biogpt": _biogpt,
     "codegen": _codegen,
     "cohere": _cohere,
@@ -328,10 +396,13 @@ _FAMILIES = {
     "gptj": _gptj,
     "granite": _llama,
     "granitemoe": _mixtral,
+    "granitemoehybrid": _granitemoehybrid,
     "granitemoeshared": _granitemoeshared,
     "helium": _ernie4_5,
     "hunyuan_v1_dense": _hunyuan,
+    "lfm2": _lfm2,
     "llama": _llama,
+    "mamba2": _mamba2,
     "mistral": _llama,
     "mixtral": _mixtral,
     "nanochat": _nanochat,

@@ -9,6 +9,7 @@ So the axis of one sequence becomes an axis of tokens of many, and heads become 
 Without rotation there is no table. Norms of q and k, of each head or of all heads together, come before the write:
 qkv = rms_norm_columns(qkv, weight), or layer_norm_columns(qkv, weight, bias?).  Gains of q, vectors [D] that its
 rotated heads are multiplied by, come after the write: q = mul(q, gain of every head).
+A recurrence gets a state per sequence instead (rewriting/carry_states.py). A norm of runs of a row is one of columns.
 From the final norm on, only rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
 """
 
@@ -25,6 +26,7 @@ from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.graph import STORED
 from tensorwright.ir.ops import find_spec, infer
 from tensorwright.ir.verify import CACHED_INPUTS
+from tensorwright.passes.rewriting.carry_states import SCAN, States, check_scan, read_scan
 from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import Match, describe, find_miss, match_value, pattern
 from tensorwright.passes.rewriting.rewriter import make_node
@@ -68,13 +70,14 @@ def check_gains(m: Match) -> None:
 
 
 def insert_kv_cache(graph: Graph) -> int:
-    """Returns how many layers got a cache. Raises UnsupportedModelError for a node that has no per-token form."""
+    """Returns the number of caches and states. Raises UnsupportedModelError for a node that has no per-token form."""
     conversion = _TokenMajor(graph)
     conversion.run()
     graph.facts.kv_layers = conversion.layers
+    graph.facts.state_layers = conversion.states.layers
     graph.stage = "cached"
     graph.drop_dead()
-    return len(conversion.layers)
+    return len(conversion.layers) + len(conversion.states.layers)
 
 
 class _TokenMajor:
@@ -87,8 +90,11 @@ class _TokenMajor:
         self.moved: dict[Value, Value] = {}
         self.layers: list[KvLayer] = []
         self.metadata = {name: self.emit("input", (), {}, kind, name) for name, kind in CACHED_INPUTS.items()}
+        self.states = States(self.emit_all, self.metadata)
         self.attentions = {id(n): self.read_attention(n) for n in graph.find("attention")}
-        self.inside = {id(n) for m in self.attentions.values() for n in m.nodes} - set(self.attentions)
+        self.scans = {id(n): self.read_scan(n) for n in graph.find("state_space_scan")}
+        matches = self.attentions | self.scans
+        self.inside = {id(n) for m in matches.values() for n in m.nodes} - set(matches)
         self.tail = find_tail(graph)
 
     def emit(
@@ -120,6 +126,13 @@ class _TokenMajor:
             )
         return match
 
+    def read_scan(self, node: Node) -> Match:
+        match = read_scan(node)
+        if match is None:
+            miss = find_miss(self.graph, SCAN, check_scan, through=node)
+            raise self.refusal(node, f"must read x, b and c from one row, in this order: {miss}")
+        return match
+
     def refusal(self, node: Node, why: str) -> UnsupportedModelError:
         return refusal(self.graph, node, why)
 
@@ -133,6 +146,13 @@ class _TokenMajor:
             self.moved[node.output] = self.flatten(node)
         elif node.op == "attention":
             self.moved[node.output] = self.convert_attention(self.attentions[id(node)])
+        elif node.op == "causal_conv":
+            self.moved[node.output] = self.states.carry_conv(node, self.moved[node.operand(0)])
+        elif node.op == "state_space_scan":
+            m = self.scans[id(node)]
+            self.moved[node.output] = self.states.carry_scan(m, self.moved[m.row], self.moved[m.dt])
+        elif node.op == "rms_norm" and node.output.rank == 4:
+            self.moved[node.output] = self.convert_norm_of_runs(node)
         elif node.op == "embedding":
             self.moved[node.output] = self.convert_embedding(node)
         elif node.op == "slice" or is_per_token(node):
@@ -150,6 +170,10 @@ class _TokenMajor:
         elif ids is not self.metadata["token_ids"]:
             raise self.refusal(node, "must read rows by token or by position, and nothing computed of these")
         return self.emit("embedding", [table, ids], {"scale": 1.0})
+
+    def convert_norm_of_runs(self, node: Node) -> Value:
+        attrs = {"start": 0, "heads": node.output.shape[2], **node.attrs}
+        return self.emit("rms_norm_columns", self.operands(node), attrs)
 
     def operands(self, node: Node) -> list[Value | None]:
         return [None if v is None else self.moved[v] for v in node.inputs]

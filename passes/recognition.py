@@ -12,6 +12,7 @@ from typing import Literal
 from tensorwright.ir import Graph
 from tensorwright.passes.canonicalise_casts import canonicalise_casts
 from tensorwright.passes.canonicalise_linears import canonicalise_linears
+from tensorwright.passes.canonicalise_recurrences import canonicalise_recurrences
 from tensorwright.passes.canonicalise_scalars import canonicalise_scalars
 from tensorwright.passes.canonicalise_shapes import canonicalise_shapes
 from tensorwright.passes.eliminate_dead_nodes import eliminate_dead_nodes
@@ -37,6 +38,7 @@ from tensorwright.passes.recognise_router import recognise_router
 from tensorwright.passes.rewrite_gqa import rewrite_gqa
 from tensorwright.passes.shift_position_tables import shift_position_tables
 from tensorwright.passes.split_interleaved_linears import split_interleaved_linears
+from tensorwright.passes.split_linears import split_linears
 from tensorwright.passes.widen_activations import widen_activations
 
 
@@ -79,6 +81,8 @@ RECOGNITION: tuple[Phase, ...] = (
         Step(eliminate_dead_nodes, "a dead user would make an inner value look shared"),
     )),
     Phase("recognise", "fused", (
+        Step(canonicalise_recurrences, "their weights become operands, their transposes meet",
+             after=("canonicalise_shapes",), before=("canonicalise_shapes",)),
         Step(recognise_rms_norm, "one op in place of five", after=("canonicalise_scalars",)),
         Step(recognise_gelu, "one op in place of eight", after=("canonicalise_scalars",)),
         Step(recognise_router, "one op chooses experts, and its rows have the batch again",
@@ -110,5 +114,6 @@ RECOGNITION: tuple[Phase, ...] = (
         Step(fuse_swiglu, "the epilogue of the fused matmul", after=("fuse_gate_up",)),
         Step(fuse_add_rms_norm, "one pass over the residual stream", after=("recognise_rms_norm",)),
         Step(fuse_add_layer_norm, "the same, for families with that norm"),
+        Step(split_linears, "kernels read whole rows", after=("fuse_qkv",), before=("insert_kv_cache",)),
     )),
 )  # fmt: skip

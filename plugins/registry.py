@@ -14,6 +14,8 @@ from tensorwright.plugins.paged_attention.cache import PagedCache
 
 MODULES = (
     "add.op",
+    "causal_conv.carried",
+    "causal_conv.op",
     "elementwise.op",
     "embedding.op",
     "embedding.quantized",
@@ -38,6 +40,8 @@ MODULES = (
     "rotary.rotary_kv_write",
     "rotary.rotary_table",
     "route.op",
+    "state_space_scan.carried",
+    "state_space_scan.op",
     "swiglu.op",
 )
 """The modules with records, by their names below tensorwright.plugins."""

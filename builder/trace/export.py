@@ -24,6 +24,7 @@ from tensorwright.builder.trace.load_model import load_model, wide_weights
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.builder.trace.trace_experts import make_experts_opaque
+from tensorwright.builder.trace.trace_recurrences import opaque_recurrences
 from tensorwright.builder.trace.weight_names import find_weights
 from tensorwright.engine_format.dtypes import DTYPES
 from tensorwright.errors import InvalidOptionError, TraceError
@@ -121,7 +122,7 @@ def _export(model: PreTrainedModel, max_seq_len: int) -> torch.export.ExportedPr
     ids = torch.zeros(1, _EXAMPLE_LENGTH, dtype=torch.int64, device="meta")
     seq = torch.export.Dim("seq", min=2, max=max(max_seq_len, _MIN_BOUND))
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), opaque_recurrences(model):
             warnings.simplefilter("ignore")
             return torch.export.export(
                 _LogitsOnly(model), (ids, ids.clone()), dynamic_shapes=({1: seq}, {1: seq}), strict=False

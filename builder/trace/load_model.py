@@ -34,10 +34,21 @@ fix_dynamic_rope.py)."""
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 """Layers that attend. Other layers carry a state from token to token, or convolve."""
 
+FAMILIES_OF_RECURRENCES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2")
+"""The families whose recurrent layers build: those whose engines are tested against transformers."""
+
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
 """The names in configs for the number of experts of a layer."""
 
-FAMILIES_OF_EXPERTS = ("flex_olmo", "granitemoe", "granitemoeshared", "mixtral", "olmoe", "qwen3_moe")
+FAMILIES_OF_EXPERTS = (
+    "flex_olmo",
+    "granitemoe",
+    "granitemoehybrid",
+    "granitemoeshared",
+    "mixtral",
+    "olmoe",
+    "qwen3_moe",
+)
 """The families whose mixtures of experts build: those whose engines are tested against transformers."""
 
 SINKS = "sinks"
@@ -180,6 +191,8 @@ def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     if config.model_type in FAMILIES_OF_EXPERTS:
         experts = []
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES)
+    if config.model_type in FAMILIES_OF_RECURRENCES:
+        kinds = []
     alibi = getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False)
     found = (
         (experts, f"a mixture of experts ({experts[0] if experts else ''})"),

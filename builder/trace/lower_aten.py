@@ -14,6 +14,7 @@ import torch
 from tensorwright.builder.trace import lower_shapes as shapes
 from tensorwright.builder.trace.lower_fx import Handler, Lowering
 from tensorwright.builder.trace.trace_experts import OPERATION as EXPERTS
+from tensorwright.builder.trace.trace_recurrences import CAUSAL_CONV, STATE_SPACE_SCAN
 from tensorwright.ir import dims
 from tensorwright.ir.graph import Value
 
@@ -91,6 +92,17 @@ def _topk(low: Lowering, a: Args) -> list[Value]:
 def _experts(low: Lowering, a: Args) -> Value:
     operands = (a[name] for name in ("x", "index", "weights", "gate_up", "down"))
     return low.emit("experts", *operands, activation=a["activation"])
+
+
+def _causal_conv(low: Lowering, a: Args) -> Value:
+    bias = [] if a["bias"] is None else [a["bias"]]
+    return low.emit("causal_conv", a["x"], a["w"], *bias, activation=a["activation"])
+
+
+def _state_space_scan(low: Lowering, a: Args) -> Value:
+    operands = (a[name] for name in ("x", "dt", "b", "c", "a", "d", "dt_bias"))
+    attrs = {name: a[name] for name in ("heads", "groups", "dt_min", "dt_max")}
+    return low.emit("state_space_scan", *operands, **attrs)
 
 
 def _linear(low: Lowering, a: Args) -> Value:
@@ -260,6 +272,7 @@ def _table() -> dict[str, Handler]:
     table |= _aten(_softmax, "softmax", "_softmax") | _aten(_cumsum, "cumsum")
     table |= _aten(_linear, "linear") | _aten(_addmm, "addmm") | _aten(_matmul, "matmul", "mm", "bmm")
     table |= _aten(_topk, "topk") | {EXPERTS: _experts}
+    table |= {CAUSAL_CONV: _causal_conv, STATE_SPACE_SCAN: _state_space_scan}
     table |= _aten(_embedding, "embedding") | _aten(_gelu, "gelu") | _aten(_clamp, "clamp", "clamp_min", "clamp_max")
     table |= _aten(_layer_norm, "layer_norm") | _aten(_native_layer_norm, "native_layer_norm")
     table |= _aten(_div, "div") | _aten(_rsub, "rsub") | _aten(_reciprocal, "reciprocal")

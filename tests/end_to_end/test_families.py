@@ -18,6 +18,7 @@ import family_mutations as broken
 import norm_mutations as norms
 import numpy as np
 import pytest
+import recurrence_mutations as recurrences
 import torch
 
 from support.harness import EngineSteps, load_reference, reference_choices, reference_logits, worst
@@ -179,6 +180,28 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "olmoe_normalised": (experts.turn_router, experts.flip_normalisation, experts.change_activation),
     "qwen3_moe": (experts.turn_experts, experts.turn_router, experts.flip_normalisation),
     "qwen3_moe_some": (experts.turn_router, experts.flip_normalisation),
+    "lfm2": (
+        recurrences.forget_oldest_input,
+        recurrences.turn_convolution,
+        recurrences.change_activation,
+        recurrences.share_state,
+        broken.flatten_query_norm,
+    ),
+    "lfm2_biases": (recurrences.drop_convolution_bias, recurrences.forget_oldest_input),
+    "mamba2": (
+        recurrences.turn_decay,
+        recurrences.turn_skip,
+        recurrences.turn_step_bias,
+        recurrences.forget_limits,
+        recurrences.share_groups,
+        recurrences.drop_gate,
+        recurrences.share_state,
+        recurrences.change_activation,
+        recurrences.drop_convolution_bias,
+    ),
+    "bamba": (recurrences.turn_decay, recurrences.turn_convolution, broken.scale_frequencies),
+    "granitemoehybrid": (recurrences.turn_decay, recurrences.drop_gate, broken.change_numbers),
+    "granitemoehybrid_experts": (experts.turn_router, experts.drop_shared_expert, recurrences.turn_step_bias),
     "nested gemma3": (broken.swap_rope_tables, broken.swap_windows, broken.scale_embedding),
     "nested mistral3": (broken.drop_window, broken.scale_frequencies),
     "nested llava": (broken.scale_frequencies, broken.shift_head_map),
@@ -189,6 +212,9 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "nested mllama": (broken.change_rope_factor, broken.shift_head_map),
 }
 """Variant of tiny_models or nested_models -> what turns its comparison red."""
+
+IN_STEPS_ALONE = ("bamba", "granitemoehybrid", "granitemoehybrid_experts", "lfm2", "lfm2_biases", "mamba2")
+"""Variants with recurrent layers, whose states the scheduler does not keep yet."""
 
 LENGTHS = (1, 2, 16, 17, 33, 100)
 
@@ -273,7 +299,7 @@ def test_every_spelling_of_a_config_gives_the_same_engine(families, variant):
 
 
 @pytest.mark.computes
-@pytest.mark.parametrize("variant", FAMILIES)
+@pytest.mark.parametrize("variant", [v for v in FAMILIES if v not in IN_STEPS_ALONE])
 def test_greedy_tokens_equal_transformers(families, variant):
     family = families(variant)
     reference = load_reference(family.model, torch.float32)
@@ -292,4 +318,5 @@ def test_mutation_turns_red(families, variant, mutation):
     family = families(variant)
     exact, allowed = family.reference(LENGTHS[-1])
     steps = EngineSteps(family.broken_engine(mutation))
-    assert worst(steps.logits(family.ids(LENGTHS[-1])), exact) > 10 * allowed
+    chunks = [60, 40] if mutation is recurrences.share_state else None
+    assert worst(steps.logits(family.ids(LENGTHS[-1]), chunks=chunks), exact) > 10 * allowed

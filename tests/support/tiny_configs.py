@@ -130,3 +130,30 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "pad_token_id": 0,
 }
+
+LFM2: dict[str, Any] = {
+    "pad_token_id": 0,
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "block_auto_adjust_ff_dim": False,
+    "norm_eps": 1e-5,
+}
+
+MAMBA2: dict[str, Any] = {
+    "pad_token_id": 0,
+    "num_heads": 4,
+    "head_dim": 16,
+    "state_size": 12,
+    "n_groups": 2,
+    "chunk_size": 16,
+    "time_step_limit": [0.03, 0.08],
+}
+
+MAMBA2_LAYERS: dict[str, Any] = {
+    "pad_token_id": 0,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 16,
+    "mamba_n_groups": 2,
+}
+"""The recurrent layers of hybrids."""

@@ -13,11 +13,13 @@ import torch
 import transformers
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     BioGptConfig,
     CodeGenConfig,
     CohereConfig,
     Ernie4_5Config,
     FalconConfig,
+    FalconH1Config,
     FlexOlmoConfig,
     FlintConfig,
     Gemma2Config,
@@ -31,10 +33,13 @@ from transformers import (
     GPTNeoXConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     GraniteMoeSharedConfig,
     HeliumConfig,
     HunYuanDenseV1Config,
+    Lfm2Config,
     LlamaConfig,
+    Mamba2Config,
     MistralConfig,
     MixtralConfig,
     NanoChatConfig,
@@ -63,8 +68,11 @@ from support.tiny_configs import (
     GEMMA3,
     GPT_NEOX,
     GRANITE,
+    LFM2,
     LLAMA3_ROPE,
     LONGROPE,
+    MAMBA2,
+    MAMBA2_LAYERS,
     OLMO3,
     OPT,
     PARTIAL_ROPE,
@@ -111,6 +119,20 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "mixtral": (MixtralConfig, {**EXPERTS, "head_dim": 8}),
     "olmoe": (OlmoeConfig, EXPERTS),
     "qwen3_moe": (Qwen3MoeConfig, {**EXPERTS, "head_dim": 12, "norm_topk_prob": True}),
+    "lfm2": (Lfm2Config, LFM2),
+    "mamba2": (Mamba2Config, MAMBA2),
+    "bamba": (BambaConfig, {**MAMBA2_LAYERS, "attn_layer_indices": [1]}),
+    "granitemoehybrid": (
+        GraniteMoeHybridConfig,
+        {
+            **GRANITE,
+            **MAMBA2_LAYERS,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 48,
+        },
+    ),
+    "falcon_h1": (FalconH1Config, {**MAMBA2_LAYERS, "mamba_d_ssm": 64}),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -192,6 +214,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {}),
     "olmoe_normalised": ("olmoe", {"norm_topk_prob": True, "hidden_act": "gelu", "num_experts_per_tok": 1}),
     "qwen3_moe": ("qwen3_moe", {}),
+    "lfm2": ("lfm2", {}),
+    "lfm2_biases": ("lfm2", {"conv_bias": True, "conv_L_cache": 4}),
+    "mamba2": ("mamba2", {}),
+    "bamba": ("bamba", {}),
+    "granitemoehybrid": ("granitemoehybrid", {}),
+    "granitemoehybrid_experts": (
+        "granitemoehybrid",
+        {**EXPERTS, "shared_intermediate_size": 20, "position_embedding_type": "rope"},
+    ),
+    "falcon_h1": ("falcon_h1", {}),
     "qwen3_moe_some": ("qwen3_moe", {"mlp_only_layers": [0], "num_hidden_layers": 3, "norm_topk_prob": False}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""

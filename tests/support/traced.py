@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from tolerances import chain_tolerance
 
 from support.tiny_models import load_eager
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
@@ -14,6 +15,7 @@ from tensorwright.ir.interpret import interpret
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 
 LENGTHS = (2, 7, 33)
+SCANS = ("state_space_scan",)
 
 
 def logits(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -> torch.Tensor:
@@ -30,5 +32,17 @@ def assert_same_logits(graph: Graph, path: Path, dtype: str, lengths: Sequence[i
             expected = model(input_ids=ids, use_cache=False).logits
         result = logits(graph, checkpoint, ids)
         assert result.dtype == expected.dtype == getattr(torch, dtype)
-        # The same torch kernels on the same shapes: nothing may differ.
-        assert torch.equal(result, expected)
+        if has_scans(graph):
+            # transformers scans in blocks of tokens, our definition token by token.
+            bound = chain_tolerance(
+                dtype, model.config.hidden_size, len(graph.find("linear")), float(expected.abs().max())
+            )
+            assert float((result - expected).abs().max()) <= bound
+        else:
+            # The same torch kernels on the same shapes: nothing may differ.
+            assert torch.equal(result, expected)
+
+
+def has_scans(graph: Graph) -> bool:
+    """Whether the graph has a recurrence whose sums transformers orders in another way."""
+    return any(graph.find(op) for op in SCANS)

@@ -34,6 +34,8 @@ enum class Op : uint32_t {
   kQuantizedMatmul = 13,  // x, residual? | w, bias? | y | epilogue, n | -
   kRoute = 14,  // logits | - | index, weights | k, normalise | -
   kExperts = 15,  // x, index, weights | gate_up, down | y | experts, activation | -
+  kCarriedConv = 20,  // x | w, bias? | y | state, activation | -
+  kCarriedScan = 21,  // row, dt | w | y | state, heads, groups, states | dt_min, dt_max
 };
 
 // Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
@@ -70,6 +72,10 @@ InstructionRule check_route;
 OperationMaker make_route;
 InstructionRule check_experts;
 OperationMaker make_experts;
+InstructionRule check_carried_conv;
+OperationMaker make_carried_conv;
+InstructionRule check_carried_scan;
+OperationMaker make_carried_scan;
 
 // How many operands an op takes and how many attributes it reads. Required operands come first.
 struct OpRow {
@@ -95,6 +101,8 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kQuantizedMatmul, "quantized_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_quantized_matmul, make_quantized_matmul},
   {Op::kRoute, "route", 1, 1, 0, 0, 2, 2, 2, 0, check_route, make_route},
   {Op::kExperts, "experts", 3, 3, 2, 2, 1, 1, 2, 0, check_experts, make_experts},
+  {Op::kCarriedConv, "carried_conv", 1, 1, 1, 2, 1, 1, 2, 0, check_carried_conv, make_carried_conv},
+  {Op::kCarriedScan, "carried_scan", 2, 2, 1, 1, 1, 1, 4, 2, check_carried_scan, make_carried_scan},
 };
 
 // out[`out`] may be written over in[`in`] if in[`without`] is absent (-1: always), for the kernel reads and

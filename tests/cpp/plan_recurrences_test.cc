@@ -1,0 +1,68 @@
+// The plan reader on recurrences, and on the states that they carry.
+#include "plugins/common/kernel_types.h"
+#include "tests/cpp/plan_faults.h"
+
+using namespace tensorwright;
+using tw_test::check_says;
+using tw_test::fault_of;
+using tw_test::ToyPlan;
+
+namespace {
+
+constexpr uint32_t kHeads = 4, kGroups = 2, kStates = 3;
+
+// Adds a convolution and a scan that read the stream, and whose results nobody uses.
+void add_recurrences(ToyPlan& t) {
+  constexpr auto kTokens = BufferKind::kTokens;
+  const int32_t x = t.buffer(kTokens, 20), dt = t.buffer(kTokens, kHeads);
+  const int32_t row = t.buffer(kTokens, 20), y = t.buffer(kTokens, 8);
+  t.states = {{256}, {128}};
+  t.op(Op::kMatmul, {{t.instructions[2].in[0]}, {x}, {t.matrix(20, ToyPlan::kHidden)}, {0, 20}, {}});
+  t.op(Op::kMatmul, {{t.instructions[2].in[0]}, {dt}, {t.matrix(kHeads, ToyPlan::kHidden)}, {0, kHeads}, {}});
+  t.op(Op::kCarriedConv, {{x}, {row}, {t.vector(60), t.vector(20)}, {0, 1}, {}});
+  t.op(Op::kCarriedScan, {{row, dt}, {y}, {t.vector(12)}, {1, kHeads, kGroups, kStates}, {0.0f, 1.0f}});
+}
+
+template <typename Damage>
+std::string fault(Damage&& damage) {
+  return fault_of([&](ToyPlan& t) {
+    add_recurrences(t);
+    damage(t, t.instructions[t.instructions.size() - 2], t.instructions.back());
+  });
+}
+
+using I = Instruction;
+
+}  // namespace
+
+TW_TEST(recurrences_are_taken) {
+  TW_CHECK_EQ(fault([](ToyPlan&, I&, I&) {}), std::string());
+}
+
+TW_TEST(convolution_faults_are_named) {
+  check_says(fault([](ToyPlan&, I& i, I&) { i.ints[0] = 2; }), "(carried_conv): state must be below 2, is 2");
+  check_says(fault([](ToyPlan&, I& i, I&) { i.ints[1] = 2; }), "activation must be below 2, is 2");
+  check_says(fault([](ToyPlan& t, I&, I&) { t.states[0].bytes = 128; }),
+             "the state must have 160 bytes, has 128");
+  check_says(fault([](ToyPlan& t, I& i, I&) { i.weight[0] = t.vector(61); }),
+             "w must be a raw vector of 60, is layout 0 of 1 x 61");
+  check_says(fault([](ToyPlan& t, I& i, I&) { i.weight[0] = t.vector(340); }),
+             "w must have 1 to 16 rows of 20");
+  check_says(fault([](ToyPlan&, I& i, I&) { i.weight[1] = i.weight[0]; }), "bias must be a raw vector of 20");
+}
+
+TW_TEST(scan_faults_are_named) {
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[0] = -1; }),
+             "(carried_scan): state must be below 2, is -1");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[1] = 3; }), "heads must be a multiple of groups");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[2] = 0; }), "heads must be a multiple of groups");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[3] = 0; }), "states must be 1 to");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.ints[3] = 4; }), "row must have 24 cols, has 20");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.floats[1] = -1.0f; }), "dt_min must be at most dt_max");
+  check_says(fault([](ToyPlan&, I&, I& i) { i.in[1] = i.in[0]; }), "dt must have 4 cols, has 20");
+  check_says(fault([](ToyPlan& t, I&, I&) { t.states[1].bytes = 64; }),
+             "the state must have 96 bytes, has 64");
+  check_says(fault([](ToyPlan& t, I&, I& i) { i.weight[0] = t.vector(8); }), "w must be a raw vector of 12");
+}
+
+TW_TEST_MAIN()
