@@ -22,7 +22,8 @@ class KvLayer:
     """The KV cache of one attention layer.
 
     group: the number of the cache group, whose layers share block tables. window: the positions that attention sees; 0
-    means all. dtype: the element type; "" means that of the activations.
+    means all. dtype: the element type; "" means that of the activations. v_dim: 0 if V has rows of its own; else V is
+    the first v_dim columns of K, which is a row of a latent and one head for all of q.
     """
 
     group: int
@@ -30,6 +31,7 @@ class KvLayer:
     head_dim: int
     window: int
     dtype: str = ""
+    v_dim: int = 0
 
     def dtype_or(self, activations: str) -> str:
         """Returns the element type of the cache, for activations of the given type."""
@@ -140,8 +142,12 @@ def _kv_layers(value: Any) -> list[KvLayer]:
     return [KvLayer(**{key: read[key](item) for key, item in each.items()}) for each in value]
 
 
+_LEFT_OUT = (("dtype", ""), ("v_dim", 0))
+"""The fields of KvLayer that its literal leaves out, by name and value."""
+
+
 def _kv_literals(layers: list[KvLayer]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in asdict(layer).items() if value != ""} for layer in layers]
+    return [{key: value for key, value in asdict(layer).items() if (key, value) not in _LEFT_OUT} for layer in layers]
 
 
 def _state_layers(value: Any) -> list[StateLayer]:

@@ -200,6 +200,7 @@ def _reference(graph: Graph, node: Node, spec: Op, arrays: list[Any]) -> list[An
     if "kv_layer" in attrs:
         layer = graph.facts.kv_layers[attrs["kv_layer"]]
         shape = {"kv_heads": layer.kv_heads, "head_dim": layer.head_dim, "window": layer.window}
+        shape |= {"v_dim": layer.v_dim} if layer.v_dim else {}
         attrs = {**attrs, "layer": attrs["kv_layer"], **shape}
     if spec.reference is None:
         raise GraphError(f"{node.op} has no definition")

@@ -135,12 +135,12 @@ def instructions() -> dict[str, Instruction]:
     return dict(sorted(_table().lowered.items(), key=lambda item: (item[1].number, bool(item[1].shares_number_of))))
 
 
-def make_cache(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: str) -> Any:
+def make_cache(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: str, v_dim: int) -> Any:
     """Returns an empty KV cache of one layer, for the interpreter."""
     make = _table().make_cache
     if make is None:
         raise RuntimeError("no plugin makes KV caches")
-    return make(blocks, kv_heads, block_size, head_dim, dtype)
+    return make(blocks, kv_heads, block_size, head_dim, dtype, v_dim)
 
 
 def summing_ops() -> frozenset[str]:

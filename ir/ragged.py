@@ -46,7 +46,9 @@ class RaggedAdapter:
         facts = self.graph.facts
         dtype = facts.dtype if self.graph.stage == "lowered" and "dtype" in facts else "float32"
         return {
-            i: make_cache(self.blocks, layer.kv_heads, self.block_size, layer.head_dim, layer.dtype_or(dtype))
+            i: make_cache(
+                self.blocks, layer.kv_heads, self.block_size, layer.head_dim, layer.dtype_or(dtype), layer.v_dim
+            )
             for i, layer in enumerate(facts.kv_layers)
         }
 
@@ -88,7 +90,7 @@ class RaggedAdapter:
         for value, data in run(self.graph, self.inputs(counts), weights):
             if value is output:
                 logits = data
-            elif value.dtype == "kv" and value.node is not None and value.node.op == "rotary_kv_write":
+            elif value.dtype == "kv" and value.node is not None and value.node.op != "input":
                 attrs = value.node.attrs  # The layer is "layer" at stage cached and "kv_layer" at stage lowered.
                 self.caches[attrs["layer"] if "layer" in attrs else attrs["kv_layer"]] = data
             elif value.dtype == "state" and value.node is not None and value.node.op != "input":

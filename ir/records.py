@@ -21,7 +21,9 @@ Infer = Callable[[list[Any], dict[str, Any]], Types]
 Reference = Callable[[list[Any], dict[str, Any], str], list[Any]]
 
 ROWS, SHARED, METADATA, CACHE = "rows", "shared", "metadata", "cache"
-Kind = Literal["", "elementwise", "reduction", "norm", "product", "lookup", "gate", "mixture", "recurrence"]
+Kind = Literal[
+    "", "elementwise", "reduction", "norm", "product", "lookup", "gate", "head product", "mixture", "recurrence"
+]
 
 MAX_INS, MAX_OUTS, MAX_WEIGHTS, MAX_INTS, MAX_FLOATS = 4, 2, 2, 8, 4
 """The most parts of one instruction: the array sizes of `Instruction` in runtime/core/plan/plan_format.h."""
@@ -140,9 +142,10 @@ class Op:
 
     @property
     def matrices(self) -> tuple[int, ...]:
-        """The positions of the operands that hold matrices: the one that a product multiplies by, the table that a
-        lookup reads, all those of a mixture of experts, which hold a matrix for each expert."""
-        if self.kind not in ("product", "lookup", "mixture"):
+        """The positions of the operands that hold matrices: the one that a product multiplies by, that of a head
+        product, which holds a matrix for each head, the table that a lookup reads, and all those of a mixture of
+        experts, which hold a matrix for each expert."""
+        if self.kind not in ("product", "head product", "lookup", "mixture"):
             return ()
         found = [i for i, operand in enumerate(self.operands) if operand.kind == SHARED and not operand.optional]
         return tuple(found if self.kind == "mixture" else found[:1])

@@ -262,6 +262,44 @@ def _nanochat(config: dict[str, Any]) -> dict[str, Expected]:
     return {**expected, "recognise_rms_norm": Expected(4, 2), "move_norms_before_rotary": Expected(1)}
 
 
+def _latent(config: dict[str, Any], *, neighbours: bool) -> dict[str, Expected]:
+    """Attention over latent rows, which q and k share with a part that rotates: norms of the latents, and of q's own
+    where the config has a rank for q. The matrices of a layer are those of q, of the latents, two up-projections, o,
+    gate and up, and down.
+
+    neighbours: whether neighbours rotate instead of halves.
+    """
+    ranked = config.get("q_lora_rank", 1) is not None
+    return {
+        **_llama(config),
+        "recognise_rms_norm": Expected(4 if ranked else 3, 1),
+        "recognise_rotary": Expected(0 if neighbours else 2),
+        "recognise_interleaved_rotary": Expected(2 if neighbours else 0),
+        "rewrite_gqa": Expected(),
+        "fuse_latent_attention": Expected(1),
+        "fuse_qkv": Expected(),
+        "quantize_weights": Expected(8 if ranked else 7, 2),
+    }
+
+
+def _minicpm3(config: dict[str, Any]) -> dict[str, Expected]:
+    """Attention over latent rows, whose rotation turns halves; scaled embeddings, residuals and logits."""
+    return _latent(config, neighbours=False)
+
+
+def _deepseek(config: dict[str, Any]) -> dict[str, Expected]:
+    """Attention over latent rows, whose rotation turns neighbours unless the config says otherwise.
+
+    Layers with a mixture of experts have no expectation for their MLP yet.
+    """
+    expected = _latent(config, neighbours=config.get("rope_interleave", True))
+    kinds = config.get("mlp_layer_types") or ["sparse"]
+    layers = config.get("num_hidden_layers", 0)
+    if config.get("first_k_dense_replace", 0) >= layers or set(kinds) == {"dense"}:
+        return expected
+    return {k: v for k, v in expected.items() if k not in ("fuse_gate_up", "fuse_swiglu", "quantize_weights")}
+
+
 def _mixture(expected: dict[str, Expected], dense: int = 0) -> dict[str, Expected]:
     """Returns `expected` for a family whose MLPs are mixtures of experts, but for those of `dense` layers.
 
@@ -382,9 +420,12 @@ _FAMILIES = {
     "biogpt": _biogpt,
     "codegen": _codegen,
     "cohere": _cohere,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
     "ernie4_5": _ernie4_5,
     "glm": _glm,
     "glm4": _glm4,
+    "glm4_moe_lite": _deepseek,
     "falcon": _falcon,
     "flex_olmo": _flex_olmo,
     "gemma": _gemma,
@@ -403,6 +444,7 @@ _FAMILIES = {
     "lfm2": _lfm2,
     "llama": _llama,
     "mamba2": _mamba2,
+    "minicpm3": _minicpm3,
     "mistral": _llama,
     "mixtral": _mixtral,
     "nanochat": _nanochat,

@@ -10,6 +10,12 @@ Without rotation there is no table. Norms of q and k, of each head or of all hea
 qkv = rms_norm_columns(qkv, weight), or layer_norm_columns(qkv, weight, bias?).  Gains of q, vectors [D] that its
 rotated heads are multiplied by, come after the write: q = mul(q, gain of every head).
 A recurrence gets a state per sequence instead (rewriting/carry_states.py). A norm of runs of a row is one of columns.
+latent_attention has one row of K for all heads, [c | r] of L + P columns, whose first L columns are V too:
+
+    kv        = rms_norm_columns(kv, norm)
+    q, cache' = latent_kv_write(head_products(q, up_k), q, kv, table?, slots, kv_cache.l)
+    out       = head_products(paged_attention(q, cache', ...), up_v)      q: [tokens, H (L + P)], out: [tokens, H O]
+
 From the final norm on, only rows whose logits are wanted are computed: gather_rows(stream, logit_rows).
 """
 
@@ -153,6 +159,8 @@ class _TokenMajor:
             self.moved[node.output] = self.states.carry_scan(m, self.moved[m.row], self.moved[m.dt])
         elif node.op == "rms_norm" and node.output.rank == 4:
             self.moved[node.output] = self.convert_norm_of_runs(node)
+        elif node.op == "latent_attention":
+            self.moved[node.output] = self.convert_latent(node)
         elif node.op == "embedding":
             self.moved[node.output] = self.convert_embedding(node)
         elif node.op == "slice" or is_per_token(node):
@@ -209,8 +217,7 @@ class _TokenMajor:
         heads, kv_heads, head_dim = int(m.dims["H"]), int(m.dims["Hkv"]), int(m.dims["D"])
         shape = {"layer": layer, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         window = int(m.root.attrs["window"])
-        windows = list(dict.fromkeys([*(cache.window for cache in self.layers), window]))
-        self.layers.append(KvLayer(windows.index(window), kv_heads, head_dim, window))
+        self.add_layer(kv_heads, head_dim, window)
         meta = self.metadata
         cache = self.emit("input", (), {}, ("kv", ()), f"kv_cache.{layer}")
         qkv = self.normalise_columns(m, self.moved[m.qkv])
@@ -224,6 +231,29 @@ class _TokenMajor:
         read = [q, cache, meta["seq_starts"], meta["context_lens"], meta["block_tables"]]
         read += [] if m.sinks is None else [self.moved[m.sinks]]
         return self.emit("paged_attention", read, {**shape, **extra}, kind)
+
+    def add_layer(self, kv_heads: int, head_dim: int, window: int, v_dim: int = 0) -> None:
+        windows = list(dict.fromkeys([*(cache.window for cache in self.layers), window]))
+        self.layers.append(KvLayer(windows.index(window), kv_heads, head_dim, window, v_dim=v_dim))
+
+    def convert_latent(self, node: Node) -> Value:
+        """Converts latent attention. Its layer has one head of K for all of q, and V is a part of K."""
+        q, kv, norm, up_k, up_v = (self.moved[node.operand(i)] for i in range(5))
+        table = node.optional(5)
+        layer, heads, latent = len(self.layers), int(up_k.shape[0]), int(up_k.shape[1])
+        shape = {"layer": layer, "heads": heads, "head_dim": int(kv.shape[1]), "v_dim": latent}
+        self.add_layer(1, shape["head_dim"], int(node.attrs["window"]), latent)
+        meta = self.metadata
+        cache = self.emit("input", (), {}, ("kv", ()), f"kv_cache.{layer}")
+        normalised = {"start": 0, "heads": 1, **{k: node.attrs[k] for k in ("eps", "weight_offset")}}
+        kv = self.emit("rms_norm_columns", [kv, norm], normalised)
+        absorbed = self.emit("head_products", [q, up_k], {})
+        written = [absorbed, q, kv, None if table is None else self.moved[table], meta["slots"], cache]
+        q, cache = self.emit_all("latent_kv_write", written, shape)
+        extra = {"kv_heads": 1, **{k: node.attrs[k] for k in ("scale", "window", "softcap")}}
+        read = [q, cache, meta["seq_starts"], meta["context_lens"], meta["block_tables"]]
+        mixed = self.emit("paged_attention", read, {**shape, **extra})
+        return self.emit("head_products", [mixed, up_v], {})
 
     def repeat(self, vector: Value, heads: int) -> Value:
         """Returns a stored vector [D] once for every head, [heads * D]."""

@@ -40,6 +40,7 @@ IDS = {"token_ids": 0, "positions": 1}
 LINEARS = ("linear", "quantized_linear")
 EMBEDDINGS = ("embedding", "quantized_embedding")
 EXPERTS = ("experts", "quantized_experts")
+HEAD_PRODUCTS = ("head_products", "quantized_head_products")
 
 
 def lower_to_cpu(graph: Graph) -> int:
@@ -122,7 +123,7 @@ class Lowering:
         return self.act if users and all(self.feeds_product(user, value) for user in users) else "float32"
 
     def feeds_product(self, user: Node, value: Value) -> bool:
-        return user.op in (*LINEARS, *EXPERTS, "paged_attention") and user.inputs[0] is value
+        return user.op in (*LINEARS, *EXPERTS, *HEAD_PRODUCTS, "paged_attention") and user.inputs[0] is value
 
     def matmul_operand(self, value: Value) -> Value:
         """Returns the input of a matmul in A. An instruction rounds the input if its kernel writes float32."""
@@ -303,6 +304,27 @@ def lower_rotary_kv_write(low: Lowering, node: Node) -> list[Value]:
     return low.emit("rotary_kv_write", operands, kinds, **kv_attrs(node, "rotary_dim"))
 
 
+def lower_head_products(low: Lowering, node: Node) -> list[Value]:
+    x, w = node.operand(0), node.operand(1)
+    operands = [low.matmul_operand(x), low.weight(w, layout_of(node, PANELS))]
+    kind = (low.input_type(node.output), node.output.shape)
+    return low.emit(node.op, operands, [kind], heads=int(w.shape[0]), **format_attr(node))
+
+
+def lower_latent_kv_write(low: Lowering, node: Node) -> list[Value]:
+    """Emits the write of a latent row. Its kernels and those of attention take latents in whole groups of 4 bytes."""
+    q, cache = node.outputs
+    sizes = node.attrs["head_dim"], node.attrs["v_dim"]
+    if any(size % 2 for size in sizes) or sizes[0] > CPU_MAX_HEAD_DIM:
+        raise UnsupportedModelError(
+            f"target cpu takes latent rows of an even number of columns, at most {CPU_MAX_HEAD_DIM}, with an even "
+            f"number of them normalised; those of layer {node.attrs['layer']} have {sizes[0]} and {sizes[1]}"
+        )
+    kinds = [(low.input_type(q), q.shape), (cache.dtype, cache.shape)]
+    operands = [None if v is None else low.value(v) for v in node.inputs]
+    return low.emit("latent_kv_write", operands, kinds, **kv_attrs(node))
+
+
 def lower_paged_attention(low: Lowering, node: Node) -> list[Value]:
     kind = (low.input_type(node.output), node.output.shape)
     attrs = {**kv_attrs(node), "scale": float(node.attrs["scale"]), "softcap": float(node.attrs["softcap"])}
@@ -355,7 +377,9 @@ RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     **dict.fromkeys(EXPERTS, lower_experts),
     "add": lower_add,
     "mul": lower_mul,
+    **dict.fromkeys(HEAD_PRODUCTS, lower_head_products),
     "rotary_kv_write": lower_rotary_kv_write,
+    "latent_kv_write": lower_latent_kv_write,
     "paged_attention": lower_paged_attention,
 }
 

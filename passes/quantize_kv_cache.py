@@ -3,7 +3,8 @@
 The fact "kv_cache_dtype" asks for it; without that fact, or with "auto", the cache keeps the activations' type. The
 rewrite is the same for all targets: rotary_kv_write then rounds each head of K (rotated) and V to 8 bits and a scale,
 and paged_attention rounds each head of q to 15 bits, as plugins/paged_attention/quantize.py defines it. Nothing is
-calibrated: a scale belongs to a token.
+calibrated: a scale belongs to a token. A cache of latent rows is refused: a scale of a whole row would serve two
+parts of different size, the normalised latent and what rotates.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from tensorwright.plugins.paged_attention.quantize import MAX_HEAD_DIM
 
 
 def quantize_kv_cache(graph: Graph) -> int:
-    """Returns how many layers' caches became int8. Raises UnsupportedModelError for heads that are too wide."""
+    """Returns how many layers' caches became int8. Raises UnsupportedModelError for heads that are too wide,
+    and for latent rows."""
     asked = graph.facts.kv_cache_dtype
     if asked not in KV_CACHE_DTYPES:
         raise InvalidOptionError(f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, not {asked!r}")
@@ -25,6 +27,11 @@ def quantize_kv_cache(graph: Graph) -> int:
         return 0
     layers = graph.facts.kv_layers
     for i, layer in enumerate(layers):
+        if layer.v_dim:
+            raise UnsupportedModelError(
+                f"an int8 KV cache of latent rows is not supported, and layer {i} has one; "
+                "build with kv_cache_dtype auto"
+            )
         if layer.head_dim > MAX_HEAD_DIM:
             raise UnsupportedModelError(
                 f"an int8 KV cache takes heads of at most {MAX_HEAD_DIM} dimensions, those of layer {i} have "

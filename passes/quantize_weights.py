@@ -1,8 +1,9 @@
-"""quantize_weights:  linear(x, W) -> quantized_linear(x, W){format},  and likewise embedding and experts
+"""quantize_weights:  linear(x, W) -> quantized_linear(x, W){format},  and likewise embedding, experts and head_products
 
 T tokens, K inner, N outer.  x: [T, K], W: [N, K].  The fact "quantize" says which format serves the linears, the
-embedding and lm_head (the linear over the rows that need logits); without it nothing is rewritten. Experts have the
-format of linears. The linear that a route reads stays: it is small, and a rounded logit may choose another expert.
+embedding and lm_head (the linear over the rows that need logits); without it nothing is rewritten. Experts and
+head_products have the format of linears. The linear that a route reads stays: it is small, and a rounded logit may
+choose another expert.
 
 The rewrite is the same for all targets: the graph says what is rounded and how, and the target packs the weights.
 """
@@ -65,7 +66,7 @@ def chooses_experts(node: Node, users: dict[Value, list[Node]]) -> bool:
 
 def format_for(node: Node, spec: QuantizeSpec) -> WeightFormat | None:
     """Returns the format that a node's weights get; None if they stay."""
-    if node.op not in ("linear", "embedding", "experts"):
+    if node.op not in ("linear", "embedding", "experts", "head_products"):
         return None
     if any(weight.node is None or weight.node.op != "weight" for weight in matrices_of(node)):
         return None

@@ -1,10 +1,10 @@
 """recognise_attention:  softmax(scale * q k^T + mask) v  ->  attention(q, k, v, sinks?, scale, mask, window, softcap)
 
-S tokens, H heads, D head dim.  In the trace q, k, v are [1, H, S, D]; attention takes and gives [1, S, H, D]. k and v
-may have one head for all heads of q. The mask must have the form that recognise_masks writes. The scale may be a
-divisor. With a cap, scores are cap * tanh(scores / cap) before the mask. With sinks [H], the softmax has one more
-column, a learned score of each head, whose probability is then dropped. A model may scale after the mask, which a
-positive number does not change: (q k^T + mask) * scale = q k^T * scale + mask.
+S tokens, H heads, D head dim.  In the trace q, k, v are [1, H, S, D]; attention takes and gives [1, S, H, D]. v may
+have fewer columns than k. k and v may have one head for all heads of q. The mask must have the form that
+recognise_masks writes. The scale may be a divisor. With a cap, scores are cap * tanh(scores / cap) before the mask.
+With sinks [H], the softmax has one more column, a learned score of each head, whose probability is then dropped. A
+model may scale after the mask, which a positive number does not change: (q k^T + mask) * scale = q k^T * scale + mask.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ SCALED_LATE = pattern(
 
 def check_shapes(m: Match) -> None:
     m.bind_shape(m.q, "1 H S D")
-    for value in (m.k, m.v):
-        m.bind_shape(value, "1 Hkv S D")
+    m.bind_shape(m.k, "1 Hkv S D")
+    m.bind_shape(m.v, "1 Hkv S Dv")
     m.require(m.dims["Hkv"] in (m.dims["H"], 1), "k has neither one head nor as many as q", m.k)
     m.bind_shape(m.mask, "1 1 S S")
 

@@ -5,6 +5,9 @@ neighbours (x[2i], x[2i + 1]) here, and (x[i], x[i + R/2]) in rotary, so that
 
     out = index(rotary(index(x, evens then odds), rotary_table(...)), back again)     turn_pairs(x) = (-x[1], x[0], ...)
 
+Some models leave the halves where they are, and compute out = concat(even * cos - odd * sin, odd * cos + even * sin):
+then nothing is put back. Or x is viewed as complex numbers, [1, H, S, R / 2, 2], and turned by a complex product.
+
 The kernels know only halves, so permute_rotary_rows moves the permutations into the weights. x may also be
 [1, S, H, D]. Cosines and sines may be rows of a constant table, sin | cos of [P, R / 2] each, which is checked to be
 one of angles position * frequency, for every position.
@@ -35,6 +38,29 @@ PARTIAL = pattern(
     commute=True,
 )
 
+SPLIT = pattern(
+    """
+    even   = slice(x, dim=-1, start=0, end=rotary_dim, step=2)
+    odd    = slice(x, dim=-1, start=1, end=rotary_dim, step=2)
+    first  = sub(mul(even, cos), mul(odd, sin))
+    second = add(mul(odd, cos), mul(even, sin))
+    out    = concat(first, second, dim=-1)
+    """,
+    commute=True,
+)
+
+COMPLEX = pattern(
+    """
+    pairs  = view(x)
+    even   = select(pairs, dim=-1, index=0)
+    odd    = select(pairs, dim=-1, index=1)
+    first  = sub(mul(even, cos), mul(odd, sin))
+    second = add(mul(odd, cos), mul(even, sin))
+    out    = view(concat(view(first), view(second), dim=-1))
+    """,
+    commute=True,
+)
+
 _FREQUENCIES = '    angles = mul(view?(cast(view?(positions), dtype="float32")), view?(inv_freq))\n'
 # Each angle comes twice in a row before the cosine; or the halves are alike, and each cosine is repeated afterwards.
 _BEFORE = _FREQUENCIES + "    out = view?(mul?(cos(view(expand(view(angles)))), scale))\n"
@@ -42,6 +68,11 @@ _AFTER = _FREQUENCIES + (
     "    halves = view?(mul?(cos(concat(angles, angles, dim=-1)), scale))\n"
     "    out    = view(expand(view(slice(halves, dim=-1, start=0, end=half, step=1))))\n"
 )
+_ONCE = _FREQUENCIES + (
+    "    halves = view?(mul?(cos(concat(angles, angles, dim=-1)), scale))\n"
+    "    out    = view(slice(halves, dim=-1, start=0, end=half, step=1))\n"
+)
+_PLAIN = _FREQUENCIES + "    out = view?(mul?(cos(angles), scale))\n"
 _TABLE = """
     rows = index(table, positions)
     out  = view(expand(view(slice(rows, dim=-1, start=start, end=end, step=1))))
@@ -49,6 +80,10 @@ _TABLE = """
 COSINES = tuple(pattern(text, commute=True) for text in (_BEFORE, _AFTER))
 FROM_TABLE = pattern(_TABLE)
 SINES = tuple(pattern(text.replace("cos(", "sin("), commute=True) for text in (_BEFORE, _AFTER))
+COSINES_ONCE, SINES_ONCE = (
+    tuple(pattern(text.replace("cos(", f"{name}("), commute=True) for text in (_ONCE, _PLAIN))
+    for name in ("cos", "sin")
+)
 
 
 TABLE_ERROR = 1e-6
@@ -61,15 +96,47 @@ def check(m: Match) -> None:
     for values in (m.cos, m.sin):
         m.bind_shape(values, "1 S 1 R" if m.notes["token_major"] else "1 1 S R")
     m.require(m.rotary_dim == m.dims["R"] and m.rotary_dim % 2 == 0, "the neighbours of x do not pair up", m.x)
+    m.notes["rotary_dim"] = m.rotary_dim
     if match_value(m.cos, FROM_TABLE) is not None:
         check_table(m)
     else:
         check_angles(m)
 
 
+def check_split(m: Match) -> None:
+    """Checks the form that leaves the halves apart."""
+    m.bind_shape(m.x, "1 H S D")
+    m.require(m.rotary_dim == m.dims["D"] and m.rotary_dim % 2 == 0, "the neighbours of x do not pair up", m.x)
+    m.notes.update(token_major=False, split=True, rotary_dim=m.rotary_dim)
+    check_once(m)
+
+
+def check_complex(m: Match) -> None:
+    """Checks the form of complex numbers. x may lack the dimension of heads if there is one."""
+    m.bind_shape(m.out, "1 H S D")
+    m.bind_shape(m.x, "1 H S D" if m.x.rank == 4 else "1 S D")
+    m.require(m.x.rank == 4 or m.dims["H"] == 1, "a row is no head", m.x)
+    m.notes.update(token_major=False, rotary_dim=int(m.dims["D"]))
+    m.dims["pairs"] = m.notes["rotary_dim"] // 2
+    m.bind_shape(m.pairs, "1 H S pairs 2")
+    check_once(m)
+
+
+def check_once(m: Match) -> None:
+    """Reads the frequencies of cosines and sines with one column for each pair."""
+    for values in (m.cos, m.sin):
+        m.bind_shape(values, "1 1 S R")
+    m.require(m.dims["R"] == m.notes["rotary_dim"] // 2, "the cosines are not one per pair", m.cos)
+    read_frequencies(m, *(find_angles(m, *pair) for pair in ((m.cos, COSINES_ONCE), (m.sin, SINES_ONCE))))
+
+
 def check_angles(m: Match) -> None:
     """Reads the frequencies of cosines and sines that are computed from positions."""
-    cosine, sine = (match_angles(m, *pair) for pair in ((m.cos, COSINES), (m.sin, SINES)))
+    read_frequencies(m, *(match_angles(m, *pair) for pair in ((m.cos, COSINES), (m.sin, SINES))))
+
+
+def read_frequencies(m: Match, cosine: Match, sine: Match) -> None:
+    """Notes the positions, frequencies and scale, which the cosine and the sine must share."""
     m.require(cosine.positions is sine.positions, "cosine and sine of different positions", m.sin)
     m.require(cosine.inv_freq is sine.inv_freq, "cosine and sine of different frequencies", m.sin)
     scales = [1.0 if t.scale is None else t.scalar(t.scale) for t in (cosine, sine)]
@@ -121,14 +188,20 @@ def table_frequencies(table: np.ndarray, half: int) -> np.ndarray | None:
 
 def match_angles(m: Match, table: Value, spellings: tuple) -> Match:
     """Matches the parts of a cosine or sine table of neighbours; refuses m if `table` is none."""
+    found = find_angles(m, table, spellings)
+    repeated = next(n for n in found.nodes if n.op == "expand")
+    m.require(repeated.output.shape[-2:] == (m.rotary_dim // 2, 2), "not every angle twice in a row", repeated.output)
+    return found
+
+
+def find_angles(m: Match, table: Value, spellings: tuple) -> Match:
+    """Matches the parts of a table of one of these spellings."""
     found = m.read(table, spellings, "not a cosine or sine of positions times constant frequencies, each twice")
     frequencies = found.inv_freq.constant
     m.require(isinstance(frequencies, np.ndarray), "the inverse frequencies are not constant", found.inv_freq)
-    m.require(2 * frequencies.size == m.rotary_dim, "the frequencies are not one per pair", found.inv_freq)
+    m.require(2 * frequencies.size == m.notes["rotary_dim"], "the frequencies are not one per pair", found.inv_freq)
     m.bind_shape(found.positions, "1 S")
     m.require(found.positions.node.op == "input", "the positions are not an input of the graph", found.positions)
-    repeated = next(n for n in found.nodes if n.op == "expand")
-    m.require(repeated.output.shape[-2:] == (m.rotary_dim // 2, 2), "not every angle twice in a row", repeated.output)
     return found
 
 
@@ -139,7 +212,7 @@ def split_pairs(head_dim: int, rotary_dim: int) -> np.ndarray:
 
 
 def replace(m: Match, g: Rewriter) -> Value:
-    head_dim, rotary_dim = int(m.dims["D"]), m.rotary_dim
+    head_dim, rotary_dim = int(m.dims["D"]), m.notes["rotary_dim"]
     frequencies = np.ascontiguousarray(m.notes["inv_freq"]).reshape(-1)
     table = g.rotary_table(
         m.notes["positions"], g.constant(frequencies, "float32", [rotary_dim // 2]), scale=m.notes["scale"]
@@ -147,11 +220,14 @@ def replace(m: Match, g: Rewriter) -> Value:
     order = split_pairs(head_dim, rotary_dim)
     there, back = (g.constant(columns, "int64", [head_dim]) for columns in (order, np.argsort(order)))
     token_major = m.notes["token_major"]
-    x = m.x if token_major else g.transpose(m.x, dim0=1, dim1=2)
+    x = m.x if m.x.rank == 4 else g.view(m.x, shape=m.root.output.shape)
+    x = x if token_major else g.transpose(x, dim0=1, dim1=2)
     split = g.index(x, None, None, None, there)
-    turned: Value = g.index(g.rotary(split, table, rotary_dim=rotary_dim), None, None, None, back)
+    turned: Value = g.rotary(split, table, rotary_dim=rotary_dim)
+    turned = turned if m.notes.get("split") else g.index(turned, None, None, None, back)
     return turned if token_major else g.transpose(turned, dim0=1, dim1=2)
 
 
 def recognise_interleaved_rotary(graph: Graph) -> int:
-    return apply(graph, PARTIAL, check, replace) + apply(graph, PATTERN, check, replace)
+    joined = apply(graph, PARTIAL, check, replace) + apply(graph, PATTERN, check, replace)
+    return joined + apply(graph, SPLIT, check_split, replace) + apply(graph, COMPLEX, check_complex, replace)

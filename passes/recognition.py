@@ -21,6 +21,7 @@ from tensorwright.passes.fuse_add_layer_norm import fuse_add_layer_norm
 from tensorwright.passes.fuse_add_rms_norm import fuse_add_rms_norm
 from tensorwright.passes.fuse_gate_up import fuse_gate_up
 from tensorwright.passes.fuse_head_norms import fuse_head_norms
+from tensorwright.passes.fuse_latent_attention import fuse_latent_attention
 from tensorwright.passes.fuse_qkv import fuse_qkv
 from tensorwright.passes.fuse_swiglu import fuse_swiglu
 from tensorwright.passes.merge_common_subexpressions import merge_common_subexpressions
@@ -94,6 +95,8 @@ RECOGNITION: tuple[Phase, ...] = (
         Step(recognise_masks, "attention accepts only masks that were understood", before=("recognise_attention",)),
         Step(recognise_attention, "softmax between two matmuls", after=("recognise_masks",)),
         Step(canonicalise_shapes, "transposes of recognised ops meet and cancel", after=("recognise_attention",)),
+        Step(fuse_latent_attention, "K and V of one latent row need no rows of their own",
+             after=("recognise_attention", "recognise_interleaved_rotary"), before=("split_interleaved_linears",)),
         Step(rewrite_gqa, "repeated heads are only visible as operands of attention", after=("recognise_attention",)),
         Step(canonicalise_shapes, "the repeat is gone, its transposes cancel", after=("rewrite_gqa",)),
         Step(split_interleaved_linears, "what is left of slices of heads is q, k and v", after=("recognise_rotary",),

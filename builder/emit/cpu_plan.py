@@ -169,7 +169,12 @@ def emit_cpu_plan(graph: Graph, source: TensorSource) -> CpuPlan:
 def _kv_layers(facts: Facts) -> bytes:
     return b"".join(
         KV_LAYER.pack(
-            layer.group, layer.kv_heads, layer.head_dim, NUMBERS[layer.dtype_or(facts.dtype)], layer.window, 0
+            layer.group,
+            layer.kv_heads,
+            layer.head_dim,
+            NUMBERS[layer.dtype_or(facts.dtype)],
+            layer.window,
+            layer.v_dim,
         )
         for layer in facts.kv_layers
     )

@@ -69,7 +69,10 @@ def engine_config(
 
 
 def kv_block_bytes(facts: Facts) -> int:
-    """Returns the bytes of one KV block over all layers, as plugins/paged_attention/layout.h pads keys and values."""
+    """Returns the bytes of one KV block over all layers, as plugins/paged_attention/layout.h pads keys and values.
+
+    A layer of latent rows has keys alone.
+    """
     total = 0
     for layer in facts.kv_layers:
         item = ITEM_BYTES[layer.dtype_or(facts.dtype)]
@@ -77,7 +80,7 @@ def kv_block_bytes(facts: Facts) -> int:
         scales = 2 * 4 * facts.block_size if item == 1 else 0
         keys = facts.block_size * -(-layer.head_dim // group) * group * item
         values = -(-facts.block_size * layer.head_dim * item // 64) * 64
-        total += layer.kv_heads * (keys + values + scales)
+        total += keys if layer.v_dim else layer.kv_heads * (keys + values + scales)
     return total
 
 

@@ -87,10 +87,10 @@ def multiplied(node: Node) -> int:
     Of a mixture of experts these are the matrices of the experts that a token takes.
     """
     record = find_spec(node.op, "cached")
-    if record is None or record.kind not in ("product", "mixture"):
+    if record is None or record.kind not in ("product", "head product", "mixture"):
         return 0
     shapes = [[int(dim) for dim in w.shape] for w in matrices_of(node)]
-    if record.kind == "product":
+    if record.kind != "mixture":
         return sum(map(prod, shapes))
     taken = next(v for operand, v in zip(record.operands, node.inputs, strict=False) if operand.name == "index")
     return sum(int(taken.shape[-1]) * prod(shape[1:]) for shape in shapes) if taken is not None else 0

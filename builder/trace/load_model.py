@@ -186,7 +186,7 @@ def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     """Refuses, by its config name, what no pass could make a decoder of. The trace would only say where it fails."""
     text = config.get_text_config()
     experts = [key for key in EXPERTS if isinstance(getattr(text, key, None), int) and getattr(text, key) > 1]
-    if set(range(text.num_hidden_layers)) <= set(getattr(text, "mlp_only_layers", None) or ()):
+    if _is_dense(text):
         experts = []  # the config could have experts, but no layer does
     if config.model_type in FAMILIES_OF_EXPERTS:
         experts = []
@@ -198,6 +198,7 @@ def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
         (experts, f"a mixture of experts ({experts[0] if experts else ''})"),
         (kinds, f"layers of another kind than attention (layer_types: {', '.join(kinds)})"),
         (config.is_encoder_decoder, "an encoder beside its decoder (is_encoder_decoder)"),
+        (getattr(text, "index_topk", None), "attention to positions that an indexer picks (index_topk)"),
         (alibi, "attention biases that grow with distance (alibi)"),
     )
     for there, what in found:
@@ -206,6 +207,15 @@ def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
                 f"{checkpoint.path}/config.json: {config.model_type} has {what}, which is not supported; "
                 "docs/families.md lists what is"
             )
+
+
+def _is_dense(text: PreTrainedConfig) -> bool:
+    """Returns whether a config that names experts gives them to no layer. The families say so in three ways."""
+    layers = text.num_hidden_layers
+    kinds = getattr(text, "mlp_layer_types", None) or ["unknown"]
+    plain = set(getattr(text, "mlp_only_layers", None) or ())
+    first = getattr(text, "first_k_dense_replace", None) or 0
+    return set(kinds) == {"dense"} or set(range(layers)) <= plain or first >= layers
 
 
 def _rope_types(config: PreTrainedConfig) -> set[str]:

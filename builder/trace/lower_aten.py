@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from tensorwright.builder.trace import lower_shapes as shapes
+from tensorwright.builder.trace.lower_complex import with_complex
 from tensorwright.builder.trace.lower_fx import Handler, Lowering
 from tensorwright.builder.trace.trace_experts import OPERATION as EXPERTS
 from tensorwright.builder.trace.trace_recurrences import CAUSAL_CONV, STATE_SPACE_SCAN
@@ -284,7 +285,7 @@ def _table() -> dict[str, Handler]:
     table |= _aten(_full(), "full", "full_like", "new_full", "scalar_tensor")
     table |= _aten(_full(0), "zeros", "zeros_like", "new_zeros") | _aten(_full(1), "ones", "ones_like", "new_ones")
     table |= _aten(_triangle(True), "tril") | _aten(_triangle(False), "triu")
-    return table | shapes.TABLE
+    return with_complex(table | shapes.TABLE)
 
 
 TABLE: dict[str, Handler] = _table()

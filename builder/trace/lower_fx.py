@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch.export.graph_signature import InputKind
 
+from tensorwright.builder.trace.join_filled import join_filled
 from tensorwright.errors import GraphError, TraceError
 from tensorwright.ir import dims
 from tensorwright.ir.graph import DTYPES, Dim, Graph, Shape, Value
@@ -43,6 +44,7 @@ def lower(
 
     `table` maps ATen names to handlers, with overload ("aten.view.default") or without ("aten.add").
     """
+    join_filled(program.graph)
     lowering = Lowering(graph, _length_symbol(program), table)
     for spec, node in zip(program.graph_signature.input_specs, _placeholders(program.graph), strict=True):
         if node.users or spec.kind == InputKind.USER_INPUT:  # The parts beside the text have parameters without users.

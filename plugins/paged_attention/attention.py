@@ -1,7 +1,8 @@
 """attention(q, k, v, sinks?):  softmax(softcap(scale * q k^T), what each query may see) v,  one sequence, causal
 
-q: [1, S, H, D], k and v: [1, S, Hkv, D]; query head h reads KV head h // (H / Hkv).  With mask "causal" a query sees
-every position up to its own; with "window" only the last `window` of those.  softcap c > 0: c * tanh(score / c).
+q: [1, S, H, D], k: [1, S, Hkv, D], v: [1, S, Hkv, Dv], mostly Dv = D; query head h reads KV head h // (H / Hkv). With
+mask "causal" a query sees every position up to its own; with "window" only the last `window` of those.  softcap c > 0:
+c * tanh(score / c).
 sinks: [H] float32, one score per head that joins the softmax and has no value.
 """
 
@@ -18,11 +19,11 @@ from tensorwright.plugins.rounding import round_to
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """Returns q's type and shape."""
+    """Returns [1, S, H, Dv] of q's type."""
     q, k, v, sinks = with_sinks(inputs, 3)
-    if q.rank != 4 or k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+    if q.rank != 4 or k.shape[:3] != v.shape[:3] or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         raise GraphError(
-            f"attention: q must be [1, S, H, D], k and v [1, S, Hkv, D], "
+            f"attention: q must be [1, S, H, D], k [1, S, Hkv, D] and v [1, S, Hkv, Dv], "
             f"got {list(q.shape)}, {list(k.shape)} and {list(v.shape)}"
         )
     heads, kv_heads = q.shape[2], k.shape[2]
@@ -34,7 +35,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
             f"got {attrs['mask']!r} and window {attrs['window']}"
         )
     check_sinks("attention", sinks, heads)
-    return [(q.dtype, q.shape)]
+    return [(q.dtype, (*q.shape[:3], v.shape[3]))]
 
 
 def with_sinks(inputs: list[Any], count: int) -> list[Any]:
@@ -57,7 +58,10 @@ def attend(
     softcap: float,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Attends with q [Q, H, D], at positions first_position + i, to k, v [L, Hkv, D] -> [Q, H, D], all in float64."""
+    """Attends with q [Q, H, D], at positions first_position + i, to k [L, Hkv, D], v [L, Hkv, Dv] -> [Q, H, Dv].
+
+    All is computed in float64.
+    """
     group = q.shape[1] // k.shape[1]
     # [Hkv, group, Q, D] times [Hkv, 1, D, L]
     q64 = q.astype(np.float64).reshape(len(q), k.shape[1], group, -1).transpose(1, 2, 0, 3)
@@ -75,7 +79,7 @@ def attend(
     weight = np.exp(score - top)
     weight /= weight.sum(axis=-1, keepdims=True) + np.exp(beside - top)
     y = weight @ v.astype(np.float64).transpose(1, 0, 2)[:, None]
-    return y.transpose(2, 0, 1, 3).reshape(q.shape)
+    return y.transpose(2, 0, 1, 3).reshape(*q.shape[:2], v.shape[2])
 
 
 def reference(inputs: list[np.ndarray], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:

@@ -51,7 +51,7 @@ void run_attention(size_t index, const Array& q, const Array& pages, const Array
   a.q_dtype = act_dtype(q, "q");
   a.queries = static_cast<int32_t>(acc.shape(0));
   a.group = static_cast<int32_t>(acc.shape(1));
-  a.head_dim = static_cast<int32_t>(acc.shape(2));
+  a.head_dim = a.v_dim = static_cast<int32_t>(acc.shape(2));
   const int64_t rows = static_cast<int64_t>(a.queries) * a.group;
   const int dtype = cache_dtype(kv_dtype, a.q_dtype, a.head_dim);
   const size_t head_bytes = tw_kv_head_bytes(dtype, a.head_dim, block_size);
@@ -85,10 +85,10 @@ void run_attention_combine(size_t index, const Array& acc, const Array& max, con
   tw_attention_combine_args a = {};
   a.splits = static_cast<int32_t>(acc.shape(0));
   a.rows = static_cast<int32_t>(acc.shape(1));
-  a.head_dim = static_cast<int32_t>(acc.shape(2));
+  a.v_dim = static_cast<int32_t>(acc.shape(2));
   const int64_t all = static_cast<int64_t>(a.splits) * a.rows;
   a.y_dtype = act_dtype(y, "y");
-  a.acc = array_data<float>(acc, TW_F32, all * a.head_dim, "acc");
+  a.acc = array_data<float>(acc, TW_F32, all * a.v_dim, "acc");
   a.max = array_data<float>(max, TW_F32, all, "max");
   a.sum = array_data<float>(sum, TW_F32, all, "sum");
   a.y = array_data<void>(y, a.y_dtype, 0, "y");
@@ -96,9 +96,21 @@ void run_attention_combine(size_t index, const Array& acc, const Array& max, con
   if (sinks) a.sinks = array_data<float>(*sinks, TW_F32, a.rows, "sinks");
   require(y_offsets.size() == static_cast<size_t>(a.rows), "y_offsets must have one entry per row");
   for (int64_t offset : y_offsets) {
-    require(offset >= 0 && offset + a.head_dim <= static_cast<int64_t>(y.size()), "y_offsets must lie in y");
+    require(offset >= 0 && offset + a.v_dim <= static_cast<int64_t>(y.size()), "y_offsets must lie in y");
   }
   kernel_at(attention_combine_kernels(), index)(&a);
+}
+
+// panel is a tile of K as bytes; rows, [16 positions][words * 4 bytes], gets the first columns of each
+// position.
+void run_latent_values(size_t index, const Array& panel, const Array& rows) {
+  require(panel.ndim() == 1 && rows.ndim() == 2 && rows.shape(0) == TW_LANES && rows.shape(1) % 4 == 0,
+          "rows must be [16, bytes], and panel flat");
+  const auto words = static_cast<int32_t>(rows.shape(1) / 4);
+  require(panel.shape(0) >= rows.shape(0) * rows.shape(1), "panel is too small");
+  const tw_latent_values_args a = {words, array_data<char>(panel, TW_I8, 0, "panel"),
+                                   array_data<char>(rows, TW_I8, 0, "rows")};
+  kernel_at(latent_values_kernels(), index)(&a);
 }
 
 struct Work {
@@ -142,7 +154,7 @@ void run_task(const Work& w, const char* q, const char* pages, const int32_t* ta
   tw_attention_args a = {};
   a.queries = count;
   a.group = group;
-  a.head_dim = w.head_dim;
+  a.head_dim = a.v_dim = w.head_dim;
   a.block_size = w.block_size;
   a.first_position = first;
   a.window = w.window;
@@ -232,6 +244,8 @@ void bind(nb::module_& m) {
         "window"_a = 0, "softcap"_a = 0.0f, "kv_dtype"_a = nb::none());
   m.def("run_attention_combine", &run_attention_combine, "index"_a, "acc"_a, "max"_a, "sum"_a, "y"_a,
         "y_offsets"_a, "sinks"_a = nb::none());
+  m.def("latent_values_table", [] { return kernel_list(latent_values_kernels()); });
+  m.def("run_latent_values", &run_latent_values, "index"_a, "panel"_a, "rows"_a);
   m.def(
       "kv_block_bytes",
       [](int dtype, int kv_heads, int head_dim, int block_size) {

@@ -20,6 +20,8 @@ UNWRITTEN = -128
 class PagedCache:
     """k and v: [blocks, kv_heads, block_size, head_dim] float32, every value representable in `dtype`.
 
+    v_dim: 0, or the columns of k that are v too; v has no columns of its own then.
+
     In "int8" they are integers, and k_scale and v_scale [blocks, kv_heads, block_size] float32 hold the value of 1.
     """
 
@@ -28,15 +30,17 @@ class PagedCache:
     dtype: str
     k_scale: np.ndarray | None = None
     v_scale: np.ndarray | None = None
+    v_dim: int = 0
 
     @staticmethod
-    def empty(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: str) -> PagedCache:
+    def empty(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: str, v_dim: int = 0) -> PagedCache:
         """Returns a cache of NaN, in int8 with scales of NaN, so that a read before a write shows."""
         shape = (blocks, kv_heads, block_size, head_dim)
         if dtype == "int8":
             k, v = np.full((2, *shape), UNWRITTEN, np.float32)
             return PagedCache(k, v, dtype, *np.full((2, *shape[:3]), np.nan, np.float32))
-        return PagedCache(np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32), dtype)
+        v_shape = (*shape[:3], 0 if v_dim else head_dim)
+        return PagedCache(np.full(shape, np.nan, np.float32), np.full(v_shape, np.nan, np.float32), dtype, v_dim=v_dim)
 
     @property
     def block_size(self) -> int:
@@ -46,7 +50,7 @@ class PagedCache:
         """Returns a copy with k and v [tokens, kv_heads, head_dim], rounded to `dtype`, at `slots` [tokens]."""
         block, offset = slots // self.block_size, slots % self.block_size
         if self.k_scale is None or self.v_scale is None:
-            new = PagedCache(self.k.copy(), self.v.copy(), self.dtype)
+            new = PagedCache(self.k.copy(), self.v.copy(), self.dtype, v_dim=self.v_dim)
             new.k[block, :, offset] = round_to(k, self.dtype)
             new.v[block, :, offset] = round_to(v, self.dtype)
             return new
@@ -64,6 +68,8 @@ class PagedCache:
         position = np.arange(length)
         block, offset = block_table[position // self.block_size], position % self.block_size
         k, v = self.k[block, :, offset], self.v[block, :, offset]
+        if self.v_dim:
+            return k, k[..., : self.v_dim]
         if self.k_scale is None or self.v_scale is None:
             return k, v
         return restore_heads(k, self.k_scale[block, :, offset]), restore_heads(v, self.v_scale[block, :, offset])
@@ -76,6 +82,8 @@ class PagedCache:
         k = np.pad(k, [(0, 0)] * 3 + [(0, -head_dim % group)])
         tiles = k.reshape(blocks, kv_heads, block_size // TILE, TILE, -1, group).swapaxes(3, 4)
         k_bytes = np.ascontiguousarray(tiles).view(np.uint8).reshape(blocks, kv_heads, block_size // TILE, -1)
+        if self.v_dim:
+            return k_bytes.reshape(blocks, -1)
         v_bytes = np.ascontiguousarray(v).view(np.uint8).reshape(blocks, kv_heads, -1)
         v_bytes = np.pad(v_bytes, [(0, 0), (0, 0), (0, -v_bytes.shape[2] % 64)])
         if self.k_scale is not None and self.v_scale is not None:

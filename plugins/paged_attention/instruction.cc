@@ -1,13 +1,16 @@
 // paged_attention: every query of the step attends to the pages of its sequence.
 //
 // The queries of a sequence are cut into tiles; a unit is a tile of one KV head, and its rows are (query,
-// head of the group). With enough units, a task is a unit: all its splits in turn, then the combination. With
-// few (decode of few sequences), a task is one split of a unit, and the thread that finishes a unit's last
-// split combines the unit. In both cases each split is computed alone and splits are combined in ascending
-// order, so the result is the same.
+// head of the group). The heads of a latent layer, which all share one KV head, are cut into parts that a
+// tile can hold, and V is unpacked from the K panels into a thread's scratch, once for all rows of a unit and
+// a split. With enough units, a task is a unit: all its splits in turn, then the combination. With few
+// (decode of few sequences), a task is one split of a unit, and the thread that finishes a unit's last split
+// combines the unit. In both cases each split is computed alone and splits are combined in ascending order,
+// so the result is the same.
 #include <atomic>
 
 #include "plugins/paged_attention/kernels.h"
+#include "plugins/paged_attention/visible.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 
@@ -27,6 +30,14 @@ struct SplitTask {
   int32_t unit, split;  // split counts from the tile's first
 };
 
+// Returns into how many equal parts the query heads of one KV head are cut. The part changes no bit of a row.
+int32_t parts_of(const KvLayerRecord& layer, int32_t heads) {
+  const int32_t shared = heads / static_cast<int32_t>(layer.kv_heads);
+  int32_t parts = 1;
+  while (layer.v_dim > 0 && (shared % parts != 0 || shared / parts > kRowsPerTile)) ++parts;
+  return parts;
+}
+
 class PagedAttention : public Operation {
  public:
   PagedAttention(const Instruction& instruction, const OpContext& context)
@@ -36,8 +47,11 @@ class PagedAttention : public Operation {
         layer_index_(static_cast<size_t>(instruction.ints[0])),
         layer_(context.plan.kv_layers[layer_index_]),
         kv_heads_(static_cast<int32_t>(layer_.kv_heads)),
+        parts_(parts_of(layer_, instruction.ints[1])),
+        units_per_tile_(kv_heads_ * parts_),
         head_dim_(static_cast<int32_t>(layer_.head_dim)),
-        group_(instruction.ints[1] / kv_heads_),
+        v_dim_(static_cast<int32_t>(layer_.v_dim > 0 ? layer_.v_dim : layer_.head_dim)),
+        group_(instruction.ints[1] / units_per_tile_),
         tile_queries_(std::max(1, kRowsPerTile / group_)),
         block_size_(static_cast<int32_t>(context.plan.header.block_size)),
         max_splits_(static_cast<int32_t>((context.plan.header.max_seq_len - 1) / TW_ATTENTION_SPLIT + 1)),
@@ -45,7 +59,10 @@ class PagedAttention : public Operation {
         softcap_(instruction.floats[1]),
         sinks_(context.weight_floats(instruction.weight[0])),
         attend_(choose("attention", attention_kernels(kv_dtype()), context.isa)),
-        combine_(choose("attention_combine", attention_combine_kernels(), context.isa)) {}
+        combine_(choose("attention_combine", attention_combine_kernels(), context.isa)),
+        latent_values_(choose("latent_values", latent_values_kernels(), context.isa)) {
+    if (layer_.v_dim > 0) value_bytes_ = size_t{TW_ATTENTION_SPLIT} * v_row_bytes();
+  }
 
   size_t reserve(const StepLimits& limits, int threads) override {
     threads_ = threads;
@@ -58,23 +75,25 @@ class PagedAttention : public Operation {
     remaining_ = std::make_unique<std::atomic<int32_t>[]>(units);
     y_offsets_.resize(static_cast<size_t>(tile_queries_ * group_));
     for (int32_t row = 0; row < tile_queries_ * group_; ++row) {
-      y_offsets_[static_cast<size_t>(row)] = row / group_ * y_.stride + int64_t{row % group_} * head_dim_;
+      y_offsets_[static_cast<size_t>(row)] = row / group_ * y_.stride + int64_t{row % group_} * v_dim_;
     }
     if (sinks_) place_sinks();
     thread_floats_ = unit_floats(max_splits_, tile_queries_);
-    return thread_floats_ * sizeof(float) * static_cast<size_t>(threads);
+    values_at_ = (thread_floats_ * sizeof(float) * static_cast<size_t>(threads) + 63) / 64 * 64;
+    return values_at_ + value_bytes_ * static_cast<size_t>(threads);
   }
 
   void run(const StepView& view, ThreadTeam& team) override {
     make_tiles(view);
-    const int64_t units = static_cast<int64_t>(tiles_.size()) * kv_heads_;
+    const int64_t units = static_cast<int64_t>(tiles_.size()) * units_per_tile_;
     if (split_in_parallel(units)) {
       run_splits(view, team);
     } else {
       team.run(static_cast<int>(units), [&](int unit, int thread) {
         float* scratch =
             reinterpret_cast<float*>(view.scratch) + thread_floats_ * static_cast<size_t>(thread);
-        for (int32_t split = 0; split < tile_of(unit).splits; ++split) attend(view, unit, split, scratch);
+        for (int32_t split = 0; split < tile_of(unit).splits; ++split)
+          attend(view, unit, split, thread, scratch);
         combine(view, unit, scratch);
       });
     }
@@ -82,14 +101,15 @@ class PagedAttention : public Operation {
 
   Cost cost(const StepView& view) const override {
     Cost cost;
-    const int64_t position_bytes = int64_t{2} * kv_heads_ * tw_kv_position_bytes(kv_dtype(), head_dim_);
+    const int64_t kv_rows = layer_.v_dim > 0 ? 1 : 2 * kv_heads_;
+    const int64_t position_bytes = kv_rows * tw_kv_position_bytes(kv_dtype(), head_dim_);
     for (int32_t seq = 0; seq < view.step.seqs(); ++seq) {
       const int64_t queries = queries_of(view, seq);
       const int64_t context = view.step.context_lens[static_cast<size_t>(seq)];
       const int64_t seen = layer_.window ? std::min<int64_t>(context, layer_.window + queries) : context;
       cost.bytes += queries > 0 ? seen * position_bytes : 0;
-      cost.operations +=
-          4 * queries * std::max<int64_t>(0, seen - queries / 2) * kv_heads_ * group_ * head_dim_;
+      cost.operations += 2 * queries * std::max<int64_t>(0, seen - queries / 2) * units_per_tile_ * group_ *
+                         (head_dim_ + v_dim_);
     }
     cost.bytes += view.step.tokens() * (q_.row_bytes() + y_.row_bytes());
     return cost;
@@ -97,25 +117,26 @@ class PagedAttention : public Operation {
 
  private:
   int kv_dtype() const { return static_cast<int>(layer_.dtype); }
+  size_t v_row_bytes() const { return static_cast<size_t>(v_dim_) * tw_dtype_bytes(kv_dtype()); }
 
   static int32_t queries_of(const StepView& view, int32_t seq) {
     const int32_t* start = view.step.seq_starts.data() + seq;
     return start[1] - start[0];
   }
 
-  const QueryTile& tile_of(int32_t unit) const { return tiles_[static_cast<size_t>(unit / kv_heads_)]; }
+  const QueryTile& tile_of(int32_t unit) const { return tiles_[static_cast<size_t>(unit / units_per_tile_)]; }
 
   size_t unit_floats(int32_t splits, int32_t queries) const {
     return static_cast<size_t>(splits) * static_cast<size_t>(queries * group_) *
-           (static_cast<size_t>(head_dim_) + 2);
+           (static_cast<size_t>(v_dim_) + 2);
   }
 
-  // Repeats the sinks of each KV head's heads for every query, because the rows of a tile are (query, head of
+  // Repeats the sinks of each unit's heads for every query, because the rows of a tile are (query, head of
   // the group).
   void place_sinks() {
     const int32_t rows = tile_queries_ * group_;
-    sink_rows_.resize(static_cast<size_t>(kv_heads_) * static_cast<size_t>(rows));
-    for (int32_t i = 0; i < kv_heads_ * rows; ++i) {
+    sink_rows_.resize(static_cast<size_t>(units_per_tile_) * static_cast<size_t>(rows));
+    for (int32_t i = 0; i < units_per_tile_ * rows; ++i) {
       sink_rows_[static_cast<size_t>(i)] = sinks_[i / rows * group_ + i % rows % group_];
     }
   }
@@ -154,27 +175,47 @@ class PagedAttention : public Operation {
   }
 
   void run_splits(const StepView& view, ThreadTeam& team) {
-    team.run(static_cast<int>(split_tasks_.size()), [&](int index, int) {
+    team.run(static_cast<int>(split_tasks_.size()), [&](int index, int thread) {
       const SplitTask task = split_tasks_[static_cast<size_t>(index)];
       const auto unit = static_cast<size_t>(task.unit);
       float* scratch = reinterpret_cast<float*>(view.scratch) + unit_scratch_[unit];
-      attend(view, task.unit, task.split, scratch);
+      attend(view, task.unit, task.split, thread, scratch);
       if (remaining_[unit].fetch_sub(1, std::memory_order_acq_rel) == 1) combine(view, task.unit, scratch);
     });
   }
 
-  // The scratch of a unit is acc [splits, rows, head_dim], then max [splits, rows], then sum [splits, rows].
-  void attend(const StepView& view, int32_t unit, int32_t split, float* scratch) const {
+  // Unpacks V of the positions of a split that the tile's queries see. Returns the rows, of position 0 first.
+  const char* unpack_values(const StepView& view, const tw_attention_args& args, int thread) const {
+    char* rows = view.scratch + values_at_ + value_bytes_ * static_cast<size_t>(thread);
+    const int64_t start = int64_t{args.split} * TW_ATTENTION_SPLIT;
+    const int64_t last = int64_t{args.first_position} + args.queries - start;
+    const int64_t first = args.window > 0 ? int64_t{args.first_position} - args.window + 1 - start : 0;
+    const auto end = static_cast<int32_t>(std::min<int64_t>(last, TW_ATTENTION_SPLIT));
+    for (int32_t at = static_cast<int32_t>(std::max<int64_t>(0, first)) / TW_LANES * TW_LANES; at < end;
+         at += TW_LANES) {
+      int32_t position;
+      const char* page = tw_split_block(&args, at / TW_LANES, &position);
+      const tw_latent_values_args values = {static_cast<int32_t>(v_row_bytes() / 4),
+                                            page + tw_kv_k_offset(kv_dtype(), head_dim_, position, 0),
+                                            rows + static_cast<size_t>(at) * v_row_bytes()};
+      latent_values_(&values);
+    }
+    return rows;
+  }
+
+  // The scratch of a unit is acc [splits, rows, v_dim], then max [splits, rows], then sum [splits, rows].
+  void attend(const StepView& view, int32_t unit, int32_t split, int thread, float* scratch) const {
     const QueryTile& tile = tile_of(unit);
     const GroupTables& tables = view.step.groups[layer_.group];
-    const int32_t kv_head = unit % kv_heads_;
-    const auto rows = static_cast<size_t>(tile.queries * group_), head_dim = static_cast<size_t>(head_dim_);
-    float* max = scratch + static_cast<size_t>(tile.splits) * rows * head_dim;
+    const int32_t part = unit % units_per_tile_, kv_head = part / parts_;
+    const auto rows = static_cast<size_t>(tile.queries * group_), v_dim = static_cast<size_t>(v_dim_);
+    float* max = scratch + static_cast<size_t>(tile.splits) * rows * v_dim;
     float* sum = max + static_cast<size_t>(tile.splits) * rows;
     tw_attention_args args{};
     args.queries = tile.queries;
     args.group = group_;
     args.head_dim = head_dim_;
+    args.v_dim = v_dim_;
     args.block_size = block_size_;
     args.first_position = tile.position;
     args.window = static_cast<int32_t>(layer_.window);
@@ -182,14 +223,15 @@ class PagedAttention : public Operation {
     args.scale = scale_;
     args.softcap = softcap_;
     args.q_dtype = q_.dtype;
-    args.q =
-        q_.at(view, tile.token) + static_cast<size_t>(kv_head * group_) * head_dim * tw_dtype_bytes(q_.dtype);
+    args.q = q_.at(view, tile.token) +
+             static_cast<size_t>(part * group_) * static_cast<size_t>(head_dim_) * tw_dtype_bytes(q_.dtype);
     args.q_stride = q_.stride;
     args.pages = kv_.pages(layer_index_) +
                  static_cast<size_t>(kv_head) * tw_kv_head_bytes(kv_dtype(), head_dim_, block_size_);
     args.page_bytes = static_cast<int64_t>(kv_.block_bytes(layer_index_));
     args.block_table = tables.block_tables.data() + int64_t{tile.seq} * tables.max_blocks;
-    args.acc = scratch + static_cast<size_t>(split) * rows * head_dim;
+    if (value_bytes_ > 0) args.v_rows = unpack_values(view, args, thread);
+    args.acc = scratch + static_cast<size_t>(split) * rows * v_dim;
     args.max = max + static_cast<size_t>(split) * rows;
     args.sum = sum + static_cast<size_t>(split) * rows;
     attend_(&args);
@@ -198,19 +240,19 @@ class PagedAttention : public Operation {
   void combine(const StepView& view, int32_t unit, float* scratch) const {
     const QueryTile& tile = tile_of(unit);
     const auto rows = static_cast<size_t>(tile.queries * group_), splits = static_cast<size_t>(tile.splits);
-    const size_t first_head = static_cast<size_t>(unit % kv_heads_) * static_cast<size_t>(group_);
+    const size_t first_head = static_cast<size_t>(unit % units_per_tile_) * static_cast<size_t>(group_);
     tw_attention_combine_args args{};
     args.rows = static_cast<int32_t>(rows);
     args.splits = tile.splits;
-    args.head_dim = head_dim_;
+    args.v_dim = v_dim_;
     args.y_dtype = y_.dtype;
     args.acc = scratch;
-    args.max = scratch + splits * rows * static_cast<size_t>(head_dim_);
+    args.max = scratch + splits * rows * static_cast<size_t>(v_dim_);
     args.sum = args.max + splits * rows;
-    args.y = y_.at(view, tile.token) + first_head * static_cast<size_t>(head_dim_) * tw_dtype_bytes(y_.dtype);
+    args.y = y_.at(view, tile.token) + first_head * static_cast<size_t>(v_dim_) * tw_dtype_bytes(y_.dtype);
     args.y_offsets = y_offsets_.data();
     if (sinks_) {
-      args.sinks = sink_rows_.data() + static_cast<size_t>(unit % kv_heads_) * y_offsets_.size();
+      args.sinks = sink_rows_.data() + static_cast<size_t>(unit % units_per_tile_) * y_offsets_.size();
     }
     combine_(&args);
   }
@@ -219,19 +261,27 @@ class PagedAttention : public Operation {
   KvStorage& kv_;
   size_t layer_index_;
   KvLayerRecord layer_;
-  int32_t kv_heads_, head_dim_, group_, tile_queries_, block_size_, max_splits_;
+  int32_t kv_heads_;
+  int32_t parts_;           // of the query heads of one KV head
+  int32_t units_per_tile_;  // kv_heads_ * parts_
+  int32_t head_dim_, v_dim_;
+  int32_t group_;  // query heads of a unit
+  int32_t tile_queries_, block_size_, max_splits_;
   float scale_, softcap_;
   const float* sinks_;  // [heads], or null
   tw_attention_fn attend_;
   tw_attention_combine_fn combine_;
+  tw_latent_values_fn latent_values_;
 
   int threads_ = 1;
-  size_t thread_floats_ = 0;                           // scratch of a thread: a full tile with all splits
-  std::vector<int64_t> y_offsets_;                     // [tile_queries * group]
-  std::vector<float> sink_rows_;                       // [kv_heads, tile_queries * group], if there are sinks
-  std::vector<QueryTile> tiles_;                       // of this step
-  std::vector<SplitTask> split_tasks_;                 // of this step
-  std::vector<size_t> unit_scratch_;                   // per unit, where its scratch begins
+  size_t thread_floats_ = 0;            // scratch of a thread: a full tile with all splits
+  size_t value_bytes_ = 0;              // unpacked V of a thread and split; 0 if V has rows
+  size_t values_at_ = 0;                // where these begin in the scratch
+  std::vector<int64_t> y_offsets_;      // [tile_queries * group]
+  std::vector<float> sink_rows_;        // [units_per_tile, tile_queries * group], if there are sinks
+  std::vector<QueryTile> tiles_;        // of this step
+  std::vector<SplitTask> split_tasks_;  // of this step
+  std::vector<size_t> unit_scratch_;    // per unit, where its scratch begins
   std::unique_ptr<std::atomic<int32_t>[]> remaining_;  // per unit, splits not yet done
 };
 
@@ -245,7 +295,7 @@ void check_paged_attention(const InstructionCheck& c) {
   c.require_same_kind();
   c.require_q(c.in(0), layer);
   c.require_cols("q", c.in(0), heads * layer.head_dim);
-  c.require_cols("y", c.out(0), heads * layer.head_dim);
+  c.require_cols("y", c.out(0), heads * (layer.v_dim > 0 ? layer.v_dim : layer.head_dim));
   c.require_raw("sinks", c.weight(0), heads);
   c.require_finite("scale", c.instruction.floats[0]);
   c.require_finite("softcap", c.instruction.floats[1]);

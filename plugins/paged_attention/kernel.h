@@ -13,6 +13,7 @@ typedef struct tw_attention_args {
   int32_t queries;  // consecutive tokens of one sequence
   int32_t group;    // query heads that share this KV head
   int32_t head_dim;
+  int32_t v_dim;           // columns of V: head_dim, or fewer where V is the first columns of K
   int32_t block_size;      // positions in a page, a multiple of 16
   int32_t first_position;  // absolute position of query 0; query i sees positions <= first_position + i
   int32_t window;          // 0: none; else a query sees only the last `window` positions, its own included
@@ -25,7 +26,8 @@ typedef struct tw_attention_args {
   const char* pages;           // this layer's pages, at this KV head's part
   int64_t page_bytes;          // bytes between blocks
   const int32_t* block_table;  // [blocks of the sequence]
-  float* acc;                  // [queries, group, head_dim]: sum of exp(score - max) * v, not divided
+  const char* v_rows;          // V of the split, [TW_ATTENTION_SPLIT][v_dim], or NULL: V lies in the pages
+  float* acc;                  // [queries, group, v_dim]: sum of exp(score - max) * v, not divided
   float* max;                  // [queries, group]: largest score of the split, -inf where nothing is visible
   float* sum;                  // [queries, group]: sum of exp(score - max), 0 where nothing is visible
 } tw_attention_args;
@@ -35,9 +37,9 @@ typedef struct tw_attention_args {
 typedef struct tw_attention_combine_args {
   int32_t rows;
   int32_t splits;
-  int32_t head_dim;
+  int32_t v_dim;
   int32_t y_dtype;           // TW_F32 or TW_BF16
-  const float* acc;          // [splits, rows, head_dim]
+  const float* acc;          // [splits, rows, v_dim]
   const float* max;          // [splits, rows]
   const float* sum;          // [splits, rows]
   void* y;                   // row r is written at y + y_offsets[r] elements
@@ -45,7 +47,16 @@ typedef struct tw_attention_combine_args {
   const float* sinks;        // [rows], or NULL
 } tw_attention_combine_args;
 
+// Turns a tile of K, a panel of 16 positions, into rows of V: the first `words` groups of 4 bytes of each
+// position.
+typedef struct tw_latent_values_args {
+  int32_t words;
+  const void* panel;  // [words or more][16 positions] groups of 4 bytes
+  void* rows;         // [16 positions][words] groups of 4 bytes
+} tw_latent_values_args;
+
 typedef void (*tw_attention_fn)(const tw_attention_args*);
 typedef void (*tw_attention_combine_fn)(const tw_attention_combine_args*);
+typedef void (*tw_latent_values_fn)(const tw_latent_values_args*);
 
 #endif  // TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_KERNEL_H_

@@ -17,6 +17,9 @@ void attention_i8_scalar(const tw_attention_args*);
 void attention_i8_avx512(const tw_attention_args*);
 void attention_i8_avx2(const tw_attention_args*);
 void attention_i8_avx512vnni(const tw_attention_args*);
+void latent_values_scalar(const tw_latent_values_args*);
+void latent_values_avx512(const tw_latent_values_args*);
+void latent_values_avx2(const tw_latent_values_args*);
 void attention_combine_scalar(const tw_attention_combine_args*);
 void attention_combine_avx512(const tw_attention_combine_args*);
 void attention_combine_avx2(const tw_attention_combine_args*);
@@ -55,13 +58,23 @@ std::span<const KernelEntry<tw_attention_combine_fn>> attention_combine_kernels(
   return table;
 }
 
+std::span<const KernelEntry<tw_latent_values_fn>> latent_values_kernels() {
+  static const KernelEntry<tw_latent_values_fn> table[] = {
+      {"latent_values_avx512", Isa::avx512, Extra::none, latent_values_avx512},
+      {"latent_values_avx2", Isa::avx2, Extra::none, latent_values_avx2},
+      {"latent_values_scalar", Isa::scalar, Extra::none, latent_values_scalar},
+  };
+  return table;
+}
+
 namespace {
 
 const RegisteredKernels registered(/*place=*/60,
                                    {{"attention float32", [] { return attention_kernels(TW_F32); }},
                                     {"attention bfloat16", [] { return attention_kernels(TW_BF16); }},
                                     {"attention int8", [] { return attention_kernels(TW_I8); }},
-                                    {"attention_combine", [] { return attention_combine_kernels(); }}});
+                                    {"attention_combine", [] { return attention_combine_kernels(); }},
+                                    {"latent_values", [] { return latent_values_kernels(); }}});
 
 }  // namespace
 

@@ -3,6 +3,9 @@
 q: [T, H * D]; sequence s owns tokens seq_starts[s] .. seq_starts[s + 1], which are the last ones of its
 context_lens[s] positions; block_tables: [seqs, max_blocks]; sinks: [H].  Result: [T, H * D].
 
+With the attribute v_dim, the cache is that of latent_kv_write: one row of K for all heads, whose first v_dim columns
+are V too. The result is then [T, H * v_dim].
+
 If the cache is int8, every head of q is rounded to 15 bits and a scale (quantize.py).
 """
 
@@ -25,7 +28,7 @@ CPU_MAX_HEAD_DIM = 4096
 
 
 def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
-    """Returns q's type and shape."""
+    """Returns q's type, and its shape unless V is narrower than K."""
     q, cache, _, context_lens, block_tables, sinks = with_sinks(inputs, 5)
     heads, kv_heads, width = attrs["heads"], attrs["kv_heads"], attrs["heads"] * attrs["head_dim"]
     if q.rank != 2 or q.shape[1] != width or heads % kv_heads:
@@ -41,7 +44,7 @@ def infer(inputs: list[Value], attrs: dict[str, Any]) -> list[tuple[str, Shape]]
             f"got {list(context_lens.shape)} and {list(block_tables.shape)}"
         )
     check_sinks("paged_attention", sinks, heads)
-    return [(q.dtype, q.shape)]
+    return [(q.dtype, (q.shape[0], heads * attrs.get("v_dim", attrs["head_dim"])))]
 
 
 def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
@@ -50,13 +53,13 @@ def reference(inputs: list[Any], attrs: dict[str, Any], act_dtype: str) -> list[
     rows = q.reshape(len(q), attrs["heads"], attrs["head_dim"])
     if cache.dtype == "int8":
         rows = restore_heads(*quantize_heads(rows, QUERY_LEVELS))
-    y = np.zeros(rows.shape, np.float64)
+    y = np.zeros((*rows.shape[:2], cache.v_dim or attrs["head_dim"]), np.float64)
     for seq, length in enumerate(context_lens):
         begin, end = int(seq_starts[seq]), int(seq_starts[seq + 1])
         k, v = cache.read(block_tables[seq], int(length))
         first = int(length) - (end - begin)
         y[begin:end] = attend(rows[begin:end], k, v, first, attrs["scale"], attrs["window"], attrs["softcap"], sinks)
-    return [round_to(y.reshape(q.shape).astype(np.float32), act_dtype)]
+    return [round_to(y.reshape(len(q), y.shape[1] * y.shape[2]).astype(np.float32), act_dtype)]
 
 
 _BATCH = (metadata("seq_starts"), metadata("context_lens"), metadata("block_tables"))
@@ -67,6 +70,7 @@ OP = Op(
         "layer": "int", "heads": "int", "kv_heads": "int", "head_dim": "int", "scale": "float", "window": "int",
         "softcap": "float",
     },
+    optional_attrs={"v_dim": "int"},
     stages=("cached",),
     infer=infer,
     reference=reference,

@@ -63,16 +63,14 @@ inline void find_tiles(const tw_attention_args* a, int dtype, TilePointers& tile
   const int64_t start = (int64_t)a->split * TW_ATTENTION_SPLIT;
   const int64_t begin = a->window > 0 ? (int64_t)a->first_position - a->window + 1 - start : 0;
   const int64_t end = (int64_t)a->first_position + a->queries - start;
-  const size_t k_bytes = tw_kv_k_bytes(dtype, a->head_dim, a->block_size);
-  const size_t tile_bytes = tw_kv_tile_bytes(dtype, a->head_dim),
-               row_bytes = a->head_dim * tw_dtype_bytes(dtype);
+  const size_t tile_bytes = tw_kv_tile_bytes(dtype, a->head_dim);
   const char *k = NULL, *v = NULL, *v_scale = NULL;
   for (int tile = begin > 0 ? (int)(begin / TW_LANES) : 0; tile < TW_SPLIT_TILES + kChunk; ++tile) {
     if (tile * TW_LANES < end) {
       int32_t position;
       const char* page = tw_split_block(a, tile, &position);
       k = page + position / TW_LANES * tile_bytes;
-      v = page + k_bytes + position * row_bytes;
+      v = tw_value_row(a, dtype, page, position, tile * TW_LANES);
       v_scale = page + tw_kv_v_scale_offset(a->head_dim, a->block_size, position);
     }
     tiles.k[tile] = k;
@@ -144,7 +142,7 @@ inline void attend(const tw_attention_args* a) {
       Kernel::pack(a, row, count, q);
       Kernel::rows(count)(a, block, tiles, q, row);
     } else {
-      memset(a->acc + row * a->head_dim, 0, (size_t)count * a->head_dim * sizeof(float));
+      memset(a->acc + row * a->v_dim, 0, (size_t)count * a->v_dim * sizeof(float));
     }
     for (int r = 0; r < count; ++r) {
       a->max[row + r] = block.max[r] + 0.0f;  // as in scalar.cc

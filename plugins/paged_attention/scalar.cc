@@ -109,7 +109,7 @@ void attend_row(const Cache& cache, int query, float* acc, float* max, float* su
   const tw_visible range = tw_visible_positions(a, query);
   const size_t bytes = tw_dtype_bytes(kDtype);
   Softmax softmax;
-  memset(acc, 0, (size_t)a->head_dim * sizeof *acc);
+  memset(acc, 0, (size_t)a->v_dim * sizeof *acc);
   for (int tile = range.begin / TW_LANES; tile * TW_LANES < range.end; ++tile) {
     const uint32_t visible = tw_visible_in_tile(range, tile);
     int position;
@@ -117,12 +117,12 @@ void attend_row(const Cache& cache, int query, float* acc, float* max, float* su
     float weight[TW_LANES];
     score_tile(cache, page, position, visible, weight);
     const float rescale = soften_tile(softmax, visible, weight);
-    for (int d = 0; d < a->head_dim; ++d) acc[d] *= rescale;
+    for (int d = 0; d < a->v_dim; ++d) acc[d] *= rescale;
     for (int j = 0; j < TW_LANES; ++j) {
       if (!(visible >> j & 1)) continue;  // a slot that the row does not see may hold NaN, and 0 * NaN is NaN
-      const char* v = page + tw_kv_v_offset(kDtype, a->head_dim, a->block_size, position + j, 0);
+      const char* v = tw_value_row(a, kDtype, page, position + j, tile * TW_LANES + j);
       const float p = weight[j] * cache.value_scale(page, position + j);
-      for (int d = 0; d < a->head_dim; ++d) acc[d] = fmaf(p, Cache::value(v + (size_t)d * bytes), acc[d]);
+      for (int d = 0; d < a->v_dim; ++d) acc[d] = fmaf(p, Cache::value(v + (size_t)d * bytes), acc[d]);
     }
   }
   *max = softmax.max + 0.0f;  // the sign of a zero must not depend on the order of comparisons
@@ -135,7 +135,7 @@ void attend(const tw_attention_args* a) {
     for (int head = 0; head < a->group; ++head) {
       const int64_t row = (int64_t)query * a->group + head;
       const Cache cache(a, query * a->q_stride + head * a->head_dim);
-      attend_row<kDtype>(cache, query, a->acc + row * a->head_dim, a->max + row, a->sum + row);
+      attend_row<kDtype>(cache, query, a->acc + row * a->v_dim, a->max + row, a->sum + row);
     }
   }
 }
@@ -146,16 +146,24 @@ void attention_f32_scalar(const tw_attention_args* a) { attend<TW_F32, Plain<TW_
 void attention_bf16_scalar(const tw_attention_args* a) { attend<TW_BF16, Plain<TW_BF16>>(a); }
 void attention_i8_scalar(const tw_attention_args* a) { attend<TW_I8, Quantized>(a); }
 
+void latent_values_scalar(const tw_latent_values_args* a) {
+  const uint32_t* panel = (const uint32_t*)a->panel;
+  uint32_t* rows = (uint32_t*)a->rows;
+  for (int64_t j = 0; j < TW_LANES; ++j) {
+    for (int64_t w = 0; w < a->words; ++w) rows[j * a->words + w] = panel[w * TW_LANES + j];
+  }
+}
+
 // Splits in which a row sees nothing are left out, so the first split that counts is taken as it is.
 void attention_combine_scalar(const tw_attention_combine_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {
-    for (int d = 0; d < a->head_dim; ++d) {
+    for (int d = 0; d < a->v_dim; ++d) {
       Fold fold;
       float acc = 0, mine, other;
       for (int64_t split = 0; split < a->splits; ++split) {
         const int64_t at = split * a->rows + row;
         if (Fold::nothing(a->max[at], a->sum[at])) continue;
-        const float value = a->acc[at * a->head_dim + d];
+        const float value = a->acc[at * a->v_dim + d];
         const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);
         acc = joined ? fmaf(value, other, acc * mine) : value;
       }

@@ -40,4 +40,11 @@ static inline const char* tw_split_block(const tw_attention_args* a, int32_t til
   return a->pages + a->block_table[position / a->block_size] * a->page_bytes;
 }
 
+// Returns a row of V: of position `position` of a page, which is position `in_split` of the split.
+static inline const char* tw_value_row(const tw_attention_args* a, int dtype, const char* page,
+                                       int32_t position, int32_t in_split) {
+  if (a->v_rows) return a->v_rows + (size_t)in_split * (size_t)a->v_dim * tw_dtype_bytes(dtype);
+  return page + tw_kv_v_offset(dtype, a->head_dim, a->block_size, position, 0);
+}
+
 #endif  // TENSORWRIGHT_PLUGINS_PAGED_ATTENTION_VISIBLE_H_

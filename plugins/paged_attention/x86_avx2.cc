@@ -8,6 +8,7 @@
 
 #include "plugins/paged_attention/fold.h"
 #include "plugins/paged_attention/x86_avx2_i8.h"
+#include "plugins/paged_attention/x86_latent_values.h"
 
 namespace tensorwright {
 namespace {
@@ -98,19 +99,19 @@ TW_INLINE void add_tile(const RowBlock& block, int tile, int in_chunk, const cha
   }
 }
 
-// Computes the sums of V for R rows and W vectors of head_dim from `column` on, of which `count` elements
+// Computes the sums of V for R rows and W vectors of V from `column` on, of which `count` elements
 // exist if W is 1.
 template <int kDtype, int R, int W>
-void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim,
-                  int column, float* out) {
-  const int64_t bytes = kBytes<kDtype>, row_bytes = head_dim * bytes;
-  const int64_t count = W == 1 ? head_dim - column : 8;
+void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, int end, int v_dim, int column,
+                  float* out) {
+  const int64_t bytes = kBytes<kDtype>, row_bytes = v_dim * bytes;
+  const int64_t count = W == 1 ? v_dim - column : 8;
   __m256 acc[R][W];
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
     TW_UNROLL
     for (int w = 0; w < W; ++w) {
-      const float* from = out + (int64_t)r * head_dim + column + w * 8;
+      const float* from = out + (int64_t)r * v_dim + column + w * 8;
       acc[r][w] = begin == block.tile_begin ? _mm256_setzero_ps() : tw_load_avx2(from, count);
     }
   }
@@ -135,7 +136,7 @@ void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, i
   for (int r = 0; r < R; ++r) {
     TW_UNROLL
     for (int w = 0; w < W; ++w)
-      tw_store_avx2(out, TW_F32, (int64_t)r * head_dim + column + w * 8, count, acc[r][w]);
+      tw_store_avx2(out, TW_F32, (int64_t)r * v_dim + column + w * 8, count, acc[r][w]);
   }
 }
 
@@ -143,9 +144,9 @@ template <typename Scores, int R>
 void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles,
                  const typename Scores::Q* q, int64_t row) {
   constexpr int kDtype = Scores::kDtype;
-  float* out = a->acc + row * a->head_dim;
+  float* out = a->acc + row * a->v_dim;
   constexpr int kTiles = R == 1 ? 4 : R <= 3 ? 2 : 1;    // tiles whose scores are summed together
-  constexpr int kVectors = R == 1 ? 8 : R <= 3 ? 4 : 2;  // vectors of head_dim that are summed together
+  constexpr int kVectors = R == 1 ? 8 : R <= 3 ? 4 : 2;  // vectors of V that are summed together
   for (int begin = block.tile_begin; begin < block.tile_end; begin += kChunk) {
     const int end = begin + kChunk < block.tile_end ? begin + kChunk : block.tile_end;
     for (int tile = begin; tile < end;) {
@@ -161,11 +162,11 @@ void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers
     a->softcap != 0 ? soften<true>(a, block, R, begin, end) : soften<false>(a, block, R, begin, end);
     if (kDtype == TW_I8) scale_weights<R>(block, tiles, begin, end, a->head_dim);
     int column = 0;
-    for (; column + kVectors * 8 <= a->head_dim; column += kVectors * 8) {
-      weigh_values<kDtype, R, kVectors>(block, tiles, begin, end, a->head_dim, column, out);
+    for (; column + kVectors * 8 <= a->v_dim; column += kVectors * 8) {
+      weigh_values<kDtype, R, kVectors>(block, tiles, begin, end, a->v_dim, column, out);
     }
-    for (; column < a->head_dim; column += 8) {
-      weigh_values<kDtype, R, 1>(block, tiles, begin, end, a->head_dim, column, out);
+    for (; column < a->v_dim; column += 8) {
+      weigh_values<kDtype, R, 1>(block, tiles, begin, end, a->v_dim, column, out);
     }
   }
 }
@@ -190,13 +191,13 @@ struct Attention : Scores {
 // Folds 8 columns of one row over the splits in ascending order. The first split of which the row sees
 // something is taken as it is.
 void fold_columns(const tw_attention_combine_args* a, int64_t row, int column) {
-  const int64_t count = a->head_dim - column;
+  const int64_t count = a->v_dim - column;
   Fold fold;
   __m256 acc = _mm256_setzero_ps();
   for (int64_t split = 0; split < a->splits; ++split) {
     const int64_t at = split * a->rows + row;
     if (Fold::nothing(a->max[at], a->sum[at])) continue;
-    const __m256 value = tw_load_avx2(a->acc + at * a->head_dim + column, count);
+    const __m256 value = tw_load_avx2(a->acc + at * a->v_dim + column, count);
     float mine, other;
     const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);
     acc = joined ? _mm256_fmadd_ps(value, _mm256_set1_ps(other), _mm256_mul_ps(acc, _mm256_set1_ps(mine)))
@@ -213,9 +214,11 @@ void attention_f32_avx2(const tw_attention_args* a) { attend<Attention<Widened<T
 void attention_bf16_avx2(const tw_attention_args* a) { attend<Attention<Widened<TW_BF16>>>(a); }
 void attention_i8_avx2(const tw_attention_args* a) { attend<Attention<ScoresI8>>(a); }
 
+void latent_values_avx2(const tw_latent_values_args* a) { turn_latent_values(a); }
+
 void attention_combine_avx2(const tw_attention_combine_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {
-    for (int column = 0; column < a->head_dim; column += TW_LANES_AVX2) fold_columns(a, row, column);
+    for (int column = 0; column < a->v_dim; column += TW_LANES_AVX2) fold_columns(a, row, column);
   }
 }
 

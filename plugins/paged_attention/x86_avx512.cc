@@ -4,6 +4,7 @@
 
 #include "plugins/paged_attention/fold.h"
 #include "plugins/paged_attention/x86_avx512_i8.h"
+#include "plugins/paged_attention/x86_latent_values.h"
 
 namespace tensorwright {
 namespace {
@@ -83,14 +84,14 @@ inline void fold_columns(const tw_attention_combine_args* a, int64_t row, int co
   __mmask16 lanes[kFoldVectors];
   TW_UNROLL
   for (int w = 0; w < kFoldVectors; ++w) {
-    lanes[w] = tw_lanes_avx512(a->head_dim - column - w * TW_LANES);
+    lanes[w] = tw_lanes_avx512(a->v_dim - column - w * TW_LANES);
     acc[w] = _mm512_setzero_ps();
   }
   Fold fold;
   for (int64_t split = 0; split < a->splits; ++split) {
     const int64_t at = split * a->rows + row;
     if (Fold::nothing(a->max[at], a->sum[at])) continue;
-    const float* from = a->acc + at * a->head_dim + column;
+    const float* from = a->acc + at * a->v_dim + column;
     float mine, other;
     const bool joined = fold.join(a->max[at], a->sum[at], &mine, &other);
     TW_UNROLL
@@ -119,10 +120,11 @@ void attention_f32_avx512(const tw_attention_args* a) { attend<Attention<ScoresF
 void attention_bf16_avx512(const tw_attention_args* a) { attend<Attention<ScoresWidened>>(a); }
 void attention_i8_avx512(const tw_attention_args* a) { attend<Attention<ScoresI8<AddPairs>>>(a); }
 
+void latent_values_avx512(const tw_latent_values_args* a) { turn_latent_values(a); }
+
 void attention_combine_avx512(const tw_attention_combine_args* a) {
   for (int64_t row = 0; row < a->rows; ++row) {
-    for (int column = 0; column < a->head_dim; column += kFoldVectors * TW_LANES)
-      fold_columns(a, row, column);
+    for (int column = 0; column < a->v_dim; column += kFoldVectors * TW_LANES) fold_columns(a, row, column);
   }
 }
 

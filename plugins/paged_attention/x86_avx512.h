@@ -64,17 +64,17 @@ TW_INLINE void add_whole_tile(const float* weight, const char* v, const char* ah
   }
 }
 
-// Does step 3 for R rows and W vectors of head_dim from `column` on; `lanes` masks them if W is 1.
+// Does step 3 for R rows and W vectors of V from `column` on; `lanes` masks them if W is 1.
 template <int kDtype, int R, int W>
-inline void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, int end, int head_dim,
+inline void weigh_values(const RowBlock& block, const TilePointers& tiles, int begin, int end, int v_dim,
                          int column, __mmask16 lanes, float* out) {
-  const int64_t bytes = kBytes<kDtype>, row_bytes = head_dim * bytes;
+  const int64_t bytes = kBytes<kDtype>, row_bytes = v_dim * bytes;
   __m512 acc[R][W];
   TW_UNROLL
   for (int r = 0; r < R; ++r) {
     TW_UNROLL
     for (int w = 0; w < W; ++w) {
-      const float* from = out + (int64_t)r * head_dim + column + w * TW_LANES;
+      const float* from = out + (int64_t)r * v_dim + column + w * TW_LANES;
       acc[r][w] = begin == block.tile_begin ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(lanes, from);
     }
   }
@@ -99,7 +99,7 @@ inline void weigh_values(const RowBlock& block, const TilePointers& tiles, int b
   for (int r = 0; r < R; ++r) {
     TW_UNROLL
     for (int w = 0; w < W; ++w) {
-      _mm512_mask_storeu_ps(out + (int64_t)r * head_dim + column + w * TW_LANES, lanes, acc[r][w]);
+      _mm512_mask_storeu_ps(out + (int64_t)r * v_dim + column + w * TW_LANES, lanes, acc[r][w]);
     }
   }
 }
@@ -142,19 +142,19 @@ template <typename Scores, int R>
 void attend_rows(const tw_attention_args* a, RowBlock& block, const TilePointers& tiles,
                  const typename Scores::Q* q, int64_t row) {
   constexpr int kVectors = R <= 5 ? 4 : 2;
-  float* out = a->acc + row * a->head_dim;
+  float* out = a->acc + row * a->v_dim;
   for (int begin = block.tile_begin; begin < block.tile_end; begin += kChunk) {
     const int end = begin + kChunk < block.tile_end ? begin + kChunk : block.tile_end;
     score_tiles<Scores, R>(block, tiles, begin, end, q, a->head_dim);
     a->softcap != 0 ? soften<true>(a, block, R, begin, end) : soften<false>(a, block, R, begin, end);
     if (Scores::kDtype == TW_I8) scale_weights<R>(block, tiles, begin, end, a->head_dim);
     int column = 0;
-    for (; column + kVectors * TW_LANES <= a->head_dim; column += kVectors * TW_LANES) {
-      weigh_values<Scores::kDtype, R, kVectors>(block, tiles, begin, end, a->head_dim, column, 0xffff, out);
+    for (; column + kVectors * TW_LANES <= a->v_dim; column += kVectors * TW_LANES) {
+      weigh_values<Scores::kDtype, R, kVectors>(block, tiles, begin, end, a->v_dim, column, 0xffff, out);
     }
-    for (; column < a->head_dim; column += TW_LANES) {
-      const __mmask16 lanes = tw_lanes_avx512(a->head_dim - column);
-      weigh_values<Scores::kDtype, R, 1>(block, tiles, begin, end, a->head_dim, column, lanes, out);
+    for (; column < a->v_dim; column += TW_LANES) {
+      const __mmask16 lanes = tw_lanes_avx512(a->v_dim - column);
+      weigh_values<Scores::kDtype, R, 1>(block, tiles, begin, end, a->v_dim, column, lanes, out);
     }
   }
 }

@@ -15,6 +15,7 @@ import chosen_mutations as chosen
 import decoder_mutations as decoders
 import expert_mutations as experts
 import family_mutations as broken
+import latent_mutations as latents
 import norm_mutations as norms
 import numpy as np
 import pytest
@@ -176,6 +177,18 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
         experts.swap_gate_and_up,
         experts.change_activation,
     ),
+    "minicpm3": (
+        latents.flatten_latent_norm,
+        latents.norm_narrower_latents,
+        latents.turn_no_latents,
+        latents.turn_up_k,
+        latents.turn_up_v,
+        broken.change_numbers,
+    ),
+    "deepseek_v2_dense": (latents.keep_latent_pairs, latents.keep_query_pairs, latents.flatten_latent_norm),
+    "deepseek_v3_dense": (latents.keep_latent_pairs, latents.keep_query_pairs, latents.turn_no_latents),
+    "deepseek_v3_yarn": (broken.change_rope_factor, broken.scale_scores),
+    "glm4_moe_lite_dense": (latents.keep_latent_pairs, latents.norm_narrower_latents),
     "olmoe": (experts.turn_router, experts.flip_normalisation),
     "olmoe_normalised": (experts.turn_router, experts.flip_normalisation, experts.change_activation),
     "qwen3_moe": (experts.turn_experts, experts.turn_router, experts.flip_normalisation),

@@ -43,6 +43,8 @@ def distances(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> tuple[
         ("gpt2", {}),
         ("gpt2", {"num_attention_heads": 6, "hidden_size": 96, "scale_attn_by_inverse_layer_idx": True}),
         ("falcon", {"num_attention_heads": 6, "hidden_size": 96}),
+        ("minicpm3", {}),
+        ("deepseek_v3", {}),
         ("mixtral", {}),
         ("olmoe", {}),
         ("qwen3_moe", {}),

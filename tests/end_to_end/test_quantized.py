@@ -45,8 +45,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyModel]:
 
 @pytest.mark.computes(least="avx2")
 class TestNumbers:
-    @pytest.mark.parametrize("variant", ["llama", "qwen2", "gemma2", "gpt2", "mixtral"])
-    @pytest.mark.parametrize("spec", [*FORMATS, *MIXED])
+    @pytest.mark.parametrize(
+        ("variant", "spec"),
+        [(v, s) for v in ("llama", "qwen2", "gemma2", "gpt2", "mixtral") for s in (*FORMATS, *MIXED)]
+        + [("deepseek_v3_dense", spec) for spec in ("int4", "int8:g64", "w8a8")],
+    )
     def test_the_engine_is_what_its_graph_says(self, tiny, variant: str, spec: str) -> None:
         assert tiny(variant).quantized(spec).agrees()
 
@@ -90,7 +93,8 @@ class TestSameBits:
     @pytest.mark.parametrize(
         ("variant", "spec"),
         [("llama", spec) for spec in ("int4", "int4:g128", "int8:g64", "w8a8")]
-        + [("mixtral", spec) for spec in ("int4", "int8:g64", "none,lm_head=int8")],
+        + [("mixtral", spec) for spec in ("int4", "int8:g64", "none,lm_head=int8")]
+        + [("deepseek_v3_dense", spec) for spec in ("int4", "none,lm_head=int8")],
     )
     def test_in_any_company(self, tiny, variant: str, spec: str, dtype: str) -> None:
         """Alone in one piece on one thread: what chunks, crowds and threads must give too."""
@@ -125,7 +129,8 @@ class TestSameBits:
     @pytest.mark.parametrize("level", VECTOR_LEVELS)
     @pytest.mark.parametrize(
         ("variant", "spec"),
-        [("llama", spec) for spec in ("int4", "int4:g128", "int8:g64", "w8a8,lm_head=int8")] + [("mixtral", "int4")],
+        [("llama", spec) for spec in ("int4", "int4:g128", "int8:g64", "w8a8,lm_head=int8")]
+        + [("mixtral", "int4"), ("deepseek_v3_dense", "int8"), ("deepseek_v3_dense", "none,lm_head=int8")],
     )
     def test_on_every_instruction_set(self, tiny, variant: str, spec: str, level: str, tmp_path: Path) -> None:
         engine = tiny(variant).quantized(spec).path

@@ -42,6 +42,16 @@ LONGROPE: dict[str, Any] = {
     "long_factor": [1.4, 2.0, 3.0, 4.0],
 }
 
+LATENT: dict[str, Any] = {
+    "pad_token_id": 0,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+
 GRANITE: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.3,

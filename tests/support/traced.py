@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from tolerances import chain_tolerance
 
+from support.harness import reference_logits, worst
 from support.tiny_models import load_eager
 from tensorwright.builder.checkpoint_weights import checkpoint_weights
 from tensorwright.ir import Graph
@@ -16,6 +17,8 @@ from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 
 LENGTHS = (2, 7, 33)
 SCANS = ("state_space_scan",)
+COMPLEX = ("deepseek_v2",)
+"""Families that rotate by complex numbers, which torch computes in other loops than real ones."""
 
 
 def logits(graph: Graph, checkpoint: Checkpoint, ids: torch.Tensor) -> torch.Tensor:
@@ -38,6 +41,9 @@ def assert_same_logits(graph: Graph, path: Path, dtype: str, lengths: Sequence[i
                 dtype, model.config.hidden_size, len(graph.find("linear")), float(expected.abs().max())
             )
             assert float((result - expected).abs().max()) <= bound
+        elif model.config.model_type in COMPLEX:
+            exact = reference_logits(path, ids[0].tolist(), torch.float64)
+            assert worst(result[0].numpy(), exact) <= 4 * worst(expected[0].numpy(), exact)
         else:
             # The same torch kernels on the same shapes: nothing may differ.
             assert torch.equal(result, expected)

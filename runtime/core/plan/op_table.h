@@ -34,6 +34,8 @@ enum class Op : uint32_t {
   kQuantizedMatmul = 13,  // x, residual? | w, bias? | y | epilogue, n | -
   kRoute = 14,  // logits | - | index, weights | k, normalise | -
   kExperts = 15,  // x, index, weights | gate_up, down | y | experts, activation | -
+  kHeadProducts = 16,  // x | w | y | heads | -
+  kLatentKvWrite = 17,  // q_latent, q, kv, table? | - | y | kv_layer, heads | -
   kCarriedConv = 20,  // x | w, bias? | y | state, activation | -
   kCarriedScan = 21,  // row, dt | w | y | state, heads, groups, states | dt_min, dt_max
 };
@@ -72,6 +74,10 @@ InstructionRule check_route;
 OperationMaker make_route;
 InstructionRule check_experts;
 OperationMaker make_experts;
+InstructionRule check_head_products;
+OperationMaker make_head_products;
+InstructionRule check_latent_kv_write;
+OperationMaker make_latent_kv_write;
 InstructionRule check_carried_conv;
 OperationMaker make_carried_conv;
 InstructionRule check_carried_scan;
@@ -101,6 +107,8 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kQuantizedMatmul, "quantized_matmul", 1, 2, 1, 2, 1, 1, 2, 0, check_quantized_matmul, make_quantized_matmul},
   {Op::kRoute, "route", 1, 1, 0, 0, 2, 2, 2, 0, check_route, make_route},
   {Op::kExperts, "experts", 3, 3, 2, 2, 1, 1, 2, 0, check_experts, make_experts},
+  {Op::kHeadProducts, "head_products", 1, 1, 1, 1, 1, 1, 1, 0, check_head_products, make_head_products},
+  {Op::kLatentKvWrite, "latent_kv_write", 3, 4, 0, 0, 1, 1, 2, 0, check_latent_kv_write, make_latent_kv_write},
   {Op::kCarriedConv, "carried_conv", 1, 1, 1, 2, 1, 1, 2, 0, check_carried_conv, make_carried_conv},
   {Op::kCarriedScan, "carried_scan", 2, 2, 1, 1, 1, 1, 4, 2, check_carried_scan, make_carried_scan},
 };

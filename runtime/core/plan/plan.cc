@@ -17,8 +17,10 @@ void refuse_plan(const std::string& fault) {
 }
 
 size_t Plan::kv_block_bytes(const KvLayerRecord& layer) const {
-  return tw_kv_block_bytes(static_cast<int>(layer.dtype), static_cast<int>(layer.kv_heads),
-                           static_cast<int>(layer.head_dim), static_cast<int>(header.block_size));
+  const int dtype = static_cast<int>(layer.dtype), head_dim = static_cast<int>(layer.head_dim),
+            block_size = static_cast<int>(header.block_size);
+  if (layer.v_dim > 0) return tw_kv_k_bytes(dtype, head_dim, block_size);
+  return tw_kv_block_bytes(dtype, static_cast<int>(layer.kv_heads), head_dim, block_size);
 }
 
 ModelFacts Plan::facts() const {
@@ -111,7 +113,13 @@ void check_kv_layer(const Plan& plan, size_t index) {
   require(uint64_t{layer.kv_heads} * layer.head_dim <= (uint64_t{1} << 24), at, "kv_heads * head_dim is ",
           uint64_t{layer.kv_heads} * layer.head_dim, ", over 2^24");
   require(layer.window <= kMaxNumber, at, "window is ", layer.window, ", over ", kMaxNumber);
-  require(layer.reserved == 0, at, "reserved must be 0, is ", layer.reserved);
+  if (layer.v_dim == 0) return;
+  require(layer.kv_heads == 1 && layer.dtype != TW_I8, at,
+          "v_dim needs one kv_head and a cache that is not int8, not ", layer.kv_heads, " in dtype ",
+          layer.dtype);
+  require(layer.v_dim <= layer.head_dim && layer.v_dim % 2 == 0 && layer.head_dim % 2 == 0, at,
+          "v_dim and head_dim must be even, and v_dim at most head_dim ", layer.head_dim, ", is ",
+          layer.v_dim);
 }
 
 // Checks that every group has a layer, and that the layers of a group have the same window, because the

@@ -51,7 +51,8 @@ struct KvLayerRecord {
   uint32_t group, kv_heads, head_dim;
   uint32_t dtype;   // the header's act_dtype, or TW_I8
   uint32_t window;  // 0: none
-  uint32_t reserved;
+  // 0: V has rows of its own. Else V is the first v_dim columns of K, of which there is one head.
+  uint32_t v_dim;
 };
 static_assert(sizeof(KvLayerRecord) == 24);
 
