@@ -51,6 +51,8 @@ class ModelFacts:
     longrope: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
     left_out: dict[str, LeftOut] | None = field(default=None, metadata=OPTIONAL)
     """By name, the parts of the checkpoint that are not in the engine."""
+    expanded_kv_elements: int | None = field(default=None, metadata=OPTIONAL)
+    """The elements of K and V of one position over all layers of latent rows, if every head had its own."""
     bos_token_id: int | None = None
     eos_token_ids: list[int] | None = None
     """Token ids that end a text, where generation_config.json names none."""

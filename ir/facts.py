@@ -194,6 +194,8 @@ class Facts:
     """"int8" asks for activations that are rounded, on a target where that is a choice."""
     quantize: Fact[QuantizeSpec | None] = Fact(_spec, str, default=None)
     """The formats that the matrices are to have; None asks for no quantization."""
+    expanded_kv_elements = Fact(_whole, default=0)
+    """The elements of K and V of one position over all layers of latent rows, if every head had its own."""
     kv_layers = Fact(_kv_layers, _kv_literals)
     """From stage "cached" on: the cache of each attention layer."""
     state_layers: Fact[list[StateLayer]] = Fact(

@@ -243,6 +243,8 @@ class _TokenMajor:
         layer, heads, latent = len(self.layers), int(up_k.shape[0]), int(up_k.shape[1])
         shape = {"layer": layer, "heads": heads, "head_dim": int(kv.shape[1]), "v_dim": latent}
         self.add_layer(1, shape["head_dim"], int(node.attrs["window"]), latent)
+        expanded = int(q.shape[1]) + heads * int(up_v.shape[1])
+        self.graph.facts.expanded_kv_elements += expanded
         meta = self.metadata
         cache = self.emit("input", (), {}, ("kv", ()), f"kv_cache.{layer}")
         normalised = {"start": 0, "heads": 1, **{k: node.attrs[k] for k in ("eps", "weight_offset")}}

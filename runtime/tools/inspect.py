@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tensorwright.engine_format.dtypes import ITEM_BYTES
 from tensorwright.engine_format.file_names import REPORT
 from tensorwright.errors import EngineError, reason
 from tensorwright.json_text import read_json
@@ -17,6 +18,9 @@ from tensorwright.runtime.engine.engine_dir import EngineDir
 from tensorwright.runtime.engine.executors import describe_engine
 from tensorwright.runtime.requests.generation_defaults import named_defaults
 from tensorwright.sizes import format_size
+
+_SHOWN_APART = ("left_out", "expanded_kv_elements")
+"""The facts of the model that `show` says in words of its own."""
 
 
 def describe(engine: EngineDir) -> dict[str, Any]:
@@ -55,9 +59,11 @@ def show(facts: dict[str, Any], console: Console) -> None:
         "dtype": facts["dtype"],
         "kv cache": facts["cache_dtype"],
     }
+    if elements := facts["model"].get("expanded_kv_elements"):
+        head["kv cache of a token"] = _latent_rows(facts, elements)
     built = {"built by": f"tensorwright {facts['tensorwright_version']}", "size": format_size(facts["total_bytes"])}
     _show_pairs(console, "Engine", head | built | facts["limits"] | _target_facts(facts["target_facts"]))
-    _show_pairs(console, "Model", {name: value for name, value in facts["model"].items() if name != "left_out"})
+    _show_pairs(console, "Model", {name: value for name, value in facts["model"].items() if name not in _SHOWN_APART})
     if left_out := facts["model"].get("left_out"):
         _show_pairs(console, "Left out of the checkpoint", {name: _left_out(part) for name, part in left_out.items()})
     _show_pairs(console, "Sampling", facts["sampling_defaults"] or {"defaults": "neutral, the model names none"})
@@ -75,6 +81,14 @@ def show(facts: dict[str, Any], console: Console) -> None:
         kernels[choice["family"]] = choice["taken"] + (f"   (refused: {refused})" if refused else "")
     if kernels:
         _show_pairs(console, "Kernels on this machine", kernels)
+
+
+def _latent_rows(facts: dict[str, Any], elements: int) -> str:
+    """Compares the cache with one that would hold K and V of every head."""
+    limits = facts["limits"]
+    taken = limits["kv_block_bytes"] / limits["block_size"]
+    expanded = elements * ITEM_BYTES[facts["cache_dtype"]]
+    return f"{taken:.0f} bytes, rows of latents; K and V of every head would take {expanded}"
 
 
 def _left_out(part: dict[str, Any]) -> str:

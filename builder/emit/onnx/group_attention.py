@@ -51,9 +51,17 @@ def padded_dim(head_dim: int) -> int:
 
 
 def refuse_gains(graph: Graph) -> None:
-    """Raises LoweringError if q is multiplied between its rotation and the scores: GroupQueryAttention does both."""
+    """Raises LoweringError if q is multiplied between its rotation and the scores, for GroupQueryAttention does both.
+
+    Raises it for latent attention too, whose V is a part of K.
+    """
     for node in graph.find("paged_attention"):
         write = node.operand(0).producer
+        if write.op == "latent_kv_write":
+            raise LoweringError(
+                f"latent attention in {write.scope} has no portable ONNX form, for its V is a part of K; build with "
+                "target cpu"
+            )
         if write.op != "rotary_kv_write":
             raise LoweringError(
                 f"{write.op} in {write.scope}: weights of norms behind the rotation of q and k have no portable ONNX "

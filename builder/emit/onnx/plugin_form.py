@@ -30,6 +30,8 @@ DOMAIN = "tensorwright"
 MODEL, DATA = "model.onnx", "model.onnx.data"
 INT4 = ("native", "plugin")
 PLUGIN = {"plugin_version": "1", "plugin_namespace": DOMAIN}
+LATENT = frozenset(("head_products", "quantized_head_products", "latent_kv_write"))
+"""Ops of latent attention, whose V is a part of K: the kernels of the plugin read rows of V."""
 EXACT = frozenset(("add", "sub", "mul", "div", "maximum", "minimum", "neg", "abs", "relu", "square"))
 """Ops with at most one rounding, which can therefore compute in A."""
 
@@ -81,7 +83,8 @@ class PluginEmitter:
                 continue
             handler = HANDLERS.get(node.op) or HANDLERS_OF_KINDS.get(kind_of(node.op))
             if handler is None:
-                raise self.refusal(node, f"{node.op} has no ONNX form for TensorRT")
+                what = f"latent attention ({node.op})" if node.op in LATENT else node.op
+                raise self.refusal(node, f"{what} has no ONNX form for TensorRT")
             for value, name in zip(node.outputs, handler(self, node), strict=True):
                 self.names[value] = name
                 self.kinds.setdefault(value, self.dtype)

@@ -33,6 +33,12 @@ def test_mixtures_of_experts_are_refused_by_name(case, variant: str, tmp_path: P
         PluginModel(tmp_path, made.checkpoint, lower(made.graph, "float32"))
 
 
+def test_latent_attention_is_refused_by_name(case, tmp_path: Path) -> None:
+    made = case("minicpm3")
+    with pytest.raises(LoweringError, match=r"latent attention \(head_products\) has no ONNX form for TensorRT"):
+        PluginModel(tmp_path, made.checkpoint, lower(made.graph, "float32"))
+
+
 @pytest.mark.parametrize(
     ("variant", "dtype", "quantize", "kv", "int4"),
     [

@@ -37,6 +37,9 @@ VARIANTS = (
 REFUSED = {"hunyuan_v1_dense": "weights of norms behind the rotation of q and k have no portable ONNX form"}
 MIXTURES = ("flex_olmo", "granitemoe", "granitemoeshared", "mixtral", "olmoe", "qwen3_moe")
 """Families with layers that have no portable form."""
+LATENTS = {"minicpm3": "minicpm3", "deepseek_v2_dense": "deepseek_v2", "deepseek_v3_dense": "deepseek_v3",
+           "glm4_moe_lite_dense": "glm4_moe_lite"}  # fmt: skip
+"""Variants with latent attention, which has no portable form, and their families."""
 LENGTHS = (41, 1, 23)
 """Past every window of 16."""
 
@@ -89,8 +92,9 @@ def test_greedy_tokens_equal_the_interpreter(case, tmp_path):
 def test_page_lists_every_family():
     page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
     listed = {name: int(count) for name, count in re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.MULTILINE)}
-    assert listed == Counter(family for family, _ in ALL_VARIANTS.values() if family not in MIXTURES)
-    assert all(f"`{family}`" in page for family in MIXTURES)
+    refused = {*MIXTURES, *LATENTS.values()}
+    assert listed == Counter(family for family, _ in ALL_VARIANTS.values() if family not in refused)
+    assert all(f"`{family}`" in page for family in refused)
     assert {ALL_VARIANTS[variant][0] for variant in (*VARIANTS, *REFUSED)} == set(listed)
 
 
@@ -119,6 +123,13 @@ def test_states_of_recurrent_layers_are_refused_by_name(case, tmp_path):
     for emit_form in (emit_portable, lambda *given: emit_plugin_form(*given[:2], tmp_path, given[2])):
         with pytest.raises(LoweringError, match=r"2 recurrent layers keep a state .* build with target cpu"):
             emit_form(graph, case("llama").checkpoint, "float32")
+
+
+@pytest.mark.parametrize("variant", LATENTS)
+def test_latent_attention_is_refused_by_name(case, variant):
+    made = case(variant)
+    with pytest.raises(LoweringError, match=r"latent attention in model.layers.0\S* has no portable ONNX form"):
+        emit_portable(made.graph, made.checkpoint, "float32")
 
 
 def drop_window(graph: Graph) -> None:
