@@ -102,10 +102,12 @@ class MadePlan : public tw_test::PlanWriter {
     });
   }
   int32_t find_any() {
-    return find([](const BufferRecord&) { return true; });
+    return find([](const BufferRecord& b) { return b.dtype != TW_I32; });
   }
   int32_t find_tokens() {
-    return find([](const BufferRecord& b) { return b.kind == static_cast<uint32_t>(Kind::kTokens); });
+    return find([](const BufferRecord& b) {
+      return b.kind == static_cast<uint32_t>(Kind::kTokens) && b.dtype != TW_I32;
+    });
   }
   // Sometimes one, sometimes none.
   template <typename Find>
@@ -197,7 +199,12 @@ class MadePlan : public tw_test::PlanWriter {
         &MadePlan::embedding,
         &MadePlan::rotary_table,
     };
-    (this->*kMakers[c_.below(std::size(kMakers))])();
+    // The bytes that are left over make mixtures, so that other ops have the bytes that they had before there
+    // were any.
+    constexpr uint32_t kOthers = 256 / std::size(kMakers) * std::size(kMakers);
+    const uint32_t number = c_.below(256);
+    if (number >= kOthers) return mixture();
+    (this->*kMakers[number % std::size(kMakers)])();
   }
 
   void embedding() {
@@ -285,6 +292,33 @@ class MadePlan : public tw_test::PlanWriter {
     const int32_t w = weight(WeightLayout::kPanels, at(x).dtype, panels(n), at(x).cols);
     write(Op::kMatmul, {{x}, {y}, {w}, {0, static_cast<int32_t>(n)}, {}});
     return y;
+  }
+
+  // A router and its experts; sometimes nobody reads what the router chose.
+  void mixture() {
+    const int32_t x = find_any();
+    const auto cols = static_cast<uint64_t>(at(x).cols);
+    const uint32_t experts = c_.of<uint32_t>({4, 1, 2, 7, 16, 33}), slots = c_.between(1, experts);
+    const int32_t logits = projected(x, experts);
+    const int32_t index = output(kind(x), slots, TW_I32, {logits});
+    const int32_t shares = output(kind(x), slots, TW_F32, {logits, index});
+    write(Op::kRoute, {{logits},
+                       {index, shares},
+                       {},
+                       {static_cast<int32_t>(slots), static_cast<int32_t>(c_.below(2))},
+                       {}});
+    if (c_.one_in(8)) return;
+    const uint64_t inner = c_.one_in(4) ? width() : c_.between(1, 40);
+    const bool floats = c_.one_in(2);
+    const auto matrices = [&](uint64_t n, uint64_t k) {
+      return floats ? weight(WeightLayout::kPanels, at(x).dtype, n, k) : quantized(n, k);
+    };
+    const int32_t gate_up = matrices(experts * 2 * panels(inner), cols);
+    const int32_t down = matrices(experts * panels(cols), inner);
+    const int32_t y = output(kind(x), at(x).cols, TW_F32, {x, index, shares});
+    const auto activation = static_cast<int32_t>(c_.below(TW_ACTIVATIONS));
+    write(Op::kExperts,
+          {{x, index, shares}, {y}, {gate_up, down}, {static_cast<int32_t>(experts), activation}, {}});
   }
 
   void rotary_table() { table_of(2 * c_.between(1, 40)); }
@@ -388,7 +422,9 @@ class MadePlan : public tw_test::PlanWriter {
   }
 
   void logits() {
-    int32_t x = find([](const BufferRecord& b) { return b.kind == static_cast<uint32_t>(Kind::kRows); });
+    int32_t x = find([](const BufferRecord& b) {
+      return b.kind == static_cast<uint32_t>(Kind::kRows) && b.dtype != TW_I32;
+    });
     if (x == kNone) {
       gather_rows();
       x = written_.back();

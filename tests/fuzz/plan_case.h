@@ -75,6 +75,13 @@ inline uint64_t work_of_a_token(const Plan& plan) {
       const WeightRecord& w = plan.weights[static_cast<size_t>(i.weight[0])];
       work += uint64_t{w.n} * w.k;
     }
+    if (i.op == static_cast<uint32_t>(Op::kExperts)) {
+      const uint64_t slots = plan.buffers[static_cast<size_t>(i.in[1])].cols;
+      for (int matrix : {0, 1}) {
+        const WeightRecord& w = plan.weights[static_cast<size_t>(i.weight[matrix])];
+        work += slots * (uint64_t{w.n} / static_cast<uint64_t>(i.ints[0]) * w.k);
+      }
+    }
     if (i.op == static_cast<uint32_t>(Op::kPagedAttention))
       work += uint64_t{plan.buffers[static_cast<size_t>(i.out[0])].cols} * context;
   }
