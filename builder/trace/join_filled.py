@@ -22,11 +22,11 @@ def join_filled(graph: Graph) -> None:
 
 def _join(graph: Graph, empty: Node) -> None:
     slices = [user for user in empty.users if user.target is _ATEN.slice.Tensor]
-    copies = [_only_copy_into(part) for part in slices]
+    copies = [copy for part in slices if (copy := _only_copy_into(part)) is not None]
     readers = [user for user in empty.users if user not in slices]
     dims = {part.args[1] for part in slices}
     last = copies[-1] if copies else None
-    if last is None or any(copy is None for copy in copies) or len(dims) != 1 or any(user < last for user in readers):
+    if last is None or len(copies) != len(slices) or len(dims) != 1 or any(user < last for user in readers):
         return
     dim = next(iter(dims))
     size = empty.meta["val"].shape[dim]
@@ -36,7 +36,7 @@ def _join(graph: Graph, empty: Node) -> None:
     starts = [part.args[2] for part in slices]
     if starts != ends[:-1] or ends[-1] != size or any(len(part.args) > 4 for part in slices):
         return
-    sources = [copy.args[1] for copy in copies if copy is not None]
+    sources = [copy.args[1] for copy in copies]
     if any(not _same_type(source, part) for source, part in zip(sources, slices, strict=True)):
         return
     with graph.inserting_after(last):

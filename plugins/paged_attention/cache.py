@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class PagedCache:
     dtype: str
     k_scale: np.ndarray | None = None
     v_scale: np.ndarray | None = None
-    v_dim: int = 0
+    v_dim: int = field(default=0, kw_only=True)
 
     @staticmethod
     def empty(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: str, v_dim: int = 0) -> PagedCache:

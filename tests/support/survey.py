@@ -15,6 +15,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from support.harness import EngineSteps, worst
+from support.tiny_configs import LATENT
 from support.tiny_models import COMMON, randomise, write_tokenizer
 from tensorwright import build
 from tensorwright.errors import TensorwrightError
@@ -36,6 +37,7 @@ SURVEY: dict[str, dict[str, Any]] = {
     "afmoe": MOE,
     "apertus": {},
     "arcee": {"head_dim": 8},
+    "axk1 with dense layers": {**LATENT, "first_k_dense_replace": 2},
     "biogpt": {},
     "bitnet": {},
     "bloom": {"n_layer": 2, "n_head": 4},
@@ -43,7 +45,9 @@ SURVEY: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 0.3},
     "cohere with use_qk_norm": {"use_qk_norm": True},
     "cohere2": {"logit_scale": 0.3, "head_dim": 8, **BOTH_KINDS},
+    "deepseek_v2 with dense layers": {**LATENT, "first_k_dense_replace": 2},
     "deepseek_v3": {"n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **MOE},
+    "deepseek_v3 with dense layers": {**LATENT, "first_k_dense_replace": 2},
     "ernie4_5": {"head_dim": 8},
     "exaone4": BOTH_KINDS,
     "falcon": {"alibi": True},
@@ -52,6 +56,7 @@ SURVEY: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 8},
     "gemma3_text": {"head_dim": 8, "query_pre_attn_scalar": 12, "rope_parameters": TWO_ROPES, **BOTH_KINDS},
     "glm": {"head_dim": 8, **PARTIAL},
+    "glm4_moe_lite with dense layers": {**LATENT, "mlp_layer_types": ["dense"] * 2},
     "glm4": {"head_dim": 8, **PARTIAL},
     "gpt_bigcode": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_inner": 48},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4, "window_size": 16},
@@ -70,6 +75,7 @@ SURVEY: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},
     "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2},
     "ministral": {"head_dim": 8, **BOTH_KINDS},
+    "minicpm3": LATENT,
     "mixtral": {"head_dim": 8, **MOE},
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 128},
     "nanochat": {},
