@@ -146,6 +146,7 @@ RULES: dict[str, Rule] = {
     },
     "silu": _unary(F.silu),
     "relu": _unary(F.relu),
+    "softplus": _unary(F.softplus),
     "logical_not": _unary(torch.logical_not),
     "add": _binary(lambda a, b: a + b),
     "sub": _binary(lambda a, b: a - b),

@@ -346,6 +346,8 @@ def _flex_olmo(config: dict[str, Any]) -> dict[str, Expected]:
 def _attending(config: dict[str, Any]) -> int:
     """Returns how many layers of a hybrid attend; the others are recurrent."""
     kinds = config.get("layer_types") or config.get("layers_block_type")
+    if kinds is None and "full_attention_interval" in config:
+        return int(config["num_hidden_layers"]) // int(config["full_attention_interval"])
     if kinds is None:
         return len(config.get("full_attn_idxs") or config.get("attn_layer_indices") or ())
     return sum(kind in ("full_attention", "attention") for kind in kinds)
@@ -410,6 +412,27 @@ def _granitemoehybrid(config: dict[str, Any]) -> dict[str, Expected]:
     return {**expected, "recognise_router": Expected(1), "quantize_weights": mixed}
 
 
+def _qwen3_5(config: dict[str, Any]) -> dict[str, Expected]:
+    """Layers that attend with a gate behind attention, or that convolve and keep a state by the delta rule."""
+    attending = _attending(config)
+    expected = _hybrid(_qwen3(config), attending, states=2, linears=4)
+    return {
+        **expected,
+        "recognise_rms_norm": Expected(3, attending + 1),
+        "unflatten_heads": Expected(3, -3 * attending),
+        "split_interleaved_linears": Expected(0, 2 * attending),
+        "split_linears": Expected(),
+        "quantize_weights": Expected(7, 2 - 2 * attending),
+    }
+
+
+def _qwen3_next(config: dict[str, Any]) -> dict[str, Expected]:
+    """Qwen3.5 whose checkpoint holds q, k, v and the gate of each head side by side."""
+    attending = _attending({"full_attention_interval": 4, **config})
+    parts = {"split_interleaved_linears": Expected(6, -4 * attending), "join_linears": Expected(2, -2 * attending)}
+    return {**_qwen3_5({**config, "layer_types": ["attention"] * attending}), **parts}
+
+
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
     """Returns the expectations of every decoder: each layer attends once and writes its cache once."""
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
@@ -456,7 +479,9 @@ _FAMILIES = {
     "phi3": _phi3,
     "qwen2": _llama,
     "qwen3": _qwen3,
+    "qwen3_5_text": _qwen3_5,
     "qwen3_moe": _qwen3_moe,
+    "qwen3_next": _qwen3_next,
     "smollm3": _smollm3,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,

@@ -32,7 +32,7 @@ from tensorwright.ir.facts import KvLayer
 from tensorwright.ir.graph import STORED
 from tensorwright.ir.ops import find_spec, infer
 from tensorwright.ir.verify import CACHED_INPUTS
-from tensorwright.passes.rewriting.carry_states import SCAN, States, check_scan, read_scan
+from tensorwright.passes.rewriting.carry_states import FORMS, States, read_recurrence
 from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import Match, describe, find_miss, match_value, pattern
 from tensorwright.passes.rewriting.rewriter import make_node
@@ -98,8 +98,8 @@ class _TokenMajor:
         self.metadata = {name: self.emit("input", (), {}, kind, name) for name, kind in CACHED_INPUTS.items()}
         self.states = States(self.emit_all, self.metadata)
         self.attentions = {id(n): self.read_attention(n) for n in graph.find("attention")}
-        self.scans = {id(n): self.read_scan(n) for n in graph.find("state_space_scan")}
-        matches = self.attentions | self.scans
+        self.recurrences = {id(n): self.read_recurrence(n) for n in graph.nodes if n.op in FORMS}
+        matches = self.attentions | self.recurrences
         self.inside = {id(n) for m in matches.values() for n in m.nodes} - set(matches)
         self.tail = find_tail(graph)
 
@@ -132,11 +132,11 @@ class _TokenMajor:
             )
         return match
 
-    def read_scan(self, node: Node) -> Match:
-        match = read_scan(node)
+    def read_recurrence(self, node: Node) -> Match:
+        match = read_recurrence(node)
         if match is None:
-            miss = find_miss(self.graph, SCAN, check_scan, through=node)
-            raise self.refusal(node, f"must read x, b and c from one row, in this order: {miss}")
+            miss = find_miss(self.graph, *FORMS[node.op], through=node)
+            raise self.refusal(node, f"must read parts of one row in order, and decay by stored weights: {miss}")
         return match
 
     def refusal(self, node: Node, why: str) -> UnsupportedModelError:
@@ -155,8 +155,11 @@ class _TokenMajor:
         elif node.op == "causal_conv":
             self.moved[node.output] = self.states.carry_conv(node, self.moved[node.operand(0)])
         elif node.op == "state_space_scan":
-            m = self.scans[id(node)]
+            m = self.recurrences[id(node)]
             self.moved[node.output] = self.states.carry_scan(m, self.moved[m.row], self.moved[m.dt])
+        elif node.op == "delta_rule":
+            m = self.recurrences[id(node)]
+            self.moved[node.output] = self.states.carry_delta_rule(m, *(self.moved[v] for v in (m.row, m.dt, m.beta)))
         elif node.op == "rms_norm" and node.output.rank == 4:
             self.moved[node.output] = self.convert_norm_of_runs(node)
         elif node.op == "latent_attention":

@@ -24,6 +24,7 @@ from tensorwright.passes.fuse_head_norms import fuse_head_norms
 from tensorwright.passes.fuse_latent_attention import fuse_latent_attention
 from tensorwright.passes.fuse_qkv import fuse_qkv
 from tensorwright.passes.fuse_swiglu import fuse_swiglu
+from tensorwright.passes.join_linears import join_linears
 from tensorwright.passes.merge_common_subexpressions import merge_common_subexpressions
 from tensorwright.passes.move_norms_before_rotary import move_norms_before_rotary
 from tensorwright.passes.move_query_scale import move_query_scale
@@ -40,6 +41,7 @@ from tensorwright.passes.rewrite_gqa import rewrite_gqa
 from tensorwright.passes.shift_position_tables import shift_position_tables
 from tensorwright.passes.split_interleaved_linears import split_interleaved_linears
 from tensorwright.passes.split_linears import split_linears
+from tensorwright.passes.unflatten_heads import unflatten_heads
 from tensorwright.passes.widen_activations import widen_activations
 
 
@@ -85,6 +87,8 @@ RECOGNITION: tuple[Phase, ...] = (
         Step(canonicalise_recurrences, "their weights become operands, their transposes meet",
              after=("canonicalise_shapes",), before=("canonicalise_shapes",)),
         Step(recognise_rms_norm, "one op in place of five", after=("canonicalise_scalars",)),
+        Step(unflatten_heads, "norms of heads are of whole rows again", after=("recognise_rms_norm",),
+             before=("canonicalise_shapes",)),
         Step(recognise_gelu, "one op in place of eight", after=("canonicalise_scalars",)),
         Step(recognise_router, "one op chooses experts, and its rows have the batch again",
              after=("canonicalise_linears",), before=("canonicalise_shapes",)),
@@ -117,6 +121,7 @@ RECOGNITION: tuple[Phase, ...] = (
         Step(fuse_swiglu, "the epilogue of the fused matmul", after=("fuse_gate_up",)),
         Step(fuse_add_rms_norm, "one pass over the residual stream", after=("recognise_rms_norm",)),
         Step(fuse_add_layer_norm, "the same, for families with that norm"),
+        Step(join_linears, "what was side by side is joined in another order", after=("split_interleaved_linears",)),
         Step(split_linears, "kernels read whole rows", after=("fuse_qkv",), before=("insert_kv_cache",)),
     )),
 )  # fmt: skip

@@ -16,6 +16,8 @@ MODULES = (
     "add.op",
     "causal_conv.carried",
     "causal_conv.op",
+    "delta_rule.carried",
+    "delta_rule.op",
     "elementwise.op",
     "embedding.op",
     "embedding.quantized",

@@ -86,6 +86,34 @@ def share_groups(graph: Graph) -> None:
     graph.facts.state_layers = layers
 
 
+def turn_delta_decay(graph: Graph) -> None:
+    """Each head of the last delta rule decays as the next one should."""
+
+    def turned(expr: WeightExpr, node: Node) -> WeightExpr:
+        return expr.slice(0, 1, node.attrs["heads"]).concat([expr.slice(0, 0, 1)])
+
+    _reread(_last(graph, "carried_delta_rule"), 7, turned)
+
+
+def double_rate(graph: Graph) -> None:
+    """The last delta rule takes back twice as much of each error."""
+    _last(graph, "carried_delta_rule").attrs["beta_scale"] *= 2.0
+
+
+def swap_queries_and_keys(graph: Graph) -> None:
+    """The last delta rule reads by keys and writes by queries."""
+    conv = _last(graph, "carried_conv")
+    linear = conv.operand(0).producer
+    rule = _last(graph, "carried_delta_rule")
+    keys = (int(conv.operand(0).shape[1]) - rule.attrs["heads"] * rule.attrs["width"]) // 2
+
+    def swapped(expr: WeightExpr, node: Node) -> WeightExpr:
+        rest = expr.slice(0, 2 * keys, int(node.output.shape[1]))
+        return expr.slice(0, keys, 2 * keys).concat([expr.slice(0, 0, keys), rest])
+
+    _reread(linear, 1, swapped)
+
+
 def drop_gate(graph: Graph) -> None:
     """The gate of the last layer is not applied."""
     gates = [n for n in graph.find("elementwise") if "silu" in n.attrs["program"]]

@@ -34,7 +34,7 @@ fix_dynamic_rope.py)."""
 LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 """Layers that attend. Other layers carry a state from token to token, or convolve."""
 
-FAMILIES_OF_RECURRENCES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2")
+FAMILIES_OF_RECURRENCES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_5_text", "qwen3_next")
 """The families whose recurrent layers build: those whose engines are tested against transformers."""
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
@@ -191,7 +191,7 @@ def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     if config.model_type in FAMILIES_OF_EXPERTS:
         experts = []
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES)
-    if config.model_type in FAMILIES_OF_RECURRENCES:
+    if text.model_type in FAMILIES_OF_RECURRENCES:
         kinds = []
     alibi = getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False)
     found = (

@@ -15,7 +15,7 @@ from tensorwright.builder.trace import lower_shapes as shapes
 from tensorwright.builder.trace.lower_complex import with_complex
 from tensorwright.builder.trace.lower_fx import Handler, Lowering
 from tensorwright.builder.trace.trace_experts import OPERATION as EXPERTS
-from tensorwright.builder.trace.trace_recurrences import CAUSAL_CONV, STATE_SPACE_SCAN
+from tensorwright.builder.trace.trace_recurrences import CAUSAL_CONV, DELTA_RULE, STATE_SPACE_SCAN
 from tensorwright.ir import dims
 from tensorwright.ir.graph import Value
 
@@ -104,6 +104,17 @@ def _state_space_scan(low: Lowering, a: Args) -> Value:
     operands = (a[name] for name in ("x", "dt", "b", "c", "a", "d", "dt_bias"))
     attrs = {name: a[name] for name in ("heads", "groups", "dt_min", "dt_max")}
     return low.emit("state_space_scan", *operands, **attrs)
+
+
+def _delta_rule(low: Lowering, a: Args) -> Value:
+    operands = (a[name] for name in ("q", "k", "v", "g", "beta"))
+    return low.emit("delta_rule", *operands, key_heads=a["key_heads"], heads=a["heads"])
+
+
+def _softplus(low: Lowering, a: Args) -> Value:
+    if a["beta"] != 1 or a["threshold"] != 20:
+        raise low.error(f"has beta {a['beta']} and threshold {a['threshold']}; only 1 and 20 have a meaning")
+    return low.emit("softplus", a["self"])
 
 
 def _linear(low: Lowering, a: Args) -> Value:
@@ -273,7 +284,8 @@ def _table() -> dict[str, Handler]:
     table |= _aten(_softmax, "softmax", "_softmax") | _aten(_cumsum, "cumsum")
     table |= _aten(_linear, "linear") | _aten(_addmm, "addmm") | _aten(_matmul, "matmul", "mm", "bmm")
     table |= _aten(_topk, "topk") | {EXPERTS: _experts}
-    table |= {CAUSAL_CONV: _causal_conv, STATE_SPACE_SCAN: _state_space_scan}
+    table |= {CAUSAL_CONV: _causal_conv, STATE_SPACE_SCAN: _state_space_scan, DELTA_RULE: _delta_rule}
+    table |= _aten(_softplus, "softplus")
     table |= _aten(_embedding, "embedding") | _aten(_gelu, "gelu") | _aten(_clamp, "clamp", "clamp_min", "clamp_max")
     table |= _aten(_layer_norm, "layer_norm") | _aten(_native_layer_norm, "native_layer_norm")
     table |= _aten(_div, "div") | _aten(_rsub, "rsub") | _aten(_reciprocal, "reciprocal")

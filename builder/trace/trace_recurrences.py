@@ -23,6 +23,7 @@ from tensorwright.plugins.state_space_scan.op import MAX_STEP
 
 CAUSAL_CONV = "tensorwright.causal_conv"
 STATE_SPACE_SCAN = "tensorwright.state_space_scan"
+DELTA_RULE = "tensorwright.delta_rule"
 """The names of the operations in an exported graph."""
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -96,9 +97,34 @@ def _state_space_scan(
     return out.reshape(hidden_states.shape)
 
 
+def _delta_rule(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    chunk_size: int = 64,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Stands for chunk_gated_delta_rule.
+
+    query and key: [batch, tokens, key heads, K], value: [batch, tokens, heads, P], g and beta: [batch, tokens, heads].
+    """
+    if initial_state is not None or output_final_state or not use_qk_l2norm_in_kernel:
+        raise _refuse("an initial state, or without norms of queries and keys")
+    q, k, v = (x.reshape(*x.shape[:2], x.shape[2] * x.shape[3]) for x in (query, key, value))
+    key_heads, heads = key.shape[2], value.shape[2]
+    out: torch.Tensor = torch.ops.tensorwright.delta_rule(v, q, k, g, beta, key_heads, heads)
+    return out.reshape(value.shape), None
+
+
 _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": _causal_conv,
     "mamba2_chunk_scan": _state_space_scan,
+    "torch_chunk_gated_delta_rule": _delta_rule,
 }
 """What stands in the place of each function, by the function's name in the modelling files."""
 
@@ -118,3 +144,4 @@ _define(
     "(Tensor x, Tensor dt, Tensor b, Tensor c, Tensor a, Tensor d, Tensor dt_bias, int heads, int groups, "
     "float dt_min, float dt_max) -> Tensor",
 )
+_define(DELTA_RULE, "(Tensor v, Tensor q, Tensor k, Tensor g, Tensor beta, int key_heads, int heads) -> Tensor")

@@ -2,8 +2,10 @@
 
     causal_conv(x, w, bias?)                             ->  carried_conv(x, ..., state.l, w^T, bias?)
     state_space_scan(x, dt, b, c, -exp(a_log), d, bias)  ->  carried_scan(row, dt, ..., state.l, [a_log, d, bias])
+    delta_rule(q, k, v, g, sigmoid(beta) * scale)        ->  carried_delta_rule(row, dt, beta, ..., state.l, a_log)
+        with g = -exp(a_log) * softplus(dt)
 
-x, b and c are consecutive slices of one row.  ... are seq_starts, context_lens and state_slots.
+x, b and c, and q, k and v, are consecutive slices of one row.  ... are seq_starts, context_lens and state_slots.
 """
 
 from __future__ import annotations
@@ -22,6 +24,18 @@ SCAN = pattern("""
     a   = neg(exp(a_log))
     out = state_space_scan(x, dt, b, c, a, d, dt_bias)
 """)  # fmt: skip
+
+DELTA_RULE = pattern(
+    """
+    q     = slice(row, dim=-1, start=0, end=q_end, step=1)
+    k     = slice(row, dim=-1, start=q_end, end=k_end, step=1)
+    v     = slice(row, dim=-1, start=k_end, end=v_end, step=1)
+    decay = mul(neg(exp(a_log)), softplus(dt))
+    rate  = mul?(sigmoid(beta), scale)
+    out   = delta_rule(q, k, v, decay, rate)
+    """,
+    commute=True,
+)
 
 Emit = Callable[..., list[Value]]
 """Adds a node (op, operands, attributes, types or None, name) and returns its results."""
@@ -61,6 +75,17 @@ class States:
         numbers = int(m.x_end) * states
         return self.carry("carried_scan", [row, dt], [w], numbers, {**m.root.attrs, "states": states})
 
+    def carry_delta_rule(self, m: Match, row: Value, dt: Value, beta: Value) -> Value:
+        heads = m.root.attrs["heads"]
+        width, keys = (m.v_end - m.k_end) // heads, m.q_end // m.root.attrs["key_heads"]
+        attrs = {**m.root.attrs, "width": width, "beta_scale": 1.0 if m.scale is None else m.scalar(m.scale)}
+        return self.carry("carried_delta_rule", [row, dt, beta], [m.a_log], heads * keys * width, attrs)
+
+
+def check_delta_rule(m: Match) -> None:
+    m.require(m.v_end == m.row.shape[-1], "q, k and v are not all of the row", m.row)
+    m.require(m.a_log.node.op == "weight", "not a weight of the checkpoint", m.a_log)
+
 
 def check_scan(m: Match) -> None:
     m.require(m.c_end == m.row.shape[-1], "x, b and c are not all of the row", m.row)
@@ -68,6 +93,10 @@ def check_scan(m: Match) -> None:
         m.require(value.node.op == "weight", "not a weight of the checkpoint", value)
 
 
-def read_scan(node: Node) -> Match | None:
-    """Returns the match of a scan, or None if it is written in another way."""
-    return match_value(node.output, SCAN, check_scan)
+FORMS = {"state_space_scan": (SCAN, check_scan), "delta_rule": (DELTA_RULE, check_delta_rule)}
+"""The pattern of each recurrence that reads parts of a row, and its check."""
+
+
+def read_recurrence(node: Node) -> Match | None:
+    """Returns the match of a recurrence of FORMS, or None if it is written in another way."""
+    return match_value(node.output, *FORMS[node.op])

@@ -18,9 +18,6 @@ from tensorwright.ir.records import Instruction, Op, metadata, rows, shared, sta
 from tensorwright.plugins.causal_conv.op import ACTIVATIONS, convolve
 from tensorwright.plugins.rounding import round_to
 
-CPU_MAX_WIDTH = 16
-"""Equal to TW_CONV_MAX_WIDTH of kernel.h."""
-
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns the types of y and of the states. Raises GraphError for operands that do not fit."""

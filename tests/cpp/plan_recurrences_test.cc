@@ -20,6 +20,8 @@ void add_recurrences(ToyPlan& t) {
   t.op(Op::kMatmul, {{t.instructions[2].in[0]}, {x}, {t.matrix(20, ToyPlan::kHidden)}, {0, 20}, {}});
   t.op(Op::kMatmul, {{t.instructions[2].in[0]}, {dt}, {t.matrix(kHeads, ToyPlan::kHidden)}, {0, kHeads}, {}});
   t.op(Op::kCarriedConv, {{x}, {row}, {t.vector(60), t.vector(20)}, {0, 1}, {}});
+  const int32_t change = t.buffer(kTokens, 8);
+  t.op(Op::kCarriedDeltaRule, {{row, dt, dt}, {change}, {t.vector(kHeads)}, {1, kGroups, kHeads, 2}, {1.0f}});
   t.op(Op::kCarriedScan, {{row, dt}, {y}, {t.vector(12)}, {1, kHeads, kGroups, kStates}, {0.0f, 1.0f}});
 }
 
@@ -27,7 +29,7 @@ template <typename Damage>
 std::string fault(Damage&& damage) {
   return fault_of([&](ToyPlan& t) {
     add_recurrences(t);
-    damage(t, t.instructions[t.instructions.size() - 2], t.instructions.back());
+    damage(t, t.instructions[t.instructions.size() - 3], t.instructions.back());
   });
 }
 
@@ -63,6 +65,22 @@ TW_TEST(scan_faults_are_named) {
   check_says(fault([](ToyPlan& t, I&, I&) { t.states[1].bytes = 64; }),
              "the state must have 96 bytes, has 64");
   check_says(fault([](ToyPlan& t, I&, I& i) { i.weight[0] = t.vector(8); }), "w must be a raw vector of 12");
+}
+
+TW_TEST(delta_rule_faults_are_named) {
+  const auto damaged = [](auto&& damage) {
+    return fault([&](ToyPlan& t, I&, I&) { damage(t, t.instructions[t.instructions.size() - 2]); });
+  };
+  check_says(damaged([](ToyPlan&, I& i) { i.ints[0] = 2; }),
+             "(carried_delta_rule): state must be below 2, is 2");
+  check_says(damaged([](ToyPlan&, I& i) { i.ints[1] = 3; }), "heads must be a multiple of key_heads");
+  check_says(damaged([](ToyPlan&, I& i) { i.ints[3] = 0; }), "width must be 1 to");
+  check_says(damaged([](ToyPlan&, I& i) { i.ints[3] = 3; }), "y must have 12 cols, has 8");
+  check_says(damaged([](ToyPlan&, I& i) { i.in[0] = i.in[1]; }),
+             "row must hold q and k of 1 to 1024 elements");
+  check_says(damaged([](ToyPlan&, I& i) { i.in[2] = i.in[0]; }), "beta must have 4 cols, has 20");
+  check_says(damaged([](ToyPlan& t, I&) { t.states[1].bytes = 64; }), "the state must have 96 bytes, has 64");
+  check_says(damaged([](ToyPlan& t, I& i) { i.weight[0] = t.vector(8); }), "w must be a raw vector of 4");
 }
 
 TW_TEST_MAIN()

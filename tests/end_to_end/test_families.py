@@ -215,6 +215,15 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "bamba": (recurrences.turn_decay, recurrences.turn_convolution, broken.scale_frequencies),
     "granitemoehybrid": (recurrences.turn_decay, recurrences.drop_gate, broken.change_numbers),
     "granitemoehybrid_experts": (experts.turn_router, experts.drop_shared_expert, recurrences.turn_step_bias),
+    "qwen3_5_text": (
+        recurrences.turn_delta_decay,
+        recurrences.double_rate,
+        recurrences.swap_queries_and_keys,
+        recurrences.drop_gate,
+        recurrences.turn_convolution,
+        broken.flatten_query_norm,
+    ),
+    "qwen3_next": (recurrences.turn_delta_decay, recurrences.swap_queries_and_keys),
     "nested gemma3": (broken.swap_rope_tables, broken.swap_windows, broken.scale_embedding),
     "nested mistral3": (broken.drop_window, broken.scale_frequencies),
     "nested llava": (broken.scale_frequencies, broken.shift_head_map),
@@ -226,7 +235,16 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
 }
 """Variant of tiny_models or nested_models -> what turns its comparison red."""
 
-IN_STEPS_ALONE = ("bamba", "granitemoehybrid", "granitemoehybrid_experts", "lfm2", "lfm2_biases", "mamba2")
+IN_STEPS_ALONE = (
+    "bamba",
+    "granitemoehybrid",
+    "granitemoehybrid_experts",
+    "lfm2",
+    "lfm2_biases",
+    "mamba2",
+    "qwen3_5_text",
+    "qwen3_next",
+)
 """Variants with recurrent layers, whose states the scheduler does not keep yet."""
 
 LENGTHS = (1, 2, 16, 17, 33, 100)

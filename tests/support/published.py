@@ -54,7 +54,11 @@ def legacy_config(config: dict[str, Any]) -> dict[str, Any]:
         config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
         config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
-    elif family in ("olmo3", "gemma4_text"):  # a `rope_theta` at the top is read for some of the layers only, or none
+    elif family in (
+        "olmo3",
+        "gemma4_text",
+        "qwen3_5_text",
+    ):  # a `rope_theta` at the top is read for some of the layers only, or none
         config["rope_parameters"], rope = rope, {}
     elif family in DERIVED_LAYERS:
         config.pop("layer_types", None)

@@ -167,3 +167,19 @@ MAMBA2_LAYERS: dict[str, Any] = {
     "mamba_n_groups": 2,
 }
 """The recurrent layers of hybrids."""
+
+DELTA_LAYERS: dict[str, Any] = {
+    "pad_token_id": 0,
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+    },
+}
+"""Hybrids with gated delta rules."""

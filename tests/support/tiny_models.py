@@ -55,8 +55,10 @@ from transformers import (
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SmolLM3Config,
     StableLmConfig,
     Starcoder2Config,
@@ -64,6 +66,7 @@ from transformers import (
 
 from support.tiny_configs import (
     COMMON,
+    DELTA_LAYERS,
     EXPERTS,
     FALCON,
     FLINT,
@@ -141,6 +144,11 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "shared_intermediate_size": 48,
         },
     ),
+    "qwen3_5_text": (
+        Qwen3_5TextConfig,
+        DELTA_LAYERS,
+    ),
+    "qwen3_next": (Qwen3NextConfig, {**DELTA_LAYERS, **EXPERTS, "mlp_only_layers": [0, 1], "decoder_sparse_step": 1}),
     "falcon_h1": (FalconH1Config, {**MAMBA2_LAYERS, "mamba_d_ssm": 64}),
 }
 
@@ -245,6 +253,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         {**EXPERTS, "shared_intermediate_size": 20, "position_embedding_type": "rope"},
     ),
+    "qwen3_5_text": ("qwen3_5_text", {}),
+    "qwen3_next": ("qwen3_next", {}),
     "falcon_h1": ("falcon_h1", {}),
     "qwen3_moe_some": ("qwen3_moe", {"mlp_only_layers": [0], "num_hidden_layers": 3, "norm_topk_prob": False}),
 }

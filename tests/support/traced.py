@@ -16,7 +16,7 @@ from tensorwright.ir.interpret import interpret
 from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 
 LENGTHS = (2, 7, 33)
-SCANS = ("state_space_scan",)
+SCANS = ("state_space_scan", "delta_rule")
 COMPLEX = ("deepseek_v2",)
 """Families that rotate by complex numbers, which torch computes in other loops than real ones."""
 

@@ -38,6 +38,7 @@ enum class Op : uint32_t {
   kLatentKvWrite = 17,  // q_latent, q, kv, table? | - | y | kv_layer, heads | -
   kCarriedConv = 20,  // x | w, bias? | y | state, activation | -
   kCarriedScan = 21,  // row, dt | w | y | state, heads, groups, states | dt_min, dt_max
+  kCarriedDeltaRule = 22,  // row, dt, beta | w | y | state, key_heads, heads, width | beta_scale
 };
 
 // Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
@@ -82,6 +83,8 @@ InstructionRule check_carried_conv;
 OperationMaker make_carried_conv;
 InstructionRule check_carried_scan;
 OperationMaker make_carried_scan;
+InstructionRule check_carried_delta_rule;
+OperationMaker make_carried_delta_rule;
 
 // How many operands an op takes and how many attributes it reads. Required operands come first.
 struct OpRow {
@@ -111,6 +114,7 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kLatentKvWrite, "latent_kv_write", 3, 4, 0, 0, 1, 1, 2, 0, check_latent_kv_write, make_latent_kv_write},
   {Op::kCarriedConv, "carried_conv", 1, 1, 1, 2, 1, 1, 2, 0, check_carried_conv, make_carried_conv},
   {Op::kCarriedScan, "carried_scan", 2, 2, 1, 1, 1, 1, 4, 2, check_carried_scan, make_carried_scan},
+  {Op::kCarriedDeltaRule, "carried_delta_rule", 3, 3, 1, 1, 1, 1, 4, 1, check_carried_delta_rule, make_carried_delta_rule},
 };
 
 // out[`out`] may be written over in[`in`] if in[`without`] is absent (-1: always), for the kernel reads and

@@ -1,0 +1,81 @@
+"""unflatten_heads:  norms and gates of heads  ->  the same on rows [1, S, C]
+
+    rms_norm(view(x, [S C / D, D]), w)  ->  view(rms_norm(view(x, [1, S, C / D, D]), w), [S C / D, D])
+    silu(view(x, [S C / D, D]))         ->  view(silu(view(x, [1, S, C])), [S C / D, D])
+    mul(view(x), view(y))               ->  view(mul(view(x, [1, S, C]), view(y, [1, S, C])))
+
+S tokens, C channels, D channels of a head.  x, y: [1, S, ...] of C channels, w: [D].  canonicalise_shapes then
+joins the views. The pass changes only models with recurrences.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from tensorwright.ir import Dim, Graph, Value
+from tensorwright.ir.dims import mul, same
+from tensorwright.passes.canonicalise_recurrences import has_recurrences
+from tensorwright.passes.rewriting.matcher import Match, apply, pattern
+from tensorwright.passes.rewriting.rewriter import Rewriter
+
+NORM = pattern("""
+    flat = view(x)
+    out  = rms_norm(flat, w)
+""", shared=["flat"])  # fmt: skip
+GATE = pattern("""
+    flat = view(x)
+    out  = silu(flat)
+""", shared=["flat"])  # fmt: skip
+PRODUCT = pattern("""
+    left  = view(x)
+    right = view(y)
+    out   = mul(left, right)
+""", shared=["left", "right"])  # fmt: skip
+
+
+def row_shape(m: Match, value: Value) -> tuple[Dim, ...]:
+    """Returns [1, S, C] for a value [1, S, ...] whose rows have C channels, however these are arranged."""
+    m.require(value.rank > 2 and value.shape[0] == 1, "not the rows of one sequence", value)
+    m.require(all(isinstance(dim, int) for dim in value.shape[2:]), "the width is not fixed", value)
+    return (*value.shape[:2], prod(int(dim) for dim in value.shape[2:]))
+
+
+def check_flat(m: Match) -> None:
+    m.bind_shape(m.flat, "R D")
+    row = row_shape(m, m.x)
+    heads = int(row[2]) // int(m.flat.shape[1])
+    m.require(heads > 1 and same(m.flat.shape[0], mul(heads, row[1])), "the rows are no heads", m.flat)
+
+
+def check_product(m: Match) -> None:
+    m.bind_shape(m.left, "R D")
+    m.bind_shape(m.right, "R D")
+    m.require(row_shape(m, m.x) == row_shape(m, m.y), "not of as many channels", m.y)
+
+
+def norm_heads(m: Match, g: Rewriter) -> Value:
+    """Normalises the heads of each row, as a view of whole rows that is viewed again."""
+    row, width = row_shape(m, m.x), int(m.flat.shape[1])
+    heads = g.view(m.x, shape=(*row[:2], int(row[2]) // width, width))
+    out: Value = g.view(g.view(g.rms_norm(heads, m.w, **m.root.attrs), shape=row), shape=m.out.shape)
+    return out
+
+
+def gate_rows(m: Match, g: Rewriter) -> Value:
+    out: Value = g.view(g.silu(g.view(m.x, shape=row_shape(m, m.x))), shape=m.out.shape)
+    return out
+
+
+def multiply_rows(m: Match, g: Rewriter) -> Value:
+    out: Value = g.view(g.mul(*(g.view(x, shape=row_shape(m, x)) for x in (m.x, m.y))), shape=m.out.shape)
+    return out
+
+
+def unflatten_heads(graph: Graph) -> int:
+    if not has_recurrences(graph):
+        return 0
+    return (
+        apply(graph, NORM, check_flat, norm_heads)
+        + apply(graph, GATE, check_flat, gate_rows)
+        + apply(graph, PRODUCT, check_product, multiply_rows)
+    )
