@@ -82,11 +82,16 @@ class CpuExecutor:
 
     def profile_table(self, phase: str = '') -> list[dict[str, Any]]:
         """
-        Per instruction: name, op, calls, ns, bytes (moved at least), ops (arithmetic). phase: of steps in which sequences have several tokens (prefill), one (decode), or some of either (mixed).
+        Per instruction: name, op, calls, ns, bytes (moved at least), ops (arithmetic), and with experts expert_rows, how many rows took each. phase: of steps in which sequences have several tokens (prefill), one (decode), or some of either (mixed).
         """
 
     def profile_steps(self) -> dict[str, dict[str, int]]:
         """Per phase: steps, tokens, sequences, rows, ns."""
+
+    def weight_reads(self) -> dict[str, Any]:
+        """
+        Of a step of one token: bytes of weights that it reads; and mixtures, for each layer of experts its module, experts, taken (by a token) and bytes_of_one.
+        """
 
     def dispatch(self) -> list[dict[str, Any]]:
         """Per kernel family: the kernel taken, and why better ones were not."""
