@@ -196,9 +196,9 @@ def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     alibi = getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False)
     found = (
         (experts, f"a mixture of experts ({experts[0] if experts else ''})"),
+        (getattr(text, "index_topk", None), "attention to positions that an indexer picks (index_topk)"),
         (kinds, f"layers of another kind than attention (layer_types: {', '.join(kinds)})"),
         (config.is_encoder_decoder, "an encoder beside its decoder (is_encoder_decoder)"),
-        (getattr(text, "index_topk", None), "attention to positions that an indexer picks (index_topk)"),
         (alibi, "attention biases that grow with distance (alibi)"),
     )
     for there, what in found:

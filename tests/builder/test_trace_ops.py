@@ -156,3 +156,52 @@ def test_a_gather_of_whole_rows_is_an_index():
 def test_a_gather_of_single_elements_is_refused():
     with pytest.raises(TraceError, match="only whole rows have a meaning"):
         graph_of(lambda x: torch.gather(x, 1, (x > 0).long()))
+
+
+def filled(x):
+    whole = x.new_empty(1, x.shape[1], 8)
+    whole[:, :, :6].copy_(x)
+    whole[:, :, 6:].copy_(x[:, :, 1:3])
+    return -whole
+
+
+def filled_in_part(x):
+    whole = x.new_empty(1, x.shape[1], 8)
+    whole[:, :, :6].copy_(x)
+    return -whole
+
+
+def filled_by_repeating(x):
+    whole = x.new_empty(1, x.shape[1], 8)
+    whole[:, :, :6].copy_(x)
+    whole[:, :, 6:].copy_(x[:, :, :1])
+    return -whole
+
+
+def test_a_tensor_that_is_filled_part_by_part_is_a_concatenation():
+    assert_same(filled, ["slice", "concat", "neg"])
+
+
+@pytest.mark.parametrize("function", [filled_in_part, filled_by_repeating])
+def test_a_tensor_that_is_filled_otherwise_is_refused(function):
+    with pytest.raises(TraceError, match=r"aten.new_empty.default .* has no meaning here"):
+        graph_of(function)
+
+
+def test_complex_numbers_are_pairs():
+    """The sums are torch's own up to the order of their terms; cosine and sine are not."""
+
+    def turned(x):
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], 3, 2))
+        return torch.view_as_real(pairs * torch.polar(torch.ones_like(x[..., :3]), x[..., 3:]) * 2.0).flatten(2)
+
+    graph = graph_of(turned)
+    x = torch.randn(1, 5, 6, generator=torch.Generator().manual_seed(1))
+    (result,) = interpret(graph, {graph.inputs[0].name: x}, lambda expr: None)
+    expected = turned(x.double())
+    assert float((result - expected).abs().max()) <= 16 * 2.0**-24 * float(expected.abs().max())
+
+
+def test_what_complex_numbers_have_no_pair_for_is_refused():
+    with pytest.raises(TraceError):
+        graph_of(lambda x: torch.view_as_complex(x.reshape(*x.shape[:-1], 3, 2)).abs())

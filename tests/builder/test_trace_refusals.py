@@ -15,6 +15,10 @@ REFUSED = {
     "qwen2_moe": (UnsupportedModelError, "qwen2_moe has a mixture of experts (num_"),
     "t5": (UnsupportedModelError, "t5 has an encoder beside its decoder (is_encoder_decoder)"),
     "falcon": (UnsupportedModelError, "falcon has attention biases that grow with distance (alibi)"),
+    "deepseek_v32 with dense layers": (
+        UnsupportedModelError,
+        "deepseek_v32 has attention to positions that an indexer picks (index_topk)",
+    ),
     "mamba": (UnsupportedModelError, "layers of another kind than attention (layer_types: linear_attention)"),
     "xglm": (TraceError, "module model.embed_positions (modeling_xglm.py, line "),
     "rwkv": (TensorwrightError, "rwkv"),

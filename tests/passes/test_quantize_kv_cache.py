@@ -135,6 +135,13 @@ def test_heads_too_wide_are_refused() -> None:
     assert quantize_kv_cache(cached(head_dim=1024)) == 1
 
 
+def test_latent_rows_are_refused() -> None:
+    with pytest.raises(
+        UnsupportedModelError, match="int8 KV cache of latent rows is not supported, and layer 0 has one"
+    ):
+        quantize_kv_cache(cached(v_dim=4))
+
+
 @pytest.mark.parametrize("variant", ["llama", "llama_mqa"])
 def test_pinned_count(rewritten, variant: str) -> None:
     assert rewritten(variant).count("quantize_kv_cache") == 0

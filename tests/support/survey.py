@@ -46,6 +46,7 @@ SURVEY: dict[str, dict[str, Any]] = {
     "cohere with use_qk_norm": {"use_qk_norm": True},
     "cohere2": {"logit_scale": 0.3, "head_dim": 8, **BOTH_KINDS},
     "deepseek_v2 with dense layers": {**LATENT, "first_k_dense_replace": 2},
+    "deepseek_v32 with dense layers": {**LATENT, "first_k_dense_replace": 2},
     "deepseek_v3": {"n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, **MOE},
     "deepseek_v3 with dense layers": {**LATENT, "first_k_dense_replace": 2},
     "ernie4_5": {"head_dim": 8},
