@@ -8,6 +8,7 @@
 
 #include "plugins/common/bf16.h"
 #include "plugins/common/dispatch.h"
+#include "plugins/latent_attention/kernels.h"
 #include "plugins/layer_norm/kernels.h"
 #include "plugins/paged_attention/kernels.h"
 #include "plugins/paged_attention/layout.h"
@@ -86,8 +87,24 @@ Written write(const Shape& s, const KernelEntry<tw_rotary_kv_write_fn>& entry) {
   return out;
 }
 
-// acc, max and sum of every KV head and split, for the last `queries` positions.
-std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, int queries, int window) {
+// The first v_dim columns of V of a split, one position after the other.
+std::vector<char> values_of(const Shape& s, const Written& w, int kv_head, int split, int v_dim) {
+  const size_t row = static_cast<size_t>(v_dim) * tw_dtype_bytes(s.dtype);
+  std::vector<char> rows(TW_ATTENTION_SPLIT * row);
+  for (int at = 0; at < TW_ATTENTION_SPLIT && split * TW_ATTENTION_SPLIT + at < s.length; ++at) {
+    const int p = split * TW_ATTENTION_SPLIT + at, block = s.blocks() - 1 - p / s.block_size;
+    const char* page = w.pages.data() + block * s.block_bytes() +
+                       kv_head * tw_kv_head_bytes(s.dtype, s.head_dim, s.block_size);
+    std::memcpy(rows.data() + at * row,
+                page + tw_kv_v_offset(s.dtype, s.head_dim, s.block_size, p % s.block_size, 0), row);
+  }
+  return rows;
+}
+
+// acc, max and sum of every KV head and split, for the last `queries` positions. v_dim: 0, or the columns of
+// V that are read, from rows beside the pages.
+std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, int queries, int window,
+                          int v_dim = 0) {
   std::vector<int32_t> block_table;
   for (int b = s.blocks() - 1; b >= 0; --b) block_table.push_back(b);
   const int group = s.heads / s.kv_heads, bytes = static_cast<int>(tw_dtype_bytes(s.q_dtype()));
@@ -95,11 +112,14 @@ std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, 
   std::vector<float> all;
   for (int kv_head = 0; kv_head < s.kv_heads; ++kv_head) {
     for (int split = 0; split * TW_ATTENTION_SPLIT < s.length; ++split) {
-      std::vector<float> acc(rows * s.head_dim), max(rows), sum(rows);
+      const std::vector<char> values = v_dim ? values_of(s, w, kv_head, split, v_dim) : std::vector<char>();
+      std::vector<float> acc(rows * (v_dim ? v_dim : s.head_dim)), max(rows), sum(rows);
       tw_attention_args a = {};
       a.queries = queries;
       a.group = group;
       a.head_dim = s.head_dim;
+      a.v_dim = v_dim ? v_dim : s.head_dim;
+      if (v_dim) a.v_rows = values.data();
       a.block_size = s.block_size;
       a.first_position = s.length - queries;
       a.window = window;
@@ -121,6 +141,94 @@ std::vector<float> attend(const Shape& s, const Written& w, tw_attention_fn fn, 
     }
   }
   return all;
+}
+
+TW_TEST(rows_of_v_may_lie_beside_the_pages_and_be_fewer_columns) {
+  for (const Shape& shape : kShapes) {
+    if (shape.dtype == TW_I8) continue;
+    const Written written = write(shape, rotary_kv_write_kernels().back());
+    const int queries = std::min(shape.length, 5), v_dim = (shape.head_dim + 1) / 2;
+    const auto rows = static_cast<size_t>(queries) * static_cast<size_t>(shape.heads / shape.kv_heads);
+    for (const auto& entry : attention_kernels(shape.dtype)) {
+      if (!runnable(entry)) continue;
+      const std::vector<float> whole = attend(shape, written, entry.fn, queries, 0);
+      const std::vector<float> part = attend(shape, written, entry.fn, queries, 0, v_dim);
+      const float *from = whole.data(), *to = part.data();
+      while (to < part.data() + part.size()) {
+        for (size_t row = 0; row < rows; ++row, from += shape.head_dim, to += v_dim) {
+          TW_CHECK(std::memcmp(from, to, static_cast<size_t>(v_dim) * sizeof(float)) == 0);
+        }
+        TW_CHECK(std::memcmp(from, to, 2 * rows * sizeof(float)) == 0);
+        from += 2 * rows, to += 2 * rows;
+      }
+    }
+  }
+}
+
+TW_TEST(latent_values_are_columns_of_the_panel) {
+  for (const auto& entry : latent_values_kernels()) {
+    if (!runnable(entry)) continue;
+    for (int words : {1, 7, 8, 9, 33}) {
+      const std::vector<float> panel = normal(static_cast<size_t>(words) * TW_LANES, 1);
+      std::vector<float> rows(panel.size());
+      const tw_latent_values_args args = {words, panel.data(), rows.data()};
+      entry.fn(&args);
+      for (int i = 0; i < words * TW_LANES; ++i) {
+        TW_CHECK(rows[static_cast<size_t>(i % TW_LANES * words + i / TW_LANES)] ==
+                 panel[static_cast<size_t>(i)]);
+      }
+    }
+  }
+}
+
+TW_TEST(latent_kv_write_gives_the_same_bits) {
+  const int tokens = 21, heads = 3, block_size = 16;
+  for (int dtype : {TW_F32, TW_BF16}) {
+    for (int latent : {2, 16, 34}) {
+      for (int rope : {0, 6, 32}) {
+        const int width = latent + rope, q_head = rope + 5, bytes = static_cast<int>(tw_dtype_bytes(dtype));
+        const auto count = [&](int columns) {
+          return static_cast<size_t>(tokens) * static_cast<size_t>(columns);
+        };
+        const std::vector<float> q_latent = normal(count(heads * latent), 1),
+                                 q = normal(count(heads * q_head), 2);
+        const std::vector<float> kv = normal(count(width), 3), table = normal(count(rope), 4);
+        std::vector<int32_t> slots;
+        for (int t = 0; t < tokens; ++t) slots.push_back(tokens + 10 - t);
+        std::vector<char> first;
+        for (const auto& entry : latent_kv_write_kernels()) {
+          if (!runnable(entry)) continue;
+          const size_t page = tw_kv_k_bytes(dtype, width, block_size);
+          const size_t y_bytes = count(heads * width) * static_cast<size_t>(bytes);
+          std::vector<char> out(2 * page + y_bytes);
+          tw_latent_kv_write_args a = {};
+          a.tokens = tokens;
+          a.heads = heads;
+          a.latent = latent;
+          a.rope = rope;
+          a.q_head = q_head;
+          a.block_size = block_size;
+          a.y_dtype = a.kv_dtype = dtype;
+          a.q_latent = q_latent.data();
+          a.q_latent_stride = heads * latent;
+          a.q = q.data();
+          a.q_stride = heads * q_head;
+          a.kv = kv.data();
+          a.kv_stride = width;
+          a.table = rope ? table.data() : nullptr;
+          a.table_stride = rope;
+          a.slots = slots.data();
+          a.y = out.data() + 2 * page;
+          a.y_stride = heads * width;
+          a.pages = out.data();
+          a.page_bytes = static_cast<int64_t>(page);
+          entry.fn(&a);
+          if (first.empty()) first = out;
+          TW_CHECK(first == out);
+        }
+      }
+    }
+  }
 }
 
 TW_TEST(rotary_kv_write_gives_the_same_bits) {
