@@ -6,8 +6,8 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <new>
-#include <set>
 
 #include "runtime/core/base/error.h"
 #include "runtime/core/executor/cpu_executor.h"
@@ -142,29 +142,36 @@ TW_TEST(a_model_with_states_takes_a_slot_per_sequence) {
 
 TW_TEST(the_states_of_a_slot_lie_apart_and_are_copied_together) {
   ToyPlan toy;
-  toy.states = {{64}, {192}};
+  constexpr size_t kLarge = (size_t{5} << 19) + 64;  // more than two parts of a copy
+  toy.states = {{64}, {kLarge}};
   StateStorage storage(Plan::parse(toy.bytes()));
   storage.allocate(3);
-  std::set<char*> places;
+  std::map<char*, char*> places;  // begin -> end
   for (int32_t slot = 0; slot < 3; ++slot) {
-    for (const auto& [layer, bytes] : {std::pair<size_t, size_t>(0, 64), {1, 192}}) {
+    for (const auto& [layer, bytes] : {std::pair<size_t, size_t>(0, 64), {1, kLarge}}) {
       char* at = storage.at(layer, slot);
       TW_CHECK_EQ(reinterpret_cast<uintptr_t>(at) % 64, uintptr_t{0});
-      for (size_t i = 0; i < bytes; ++i) TW_CHECK(places.insert(at + i).second);
+      TW_CHECK(places.emplace(at, at + bytes).second);
       std::memset(at, static_cast<int>(10 * slot) + static_cast<int>(layer), bytes);
     }
   }
-  storage.copy(2, 0);
+  ThreadTeam team(2);
+  storage.copy(2, 0, team);
   const auto holds = [&](size_t layer, int32_t slot, char value, size_t bytes) {
     return std::all_of(storage.at(layer, slot), storage.at(layer, slot) + bytes,
                        [&](char byte) { return byte == value; });
   };
-  TW_CHECK(holds(0, 0, 20, 64) && holds(1, 0, 21, 192));
-  TW_CHECK(holds(0, 1, 10, 64) && holds(1, 1, 11, 192));
-  TW_CHECK(holds(0, 2, 20, 64) && holds(1, 2, 21, 192));
+  TW_CHECK(holds(0, 0, 20, 64) && holds(1, 0, 21, kLarge));
+  TW_CHECK(holds(0, 1, 10, 64) && holds(1, 1, 11, kLarge));
+  TW_CHECK(holds(0, 2, 20, 64) && holds(1, 2, 21, kLarge));
   size_t all = 0;
+  char* end = nullptr;
+  for (const auto& [begin, behind] : places) {
+    TW_CHECK(begin >= end);
+    end = behind;
+  }
   for (const MemoryPiece& piece : storage.pieces()) all += piece.bytes;
-  TW_CHECK_EQ(all, places.size());
+  TW_CHECK_EQ(all, 3 * (64 + kLarge));
 }
 
 TW_TEST(wrong_files_are_refused) {

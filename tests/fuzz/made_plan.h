@@ -45,6 +45,8 @@ class MadePlan : public tw_test::PlanWriter {
     header.max_seq_len = c_.of<uint32_t>({1200, 20, 64, 513, 1024});
     header.block_size = c_.of<uint32_t>({16, 32, 64, 128, 256, 512});
     header.act_dtype = c_.below(2);
+    if (header.vocab_size == 17)
+      states = {{64}, {192}};  // takes no choice, so old inputs make what they made
   }
 
   uint32_t width() {

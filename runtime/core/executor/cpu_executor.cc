@@ -161,7 +161,7 @@ void CpuExecutor::copy_state(int32_t from, int32_t to) {
     if (slot < 0 || slot >= states_.slots())
       refuse(concat("copy_state: slot must be 0 to ", states_.slots() - 1, ", is ", slot));
   }
-  states_.copy(from, to);
+  states_.copy(from, to, team_);
 }
 
 // The tasks compute with denormals, as threads outside of the team do: a result must not depend on the

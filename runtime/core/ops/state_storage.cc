@@ -1,5 +1,6 @@
 #include "runtime/core/ops/state_storage.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace tensorwright {
@@ -26,10 +27,15 @@ std::vector<MemoryPiece> StateStorage::pieces() const {
   return pieces;
 }
 
-void StateStorage::copy(int32_t from, int32_t to) {
+void StateStorage::copy(int32_t from, int32_t to, ThreadTeam& team) {
+  constexpr size_t kPart = size_t{1} << 20;
   if (from == to) return;
-  std::memcpy(memory_.data() + slot_bytes_ * static_cast<size_t>(to),
-              memory_.data() + slot_bytes_ * static_cast<size_t>(from), slot_bytes_);
+  const char* source = memory_.data() + slot_bytes_ * static_cast<size_t>(from);
+  char* target = memory_.data() + slot_bytes_ * static_cast<size_t>(to);
+  team.run(static_cast<int>((slot_bytes_ + kPart - 1) / kPart), [&](int part, int) {
+    const size_t begin = kPart * static_cast<size_t>(part);
+    std::memcpy(target + begin, source + begin, std::min(kPart, slot_bytes_ - begin));
+  });
 }
 
 }  // namespace tensorwright

@@ -9,6 +9,7 @@
 
 #include "runtime/core/base/arena.h"
 #include "runtime/core/base/populate.h"
+#include "runtime/core/base/thread_team.h"
 #include "runtime/core/plan/plan.h"
 
 namespace tensorwright {
@@ -30,8 +31,8 @@ class StateStorage {
   // Returns all memory in the order in which slots are given out.
   std::vector<MemoryPiece> pieces() const;
 
-  // Copies the states of all layers; both slots must be in range.
-  void copy(int32_t from, int32_t to);
+  // Copies the states of all layers, on all threads where they are large; both slots must be in range.
+  void copy(int32_t from, int32_t to, ThreadTeam& team);
 
  private:
   std::vector<size_t> offsets_;  // [layers]: of the layer's state in a slot
