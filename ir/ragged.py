@@ -78,7 +78,7 @@ class RaggedAdapter:
             "logit_rows": starts[1:] - 1 if last_rows_only else np.arange(len(ids)),
             "state_slots": [len(self.sequences) - 1 - i for i in present],
         }
-        named = {name: torch.from_numpy(np.array(a, np.int32)) for name, a in arrays.items()}
+        named: dict[str, Any] = {name: torch.from_numpy(np.array(a, np.int32)) for name, a in arrays.items()}
         named |= {f"kv_cache.{layer}": cache for layer, cache in self.caches.items()}
         named |= {f"state.{layer}": states for layer, states in self.states.items()}
         return {v.name: named[v.name] for v in self.graph.inputs}
