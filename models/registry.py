@@ -433,6 +433,22 @@ def _qwen3_next(config: dict[str, Any]) -> dict[str, Expected]:
     return {**_qwen3_5({**config, "layer_types": ["attention"] * attending}), **parts}
 
 
+def _falcon_h1(config: dict[str, Any]) -> dict[str, Expected]:
+    """Layers that attend and scan side by side; numbers scale what goes into and out of nearly every part."""
+    scaled = config.get("mlp_multipliers") not in (None, [1.0, 1.0])
+    keys_scaled = config.get("key_multiplier", 1.0) != 1.0
+    gates = dict.fromkeys(("fuse_gate_up", "fuse_swiglu"), Expected(0 if scaled else 1))
+    return {
+        **_llama(config),
+        **gates,
+        "recognise_rms_norm": Expected(3 if config.get("mamba_rms_norm", False) else 2, 1),
+        "move_query_scale": Expected(1 if keys_scaled else 0),
+        "split_linears": Expected(3),
+        "insert_kv_cache": Expected(3),
+        "quantize_weights": Expected(9 if scaled else 8, 2),
+    }
+
+
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
     """Returns the expectations of every decoder: each layer attends once and writes its cache once."""
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
@@ -450,6 +466,7 @@ _FAMILIES = {
     "glm4": _glm4,
     "glm4_moe_lite": _deepseek,
     "falcon": _falcon,
+    "falcon_h1": _falcon_h1,
     "flex_olmo": _flex_olmo,
     "gemma": _gemma,
     "gemma2": _gemma2,

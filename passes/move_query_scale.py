@@ -1,7 +1,10 @@
 """move_query_scale:  attention(view(row * c), k, v){scale}  ->  attention(view(row), k, v){scale * c}
 
+    attention(q, rotary(k * c), v){scale}  ->  attention(q, rotary(k), v){scale * c}
+
 S tokens, H heads, D head dim, c a number.  row: [1, S, H D], q = view(row * c): [1, S, H, D].  A score is
 scale * (q . k), and (row * c) . k = c * (row . k), so the number moves from the row of q into the scale of the scores.
+A rotation is linear, so a number moves out of k in the same way.
 """
 
 from __future__ import annotations
@@ -14,6 +17,12 @@ PATTERN = pattern("""
     scaled = mul(row, c)
     q      = view(scaled)
     out    = attention(q, k, v, sinks?, scale=scale)
+""")
+
+KEY = pattern("""
+    scaled = mul(k, c)
+    turned = rotary?(scaled, table, rotary_dim=rotary_dim)
+    out    = attention(q, turned, v, sinks?, scale=scale)
 """)
 
 
@@ -30,5 +39,16 @@ def replace(m: Match, g: Rewriter) -> Value:
     return out
 
 
+def check_key(m: Match) -> None:
+    m.require(m.scalar(m.c) != 0, "k is multiplied by zero", m.c)
+
+
+def replace_key(m: Match, g: Rewriter) -> Value:
+    k = m.k if m.table is None else g.rotary(m.k, m.table, rotary_dim=m.rotary_dim)
+    attrs = {**m.root.attrs, "scale": m.scale * m.scalar(m.c)}
+    out: Value = g.attention(m.q, k, m.v, *([] if m.sinks is None else [m.sinks]), **attrs)
+    return out
+
+
 def move_query_scale(graph: Graph) -> int:
-    return apply(graph, PATTERN, check, replace)
+    return apply(graph, PATTERN, check, replace) + apply(graph, KEY, check_key, replace_key)

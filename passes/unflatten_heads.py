@@ -3,6 +3,7 @@
     rms_norm(view(x, [S C / D, D]), w)  ->  view(rms_norm(view(x, [1, S, C / D, D]), w), [S C / D, D])
     silu(view(x, [S C / D, D]))         ->  view(silu(view(x, [1, S, C])), [S C / D, D])
     mul(view(x), view(y))               ->  view(mul(view(x, [1, S, C]), view(y, [1, S, C])))
+    view(mul(w, x))                     ->  mul(view(w), view(x)), w: [C / D, D], x: [1, S, C / D, D]
 
 S tokens, C channels, D channels of a head.  x, y: [1, S, ...] of C channels, w: [D].  canonicalise_shapes then
 joins the views. The pass changes only models with recurrences.
@@ -31,6 +32,10 @@ PRODUCT = pattern("""
     right = view(y)
     out   = mul(left, right)
 """, shared=["left", "right"])  # fmt: skip
+WEIGHTED = pattern("""
+    scaled = mul(w, x)
+    out    = view(scaled)
+""", commute=True)  # fmt: skip
 
 
 def row_shape(m: Match, value: Value) -> tuple[Dim, ...]:
@@ -51,6 +56,21 @@ def check_product(m: Match) -> None:
     m.bind_shape(m.left, "R D")
     m.bind_shape(m.right, "R D")
     m.require(row_shape(m, m.x) == row_shape(m, m.y), "not of as many channels", m.y)
+
+
+def check_weighted(m: Match) -> None:
+    m.bind_shape(m.w, "G D")
+    m.bind_shape(m.x, "1 S G D")
+    m.bind_shape(m.out, "1 S C")
+    m.require(m.w.node is not None and m.w.node.op == "weight", "not a weight of the checkpoint", m.w)
+
+
+def weigh_rows(m: Match, g: Rewriter) -> Value:
+    source, width = m.w.node, int(m.out.shape[2])
+    expr = source.attrs["expr"].reshape([width])
+    w = g.weight(expr=expr, type=(m.w.dtype, (width,)), scope=source.scope)
+    out: Value = g.mul(w, g.view(m.x, shape=m.out.shape))
+    return out
 
 
 def norm_heads(m: Match, g: Rewriter) -> Value:
@@ -78,4 +98,5 @@ def unflatten_heads(graph: Graph) -> int:
         apply(graph, NORM, check_flat, norm_heads)
         + apply(graph, GATE, check_flat, gate_rows)
         + apply(graph, PRODUCT, check_product, multiply_rows)
+        + apply(graph, WEIGHTED, check_weighted, weigh_rows)
     )

@@ -102,12 +102,16 @@ class _LogitsOnly(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         more: dict[str, Any] = {"position_ids": position_ids} if self.takes_positions else {}
-        with _IndexListsOnCpu():
+        with _ConstantsBesideWeights():
             return self.model(input_ids=input_ids, use_cache=False, return_dict=True, **more).logits
 
 
-class _IndexListsOnCpu(TorchFunctionMode):
-    """Makes the index of x[[1, 2]] on the CPU: on the meta device of x, its numbers would be lost."""
+class _ConstantsBesideWeights(TorchFunctionMode):
+    """Lets buffers with values meet tensors without values.
+
+    Makes the index of x[[1, 2]] on the CPU: on the meta device of x, its numbers would be lost. A buffer that x is
+    multiplied by goes to the device of x, which the trace takes for the buffer itself.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
@@ -115,6 +119,10 @@ class _IndexListsOnCpu(TorchFunctionMode):
             parts = index if isinstance(index, tuple) else (index,)
             if any(isinstance(part, list) for part in parts):
                 args = x, tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
+        if getattr(func, "__name__", "") in ("mul", "__mul__") and isinstance(args[1], torch.Tensor):
+            x, factor = args
+            if x.device.type == "meta" and factor.device.type == "cpu" and factor.dim() > 0:
+                args = x, factor.to(x.device)
         return func(*args, **(kwargs or {}))
 
 

@@ -215,6 +215,13 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
     "bamba": (recurrences.turn_decay, recurrences.turn_convolution, broken.scale_frequencies),
     "granitemoehybrid": (recurrences.turn_decay, recurrences.drop_gate, broken.change_numbers),
     "granitemoehybrid_experts": (experts.turn_router, experts.drop_shared_expert, recurrences.turn_step_bias),
+    "falcon_h1": (
+        recurrences.turn_decay,
+        recurrences.drop_gate,
+        broken.scale_scores,
+        broken.change_numbers,
+    ),
+    "falcon_h1_norm": (recurrences.drop_gate, recurrences.share_groups),
     "qwen3_5_text": (
         recurrences.turn_delta_decay,
         recurrences.double_rate,
@@ -237,6 +244,8 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
 
 IN_STEPS_ALONE = (
     "bamba",
+    "falcon_h1",
+    "falcon_h1_norm",
     "granitemoehybrid",
     "granitemoehybrid_experts",
     "lfm2",

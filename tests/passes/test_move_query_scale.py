@@ -21,6 +21,19 @@ def test_fires():
     assert after.find("attention")[0].attrs["scale"] == 0.7
 
 
+@pytest.mark.parametrize("turned", ["%keys", "%turned"])
+def test_a_number_moves_out_of_k_too(turned):
+    more = """
+  %keys: float32[1, seq, 2, 4] = mul(%k, %c)
+  %table: float32[1, seq, 4] = input()
+  %turned: float32[1, seq, 2, 4] = rotary(%keys, %table) {rotary_dim = 4}
+  %q:"""
+    body = BODY.replace("(%q, %k, %v)", f"(%q, {turned}, %v)").replace("\n  %q:", more)
+    graph = graph_of(body + "  return %y", "fused")
+    after = assert_fires(move_query_scale, graph, 2)
+    assert after.find("attention")[0].attrs["scale"] == 2.0 * 0.35 * 0.35
+
+
 def test_sinks_and_a_cap_stay():
     body = BODY.replace("  %scaled", '  %s: float32[2] = weight() {expr = @"s"}\n  %scaled', 1)
     body = body.replace("(%q, %k, %v)", "(%q, %k, %v, %s)").replace("softcap = 0.0", "softcap = 3.0")

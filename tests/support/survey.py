@@ -32,12 +32,21 @@ PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "parti
 MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 12, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+}
 
 SURVEY: dict[str, dict[str, Any]] = {
     "afmoe": MOE,
     "apertus": {},
     "arcee": {"head_dim": 8},
     "axk1 with dense layers": {**LATENT, "first_k_dense_replace": 2},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "biogpt": {},
     "bitnet": {},
     "bloom": {"n_layer": 2, "n_head": 4},
@@ -52,7 +61,7 @@ SURVEY: dict[str, dict[str, Any]] = {
     "ernie4_5": {"head_dim": 8},
     "exaone4": BOTH_KINDS,
     "falcon": {"alibi": True},
-    "falcon_h1": {},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
     "flex_olmo": MOE,
     "gemma": {"head_dim": 8},
     "gemma3_text": {"head_dim": 8, "query_pre_attn_scalar": 12, "rope_parameters": TWO_ROPES, **BOTH_KINDS},
@@ -64,6 +73,7 @@ SURVEY: dict[str, dict[str, Any]] = {
     "gpt_oss": {**MOE, **BOTH_KINDS, "head_dim": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 128},
     "granitemoe": MOE,
+    "granitemoehybrid": {**MAMBA, **MOE, **HYBRID, "shared_intermediate_size": 16},
     "granitemoeshared": {**MOE, "shared_intermediate_size": 16},
     "helium": {"head_dim": 8},
     "hunyuan_v1_dense": {"head_dim": 8},
@@ -74,7 +84,7 @@ SURVEY: dict[str, dict[str, Any]] = {
     "llama4_text": {**MOE, "head_dim": 8, "attention_chunk_size": 16},
     "llama with dynamic rope": {"rope_parameters": DYNAMIC},
     "mamba": {"state_size": 8},
-    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2},
+    "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 16},
     "ministral": {"head_dim": 8, **BOTH_KINDS},
     "minicpm3": LATENT,
     "mixtral": {"head_dim": 8, **MOE},
@@ -90,8 +100,9 @@ SURVEY: dict[str, dict[str, Any]] = {
     "phi": PARTIAL,
     "phimoe": MOE,
     "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 16},
-    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8},
+    "qwen3_5_text": {**DELTA, **HYBRID, "head_dim": 16},
     "qwen3_moe": {**MOE, "head_dim": 8},
+    "qwen3_next": {**DELTA, **HYBRID, **PARTIAL, **MOE, "head_dim": 16, "shared_expert_intermediate_size": 16},
     "recurrent_gemma": {"lru_width": 32},
     "rwkv": {},
     "seed_oss": {"head_dim": 8},

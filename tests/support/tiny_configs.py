@@ -183,3 +183,16 @@ DELTA_LAYERS: dict[str, Any] = {
     },
 }
 """Hybrids with gated delta rules."""
+
+FALCON_H1: dict[str, Any] = {
+    **MAMBA2_LAYERS,
+    "mamba_d_ssm": 64,
+    "ssm_multipliers": [0.7, 1.0, 1.3, 0.8, 1.5],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "key_multiplier": 0.4,
+    "mlp_multipliers": [0.5, 0.8],
+    "attention_out_multiplier": 0.9,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.5,
+}

@@ -69,6 +69,7 @@ from support.tiny_configs import (
     DELTA_LAYERS,
     EXPERTS,
     FALCON,
+    FALCON_H1,
     FLINT,
     GEMMA,
     GEMMA2,
@@ -149,7 +150,7 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         DELTA_LAYERS,
     ),
     "qwen3_next": (Qwen3NextConfig, {**DELTA_LAYERS, **EXPERTS, "mlp_only_layers": [0, 1], "decoder_sparse_step": 1}),
-    "falcon_h1": (FalconH1Config, {**MAMBA2_LAYERS, "mamba_d_ssm": 64}),
+    "falcon_h1": (FalconH1Config, FALCON_H1),
 }
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -256,6 +257,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": ("qwen3_5_text", {}),
     "qwen3_next": ("qwen3_next", {}),
     "falcon_h1": ("falcon_h1", {}),
+    "falcon_h1_norm": ("falcon_h1", {"mamba_rms_norm": True, "ssm_multipliers": [1.0] * 5}),
     "qwen3_moe_some": ("qwen3_moe", {"mlp_only_layers": [0], "num_hidden_layers": 3, "norm_topk_prob": False}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
