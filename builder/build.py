@@ -229,7 +229,10 @@ def _rewrite(run: BuildRun, graph: Graph, *, verify: bool, dump: Path | None) ->
                 weights=QuantizingWeights(checkpoint) if verify else None,
                 dump=dump,
                 expectations=expected_counts(
-                    text_config(checkpoint), _quantized(graph), graph.facts.layers if graph.facts.left_out else None
+                    text_config(checkpoint),
+                    _quantized(graph),
+                    graph.facts.layers if graph.facts.left_out else None,
+                    sum(1 for _ in graph.find("experts")),
                 ),
                 progress=count_pass,
                 pipeline=pipeline,

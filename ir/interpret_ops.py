@@ -118,15 +118,18 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def _experts(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
     """Computes experts as transformers' eager form does, bit for bit, for traces: one expert after the other, each for
     all of its rows, added to the result in this order."""
-    data, index, weights, gate_up, down = x
+    data, index, weights, up, down, up_bias, down_bias = (*x, None, None)[:7]
     rows = data.reshape(-1, data.shape[-1])
     index, weights = (v.reshape(len(rows), -1) for v in (index, weights))
+    scales_input = attrs.get("scales_input", False)
     out = torch.zeros_like(rows)
     for expert in index.unique().tolist():
         slot, row = torch.where(expert == index.T)
-        gate, up = F.linear(rows[row], gate_up[expert]).chunk(2, dim=-1)
-        inner = F.linear(_ACTIVATIONS[attrs["activation"]](gate) * up, down[expert])
-        out.index_add_(0, row, (inner * weights[row, slot, None]).to(out.dtype))
+        shares = weights[row, slot, None]
+        taken = (rows[row] * shares).to(rows.dtype) if scales_input else rows[row]
+        wide = _multiply(taken, up[expert], None if up_bias is None else up_bias[expert])
+        given = _multiply(_gate(wide, attrs), down[expert], None if down_bias is None else down_bias[expert])
+        out.index_add_(0, row, (given if scales_input else given * shares).to(out.dtype))
     return out.reshape(data.shape)
 
 
@@ -137,6 +140,24 @@ def _causal_conv(x: Operands, attrs: Attrs, bind: Bindings) -> torch.Tensor:
     y = F.conv1d(data.mT.to(w.dtype), w.unsqueeze(1), bias, padding=width - 1, groups=channels)[:, :, :tokens]
     y = F.silu(y) if attrs["activation"] == "silu" else y
     return y.to(data.dtype).mT
+
+
+def _multiply(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Computes a product of an expert. Classes with biases store matrices transposed, and add the bias by itself."""
+    return F.linear(x, w) if bias is None else x @ w.mT.contiguous() + bias
+
+
+def _gate(wide: torch.Tensor, attrs: Attrs) -> torch.Tensor:
+    """Computes what stands between the products of an expert."""
+    activate = _ACTIVATIONS[attrs["activation"]]
+    if not attrs.get("gated", True):
+        y = activate(wide)
+        return torch.square(y) if attrs.get("squared", False) else y
+    gate, up = wide.chunk(2, dim=-1)
+    if "limit" in attrs:
+        gate, up = gate.clamp(max=attrs["limit"]), up.clamp(min=-attrs["limit"], max=attrs["limit"])
+    activated = gate * torch.sigmoid(gate * attrs["slope"]) if "slope" in attrs else activate(gate)
+    return (up + attrs["up_offset"]) * activated if "up_offset" in attrs else activated * up
 
 
 RULES: dict[str, Rule] = {
@@ -177,6 +198,8 @@ RULES: dict[str, Rule] = {
     "softmax": lambda x, attrs, bind: torch.softmax(x[0], attrs["dim"]),
     "cumsum": lambda x, attrs, bind: torch.cumsum(x[0], attrs["dim"]),
     "topk": _topk,
+    "gather": lambda x, attrs, bind: x[0].gather(attrs["dim"], x[1]),
+    "scatter": lambda x, attrs, bind: x[0].scatter(attrs["dim"], x[1], attrs["value"]),
     "matmul": lambda x, attrs, bind: torch.matmul(x[0], x[1]),
     "linear": lambda x, attrs, bind: F.linear(*x),
     "embedding": _embedding,

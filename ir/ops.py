@@ -69,6 +69,8 @@ def _declare_arithmetic() -> None:
     _op("cumsum", 1, rules.cumsum, attrs={"dim": "int"}, sums=True)
     found = (rows("values"), rows("indices"))
     _op("topk", 1, rules.topk, attrs={"dim": "int", "k": "int"}, results=found)
+    _op("gather", 2, rules.gather, attrs={"dim": "int"})
+    _op("scatter", 2, rules.scatter, attrs={"dim": "int", "value": "number"})
     _op("matmul", 2, rules.matmul, kind="product", sums=True)
     linear = (rows("x"), shared("w"), shared("bias?"))
     _op("linear", linear, rules.linear, kind="product", per_token=True, sums=True)

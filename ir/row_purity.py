@@ -113,6 +113,11 @@ def _concat(node: Node) -> str | None:
     return _not_dim_0("dim")(node)
 
 
+def _by_index(node: Node) -> str | None:
+    """Requires that operand and index are per row. Then a row's numbers name places in the row itself."""
+    return _concat(node)
+
+
 def _permute(node: Node) -> str | None:
     return None if node.attrs["dims"][0] == 0 else "it moves dimension 0, the tokens"
 
@@ -164,6 +169,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(REDUCTIONS, _not_dim_0("dims")),
     **dict.fromkeys(("softmax", "cumsum", "topk", "slice", "select", "unsqueeze", "squeeze"), _not_dim_0("dim")),
+    **dict.fromkeys(("gather", "scatter"), _by_index),
     "transpose": _not_dim_0("dim0", "dim1"),
     "permute": _permute,
     "view": _view,

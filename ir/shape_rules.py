@@ -168,6 +168,27 @@ def topk(x: list[Value], attrs: Attrs) -> Types:
     return [(x[0].dtype, found), ("int64", found)]
 
 
+def gather(x: list[Value], attrs: Attrs) -> Types:
+    """Infers the elements of x at the places that the index names along a dimension: one for each number of it."""
+    return [(x[0].dtype, _places(x, attrs))]
+
+
+def scatter(x: list[Value], attrs: Attrs) -> Types:
+    """Infers x with one number at the places that the index names along a dimension."""
+    _places(x, attrs)
+    return [(x[0].dtype, x[0].shape)]
+
+
+def _places(x: list[Value], attrs: Attrs) -> Shape:
+    dim, index = attrs["dim"], x[1]
+    check_dim(dim, x[0].rank)
+    require(index.dtype in ("int32", "int64"), f"the index must be integers, not {index.dtype}")
+    others = [(a, b) for i, (a, b) in enumerate(zip(x[0].shape, index.shape, strict=False)) if i != dim]
+    fits = x[0].rank == index.rank and all(dims.same(a, b) for a, b in others)
+    require(fits, f"an index {show(index.shape)} must be as large as {show(x[0].shape)} but for dimension {dim}")
+    return index.shape
+
+
 # -- linear algebra ---------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
 """Defines weight expressions, which say how a weight of the graph is made of tensors of the checkpoint.
 
 Expressions are immutable, hashable and printable. `str(expr)` and `parse_expr(text)` are inverses: "model.norm.weight"
-(quoted), concat(0, "a", "b"), transpose("x"), slice(0, 4, 8, "x"), stack("a", "b"), reshape([2, 3], "x"). This module
-has no data of tensors; `tensorwright.models.read_weights` reads the weight of an expression.
+(quoted), concat(0, "a", "b"), transpose("x"), slice(0, 4, 8, "x"), every(0, 1, 2, "x"), stack("a", "b"),
+reshape([2, 3], "x"). This module has no data of tensors; `tensorwright.models.read_weights` reads the weight of an
+expression.
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ class WeightExpr(ABC):
                 raise CheckpointError(f"slice [{start}, {end}) of dimension {dim} is outside {self}")
             return Slice(self.part, dim, self.start + start, self.start + end)
         return Slice(self, dim, start, end)
+
+    def every(self, dim: int, start: int, step: int) -> WeightExpr:
+        """Returns the elements start, start + step, start + 2 step, and so on, of one dimension."""
+        return Every(self, dim, start, step)
 
     def reshape(self, shape: Sequence[int]) -> WeightExpr:
         """Returns the same elements, in row-major order, in another shape, which must not have -1."""
@@ -125,6 +130,24 @@ class Slice(_Unary):
 
     def __str__(self) -> str:
         return f"slice({self.dim}, {self.start}, {self.end}, {self.part})"
+
+
+@dataclass(frozen=True)
+class Every(_Unary):
+    """The elements start, start + step, and so on, of dimension `dim` of `part`."""
+
+    dim: int
+    start: int
+    step: int
+
+    def shape(self, source: Shapes) -> tuple[int, ...]:
+        shape = self.part.shape(source)
+        inside = self.dim < len(shape) and 0 <= self.start < shape[self.dim] and self.step >= 1
+        _require(inside, self, f"its part has shape {list(shape)}")
+        return (*shape[: self.dim], -(-(shape[self.dim] - self.start) // self.step), *shape[self.dim + 1 :])
+
+    def __str__(self) -> str:
+        return f"every({self.dim}, {self.start}, {self.step}, {self.part})"
 
 
 @dataclass(frozen=True)
@@ -285,6 +308,8 @@ class _Parser:
                 return Transpose(part, a, b)
             case "slice", [int(dim), int(start), int(end), WeightExpr() as part]:
                 return Slice(part, dim, start, end)
+            case "every", [int(dim), int(start), int(step), WeightExpr() as part]:
+                return Every(part, dim, start, step)
             case "reshape", [tuple(shape), WeightExpr() as part]:
                 return Reshape(part, shape)
             case "concat", [int(dim), *parts] if parts and all(isinstance(p, WeightExpr) for p in parts):

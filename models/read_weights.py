@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from tensorwright.errors import CheckpointError
-from tensorwright.ir.weights import Concat, Ref, Reshape, Slice, Stack, Transpose, WeightExpr, swapped
+from tensorwright.ir.weights import Concat, Every, Ref, Reshape, Slice, Stack, Transpose, WeightExpr, swapped
 from tensorwright.models.dtypes import Tensor, convert, widest
 
 Ranges = tuple[tuple[int, int], ...]
@@ -64,7 +64,7 @@ def dtype_of(expr: WeightExpr, source: TensorSource) -> str:
     match expr:
         case Ref(name):
             return source.dtype(name)
-        case Transpose(part) | Slice(part) | Reshape(part):
+        case Transpose(part) | Slice(part) | Every(part) | Reshape(part):
             return dtype_of(part, source)
         case Concat(parts) | Stack(parts):
             return widest([dtype_of(part, source) for part in parts])
@@ -83,6 +83,11 @@ def read_part(expr: WeightExpr, source: TensorSource, ranges: Ranges) -> Tensor:
         case Slice(part, dim, first, _):
             start, end = ranges[dim]
             return read_part(part, source, (*ranges[:dim], (start + first, end + first), *ranges[dim + 1 :]))
+        case Every(part, dim, first, step):
+            start, end = ranges[dim]
+            covering = (first + start * step, first + (end - 1) * step + 1) if end > start else (first, first)
+            tensor = read_part(part, source, (*ranges[:dim], covering, *ranges[dim + 1 :]))
+            return Tensor(tensor.dtype, tensor.data[(slice(None),) * dim + (slice(None, None, step),)])
         case Reshape():
             return _read_reshaped(expr, source, ranges)
         case Concat():

@@ -449,8 +449,65 @@ def _falcon_h1(config: dict[str, Any]) -> dict[str, Expected]:
     }
 
 
+def _with_shared_expert(expected: dict[str, Expected], dense: int = 0) -> dict[str, Expected]:
+    """Returns `expected` of a mixture for a family whose mixtures stand beside an expert that all tokens take. `dense`
+    layers have no mixture."""
+    return {
+        **expected,
+        "fuse_gate_up": Expected(1),
+        "fuse_swiglu": Expected(1),
+        "quantize_weights": Expected(5, 2 - dense),
+    }
+
+
+def _qwen2_moe(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama whose MLPs are mixtures of experts, each beside one expert that all tokens take, by a gate of its own."""
+    every, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    layers = range(config.get("num_hidden_layers", 0))
+    dense = sum(layer in plain or (layer + 1) % every != 0 for layer in layers)
+    expected = _with_shared_expert(_mixture(_llama(config), dense))
+    return {**expected, "recognise_gated_expert": Expected(1, -dense), "quantize_weights": Expected(4, 2)}
+
+
+def _ernie4_5_moe(config: dict[str, Any]) -> dict[str, Expected]:
+    """Ernie 4.5 whose MLPs are mixtures of experts chosen by corrected scores, and an expert that all tokens take."""
+    count = config.get("num_hidden_layers", 0)
+    first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
+    last, every = (count - 1 if last == -1 else last), config.get("moe_layer_interval", 1)
+    dense = count - sum((layer + 1) % every == 0 and first <= layer <= last for layer in range(count))
+    expected = _mixture(_ernie4_5(config), dense)
+    return _with_shared_expert(expected, dense) if config.get("moe_num_shared_experts", 0) else expected
+
+
+def _glm4_moe(config: dict[str, Any]) -> dict[str, Expected]:
+    """Llama, with norms of heads if asked for, and mixtures: experts in groups, of which some count for a token, chosen
+    by corrected scores, beside an expert that all tokens take."""
+    norms = Expected(4 if config.get("use_qk_norm", False) else 2, 1)
+    dense = min(config.get("first_k_dense_replace", 1), config.get("num_hidden_layers", 0))
+    expected = _mixture({**_llama(config), "recognise_rms_norm": norms}, dense)
+    return _with_shared_expert(expected, dense)
+
+
+def _gpt_oss(config: dict[str, Any]) -> dict[str, Expected]:
+    """Sinks, windows in every other layer, and mixtures of experts with biases and a clamped gate."""
+    return _mixtral(config)
+
+
+def _minimax_m2(config: dict[str, Any]) -> dict[str, Expected]:
+    """Norms of whole q and k rows, and mixtures of experts that are chosen by corrected scores."""
+    return _olmoe(config)
+
+
+def _phimoe(config: dict[str, Any]) -> dict[str, Expected]:
+    """Layer norms, and mixtures of two experts that are chosen one after the other (SparseMixer)."""
+    return _mixture(_layer_norms(_llama(config), serial=True))
+
+
 def _any_decoder(config: dict[str, Any]) -> dict[str, Expected]:
-    """Returns the expectations of every decoder: each layer attends once and writes its cache once."""
+    """Returns the expectations of every decoder: each layer attends once and writes its cache once.
+
+    `expected_counts` adds that every mixture of experts has a route.
+    """
     return {"recognise_attention": Expected(1), "insert_kv_cache": Expected(1)}
 
 
@@ -462,9 +519,11 @@ _FAMILIES = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "ernie4_5": _ernie4_5,
+    "ernie4_5_moe": _ernie4_5_moe,
     "glm": _glm,
     "glm4": _glm4,
     "glm4_moe_lite": _deepseek,
+    "glm4_moe": _glm4_moe,
     "falcon": _falcon,
     "falcon_h1": _falcon_h1,
     "flex_olmo": _flex_olmo,
@@ -475,6 +534,7 @@ _FAMILIES = {
     "gpt_neox": _gpt_neox,
     "gpt2": _gpt2,
     "gptj": _gptj,
+    "gpt_oss": _gpt_oss,
     "granite": _llama,
     "granitemoe": _mixtral,
     "granitemoehybrid": _granitemoehybrid,
@@ -486,6 +546,7 @@ _FAMILIES = {
     "mamba2": _mamba2,
     "minicpm3": _minicpm3,
     "mistral": _llama,
+    "minimax_m2": _minimax_m2,
     "mixtral": _mixtral,
     "nanochat": _nanochat,
     "nemotron": _nemotron,
@@ -494,7 +555,9 @@ _FAMILIES = {
     "olmoe": _olmoe,
     "opt": _opt,
     "phi3": _phi3,
+    "phimoe": _phimoe,
     "qwen2": _llama,
+    "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3_5_text": _qwen3_5,
     "qwen3_moe": _qwen3_moe,
@@ -530,16 +593,19 @@ def expectations(config: dict[str, Any], quantized: Quantized = NOTHING) -> dict
 
 
 def expected_counts(
-    config: dict[str, Any], quantized: Quantized = NOTHING, layers: int | None = None
+    config: dict[str, Any], quantized: Quantized = NOTHING, layers: int | None = None, mixtures: int = 0
 ) -> dict[str, int]:
     """Returns the `expectations` as whole numbers.
 
     config: the config of the model's text part. layers: the layers that the graph has, where it leaves some out; None
-    means those of the config. Raises CheckpointError if the config does not give their number.
+    means those of the config. mixtures: the mixtures of experts in the trace, for families that are not registered:
+    every family has its own words for the layers that have one. Raises CheckpointError if the config does not give the
+    number of layers.
     """
     if layers is None:
         name = "n_layer" if "n_layer" in config and "num_hidden_layers" not in config else "num_hidden_layers"
         layers = config.get(name)
         if not isinstance(layers, int) or layers < 1:
             raise CheckpointError(f"config.json: {name} must be a positive number, not {layers!r}")
-    return {name: expected.count(layers) for name, expected in expectations(config, quantized).items()}
+    counts = {name: expected.count(layers) for name, expected in expectations(config, quantized).items()}
+    return counts if config["model_type"] in _FAMILIES else {**counts, "recognise_router": mixtures}

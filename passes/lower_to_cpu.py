@@ -31,8 +31,10 @@ from tensorwright.passes.rewriting.elementwise_trees import Trees, number_of
 from tensorwright.passes.rewriting.explain import located
 from tensorwright.passes.rewriting.matcher import describe
 from tensorwright.passes.rewriting.rewriter import Types, make_node
+from tensorwright.plugins.experts.gate import DEFAULTS
 from tensorwright.plugins.matmul.op import EPILOGUE_NONE, EPILOGUES
 from tensorwright.plugins.paged_attention.op import CPU_MAX_HEAD_DIM
+from tensorwright.plugins.route import op as route
 
 IDS = {"token_ids": 0, "positions": 1}
 """The operands that an embedding gathers rows by, with their numbers in plugins/embedding/kernel.h."""
@@ -353,18 +355,53 @@ def lower_layer_norm(low: Lowering, node: Node) -> list[Value]:
     return low.emit("layer_norm", operands, kinds, **attrs)
 
 
+def lower_route(low: Lowering, node: Node) -> list[Value]:
+    """Emits a route. It has an instruction of its own if it says more than how many experts it chooses."""
+    kinds = [(old.dtype, old.shape) for old in node.outputs]
+    bias = node.optional(1)
+    if bias is None and node.attrs.keys() <= {"k", "normalise"}:
+        return low.emit("route", [low.value(node.operand(0))], kinds, **node.attrs)
+    operands = [low.value(node.operand(0)), None if bias is None else low.weight(bias, RAW)]
+    return low.emit("route_by_score", operands, kinds, **{**route.DEFAULTS, **node.attrs})
+
+
 def lower_experts(low: Lowering, node: Node) -> list[Value]:
     """Emits experts. Both products read A, as those of a dense layer do."""
-    x, index, weights, gate_up, down = (node.operand(i) for i in range(5))
+    x, index, weights, up, down = (node.operand(i) for i in range(5))
+    shared = {"experts": up.shape[0], **format_attr(node)}
+    if node.attrs.keys() - {"activation", "format"} or len(node.inputs) > 5:
+        return lower_halves_of_experts(low, node, shared)
     operands = [
         low.matmul_operand(x),
         low.value(index),
         low.value(weights),
-        low.weight(gate_up, layout_of(node, gated(PANELS))),
+        low.weight(up, layout_of(node, gated(PANELS))),
         low.weight(down, layout_of(node, PANELS)),
     ]
-    attrs = {"experts": gate_up.shape[0], "activation": node.attrs["activation"], "inner": low.act, **format_attr(node)}
+    attrs = {**shared, "activation": node.attrs["activation"], "inner": low.act}
     return low.emit(node.op, operands, [("float32", node.output.shape)], **attrs)
+
+
+def lower_halves_of_experts(low: Lowering, node: Node, shared: dict[str, Any]) -> list[Value]:
+    """Emits one instruction for each product of experts with biases or with a gate that matmul does not have."""
+    gate = {**DEFAULTS, **{k: v for k, v in node.attrs.items() if k != "format"}}
+    x, index, weights = low.matmul_operand(node.operand(0)), low.value(node.operand(1)), low.value(node.operand(2))
+    up, down, up_bias, down_bias = node.operand(3), node.operand(4), node.optional(5), node.optional(6)
+    scales_input = gate.pop("scales_input")
+    first, second = (weights, None) if scales_input else (None, weights)
+    layout = gated(PANELS) if gate["gated"] else PANELS
+    biases = [None if b is None else low.weight(b, RAW) for b in (up_bias, down_bias)]
+    width = int(down.shape[2]) * int(node.operand(1).shape[-1])
+    (inner,) = low.emit(
+        f"{node.op}_up",
+        [x, index, first, low.weight(up, layout_of(node, layout)), biases[0]],
+        [(low.act, (*node.output.shape[:-1], width))],
+        **shared,
+        **gate,
+        inner=low.act,
+    )
+    operands = [inner, index, second, low.weight(down, layout_of(node, PANELS)), biases[1]]
+    return low.emit(f"{node.op}_down", operands, [("float32", node.output.shape)], **shared)
 
 
 RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
@@ -374,6 +411,7 @@ RULES: dict[str, Callable[[Lowering, Node], list[Value]]] = {
     "linear": lower_linear,
     "quantized_linear": lower_linear,
     "quantized_embedding": lower_embedding,
+    "route": lower_route,
     **dict.fromkeys(EXPERTS, lower_experts),
     "add": lower_add,
     "mul": lower_mul,

@@ -15,7 +15,7 @@ from typing import Any
 from tensorwright.engine_format.weight_formats import MAX_WHOLE_ROW, QuantizeSpec, WeightFormat
 from tensorwright.errors import UnsupportedModelError
 from tensorwright.ir import Graph, Node, Value
-from tensorwright.ir.ops import matrices_of
+from tensorwright.ir.ops import kind_of, matrices_of
 from tensorwright.passes.rewriting.rewriter import make_node, splice
 
 
@@ -60,8 +60,12 @@ def refuse_long_rows(node: Node, fmt: WeightFormat) -> None:
 
 
 def chooses_experts(node: Node, users: dict[Value, list[Node]]) -> bool:
+    """Returns whether a linear is read by routes alone, if need be after element by element operations."""
     readers = users.get(node.outputs[0], [])
-    return bool(readers) and all(reader.op == "route" for reader in readers)
+    return bool(readers) and all(
+        reader.op == "route" or (kind_of(reader.op) == "elementwise" and chooses_experts(reader, users))
+        for reader in readers
+    )
 
 
 def format_for(node: Node, spec: QuantizeSpec) -> WeightFormat | None:

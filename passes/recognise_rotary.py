@@ -6,6 +6,7 @@ and cos and sin are [1, 1, S, R] of angles positions[S] * inv_freq[R/2], repeate
 
     rotate_half(x) = concat(-x[R/2:], x[:R/2])
 
+GPT-OSS writes the same per half, with cos and sin [1, 1, S, R/2] that are not repeated.
 A model that turns the other way, by concat(x[R/2:], -x[:R/2]), gets a table of the opposite frequencies.
 """
 
@@ -38,12 +39,23 @@ PARTIAL = pattern(
     commute=True,
 )
 
-_ANGLES = """
+BY_HALF = pattern(
+    """
+    first  = slice(x, dim=-1, start=0, end=half, step=1)
+    second = slice(x, dim=-1, start=half, end=rotary_dim, step=1)
+    out    = concat(sub(mul(first, cos), mul(second, sin)), add(mul(second, cos), mul(first, sin)), dim=-1)
+    """,
+    commute=True,
+)
+
+_FREQUENCIES = """
     frequencies = mul(view?(cast(view?(positions), dtype="float32")), view?(inv_freq))
-    angles      = concat(frequencies, frequencies, dim=-1)
 """
+_ANGLES = _FREQUENCIES + "    angles = concat(frequencies, frequencies, dim=-1)\n"
 COS = pattern(_ANGLES + "    out = view?(mul?(cos(angles), scale))\n", commute=True)
 SIN = pattern(_ANGLES + "    out = view?(mul?(sin(angles), scale))\n", commute=True)
+COS_OF_HALF = pattern(_FREQUENCIES + "    out = view?(mul?(cos(frequencies), scale))\n", commute=True)
+SIN_OF_HALF = pattern(_FREQUENCIES + "    out = view?(mul?(sin(frequencies), scale))\n", commute=True)
 
 
 def check(m: Match) -> None:
@@ -51,7 +63,20 @@ def check(m: Match) -> None:
     m.bind_shape(m.cos, "1 1 S R")
     m.bind_shape(m.sin, "1 1 S R")
     m.require(m.rotary_dim == m.dims["R"] == 2 * m.half, "the halves of x do not pair up", m.x)
-    cosine, sine = match_angles(m, m.cos, COS), match_angles(m, m.sin, SIN)
+    check_angles(m, COS, SIN)
+
+
+def check_by_half(m: Match) -> None:
+    m.bind_shape(m.x, "1 H S D")
+    m.bind_shape(m.cos, "1 1 S F")
+    m.bind_shape(m.sin, "1 1 S F")
+    m.require(m.rotary_dim == m.dims["D"] == 2 * m.half, "the halves of x do not pair up", m.x)
+    check_angles(m, COS_OF_HALF, SIN_OF_HALF)
+
+
+def check_angles(m: Match, cos: Pattern, sin: Pattern) -> None:
+    """Requires tables of the same positions and frequencies, and notes these."""
+    cosine, sine = match_angles(m, m.cos, cos), match_angles(m, m.sin, sin)
     m.require(cosine.positions is sine.positions, "cosine and sine of different positions", m.sin)
     m.require(cosine.inv_freq is sine.inv_freq, "cosine and sine of different frequencies", m.sin)
     scales = [1.0 if t.scale is None else t.scalar(t.scale) for t in (cosine, sine)]
@@ -90,4 +115,5 @@ def turn(m: Match, g: Rewriter, inv_freq: np.ndarray) -> Value:
 def recognise_rotary(graph: Graph) -> int:
     """Makes one table for each use. merge_common_subexpressions leaves one per model."""
     forwards = apply(graph, PARTIAL, check, replace) + apply(graph, PATTERN, check, replace)
+    forwards += apply(graph, BY_HALF, check_by_half, replace)
     return forwards + apply(graph, BACKWARDS, check, replace_backwards)

@@ -13,6 +13,7 @@ from tensorwright.ir import Graph
 from tensorwright.passes.canonicalise_casts import canonicalise_casts
 from tensorwright.passes.canonicalise_linears import canonicalise_linears
 from tensorwright.passes.canonicalise_recurrences import canonicalise_recurrences
+from tensorwright.passes.canonicalise_rows import canonicalise_rows
 from tensorwright.passes.canonicalise_scalars import canonicalise_scalars
 from tensorwright.passes.canonicalise_shapes import canonicalise_shapes
 from tensorwright.passes.eliminate_dead_nodes import eliminate_dead_nodes
@@ -30,6 +31,7 @@ from tensorwright.passes.move_norms_before_rotary import move_norms_before_rotar
 from tensorwright.passes.move_query_scale import move_query_scale
 from tensorwright.passes.permute_rotary_rows import permute_rotary_rows
 from tensorwright.passes.recognise_attention import recognise_attention
+from tensorwright.passes.recognise_gated_expert import recognise_gated_expert
 from tensorwright.passes.recognise_gelu import recognise_gelu
 from tensorwright.passes.recognise_interleaved_rotary import recognise_interleaved_rotary
 from tensorwright.passes.recognise_layer_norm import recognise_layer_norm
@@ -98,6 +100,7 @@ RECOGNITION: tuple[Phase, ...] = (
         Step(recognise_interleaved_rotary, "the kernels know halves, not neighbours", after=("fold_constants",)),
         Step(recognise_masks, "attention accepts only masks that were understood", before=("recognise_attention",)),
         Step(recognise_attention, "softmax between two matmuls", after=("recognise_masks",)),
+        Step(canonicalise_rows, "rows beside experts have the batch again", after=("recognise_router",)),
         Step(canonicalise_shapes, "transposes of recognised ops meet and cancel", after=("recognise_attention",)),
         Step(fuse_latent_attention, "K and V of one latent row need no rows of their own",
              after=("recognise_attention", "recognise_interleaved_rotary"), before=("split_interleaved_linears",)),
@@ -119,6 +122,7 @@ RECOGNITION: tuple[Phase, ...] = (
         Step(fuse_qkv, "one matmul reads the input once", after=("rewrite_gqa",), before=("insert_kv_cache",)),
         Step(fuse_gate_up, "one matmul reads the input once", before=("fuse_swiglu",)),
         Step(fuse_swiglu, "the epilogue of the fused matmul", after=("fuse_gate_up",)),
+        Step(recognise_gated_expert, "its two products and its gate are one op", after=("fuse_swiglu",)),
         Step(fuse_add_rms_norm, "one pass over the residual stream", after=("recognise_rms_norm",)),
         Step(fuse_add_layer_norm, "the same, for families with that norm"),
         Step(join_linears, "what was side by side is joined in another order", after=("split_interleaved_linears",)),

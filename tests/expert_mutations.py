@@ -6,25 +6,25 @@ Like family_mutations.py: no shape changes, and each fails if the graph has noth
 from __future__ import annotations
 
 from tensorwright.ir import Graph, Node
-from tensorwright.ir.weights import WeightExpr
+from tensorwright.ir.weights import Concat, Every, WeightExpr
 from tensorwright.plugins.gated import ACTIVATIONS
 
 
 def turn_experts(graph: Graph) -> None:
     """In the last mixture each expert has the matrix of gate and up of the next one."""
-    _reread(_last(graph, "experts"), 3, _turned)
+    _reread(_last(graph, *EXPERTS), 3, _turned)
 
 
 def turn_router(graph: Graph) -> None:
     """In the last mixture each expert is chosen where the next one should be."""
-    logits = _last(graph, "route").operand(0).producer
+    logits = _last(graph, *ROUTES).operand(0).producer
     assert logits.op == "matmul"
     _reread(logits, 1, _turned)
 
 
 def flip_normalisation(graph: Graph) -> None:
     """The weights of the chosen experts sum to one where they should not, or the other way round."""
-    node = _last(graph, "route")
+    node = _last(graph, *ROUTES)
     node.attrs["normalise"] = not node.attrs["normalise"]
 
 
@@ -33,7 +33,7 @@ def swap_gate_and_up(graph: Graph) -> None:
     node = _last(graph, "experts")
     inner = node.operand(4).shape[2]
 
-    def swapped(expr: WeightExpr) -> WeightExpr:
+    def swapped(expr: WeightExpr, count: int) -> WeightExpr:
         return expr.slice(1, inner, 2 * inner).concat([expr.slice(1, 0, inner)], 1)
 
     _reread(node, 3, swapped)
@@ -55,18 +55,119 @@ def drop_shared_expert(graph: Graph) -> None:
     graph.drop_dead()
 
 
-def _last(graph: Graph, op: str) -> Node:
-    found = list(graph.find(op))
-    assert found, f"the graph has no {op}"
+def drop_gated_expert(graph: Graph) -> None:
+    """What the expert of all tokens gives in the last layer, by its gate, is not added to the mixture."""
+    found = [n for n in graph.find("add") if {v.producer.op for v in n.inputs if v is not None} == {"experts"}]
+    assert found, "no two experts are added"
+    kept = next(v for v in found[-1].inputs if v.producer.operand(1).shape[-1] > 1)
+    for node in graph.nodes:
+        node.inputs = [kept if value is found[-1].output else value for value in node.inputs]
+    graph.drop_dead()
+
+
+def change_score(graph: Graph) -> None:
+    """The last route has the other score."""
+    node = _last(graph, "route_by_score")
+    node.attrs["score"] = "softmax" if node.attrs["score"] == "sigmoid" else "sigmoid"
+
+
+def drop_correction(graph: Graph) -> None:
+    """The last route chooses by the scores alone."""
+    node = _last(graph, "route_by_score")
+    assert node.inputs[1] is not None
+    node.inputs[1] = None
+
+
+def weigh_by_correction(graph: Graph) -> None:
+    """The correction of the last route counts for the weights too: it stands in the logits."""
+    node = _last(graph, "route_by_score")
+    assert node.inputs[1] is not None
+    assert node.attrs["by_scores"]
+    node.attrs["by_scores"] = False
+
+
+def take_every_group(graph: Graph) -> None:
+    """The last route chooses among all groups of experts."""
+    node = _last(graph, "route_by_score")
+    assert node.attrs["group_limit"] < node.attrs["groups"]
+    node.attrs["group_limit"] = node.attrs["groups"]
+
+
+def score_groups_by_one(graph: Graph) -> None:
+    """The last route knows a group by its best expert alone."""
+    node = _last(graph, "route_by_score")
+    assert node.attrs["group_best"] == 2
+    node.attrs["group_best"] = 1
+
+
+def forget_scale(graph: Graph) -> None:
+    """The weights of the last route are not scaled."""
+    node = _last(graph, "route_by_score")
+    assert node.attrs["scale"] != 1
+    node.attrs["scale"] = 1.0
+
+
+def change_jitter(graph: Graph) -> None:
+    """Experts whose logits are nearer count for the weights of the last route."""
+    node = _last(graph, "route_by_score")
+    assert node.attrs["jitter"] > 0
+    node.attrs["jitter"] /= 4
+
+
+def drop_clamp(graph: Graph) -> None:
+    """The gates of the last mixture have no limit."""
+    _last(graph, "experts_up").attrs["limit"] = float("inf")
+
+
+def drop_up_offset(graph: Graph) -> None:
+    """The last mixture multiplies by up alone, not by up + 1."""
+    _last(graph, "experts_up").attrs["up_offset"] = 0.0
+
+
+def change_slope(graph: Graph) -> None:
+    """The gates of the last mixture are plain silu."""
+    node = _last(graph, "experts_up")
+    assert node.attrs["slope"] != 1
+    node.attrs["slope"] = 1.0
+
+
+def drop_up_biases(graph: Graph) -> None:
+    """The first products of the last mixture have no bias."""
+    _last(graph, "experts_up").inputs[4] = None
+
+
+def drop_down_biases(graph: Graph) -> None:
+    """The second products of the last mixture have no bias."""
+    _last(graph, "experts_down").inputs[4] = None
+
+
+def join_alternating_rows(graph: Graph) -> None:
+    """The rows of gate and up of the last mixture are taken in the order in which they are stored."""
+
+    def as_stored(expr: WeightExpr, count: int) -> WeightExpr:
+        assert isinstance(expr, Concat)
+        assert isinstance(expr.parts[0], Every)
+        return expr.parts[0].part
+
+    _reread(_last(graph, "experts_up"), 3, as_stored)
+
+
+EXPERTS, ROUTES = ("experts", "experts_up"), ("route", "route_by_score")
+
+
+def _last(graph: Graph, *ops: str) -> Node:
+    found = [node for node in graph.nodes if node.op in ops]
+    found = [node for node in found if node.op not in ROUTES or node.operand(0).shape[-1] > 1]
+    assert found, f"the graph has no {' or '.join(ops)}"
     return found[-1]
 
 
-def _turned(expr: WeightExpr) -> WeightExpr:
-    """The same with the first part of dimension 0 behind the others."""
-    return expr.slice(0, 1, 6).concat([expr.slice(0, 0, 1)], 0)
+def _turned(expr: WeightExpr, count: int) -> WeightExpr:
+    """The same with the first of `count` parts of dimension 0 behind the others."""
+    return expr.slice(0, 1, count).concat([expr.slice(0, 0, 1)], 0)
 
 
 def _reread(node: Node, at: int, change: object) -> None:
     weight = node.operand(at).producer
     assert callable(change)
-    weight.attrs["expr"] = change(weight.attrs["expr"])
+    weight.attrs["expr"] = change(weight.attrs["expr"], weight.output.shape[0])

@@ -303,7 +303,7 @@ def layer(path: str) -> str:
     """The layer of a file given by its path from the root."""
     folder, _, name = path.rpartition("/")
     if folder.startswith("plugins/"):
-        return "instructions" if name.startswith("instruction.") else "kernels"
+        return "instructions" if name.startswith(("instruction.", "instruction_")) else "kernels"
     return folder
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorwright.builder.emit.cpu_weights import ConstantArray, WeightTable
 from tensorwright.engine_format.dtypes import NUMBERS
-from tensorwright.engine_format.weight_layouts import RAW, WeightLayout
+from tensorwright.engine_format.weight_layouts import GATED, RAW, WeightLayout
 from tensorwright.errors import BuildError, LoweringError
 from tensorwright.ir.facts import Facts
 from tensorwright.ir.graph import SOURCES, Graph, Node, Value
@@ -107,11 +107,14 @@ class _Emitter:
 
     def _weights(self, node: Node, record: Instruction) -> list[int]:
         halves = record.kind == "product" and _int_attr(node, "epilogue", record) != EPILOGUE_NONE
+        halves = halves or node.attrs.get("gated", False)
         values = [v for v in node.inputs if v is not None and v.is_stored]
         if len(values) > len(record.weights):
             raise LoweringError(f"{node.op} %{node.outputs[0].name} takes at most {len(record.weights)} weights")
         return [
-            self._weight(value, replace(operand.layout, gated=halves or operand.layout.gated))
+            self._weight(
+                value, replace(operand.layout, gated=operand.layout.gated or (halves and operand.layout.kind in GATED))
+            )
             for value, operand in zip(values, record.weights, strict=False)
         ]
 

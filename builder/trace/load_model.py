@@ -37,20 +37,6 @@ LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "atte
 FAMILIES_OF_RECURRENCES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_5_text", "qwen3_next")
 """The families whose recurrent layers build: those whose engines are tested against transformers."""
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
-"""The names in configs for the number of experts of a layer."""
-
-FAMILIES_OF_EXPERTS = (
-    "flex_olmo",
-    "granitemoe",
-    "granitemoehybrid",
-    "granitemoeshared",
-    "mixtral",
-    "olmoe",
-    "qwen3_moe",
-)
-"""The families whose mixtures of experts build: those whose engines are tested against transformers."""
-
 SINKS = "sinks"
 """Parameters of attention that are read in float32, whatever the activation type."""
 
@@ -185,17 +171,11 @@ def _refuse(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     """Refuses, by its config name, what no pass could make a decoder of. The trace would only say where it fails."""
     text = config.get_text_config()
-    experts = [key for key in EXPERTS if isinstance(getattr(text, key, None), int) and getattr(text, key) > 1]
-    if _is_dense(text):
-        experts = []  # the config could have experts, but no layer does
-    if config.model_type in FAMILIES_OF_EXPERTS:
-        experts = []
     kinds = sorted(set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES)
     if text.model_type in FAMILIES_OF_RECURRENCES:
         kinds = []
     alibi = getattr(text, "alibi", False) or getattr(getattr(text, "attn_config", None), "alibi", False)
     found = (
-        (experts, f"a mixture of experts ({experts[0] if experts else ''})"),
         (getattr(text, "index_topk", None), "attention to positions that an indexer picks (index_topk)"),
         (kinds, f"layers of another kind than attention (layer_types: {', '.join(kinds)})"),
         (config.is_encoder_decoder, "an encoder beside its decoder (is_encoder_decoder)"),
@@ -207,15 +187,6 @@ def _refuse_features(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
                 f"{checkpoint.path}/config.json: {config.model_type} has {what}, which is not supported; "
                 "docs/families.md lists what is"
             )
-
-
-def _is_dense(text: PreTrainedConfig) -> bool:
-    """Returns whether a config that names experts gives them to no layer. The families say so in three ways."""
-    layers = text.num_hidden_layers
-    kinds = getattr(text, "mlp_layer_types", None) or ["unknown"]
-    plain = set(getattr(text, "mlp_only_layers", None) or ())
-    first = getattr(text, "first_k_dense_replace", None) or 0
-    return set(kinds) == {"dense"} or set(range(layers)) <= plain or first >= layers
 
 
 def _rope_types(config: PreTrainedConfig) -> set[str]:

@@ -18,6 +18,7 @@ from tensorwright.builder.trace.trace_experts import OPERATION as EXPERTS
 from tensorwright.builder.trace.trace_recurrences import CAUSAL_CONV, DELTA_RULE, STATE_SPACE_SCAN
 from tensorwright.ir import dims
 from tensorwright.ir.graph import Value
+from tensorwright.plugins.experts.gate import OPTIONAL_ATTRS
 
 Args = dict[str, Any]
 
@@ -79,20 +80,54 @@ def _cumsum(low: Lowering, a: Args) -> Value:
 
 
 def _max_over(low: Lowering, a: Args) -> list[Value | None]:
-    """Lowers max.dim to the maxima; a use of the indices, its second result, is an error."""
-    x = a["self"]
-    return [low.emit("amax", x, dims=(a["dim"] % x.rank,), keepdim=bool(a.get("keepdim", False))), None]
+    """Lowers max.dim to the maxima, and where their places are used too, to a topk of one."""
+    x, dim, keepdim = a["self"], a["dim"] % a["self"].rank, bool(a.get("keepdim", False))
+    if not any(user.target is operator.getitem and user.args[1] == 1 and user.users for user in low.current.users):
+        return [low.emit("amax", x, dims=(dim,), keepdim=keepdim), None]
+    found = low.emit_all("topk", x, dim=dim, k=1)
+    return found if keepdim else [low.emit("squeeze", value, dim=dim) for value in found]
+
+
+def _scatter(low: Lowering, a: Args) -> Value:
+    return low.emit("scatter", a["self"], a["index"], dim=a["dim"] % a["self"].rank, value=a["value"])
 
 
 def _topk(low: Lowering, a: Args) -> list[Value]:
-    if not a["largest"] or not a["sorted"]:
-        raise low.error("takes the smallest, or in no order; only the largest, best first, have a meaning")
+    """Lowers topk. The order of the results is open if it is not sorted, and best first is such an order."""
+    if not a["largest"]:
+        raise low.error("takes the smallest; only the largest have a meaning")
     return low.emit_all("topk", a["self"], dim=a["dim"] % a["self"].rank, k=a["k"])
 
 
 def _experts(low: Lowering, a: Args) -> Value:
-    operands = (a[name] for name in ("x", "index", "weights", "gate_up", "down"))
-    return low.emit("experts", *operands, activation=a["activation"])
+    matrices = [_stored(low, a[name], a["transposed"], a["alternating"] and name == "up") for name in ("up", "down")]
+    biases = [a["up_bias"], a["down_bias"]] if a["up_bias"] is not None else []
+    if biases and a["alternating"]:
+        biases[0] = _stored(low, biases[0], False, True)
+    kinds = {name: bool if kind == "bool" else float for name, kind in OPTIONAL_ATTRS.items()}
+    more = {name: kinds[name](number) for name, number in zip(a["names"], a["numbers"], strict=True)}
+    operands = (a["x"], a["index"], a["weights"], *matrices, *biases)
+    return low.emit("experts", *operands, activation=a["activation"], **more)
+
+
+def _stored(low: Lowering, value: Value, transposed: bool, alternating: bool) -> Value:
+    """Returns the weight of experts with one matrix [rows, columns] each, the rows of the gate first.
+
+    transposed: each matrix is stored as [columns, rows]. alternating: rows of the gate and of up take turns.
+    """
+    if not transposed and not alternating:
+        return value
+    if value.node is None or value.node.op != "weight":
+        raise low.error("must have matrices of the checkpoint")
+    expr, shape = value.node.attrs["expr"], list(value.shape)
+    if transposed:
+        expr, shape[1:] = expr.transpose(1, 2), shape[:0:-1]
+    if alternating:
+        halves = [expr.every(1, start, 2) for start in range(2)]
+        expr = halves[0].concat(halves[1:], 1)
+    scope = value.node.scope
+    kind = [(value.dtype, tuple(shape))]
+    return low.graph.add("weight", (), {"expr": expr}, kind, names=[value.name], scope=scope).output
 
 
 def _causal_conv(low: Lowering, a: Args) -> Value:
@@ -198,11 +233,20 @@ def _is_fresh(node: torch.fx.Node) -> bool:
     return isinstance(made, torch.fx.Node) and str(made.target).split(".")[:2] in _FRESH
 
 
-_CHANGES = {"add_": _binary("add"), "sub_": _binary("sub"), "mul_": _binary("mul"), "div_": _div}
+_CHANGES = {
+    "add_": _binary("add"),
+    "sub_": _binary("sub"),
+    "mul_": _binary("mul"),
+    "div_": _div,
+    "scatter_.value": _scatter,
+}
 _FRESH = [
-    ["aten", name]
-    for name in ("matmul", "mm", "bmm", "addmm", "linear", "add", "sub", "mul", "div", "sum", "topk", *_CHANGES)
-]
+    ["aten", name.partition(".")[0]]
+    for name in (
+        "matmul", "mm", "bmm", "addmm", "linear", "add", "sub", "mul", "div", "sum", "topk", "gather", "zeros_like",
+        "full_like", *_CHANGES,
+    )
+]  # fmt: skip
 """Operations whose result shares memory with no operand, or only with one that has no other reader."""
 
 
@@ -283,7 +327,7 @@ def _table() -> dict[str, Handler]:
     table |= _aten(_dropout, "dropout") | _aten(_cast, "to", "_to_copy", "type_as")
     table |= _aten(_softmax, "softmax", "_softmax") | _aten(_cumsum, "cumsum")
     table |= _aten(_linear, "linear") | _aten(_addmm, "addmm") | _aten(_matmul, "matmul", "mm", "bmm")
-    table |= _aten(_topk, "topk") | {EXPERTS: _experts}
+    table |= _aten(_topk, "topk") | _aten(_scatter, "scatter.value") | {EXPERTS: _experts}
     table |= {CAUSAL_CONV: _causal_conv, STATE_SPACE_SCAN: _state_space_scan, DELTA_RULE: _delta_rule}
     table |= _aten(_softplus, "softplus")
     table |= _aten(_embedding, "embedding") | _aten(_gelu, "gelu") | _aten(_clamp, "clamp", "clamp_min", "clamp_max")

@@ -174,13 +174,14 @@ def _repeat(low: Lowering, a: Args) -> Value:
 
 
 def _gather(low: Lowering, a: Args) -> Value:
-    """Lowers a gather of whole rows: x is [1, P, C], and the index [1, S, C] has one number in all columns of a row."""
+    """Lowers gather. Whole rows are indexed: x is [1, P, C], and the index [1, S, C] has one number in all columns of a
+    row."""
     x, index = a["self"], a["index"]
     numbers = index.node.inputs[0] if index.node is not None and index.node.op == "expand" else None
     one_row = x.rank == 3 and a["dim"] % x.rank == 1 and x.shape[0] == index.shape[0] == 1
     whole = numbers is not None and numbers.shape == (*index.shape[:-1], 1) and index.shape[-1] == x.shape[-1]
     if numbers is None or not (one_row and whole):
-        raise low.error("gathers elements one by one; only whole rows have a meaning")
+        return low.emit("gather", x, index, dim=a["dim"] % x.rank)
     rows = low.emit("view", x, shape=x.shape[1:])
     return low.emit("index", rows, low.emit("view", numbers, shape=numbers.shape[:-1]))
 
@@ -206,7 +207,7 @@ TABLE: dict[str, Handler] = {
         (_reversed, ("numpy_T",)),
         (_unsqueeze, ("unsqueeze",)),
         (_squeeze, ("squeeze.dim",)),
-        (_cat, ("cat",)),
+        (_cat, ("cat", "concat")),
         (_stack, ("stack",)),
         (_slice, ("slice.Tensor",)),
         (_select, ("select.int",)),

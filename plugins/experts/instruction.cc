@@ -7,15 +7,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <vector>
 
+#include "plugins/experts/instruction_pairs.h"
 #include "plugins/matmul/kernels.h"
 #include "plugins/matmul/pack.h"
 #include "plugins/quantized_matmul/kernels.h"
 #include "plugins/quantized_matmul/layout.h"
-#include "runtime/core/base/concat.h"
-#include "runtime/core/base/error.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 
@@ -121,69 +119,60 @@ void GroupedProduct::run_tile(const std::vector<int32_t>& starts, size_t expert,
   quantized_kernel_(&more);
 }
 
-namespace {
-
-// The matrices of gate and up, or of down.
 GroupedProduct make_product(const OpContext& context, int32_t weight, int32_t experts, int32_t n,
                             int32_t epilogue, int x_dtype) {
   return GroupedProduct(context.weight(weight), context.weight_data(weight), experts, n, epilogue, x_dtype,
                         context.isa);
 }
 
+namespace {
+
 class Experts : public Operation {
  public:
   Experts(const Instruction& instruction, const OpContext& context)
       : x_(context.buffer(instruction.in[0])),
-        index_(context.buffer(instruction.in[1])),
         weights_(context.buffer(instruction.in[2])),
         y_(context.buffer(instruction.out[0])),
         experts_(instruction.ints[0]),
+        pairs_(context.buffer(instruction.in[1]), experts_),
         down_(make_product(context, instruction.weight[1], experts_, y_.cols, TW_EPILOGUE_NONE, x_.dtype)),
         gate_up_(make_product(context, instruction.weight[0], experts_, down_.k(),
-                              TW_EPILOGUE_GATED + instruction.ints[1], x_.dtype)),
-        starts_(static_cast<size_t>(experts_) + 1) {}
+                              TW_EPILOGUE_GATED + instruction.ints[1], x_.dtype)) {}
 
   size_t reserve(const StepLimits& limits, int) override {
-    const int64_t rows = x_.kind == static_cast<int>(BufferKind::kTokens) ? limits.tokens : limits.rows;
-    if (rows * index_.cols > std::numeric_limits<int32_t>::max()) {
-      throw Error("OutOfMemoryError",
-                  concat("experts: ", rows, " tokens of ", index_.cols,
-                         " experts each are too many for one step; lower max_num_tokens"));
-    }
-    pairs_.resize(static_cast<size_t>(rows * index_.cols));
-    places_.resize(pairs_.size());
-    return static_cast<size_t>(scratch(nullptr, rows * index_.cols).bytes);
+    return static_cast<size_t>(scratch(nullptr, pairs_.reserve(limits)).bytes);
   }
 
   void run(const StepView& view, ThreadTeam& team) override {
     const int32_t rows = x_.rows(view);
-    sort_pairs(view);
+    pairs_.sort(view);
     if (rows == 0) return;
-    const int32_t pairs = starts_.back();
+    const int32_t pairs = pairs_.count();
     const Scratch s = scratch(view.scratch, pairs);
     split_rows(team, pairs, x_.cols, [&](int32_t begin, int32_t end) {
       for (int32_t i = begin; i < end; ++i) {
-        const int32_t row = pairs_[static_cast<size_t>(i)] / index_.cols;
-        std::memcpy(s.taken.at(i), x_.at(view, row), static_cast<size_t>(s.taken.row_bytes()));
+        std::memcpy(s.taken.at(i), x_.at(view, pairs_.row(i)), static_cast<size_t>(s.taken.row_bytes()));
       }
     });
-    gate_up_.run(team, starts_, s.taken, s.inner, s.product);
-    down_.run(team, starts_, s.inner, s.results, s.product);
-    split_rows(team, rows, int64_t{y_.cols} * index_.cols, [&](int32_t begin, int32_t end) {
-      for (int32_t row = begin; row < end; ++row) add_slots(view, s.results, row);
+    gate_up_.run(team, pairs_.starts(), s.taken, s.inner, s.product);
+    down_.run(team, pairs_.starts(), s.inner, s.results, s.product);
+    split_rows(team, rows, int64_t{y_.cols} * pairs_.slots(), [&](int32_t begin, int32_t end) {
+      for (int32_t row = begin; row < end; ++row) {
+        add_slots(pairs_, s.results, weights_.floats(view, row), nullptr, row, y_.floats(view, row), y_.cols);
+      }
     });
   }
 
   // The matrices of the experts that the last step took were read, and no others.
   Cost cost(const StepView& view) const override {
-    const int64_t rows = x_.rows(view), pairs = rows * index_.cols;
-    return {taken_experts_ * (gate_up_.matrix_bytes() + down_.matrix_bytes()) +
+    const int64_t rows = x_.rows(view), pairs = rows * pairs_.slots();
+    return {pairs_.taken_experts() * (gate_up_.matrix_bytes() + down_.matrix_bytes()) +
                 rows * (x_.row_bytes() + y_.row_bytes()),
             pairs * (gate_up_.operations() + down_.operations())};
   }
 
   ExpertUse expert_use() const override {
-    return {experts_, index_.cols, gate_up_.matrix_bytes() + down_.matrix_bytes(), &starts_};
+    return {experts_, index_.cols, gate_up_.matrix_bytes() + down_.matrix_bytes(), &pairs_.starts()};
   }
 
  private:
@@ -206,92 +195,29 @@ class Experts : public Operation {
     return s;
   }
 
-  // Fills `pairs_` with the pairs (row * slots + slot) by expert, `places_` with the place of each pair
-  // there, and `starts_` with the first place of each expert. The plan cannot say which numbers the step
-  // will hold, so they are checked here.
-  void sort_pairs(const StepView& view) {
-    const int32_t slots = index_.cols;
-    std::fill(starts_.begin(), starts_.end(), 0);
-    const auto each = [&](auto&& body) {
-      for (int32_t row = 0; row < x_.rows(view); ++row) {
-        const auto* index = reinterpret_cast<const int32_t*>(index_.at(view, row));
-        for (int32_t slot = 0; slot < slots; ++slot) body(index[slot], row * slots + slot);
-      }
-    };
-    each([&](int32_t expert, int32_t) {
-      if (expert < 0 || expert >= experts_) {
-        throw Error("EngineError", concat("experts: index must be 0 to ", experts_ - 1, ", is ", expert,
-                                          "; rebuild the engine with build-engine"));
-      }
-      ++starts_[static_cast<size_t>(expert) + 1];
-    });
-    taken_experts_ = std::count_if(starts_.begin() + 1, starts_.end(), [](int32_t n) { return n > 0; });
-    for (size_t i = 1; i < starts_.size(); ++i) starts_[i] += starts_[i - 1];
-    each([&](int32_t expert, int32_t pair) {
-      const int32_t place = starts_[static_cast<size_t>(expert)]++;
-      pairs_[static_cast<size_t>(place)] = pair;
-      places_[static_cast<size_t>(pair)] = place;
-    });
-    // Each start has moved to the start of the next expert.
-    std::copy_backward(starts_.begin(), starts_.end() - 1, starts_.end());
-    starts_[0] = 0;
-  }
-
-  void add_slots(const StepView& view, const PaddedRows& results, int32_t row) const {
-    float* y = y_.floats(view, row);
-    const float* weights = weights_.floats(view, row);
-    std::fill(y, y + y_.cols, 0.0f);
-    for (int32_t slot = 0; slot < index_.cols; ++slot) {
-      const int32_t place = places_[static_cast<size_t>(row * index_.cols + slot)];
-      const auto* result = reinterpret_cast<const float*>(results.at(place));
-      for (int32_t c = 0; c < y_.cols; ++c) y[c] += weights[slot] * result[c];
-    }
-  }
-
-  BufferRef x_, index_, weights_, y_;
+  BufferRef x_, weights_, y_;
   int32_t experts_;
+  SortedPairs pairs_;
   GroupedProduct down_, gate_up_;
-  std::vector<int32_t> pairs_, places_;  // sort_pairs() says what they hold
-  std::vector<int32_t> starts_;          // the first pair of each expert, and the end
-  int64_t taken_experts_ = 0;
 };
-
-// Checks the matrices of all experts. panels: of all of them together.
-void check_matrices(const InstructionCheck& c, const char* what, const WeightRecord* w, uint64_t panels,
-                    uint64_t k) {
-  if (w->layout != static_cast<uint32_t>(WeightLayout::kQuantized)) {
-    c.require_panels(what, w, panels, k);
-    c.require(w->dtype == c.in(0)->dtype, what, " must have x's dtype ", c.in(0)->dtype, ", has ", w->dtype);
-    return;
-  }
-  c.require_quantized(what, w, panels, k);
-  c.require(w->group != 0 || w->k <= TW_MAX_WHOLE_ROW, what, " of whole rows must have at most ",
-            int{TW_MAX_WHOLE_ROW}, " columns, has ", w->k);
-}
 
 }  // namespace
 
 void check_experts(const InstructionCheck& c) {
   const int32_t experts = c.instruction.ints[0], activation = c.instruction.ints[1];
   const BufferRecord *x = c.in(0), *index = c.in(1);
-  const WeightRecord *gate_up = c.weight(0), *down = c.weight(1);
-  c.require_same_kind();
-  c.require(experts >= 1 && experts <= (1 << 16), "experts must be 1 to 65536, is ", experts);
+  const WeightRecord* down = c.weight(1);
+  check_index(c);
   c.require(activation >= 0 && activation < TW_ACTIVATIONS, "activation must be below ", int{TW_ACTIVATIONS},
             ", is ", activation);
-  c.require(index->dtype == TW_I32, "index must be int32, has dtype ", index->dtype);
-  c.require(index->cols <= static_cast<uint32_t>(experts), "index must have at most ", experts, " cols, has ",
-            index->cols);
-  c.require_float32("weights", c.in(2));
-  c.require_cols("weights", c.in(2), index->cols);
   c.require_float32("y", c.out(0));
   c.require_cols("y", c.out(0), x->cols);
   // No size of scratch overflows then, for a step has less than 2^31 rows.
   c.require((uint64_t{x->cols} * 2 + down->k) * index->cols <= (uint64_t{1} << 28),
             "the cols of x and of down are too many for the cols of index");
   const auto count = static_cast<uint64_t>(experts);
-  check_matrices(c, "gate_up", gate_up, 2 * count * static_cast<uint64_t>(panels_of(down->k)), x->cols);
-  check_matrices(c, "down", down, count * static_cast<uint64_t>(panels_of(x->cols)), down->k);
+  check_expert_matrices(c, "gate_up", 0, 2 * count * static_cast<uint64_t>(panels_of(down->k)), x->cols);
+  check_expert_matrices(c, "down", 1, count * static_cast<uint64_t>(panels_of(x->cols)), down->k);
 }
 
 std::unique_ptr<Operation> make_experts(const Instruction& instruction, const OpContext& context) {

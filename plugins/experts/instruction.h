@@ -45,6 +45,8 @@ class GroupedProduct {
            char* scratch);
 
   int32_t k() const { return k_; }
+  // Returns the columns of a result without an epilogue, gate and up each padded to whole panels.
+  int32_t wide_cols() const { return panels_ * TW_LANES; }
   int64_t matrix_bytes() const { return panels_ * panel_bytes_; }
   // Returns the arithmetic of one row.
   int64_t operations() const { return int64_t{2} * panels_ * TW_LANES * k_; }
@@ -75,6 +77,12 @@ class GroupedProduct {
   std::vector<MatmulTiling> tilings_;  // of each expert that has rows
   std::vector<int> tasks_;             // the first task of each expert, and the end
 };
+
+struct OpContext;
+
+// Makes the product of one of an instruction's weights, which holds the matrices of all experts.
+GroupedProduct make_product(const OpContext& context, int32_t weight, int32_t experts, int32_t n,
+                            int32_t epilogue, int x_dtype);
 
 }  // namespace tensorwright
 

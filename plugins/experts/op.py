@@ -1,14 +1,18 @@
-"""experts(x, index, weights, gate_up, down){activation}:  y = sum over slots s of weights[s] * expert index[s] of x
+"""experts(x, index, weights, up, down, up_bias?, down_bias?){activation, ...}:  a mixture of experts
 
-An expert is a gated layer:  expert e of x = down[e] (act(gate) * up),  [gate, up] = gate_up[e] x.
+    y = sum over slots s of weights[s] * expert index[s] of x
+    expert e of x = down[e] gate(up[e] x + up_bias[e]) + down_bias[e]
 
-x: [..., H], index: integers [..., k], weights: float [..., k], gate_up: [E, 2I, H] with the rows of the gate first
-and then those of up, down: [E, H, I].  y: [..., H].  act is one of ACTIVATIONS. A row's slots are summed in order.
+gate.py says what stands between the products, and which attributes a node may lack. Most experts are gated: up holds
+the rows of the gate first and then those of up, and the gate is act(gate) * up.
+
+x: [..., H], index: integers [..., k], weights: float [..., k], up: [E, 2I, H], or [E, I, H] without a gate,
+down: [E, H, I], up_bias: [E, 2I] or [E, I], down_bias: [E, H].  y: [..., H].  A row's slots are summed in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,54 +21,80 @@ from tensorwright.engine_format.weight_layouts import PANELS, gated
 from tensorwright.errors import GraphError
 from tensorwright.ir.graph import Shape, Value
 from tensorwright.ir.records import Instruction, Op, rows, shared
+from tensorwright.plugins.experts.gate import OPTIONAL_ATTRS, apply_gate, check_gate
 from tensorwright.plugins.gated import ACTIVATIONS
-from tensorwright.plugins.gated import gated as gate
 from tensorwright.plugins.rounding import round_to
+
+Multiply = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Returns x w^T."""
 
 
 def infer(inputs: Sequence[Value | None], attrs: dict[str, Any]) -> list[tuple[str, Shape]]:
     """Returns the type of x. Raises GraphError for operands that do not fit."""
-    if attrs["activation"] not in ACTIVATIONS:
-        raise GraphError(f"experts: activation must be one of {', '.join(ACTIVATIONS)}, got {attrs['activation']!r}")
-    x, index, weights, gate_up, down = inputs
-    if x is None or index is None or weights is None or gate_up is None or down is None:
-        raise GraphError("experts: all operands must be present")
+    halves = 2 if check_gate(attrs)["gated"] else 1
+    x, index, weights, up, down, up_bias, down_bias = (*inputs, None, None)[:7]
+    if x is None or index is None or weights is None or up is None or down is None:
+        raise GraphError("experts: all operands but biases must be present")
     if index.dtype not in ("int32", "int64") or index.shape != weights.shape or index.shape[:-1] != x.shape[:-1]:
         raise GraphError(
             f"experts: index must be integers, one for each of weights {list(weights.shape)} and of x's rows "
             f"{list(x.shape)}, got {index.dtype}{list(index.shape)}"
         )
-    fits = gate_up.rank == down.rank == 3 and gate_up.shape[0] == down.shape[0]
-    fits = fits and gate_up.shape[2] == down.shape[1] == x.shape[-1]
-    if not fits or gate_up.shape[1] != 2 * int(down.shape[2]):
-        raise GraphError(
-            f"experts: gate_up and down must be [E, 2I, {x.shape[-1]}] and [E, {x.shape[-1]}, I], got "
-            f"{list(gate_up.shape)} and {list(down.shape)}"
-        )
+    fits = up.rank == down.rank == 3 and up.shape[0] == down.shape[0]
+    fits = fits and up.shape[2] == down.shape[1] == x.shape[-1]
+    if not fits or up.shape[1] != halves * int(down.shape[2]):
+        wanted = f"[E, {'2I' if halves == 2 else 'I'}, {x.shape[-1]}] and [E, {x.shape[-1]}, I]"
+        raise GraphError(f"experts: up and down must be {wanted}, got {list(up.shape)} and {list(down.shape)}")
+    for bias, matrix in ((up_bias, up), (down_bias, down)):
+        if bias is not None and bias.shape != matrix.shape[:2]:
+            raise GraphError(f"experts: a bias must be {list(matrix.shape[:2])}, got {list(bias.shape)}")
     return [(x.dtype, x.shape)]
+
+
+def compute(inputs: Sequence[Any], attrs: dict[str, Any], multiply: Multiply) -> np.ndarray:
+    """Returns y, in float64. Rounds what lies between the two products to the attribute `inner`, where it is given."""
+    x, index, weights, up, down, up_bias, down_bias = (*inputs, None, None)[:7]
+    flat = np.asarray(x, np.float32).reshape(-1, x.shape[-1])
+    chosen, shares = index.reshape(len(flat), -1), weights.reshape(len(flat), -1).astype(np.float64)
+    y = np.zeros(flat.shape)
+    for expert in np.unique(chosen):
+        row, slot = np.nonzero(chosen == expert)
+        share = shares[row, slot, None]
+        inner = inner_of(flat[row], up[expert], None if up_bias is None else up_bias[expert], share, attrs, multiply)
+        given = multiply(inner, down[expert]) + (0.0 if down_bias is None else down_bias[expert].astype(np.float64))
+        np.add.at(y, row, given if attrs.get("scales_input", False) else share * given)
+    return y.reshape(x.shape)
+
+
+def inner_of(
+    x: np.ndarray, up: np.ndarray, bias: np.ndarray | None, share: np.ndarray, attrs: dict[str, Any], multiply: Multiply
+) -> np.ndarray:
+    """Returns what lies between the products of one expert, [rows, I]. share: [rows, 1]."""
+    scaled = share * x if attrs.get("scales_input", False) else x
+    if "inner" in attrs:
+        scaled = round_to(scaled.astype(np.float32), attrs["inner"])
+    inner = apply_gate(multiply(scaled, up) + (0.0 if bias is None else bias.astype(np.float64)), attrs)
+    return round_to(inner.astype(np.float32), attrs["inner"]) if "inner" in attrs else inner
+
+
+def multiply_floats(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Returns x w^T in float64."""
+    result: np.ndarray = x.astype(np.float64) @ w.astype(np.float64).T
+    return result
 
 
 def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
     """Computes in float64. Rounds what lies between the two products to the attribute `inner`, where it is given."""
-    x, index, weights, gate_up, down = inputs
-    hidden = x.shape[-1]
-    flat = x.reshape(-1, hidden).astype(np.float64)
-    chosen, shares = index.reshape(len(flat), -1), weights.reshape(len(flat), -1).astype(np.float64)
-    y = np.zeros_like(flat)
-    for slot in range(chosen.shape[1]):
-        for expert in np.unique(chosen[:, slot]):
-            taken = chosen[:, slot] == expert
-            inner = gate(flat[taken] @ gate_up[expert].astype(np.float64).T, attrs["activation"])
-            inner = round_to(inner.astype(np.float32), attrs["inner"]) if "inner" in attrs else inner
-            y[taken] += shares[taken, slot, None] * (inner.astype(np.float64) @ down[expert].astype(np.float64).T)
-    return [y.reshape(x.shape).astype(np.float32)]
+    return [compute(inputs, attrs, multiply_floats).astype(np.float32)]
 
 
-OPERANDS = (rows("x"), rows("index"), rows("weights"), shared("gate_up"), shared("down"))
+OPERANDS = (rows("x"), rows("index"), rows("weights"), shared("up"), shared("down"))
+BIASES = (shared("up_bias?"), shared("down_bias?"))
 OP = Op(
     "experts",
-    operands=OPERANDS,
+    operands=(*OPERANDS, *BIASES),
     attrs={"activation": "str"},
+    optional_attrs=OPTIONAL_ATTRS,
     stages=("traced", "fused", "cached"),
     infer=infer,
     reference=reference,
@@ -82,4 +112,5 @@ INSTRUCTION = Instruction(
     reference=reference,
     sums=True,
 )
-"""`inner` is the type between the two products. It is not stored, for it is that of x."""
+"""Gated experts without what a node may lack. `inner` is the type between the two products. It is not stored, for it is
+that of x."""

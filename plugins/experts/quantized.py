@@ -1,4 +1,4 @@
-"""quantized_experts(x, index, weights, gate_up, down){activation, format}:  experts, all operands of products rounded
+"""quantized_experts(x, index, weights, up, down, up_bias?, down_bias?){activation, format, ...}:  experts, rounded
 
 x, what lies between the two products, and the matrices are rounded as quantize.py rounds them. The shapes are those of
 plugins/experts/op.py.
@@ -15,32 +15,25 @@ from tensorwright.engine_format.weight_layouts import QUANTIZED
 from tensorwright.engine_format.weight_layouts import gated as gated_layout
 from tensorwright.ir.records import Instruction, Op, shared
 from tensorwright.plugins.experts import op as experts
-from tensorwright.plugins.gated import ACTIVATIONS, gated
+from tensorwright.plugins.gated import ACTIVATIONS
 from tensorwright.plugins.quantized_matmul.linear import product
-from tensorwright.plugins.rounding import round_to
+
+
+def multiply_in(attrs: dict[str, Any]) -> experts.Multiply:
+    """Returns the product with the kernels' order of sums, both operands rounded to the attribute `format`."""
+    return lambda x, w: product(x.astype(np.float32), w, attrs["format"])
 
 
 def reference(inputs: Sequence[Any], attrs: dict[str, Any], act_dtype: str) -> list[np.ndarray]:
-    """Computes products with the kernels' order of sums, and sums slots in float64.
-
-    Rounds what lies between the products to the attribute `inner` first, where it is given.
-    """
-    x, index, weights, gate_up, down = inputs
-    flat = np.asarray(x, np.float32).reshape(-1, x.shape[-1])
-    chosen, shares = index.reshape(len(flat), -1), weights.reshape(len(flat), -1).astype(np.float64)
-    y = np.zeros(flat.shape)
-    for expert in np.unique(chosen):
-        row, slot = np.nonzero(chosen == expert)
-        inner = gated(product(flat[row], gate_up[expert], attrs["format"]), attrs["activation"]).astype(np.float32)
-        inner = round_to(inner, attrs.get("inner", "float32"))
-        np.add.at(y, row, shares[row, slot, None] * product(inner, down[expert], attrs["format"]))
-    return [y.reshape(x.shape).astype(np.float32)]
+    """Sums slots in float64. Rounds what lies between the products to the attribute `inner` first, if it is given."""
+    return [experts.compute(inputs, attrs, multiply_in(attrs)).astype(np.float32)]
 
 
 OP = Op(
     "quantized_experts",
-    operands=experts.OPERANDS,
+    operands=experts.OP.operands,
     attrs={"activation": "str", "format": "format"},
+    optional_attrs=experts.OP.optional_attrs,
     stages=("cached",),
     infer=experts.infer,
     reference=reference,

@@ -1,29 +1,12 @@
 // route: chooses the k experts with the largest logits for each row, and computes their weights.
-#include <cmath>
-#include <limits>
-
 #include "plugins/common/exp.h"
+#include "plugins/route/choose.h"
 #include "plugins/route/layout.h"
 #include "runtime/core/ops/op.h"
 #include "runtime/core/plan/instruction_check.h"
 
 namespace tensorwright {
 namespace {
-
-// A NaN counts as the largest logit, so that it reaches the weights.
-float sort_key(float logit) { return std::isnan(logit) ? std::numeric_limits<float>::infinity() : logit; }
-
-// Writes the places of the k largest logits to `index`, best first. Of equal ones the lowest comes first.
-void choose_largest(const float* logits, int32_t experts, int32_t k, int32_t* index) {
-  int32_t chosen = 0;
-  for (int32_t expert = 0; expert < experts; ++expert) {
-    const float key = sort_key(logits[expert]);
-    if (chosen == k && !(key > sort_key(logits[index[k - 1]]))) continue;
-    int32_t slot = chosen < k ? chosen++ : k - 1;
-    for (; slot > 0 && key > sort_key(logits[index[slot - 1]]); --slot) index[slot] = index[slot - 1];
-    index[slot] = expert;
-  }
-}
 
 // Sums the terms in the order of the slots, or if all experts count, in the order of the experts.
 void write_weights(const float* logits, int32_t experts, int32_t k, bool normalise, const int32_t* index,

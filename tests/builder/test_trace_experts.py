@@ -7,10 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from support.survey import make_model
 from support.tiny_models import make_tiny
 from support.traced import assert_same_logits
-from tensorwright.builder.trace import load_model
+from tensorwright.builder.trace import load_model, trace_experts
 from tensorwright.builder.trace.export import trace
 from tensorwright.builder.trace.trace_experts import make_experts_opaque
 from tensorwright.errors import CheckpointError, UnsupportedModelError
@@ -82,19 +81,49 @@ def test_experts_of_another_shape(tmp_path):
         traced(path)
 
 
-@pytest.mark.parametrize("model_type", ["gpt_oss", "deepseek_v3"])
-def test_families_that_are_not_known_are_refused(model_type, tmp_path):
-    make_model(model_type, tmp_path)
-    with pytest.raises(UnsupportedModelError, match=r"a mixture of experts \(.*\), which is not supported"):
-        traced(tmp_path)
+def test_matrices_that_are_transposed_with_alternating_rows_and_biases(tmp_path):
+    """As GPT-OSS stores them, with a gate of its own."""
+    path = make_tiny(tmp_path / "m", "gpt_oss", num_hidden_layers=1, layer_types=["full_attention"])
+    graph = traced(path)
+    (mixture,) = graph.find("experts")
+    assert mixture.attrs == {"activation": "silu", "limit": 0.5, "slope": 1.702, "up_offset": 1.0}
+    root = "model.layers.0.mlp.experts"
+    stored = f'transpose(1, 2, "{root}.gate_up_proj")'
+    assert (
+        str(mixture.operand(3).producer.attrs["expr"])
+        == f"concat(1, every(1, 0, 2, {stored}), every(1, 1, 2, {stored}))"
+    )
+    assert [mixture.operand(i).shape for i in (3, 4, 5, 6)] == [(6, 96, 32), (6, 32, 48), (6, 96), (6, 32)]
+    assert_same_logits(graph, path, "float32")
 
 
-def test_experts_of_another_kind_are_refused(tmp_path, monkeypatch):
-    """The flags of the class decide, whatever the family."""
-    make_model("gpt_oss", tmp_path)
-    monkeypatch.setattr(load_model, "FAMILIES_OF_EXPERTS", ("gpt_oss",))
-    model = load_model.load_model(open_checkpoint(tmp_path), "float32")
-    with pytest.raises(UnsupportedModelError, match=r"mlp.experts \(GptOssExperts\) has experts with matrices"):
+def test_experts_without_a_gate(tmp_path, monkeypatch):
+    """Their activation is squared."""
+    from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
+
+    sizes = {"n_routed_experts": 4, "hidden_size": 8, "moe_intermediate_size": 6, "moe_latent_size": None}
+    experts = NemotronHExperts(type("Config", (), {**sizes, "mlp_hidden_act": "relu2"})())
+    assert trace_experts._find_gate("experts", experts) == {"activation": "relu", "squared": True, "gated": False}
+
+
+def test_a_gate_of_another_kind_is_refused(tmp_path, monkeypatch):
+    """What the class computes decides, not its name."""
+    from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+    path = make_tiny(tmp_path / "m", "mixtral")
+    monkeypatch.setattr(MixtralExperts, "_apply_gate", lambda self, wide: torch.tanh(wide[..., ::2]))
+    with pytest.raises(
+        UnsupportedModelError, match=r"mlp.experts \(MixtralExperts\) has experts with a gate of their own"
+    ):
+        traced(path)
+
+
+def test_a_norm_after_each_expert_is_refused(tmp_path):
+    model = load_model.load_model(open_checkpoint(make_tiny(tmp_path / "m", "mixtral")), "float32")
+    model.model.layers[1].mlp.experts.has_post_expert_norm = True
+    with pytest.raises(
+        UnsupportedModelError, match=r"layers.1.mlp.experts .* has experts with a norm after each expert"
+    ):
         make_experts_opaque(model)
 
 

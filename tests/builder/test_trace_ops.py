@@ -89,7 +89,7 @@ def test_of_equal_elements_topk_takes_the_lowest_place():
 
 
 def test_the_smallest_are_refused():
-    with pytest.raises(TraceError, match="takes the smallest, or in no order"):
+    with pytest.raises(TraceError, match="takes the smallest; only the largest"):
         graph_of(lambda x: torch.topk(x, 2, dim=-1, largest=False)[0])
 
 
@@ -153,11 +153,6 @@ def test_a_gather_of_whole_rows_is_an_index():
     assert_same(rows, [n.op for n in graph_of(rows).nodes if n.op not in ("input", "constant")])
 
 
-def test_a_gather_of_single_elements_is_refused():
-    with pytest.raises(TraceError, match="only whole rows have a meaning"):
-        graph_of(lambda x: torch.gather(x, 1, (x > 0).long()))
-
-
 def filled(x):
     whole = x.new_empty(1, x.shape[1], 8)
     whole[:, :, :6].copy_(x)
@@ -205,3 +200,32 @@ def test_complex_numbers_are_pairs():
 def test_what_complex_numbers_have_no_pair_for_is_refused():
     with pytest.raises(TraceError):
         graph_of(lambda x: torch.view_as_complex(x.reshape(*x.shape[:-1], 3, 2)).abs())
+
+
+def test_a_gather_of_single_elements_is_a_gather():
+    def elements(x):
+        return torch.gather(x, 1, (x > 0).long())
+
+    assert graph_of(elements).nodes[-1].op == "gather"
+    assert_same(elements, ["gt", "cast", "gather"])
+
+
+def mark_best(x):
+    """As routers mark groups of experts: in place, on fresh zeros."""
+    marks = torch.zeros_like(x)
+    marks.scatter_(2, torch.topk(x, 2, dim=-1, sorted=False)[1], 1)
+    return marks
+
+
+def test_marks_in_fresh_zeros():
+    assert_same(mark_best, ["full", "topk", "scatter"])
+
+
+def test_a_maximum_and_its_place_are_a_topk():
+    assert_same(lambda x: x.max(dim=-1).values, ["amax"])
+
+    def both(x):
+        largest, place = x.max(dim=-1, keepdim=True)
+        return largest * place
+
+    assert "topk" in [node.op for node in graph_of(both).nodes]

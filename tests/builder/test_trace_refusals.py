@@ -12,7 +12,7 @@ from tensorwright.errors import TensorwrightError, TraceError, UnsupportedModelE
 from tensorwright.models.checkpoint import open_checkpoint
 
 REFUSED = {
-    "qwen2_moe": (UnsupportedModelError, "qwen2_moe has a mixture of experts (num_"),
+    "jetmoe": (TraceError, "module model.layers.0.self_attention.experts.router (item) has a size u0"),
     "t5": (UnsupportedModelError, "t5 has an encoder beside its decoder (is_encoder_decoder)"),
     "falcon": (UnsupportedModelError, "falcon has attention biases that grow with distance (alibi)"),
     "deepseek_v32 with dense layers": (

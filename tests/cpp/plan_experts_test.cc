@@ -1,5 +1,7 @@
 // The plan reader on mixtures of experts: the route, the matrices of all experts, and buffers of whole
 // numbers.
+#include <cmath>
+
 #include "plugins/common/kernel_types.h"
 #include "plugins/route/layout.h"
 #include "tests/cpp/plan_faults.h"
@@ -97,6 +99,90 @@ TW_TEST(experts_faults_are_named) {
                gate_up.dtype = TW_BF16, gate_up.bytes /= 2;
              }),
              "gate_up must have x's dtype 0, has 1");
+}
+
+namespace {
+
+// Adds a mixture that routes by scores, and whose experts are two instructions with biases.
+void add_halves(ToyPlan& t) {
+  constexpr auto kTokens = BufferKind::kTokens;
+  const int32_t x = t.instructions[2].in[0], logits = t.buffer(kTokens, 6);
+  const int32_t index = t.buffer(kTokens, kSlots, TW_I32), shares = t.buffer(kTokens, kSlots);
+  const int32_t inner = t.buffer(kTokens, kSlots * kInner), y = t.buffer(kTokens, ToyPlan::kHidden);
+  const int32_t up = t.matrix(6 * 2 * 32, ToyPlan::kHidden), down = t.matrix(6 * 32, kInner);
+  t.op(Op::kMatmul, {{x}, {logits}, {t.matrix(6, ToyPlan::kHidden)}, {0, 6}, {}});
+  t.op(Op::kRouteByScore,
+       {{logits}, {index, shares}, {t.vector(6)}, {kSlots, 1, 1, 1, 3, 2, 2, 0}, {2.5f, 0, 0, 0}});
+  t.op(Op::kExpertsUp,
+       {{x, index}, {inner}, {up, t.vector(6 * 2 * kInner)}, {6, 0, 1, 0}, {1.7f, 7.0f, 1.0f}});
+  t.op(Op::kExpertsDown, {{inner, index, shares}, {y}, {down, t.vector(6 * ToyPlan::kHidden)}, {6}, {}});
+}
+
+template <typename Damage>
+std::string fault_of_halves(Damage&& damage) {
+  return fault_of([&](ToyPlan& t) {
+    add_halves(t);
+    Instruction* last = &t.instructions.back();
+    damage(t, last[-2], last[-1], last[0]);
+  });
+}
+
+}  // namespace
+
+TW_TEST(halves_of_experts_are_taken) {
+  using I = Instruction;
+  TW_CHECK_EQ(fault_of_halves([](ToyPlan&, I&, I&, I&) {}), std::string());
+  TW_CHECK_EQ(fault_of_halves([](ToyPlan&, I&, I& up, I& down) {
+                up.in[2] = down.in[2], down.in[2] = -1, up.weight[1] = down.weight[1] = -1;
+              }),
+              std::string());
+}
+
+TW_TEST(faults_of_a_route_by_score_are_named) {
+  using I = Instruction;
+  const auto set = [](int at, int32_t value) {
+    return fault_of_halves([=](ToyPlan&, I& route, I&, I&) { route.ints[at] = value; });
+  };
+  check_says(set(0, 7), "(route_by_score): k must be 1 to the 6 cols of logits, is 7");
+  check_says(set(1, 2), "normalise must be 0 or 1, is 2");
+  check_says(set(2, 3), "score must be below 3, is 3");
+  check_says(set(3, -1), "by_scores must be 0 or 1, is -1");
+  check_says(set(4, 4), "groups must divide the 6 cols of logits, is 4");
+  check_says(set(4, 0), "groups must divide the 6 cols of logits, is 0");
+  check_says(set(5, 4), "group_limit must be 1 to 3, is 4");
+  check_says(set(6, 3), "group_best must be 1 to 2, is 3");
+  check_says(set(7, 2), "keeps_others must be 0 or 1, is 2");
+  check_says(fault_of_halves(
+                 [](ToyPlan&, I& route, I&, I&) { route.ints[4] = 6, route.ints[6] = 1, route.ints[5] = 1; }),
+             "k must be at most 1, the experts of the chosen groups, is 2");
+  check_says(fault_of_halves([](ToyPlan&, I& route, I&, I&) { route.floats[0] = -1.0f; }),
+             "floats[0] must be finite and not negative");
+  check_says(fault_of_halves([](ToyPlan&, I& route, I& up, I&) { route.weight[0] = up.weight[1]; }),
+             "bias must be a raw vector of 6");
+}
+
+TW_TEST(faults_of_halves_of_experts_are_named) {
+  using I = Instruction;
+  check_says(fault_of_halves([](ToyPlan&, I&, I& up, I&) { up.ints[1] = 4; }),
+             "activation must be below 4, is 4");
+  check_says(fault_of_halves([](ToyPlan&, I&, I& up, I&) { up.ints[2] = 2; }),
+             "ints[2] must be 0 or 1, is 2");
+  check_says(fault_of_halves([](ToyPlan&, I&, I& up, I&) { up.ints[2] = 0; }),
+             "up must be panels of 192 x 20");
+  check_says(fault_of_halves([](ToyPlan&, I&, I& up, I&) { up.floats[1] = 0.0f; }),
+             "limit must be positive, is 0");
+  check_says(fault_of_halves([](ToyPlan&, I&, I& up, I&) { up.floats[0] = INFINITY; }),
+             "slope and up_offset must");
+  check_says(fault_of_halves([](ToyPlan&, I&, I& up, I& down) { up.weight[1] = down.weight[1]; }),
+             "bias must be a raw vector of 216");
+  check_says(fault_of_halves([](ToyPlan&, I&, I&, I& down) { down.weight[1] = down.weight[0]; }),
+             "bias must be a raw vector of 120");
+  check_says(fault_of_halves([](ToyPlan&, I&, I&, I& down) { down.ints[0] = 5; }),
+             "down must be panels of 160 x 18");
+  check_says(fault_of_halves([](ToyPlan& t, I&, I& up, I&) { buffer(t, up.out[0]).cols -= 1; }),
+             "y must have a run of cols for each of the 2 cols of index, has 35");
+  check_says(fault_of_halves([](ToyPlan&, I&, I& up, I&) { up.in[0] = up.in[1]; }),
+             "in[0] must not be int32");
 }
 
 TW_TEST(whole_numbers_are_for_routes_and_experts_alone) {

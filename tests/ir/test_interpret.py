@@ -25,6 +25,7 @@ from tensorwright.plugins.experts import op as experts
 
 torch.manual_seed(0)
 X = torch.randn(2, 3, 4)
+PLACES = (X[:, :1] > 0).long()
 POSITIVE = X.abs() + 0.1
 MASK = X > 0
 WHOLE = torch.randint(-5, 9, (2, 3, 4))
@@ -76,6 +77,8 @@ CASES = [
     ("any", [MASK], {"dims": (1,), "keepdim": False}, MASK.any(1)),
     ("all", [MASK], {"dims": (1, 2), "keepdim": True}, MASK.flatten(1).all(1)[:, None, None]),
     ("softmax", [X], {"dim": 1}, X.softmax(1)),
+    ("gather", [X, PLACES], {"dim": 1}, X.gather(1, PLACES)),
+    ("scatter", [X, PLACES], {"dim": 1, "value": 2.5}, X.scatter(1, PLACES, 2.5)),
     ("cumsum", [MASK], {"dim": 2}, MASK.cumsum(2)),
     ("matmul", [X, X.mT], {}, X @ X.mT),
     ("matmul", [X, X[0].T.contiguous()], {}, X @ X[0].T),
@@ -149,16 +152,28 @@ def test_topk_computes_what_torch_does(dim):
         assert torch.equal(result, expected)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu"])
-def test_experts_compute_what_the_definition_says(activation):
+@pytest.mark.parametrize(
+    "attrs",
+    [
+        *({"activation": activation} for activation in ("silu", "gelu", "gelu_tanh", "relu")),
+        {"activation": "silu", "limit": 0.5, "slope": 1.7, "up_offset": 1.0},
+        {"activation": "silu", "scales_input": True},
+        {"activation": "relu", "gated": False, "squared": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_experts_compute_what_the_definition_says(attrs, biased):
     """tests/builder/test_trace.py compares them with transformers bit for bit."""
     draw = torch.Generator().manual_seed(4)
     x, weights = torch.randn(2, 5, 8, generator=draw), torch.rand(2, 5, 2, generator=draw)
     index = torch.stack([torch.randperm(3, generator=draw)[:2] for _ in range(10)]).reshape(2, 5, 2)
     gate_up, down = torch.randn(3, 12, 8, generator=draw), torch.randn(3, 8, 6, generator=draw)
-    operands = [x, index, weights, gate_up, down]
-    (result,) = interpret(*one_op("experts", operands, {"activation": activation}), no_weights)
-    (expected,) = experts.reference([v.numpy() for v in operands], {"activation": activation}, "float32")
+    up = gate_up if attrs.get("gated", True) else gate_up[:, :6]
+    biases = [torch.randn(up.shape[:2], generator=draw), torch.randn(down.shape[:2], generator=draw)] if biased else []
+    operands = [x, index, weights, up, down, *biases]
+    (result,) = interpret(*one_op("experts", operands, attrs), no_weights)
+    (expected,) = experts.reference([v.numpy() for v in operands], attrs, "float32")
     largest = float(np.abs(expected).max())
     assert np.abs(result.numpy() - expected).max() <= 4 * sum_tolerance("float32", 8, largest)
 

@@ -46,6 +46,8 @@ CASES = [
     (a.concat([b.slice(0, 1, 5)], dim=1), np.concatenate([A, B[1:]], 1)),
     (b.slice(0, 1, 4), B[1:4]),
     (b.slice(1, 1, 2), B[:, 1:2]),
+    (b.every(0, 1, 2), B[1::2]),
+    (c.transpose(1, 2).every(2, 0, 2), C.swapaxes(1, 2)[..., ::2]),
     (a.concat([b]).slice(0, 3, 6), np.concatenate([A, B])[3:6]),
     (a.transpose().concat([b.transpose()], dim=1), np.concatenate([A.T, B.T], 1)),
     (a.stack([b.slice(0, 0, 4)]), np.stack([A, B[:4]])),

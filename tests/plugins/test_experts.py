@@ -15,7 +15,8 @@ from tensorwright.engine_format.weight_formats import parse_format
 from tensorwright.errors import EngineError, GraphError
 from tensorwright.ir.graph import Value
 from tensorwright.plugins.experts import op, quantized
-from tensorwright.plugins.gated import gated
+from tensorwright.plugins.experts.gate import apply_gate
+from tensorwright.plugins.gated import ACTIVATIONS
 
 pytestmark = pytest.mark.computes
 
@@ -32,23 +33,38 @@ def bound(made: MadeExperts) -> np.ndarray:
     """
     index, weights = made.routed()
     magnitude = np.zeros((made.hidden, made.hidden))
+    scaled = made.gate.get("scales_input", False)
     for slot in range(made.k):
         for row in range(made.hidden):
-            expert = index[row, slot]
+            expert, share = index[row, slot], weights[row, slot]
             up_down, x = made.gate_up[expert].astype(np.float64), made.x[row].astype(np.float64)
-            error = (made.hidden + 2) * UNIT * (np.abs(up_down) @ np.abs(x))
-            gate_error, up_error = np.split(error, 2)
-            gate, up = np.split(up_down @ x, 2)
-            inner = gated((up_down @ x)[None], made.activation)[0]
-            inner_error = SLOPE * gate_error * np.abs(up) + (np.abs(gate) + SLOPE * gate_error) * up_error
+            x, share = (share * x, 1.0) if scaled else (x, share)
+            bias = made.up_bias[expert] if made.biased else np.zeros(len(up_down))
+            error = (made.hidden + 2) * UNIT * (np.abs(up_down) @ np.abs(x) + np.abs(bias))
+            if scaled:
+                error += (2.0**-8 if made.dtype == BF16 else 60 * UNIT) * (np.abs(up_down) @ np.abs(x))
+                if made.fmt is not None:
+                    error += np.abs(up_down).max(axis=1) * np.abs(x).max() / 127 * 1.5
+            wide = up_down @ x + bias
+            inner = apply_gate(wide[None], {"activation": made.activation, **made.gate})[0]
+            inner_error = gate_error(made, wide, error)
             inner_error += (2.0**-8 if made.dtype == BF16 else 10 * UNIT) * np.abs(inner)
             down = np.abs(made.down[expert].astype(np.float64))
-            share = weights[row, slot]
             magnitude[row] += share * (down @ (inner_error + (made.inner + 4) * UNIT * np.abs(inner)))
             magnitude[row] += share * (made.k + 60) * UNIT * (down @ np.abs(inner))
+            if made.biased:
+                magnitude[row] += share * (made.k + 60) * UNIT * np.abs(made.down_bias[expert])
             if made.fmt is not None:
                 magnitude[row] += share * down.max(axis=1) * np.abs(inner).max() / 127 * 1.5
     return magnitude
+
+
+def gate_error(made: MadeExperts, wide: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """How far an error of what the first product gives may carry the inner row. Limits carry no error further."""
+    if made.halves == 1:
+        return SLOPE * error * (2 * (np.abs(wide) + error) if made.gate.get("squared", False) else 1.0)
+    (gate, up), (of_gate, of_up) = np.split(np.abs(wide), 2), np.split(error, 2)
+    return SLOPE * of_gate * (up + made.gate.get("up_offset", 0.0)) + (gate + SLOPE * of_gate) * of_up
 
 
 def make(fmt: str = "", **options: object) -> MadeExperts:
@@ -65,7 +81,40 @@ def test_definition(fmt: str, dtype: int, level: str, tmp_path: Path, monkeypatc
     assert (np.abs(result - made.expected()) <= bound(made)).all()
 
 
-@pytest.mark.parametrize("activation", op.ACTIVATIONS)
+GATES: dict[str, dict[str, object]] = {
+    "GPT-OSS": {"biased": True, "gate": {"limit": 0.75, "slope": 1.702, "up_offset": 1.0}},
+    "biases": {"biased": True, "activation": "gelu"},
+    "no gate": {"gate": {"gated": False, "squared": True}, "activation": "relu"},
+    "Llama 4": {"gate": {"scales_input": True}, "normalise": False, "routing": {"score": "sigmoid"}, "k": 1},
+}
+"""Options of experts that are two instructions."""
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("gate", GATES)
+def test_definition_of_other_gates(gate: str, fmt: str, dtype: int, tmp_path: Path) -> None:
+    made = make(fmt, dtype=dtype, **GATES[gate])
+    result = made.run(tmp_path, list(range(made.hidden)))
+    assert (np.abs(result - made.expected()) <= bound(made)).all()
+
+
+@pytest.mark.parametrize("level", PRESENT)
+@pytest.mark.parametrize(
+    ("gate", "fmt", "dtype"), [("GPT-OSS", "", BF16), ("GPT-OSS", "int4", F32), ("no gate", "", F32)]
+)
+def test_other_gates_give_a_row_the_same_bits_alone_and_in_company(
+    gate: str, fmt: str, dtype: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENSORWRIGHT_ISA", level)
+    made = make(fmt, dtype=dtype, **GATES[gate])
+    alone = np.concatenate([made.run(tmp_path, [token], threads=1) for token in range(made.hidden)])
+    tokens = np.random.default_rng(5).integers(0, made.hidden, 150).tolist()
+    assert same_bits(made.run(tmp_path, tokens, threads=3), alone[tokens])
+    assert (np.abs(alone - made.expected()) <= bound(made)).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(("hidden", "inner", "count", "k"), [(16, 1, 1, 1), (17, 33, 5, 5), (70, 16, 3, 1)])
 def test_sizes(hidden: int, inner: int, count: int, k: int, activation: str, tmp_path: Path) -> None:
     made = make(hidden=hidden, inner=inner, count=count, k=k, activation=activation, normalise=False)
@@ -112,8 +161,8 @@ def test_a_plan_whose_route_knows_more_experts_is_refused_when_it_runs(tmp_path:
     [
         (1, Value("index", "float32", ("tokens", 2)), "index must be integers"),
         (2, Value("weights", "float32", ("tokens", 3)), "one for each of weights"),
-        (3, Value("gate_up", "float32", (4, 12, 7)), "gate_up and down must be"),
-        (4, Value("down", "float32", (4, 8, 5)), "gate_up and down must be"),
+        (3, Value("up", "float32", (4, 12, 7)), "up and down must be"),
+        (4, Value("down", "float32", (4, 8, 5)), "up and down must be"),
     ],
 )
 def test_operands_that_do_not_fit(at: int, value: Value, message: str) -> None:
@@ -124,7 +173,18 @@ def test_operands_that_do_not_fit(at: int, value: Value, message: str) -> None:
         Value("gate_up", "float32", (4, 12, 8)),
         Value("down", "float32", (4, 8, 6)),
     ]
-    attrs = {"activation": "silu"}
+    attrs: dict[str, object] = {"activation": "silu"}
+    bias = Value("down_bias", "float32", (4, 8))
+    assert op.infer([*operands, None, bias], attrs) == op.infer(operands, attrs)
+    with pytest.raises(GraphError, match=r"a bias must be \[4, 12\], got \[4, 8\]"):
+        op.infer([*operands, bias], attrs)
+    for wrong, reason in (
+        ({"squared": True}, "only an activation without a gate may be squared"),
+        ({"slope": 2.0, "activation": "relu"}, "slope is for silu alone"),
+        ({"activation": "tanh"}, "activation must be one of silu"),
+    ):
+        with pytest.raises(GraphError, match=reason):
+            op.infer(operands, {**attrs, **wrong})
     assert op.infer(operands, attrs) == quantized.OP.infer(operands, attrs) == [("float32", ("tokens", 8))]
     operands[at] = value
     with pytest.raises(GraphError, match=message):

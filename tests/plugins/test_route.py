@@ -27,6 +27,23 @@ def shown(made: MadeExperts) -> MadeExperts:
     return made
 
 
+RULES: dict[str, tuple[dict[str, object], bool]] = {
+    "sigmoid": ({"score": "sigmoid"}, False),
+    "corrected sigmoid": ({"score": "sigmoid", "by_scores": True}, True),
+    "corrected softmax": ({"by_scores": True, "least": 1e-12}, True),
+    "corrected logits": ({"score": "sigmoid"}, True),
+    "scaled": ({"scale": 2.5, "epsilon": 0.125}, False),
+    "groups": ({"score": "sigmoid", "by_scores": True, "groups": 4, "group_limit": 2, "group_best": 2}, True),
+    "groups by their largest": ({"by_scores": True, "groups": 3, "group_limit": 2}, False),
+    "groups that keep others": (
+        {"score": "sigmoid", "by_scores": True, "groups": 6, "group_limit": 1, "keeps_others": True},
+        True,
+    ),
+    "sparsemixer": ({"score": "sparsemixer", "jitter": 0.3}, False),
+}
+"""Attributes of a route that chooses 3 of 12 experts, and whether it has a correction."""
+
+
 def bound(logits: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """The roundings of a weight: of the differences of logits, which exp passes on as they are, in the term and in the
     sum; of exp, below 2 each; of the sum and of the division."""
@@ -49,6 +66,29 @@ def test_choice_and_weights(
     by_expert = np.zeros((made.hidden, made.hidden), np.float32)
     np.put_along_axis(by_expert, index, ordered, -1)
     assert same_bits(made.run(tmp_path, tokens), by_expert)
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_choice_and_weights_by_score(rule: str, normalise: bool, tmp_path: Path) -> None:
+    routing, corrected = RULES[rule]
+    made = shown(MadeExperts(count=12, k=3, normalise=normalise, routing=routing, corrected=corrected))
+    index, weights = made.routed()
+    tokens = list(range(made.hidden))
+    ordered = made.run(tmp_path, tokens, observed="weights")[:, :3]
+    assert (np.abs(ordered - weights) <= bound(made.logits, weights)).all()
+    by_expert = np.zeros((made.hidden, made.hidden), np.float32)
+    np.put_along_axis(by_expert, index, ordered, -1)
+    assert same_bits(made.run(tmp_path, tokens), by_expert)
+
+
+@pytest.mark.parametrize("routing", [{"score": "sigmoid"}, {"groups": 2, "group_limit": 1, "by_scores": True}])
+def test_of_equal_scores_the_lowest_comes_first(routing: dict[str, object], tmp_path: Path) -> None:
+    made = shown(MadeExperts(count=6, k=3, routing=routing))
+    made.logits = np.random.default_rng(1).integers(0, 3, made.logits.shape).astype(np.float32)
+    index, _ = made.routed()
+    results = made.run(tmp_path, list(range(made.hidden)))[:, :6]
+    assert (np.sort(np.argsort(-results, kind="stable")[:, :3]) == np.sort(index)).all()
 
 
 def test_of_equal_logits_the_lowest_comes_first(tmp_path: Path) -> None:
@@ -76,6 +116,16 @@ def test_infer() -> None:
     assert op.infer([logits], {"k": 2}) == [("int32", ("tokens", 2)), ("float32", ("tokens", 2))]
     with pytest.raises(GraphError, match="k must be 1 to the number of experts, 8, got 9"):
         op.infer([logits], {"k": 9})
+    for attrs, message in (
+        ({"score": "tanh"}, "score must be one of softmax, sigmoid, sparsemixer"),
+        ({"groups": 3}, "groups must divide the 8 experts, got 3"),
+        ({"groups": 4, "group_limit": 5}, "group_limit must be 1 to 4"),
+        ({"groups": 8, "group_limit": 1}, "k must be at most 1, the experts of 1 groups, got 2"),
+    ):
+        with pytest.raises(GraphError, match=message):
+            op.infer([logits], {"k": 2, **attrs})
+    with pytest.raises(GraphError, match=r"bias must be \[8\], got \[7\]"):
+        op.infer([logits, Value("bias", "float32", (7,))], {"k": 2})
     many = Value("logits", "float32", ("tokens", op.MAX_COMPARISONS // 4))
     assert op.infer([many], {"k": 4})[0] == ("int32", ("tokens", 4))
     with pytest.raises(GraphError, match="experts times k must be at most 1048576, got 262144 times 5"):

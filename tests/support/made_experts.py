@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,19 +26,23 @@ from tensorwright.engine_format.weight_formats import WeightFormat
 from tensorwright.plugins.elementwise.op import encode
 from tensorwright.plugins.experts import op as experts
 from tensorwright.plugins.experts import quantized
+from tensorwright.plugins.experts.gate import DEFAULTS
 from tensorwright.plugins.quantized_matmul.quantize import pack, quantize_weights
 from tensorwright.plugins.route import op as route
 from tensorwright.runtime import _runtime
 
-ELEMENTWISE, ROUTE, EXPERTS = 11, 14, 15
+ELEMENTWISE, ROUTE, EXPERTS, ROUTE_BY_SCORE, EXPERTS_UP, EXPERTS_DOWN = 11, 14, 15, 28, 29, 30
 QUANTIZED = 2  # the layout in a plan
+FLOATS = ("scale", "epsilon", "least", "jitter")
 
 
 @dataclass
 class MadeExperts:
     """`hidden` rows of x and of logits, which tokens name. The vocabulary of the plan has as many tokens.
 
-    logit_count: the experts that the route knows; 0 means those that there are.
+    logit_count: the experts that the route knows; 0 means those that there are. routing: attributes of the route beside
+    k and normalise. corrected: whether the route has a bias. gate: attributes of the experts beside the activation.
+    biased: whether the experts' products have biases.
     """
 
     hidden: int = 40
@@ -49,10 +54,17 @@ class MadeExperts:
     activation: str = "silu"
     dtype: int = F32
     fmt: WeightFormat | None = None
+    routing: dict[str, Any] = field(default_factory=dict)
+    corrected: bool = False
+    gate: dict[str, Any] = field(default_factory=dict)
+    biased: bool = False
     x: np.ndarray = field(init=False)
     logits: np.ndarray = field(init=False)
     gate_up: np.ndarray = field(init=False)
     down: np.ndarray = field(init=False)
+    correction: np.ndarray = field(init=False)
+    up_bias: np.ndarray = field(init=False)
+    down_bias: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(7)
@@ -62,8 +74,15 @@ class MadeExperts:
 
         self.x = round_to(self.dtype, normal(self.hidden, self.hidden))
         self.logits = round_to(self.dtype, 3 * normal(self.hidden, self.logit_count or self.count))
-        self.gate_up = round_to(self.weights, normal(self.count, 2 * self.inner, self.hidden))
+        self.gate_up = round_to(self.weights, normal(self.count, self.halves * self.inner, self.hidden))
         self.down = round_to(self.weights, normal(self.count, self.hidden, self.inner))
+        self.correction = normal(self.logits.shape[1]) / 4
+        self.up_bias, self.down_bias = normal(*self.gate_up.shape[:2]), normal(*self.down.shape[:2])
+
+    @property
+    def halves(self) -> int:
+        """The runs of rows of the first product: gate and up, or up alone."""
+        return 2 if self.gate.get("gated", True) else 1
 
     @property
     def weights(self) -> int:
@@ -74,13 +93,15 @@ class MadeExperts:
         """The result for each token, [hidden, hidden]."""
         index, weights = self.routed()
         inner = "bfloat16" if self.dtype == BF16 else "float32"
-        attrs = {"activation": self.activation, "inner": inner, "format": self.fmt}
+        attrs = {"activation": self.activation, "inner": inner, "format": self.fmt, **self.gate}
         definition = quantized.reference if self.fmt else experts.reference
-        (y,) = definition([self.x, index, weights, self.gate_up, self.down], attrs, "float32")
+        biases = [self.up_bias, self.down_bias] if self.biased else []
+        (y,) = definition([self.x, index, weights, self.gate_up, self.down, *biases], attrs, "float32")
         return y
 
     def routed(self) -> list[np.ndarray]:
-        return route.reference([self.logits], {"k": self.k, "normalise": self.normalise}, "float32")
+        operands = [self.logits, self.correction] if self.corrected else [self.logits]
+        return route.reference(operands, {"k": self.k, "normalise": self.normalise, **self.routing}, "float32")
 
     def plan(self, observed: str = "y") -> PlanWriter:
         """observed: y, or the weights of the route."""
@@ -93,11 +114,15 @@ class MadeExperts:
             ints, floats = encode("x0")
             plan.op(ELEMENTWISE, "round", [wide], [x], ints=ints, floats=floats)
         index, weights = plan.buffer(TOKENS, I32, self.k), plan.buffer(TOKENS, F32, self.k)
-        plan.op(ROUTE, "route", [logits], [index, weights], ints=[self.k, int(self.normalise)])
+        self._route(plan, logits, index, weights)
         y = plan.buffer(TOKENS, F32, self.hidden)
-        matrices = [self._matrices(plan, "gate_up", self.gate_up, True), self._matrices(plan, "down", self.down, False)]
+        up = self._matrices(plan, "gate_up", self.gate_up, self.halves == 2)
+        down = self._matrices(plan, "down", self.down, False)
         activation = experts.ACTIVATIONS.index(self.activation)
-        plan.op(EXPERTS, "experts", [x, index, weights], [y], matrices, ints=[self.count, activation])
+        if self.gate or self.biased:
+            self._halves(plan, [x, index, weights], [up, down], activation, y)
+        else:
+            plan.op(EXPERTS, "experts", [x, index, weights], [y], [up, down], ints=[self.count, activation])
         if observed == "weights":  # as the first columns of a row of the vocabulary's width
             y = plan.buffer(TOKENS, F32, self.hidden)
             identity = plan.panels("identity", np.eye(self.hidden, self.k, dtype=np.float32))
@@ -105,6 +130,31 @@ class MadeExperts:
         plan.logits = plan.buffer(ROWS, F32, self.hidden)
         plan.op(GATHER_ROWS, "gather", [y], [plan.logits])
         return plan
+
+    def _route(self, plan: PlanWriter, logits: int, index: int, weights: int) -> None:
+        attrs = {"k": self.k, "normalise": self.normalise, **route.DEFAULTS, **self.routing}
+        if not self.routing and not self.corrected:
+            plan.op(ROUTE, "route", [logits], [index, weights], ints=[self.k, int(self.normalise)])
+            return
+        ints = [route.SCORES.index(v) if k == "score" else int(v) for k, v in attrs.items() if k not in FLOATS]
+        bias = [plan.vector("correction", self.correction)] if self.corrected else []
+        floats = [attrs[name] for name in FLOATS]
+        plan.op(ROUTE_BY_SCORE, "route", [logits], [index, weights], bias, ints=ints, floats=floats)
+
+    def _halves(self, plan: PlanWriter, ins: list[int], matrices: list[int], activation: int, y: int) -> None:
+        """Adds both halves of experts that have biases, or another gate than matmul."""
+        gate = {**DEFAULTS, **self.gate}
+        inner = plan.buffer(TOKENS, self.dtype, self.k * self.inner)
+        biases = [[plan.vector(n, b.reshape(-1))] if self.biased else [] for n, b in (
+            ("up_bias", self.up_bias), ("down_bias", self.down_bias)
+        )]  # fmt: skip
+        scaled = gate["scales_input"]
+        ints = [self.count, activation, int(gate["gated"]), int(gate["squared"])]
+        floats = [gate["slope"], gate["limit"], gate["up_offset"]]
+        first = ins if scaled else ins[:2]
+        plan.op(EXPERTS_UP, "up", first, [inner], [matrices[0], *biases[0]], ints=ints, floats=floats)
+        second = [inner, ins[1]] if scaled else [inner, *ins[1:]]
+        plan.op(EXPERTS_DOWN, "down", second, [y], [matrices[1], *biases[1]], ints=[self.count])
 
     def _table(self, plan: PlanWriter, name: str, rows: np.ndarray) -> int:
         buffer = plan.buffer(TOKENS, F32, rows.shape[1])

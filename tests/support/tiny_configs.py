@@ -196,3 +196,38 @@ FALCON_H1: dict[str, Any] = {
     "embedding_multiplier": 3.0,
     "lm_head_multiplier": 0.5,
 }
+
+ERNIE_MOE: dict[str, Any] = {
+    **EXPERTS,
+    "moe_num_experts": 6,
+    "moe_k": 3,
+    "moe_num_shared_experts": 1,
+    "moe_layer_start_index": 1,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "tie_word_embeddings": True,
+}
+
+GLM4_MOE: dict[str, Any] = {
+    **EXPERTS,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+    "head_dim": 8,
+    "use_qk_norm": True,
+    "pad_token_id": 0,
+}
+
+GPT_OSS: dict[str, Any] = {
+    **EXPERTS,
+    "head_dim": 8,
+    "sliding_window": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32},
+    "swiglu_limit": 0.5,  # which every other row reaches
+}

@@ -19,6 +19,7 @@ from transformers import (
     CohereConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    Ernie4_5_MoeConfig,
     Ernie4_5Config,
     FalconConfig,
     FalconH1Config,
@@ -28,12 +29,14 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
+    Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GlmConfig,
     GPT2Config,
     GPTBigCodeConfig,
     GPTJConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
@@ -44,6 +47,7 @@ from transformers import (
     LlamaConfig,
     Mamba2Config,
     MiniCPM3Config,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     NanoChatConfig,
@@ -53,8 +57,10 @@ from transformers import (
     OlmoeConfig,
     OPTConfig,
     Phi3Config,
+    PhimoeConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -67,6 +73,7 @@ from transformers import (
 from support.tiny_configs import (
     COMMON,
     DELTA_LAYERS,
+    ERNIE_MOE,
     EXPERTS,
     FALCON,
     FALCON_H1,
@@ -74,7 +81,9 @@ from support.tiny_configs import (
     GEMMA,
     GEMMA2,
     GEMMA3,
+    GLM4_MOE,
     GPT_NEOX,
+    GPT_OSS,
     GRANITE,
     LATENT,
     LFM2,
@@ -89,6 +98,9 @@ from support.tiny_configs import (
     STARCODER2,
     YARN,
 )
+from tensorwright.models.registry import Expected, expectations
+
+NEVER = Expected()
 
 _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {"head_dim": 8}),
@@ -122,15 +134,21 @@ _FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "codegen": (CodeGenConfig, {"num_key_value_heads": None, "rotary_dim": 4}),
     "hunyuan_v1_dense": (HunYuanDenseV1Config, {"pad_token_id": 0, "head_dim": 8}),
     "nanochat": (NanoChatConfig, {"pad_token_id": 0}),
+    "ernie4_5_moe": (Ernie4_5_MoeConfig, ERNIE_MOE),
     "flex_olmo": (FlexOlmoConfig, EXPERTS),
+    "glm4_moe": (Glm4MoeConfig, GLM4_MOE),
+    "gpt_oss": (GptOssConfig, GPT_OSS),
     "granitemoe": (GraniteMoeConfig, {**GRANITE, **EXPERTS}),
     "granitemoeshared": (GraniteMoeSharedConfig, {**GRANITE, **EXPERTS, "shared_intermediate_size": 20}),
     "minicpm3": (MiniCPM3Config, {**LATENT, "scale_emb": 3, "dim_model_base": 16}),
     "deepseek_v2": (DeepseekV2Config, {**LATENT, "first_k_dense_replace": 2}),
     "deepseek_v3": (DeepseekV3Config, {**LATENT, "first_k_dense_replace": 2}),
     "glm4_moe_lite": (Glm4MoeLiteConfig, {**LATENT, "mlp_layer_types": ["dense"] * 2}),
+    "minimax_m2": (MiniMaxM2Config, {**EXPERTS, "head_dim": 8}),
     "mixtral": (MixtralConfig, {**EXPERTS, "head_dim": 8}),
     "olmoe": (OlmoeConfig, EXPERTS),
+    "phimoe": (PhimoeConfig, {**EXPERTS, "num_experts_per_tok": 2, "router_jitter_noise": 0.2, "lm_head_bias": True}),
+    "qwen2_moe": (Qwen2MoeConfig, {**EXPERTS, "shared_expert_intermediate_size": 20, "norm_topk_prob": True}),
     "qwen3_moe": (Qwen3MoeConfig, {**EXPERTS, "head_dim": 12, "norm_topk_prob": True}),
     "lfm2": (Lfm2Config, LFM2),
     "mamba2": (Mamba2Config, MAMBA2),
@@ -225,7 +243,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere_head_norms": ("cohere", {"use_qk_norm": True}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
     "nanochat": ("nanochat", {}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
     "flex_olmo": ("flex_olmo", {}),
+    "glm4_moe": ("glm4_moe", {}),
+    "gpt_oss": ("gpt_oss", {}),
     "granitemoe": ("granitemoe", {}),
     "granitemoeshared": ("granitemoeshared", {}),
     "minicpm3": ("minicpm3", {}),
@@ -241,9 +262,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "glm4_moe_lite_dense": ("glm4_moe_lite", {}),
+    "minimax_m2": ("minimax_m2", {}),
     "mixtral": ("mixtral", {}),
     "olmoe": ("olmoe", {}),
     "olmoe_normalised": ("olmoe", {"norm_topk_prob": True, "hidden_act": "gelu", "num_experts_per_tok": 1}),
+    "phimoe": ("phimoe", {}),
+    "qwen2_moe": ("qwen2_moe", {}),
     "qwen3_moe": ("qwen3_moe", {}),
     "lfm2": ("lfm2", {}),
     "lfm2_biases": ("lfm2", {"conv_bias": True, "conv_L_cache": 4}),
@@ -261,6 +285,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe_some": ("qwen3_moe", {"mlp_only_layers": [0], "num_hidden_layers": 3, "norm_topk_prob": False}),
 }
 """Named (family, overrides) pairs that between them exercise every option of the families."""
+
+
+def families_of_experts() -> tuple[str, ...]:
+    """The families of the registry whose tiny models have mixtures of experts."""
+    return tuple(
+        family
+        for family in _FAMILIES
+        if expectations({**COMMON, **family_options(family), "model_type": family})
+        .get("recognise_router", NEVER)
+        .count(2)
+    )
 
 
 def family_options(family: str) -> dict[str, Any]:
@@ -300,13 +335,19 @@ def make_variant(path: str | Path, variant: str, *, seed: int = 0, **config_over
 
 
 def randomise(model: torch.nn.Module) -> None:
-    """Matrices become 8 times their init's spread; norm weights and biases get 0.3 of normal noise added."""
+    """Matrices become 8 times their init's spread; norm weights and biases get 0.3 of normal noise added, and stored
+    buffers 0.1."""
     with torch.no_grad():
         for parameter in model.parameters():  # tied ones appear once
-            if parameter.dim() >= 2 and not bool((parameter == 1).all()):  # ones are norm weights, of every head
+            # A constant is the norm weights of every head, or the biases of every expert.
+            if parameter.dim() >= 2 and not bool((parameter == parameter.reshape(-1)[0]).all()):
                 parameter.mul_(8.0)
             else:
                 parameter.add_(0.3 * torch.randn_like(parameter))
+        stored = model.state_dict()
+        for name, buffer in model.named_buffers():  # the corrections of routers, which begin as zeros
+            if name in stored and buffer.is_floating_point():
+                buffer.add_(0.1 * torch.randn_like(buffer))
 
 
 def class_of(path: str | Path) -> Any:

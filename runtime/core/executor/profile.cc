@@ -4,7 +4,7 @@ namespace tensorwright {
 namespace {
 
 void add_expert_rows(const ExpertUse& use, std::vector<int64_t>& sums) {
-  if (use.experts == 0) return;
+  if (!use.starts) return;
   sums.resize(static_cast<size_t>(use.experts));
   for (size_t expert = 0; expert < sums.size(); ++expert) {
     sums[expert] += (*use.starts)[expert + 1] - (*use.starts)[expert];

@@ -11,7 +11,11 @@ WeightReads weight_reads(const Plan& plan, const std::vector<std::unique_ptr<Ope
     const ExpertUse use = operations[i]->expert_use();
     if (use.experts > 0) {
       reads.bytes += use.slots * use.bytes;
-      reads.mixtures.push_back({plan.name(instruction.name), use});
+      if (use.starts) {
+        reads.mixtures.push_back({plan.name(instruction.name), use});
+      } else {
+        reads.mixtures.back().use.bytes += use.bytes;
+      }
       continue;
     }
     for (int32_t index : instruction.weight) {

@@ -61,7 +61,8 @@ struct ExpertUse {
   int32_t experts = 0;
   int32_t slots = 0;  // how many experts a row takes
   int64_t bytes = 0;  // of the weights of one expert
-  // For each expert the first of its rows in the last step, if rows are sorted by expert, and the end.
+  // For each expert the first of its rows in the last step, if rows are sorted by expert, and the end. Null
+  // in all but one of the operations that make up one layer of experts.
   const std::vector<int32_t>* starts = nullptr;
 };
 

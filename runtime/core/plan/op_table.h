@@ -39,6 +39,9 @@ enum class Op : uint32_t {
   kCarriedConv = 20,  // x | w, bias? | y | state, activation | -
   kCarriedScan = 21,  // row, dt | w | y | state, heads, groups, states | dt_min, dt_max
   kCarriedDeltaRule = 22,  // row, dt, beta | w | y | state, key_heads, heads, width | beta_scale
+  kRouteByScore = 28,  // logits | bias? | index, weights | k, normalise, score, by_scores, groups, group_limit, group_best, keeps_others | scale, epsilon, least, jitter
+  kExpertsUp = 29,  // x, index, weights? | up, bias? | y | experts, activation, gated, squared | slope, limit, up_offset
+  kExpertsDown = 30,  // x, index, weights? | down, bias? | y | experts | -
 };
 
 // Defined in plugins/<op>/instruction.cc. A check throws if the instruction breaks a rule of its op; a maker
@@ -85,6 +88,12 @@ InstructionRule check_carried_scan;
 OperationMaker make_carried_scan;
 InstructionRule check_carried_delta_rule;
 OperationMaker make_carried_delta_rule;
+InstructionRule check_route_by_score;
+OperationMaker make_route_by_score;
+InstructionRule check_experts_up;
+OperationMaker make_experts_up;
+InstructionRule check_experts_down;
+OperationMaker make_experts_down;
 
 // How many operands an op takes and how many attributes it reads. Required operands come first.
 struct OpRow {
@@ -115,6 +124,9 @@ inline constexpr OpRow kOpTable[] = {
   {Op::kCarriedConv, "carried_conv", 1, 1, 1, 2, 1, 1, 2, 0, check_carried_conv, make_carried_conv},
   {Op::kCarriedScan, "carried_scan", 2, 2, 1, 1, 1, 1, 4, 2, check_carried_scan, make_carried_scan},
   {Op::kCarriedDeltaRule, "carried_delta_rule", 3, 3, 1, 1, 1, 1, 4, 1, check_carried_delta_rule, make_carried_delta_rule},
+  {Op::kRouteByScore, "route_by_score", 1, 1, 0, 1, 2, 2, 8, 4, check_route_by_score, make_route_by_score},
+  {Op::kExpertsUp, "experts_up", 2, 3, 1, 2, 1, 1, 4, 3, check_experts_up, make_experts_up},
+  {Op::kExpertsDown, "experts_down", 2, 3, 1, 2, 1, 1, 1, 0, check_experts_down, make_experts_down},
 };
 
 // out[`out`] may be written over in[`in`] if in[`without`] is absent (-1: always), for the kernel reads and

@@ -36,11 +36,12 @@ void check_arity(const Check& c, const OpRow& row) {
 void check_whole_numbers(const Check& c) {
   const auto op = static_cast<Op>(c.instruction.op);
   for (int i = 0; i < 4; ++i) {
-    const bool taken = op == Op::kExperts && i == 1;
+    const bool mixture = op == Op::kExperts || op == Op::kExpertsUp || op == Op::kExpertsDown;
+    const bool taken = mixture && i == 1;
     c.require(taken || !c.in(i) || c.in(i)->dtype != TW_I32, "in[", i, "] must not be int32");
   }
   for (int i = 0; i < 2; ++i) {
-    const bool given = op == Op::kRoute && i == 0;
+    const bool given = (op == Op::kRoute || op == Op::kRouteByScore) && i == 0;
     c.require(given || !c.out(i) || c.out(i)->dtype != TW_I32, "out[", i, "] must not be int32");
   }
 }

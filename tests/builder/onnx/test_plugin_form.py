@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from support.plugin_form import PluginModel, lower
+from support.tiny_models import families_of_experts
 from tensorwright.errors import LoweringError
 
 VARIANTS = (
@@ -26,7 +27,7 @@ def test_steps_equal_the_interpreter(case, variant: str, tmp_path: Path) -> None
     assert PluginModel(tmp_path, made.checkpoint, lower(made.graph, "float32")).excess() <= 1
 
 
-@pytest.mark.parametrize("variant", ["flex_olmo", "granitemoe", "granitemoeshared", "mixtral", "olmoe", "qwen3_moe"])
+@pytest.mark.parametrize("variant", families_of_experts())
 def test_mixtures_of_experts_are_refused_by_name(case, variant: str, tmp_path: Path) -> None:
     made = case(variant)
     with pytest.raises(LoweringError, match="route has no ONNX form for TensorRT"):
