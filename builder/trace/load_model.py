@@ -37,8 +37,9 @@ LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "atte
 FAMILIES_OF_RECURRENCES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_5_text", "qwen3_next")
 """The families whose recurrent layers build: those whose engines are tested against transformers."""
 
-SINKS = "sinks"
-"""Parameters of attention that are read in float32, whatever the activation type."""
+WIDE = ("sinks", "e_score_correction_bias")
+"""Vectors that are read in float32, whatever the activation type: attention's sinks, and what corrects the choice of
+experts."""
 
 _ONE_AT_A_TIME = threading.Lock()
 """While a class is built, torch's default type and nn.Module are changed for the whole process: transformers sets the
@@ -70,20 +71,23 @@ def load_model(checkpoint: Checkpoint, dtype: str) -> PreTrainedModel:
             f"{' '.join(str(error).split()):.200}"
         ) from error
     for name in wide_weights(model, dtype):
-        module = model.get_submodule(name.rpartition(".")[0])
-        setattr(module, SINKS, nn.Parameter(getattr(module, SINKS).float(), requires_grad=False))
+        path, _, attribute = name.rpartition(".")
+        module = model.get_submodule(path)
+        wide = getattr(module, attribute).float()
+        stays = isinstance(getattr(module, attribute), nn.Parameter)
+        setattr(module, attribute, nn.Parameter(wide, requires_grad=False) if stays else wide)
     return model.eval()
 
 
 def wide_weights(model: PreTrainedModel, dtype: str) -> list[str]:
-    """Returns the names of attention's sinks if the family keeps them in float32 beside a narrower `dtype`.
+    """Returns the names of the vectors, those of WIDE, that the family keeps in float32 beside a narrower `dtype`.
 
     Raises UnsupportedModelError for other weights that stay float32: no op of ours reads them so.
     """
     kept = model._get_dtype_plan(getattr(torch, dtype))
     patterns = {key: re.compile(key.replace("*", ".*")) for key in kept}
     wide = {key: [name for name in model.state_dict() if pattern.search(name)] for key, pattern in patterns.items()}
-    unread = sorted(key for key, names in wide.items() if any(name.rpartition(".")[2] != SINKS for name in names))
+    unread = sorted(key for key, names in wide.items() if any(name.rpartition(".")[2] not in WIDE for name in names))
     if unread:
         raise UnsupportedModelError(
             f"{model.config.model_type} keeps {', '.join(unread)} in float32 when run in {dtype}, which is not "
