@@ -26,6 +26,8 @@ from tensorwright.models.checkpoint import Checkpoint, open_checkpoint
 from tensorwright.models.registry import expected_counts
 
 IN_BFLOAT16 = ["llama3_rope", "llama_yarn", "phi3_longrope", "llama_biases", "llama_mqa", "qwen2", "flint"]
+IN_FLOAT32_ALONE = ("ernie4_5_moe",)
+"""Families that keep the matrices of routers in float32, which no narrower engine does."""
 IN_FLOAT16 = ["llama_yarn", "gpt2", "flint"]
 CASES = (
     [(v, "float32") for v in VARIANTS] + [(v, "bfloat16") for v in IN_BFLOAT16] + [(v, "float16") for v in IN_FLOAT16]
@@ -40,8 +42,9 @@ def test_the_graph_is_transformers_bit_for_bit(tmp_path, variant, dtype):
         checkpoint = open_checkpoint(publish(path, tmp_path / "published", dtype="bfloat16"))
         assert checkpoint.native_dtype == "bfloat16"
         assert expected_counts(checkpoint.config) == expected_counts(open_checkpoint(path).config)
-        graph = trace_for_engine(checkpoint, dtype="bfloat16", max_seq_len=128)
-        assert graph.facts.dtype == "bfloat16"
+        engine = "float32" if variant in IN_FLOAT32_ALONE else "bfloat16"
+        graph = trace_for_engine(checkpoint, dtype=engine, max_seq_len=128)
+        assert graph.facts.dtype == engine
     else:
         graph = trace(open_checkpoint(path), dtype=dtype, max_seq_len=128)
     verify(graph, "traced")

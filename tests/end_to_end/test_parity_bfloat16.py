@@ -48,6 +48,8 @@ def distances(ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray) -> tuple[
         ("mixtral", {}),
         ("olmoe", {}),
         ("qwen3_moe", {}),
+        ("gpt_oss", {}),
+        ("glm4_moe", {}),
     ],
 )
 def test_random_models(tmp_path, family, overrides):
