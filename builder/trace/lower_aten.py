@@ -85,7 +85,7 @@ def _max_over(low: Lowering, a: Args) -> list[Value | None]:
     if not any(user.target is operator.getitem and user.args[1] == 1 and user.users for user in low.current.users):
         return [low.emit("amax", x, dims=(dim,), keepdim=keepdim), None]
     found = low.emit_all("topk", x, dim=dim, k=1)
-    return found if keepdim else [low.emit("squeeze", value, dim=dim) for value in found]
+    return [value if keepdim else low.emit("squeeze", value, dim=dim) for value in found]
 
 
 def _scatter(low: Lowering, a: Args) -> Value:

@@ -63,7 +63,7 @@ def _refusal(name: str, module: nn.Module, what: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{name} ({type(module).__name__}) has experts with {what}, which is not supported")
 
 
-def _find_gate(name: str, module: nn.Module) -> dict[str, Any]:
+def _find_gate(name: str, module: Any) -> dict[str, Any]:
     """Returns the attributes of the op that say what stands between the products of a layer's experts."""
     if not module.has_gate:
         for attrs in _activations(module):
