@@ -36,6 +36,7 @@ CASES = [
     *[(op, [X], {}, getattr(torch, op)(X)) for op in ("exp", "cos", "sin", "tanh", "sigmoid", "erf", "neg", "abs")],
     *[(op, [POSITIVE], {}, getattr(torch, op)(POSITIVE)) for op in ("sqrt", "rsqrt", "log", "square")],
     ("silu", [X], {}, F.silu(X)),
+    ("softplus", [X], {}, F.softplus(X)),
     ("relu", [X], {}, F.relu(X)),
     ("neg", [WHOLE], {}, -WHOLE),
     ("cos", [WHOLE], {}, torch.cos(WHOLE)),
@@ -181,7 +182,7 @@ def test_experts_compute_what_the_definition_says(attrs, biased):
 def test_every_primitive_op_is_tested():
     primitives = {op for op in op_names() if (s := find_spec(op, "traced")) and s.reference is None}
     assert primitives - {"input", "weight", "constant"} == set(RULES)
-    assert set(RULES) | set(COMPOUND_RULES) == {case[0] for case in CASES} | {"topk", "experts"}
+    assert set(RULES) | set(COMPOUND_RULES) == {case[0] for case in CASES} | {"topk", "experts", "causal_conv"}
 
 
 @pytest.mark.parametrize("op", ["add", "mul", "div", "pow", "maximum"])
