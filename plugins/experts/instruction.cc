@@ -172,7 +172,7 @@ class Experts : public Operation {
   }
 
   ExpertUse expert_use() const override {
-    return {experts_, index_.cols, gate_up_.matrix_bytes() + down_.matrix_bytes(), &pairs_.starts()};
+    return {experts_, pairs_.slots(), gate_up_.matrix_bytes() + down_.matrix_bytes(), &pairs_.starts()};
   }
 
  private:

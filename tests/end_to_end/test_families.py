@@ -267,20 +267,6 @@ FAMILIES: dict[str, tuple[Callable[[Graph], None], ...]] = {
 }
 """Variant of tiny_models or nested_models -> what turns its comparison red."""
 
-IN_STEPS_ALONE = (
-    "bamba",
-    "falcon_h1",
-    "falcon_h1_norm",
-    "granitemoehybrid",
-    "granitemoehybrid_experts",
-    "lfm2",
-    "lfm2_biases",
-    "mamba2",
-    "qwen3_5_text",
-    "qwen3_next",
-)
-"""Variants with recurrent layers, whose states the scheduler does not keep yet."""
-
 LENGTHS = (1, 2, 16, 17, 33, 100)
 
 
@@ -364,7 +350,7 @@ def test_every_spelling_of_a_config_gives_the_same_engine(families, variant):
 
 
 @pytest.mark.computes
-@pytest.mark.parametrize("variant", [v for v in FAMILIES if v not in IN_STEPS_ALONE])
+@pytest.mark.parametrize("variant", FAMILIES)
 def test_greedy_tokens_equal_transformers(families, variant):
     family = families(variant)
     reference = load_reference(family.model, torch.float32)
