@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tensorwright.builder.trace.export import _IndexListsOnCpu
+from tensorwright.builder.trace.export import _ConstantsBesideWeights
 from tensorwright.builder.trace.lower_aten import TABLE
 from tensorwright.builder.trace.lower_fx import lower
 from tensorwright.errors import TraceError
@@ -22,7 +22,7 @@ class Traced(nn.Module):
         self.function = function
 
     def forward(self, x):
-        with _IndexListsOnCpu():
+        with _ConstantsBesideWeights():
             return self.function(x)
 
 

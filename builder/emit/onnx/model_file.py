@@ -27,7 +27,7 @@ TYPES = {
 ELEMENTWISE_NAMES = {
     "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "pow": "Pow", "maximum": "Max", "minimum": "Min",
     "neg": "Neg", "abs": "Abs", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "tanh": "Tanh", "sigmoid": "Sigmoid",
-    "erf": "Erf", "relu": "Relu",
+    "erf": "Erf", "relu": "Relu", "softplus": "Softplus",
 }  # fmt: skip
 """Maps the graph's op to the ONNX op of the same meaning."""
 SMALL, LARGE = 64, 4096

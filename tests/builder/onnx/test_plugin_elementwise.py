@@ -34,7 +34,7 @@ HEAD = f"""
   %q: float32[rows, {N}] = add(%p, %two) in m
 """
 CASES = {
-    **{op: f"{op}(%x)" for op in ("neg", "abs", "square", "tanh", "sigmoid", "silu", "relu", "erf", "exp")},
+    **{op: f"{op}(%x)" for op in ("neg", "abs", "square", "tanh", "sigmoid", "silu", "relu", "erf", "exp", "softplus")},
     **{op: f"{op}(%q)" for op in ("sqrt", "rsqrt", "log")},
     **{op: f"{op}(%x, %w)" for op in ("add", "sub", "mul", "maximum", "minimum")},
     "div": "div(%x, %q)",

@@ -21,7 +21,6 @@ from tensorwright.builder.emit.onnx.portable_io import make_manifest
 from tensorwright.builder.emit.quantized_weights import QuantizingWeights
 from tensorwright.engine_format.weight_formats import parse_spec
 from tensorwright.errors import LoweringError
-from tensorwright.ir.facts import StateLayer
 from tensorwright.ir.graph import Graph
 from tensorwright.ir.ops import emit, summing_ops
 from tensorwright.ir.ragged import interpret_ragged
@@ -41,6 +40,8 @@ MIXTURES = families_of_experts()
 LATENTS = {"minicpm3": "minicpm3", "deepseek_v2_dense": "deepseek_v2", "deepseek_v3_dense": "deepseek_v3",
            "glm4_moe_lite_dense": "glm4_moe_lite"}  # fmt: skip
 """Variants with latent attention, which has no portable form, and their families."""
+STATES = ("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "mamba2", "qwen3_5_text", "qwen3_next")
+"""Families with recurrent layers, whose states have no portable form."""
 LENGTHS = (41, 1, 23)
 """Past every window of 16."""
 
@@ -93,7 +94,7 @@ def test_greedy_tokens_equal_the_interpreter(case, tmp_path):
 def test_page_lists_every_family():
     page = (ROOT / "docs" / "onnx.md").read_text(encoding="utf-8")
     listed = {name: int(count) for name, count in re.findall(r"^\| `(\w+)` \| (\d+) \|", page, re.MULTILINE)}
-    refused = {*MIXTURES, *LATENTS.values()}
+    refused = {*MIXTURES, *LATENTS.values(), *STATES}
     assert listed == Counter(family for family, _ in ALL_VARIANTS.values() if family not in refused)
     assert all(f"`{family}`" in page for family in refused)
     assert {ALL_VARIANTS[variant][0] for variant in (*VARIANTS, *REFUSED)} == set(listed)
@@ -118,12 +119,12 @@ def test_mixtures_of_experts_are_refused_by_name(case, family, quantize):
         emit_portable(graph, made.checkpoint, "float32")
 
 
-def test_states_of_recurrent_layers_are_refused_by_name(case, tmp_path):
-    graph = case("llama").graph.clone()
-    graph.facts.state_layers = [StateLayer(64), StateLayer(64)]
+@pytest.mark.parametrize("family", STATES)
+def test_states_of_recurrent_layers_are_refused_by_name(case, family, tmp_path):
+    made = case(family)
     for emit_form in (emit_portable, lambda *given: emit_plugin_form(*given[:2], tmp_path, given[2])):
-        with pytest.raises(LoweringError, match=r"2 recurrent layers keep a state .* build with target cpu"):
-            emit_form(graph, case("llama").checkpoint, "float32")
+        with pytest.raises(LoweringError, match=r"\d recurrent layers keep a state .* build with target cpu"):
+            emit_form(made.graph, made.checkpoint, "float32")
 
 
 @pytest.mark.parametrize("variant", LATENTS)
