@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import time
 from pathlib import Path
 from typing import Any
 
+import gguf_file
 import protocol
 
 NAME = "llama.cpp"
@@ -18,92 +18,17 @@ ENVIRONMENT = {"CMAKE_ARGS": "-DGGML_NATIVE=ON", "PIP_NO_BINARY": "llama-cpp-pyt
 FILE = "model.gguf"
 FILE_TYPES = {"Q4_0": 2, "Q8_0": 7}
 MICRO_BATCH = 512
-TENSORS = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-
-
-def gguf_name(name: str) -> str:
-    """Maps "model.layers.3.mlp.up_proj.weight" to "blk.3.ffn_up.weight"."""
-    whole = {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-    }
-    if name in whole:
-        return whole[name]
-    parts = name.split(".")
-    return f"blk.{parts[2]}.{TENSORS['.'.join(parts[3:-1])]}.{parts[-1]}"
-
-
-def rope_factors(rope: dict[str, Any], head_dim: int) -> Any:
-    """Returns Llama 3's scaling of frequencies in llama.cpp's form: a divisor for each frequency."""
-    import numpy as np
-
-    inverse = rope["rope_theta"] ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    length, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
-    smooth = np.clip((length * inverse / (2 * np.pi) - low) / (high - low), 0, 1)
-    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
-
-
-def rotated_rows(weight: Any, heads: int) -> Any:
-    """Returns the rows of q or k in the order of llama.cpp's Llama: the two halves of a head side by side."""
-    rows = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
-    return rows.swapaxes(1, 2).reshape(weight.shape)
-
-
-def write_f16(checkpoint: Path, out: Path) -> None:
-    import gguf
-    import numpy as np
-    from safetensors.torch import load_file
-
-    config = json.loads((checkpoint / "config.json").read_text())
-    kind, heads, kv_heads = config["model_type"], config["num_attention_heads"], config["num_key_value_heads"]
-    rope, head_dim = config["rope_parameters"], config.get("head_dim") or config["hidden_size"] // heads
-    writer = gguf.GGUFWriter(out, kind)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(1)
-    writer.add_tokenizer_model("no_vocab")
-    if kind == "llama":
-        writer.add_rope_dimension_count(head_dim)
-        if rope["rope_type"] == "llama3":
-            writer.add_tensor("rope_freqs.weight", rope_factors(rope, head_dim))
-    for name, tensor in load_file(checkpoint / "model.safetensors").items():
-        array = tensor.float().numpy()
-        if kind == "llama" and (".q_proj." in name or ".k_proj." in name):
-            array = rotated_rows(array, heads if ".q_proj." in name else kv_heads)
-        writer.add_tensor(gguf_name(name), array.astype(np.float32 if array.ndim == 1 else np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def convert(checkpoint: Path, folder: Path, form: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if form == "F16":
-        write_f16(checkpoint, folder / FILE)
+        gguf_file.write(checkpoint, folder / FILE)
         return
     import llama_cpp
 
     whole = folder / "f16.gguf"
-    write_f16(checkpoint, whole)
+    gguf_file.write(checkpoint, whole)
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype = FILE_TYPES[form]
     result = llama_cpp.llama_model_quantize(str(whole).encode(), str(folder / FILE).encode(), ctypes.byref(options))
@@ -113,12 +38,7 @@ def convert(checkpoint: Path, folder: Path, form: str) -> None:
 
 
 def bytes_per_token(checkpoint: Path, folder: Path, form: str) -> int:
-    import gguf
-
-    tensors = {t.name: int(t.n_bytes) for t in gguf.GGUFReader(folder / FILE).tensors}
-    if "output.weight" in tensors:  # otherwise the embedding is also the head
-        del tensors["token_embd.weight"]
-    return sum(tensors.values())
+    return gguf_file.bytes_of_a_token(folder / FILE)
 
 
 class Llama:

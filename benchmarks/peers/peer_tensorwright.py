@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -28,18 +27,10 @@ def convert(checkpoint: Path, folder: Path, form: str) -> None:
 
 
 def bytes_per_token(checkpoint: Path, folder: Path, form: str) -> int:
-    """Returns the bytes of all weights with scales; an embedding that is not also the head counts one row."""
-    from tensorwright.engine_format.weight_formats import LANES, parse_spec
+    from tensorwright.runtime.engine.engine_dir import open_engine
+    from tensorwright.runtime.engine.native import weight_reads
 
-    total = (folder / ENGINE / "cpu" / "weights.bin").stat().st_size
-    config = json.loads((checkpoint / "config.json").read_text())
-    spec = None if form == "bf16" else parse_spec(form)
-    embedding, head = (None, None) if spec is None else (spec.embedding, spec.lm_head)
-    if config.get("tie_word_embeddings") and embedding == head:
-        return total
-    hidden = config["hidden_size"]
-    panel = 2 * LANES * hidden if embedding is None else embedding.panel_bytes(hidden)
-    return total - -(-config["vocab_size"] // LANES) * panel
+    return int(weight_reads(open_engine(folder / ENGINE))["bytes"])
 
 
 class Tensorwright:

@@ -244,12 +244,13 @@ def test_lookups_are_not_read_at_each_token() -> None:
 
 
 def test_llama_names_and_rows() -> None:
+    import gguf_file
     import numpy as np
-    import peer_llama
 
-    assert peer_llama.gguf_name("model.layers.3.mlp.up_proj.weight") == "blk.3.ffn_up.weight"
-    assert peer_llama.gguf_name("model.embed_tokens.weight") == "token_embd.weight"
-    rows = peer_llama.rotated_rows(np.arange(8)[:, None], heads=2)
+    llama = gguf_file.ARCHITECTURES["llama"]
+    assert gguf_file.gguf_name("model.layers.3.mlp.up_proj.weight", llama) == "blk.3.ffn_up.weight"
+    assert gguf_file.gguf_name("model.embed_tokens.weight", llama) == "token_embd.weight"
+    rows = gguf_file.halves_to_pairs(np.arange(8)[:, None], heads=2)
     assert rows[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     rope = {
         "rope_theta": 500000.0,
@@ -258,7 +259,7 @@ def test_llama_names_and_rows() -> None:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    factors = peer_llama.rope_factors(rope, 64)
+    factors = gguf_file.rope_factors(rope, 64)
     assert (factors[0], factors[-1]) == (1.0, 32.0)
     assert (np.diff(factors) >= 0).all()
 

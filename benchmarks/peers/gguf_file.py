@@ -1,0 +1,179 @@
+"""Writes a checkpoint as a GGUF file of 16-bit floats, as llama.cpp's own converter would.
+
+That converter reads checkpoints whole from the hub's form; here only the architectures of benchmarks/shapes.py are
+known. Matrices become float16, vectors and routers float32.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+ATTENTION = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+MLP = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+ROUTER = "ffn_gate_inp"
+EXPERT = re.compile(r"(.*)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+"""The name of one matrix of one expert, where a checkpoint holds each on its own."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What llama.cpp calls a family, and how it wants its weights.
+
+    name: in the file. tensors: parts of layers, ours to theirs. halves: whether rows of q and k that turn together must
+    be side by side. keys: more keys of the file, by the name of the config's field.
+    """
+
+    name: str
+    tensors: dict[str, str]
+    halves: bool = False
+    keys: dict[str, str] = field(default_factory=dict)
+
+
+EXPERT_KEYS = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+GRANITE_KEYS = EXPERT_KEYS | {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+}
+GRANITE_PARTS = {
+    "block_sparse_moe.router.layer": ROUTER,
+    "block_sparse_moe.output_linear": "ffn_down_exps",
+}
+GRANITE_GATE_AND_UP = ".block_sparse_moe.input_linear.weight"
+ARCHITECTURES = {
+    "qwen2": Architecture("qwen2", ATTENTION | MLP),
+    "llama": Architecture("llama", ATTENTION | MLP, halves=True),
+    "qwen3_moe": Architecture(
+        "qwen3moe",
+        ATTENTION | {"mlp.gate": ROUTER},
+        keys=EXPERT_KEYS | {"moe_intermediate_size": "expert_feed_forward_length"},
+    ),
+    "olmoe": Architecture("olmoe", ATTENTION | {"mlp.gate": ROUTER}, keys=EXPERT_KEYS),
+    "granitemoe": Architecture("granitemoe", ATTENTION | GRANITE_PARTS, halves=True, keys=GRANITE_KEYS),
+}
+
+
+def write(checkpoint: Path, out: Path) -> None:
+    """Writes the file. Raises KeyError for an architecture or a tensor that is not in the tables."""
+    import gguf
+    import numpy as np
+
+    config = json.loads((checkpoint / "config.json").read_text())
+    architecture = ARCHITECTURES[config["model_type"]]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    rope, head_dim = config["rope_parameters"], config.get("head_dim") or config["hidden_size"] // heads
+    writer = gguf.GGUFWriter(out, architecture.name, use_temp_file=True)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(1)
+    writer.add_tokenizer_model("no_vocab")
+    for name, key in architecture.keys.items():
+        add = writer.add_uint32 if isinstance(config[name], int) else writer.add_float32
+        add(f"{architecture.name}.{key}", config[name])
+    if architecture.halves:
+        writer.add_rope_dimension_count(head_dim)
+    if rope["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", rope_factors(rope, head_dim))
+    for name, array in tensors(checkpoint, architecture):
+        if architecture.halves and (".attn_q." in name or ".attn_k." in name):
+            array = halves_to_pairs(array, heads if ".attn_q." in name else kv_heads)
+        wide = array.ndim == 1 or ROUTER in name
+        writer.add_tensor(name, array.astype(np.float32 if wide else np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensors(checkpoint: Path, architecture: Architecture) -> Iterator[tuple[str, Any]]:
+    """Yields each tensor of the file in float32, by its name there. The matrices of a layer's experts are stacked."""
+    import numpy as np
+    from safetensors import safe_open
+
+    with safe_open(checkpoint / "model.safetensors", "pt") as stored:
+
+        def read(name: str) -> Any:
+            return stored.get_tensor(name).float().numpy()
+
+        experts: dict[str, list[str]] = {}
+        for name in stored.keys():  # noqa: SIM118 - this is no dict
+            if match := EXPERT.fullmatch(name):
+                layer, _, part = match.groups()
+                experts.setdefault(f"blk.{layer.split('.')[2]}.ffn_{part}_exps.weight", []).append(name)
+            elif name.endswith(GRANITE_GATE_AND_UP):
+                gate, up = np.split(read(name), 2, axis=1)
+                yield f"blk.{name.split('.')[2]}.ffn_gate_exps.weight", gate
+                yield f"blk.{name.split('.')[2]}.ffn_up_exps.weight", up
+            else:
+                yield gguf_name(name, architecture), read(name)
+        for name, parts in experts.items():
+            in_order = sorted(parts, key=lambda part: int(EXPERT.fullmatch(part)[2]))  # type: ignore[index]
+            yield name, np.stack([read(part).astype(np.float16) for part in in_order])
+
+
+def gguf_name(name: str, architecture: Architecture) -> str:
+    """Maps "model.layers.3.mlp.up_proj.weight" to "blk.3.ffn_up.weight"."""
+    if name in WHOLE:
+        return WHOLE[name]
+    parts = name.split(".")
+    return f"blk.{parts[2]}.{architecture.tensors['.'.join(parts[3:-1])]}.{parts[-1]}"
+
+
+def rope_factors(rope: dict[str, Any], head_dim: int) -> Any:
+    """Returns Llama 3's scaling of frequencies in llama.cpp's form: a divisor for each frequency."""
+    import numpy as np
+
+    inverse = rope["rope_theta"] ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    length, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((length * inverse / (2 * np.pi) - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def halves_to_pairs(weight: Any, heads: int) -> Any:
+    """Returns the rows of q or k in the order of llama.cpp's Llama: those that turn together side by side."""
+    rows = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return rows.swapaxes(1, 2).reshape(weight.shape)
+
+
+def bytes_of_a_token(file: Path) -> int:
+    """Returns the bytes of the weights that one token reads: of the experts, those that it takes."""
+    import gguf
+
+    reader = gguf.GGUFReader(file)
+    sizes = {t.name: int(t.n_bytes) for t in reader.tensors}
+    if "output.weight" in sizes:  # otherwise the embedding is also the head
+        del sizes["token_embd.weight"]
+    facts = {key.rpartition(".")[2]: value for key, value in reader.fields.items()}
+    taken = 1.0
+    if "expert_count" in facts:
+        taken = int(facts["expert_used_count"].contents()) / int(facts["expert_count"].contents())
+    return round(sum(size * (taken if "_exps." in name else 1.0) for name, size in sizes.items()))
