@@ -17,6 +17,7 @@ WHOLE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
+    "model.embedding_norm.weight": "token_embd_norm.weight",
 }
 ATTENTION = {
     "self_attn.q_proj": "attn_q",
@@ -29,6 +30,19 @@ ATTENTION = {
     "post_attention_layernorm": "ffn_norm",
 }
 MLP = {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+LFM2 = {
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+}
 ROUTER = "ffn_gate_inp"
 EXPERT = re.compile(r"(.*)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 """The name of one matrix of one expert, where a checkpoint holds each on its own."""
@@ -69,6 +83,7 @@ ARCHITECTURES = {
         keys=EXPERT_KEYS | {"moe_intermediate_size": "expert_feed_forward_length"},
     ),
     "olmoe": Architecture("olmoe", ATTENTION | {"mlp.gate": ROUTER}, keys=EXPERT_KEYS),
+    "lfm2": Architecture("lfm2", ATTENTION | LFM2, keys={"conv_L_cache": "shortconv.l_cache"}),
     "granitemoe": Architecture("granitemoe", ATTENTION | GRANITE_PARTS, halves=True, keys=GRANITE_KEYS),
 }
 
@@ -81,18 +96,19 @@ def write(checkpoint: Path, out: Path) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    kinds = config.get("layer_types") or []
     rope, head_dim = config["rope_parameters"], config.get("head_dim") or config["hidden_size"] // heads
     writer = gguf.GGUFWriter(out, architecture.name, use_temp_file=True)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(feed_forward_length(config))
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    writer.add_head_count_kv([0 if kind == "conv" else kv_heads for kind in kinds] if "conv" in kinds else kv_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps" if "rms_norm_eps" in config else "norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(1)
     writer.add_tokenizer_model("no_vocab")
@@ -106,12 +122,23 @@ def write(checkpoint: Path, out: Path) -> None:
     for name, array in tensors(checkpoint, architecture):
         if architecture.halves and (".attn_q." in name or ".attn_k." in name):
             array = halves_to_pairs(array, heads if ".attn_q." in name else kv_heads)
-        wide = array.ndim == 1 or ROUTER in name
+        if ".shortconv.conv." in name:
+            array = array.squeeze(1)  # a row of weights for each channel
+        wide = array.ndim == 1 or ROUTER in name or ".shortconv.conv." in name
         writer.add_tensor(name, array.astype(np.float32 if wide else np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def feed_forward_length(config: dict[str, Any]) -> int:
+    """Returns the width of the MLP. LFM2's config names the width from which it is computed."""
+    width = int(config["intermediate_size"])
+    if not config.get("block_auto_adjust_ff_dim"):
+        return width
+    width, multiple = int(2 * width / 3 * config["block_ffn_dim_multiplier"]), config["block_multiple_of"]
+    return -(-width // multiple) * multiple
 
 
 def tensors(checkpoint: Path, architecture: Architecture) -> Iterator[tuple[str, Any]]:
