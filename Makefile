@@ -19,8 +19,9 @@ BIN := $(VENV)/bin
 # build of torch; without it pip takes the one with several GB of CUDA libraries, which works as well.
 TORCH_SPEC ?= torch==2.13.0
 PIP_TORCH_ARGS ?=
-# Two workers; each test file stays on one, so that its fixtures are made once (tests/conftest.py has the order).
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Three workers for two cores, since some tests wait for processes and clocks. Each test file stays on one worker, so that its
+# fixtures are made once (tests/conftest.py has the order).
+PYTEST_ARGS ?= -n 3 --dist loadfile
 DURATIONS ?= --durations=30 --durations-min=2
 # What the tests of the other targets need, about 600 MB. GPU_EXTRAS= leaves it out, and those tests are skipped with the reason.
 GPU_EXTRAS ?= onnx,gpu,tensorrt-rtx
