@@ -288,16 +288,21 @@ def _minicpm3(config: dict[str, Any]) -> dict[str, Expected]:
 
 
 def _deepseek(config: dict[str, Any]) -> dict[str, Expected]:
-    """Attention over latent rows, whose rotation turns neighbours unless the config says otherwise.
-
-    Layers with a mixture of experts have no expectation for their MLP yet.
-    """
+    """Attention over latent rows, whose rotation turns neighbours unless the config says otherwise. Behind the first
+    layers, a mixture of experts beside one that all tokens take."""
     expected = _latent(config, neighbours=config.get("rope_interleave", True))
-    kinds = config.get("mlp_layer_types") or ["sparse"]
-    layers = config.get("num_hidden_layers", 0)
-    if config.get("first_k_dense_replace", 0) >= layers or set(kinds) == {"dense"}:
+    layers = int(config.get("num_hidden_layers", 0))
+    if kinds := config.get("mlp_layer_types"):
+        dense = list(kinds).count("dense")
+    else:
+        dense = min(config.get("first_k_dense_replace", 1 if config["model_type"] == "glm4_moe_lite" else 0), layers)
+    if dense == layers:
         return expected
-    return {k: v for k, v in expected.items() if k not in ("fuse_gate_up", "fuse_swiglu", "quantize_weights")}
+    every, routes = expected["quantize_weights"], {"recognise_router": Expected(1, -dense)}
+    if config.get("n_shared_experts", 1):
+        return {**expected, **routes, "quantize_weights": Expected(every.per_layer + 1, every.constant - dense)}
+    gates = dict.fromkeys(("fuse_gate_up", "fuse_swiglu"), Expected(0, dense))
+    return {**expected, **routes, **gates, "quantize_weights": Expected(every.per_layer - 1, every.constant + dense)}
 
 
 def _mixture(expected: dict[str, Expected], dense: int = 0) -> dict[str, Expected]:

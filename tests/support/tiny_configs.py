@@ -223,6 +223,24 @@ GLM4_MOE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
+LATENT_EXPERTS: dict[str, Any] = {
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
+"""The mixtures of families with latent attention."""
+
+DEEPSEEK_V2_EXPERTS: dict[str, Any] = {
+    **LATENT_EXPERTS,
+    "topk_method": "group_limited_greedy",
+    "n_shared_experts": 2,
+}
+
 GPT_OSS: dict[str, Any] = {
     **EXPERTS,
     "head_dim": 8,

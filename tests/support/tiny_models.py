@@ -72,6 +72,7 @@ from transformers import (
 
 from support.tiny_configs import (
     COMMON,
+    DEEPSEEK_V2_EXPERTS,
     DELTA_LAYERS,
     ERNIE_MOE,
     EXPERTS,
@@ -86,6 +87,7 @@ from support.tiny_configs import (
     GPT_OSS,
     GRANITE,
     LATENT,
+    LATENT_EXPERTS,
     LFM2,
     LLAMA3_ROPE,
     LONGROPE,
@@ -251,6 +253,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoeshared": ("granitemoeshared", {}),
     "minicpm3": ("minicpm3", {}),
     "deepseek_v2_dense": ("deepseek_v2", {}),
+    "deepseek_v2_experts": ("deepseek_v2", DEEPSEEK_V2_EXPERTS),
+    "deepseek_v3_experts": ("deepseek_v3", LATENT_EXPERTS),
+    "glm4_moe_lite_experts": ("glm4_moe_lite", {**LATENT_EXPERTS, "mlp_layer_types": ["dense", "sparse"]}),
     "deepseek_v3_dense": ("deepseek_v3", {}),
     "deepseek_v3_yarn": (
         "deepseek_v3",
